@@ -1,0 +1,128 @@
+// Rendezvous and host collectives: c10d's TCPStore and Gloo, which libtorch_cpu carries on every machine.
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
+#include <cstring>
+#include "shim.h"
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using std::chrono::milliseconds;
+
+static at::Tensor& tensor(void* t) { return *static_cast<at::Tensor*>(t); }
+static c10d::ProcessGroupGloo& group(void* pg) { return **static_cast<GlooPtr*>(pg); }
+
+// Starts an operation and hands its Work to Rust, which waits on it with a deadline.
+template <typename Start>
+static void* started(Start start) {
+  return guarded<void*>(nullptr, [&]() -> void* { return new WorkPtr(start()); });
+}
+
+extern "C" {
+// ---- TCPStore ----
+// The caller releases it with anyroll_store_free. Rank 0 passes server = 1 and holds the store for all.
+void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_size, int64_t timeout_ms) {
+  return guarded<void*>(nullptr, [&]() -> void* {
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = server;
+    options.numWorkers = world_size;
+    options.waitWorkers = true;
+    options.timeout = milliseconds(timeout_ms);
+    return new StorePtr(c10::make_intrusive<c10d::TCPStore>(host, options));
+  });
+}
+// A view of `store` whose keys start with `prefix`.
+void* anyroll_store_prefix(void* store, const char* prefix) {
+  return guarded<void*>(nullptr, [&]() -> void* {
+    return new StorePtr(c10::make_intrusive<c10d::PrefixStore>(prefix, *static_cast<StorePtr*>(store)));
+  });
+}
+int anyroll_store_set(void* store, const char* key, const uint8_t* value, size_t len) {
+  return guarded<int>(-1, [&] {
+    (*static_cast<StorePtr*>(store))->set(key, std::vector<uint8_t>(value, value + len));
+    return 0;
+  });
+}
+// Waits up to timeout_ms for the key. Returns its length, and copies at most `capacity` bytes.
+int64_t anyroll_store_get(void* store, const char* key, uint8_t* out, size_t capacity, int64_t timeout_ms) {
+  return guarded<int64_t>(-1, [&]() -> int64_t {
+    auto& s = *static_cast<StorePtr*>(store);
+    s->wait({key}, milliseconds(timeout_ms));
+    auto value = s->get(key);
+    std::memcpy(out, value.data(), std::min(capacity, value.size()));
+    return static_cast<int64_t>(value.size());
+  });
+}
+void anyroll_store_free(void* store) { delete static_cast<StorePtr*>(store); }
+
+// ---- Gloo ----
+void* anyroll_gloo_new(void* store, int rank, int world_size, int64_t timeout_ms, const char* host) {
+  return guarded<void*>(nullptr, [&]() -> void* {
+    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+    options->devices.push_back(*host ? c10d::ProcessGroupGloo::createDeviceForHostname(host)
+                                     : c10d::ProcessGroupGloo::createDefaultDevice());
+    return new GlooPtr(
+        c10::make_intrusive<c10d::ProcessGroupGloo>(*static_cast<StorePtr*>(store), rank, world_size, options));
+  });
+}
+void anyroll_gloo_free(void* pg) { delete static_cast<GlooPtr*>(pg); }
+
+void* anyroll_gloo_broadcast(void* pg, void* t, int root) {
+  return started([&]() -> WorkPtr {
+    std::vector<at::Tensor> tensors{tensor(t)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return group(pg).broadcast(tensors, options);
+  });
+}
+// op: 0 sum, 1 min, 2 max
+void* anyroll_gloo_all_reduce(void* pg, void* t, int op) {
+  return started([&]() -> WorkPtr {
+    static const c10d::ReduceOp::RedOpType kinds[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};
+    std::vector<at::Tensor> tensors{tensor(t)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = kinds[op];
+    return group(pg).allreduce(tensors, options);
+  });
+}
+void* anyroll_gloo_all_gather(void* pg, void* output, void* input) {
+  return started([&]() -> WorkPtr { return group(pg)._allgather_base(tensor(output), tensor(input), {}); });
+}
+void* anyroll_gloo_all_to_all(void* pg, void* output, void* input) {
+  return started([&]() -> WorkPtr {
+    std::vector<int64_t> even;  // empty: equal splits
+    return group(pg).alltoall_base(tensor(output), tensor(input), even, even, {});
+  });
+}
+void* anyroll_gloo_send(void* pg, void* t, int peer, int tag) {
+  return started([&]() -> WorkPtr {
+    std::vector<at::Tensor> tensors{tensor(t)};
+    return group(pg).send(tensors, peer, tag);
+  });
+}
+void* anyroll_gloo_recv(void* pg, void* t, int peer, int tag) {
+  return started([&]() -> WorkPtr {
+    std::vector<at::Tensor> tensors{tensor(t)};
+    return group(pg).recv(tensors, peer, tag);
+  });
+}
+void* anyroll_gloo_barrier(void* pg) {
+  return started([&]() -> WorkPtr { return group(pg).barrier({}); });
+}
+
+// 0: done, -1: failed, with the reason in the last error.
+int anyroll_work_wait(void* work, int64_t timeout_ms) {
+  return guarded<int>(-1, [&] { return (*static_cast<WorkPtr*>(work))->wait(milliseconds(timeout_ms)) ? 0 : -1; });
+}
+int anyroll_work_is_completed(void* work) {
+  return guarded<int>(-1, [&] { return (*static_cast<WorkPtr*>(work))->isCompleted() ? 1 : 0; });
+}
+void anyroll_work_abort(void* work) {
+  guarded<int>(0, [&] { (*static_cast<WorkPtr*>(work))->abort(); return 0; });
+}
+void anyroll_work_free(void* work) { delete static_cast<WorkPtr*>(work); }
+}
