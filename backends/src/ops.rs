@@ -1,1 +1,0 @@
-//! The tensor operations that tch lacks or that libtorch does in many passes.

@@ -1,0 +1,264 @@
+//! Every operation in plain ATen calls: what runs on devices and dtypes that have no kernel, and what the
+//! kernels are tested against. Signatures and meaning are those of [`super`]; arguments are not checked
+//! again. Written for clearness: the attention here holds all scores of a padded batch at once.
+
+use tch::{Kind, Tensor};
+
+use super::{LogProbs, Packing, Result, Rotation, Store};
+
+/// The dtype that sums run in.
+fn accumulator(tensor: &Tensor) -> Kind {
+    if tensor.kind() == Kind::Double { Kind::Double } else { Kind::Float }
+}
+
+fn wide(tensor: &Tensor) -> Result<Tensor> {
+    Ok(tensor.f_to_kind(accumulator(tensor))?)
+}
+
+/// Puts `gradient` into `buffer` in the buffer's dtype.
+fn store(buffer: &mut Tensor, gradient: &Tensor, how: Store) -> Result<()> {
+    match how {
+        Store::Write => buffer.f_copy_(gradient)?,
+        Store::Add => drop(buffer.f_add_(gradient)?),
+    }
+    Ok(())
+}
+
+/// See [`super::rms_norm`].
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    let x_wide = wide(x)?;
+    let mean_square = x_wide.f_square()?.f_mean_dim([-1i64].as_slice(), true, None)?;
+    let rstd = mean_square.f_add_scalar(eps)?.f_rsqrt()?;
+    let y = x_wide.f_mul(&rstd)?.f_mul(&wide(weight)?)?.f_to_kind(x.kind())?;
+    Ok((y, rstd.f_squeeze_dim(-1)?))
+}
+
+/// See [`super::add_rms_norm_`].
+pub fn add_rms_norm_(
+    x: &mut Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    drop(x.f_add_(residual)?);
+    rms_norm(x, weight, eps)
+}
+
+/// See [`super::rms_norm_backward_`].
+pub fn rms_norm_backward_(
+    dy: &mut Tensor,
+    x: &Tensor,
+    rstd: &Tensor,
+    weight: &Tensor,
+    dx: &mut Tensor,
+    dweight: &mut Tensor,
+    how: Store,
+) -> Result<()> {
+    let rstd = rstd.f_unsqueeze(-1)?;
+    let normed = wide(x)?.f_mul(&rstd)?;
+    let (dy_wide, weight) = (wide(dy)?, wide(weight)?);
+    let scaled = dy_wide.f_mul(&weight)?;
+    let mean = scaled.f_mul(&normed)?.f_mean_dim([-1i64].as_slice(), true, None)?;
+    drop(dx.f_add_(&scaled.f_sub(&normed.f_mul(&mean)?)?.f_mul(&rstd)?)?);
+    let channels = weight.size1().expect("a norm's weight has one dimension");
+    let per_row = dy_wide.f_mul(&normed)?.f_reshape([-1, channels])?;
+    store(dweight, &per_row.f_sum_dim_intlist([0i64].as_slice(), false, None)?, how)?;
+    dy.f_copy_(&normed.f_mul(&weight)?)?;
+    Ok(())
+}
+
+/// See [`super::rope_`].
+pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotation) -> Result<()> {
+    let half = x.size()[2] / 2;
+    let rows = table.f_index_select(0, positions)?.f_unsqueeze(1)?.f_to_kind(accumulator(x))?;
+    let (cos, sin) = (rows.f_narrow(2, 0, half)?, rows.f_narrow(2, half, half)?);
+    let sin = match rotation {
+        Rotation::Forward => sin,
+        Rotation::Inverse => sin.f_neg()?,
+    };
+    let x_wide = wide(x)?;
+    let (first, second) = (x_wide.f_narrow(2, 0, half)?, x_wide.f_narrow(2, half, half)?);
+    let rotated_first = first.f_mul(&cos)?.f_sub(&second.f_mul(&sin)?)?;
+    let rotated_second = second.f_mul(&cos)?.f_add(&first.f_mul(&sin)?)?;
+    x.f_copy_(&Tensor::f_cat(&[rotated_first, rotated_second], 2)?)?;
+    Ok(())
+}
+
+/// See [`super::swiglu`].
+pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
+    let halves = wide(gate_up)?.f_chunk(2, -1)?;
+    Ok(halves[0].f_silu()?.f_mul(&halves[1])?.f_to_kind(gate_up.kind())?)
+}
+
+/// See [`super::swiglu_backward_`].
+pub fn swiglu_backward_(gate_up: &mut Tensor, dy: &mut Tensor) -> Result<()> {
+    let halves = wide(gate_up)?.f_chunk(2, -1)?;
+    let (gate, up, dy_wide) = (&halves[0], &halves[1], wide(dy)?);
+    let silu = gate.f_silu()?;
+    let dgate = gate.f_silu_backward(&dy_wide.f_mul(up)?)?;
+    let dup = dy_wide.f_mul(&silu)?;
+    gate_up.f_copy_(&Tensor::f_cat(&[dgate, dup], -1)?)?;
+    dy.f_copy_(&silu.f_mul(up)?)?;
+    Ok(())
+}
+
+/// See [`super::attention`].
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    packing: &Packing,
+    scale: f64,
+) -> Result<(Tensor, Tensor)> {
+    let padded = Padded::new(q, k, packing)?;
+    let scores = padded.scores(q, k, scale)?;
+    let lse = scores.f_logsumexp([-1i64].as_slice(), true)?;
+    let probs = scores.f_sub(&lse)?.f_exp()?;
+    let out = padded.unpad(&probs.f_matmul(&padded.pad(v)?)?)?;
+    Ok((out.f_flatten(1, 2)?.f_to_kind(q.kind())?, padded.unpad(&lse)?.f_squeeze_dim(-1)?))
+}
+
+/// See [`super::attention_backward`].
+pub fn attention_backward(
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    packing: &Packing,
+    scale: f64,
+    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+) -> Result<()> {
+    let padded = Padded::new(q, k, packing)?;
+    let lse = padded.pad(&lse.f_unsqueeze(-1)?)?;
+    let probs = padded.scores(q, k, scale)?.f_sub(&lse)?.f_exp()?;
+    let dout = padded.pad(&dout.f_view_as(q)?)?;
+    let out = padded.pad(&out.f_view_as(q)?)?;
+    let delta = dout.f_mul(&out)?.f_sum_dim_intlist([-1i64].as_slice(), true, None)?;
+    let dprobs = dout.f_matmul(&padded.pad(v)?.f_transpose(-2, -1)?)?;
+    let dscores = dprobs.f_sub(&delta)?.f_mul(&probs)?.f_mul_scalar(scale)?;
+    dq.f_copy_(&padded.unpad(&dscores.f_matmul(&padded.pad(k)?)?)?)?;
+    let queries = padded.pad(q)?;
+    dk.f_copy_(&padded.unpad_keys(&dscores.f_transpose(-2, -1)?.f_matmul(&queries)?)?)?;
+    dv.f_copy_(&padded.unpad_keys(&probs.f_transpose(-2, -1)?.f_matmul(&dout)?)?)?;
+    Ok(())
+}
+
+/// A packed batch laid out as `[B, K, heads per K, T, D]`, T the longest sequence.
+struct Padded {
+    /// The padded place of each packed row: int64 `[N]`.
+    places: Tensor,
+    /// Whether query `i` may see key `j`: bool `[T, T]`.
+    causal: Tensor,
+    sequences: i64,
+    max_len: i64,
+    kv_heads: i64,
+    kind: Kind,
+}
+
+impl Padded {
+    fn new(q: &Tensor, k: &Tensor, packing: &Packing) -> Result<Padded> {
+        let (sequences, max_len) = (packing.sequences(), packing.max_len());
+        let offsets = packing.offsets_tensor();
+        let lengths = offsets.f_diff(1, -1, None::<&Tensor>, None::<&Tensor>)?;
+        let sequence = Tensor::f_repeat_interleave(&lengths, packing.tokens())?;
+        let places = sequence.f_mul_scalar(max_len)?.f_add(packing.positions())?;
+        let causal = Tensor::f_ones([max_len, max_len], (Kind::Bool, q.device()))?.f_tril(0)?;
+        let kv_heads = k.size()[1];
+        Ok(Padded { places, causal, sequences, max_len, kv_heads, kind: accumulator(q) })
+    }
+
+    /// Masked scores `[B, K, H / K, T, T]`.
+    fn scores(&self, q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
+        let keys = self.pad(k)?.f_transpose(-2, -1)?;
+        let scores = self.pad(q)?.f_matmul(&keys)?.f_mul_scalar(scale)?;
+        Ok(scores.f_masked_fill(&self.causal.f_logical_not()?, f64::NEG_INFINITY)?)
+    }
+
+    fn pad(&self, x: &Tensor) -> Result<Tensor> {
+        let (heads, dim) = (x.size()[1], x.size()[2]);
+        let size = [self.sequences * self.max_len, heads, dim];
+        let mut padded = Tensor::f_zeros(size, (self.kind, x.device()))?;
+        drop(padded.f_index_copy_(0, &self.places, &x.f_to_kind(self.kind)?)?);
+        let size = [self.sequences, self.max_len, self.kv_heads, heads / self.kv_heads, dim];
+        Ok(padded.f_view(size)?.f_permute([0, 2, 3, 1, 4])?)
+    }
+
+    fn unpad(&self, x: &Tensor) -> Result<Tensor> {
+        let (group, dim) = (x.size()[2], x.size()[4]);
+        let size = [self.sequences * self.max_len, self.kv_heads * group, dim];
+        Ok(x.f_permute([0, 3, 1, 2, 4])?.f_reshape(size)?.f_index_select(0, &self.places)?)
+    }
+
+    /// Sums over the query heads that share a key.
+    fn unpad_keys(&self, x: &Tensor) -> Result<Tensor> {
+        self.unpad(&x.f_sum_dim_intlist([2i64].as_slice(), true, None)?)
+    }
+}
+
+/// See [`super::decode_attention`].
+pub fn decode_attention(
+    q: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    slots: &Tensor,
+    lengths: &Tensor,
+    scale: f64,
+) -> Result<Tensor> {
+    let (size, kv_heads) = (q.size(), k_cache.size()[2]);
+    let (rows, heads, dim) = (size[0], size[1], size[2]);
+    let kind = accumulator(q);
+    let gather = |cache: &Tensor| -> Result<Tensor> {
+        // [B, L, K, D] to [B, K, L, D]
+        Ok(cache.f_index_select(0, slots)?.f_transpose(1, 2)?.f_to_kind(kind)?)
+    };
+    let queries = q.f_to_kind(kind)?.f_view([rows, kv_heads, heads / kv_heads, dim])?;
+    let scores = queries.f_matmul(&gather(k_cache)?.f_transpose(-2, -1)?)?.f_mul_scalar(scale)?;
+    let places = Tensor::f_arange(k_cache.size()[1], (Kind::Int64, q.device()))?;
+    let unseen = places.f_ge_tensor(&lengths.f_view([rows, 1, 1, 1])?)?;
+    let probs = scores.f_masked_fill(&unseen, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
+    Ok(probs.f_matmul(&gather(v_cache)?)?.f_reshape([rows, heads * dim])?.f_to_kind(q.kind())?)
+}
+
+/// See [`super::logprobs`].
+pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<LogProbs> {
+    let scaled = wide(logits)?.f_div_scalar(temperature)?;
+    let lse = scaled.f_logsumexp([-1i64].as_slice(), true)?;
+    let log_p = scaled.f_sub(&lse)?;
+    let logprobs = log_p.f_gather(1, &targets.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?;
+    let entropy = log_p.f_exp()?.f_mul(&log_p)?.f_sum_dim_intlist([1i64].as_slice(), false, None)?.f_neg()?;
+    Ok(LogProbs { logprobs, entropy, lse: lse.f_squeeze_dim(1)? })
+}
+
+/// See [`super::logprobs_backward_`].
+pub fn logprobs_backward_(
+    logits: &mut Tensor,
+    targets: &Tensor,
+    temperature: f64,
+    saved: (&Tensor, &Tensor),
+    dlogprobs: &Tensor,
+    dentropy: Option<&Tensor>,
+) -> Result<()> {
+    let (lse, entropy) = saved;
+    let log_p = wide(logits)?.f_div_scalar(temperature)?.f_sub(&lse.f_unsqueeze(1)?)?;
+    let probs = log_p.f_exp()?;
+    let dlogprobs = dlogprobs.f_unsqueeze(1)?;
+    let mut gradient = probs.f_mul(&dlogprobs)?.f_neg()?;
+    drop(gradient.f_scatter_add_(1, &targets.f_unsqueeze(1)?, &dlogprobs)?);
+    if let Some(dentropy) = dentropy {
+        let slope = log_p.f_add(&entropy.f_unsqueeze(1)?)?.f_mul(&probs)?;
+        gradient = gradient.f_sub(&slope.f_mul(&dentropy.f_unsqueeze(1)?)?)?;
+    }
+    logits.f_copy_(&gradient.f_div_scalar(temperature)?)?;
+    Ok(())
+}
+
+/// See [`super::embedding_backward`].
+pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, how: Store) -> Result<()> {
+    let vocabulary = dweight.size()[0];
+    let gradient = Tensor::f_embedding_dense_backward(&wide(dy)?, tokens, vocabulary, -1, false)?;
+    store(dweight, &gradient, how)
+}
+
+/// See [`super::sum_rows`].
+pub fn sum_rows(x: &Tensor, out: &mut Tensor, how: Store) -> Result<()> {
+    store(out, &wide(x)?.f_sum_dim_intlist([0i64].as_slice(), false, None)?, how)
+}

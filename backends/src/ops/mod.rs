@@ -1,0 +1,67 @@
+//! The tensor operations that tch lacks or that libtorch does in many passes.
+//!
+//! Every operation is here once, as a function that checks its arguments and then takes one of two ways:
+//! a C++ kernel (`shim/kernels.cpp`) for fp32 tensors on a CPU, or [`composite`], the same formula in plain
+//! ATen calls, for every other dtype and device. The two agree to rounding, and the tests hold them to it.
+//!
+//! What holds for all of them:
+//! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
+//! - a result does not depend on the number of threads: sums over rows are cut in chunks of fixed size;
+//! - a name that ends in `_` writes into its arguments, as in PyTorch;
+//! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
+//!
+//! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
+//! F intermediate, V vocabulary, M targets, B sequences, S cached sequences, L cache length.
+
+mod check;
+pub mod composite;
+mod logprob;
+mod packing;
+mod rope;
+
+pub use composite::{
+    add_rms_norm_, attention, attention_backward, decode_attention, embedding_backward, logprobs,
+    logprobs_backward_, rms_norm, rms_norm_backward_, rope_, sum_rows, swiglu, swiglu_backward_,
+};
+pub use logprob::LogProbs;
+pub use packing::Packing;
+pub use rope::{Rotation, rope_table};
+
+/// How a gradient goes into its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Replace what the buffer holds.
+    Write,
+    /// Add to what the buffer holds.
+    Add,
+}
+
+/// Why an operation was not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument has a shape, dtype, device or value that the operation cannot take.
+    #[error("{op}: argument `{argument}` {problem}")]
+    Argument {
+        /// The operation.
+        op: &'static str,
+        /// The argument's name in the operation's signature.
+        argument: &'static str,
+        /// What is wrong with it, and what it should be.
+        problem: String,
+    },
+    /// A kernel of the shim failed.
+    #[error("{op}: {message}")]
+    Kernel {
+        /// The operation.
+        op: &'static str,
+        /// The C++ exception's text.
+        message: String,
+    },
+    /// libtorch refused a call (out of memory, an unsupported dtype, a shape).
+    #[error("libtorch refused an operation")]
+    Torch(#[from] tch::TchError),
+}
+
+/// The result of an operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

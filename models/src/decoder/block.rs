@@ -1,0 +1,315 @@
+//! A decoder block: attention and SwiGLU, each behind a norm and added to the residual stream.
+//!
+//!     h = norm(x);  q, k, v = h Wqkv^T (+ bias);  q, k = rope(norm(q), norm(k))
+//!     x2 = x + attention(q, k, v) Wo^T
+//!     h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
+//!
+//! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
+//! anyway, and so saves little more than the inputs of attention and of SwiGLU.
+
+use anyroll_backends::ops::{self, Packing, Rotation};
+use tch::Tensor;
+
+use super::{DecoderConfig, matrix_spec, norm_spec};
+use crate::Result;
+use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
+
+/// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    input_norm: usize,
+    qkv: usize,
+    qkv_bias: Option<usize>,
+    /// The norms of queries and keys.
+    qk_norm: Option<(usize, usize)>,
+    o: usize,
+    post_attention_norm: usize,
+    gate_up: usize,
+    down: usize,
+    heads: i64,
+    kv_heads: i64,
+    head_dim: i64,
+    eps: f64,
+    /// 1 / sqrt(D), on the scores.
+    scale: f64,
+}
+
+/// The units of all decoder blocks, and the block that they have in common.
+pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block) {
+    let block = Block::params(config, "").1;
+    let units = (0..config.num_hidden_layers).map(|layer| {
+        let name = format!("model.layers.{layer}");
+        let params = Block::params(config, &name).0;
+        Unit { name, params }
+    });
+    (units.collect(), block)
+}
+
+/// What attention reads.
+pub(super) struct Projected {
+    /// `[N, H, D]`, rotated.
+    pub q: Tensor,
+    /// `[N, K, D]`, rotated.
+    pub k: Tensor,
+    /// `[N, K, D]`.
+    pub v: Tensor,
+    /// The reciprocal deviations of the input norm `[N]`.
+    rstd: Tensor,
+    /// The projection `[N, H + 2 K, D]`: `v` is a view of it, and without qk-norm `q` and `k` are as well.
+    qkv: Tensor,
+    /// The reciprocal deviations `[N, H]` and `[N, K]` of qk-norm.
+    qk_rstd: Option<(Tensor, Tensor)>,
+}
+
+/// What the second half of a block computes on its way.
+struct Finished {
+    out: Tensor,
+    x2: Tensor,
+    rstd2: Tensor,
+    gate_up: Tensor,
+}
+
+impl Block {
+    fn params(config: &DecoderConfig, prefix: &str) -> (Vec<ParamSpec>, Block) {
+        let (hidden, intermediate, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let std = config.initializer_range;
+        let name = |rest: &str| format!("{prefix}.{rest}");
+        let qkv_parts = |kind: &str| {
+            let part = |which: &str, heads: i64| Part {
+                name: name(&format!("self_attn.{which}_proj.{kind}")),
+                rows: heads * dim,
+            };
+            vec![part("q", heads), part("k", kv_heads), part("v", kv_heads)]
+        };
+        let gate_up_parts = ["gate", "up"]
+            .map(|which| Part { name: name(&format!("mlp.{which}_proj.weight")), rows: intermediate });
+
+        let mut params = Vec::new();
+        let mut add = |spec: ParamSpec| {
+            params.push(spec);
+            params.len() - 1
+        };
+        let matrix = |rest: &str, rows: i64, columns: i64| matrix_spec(name(rest), rows, columns, std);
+        let qkv_rows = (heads + 2 * kv_heads) * dim;
+        let input_norm = add(norm_spec(name("input_layernorm.weight"), hidden));
+        let qkv = add(ParamSpec {
+            parts: qkv_parts("weight"),
+            ..matrix("self_attn.qkv_proj.weight", qkv_rows, hidden)
+        });
+        let qkv_bias = config.qkv_bias.then(|| {
+            add(ParamSpec {
+                name: name("self_attn.qkv_proj.bias"),
+                shape: vec![qkv_rows],
+                parts: qkv_parts("bias"),
+                init: Init::Zeros,
+                decay: false,
+            })
+        });
+        let qk_norm = config.qk_norm.then(|| {
+            let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), dim));
+            (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), dim)))
+        });
+        let block = Block {
+            input_norm,
+            qkv,
+            qkv_bias,
+            qk_norm,
+            o: add(matrix("self_attn.o_proj.weight", hidden, heads * dim)),
+            post_attention_norm: add(norm_spec(name("post_attention_layernorm.weight"), hidden)),
+            gate_up: add(ParamSpec {
+                parts: gate_up_parts.to_vec(),
+                ..matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden)
+            }),
+            down: add(matrix("mlp.down_proj.weight", hidden, intermediate)),
+            heads,
+            kv_heads,
+            head_dim: dim,
+            eps: config.rms_norm_eps,
+            scale: 1.0 / (dim as f64).sqrt(),
+        };
+        (params, block)
+    }
+
+    /// `x` `[N, C]` to `[N, C]`.
+    pub fn forward(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        packing: &Packing,
+        rope_table: &Tensor,
+        save: bool,
+    ) -> Result<(Tensor, Saved)> {
+        let projected = self.project(weights, x, packing.positions(), rope_table)?;
+        let Projected { q, k, v, .. } = &projected;
+        let (attended, lse) = ops::attention(q, k, v, packing, self.scale)?;
+        let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, save)?;
+        if !save {
+            return Ok((out, Saved::default()));
+        }
+        let Projected { q, k, rstd, qkv, qk_rstd, .. } = projected;
+        let mut saved = vec![x.shallow_clone(), rstd, qkv, attended, lse, x2, rstd2, gate_up];
+        if let Some((q_rstd, k_rstd)) = qk_rstd {
+            saved.extend([q, k, q_rstd, k_rstd]);
+        }
+        Ok((out, Saved(saved)))
+    }
+
+    /// The inputs of attention for the rows of `x` `[N, C]` at `positions` `[N]`.
+    pub fn project(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        positions: &Tensor,
+        rope_table: &Tensor,
+    ) -> Result<Projected> {
+        let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
+        let bias = self.qkv_bias.map(|param| weights.get(0, param));
+        let qkv = h.f_linear(weights.get(0, self.qkv), bias)?;
+        let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
+        let [mut q, mut k, v] = self.split(&qkv)?;
+        let mut qk_rstd = None;
+        if let Some((q_norm, k_norm)) = self.qk_norm {
+            let (q_normed, q_rstd) = ops::rms_norm(&q, weights.get(0, q_norm), self.eps)?;
+            let (k_normed, k_rstd) = ops::rms_norm(&k, weights.get(0, k_norm), self.eps)?;
+            (q, k, qk_rstd) = (q_normed, k_normed, Some((q_rstd, k_rstd)));
+            ops::rope_(&mut q, positions, rope_table, Rotation::Forward)?;
+            ops::rope_(&mut k, positions, rope_table, Rotation::Forward)?;
+        } else {
+            let mut qk = qkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
+            ops::rope_(&mut qk, positions, rope_table, Rotation::Forward)?;
+        }
+        Ok(Projected { q, k, v, rstd, qkv, qk_rstd })
+    }
+
+    /// From the output of attention `[N, H D]` to the output of the block.
+    pub fn finish(&self, weights: &Weights, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
+        Ok(self.finish_saving(weights, x, attended, false)?.out)
+    }
+
+    fn finish_saving(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        attended: &Tensor,
+        save: bool,
+    ) -> Result<Finished> {
+        let mut x2 = attended.f_linear(weights.get(0, self.o), None::<&Tensor>)?;
+        let norm = weights.get(0, self.post_attention_norm);
+        let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
+        let gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
+        let activated = ops::swiglu(&gate_up)?;
+        let down = weights.get(0, self.down).f_tr()?;
+        let out = if save { x2.f_addmm(&activated, &down)? } else { x2.f_addmm_(&activated, &down)? };
+        Ok(Finished { out, x2, rstd2, gate_up })
+    }
+
+    /// From the gradient of the output to the gradient of `x`, in the same memory.
+    pub fn backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        dout: Tensor,
+        packing: &Packing,
+        rope_table: &Tensor,
+    ) -> Result<Tensor> {
+        let (saved, qk_normed) = self.unpack(saved);
+        let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
+        let mut dx = dout; // the residual stream: each branch adds its part
+
+        let mut activated = dx.f_mm(weights.get(0, self.down))?;
+        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
+        grads.put_linear(0, self.down, &dx, &activated)?;
+        let dgate_up = gate_up;
+        let mut h2 = dgate_up.f_mm(weights.get(0, self.gate_up))?;
+        self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
+        grads.put_linear(0, self.gate_up, &dgate_up, &h2)?;
+
+        let dattended = dx.f_mm(weights.get(0, self.o))?;
+        grads.put_linear(0, self.o, &dx, &attended)?;
+        let attention = Attended { dout: dattended, out: attended, lse, qkv };
+        let dqkv = self.attention_backward(weights, grads, attention, qk_normed, packing, rope_table)?;
+        if let Some(bias) = self.qkv_bias {
+            grads.put(0, bias, |buffer, how| ops::sum_rows(&dqkv, buffer, how))?;
+        }
+        let mut h = dqkv.f_mm(weights.get(0, self.qkv))?;
+        self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
+        grads.put_linear(0, self.qkv, &dqkv, &h)?;
+        Ok(dx)
+    }
+
+    /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
+    fn norm_backward_(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        param: usize,
+        (dy, x, rstd): (&mut Tensor, &Tensor, &Tensor),
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        let weight = weights.get(0, param);
+        grads.put(0, param, |dweight, how| ops::rms_norm_backward_(dy, x, rstd, weight, dx, dweight, how))
+    }
+
+    /// Backward from attention's output to the projection: `[N, (H + 2 K) D]`.
+    fn attention_backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        Attended { dout, out, lse, qkv }: Attended,
+        qk_normed: Option<[Tensor; 4]>,
+        packing: &Packing,
+        rope_table: &Tensor,
+    ) -> Result<Tensor> {
+        let mut dqkv = qkv.f_empty_like()?;
+        let flat = [-1, (self.heads + 2 * self.kv_heads) * self.head_dim];
+        let [q, k, v] = self.split(&qkv)?;
+        let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
+        let positions = packing.positions();
+        let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
+            let gradients = (&mut dq, &mut dk, &mut dv);
+            ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), packing, self.scale, gradients)?;
+            let mut dqk = dqkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
+            ops::rope_(&mut dqk, positions, rope_table, Rotation::Inverse)?;
+            return Ok(dqkv.f_view(flat)?);
+        };
+
+        let (mut dq_normed, mut dk_normed) = (q_normed.f_empty_like()?, k_normed.f_empty_like()?);
+        let inputs = (&q_normed, &k_normed, &v);
+        let gradients = (&mut dq_normed, &mut dk_normed, &mut dv);
+        drop(dqkv.f_zero_()?); // the norms add to what is there
+        ops::attention_backward(&dout, inputs, (&out, &lse), packing, self.scale, gradients)?;
+        ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
+        ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
+        let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");
+        self.norm_backward_(weights, grads, q_norm, (&mut dq_normed, &q, &q_rstd), &mut dq)?;
+        self.norm_backward_(weights, grads, k_norm, (&mut dk_normed, &k, &k_rstd), &mut dk)?;
+        Ok(dqkv.f_view(flat)?)
+    }
+
+    /// What [`Self::forward`] saved: the tensors of every block, and those of qk-norm.
+    fn unpack(&self, saved: Saved) -> ([Tensor; 8], Option<[Tensor; 4]>) {
+        let Saved(mut all) = saved;
+        let of_qk_norm = self.qk_norm.map(|_| Saved(all.split_off(8)).unpack());
+        (Saved(all).unpack(), of_qk_norm)
+    }
+
+    /// Views of the queries, keys and values in `[N, H + 2 K, D]`.
+    fn split(&self, qkv: &Tensor) -> Result<[Tensor; 3]> {
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        Ok([
+            qkv.f_narrow(1, 0, heads)?,
+            qkv.f_narrow(1, heads, kv_heads)?,
+            qkv.f_narrow(1, heads + kv_heads, kv_heads)?,
+        ])
+    }
+}
+
+/// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.
+struct Attended {
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    qkv: Tensor,
+}

@@ -1,0 +1,121 @@
+//! The shape of a decoder.
+
+use crate::{Error, Result};
+
+/// The shape of a decoder, with the names of Hugging Face's configurations where those exist.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// The number of token ids V.
+    pub vocab_size: i64,
+    /// The width of the residual stream C.
+    pub hidden_size: i64,
+    /// The number of decoder blocks.
+    pub num_hidden_layers: usize,
+    /// The number of query heads H.
+    pub num_attention_heads: i64,
+    /// The number of key and value heads K; divides H.
+    pub num_key_value_heads: i64,
+    /// The width of a head D; even.
+    pub head_dim: i64,
+    /// The width of the MLP F.
+    pub intermediate_size: i64,
+    /// What is added to the mean square in a norm.
+    pub rms_norm_eps: f64,
+    /// The base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The longest sequence, in tokens.
+    pub max_position_embeddings: i64,
+    /// Whether the query, key and value projections have a bias (Qwen2).
+    pub qkv_bias: bool,
+    /// Whether queries and keys are normed per head before the rotation (Qwen3).
+    pub qk_norm: bool,
+    /// Whether the head's matrix is the embedding's.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the matrices' first values.
+    pub initializer_range: f64,
+}
+
+impl DecoderConfig {
+    /// Checks that the sizes make a model.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field and what it should be.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("intermediate_size", self.intermediate_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        for (field, size) in sizes {
+            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+        }
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        check(heads % kv_heads == 0, "num_key_value_heads", || {
+            format!("is {kv_heads}, must divide num_attention_heads = {heads}")
+        })?;
+        check(self.head_dim % 2 == 0, "head_dim", || {
+            format!("is {}, must be even: the rotation takes pairs", self.head_dim)
+        })?;
+        let numbers = [
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("rope_theta", self.rope_theta),
+            ("initializer_range", self.initializer_range),
+        ];
+        for (field, number) in numbers {
+            check(number > 0.0 && number.is_finite(), field, || {
+                format!("is {number}, must be a positive number")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> DecoderConfig {
+        DecoderConfig {
+            vocab_size: 12,
+            hidden_size: 64,
+            num_hidden_layers: 2,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 16,
+            intermediate_size: 176,
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            max_position_embeddings: 64,
+            qkv_bias: false,
+            qk_norm: false,
+            tie_word_embeddings: true,
+            initializer_range: 0.02,
+        }
+    }
+
+    #[test]
+    fn contradictions_name_their_field() {
+        let check = |field: &str, change: fn(&mut DecoderConfig)| {
+            let mut config = small();
+            change(&mut config);
+            match config.validate() {
+                Err(Error::Config { field: found, .. }) => assert_eq!(found, field),
+                other => panic!("{field}: {other:?}"),
+            }
+        };
+        small().validate().unwrap();
+        check("vocab_size", |config| config.vocab_size = 0);
+        check("num_key_value_heads", |config| config.num_key_value_heads = 3);
+        check("head_dim", |config| config.head_dim = 15);
+        check("rms_norm_eps", |config| config.rms_norm_eps = f64::NAN);
+        check("rope_theta", |config| config.rope_theta = 0.0);
+    }
+}

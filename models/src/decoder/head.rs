@@ -1,0 +1,131 @@
+//! The last block: final norm, projection on the vocabulary, and the log-probability and entropy of each
+//! target token. Only rows that predict a target are normed and projected.
+//!
+//! Logits are never kept: they are made for a chunk of rows at a time, and made again in backward. At the
+//! sizes that matter they are the largest tensor of a model (8 k targets x 152 k tokens x 4 bytes = 5 GB), and
+//! the second product costs less than a tenth of a step.
+
+use anyroll_backends::ops::{self, LogProbs};
+use tch::Tensor;
+
+use super::{DecoderConfig, matrix_spec, norm_spec};
+use crate::model::{Grads, Saved, Scores, Unit, Weights};
+use crate::{PackedBatch, Result};
+
+/// The most logits that exist at a time: 256 MiB in fp32.
+const MAX_LOGITS: i64 = 1 << 26;
+
+/// Where the head's parameters lie: `(unit, param)`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    norm: (usize, usize),
+    lm_head: (usize, usize),
+    eps: f64,
+}
+
+/// The head's own unit, and the head.
+pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
+    let mut params = vec![norm_spec("model.norm.weight".to_owned(), config.hidden_size)];
+    if !config.tie_word_embeddings {
+        let (rows, columns) = (config.vocab_size, config.hidden_size);
+        let std = config.initializer_range;
+        params.push(matrix_spec("lm_head.weight".to_owned(), rows, columns, std));
+    }
+    let lm_head = if config.tie_word_embeddings { (1, 0) } else { (0, 1) };
+    let unit = Unit { name: "lm_head".to_owned(), params };
+    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps })
+}
+
+impl Head {
+    /// `x` `[N, C]` to a log-probability and an entropy for each target.
+    pub fn forward(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        batch: &PackedBatch,
+        save: bool,
+    ) -> Result<(Scores, Saved)> {
+        let x_rows = x.f_index_select(0, &batch.target_rows)?;
+        let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
+        let mut chunks = Vec::new();
+        for (start, length) in chunks_of(batch.targets(), self.lm_head(weights).size()[0]) {
+            let logits = h.f_narrow(0, start, length)?.f_linear(self.lm_head(weights), None::<&Tensor>)?;
+            let targets = batch.targets.f_narrow(0, start, length)?;
+            chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
+        }
+        let LogProbs { logprobs, entropy, lse } = join(chunks)?;
+        let saved = match save {
+            true => Saved(vec![x_rows, rstd, h, lse, entropy.shallow_clone()]),
+            false => Saved::default(),
+        };
+        Ok((Scores { logprobs, entropy }, saved))
+    }
+
+    /// From the gradients of log-probabilities and entropies `[M]` to the gradient of `x` `[N, C]`.
+    pub fn backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        (dlogprobs, dentropy): (&Tensor, Option<&Tensor>),
+        batch: &PackedBatch,
+    ) -> Result<Tensor> {
+        let [x_rows, rstd, h, lse, entropy] = saved.unpack();
+        let lm_head = self.lm_head(weights);
+        let mut dh = h.f_empty_like()?;
+        for (start, length) in chunks_of(batch.targets(), lm_head.size()[0]) {
+            let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
+            let mut dlogits = rows(&h)?.f_linear(lm_head, None::<&Tensor>)?;
+            let dentropy = dentropy.map(rows).transpose()?;
+            ops::logprobs_backward_(
+                &mut dlogits,
+                &rows(&batch.targets)?,
+                batch.temperature,
+                (&rows(&lse)?, &rows(&entropy)?),
+                &rows(dlogprobs)?,
+                dentropy.as_ref(),
+            )?;
+            drop(dlogits.f_mm_out(&rows(&dh)?, lm_head)?);
+            grads.put_linear(self.lm_head.0, self.lm_head.1, &dlogits, &rows(&h)?)?;
+        }
+        let mut dx_rows = x_rows.f_zeros_like()?;
+        let norm = self.norm(weights);
+        grads.put(self.norm.0, self.norm.1, |dweight, how| {
+            ops::rms_norm_backward_(&mut dh, &x_rows, &rstd, norm, &mut dx_rows, dweight, how)
+        })?;
+        let size = [batch.tokens(), norm.size()[0]];
+        let mut dx = Tensor::f_zeros(size, (dx_rows.kind(), dx_rows.device()))?;
+        Ok(dx.f_index_copy_(0, &batch.target_rows, &dx_rows)?)
+    }
+
+    /// The logits of each row of `x` `[B, C]`: `[B, V]`.
+    pub fn logits(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let (h, _) = ops::rms_norm(x, self.norm(weights), self.eps)?;
+        Ok(h.f_linear(self.lm_head(weights), None::<&Tensor>)?)
+    }
+
+    fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
+        weights.get(self.norm.0, self.norm.1)
+    }
+
+    fn lm_head<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
+        weights.get(self.lm_head.0, self.lm_head.1)
+    }
+}
+
+/// Cuts `rows` rows of `vocab_size` logits: `(start, length)` of each chunk. There is always one, be it empty,
+/// so that a batch without targets still writes its gradients.
+fn chunks_of(rows: i64, vocab_size: i64) -> impl Iterator<Item = (i64, i64)> {
+    let chunk = (MAX_LOGITS / vocab_size).max(1);
+    let count = ((rows + chunk - 1) / chunk).max(1);
+    (0..count).map(move |index| (index * chunk, chunk.min(rows - index * chunk)))
+}
+
+/// The rows of all chunks, one after the other.
+fn join(mut chunks: Vec<LogProbs>) -> Result<LogProbs> {
+    if chunks.len() == 1 {
+        return Ok(chunks.remove(0));
+    }
+    let cat = |of: fn(&LogProbs) -> &Tensor| Tensor::f_cat(&chunks.iter().map(of).collect::<Vec<_>>(), 0);
+    Ok(LogProbs { logprobs: cat(|c| &c.logprobs)?, entropy: cat(|c| &c.entropy)?, lse: cat(|c| &c.lse)? })
+}

@@ -1,0 +1,156 @@
+//! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
+//! Qwen2, Qwen2.5, Qwen3, Llama and Mistral.
+//!
+//! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a head
+//! tied to the embedding reads the embedding's unit beside its own.
+//!
+//! Letters in shapes: N tokens of the packed batch, C hidden size, H query heads, K key/value heads, D head
+//! dim, F intermediate size, V vocabulary, M targets.
+
+mod block;
+mod config;
+mod embedding;
+mod head;
+
+use std::sync::{Mutex, PoisonError};
+
+use anyroll_backends::ops;
+use tch::{Device, Tensor};
+
+pub use config::DecoderConfig;
+
+use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
+use crate::{Error, PackedBatch, Result};
+use block::Block;
+use embedding::Embedding;
+use head::Head;
+
+/// A decoder for one device. It holds no weights.
+#[derive(Debug)]
+pub struct Decoder {
+    config: DecoderConfig,
+    units: Vec<Unit>,
+    /// The units of each block.
+    units_of: Vec<Vec<usize>>,
+    embedding: Embedding,
+    block: Block,
+    head: Head,
+    /// Cosines and sines of every position: fp32 `[max_position_embeddings, D]`. Behind a lock only because
+    /// tch's tensors are not `Sync`; nobody writes to it.
+    rope_table: Mutex<Tensor>,
+}
+
+impl Decoder {
+    /// Lays out a decoder whose weights and batches will be on `device`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for sizes that make no model, or libtorch's error.
+    pub fn new(config: DecoderConfig, device: Device) -> Result<Decoder> {
+        config.validate()?;
+        let layers = config.num_hidden_layers;
+        let mut units = vec![embedding::unit(&config)];
+        let (mut block_units, block): (Vec<Unit>, Block) = block::layout(&config);
+        units.append(&mut block_units);
+        let (head_unit, head) = head::layout(&config);
+        units.push(head_unit);
+
+        let mut units_of: Vec<Vec<usize>> = (0..=layers).map(|unit| vec![unit]).collect();
+        units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
+        let (positions, dim) = (config.max_position_embeddings, config.head_dim);
+        let rope_table = Mutex::new(ops::rope_table(positions, dim, config.rope_theta, device)?);
+        Ok(Decoder { config, units, units_of, embedding: Embedding, block, head, rope_table })
+    }
+
+    /// The shape that it was made from.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn rope_table(&self) -> Tensor {
+        self.rope_table.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
+    }
+
+    fn check_length(&self, max_len: i64) -> Result<()> {
+        let limit = self.config.max_position_embeddings;
+        if max_len <= limit {
+            return Ok(());
+        }
+        let problem = format!("of {max_len} tokens is longer than max_position_embeddings = {limit}");
+        Err(Error::Input { what: "sequence", problem })
+    }
+}
+
+impl Model for Decoder {
+    type Batch = PackedBatch;
+
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn blocks(&self) -> usize {
+        self.config.num_hidden_layers + 2
+    }
+
+    fn units_of(&self, block: usize) -> &[usize] {
+        &self.units_of[block]
+    }
+
+    fn forward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &PackedBatch,
+        save: bool,
+    ) -> Result<(Output, Saved)> {
+        if block == 0 {
+            self.check_length(batch.packing.max_len())?;
+            let hidden = self.embedding.forward(weights, &batch.tokens)?;
+            return Ok((Output::Hidden(hidden), Saved::default()));
+        }
+        let x = x.expect("only the first block has no input");
+        if block + 1 == self.blocks() {
+            let (scores, saved) = self.head.forward(weights, x, batch, save)?;
+            return Ok((Output::Scores(scores), saved));
+        }
+        let (hidden, saved) = self.block.forward(weights, x, &batch.packing, &self.rope_table(), save)?;
+        Ok((Output::Hidden(hidden), saved))
+    }
+
+    fn backward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        grad_output: OutputGrad,
+        batch: &PackedBatch,
+    ) -> Result<Option<Tensor>> {
+        match grad_output {
+            OutputGrad::Hidden(dy) if block == 0 => {
+                self.embedding.backward(grads, &dy, &batch.tokens)?;
+                Ok(None)
+            }
+            OutputGrad::Hidden(dy) => {
+                let table = self.rope_table();
+                Ok(Some(self.block.backward(weights, grads, saved, dy, &batch.packing, &table)?))
+            }
+            OutputGrad::Scores { logprobs, entropy } => {
+                let dscores = (&logprobs, entropy.as_ref());
+                Ok(Some(self.head.backward(weights, grads, saved, dscores, batch)?))
+            }
+        }
+    }
+}
+
+/// A norm's weight.
+fn norm_spec(name: String, size: i64) -> ParamSpec {
+    let parts = vec![Part { name: name.clone(), rows: size }];
+    ParamSpec { name, shape: vec![size], parts, init: Init::Ones, decay: false }
+}
+
+/// A matrix `[rows, columns]` that has one name.
+fn matrix_spec(name: String, rows: i64, columns: i64, std: f64) -> ParamSpec {
+    let parts = vec![Part { name: name.clone(), rows }];
+    ParamSpec { name, shape: vec![rows, columns], parts, init: Init::Normal { std }, decay: true }
+}

@@ -1,0 +1,32 @@
+//! Why a model could not be built or run.
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model's configuration contradicts itself.
+    #[error("model field `{field}`: {problem}")]
+    Config {
+        /// The field of the configuration.
+        field: &'static str,
+        /// What is wrong with it, and what it should be.
+        problem: String,
+    },
+    /// A batch, prompt or sampling parameter that the model cannot take.
+    #[error("`{what}`: {problem}")]
+    Input {
+        /// The argument.
+        what: &'static str,
+        /// What is wrong with it, and what it should be.
+        problem: String,
+    },
+    /// A tensor operation failed.
+    #[error("tensor operation failed")]
+    Op(#[from] anyroll_backends::ops::Error),
+    /// libtorch refused a call.
+    #[error("libtorch refused an operation")]
+    Torch(#[from] tch::TchError),
+}
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,252 @@
+//! The contract between a model and whoever holds its weights.
+//!
+//! A model says what it is made of ([`Unit`]s of parameters) and how a batch flows through it (a stack of
+//! blocks, each of which reads a few units). It never owns a weight: every call gets views of the weights it
+//! needs and, backward, views to write gradients into. So whoever holds the weights may shard them, gather
+//! them just in time and reduce the gradients block by block.
+
+use tch::Tensor;
+
+use crate::Result;
+use anyroll_backends::ops::{self, Store};
+
+/// Parameters that are laid out, gathered and reduced together: one flat buffer's worth.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// The unit's name, for messages.
+    pub name: String,
+    /// Its parameters, in the order in which they lie in the buffer.
+    pub params: Vec<ParamSpec>,
+}
+
+/// One tensor of a unit.
+///
+/// Matrices that read the same input (q, k and v; gate and up) are one parameter, so that one matrix product
+/// serves all of them. `parts` says how it falls into the tensors that a checkpoint holds.
+#[derive(Clone, Debug)]
+pub struct ParamSpec {
+    /// The name of the whole; equal to the part's if there is one part.
+    pub name: String,
+    /// `[rows, columns]` or `[rows]`.
+    pub shape: Vec<i64>,
+    /// What it is cut into along its rows, from the first row on.
+    pub parts: Vec<Part>,
+    /// How it is filled at the start of a training from nothing.
+    pub init: Init,
+    /// Whether weight decay applies: to matrices yes, to norms and biases no.
+    pub decay: bool,
+}
+
+/// A tensor of a Hugging Face checkpoint inside a [`ParamSpec`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its name there, as `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// Its number of rows.
+    pub rows: i64,
+}
+
+/// The distribution of a parameter's first values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All 0.
+    Zeros,
+    /// All 1.
+    Ones,
+    /// Normal with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+}
+
+impl ParamSpec {
+    /// The number of values.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product::<i64>() as usize
+    }
+}
+
+/// A stack of blocks. Block `b` reads the units `units_of(b)`; a unit that two blocks read (tied embeddings)
+/// gets the sum of their gradients.
+pub trait Model: Send + Sync {
+    /// What a forward pass reads.
+    type Batch;
+
+    /// All units.
+    fn units(&self) -> &[Unit];
+
+    /// The number of blocks.
+    fn blocks(&self) -> usize;
+
+    /// The units that a block reads, as indices into [`Self::units`], in the order of its `Weights`.
+    fn units_of(&self, block: usize) -> &[usize];
+
+    /// Runs one block. `x` is the hidden output of the previous block, `None` for the first; what backward
+    /// needs is returned if `save` is set.
+    ///
+    /// # Errors
+    /// A batch that the model cannot take, or libtorch's error (out of memory).
+    fn forward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &Self::Batch,
+        save: bool,
+    ) -> Result<(Output, Saved)>;
+
+    /// Writes the weights' gradients into `grads` and returns the gradient of `x` (`None` for the first
+    /// block). After the backward of the last block that reads a unit, each of its gradients is written.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn backward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        grad_output: OutputGrad,
+        batch: &Self::Batch,
+    ) -> Result<Option<Tensor>>;
+}
+
+/// What a block returns.
+#[derive(Debug)]
+pub enum Output {
+    /// An inner block's activations `[N, C]`.
+    Hidden(Tensor),
+    /// The last block's result.
+    Scores(Scores),
+}
+
+/// What a language model's head says of each target token, both fp32 `[M]`.
+#[derive(Debug)]
+pub struct Scores {
+    /// Log-probability of the target under softmax(logits / temperature).
+    pub logprobs: Tensor,
+    /// Entropy of that distribution, in nats.
+    pub entropy: Tensor,
+}
+
+/// The gradient of the loss with respect to an [`Output`].
+#[derive(Debug)]
+pub enum OutputGrad {
+    /// For an inner block; the block may reuse this memory.
+    Hidden(Tensor),
+    /// For the last block, both fp32 `[M]`.
+    Scores {
+        /// Gradient of the log-probabilities.
+        logprobs: Tensor,
+        /// Gradient of the entropies, if the loss has an entropy term.
+        entropy: Option<Tensor>,
+    },
+}
+
+/// What a block's forward keeps for its backward. Empty if nothing was to be saved.
+#[derive(Debug, Default)]
+pub struct Saved(pub(crate) Vec<Tensor>);
+
+impl Saved {
+    /// The device memory that it holds.
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum()
+    }
+
+    /// The tensors in the order in which forward saved them.
+    pub(crate) fn unpack<const N: usize>(self) -> [Tensor; N] {
+        self.0.try_into().unwrap_or_else(|tensors: Vec<Tensor>| {
+            panic!("backward needs what forward saves: {N} tensors, got {}", tensors.len())
+        })
+    }
+}
+
+/// A block's weights: the tensors of each unit that it reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    units: &'a [&'a [Tensor]],
+}
+
+impl<'a> Weights<'a> {
+    /// One slice a unit in the order of `units_of`, in it one dense tensor a parameter.
+    pub fn new(units: &'a [&'a [Tensor]]) -> Weights<'a> {
+        Weights { units }
+    }
+
+    /// The parameter `param` of the block's `unit`-th unit.
+    pub(crate) fn get(&self, unit: usize, param: usize) -> &'a Tensor {
+        &self.units[unit][param]
+    }
+}
+
+/// The gradients of one unit: a dense view for each parameter, and which of them were written since the last
+/// [`Self::reset`].
+#[derive(Debug)]
+pub struct UnitGrads {
+    views: Vec<Tensor>,
+    written: Vec<bool>,
+}
+
+impl UnitGrads {
+    /// Gradient buffers in the order of the unit's parameters, of their shapes; what they hold is not read.
+    pub fn new(views: Vec<Tensor>) -> UnitGrads {
+        let written = vec![false; views.len()];
+        UnitGrads { views, written }
+    }
+
+    /// Forgets what was written: the next write of each parameter overwrites.
+    pub fn reset(&mut self) {
+        self.written.fill(false);
+    }
+
+    /// Whether every parameter has its gradient.
+    pub fn all_written(&self) -> bool {
+        self.written.iter().all(|&written| written)
+    }
+
+    /// The gradients.
+    pub fn views(&self) -> &[Tensor] {
+        &self.views
+    }
+}
+
+/// Where a block's backward puts the gradients of its weights. The first write of a parameter overwrites the
+/// buffer, later ones add.
+#[derive(Debug)]
+pub struct Grads<'a> {
+    units: Vec<&'a mut UnitGrads>,
+}
+
+impl<'a> Grads<'a> {
+    /// The gradients of each unit that the block reads, in the order of `units_of`.
+    pub fn new(units: Vec<&'a mut UnitGrads>) -> Grads<'a> {
+        Grads { units }
+    }
+
+    /// Hands the buffer of a parameter to `put`, with the way in which it must be stored.
+    pub(crate) fn put(
+        &mut self,
+        unit: usize,
+        param: usize,
+        put: impl FnOnce(&mut Tensor, Store) -> Result<(), ops::Error>,
+    ) -> Result<()> {
+        let grads = &mut *self.units[unit];
+        let how = if grads.written[param] { Store::Add } else { Store::Write };
+        put(&mut grads.views[param], how)?;
+        grads.written[param] = true;
+        Ok(())
+    }
+
+    /// The gradient of the weight of `y = x W^T`: `dy^T x`, straight into the buffer.
+    pub(crate) fn put_linear(&mut self, unit: usize, param: usize, dy: &Tensor, x: &Tensor) -> Result<()> {
+        let dy_transposed = dy.f_tr()?;
+        self.put(unit, param, |buffer, how| {
+            match how {
+                Store::Write => drop(dy_transposed.f_mm_out(buffer, x)?),
+                Store::Add => drop(buffer.f_addmm_(&dy_transposed, x)?),
+            }
+            Ok(())
+        })
+    }
+}
