@@ -16,6 +16,7 @@
 mod check;
 pub mod composite;
 mod logprob;
+mod optimizer;
 mod packing;
 mod rope;
 
@@ -24,6 +25,7 @@ pub use composite::{
     logprobs_backward_, rms_norm, rms_norm_backward_, rope_, sum_rows, swiglu, swiglu_backward_,
 };
 pub use logprob::LogProbs;
+pub use optimizer::{AdamW, adamw_, sum_of_squares};
 pub use packing::Packing;
 pub use rope::{Rotation, rope_table};
 
