@@ -1,1 +1,9 @@
 //! To come.
+#![forbid(unsafe_code)]
+
+pub(crate) mod atomic_file;
+pub(crate) mod json_lines;
+pub mod metrics;
+pub mod output_error;
+pub mod run_dir;
+pub mod samples;
