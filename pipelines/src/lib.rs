@@ -7,3 +7,4 @@ pub mod metrics;
 pub mod output_error;
 pub mod run_dir;
 pub mod samples;
+pub mod tensorboard;
