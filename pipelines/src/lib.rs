@@ -8,6 +8,7 @@ pub(crate) mod json_lines;
 pub mod metrics;
 pub mod output_error;
 pub mod progress;
+pub mod report;
 pub mod run_dir;
 pub mod samples;
 pub mod tensorboard;
