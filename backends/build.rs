@@ -9,8 +9,13 @@ fn main() {
     let include = Path::new(&libtorch).join("include");
     assert!(include.exists(), "{} does not exist: run `cargo xtask setup`", include.display());
 
-    cc::Build::new()
-        .cpp(true)
+    let mut build = cc::Build::new();
+    if build.cpp(true).get_compiler().is_like_gnu() {
+        // The kernels share libtorch's pool of threads, which is GNU OpenMP's; without it they run on one.
+        build.flag("-fopenmp");
+        println!("cargo::rustc-link-lib=gomp");
+    }
+    build
         .std("c++17")
         .opt_level(3)
         .warnings(false) // libtorch's headers warn by the thousand; ours are checked with -Wall by hand

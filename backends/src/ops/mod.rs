@@ -13,21 +13,26 @@
 //! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
 //! F intermediate, V vocabulary, M targets, B sequences, S cached sequences, L cache length.
 
+mod attention;
 mod check;
 pub mod composite;
+mod embedding;
+mod kernels;
 mod logprob;
+mod norm;
 mod optimizer;
 mod packing;
 mod rope;
+mod swiglu;
 
-pub use composite::{
-    add_rms_norm_, attention, attention_backward, decode_attention, embedding_backward, logprobs,
-    logprobs_backward_, rms_norm, rms_norm_backward_, rope_, sum_rows, swiglu, swiglu_backward_,
-};
-pub use logprob::LogProbs;
+pub use attention::{attention, attention_backward, decode_attention};
+pub use embedding::{embedding_backward, sum_rows};
+pub use logprob::{LogProbs, logprobs, logprobs_backward_};
+pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
 pub use packing::Packing;
-pub use rope::{Rotation, rope_table};
+pub use rope::{Rotation, rope_, rope_table};
+pub use swiglu::{swiglu, swiglu_backward_};
 
 /// How a gradient goes into its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
