@@ -100,6 +100,17 @@ pub struct TorchDevice {
     pub index: i32,
 }
 
+impl TorchDevice {
+    /// The same as tch names it, or `None` for a device type that tch has no name for.
+    pub fn tch(self) -> Option<tch::Device> {
+        match self.kind {
+            0 => Some(tch::Device::Cpu),
+            1 => usize::try_from(self.index).ok().map(tch::Device::Cuda),
+            _ => None,
+        }
+    }
+}
+
 /// Opaque handles. Only the device that made one can read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawBuffer(pub u64);
