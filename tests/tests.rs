@@ -3,3 +3,4 @@
 #![forbid(unsafe_code)]
 
 mod launcher;
+mod tidy;

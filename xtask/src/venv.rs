@@ -108,7 +108,8 @@ impl Venv {
         self.folder.join("installed")
     }
 
-    /// The set's name and each library with its size: what was whole once is compared with what is there.
+    /// The set's name and each library with its size: what was whole once is compared with what is there. Names
+    /// without folders, since a checkout may be moved.
     fn inventory(&self, set: Set) -> io::Result<String> {
         let torch = Torch::in_venv(&self.folder).map_err(|why| io::Error::other(why.to_string()))?;
         let mut folders = vec![torch.lib.clone()];
@@ -122,7 +123,7 @@ impl Venv {
         for folder in folders.iter().filter(|it| it.is_dir()) {
             for entry in fs::read_dir(folder)? {
                 let entry = entry?;
-                lines.push(format!("{} {}", entry.path().display(), entry.metadata()?.len()));
+                lines.push(format!("{} {}", entry.file_name().display(), entry.metadata()?.len()));
             }
         }
         lines.sort();
