@@ -4,7 +4,7 @@
 //! does not exist, so that they are what they would be on another machine.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -26,10 +26,18 @@ impl Moved {
         for (program, name) in [(LAUNCHER, "anyroll"), (ENGINE, "anyroll-engine")] {
             let mut bytes = fs::read(program).unwrap();
             assert!(overwrite(&mut bytes, BUILT.as_bytes()) > 0, "{program} does not name {BUILT}");
-            fs::write(moved.at(name), bytes).unwrap();
-            fs::set_permissions(moved.at(name), fs::Permissions::from_mode(0o755)).unwrap();
+            moved.program(name, &bytes);
         }
         moved
+    }
+
+    /// Writes a program by way of another process: a file that a test has open for writing is inherited by what
+    /// the tests beside it start, and until those have started the kernel refuses to run it.
+    fn program(&self, name: &str, bytes: &[u8]) {
+        let aside = self.at("aside");
+        fs::write(&aside, bytes).unwrap();
+        let installed = Command::new("install").arg(&aside).arg(self.at(name)).status();
+        assert!(installed.unwrap().success());
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -156,8 +164,7 @@ fn says_what_was_tried_and_what_to_do() {
 fn arguments_and_exit_code_pass_through() {
     let moved = Moved::new();
     symlink(BUILT, moved.at("torch-lib")).unwrap();
-    fs::write(moved.at("anyroll-engine"), "#!/bin/sh\necho \"$@\"\necho \"[$LD_LIBRARY_PATH]\"\nexit 9\n")
-        .unwrap();
+    moved.program("anyroll-engine", b"#!/bin/sh\necho \"$@\"\necho \"[$LD_LIBRARY_PATH]\"\nexit 9\n");
     let run = |command: &mut Command| {
         let output = command.args(["run", "a b"]).output().unwrap();
         assert_eq!(output.status.code(), Some(9), "{}", error_text(&output));

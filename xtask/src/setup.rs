@@ -48,6 +48,9 @@ impl Setup {
     pub fn run(&self, root: &Path) -> Result<()> {
         check_machine()?;
         let folder = root.join(".torch");
+        if let Some(own) = env::var_os("LIBTORCH").filter(|it| *it != *folder.join("view")) {
+            return self.accept_own(Path::new(&own));
+        }
         let view = View::new(folder.join("view"));
         let venv = Venv::new(folder.join("venv"));
         // The torch in use stays in use, whatever shell this runs in: a switch would relink everything.
@@ -71,6 +74,22 @@ impl Setup {
             },
         };
         view.write(&torch)?;
+        say(&torch);
+        Ok(())
+    }
+
+    /// Cargo builds against a LIBTORCH of the user's whatever `.torch` holds: nothing is set up, only checked.
+    fn accept_own(&self, own: &Path) -> Result<()> {
+        if self.torch.is_some() || self.gpu {
+            let message = "is set and wins over --torch and --gpu: unset it first";
+            return Err(Error::Usage(format!("LIBTORCH={} {message}", own.display())));
+        }
+        let torch = Torch::open(&own.join("lib")).map_err(|why| {
+            Error::Reason(format!(
+                "LIBTORCH={} is set and cannot be used: {why}\n  unset LIBTORCH, and set-up finds or installs one",
+                own.display()
+            ))
+        })?;
         say(&torch);
         Ok(())
     }

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -53,9 +53,12 @@ impl Machine {
     }
 
     fn program(&self, name: &str, body: &str) {
-        let path = self.at("bin").join(name);
-        fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: a file that a test has open for writing is inherited by what the tests
+        // beside it start, and until those have started the kernel refuses to run it.
+        let text = self.at("text");
+        fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
+        let installed = Command::new("install").arg(&text).arg(self.at("bin").join(name)).status();
+        assert!(installed.unwrap().success());
     }
 
     fn python(&self, version: &str, missing: &str, torch: &str, pip: &str) {
@@ -248,6 +251,26 @@ fn a_named_torch_is_used_or_refused() {
     machine.setup_fails(&["--torch", package.to_str().unwrap()], 1, "libc10.so is missing");
     // A refusal leaves what was set up before.
     assert!(machine.library().starts_with(machine.at("env")));
+}
+
+#[test]
+fn a_libtorch_of_ones_own_is_checked_and_left_alone() {
+    let machine = Machine::new();
+    let setup = |own: &Path, args: &[&str]| {
+        let mut command = machine.command(Path::new(env!("CARGO_BIN_EXE_xtask")), &["setup"]);
+        let output = command.args(args).env("LIBTORCH", own).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let own = machine.torch("own", "2.11.0");
+    assert_eq!(setup(&own, &[]).0, Some(0));
+    let (code, text) = setup(&own, &["--gpu"]);
+    assert!(code == Some(2) && text.contains("unset it first"), "{text}");
+    let (code, text) = setup(&machine.torch("old", "2.5.1"), &[]);
+    assert!(code == Some(1) && text.contains("torch 2.5.1 in") && text.contains("unset LIBTORCH"), "{text}");
+    assert!(!machine.at("checkout/.torch").exists());
+    // The value that the checkout's own cargo configuration gives.
+    assert_eq!(setup(&machine.at("checkout/.torch/view"), &[]).0, Some(0));
+    assert_eq!(machine.installations().len(), 1);
 }
 
 #[test]
