@@ -1,13 +1,10 @@
 //! Compiles the C++ shim over libtorch into this crate.
 
-use std::path::Path;
+#![forbid(unsafe_code)]
 
 fn main() {
     println!("cargo::rerun-if-changed=shim");
-    println!("cargo::rerun-if-env-changed=LIBTORCH");
-    let libtorch = std::env::var("LIBTORCH").expect("LIBTORCH is not set: run `cargo xtask setup`");
-    let include = Path::new(&libtorch).join("include");
-    assert!(include.exists(), "{} does not exist: run `cargo xtask setup`", include.display());
+    let include = anyroll_libtorch::link().join("include");
 
     let mut build = cc::Build::new();
     if build.cpp(true).get_compiler().is_like_gnu() {

@@ -1,1 +1,3 @@
 //! To come.
+
+#![forbid(unsafe_code)]
