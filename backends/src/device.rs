@@ -24,6 +24,16 @@ impl BackendKind {
     /// Every backend, in the order in which `auto` prefers them.
     pub const ALL: [Self; 5] = [Self::Cuda, Self::Rocm, Self::Ascend, Self::Vulkan, Self::Cpu];
 
+    /// Whether it is the host itself, which holds as many ranks as one asks for.
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::Cpu)
+    }
+
+    /// Whether libtorch computes on it, so that models can run.
+    pub const fn runs_models(self) -> bool {
+        !matches!(self, Self::Vulkan)
+    }
+
     /// The name used in YAML and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

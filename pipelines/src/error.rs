@@ -40,6 +40,9 @@ pub enum Error {
     /// A file of the run folder could not be written or read.
     #[error(transparent)]
     Output(#[from] crate::output_error::OutputError),
+    /// Signals could not be caught.
+    #[error("cannot catch Ctrl-C")]
+    Signals(#[source] std::io::Error),
     /// A run cannot go on from where it is said to have stopped.
     #[error("cannot resume {}: {problem}", run.display())]
     Resume {

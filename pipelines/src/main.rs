@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-fn main() {
-    println!("anyroll {}, libtorch on {} threads", env!("CARGO_PKG_VERSION"), tch::get_num_threads());
+fn main() -> ! {
+    // Not by returning: threads of a failed collective may never end, and must not keep the process.
+    std::process::exit(anyroll_pipelines::cli::main().into())
 }

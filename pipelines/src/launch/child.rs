@@ -31,6 +31,11 @@ struct Report {
     reason: String,
 }
 
+/// Whether [`launch`](super::launch) started this process, so that a parent tells the user of its failure.
+pub fn is_launched() -> bool {
+    std::env::var_os(FAILURE_FILE).is_some()
+}
+
 /// Tells the parent why this rank is about to exit with an error, if a parent started it.
 ///
 /// # Errors
@@ -58,7 +63,7 @@ pub(super) fn read_failure(path: &Path) -> Option<(FailureKind, String)> {
 /// kernel's own way (`PR_SET_PDEATHSIG`) follows the parent's *thread*, and needs unsafe code between fork
 /// and exec.
 pub fn watch_parent() {
-    if std::env::var_os(FAILURE_FILE).is_none() {
+    if !is_launched() {
         return;
     }
     thread::spawn(|| {

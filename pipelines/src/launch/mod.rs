@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-pub use child::{FailureKind, report_failure, watch_parent};
+pub use child::{FailureKind, is_launched, report_failure, watch_parent};
 pub use rank::{Rank, RankError};
 
 /// How long the output of ranks that have ended is waited for: a process that a rank started and left
