@@ -76,14 +76,12 @@ fn read_tree(root: &Path) -> Vec<Source> {
 }
 
 /// Asserts which lines of a file break a rule, by words of the rule's name.
-#[cfg(test)]
 #[track_caller]
 fn expect(path: &str, text: &str, rules: &[(usize, &str)]) {
     expect_tree(&[(path, text)], rules);
 }
 
 /// As [`expect`], for a rule that reads several files.
-#[cfg(test)]
 #[track_caller]
 fn expect_tree(files: &[(&str, &str)], rules: &[(usize, &str)]) {
     let tree: Vec<Source> = files.iter().map(|(path, text)| Source::new(path, text.to_string())).collect();

@@ -126,9 +126,12 @@ fn parts_of_word(word: &str) -> Vec<String> {
     parts
 }
 
+/// Libraries receive values. Programs may ask: those of `pipelines`, of the build, tests and examples.
 fn check_environment(source: &Source, add: &mut dyn FnMut(usize, String)) {
     let may_read = matches!(source.krate(), "pipelines" | "xtask" | "xtask/libtorch" | "tests")
-        || source.path.ends_with("build.rs");
+        || source.path.ends_with("build.rs")
+        || source.path.contains("/examples/")
+        || source.path.contains("/benches/");
     if may_read {
         return;
     }
@@ -222,7 +225,7 @@ mod tests {
         let line = "let a = std::env::var_os(\"A\");";
         expect("backends/src/a.rs", line, &[(1, "env::var_os")]);
         expect("tests/conformance/src/a.rs", "for a in env::args() {}", &[(1, "env::args")]);
-        for path in ["pipelines/src/a.rs", "xtask/src/a.rs", "backends/build.rs"] {
+        for path in ["pipelines/src/a.rs", "xtask/src/a.rs", "backends/build.rs", "backends/examples/a.rs"] {
             expect(path, line, &[]);
         }
         expect("models/src/a.rs", "let folder = env::temp_dir();", &[]);
