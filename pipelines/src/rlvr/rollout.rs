@@ -1,10 +1,14 @@
 //! Sampling completions with the policy, and what is known of each.
 
-use anyroll_models::{PackedBatch, Sequence};
-use anyroll_strategy::Zero;
+use anyroll_models::{Completion, KvCache, PackedBatch, SamplingParams, Sequence, generate};
+use anyroll_strategy::{Weights, Zero};
+use tch::{Kind, Tensor};
 
 use super::{Decoder, Setup};
-use crate::{Result, data::Record, data::stream};
+use crate::{
+    Result,
+    data::{Record, stream},
+};
 
 /// A sampled completion.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +70,18 @@ impl Setup {
             }
         }
         Ok(samples)
+    }
+
+    /// The cache lives no longer than this: in training there is none.
+    fn generate(&self, weights: &Weights, prompts: &[Vec<i64>], seeds: &[u64], how: Sampling) -> Result<Vec<Completion>> {
+        let max_new_tokens = self.rlvr.rollout.max_new_tokens;
+        let Sampling { temperature, top_k, top_p } = how;
+        let stop_tokens = vec![self.tokenizer.eos()];
+        let params = SamplingParams { temperature, top_k, top_p, max_new_tokens, stop_tokens };
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + max_new_tokens;
+        let mut cache = KvCache::new(self.model.config(), prompts.len(), longest, Kind::Float, self.device)?;
+        let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
+        Ok(generate(&self.model, &units, prompts, &params, seeds, &mut cache)?)
     }
 
     /// The completion's text, without its end.

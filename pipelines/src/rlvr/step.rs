@@ -10,7 +10,6 @@ use super::{
     exchange::Exchange,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, policy_loss},
     rollout::{Purpose, Sample, Sampling, sample_seed},
-    share::Share,
 };
 use crate::{
     Result,

@@ -6,11 +6,11 @@ use std::{
     time::Instant,
 };
 
-use anyroll_strategy::{Zero, checkpoint};
+use anyroll_strategy::checkpoint;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Decoder, Roles, Setup,
+    Roles, Setup,
     exchange::Exchange,
     roles::{Place, adamw},
 };
