@@ -10,6 +10,8 @@ fn main() {
     assert!(include.exists(), "{} does not exist: run `cargo xtask setup`", include.display());
 
     let mut build = cc::Build::new();
+    // Vectors are passed between inlined functions only, so GCC's note on how it passes them is idle.
+    build.flag_if_supported("-Wno-psabi");
     if build.cpp(true).get_compiler().is_like_gnu() {
         // The kernels share libtorch's pool of threads, which is GNU OpenMP's; without it they run on one.
         build.flag("-fopenmp");

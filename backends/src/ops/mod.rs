@@ -23,6 +23,8 @@ mod norm;
 mod packing;
 mod rope;
 mod swiglu;
+#[cfg(test)]
+mod tests;
 
 pub use attention::{attention, attention_backward, decode_attention};
 pub use embedding::{embedding_backward, sum_rows};
