@@ -7,6 +7,8 @@ fn main() {
     let include = anyroll_libtorch::link().join("include");
 
     let mut build = cc::Build::new();
+    // Vectors are passed between inlined functions only, so GCC's note on how it passes them is idle.
+    build.flag_if_supported("-Wno-psabi");
     if build.cpp(true).get_compiler().is_like_gnu() {
         // The kernels share libtorch's pool of threads, which is GNU OpenMP's; without it they run on one.
         build.flag("-fopenmp");

@@ -88,7 +88,7 @@ impl Args {
         self.shape(argument, tensor, expected)?;
         self.host(argument, tensor, kind)?;
         if !tensor.is_contiguous() {
-            return Err(self.refuse(argument, format!("has strides {:?}, expected none", tensor.stride())));
+            return Err(self.refuse(argument, format!("is not contiguous: strides {:?}", tensor.stride())));
         }
         Ok(())
     }

@@ -95,10 +95,11 @@ pub fn swiglu_backward_(gate_up: &mut Tensor, dy: &mut Tensor) -> Result<()> {
     let halves = wide(gate_up)?.f_chunk(2, -1)?;
     let (gate, up, dy_wide) = (&halves[0], &halves[1], wide(dy)?);
     let silu = gate.f_silu()?;
+    let y = silu.f_mul(up)?;
     let dgate = gate.f_silu_backward(&dy_wide.f_mul(up)?)?;
     let dup = dy_wide.f_mul(&silu)?;
-    gate_up.f_copy_(&Tensor::f_cat(&[dgate, dup], -1)?)?;
-    dy.f_copy_(&silu.f_mul(up)?)?;
+    gate_up.f_copy_(&Tensor::f_cat(&[dgate, dup], -1)?)?; // `gate` and `up` may be views of it
+    dy.f_copy_(&y)?;
     Ok(())
 }
 

@@ -24,6 +24,8 @@ mod optimizer;
 mod packing;
 mod rope;
 mod swiglu;
+#[cfg(test)]
+mod tests;
 
 pub use attention::{attention, attention_backward, decode_attention};
 pub use embedding::{embedding_backward, sum_rows};

@@ -133,6 +133,11 @@ impl Block {
         (params, block)
     }
 
+    /// What the scores of attention are multiplied by.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
     /// `x` `[N, C]` to `[N, C]`.
     pub fn forward(
         &self,

@@ -14,13 +14,18 @@ pub struct Holder {
 impl Holder {
     /// Weights from the seed; gradients start as NaN, so that a sum into an unwritten buffer shows.
     pub fn new(decoder: Decoder, seed: u64) -> Holder {
+        Holder::of_kind(decoder, seed, Kind::Float)
+    }
+
+    pub fn of_kind(decoder: Decoder, seed: u64, kind: Kind) -> Holder {
         let tensors = |make: &dyn Fn(&anyroll_models::ParamSpec) -> Tensor| -> Vec<Vec<Tensor>> {
             decoder.units().iter().map(|unit| unit.params.iter().map(make).collect()).collect()
         };
-        let weights =
-            tensors(&|spec| Tensor::from_slice(&init::fill(spec, seed)).view(spec.shape.as_slice()));
+        let weights = tensors(&|spec| {
+            Tensor::from_slice(&init::fill(spec, seed)).view(spec.shape.as_slice()).to_kind(kind)
+        });
         let nan = |spec: &anyroll_models::ParamSpec| {
-            Tensor::full(spec.shape.as_slice(), f64::NAN, (Kind::Float, Device::Cpu))
+            Tensor::full(spec.shape.as_slice(), f64::NAN, (kind, Device::Cpu))
         };
         let grads = tensors(&nan).into_iter().map(UnitGrads::new).collect();
         Holder { decoder, weights, grads }

@@ -1,12 +1,10 @@
 //! The decoder against PyTorch: log-probs, entropies and every gradient of tiny models of each shape.
 
-mod common;
-
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::holder::Holder;
 use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, Sequence};
-use common::Holder;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
