@@ -34,7 +34,9 @@ impl Journal {
         resumed_step: Option<u64>,
     ) -> Result<Self> {
         let (metrics, samples) = match resumed_step {
-            Some(step) => (MetricsLog::resume(&dir.metrics(), step)?, SamplesLog::resume(&dir.samples(), step)?),
+            Some(step) => {
+                (MetricsLog::resume(&dir.metrics(), step)?, SamplesLog::resume(&dir.samples(), step)?)
+            }
             None => (MetricsLog::create(&dir.metrics())?, SamplesLog::create(&dir.samples())?),
         };
         let board = EventWriter::create(&dir.tensorboard(), resumed_step.map_or(0, |step| step + 1))?;

@@ -83,7 +83,10 @@ fn memory(id: DeviceId) -> Option<MemoryInfo> {
 /// What of libtorch is mapped into this process.
 fn torch() -> TorchReport {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let library = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("libtorch_cpu.so"));
+    let library = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .find(|path| path.ends_with("libtorch_cpu.so"));
     let path = library.and_then(|library| Some(PathBuf::from(library).parent()?.to_owned()));
     let version = path.as_deref().and_then(|lib| Torch::open(lib).ok()).map(|torch| torch.version);
     TorchReport { path, version, threads: tch::get_num_threads() }
@@ -104,7 +107,9 @@ fn text(report: &Report) -> String {
         }
         lines.extend(backend.tried.iter().map(|tried| format!("         tried {tried}")));
         for device in &backend.devices {
-            let gib = |bytes: Option<usize>| bytes.map_or_else(|| "?".into(), |b| format!("{:.1}", b as f64 / f64::from(1 << 30)));
+            let gib = |bytes: Option<usize>| {
+                bytes.map_or_else(|| "?".into(), |b| format!("{:.1}", b as f64 / f64::from(1 << 30)))
+            };
             let (free, total) = (gib(device.free_bytes), gib(device.total_bytes));
             lines.push(format!("         {} {}: {free} of {total} GiB free", device.id, device.name));
             lines.extend(device.details.iter().map(|(name, value)| format!("           {name}: {value}")));

@@ -77,7 +77,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let screen = Screen::default();
     let writer = screen.clone();
     let filter = EnvFilter::try_from_env("ANYROLL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone()).without_time().init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || writer.clone())
+        .without_time()
+        .init();
     let stop = stop_flag()?;
     tch::set_num_threads(run.threads as i32);
     // Rank 0 writes the folder. Under another launcher nobody has made it yet.

@@ -6,9 +6,6 @@ use super::tree::Node;
 use crate::data::{self, Dataset};
 use crate::error_chain::one_line;
 
-/// The ZeRO stages that the strategy layer has; the others are refused by name.
-const ZERO_STAGES: &[u8] = &[0];
-
 /// The precisions that the strategy layer has; the others are refused by name.
 const PRECISIONS: &[Precision] = &[Precision::Fp32];
 
@@ -128,17 +125,8 @@ impl Check<'_> {
     fn strategy(&self, path: &str, strategy: &StrategyOverride) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         if let Some(stage) = strategy.zero_stage {
-            let stages: Vec<String> = ZERO_STAGES.iter().map(u8::to_string).collect();
-            self.ensure(
-                ZERO_STAGES.contains(&stage),
-                &field("zero_stage"),
-                if stage > 3 {
-                    format!("there is no stage {stage}")
-                } else {
-                    format!("stage {stage} is not there yet")
-                },
-                format!("write {}", stages.join(", ")),
-            )?;
+            let message = format!("there is no stage {stage}");
+            self.ensure(stage <= 3, &field("zero_stage"), message, "write 0, 1, 2 or 3")?;
         }
         if let Some(precision) = strategy.precision {
             let precisions: Vec<&str> = PRECISIONS.iter().map(|precision| precision.name()).collect();
@@ -178,15 +166,14 @@ impl Check<'_> {
         )?;
         self.positive(&field("mini_batches"), rlvr.mini_batches)?;
         self.positive(&field("epochs"), rlvr.epochs)?;
-        let sequences = rlvr.prompts_per_step * rlvr.group_size;
         self.ensure(
-            sequences.is_multiple_of(rlvr.mini_batches),
+            rlvr.prompts_per_step.is_multiple_of(rlvr.mini_batches),
             &field("mini_batches"),
             format!(
-                "{} prompts x {} completions = {sequences} are no multiple of {} mini-batches",
-                rlvr.prompts_per_step, rlvr.group_size, rlvr.mini_batches
+                "{} prompts are no multiple of {} mini-batches, which hold whole groups",
+                rlvr.prompts_per_step, rlvr.mini_batches
             ),
-            "write a divisor of `prompts_per_step` x `group_size`",
+            "write a divisor of `prompts_per_step`",
         )?;
         self.rollout(&rlvr.rollout)?;
         self.algorithm(&rlvr.algorithm)?;

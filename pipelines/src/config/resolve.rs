@@ -226,32 +226,22 @@ impl Resolver<'_> {
         world_size: usize,
         micro_batch_size: usize,
     ) -> Result<Batches, Problem> {
-        let shared = |field: &str, value: usize, what: &str| {
+        let shared = |field: &str, value: usize, parts: usize, what: &str, by: &str| {
             self.check.ensure(
-                value.is_multiple_of(world_size),
+                value.is_multiple_of(parts),
                 field,
-                format!("{value} {what} cannot be shared evenly by {world_size} ranks"),
-                format!(
-                    "write a multiple of {world_size}, such as {}, or other `devices`",
-                    value.next_multiple_of(world_size)
-                ),
+                format!("{value} {what} cannot be shared evenly by {parts} {by}"),
+                format!("write a multiple of {parts}, such as {}, or other `devices`", value.next_multiple_of(parts)),
             )
         };
-        shared("pipeline.rlvr.prompts_per_step", rlvr.prompts_per_step, "prompts")?;
         if let Some(warmup) = &rlvr.warmup {
-            shared("pipeline.rlvr.warmup.batch_size", warmup.batch_size, "records")?;
+            shared("pipeline.rlvr.warmup.batch_size", warmup.batch_size, world_size, "records", "ranks")?;
         }
+        let parts = world_size * rlvr.mini_batches;
+        let field = "pipeline.rlvr.prompts_per_step";
+        shared(field, rlvr.prompts_per_step, parts, "prompts", "ranks x mini-batches")?;
         let prompts_per_rank = rlvr.prompts_per_step / world_size;
         let sequences = prompts_per_rank * rlvr.group_size;
-        self.check.ensure(
-            sequences.is_multiple_of(rlvr.mini_batches),
-            "pipeline.rlvr.mini_batches",
-            format!(
-                "a rank's {prompts_per_rank} prompts x {} completions = {sequences} are no multiple of {} mini-batches",
-                rlvr.group_size, rlvr.mini_batches
-            ),
-            format!("write a divisor of {sequences}"),
-        )?;
         let sequences_per_update = sequences / rlvr.mini_batches;
         Ok(Batches {
             prompts_per_rank,

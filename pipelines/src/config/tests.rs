@@ -118,8 +118,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "heads: 4, kv_heads: 3", "4:61", "model.decoder.kv_heads", "4 query heads cannot share 3", "divisor of `heads`, 4";
     "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
     "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 2}", "5:45", "strategy.zero_stage", "stage 2 is not there yet", "write 0";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: bf16}", "5:44", "strategy.precision", "`bf16` is not there yet", "write `fp32`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 0}", "5:30", "strategy.micro_batch_size", "it is 0", "1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, collective_timeout_s: 0}", "5:55", "strategy.collective_timeout_s", "0.0 is out of range", "seconds above 0";
@@ -128,7 +127,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "digits: 6" => "digits: 19", "9:22", "pipeline.rlvr.data.sort.digits", "19 is out of range", "from 2 to 18";
     "steps: 20" => "steps: 0", "10:12", "pipeline.rlvr.steps", "it is 0", "1 or above";
     "group_size: 4" => "group_size: 1", "12:17", "pipeline.rlvr.group_size", "a group of 1 has no mean", "2 or above";
-    "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts x 4 completions = 16 are no multiple of 3", "divisor of `prompts_per_step` x `group_size`";
+    "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";
     "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
     "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
     "batch_size: 16" => "batch_size: 16, top_p: 1.5", "13:57", "pipeline.rlvr.rollout.top_p", "1.5 is out of range", "above 0, at most 1";
@@ -363,11 +362,11 @@ fn what_the_machine_lacks_is_refused() {
     check(&["backend=gpu", "devices=5"], "device 4 is asked for, and `gpu` has 4 here", "0 to 3");
     check(&["backend=gpu", "devices=[1, 1]"], "device 1 is given twice", "a device of its own");
     check(&["backend=gpu", "devices=[]"], "no device is left", "at least one");
-    check(&["devices=3"], "prompts_per_step: 4 prompts cannot be shared evenly by 3 ranks", "such as 6");
+    check(&["devices=3"], "prompts_per_step: 4 prompts cannot be shared evenly by 3 ranks x mini-batches", "such as 6");
     check(
-        &["devices=4", "pipeline.rlvr.mini_batches=8"],
-        "mini_batches: a rank's 1 prompts x 4",
-        "divisor of 4",
+        &["devices=4", "pipeline.rlvr.mini_batches=2"],
+        "prompts_per_step: 4 prompts cannot be shared evenly by 8 ranks x mini-batches",
+        "multiple of 8",
     );
     check(
         &[

@@ -49,7 +49,8 @@ impl Setup {
         let mut asked = Vec::with_capacity(records.len() * samples);
         for (index, record) in records.iter().enumerate() {
             // The same random numbers at every evaluation, so that a change is the policy's.
-            let seed = |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
+            let seed =
+                |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
             asked.extend((0..samples).map(|sample| (record, seed(sample))));
         }
         let completions = self.sample(policy, &asked, free)?;

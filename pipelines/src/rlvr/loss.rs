@@ -64,7 +64,10 @@ pub fn policy_loss(
     let entropy = (algorithm.entropy_coef > 0.0)
         .then(|| scores.entropy.f_full_like(-algorithm.entropy_coef / targets.tokens))
         .transpose()?;
-    stats.add(algorithm, &Seen { policy, kl, log_ratio, ratio, entropy: &scores.entropy, advantages: &targets.advantages })?;
+    stats.add(
+        algorithm,
+        &Seen { policy, kl, log_ratio, ratio, entropy: &scores.entropy, advantages: &targets.advantages },
+    )?;
     Ok(OutputGrad::Scores { logprobs: gradient, entropy })
 }
 

@@ -113,7 +113,12 @@ impl Setup {
     }
 
     /// A frozen copy of `policy`, if the loss has a KL term.
-    pub fn reference(&self, run: &Run, place: &Place, policy: &mut Zero<Decoder>) -> Result<Option<Zero<Decoder>>> {
+    pub fn reference(
+        &self,
+        run: &Run,
+        place: &Place,
+        policy: &mut Zero<Decoder>,
+    ) -> Result<Option<Zero<Decoder>>> {
         let Some(role) = &run.reference else { return Ok(None) };
         let mut reference = self.zero(&role.strategy, place, None)?;
         reference.copy_weights_from(policy)?;
@@ -124,12 +129,21 @@ impl Setup {
     pub fn schedule(&self, config: &ScheduleConfig) -> Schedule {
         match config {
             ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
-            ScheduleConfig::Linear(c) => Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio },
-            ScheduleConfig::Cosine(c) => Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio },
+            ScheduleConfig::Linear(c) => {
+                Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            }
+            ScheduleConfig::Cosine(c) => {
+                Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            }
         }
     }
 
-    fn zero(&self, strategy: &config::StrategyConfig, place: &Place, adamw: Option<AdamW>) -> Result<Zero<Decoder>> {
+    fn zero(
+        &self,
+        strategy: &config::StrategyConfig,
+        place: &Place,
+        adamw: Option<AdamW>,
+    ) -> Result<Zero<Decoder>> {
         let stage = ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?;
         Ok(Zero::new(self.model.clone(), stage, adamw, &place.device, place.group.clone(), self.seed)?)
     }

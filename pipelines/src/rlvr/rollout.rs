@@ -51,7 +51,12 @@ impl Setup {
     /// One completion a record, sampled with the seed beside it. Records come in batches of
     /// `rollout.batch_size`: the bits of a sample may depend on its batch's size, so the size must not depend on
     /// the number of ranks.
-    pub fn sample(&self, policy: &mut Zero<Decoder>, asked: &[(&Record, u64)], how: Sampling) -> Result<Vec<Sample>> {
+    pub fn sample(
+        &self,
+        policy: &mut Zero<Decoder>,
+        asked: &[(&Record, u64)],
+        how: Sampling,
+    ) -> Result<Vec<Sample>> {
         let weights = policy.weights()?;
         let rollout = &self.rlvr.rollout;
         let mut samples = Vec::with_capacity(asked.len());
@@ -73,7 +78,13 @@ impl Setup {
     }
 
     /// The cache lives no longer than this: in training there is none.
-    fn generate(&self, weights: &Weights, prompts: &[Vec<i64>], seeds: &[u64], how: Sampling) -> Result<Vec<Completion>> {
+    fn generate(
+        &self,
+        weights: &Weights,
+        prompts: &[Vec<i64>],
+        seeds: &[u64],
+        how: Sampling,
+    ) -> Result<Vec<Completion>> {
         let max_new_tokens = self.rlvr.rollout.max_new_tokens;
         let Sampling { temperature, top_k, top_p } = how;
         let stop_tokens = vec![self.tokenizer.eos()];

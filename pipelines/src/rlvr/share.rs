@@ -81,7 +81,8 @@ mod tests {
                 }
             }
             assert!(seen.iter().all(|&times| times == 1), "{share:?}");
-            let held: Vec<Vec<usize>> = (0..world_size).map(|rank| share.samples_of(rank).collect()).collect();
+            let held: Vec<Vec<usize>> =
+                (0..world_size).map(|rank| share.samples_of(rank).collect()).collect();
             assert!(share.ordered(&held).into_iter().eq(0..share.samples()));
         }
     }

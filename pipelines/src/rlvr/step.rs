@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyroll_strategy::{Zero, StepStats};
+use anyroll_strategy::{StepStats, Zero};
 use tch::Tensor;
 
 use super::{
@@ -82,17 +82,33 @@ impl Setup {
     }
 
     /// This rank's groups, in its own order.
-    fn sample_groups(&self, policy: &mut Zero<Decoder>, rank: usize, records: &[Record], step: u64) -> Result<Vec<Sample>> {
+    fn sample_groups(
+        &self,
+        policy: &mut Zero<Decoder>,
+        rank: usize,
+        records: &[Record],
+        step: u64,
+    ) -> Result<Vec<Sample>> {
         let rollout = &self.rlvr.rollout;
         let how = Sampling { temperature: rollout.temperature, top_k: rollout.top_k, top_p: rollout.top_p };
         let seed = |sample| sample_seed(Purpose::Rollout, self.seed, step, sample);
-        let asked: Vec<(&Record, u64)> =
-            self.share.samples_of(rank).map(|sample| (&records[sample / self.rlvr.group_size], seed(sample))).collect();
+        let asked: Vec<(&Record, u64)> = self
+            .share
+            .samples_of(rank)
+            .map(|sample| (&records[sample / self.rlvr.group_size], seed(sample)))
+            .collect();
         self.sample(policy, &asked, how)
     }
 
     /// Scores this rank's samples and learns the others' scores.
-    fn score(&self, exchange: &Exchange, records: &[Record], samples: &[Sample], step: u64, stop: bool) -> Result<Scored> {
+    fn score(
+        &self,
+        exchange: &Exchange,
+        records: &[Record],
+        samples: &[Sample],
+        step: u64,
+        stop: bool,
+    ) -> Result<Scored> {
         let count = samples.len();
         let mut values = Vec::with_capacity(3 * count + 1);
         for (number, sample) in self.share.samples_of(exchange.rank()).zip(samples) {
@@ -130,7 +146,13 @@ impl Setup {
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
-    fn update(&self, policy: &mut Zero<Decoder>, exchange: &Exchange, batch: &Batch, step: u64) -> Result<Metrics> {
+    fn update(
+        &self,
+        policy: &mut Zero<Decoder>,
+        exchange: &Exchange,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
         let schedule = self.schedule(&rlvr.optimizer.schedule);
         let learning_rate = rlvr.optimizer.adamw.learning_rate * schedule.factor(step, rlvr.steps);
@@ -173,7 +195,9 @@ impl Setup {
             let repeated: Vec<f32> = samples
                 .iter()
                 .zip(advantages)
-                .flat_map(|(sample, &advantage)| std::iter::repeat_n(advantage as f32, sample.completion_len()))
+                .flat_map(|(sample, &advantage)| {
+                    std::iter::repeat_n(advantage as f32, sample.completion_len())
+                })
                 .collect();
             let to_device = |values: &[f32]| Tensor::f_from_slice(values)?.f_to_device(self.device);
             let number = mini_batch * micro_batches + index;
@@ -189,7 +213,13 @@ impl Setup {
     }
 
     /// Means over the tokens that were trained on, over all ranks; and how far the engines are apart.
-    fn loss_metrics(&self, exchange: &Exchange, scored: &Scored, stats: &LossStats, drift: &Drift) -> Result<Metrics> {
+    fn loss_metrics(
+        &self,
+        exchange: &Exchange,
+        scored: &Scored,
+        stats: &LossStats,
+        drift: &Drift,
+    ) -> Result<Metrics> {
         let (sums, largest) = stats.read()?;
         let (drift_sum, drift_largest) = drift.read()?;
         let own = [&sums[..], &[drift_sum, largest[0], drift_largest]].concat();

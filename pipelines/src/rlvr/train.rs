@@ -15,15 +15,8 @@ use super::{
     roles::{Place, adamw},
 };
 use crate::{
-    Error, Result,
-    config::Run,
-    data::Dataset,
-    journal::Journal,
-    launch::Rank,
-    metrics::Metrics,
-    progress::Screen,
-    run_dir::RunDir,
-    samples::Phase,
+    Error, Result, config::Run, data::Dataset, journal::Journal, launch::Rank, metrics::Metrics,
+    progress::Screen, run_dir::RunDir, samples::Phase,
 };
 
 /// How a run ended that did not fail.
@@ -118,7 +111,8 @@ impl<'a> Training<'a> {
         let steps = setup.rlvr.steps;
         let (name, description) = (&run.config.name, setup.description(run));
         let resumed = last.map(|_| position.steps);
-        let journal = dir.map(|dir| Journal::new(dir, screen, name, &description, steps, resumed)).transpose()?;
+        let journal =
+            dir.map(|dir| Journal::new(dir, screen, name, &description, steps, resumed)).transpose()?;
         let roles = Roles { policy, reference: None };
         let mut training =
             Self { run, setup, place, exchange, roles, position, folder, journal, warmup_loss: None };
@@ -141,7 +135,8 @@ impl<'a> Training<'a> {
             self.warmup_loss = Some(loss);
             self.position.warmup_steps += 1;
             // Every tenth step, since asking all ranks takes about as long as a step.
-            let asks = self.position.warmup_steps.is_multiple_of(10) && self.position.warmup_steps < warmup.steps;
+            let asks =
+                self.position.warmup_steps.is_multiple_of(10) && self.position.warmup_steps < warmup.steps;
             if asks && self.anyone_stops(stop)? {
                 self.save()?;
                 return Ok(Ended::Interrupted);
@@ -189,7 +184,8 @@ impl<'a> Training<'a> {
 
     fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<()> {
         let started = Instant::now();
-        let (evaluated, samples) = self.setup.evaluate(&mut self.roles.policy, &self.exchange, step, phase)?;
+        let (evaluated, samples) =
+            self.setup.evaluate(&mut self.roles.policy, &self.exchange, step, phase)?;
         metrics.insert("time/eval_s", started.elapsed().as_secs_f64());
         metrics.merge(evaluated);
         if let Some(journal) = &mut self.journal {
@@ -237,7 +233,10 @@ impl<'a> Training<'a> {
             journal.say(&journal.summary()?);
             if ended == Ended::Interrupted {
                 let folder = self.folder.display();
-                journal.say(&format!("interrupted after step {}: go on with `anyroll run --resume {folder}`", self.position.steps));
+                journal.say(&format!(
+                    "interrupted after step {}: go on with `anyroll run --resume {folder}`",
+                    self.position.steps
+                ));
             }
         }
         Ok(ended)
@@ -258,8 +257,11 @@ impl<'a> Training<'a> {
 impl Setup {
     /// The run in a line, for the report.
     fn description(&self, run: &Run) -> String {
-        let parameters: usize =
-            anyroll_models::Model::units(&*self.model).iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
+        let parameters: usize = anyroll_models::Model::units(&*self.model)
+            .iter()
+            .flat_map(|unit| &unit.params)
+            .map(|p| p.elements())
+            .sum();
         format!(
             "GRPO, {parameters} parameters, {} on {} x {}, ZeRO {}, seed {}",
             run.config.strategy.precision.name(),

@@ -30,8 +30,10 @@ impl Setup {
         let own = &sequences[exchange.rank() * per_rank..(exchange.rank() + 1) * per_rank];
         let mut loss = 0.0;
         for part in own.chunks(self.micro_batch_size) {
-            let part: Vec<Sequence> =
-                part.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
+            let part: Vec<Sequence> = part
+                .iter()
+                .map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len })
+                .collect();
             let batch = PackedBatch::new(&part, 1.0, self.device)?;
             policy.accumulate(&batch, |scores| {
                 loss -= scores.logprobs.f_sum(tch::Kind::Double)?.f_double_value(&[])?;
@@ -40,7 +42,8 @@ impl Setup {
             })?;
         }
         let optimizer = &warmup.optimizer;
-        let learning_rate = optimizer.adamw.learning_rate * self.schedule(&optimizer.schedule).factor(step, warmup.steps);
+        let learning_rate =
+            optimizer.adamw.learning_rate * self.schedule(&optimizer.schedule).factor(step, warmup.steps);
         let stats = policy.step(learning_rate)?;
         policy.finish_step(&stats)?;
         Ok(exchange.sum(&[loss])?[0] / tokens as f64)
