@@ -116,6 +116,7 @@ impl<'a> Training<'a> {
         let roles = Roles { policy, reference: None };
         let mut training =
             Self { run, setup, place, exchange, roles, position, folder, journal, warmup_loss: None };
+        training.say(&format!("{description}; everything lands in {}", training.folder.display()));
         if position.steps > 0 {
             training.reference(true)?;
         }
@@ -207,8 +208,8 @@ impl<'a> Training<'a> {
         self.roles.reference = self.setup.reference(self.run, &self.place, &mut self.roles.policy)?;
         match &mut self.roles.reference {
             None => {}
-            Some(reference) if kept => drop(checkpoint::load(reference, &path)?),
-            Some(reference) => checkpoint::save(reference, &path, serde_json::Value::Null)?,
+            Some(reference) if kept => drop(checkpoint::load(&mut reference.model, &path)?),
+            Some(reference) => checkpoint::save(&mut reference.model, &path, serde_json::Value::Null)?,
         }
         Ok(())
     }
