@@ -51,6 +51,13 @@ struct Position {
     steps: u64,
 }
 
+impl Position {
+    /// The first step whose record is still to be written: in the warm-up not even that of step 0 is.
+    fn next_record(self) -> u64 {
+        if self.steps == 0 { 0 } else { self.steps + 1 }
+    }
+}
+
 /// Trains on this rank: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often. `stop`
 /// may be set at any time: the run then ends after its current step, with a checkpoint.
 pub fn train(job: Job, screen: &Screen, stop: &AtomicBool) -> Result<Ended> {
@@ -110,9 +117,9 @@ impl<'a> Training<'a> {
         }
         let steps = setup.rlvr.steps;
         let (name, description) = (&run.config.name, setup.description(run));
-        let resumed = last.map(|_| position.steps);
+        let next_step = last.map(|_| position.next_record());
         let journal =
-            dir.map(|dir| Journal::new(dir, screen, name, &description, steps, resumed)).transpose()?;
+            dir.map(|dir| Journal::new(dir, screen, name, &description, steps, next_step)).transpose()?;
         let roles = Roles { policy, reference: None };
         let mut training =
             Self { run, setup, place, exchange, roles, position, folder, journal, warmup_loss: None };
