@@ -45,12 +45,12 @@ fn process() {
     }
 }
 
-/// Rank 1 fails by itself half a second after rank 0 has noticed; any other number sleeps.
+/// Rank 0 says that another is to blame. Rank 1 fails by itself half a second later, or sleeps.
 fn rank() {
     watch_parent();
     let error = |text: &str| std::io::Error::other(text.to_owned());
     match (std::env::var("RANK").as_deref(), std::env::var(SCRIPT).as_deref()) {
-        (Ok("0"), Ok("peer first")) => {
+        (Ok("0"), Ok("peer first" | "peer stalls")) => {
             report_failure(&error("all_reduce failed"), FailureKind::Peer).unwrap();
             std::process::exit(1);
         }
@@ -185,6 +185,13 @@ fn the_rank_that_failed_by_itself_is_blamed() {
 }
 
 #[test]
+fn the_rank_that_others_gave_up_on_is_blamed() {
+    let ended = finish(start("launcher of itself", 2, "peer stalls"));
+    let message = "rank 1 stalled: it was still running after rank 0 failed: all_reduce failed";
+    check_failure(&ended, message, 6.0);
+}
+
+#[test]
 fn ranks_that_ignore_sigterm_are_killed_with_all_they_started() {
     let folder = tempfile::tempdir().unwrap();
     let pids = folder.path().join("pids");
@@ -222,14 +229,17 @@ fn send(process: &Child, signal: Signal) {
 
 #[test]
 fn an_interrupt_is_forwarded_and_waited_for() {
-    for (signal, code) in [(Signal::SIGINT, 0), (Signal::SIGTERM, 130), (Signal::SIGHUP, 143)] {
+    // A rank that had just done its last step ends as if nobody had asked.
+    for (signal, code, expected) in
+        [(Signal::SIGINT, 0, 0), (Signal::SIGTERM, 130, 130), (Signal::SIGHUP, 143, 130)]
+    {
         let script = format!(
             "trap 'sleep 0.3; echo saved $RANK; exit {code}' INT TERM HUP; READY; while true; do sleep 0.05; done"
         );
         let (launcher, _, _folder) = start_and_wait(&script);
         send(&launcher, signal);
         let ended = finish(launcher);
-        assert_eq!((ended.code, ended.message.as_str()), (Some(130), ""), "{signal}");
+        assert_eq!((ended.code, ended.message.as_str()), (Some(expected), ""), "{signal}");
         assert!(
             ended.stdout.contains("saved 0\n") && ended.stdout.contains("[rank 1] saved 1\n"),
             "{signal}"
