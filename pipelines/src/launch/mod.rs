@@ -59,7 +59,7 @@ pub struct LaunchPlan {
 pub enum Outcome {
     /// Every rank ended with exit code 0.
     Finished,
-    /// The user asked for the end, and the ranks ended.
+    /// The user asked for the end, and the ranks ended before they were through.
     Interrupted,
 }
 
@@ -94,6 +94,16 @@ pub enum Error {
         signal: i32,
         /// The signal's name.
         name: &'static str,
+    },
+    /// A rank kept the others waiting, and did not fail itself.
+    #[error("rank {rank} stalled: it was still running after rank {waiting} failed: {reason}")]
+    Stalled {
+        /// The rank that others waited for.
+        rank: usize,
+        /// The first that gave up.
+        waiting: usize,
+        /// Its error and the causes.
+        reason: String,
     },
     /// A rank's program could not be started.
     #[error("rank {rank} failed: cannot start {}", program.display())]
