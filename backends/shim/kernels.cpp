@@ -37,6 +37,12 @@ constexpr int64_t LANES = 16;
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IntVec __attribute__((vector_size(64)));
 typedef float UnalignedVec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float Half __attribute__((vector_size(32)));
+typedef float UnalignedHalf __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t IntHalf __attribute__((vector_size(32)));
+typedef float Quad __attribute__((vector_size(16)));
+typedef int32_t IntQuad __attribute__((vector_size(16)));
+typedef float UnalignedQuad __attribute__((vector_size(16), aligned(4), may_alias));
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 // Work below this many floats is not worth waking a thread.
@@ -63,31 +69,58 @@ INLINE void store(float* to, Vec value, int64_t count) {
   for (int64_t lane = 0; lane < count; ++lane) to[lane] = value[lane];
 }
 
+// Selection works on masks of all ones and all zeros, made without comparing vectors: GCC takes a comparison of
+// generic vectors apart into lanes when the instruction set comes from an attribute.
+template <typename Floats, typename Ints>
+INLINE Floats select(const Ints& mask, const Floats& chosen, const Floats& otherwise) {
+  return (Floats)(((Ints)chosen & mask) | ((Ints)otherwise & ~mask));
+}
+// The lanes where a < b: the sign of the difference.
+template <typename Ints = IntVec, typename Floats>
+INLINE Ints less(const Floats& a, const Floats& b) {
+  return (Ints)(a - b) >> 31;
+}
+template <typename Ints = IntVec, typename Floats>
+INLINE Floats larger(const Floats& a, const Floats& b) {
+  return select(less<Ints>(a, b), b, a);
+}
+// The first `count` lanes.
+INLINE IntVec first_lanes(int64_t count) {
+  static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  IntVec mask;
+  std::memcpy(&mask, ones_then_zeros + LANES - std::max<int64_t>(0, std::min(count, LANES)), sizeof mask);
+  return mask;
+}
+
+// The two halves of a vector, for sums and maxima over its lanes.
+template <typename Small, typename Large>
+INLINE void halves(const Large& value, Small* low, Small* high) {
+  std::memcpy(low, &value, sizeof *low);
+  std::memcpy(high, reinterpret_cast<const char*>(&value) + sizeof *low, sizeof *high);
+}
 INLINE float sum_lanes(const Vec& value) {
-  float part[LANES];
-  std::memcpy(part, &value, sizeof value);
-  for (int64_t width = LANES / 2; width > 0; width /= 2)
-    for (int64_t lane = 0; lane < width; ++lane) part[lane] += part[lane + width];
-  return part[0];
+  Half a, b;
+  halves(value, &a, &b);
+  Quad c, d;
+  halves(Half(a + b), &c, &d);
+  const Quad sum = c + d;
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 INLINE float max_lanes(const Vec& value) {
-  float part[LANES];
-  std::memcpy(part, &value, sizeof value);
-  for (int64_t width = LANES / 2; width > 0; width /= 2)
-    for (int64_t lane = 0; lane < width; ++lane) part[lane] = std::max(part[lane], part[lane + width]);
-  return part[0];
-}
-INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
-INLINE IntVec first_lanes(int64_t count) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return lane < static_cast<int32_t>(std::min(count, LANES));
+  Half a, b;
+  halves(value, &a, &b);
+  Quad c, d;
+  halves(larger<IntHalf>(a, b), &c, &d);
+  const Quad max = larger<IntQuad>(c, d);
+  return std::max(std::max(max[0], max[2]), std::max(max[1], max[3]));
 }
 
 // e^x to about 2 units in the last place (Cephes' polynomial on [-ln 2 / 2, ln 2 / 2]); 0 below -87.3.
-INLINE Vec exp(Vec x) {
+INLINE Vec exp(const Vec& x) {
   const Vec zero = {};
   const Vec upper = zero + 88.3f, lower = zero - 87.3f;
-  const Vec clamped = x > upper ? upper : (x < lower ? lower : x);
+  const IntVec vanishes = less(x, lower);
+  const Vec clamped = select(less(upper, x), upper, select(vanishes, lower, x));
   // Adding 1.5 * 2^23 rounds to an integer, which then lies in the low bits.
   const Vec shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const Vec n = shifted - 12582912.0f;
@@ -100,7 +133,7 @@ INLINE Vec exp(Vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   const IntVec exponent = ((IntVec)shifted - 0x4b400000 + 127) << 23;
-  return x < lower ? zero : p * (Vec)exponent;
+  return select(vanishes, zero, Vec(p * (Vec)exponent));
 }
 
 // ------------------------------------------------------------------------------------------ norm, sums
@@ -176,9 +209,16 @@ FOR_EACH_ISA void rope_range(Heads x, const int64_t* positions, const float* tab
     const float* cosines = table + positions[row] * dim;
     const float* sines = cosines + half;
     for (int64_t head = 0; head < heads; ++head) {
-      float* __restrict first = x.data + row * x.stride + head * dim;
-      float* __restrict second = first + half;
-      for (int64_t i = 0; i < half; ++i) {
+      float* first = x.data + row * x.stride + head * dim;
+      float* second = first + half;
+      int64_t i = 0;
+      for (; i + 8 <= half; i += 8) {
+        const Half a = *(UnalignedHalf*)(first + i), b = *(UnalignedHalf*)(second + i);
+        const Half cosine = *(UnalignedHalf*)(cosines + i), sine = *(UnalignedHalf*)(sines + i) * sign;
+        *(UnalignedHalf*)(first + i) = a * cosine - b * sine;
+        *(UnalignedHalf*)(second + i) = b * cosine + a * sine;
+      }
+      for (; i < half; ++i) {
         const float a = first[i], b = second[i], sine = sign * sines[i];
         first[i] = a * cosines[i] - b * sine;
         second[i] = b * cosines[i] + a * sine;
@@ -230,12 +270,12 @@ FOR_EACH_ISA void logprobs_range(const float* logits, const int64_t* targets, fl
     const float* z = logits + row * vocab;
     Vec maxima = Vec{} - INFINITE;
     for (int64_t i = 0; i < vocab; i += LANES)
-      maxima = larger(maxima, first_lanes(vocab - i) ? load(z + i, vocab - i) : Vec{} - INFINITE);
+      maxima = larger(maxima, select(first_lanes(vocab - i), load(z + i, vocab - i), Vec(Vec{} - INFINITE)));
     const float max = max_lanes(maxima) * inverse_temperature;
     Vec sums = {}, moments = {};
     for (int64_t i = 0; i < vocab; i += LANES) {
       const Vec shifted = load(z + i, vocab - i) * inverse_temperature - max;
-      const Vec mass = first_lanes(vocab - i) ? exp(shifted) : Vec{};
+      const Vec mass = select(first_lanes(vocab - i), exp(shifted), Vec{});
       sums += mass;
       moments += mass * shifted;
     }
@@ -267,11 +307,23 @@ FOR_EACH_ISA void logprobs_backward_range(float* logits, const int64_t* targets,
 // Query rows that one pass over the keys serves.
 constexpr int64_t QUERIES = 4;
 
-// to[d][t] = from[t][d]; t is padded with zeros to `padded`.
+// to[d][t] = from[t][d]; rows of `padded`, with zeros behind t up to a whole vector. In tiles of 4 by 4, in
+// registers.
 INLINE void transpose(const float* from, int64_t stride, int64_t rows, int64_t dim, int64_t padded, float* to) {
-  for (int64_t d = 0; d < dim; ++d) {
-    for (int64_t t = 0; t < rows; ++t) to[d * padded + t] = from[t * stride + d];
-    std::fill(to + d * padded + rows, to + (d + 1) * padded, 0.0f);
+  for (int64_t t = 0; t < round_up(rows); t += 4) {
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+      Quad in[4] = {};
+      for (int64_t r = 0; r < 4 && t + r < rows; ++r) in[r] = *(const UnalignedQuad*)(from + (t + r) * stride + d);
+      const Quad a = {in[0][0], in[1][0], in[0][1], in[1][1]}, b = {in[2][0], in[3][0], in[2][1], in[3][1]};
+      const Quad e = {in[0][2], in[1][2], in[0][3], in[1][3]}, f = {in[2][2], in[3][2], in[2][3], in[3][3]};
+      *(UnalignedQuad*)(to + d * padded + t) = Quad{a[0], a[1], b[0], b[1]};
+      *(UnalignedQuad*)(to + (d + 1) * padded + t) = Quad{a[2], a[3], b[2], b[3]};
+      *(UnalignedQuad*)(to + (d + 2) * padded + t) = Quad{e[0], e[1], f[0], f[1]};
+      *(UnalignedQuad*)(to + (d + 3) * padded + t) = Quad{e[2], e[3], f[2], f[3]};
+    }
+    for (; d < dim; ++d)
+      for (int64_t r = 0; r < 4; ++r) to[d * padded + t + r] = t + r < rows ? from[(t + r) * stride + d] : 0.0f;
   }
 }
 
@@ -337,7 +389,7 @@ struct Attention {
 INLINE float softmax_row(float* scores, float scale, int64_t keys, int64_t columns, float* max) {
   Vec maxima = Vec{} - INFINITE;
   for (int64_t t = 0; t < columns; t += LANES) {
-    const Vec score = first_lanes(keys - t) ? load(scores + t) * scale : Vec{} - INFINITE;
+    const Vec score = select(first_lanes(keys - t), Vec(load(scores + t) * scale), Vec(Vec{} - INFINITE));
     store(scores + t, score);
     maxima = larger(maxima, score);
   }
@@ -403,7 +455,7 @@ struct AttentionGrads {
 INLINE void scores_backward(float* scores, float* grads, float scale, float lse, float delta, int64_t keys,
                             int64_t columns) {
   for (int64_t t = 0; t < columns; t += LANES) {
-    const Vec prob = first_lanes(keys - t) ? exp(load(scores + t) * scale - lse) : Vec{};
+    const Vec prob = select(first_lanes(keys - t), exp(load(scores + t) * scale - lse), Vec{});
     store(scores + t, prob);
     store(grads + t, prob * (load(grads + t) - delta) * scale);
   }
