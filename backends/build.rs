@@ -1,13 +1,10 @@
 //! Compiles the C++ shim over libtorch into this crate.
 
-use std::path::Path;
+#![forbid(unsafe_code)]
 
 fn main() {
     println!("cargo::rerun-if-changed=shim");
-    println!("cargo::rerun-if-env-changed=LIBTORCH");
-    let libtorch = std::env::var("LIBTORCH").expect("LIBTORCH is not set: run `cargo xtask setup`");
-    let include = Path::new(&libtorch).join("include");
-    assert!(include.exists(), "{} does not exist: run `cargo xtask setup`", include.display());
+    let include = anyroll_libtorch::link().join("include");
 
     let mut build = cc::Build::new();
     // Vectors are passed between inlined functions only, so GCC's note on how it passes them is idle.
@@ -27,6 +24,6 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
-        .files(["shim/c10d.cpp", "shim/kernels.cpp", "shim/tensor.cpp"])
+        .files(["shim/c10d.cpp", "shim/kernels.cpp", "shim/optimizer.cpp", "shim/tensor.cpp"])
         .compile("anyroll_shim");
 }

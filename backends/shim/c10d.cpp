@@ -32,6 +32,7 @@ void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_s
     options.numWorkers = world_size;
     options.waitWorkers = true;
     options.timeout = milliseconds(timeout_ms);
+    options.multiTenant = true;  // a process may connect again: its collectives and its caller each hold a store
     return new StorePtr(c10::make_intrusive<c10d::TCPStore>(host, options));
   });
 }
@@ -79,16 +80,6 @@ void* anyroll_gloo_broadcast(void* pg, void* t, int root) {
     return group(pg).broadcast(tensors, options);
   });
 }
-// op: 0 sum, 1 min, 2 max
-void* anyroll_gloo_all_reduce(void* pg, void* t, int op) {
-  return started([&]() -> WorkPtr {
-    static const c10d::ReduceOp::RedOpType kinds[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};
-    std::vector<at::Tensor> tensors{tensor(t)};
-    c10d::AllreduceOptions options;
-    options.reduceOp = kinds[op];
-    return group(pg).allreduce(tensors, options);
-  });
-}
 void* anyroll_gloo_all_gather(void* pg, void* output, void* input) {
   return started([&]() -> WorkPtr { return group(pg)._allgather_base(tensor(output), tensor(input), {}); });
 }
@@ -117,12 +108,6 @@ void* anyroll_gloo_barrier(void* pg) {
 // 0: done, -1: failed, with the reason in the last error.
 int anyroll_work_wait(void* work, int64_t timeout_ms) {
   return guarded<int>(-1, [&] { return (*static_cast<WorkPtr*>(work))->wait(milliseconds(timeout_ms)) ? 0 : -1; });
-}
-int anyroll_work_is_completed(void* work) {
-  return guarded<int>(-1, [&] { return (*static_cast<WorkPtr*>(work))->isCompleted() ? 1 : 0; });
-}
-void anyroll_work_abort(void* work) {
-  guarded<int>(0, [&] { (*static_cast<WorkPtr*>(work))->abort(); return 0; });
 }
 void anyroll_work_free(void* work) { delete static_cast<WorkPtr*>(work); }
 }

@@ -1,1 +1,93 @@
-//! The C ABI of `shim/`: one declaration a function, in the order of the C++ files.
+//! The C ABI of `shim/`: one declaration a function, in the order of the C++ files, and what turns its failures
+//! into [`Error`].
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::{Error, Result};
+
+unsafe extern "C" {
+    // tensor.cpp
+    pub(crate) fn anyroll_last_error() -> *const c_char;
+    pub(crate) fn anyroll_tensor_from_blob(
+        data: *mut c_void,
+        sizes: *const i64,
+        n_sizes: c_int,
+        scalar_type: c_int,
+        device_type: c_int,
+        device_index: c_int,
+        release: extern "C" fn(*mut c_void),
+        owner: *mut c_void,
+    ) -> *mut c_void;
+
+    // c10d.cpp
+    pub(crate) fn anyroll_store_tcp(
+        host: *const c_char,
+        port: u16,
+        server: c_int,
+        world_size: c_int,
+        timeout_ms: i64,
+    ) -> *mut c_void;
+    pub(crate) fn anyroll_store_prefix(store: *mut c_void, prefix: *const c_char) -> *mut c_void;
+    pub(crate) fn anyroll_store_set(
+        store: *mut c_void,
+        key: *const c_char,
+        value: *const u8,
+        len: usize,
+    ) -> c_int;
+    pub(crate) fn anyroll_store_get(
+        store: *mut c_void,
+        key: *const c_char,
+        out: *mut u8,
+        capacity: usize,
+        timeout_ms: i64,
+    ) -> i64;
+    pub(crate) fn anyroll_store_free(store: *mut c_void);
+    pub(crate) fn anyroll_gloo_new(
+        store: *mut c_void,
+        rank: c_int,
+        world_size: c_int,
+        timeout_ms: i64,
+        host: *const c_char,
+    ) -> *mut c_void;
+    pub(crate) fn anyroll_gloo_free(pg: *mut c_void);
+    pub(crate) fn anyroll_gloo_broadcast(pg: *mut c_void, t: *mut c_void, root: c_int) -> *mut c_void;
+    pub(crate) fn anyroll_gloo_all_gather(
+        pg: *mut c_void,
+        output: *mut c_void,
+        input: *mut c_void,
+    ) -> *mut c_void;
+    pub(crate) fn anyroll_gloo_all_to_all(
+        pg: *mut c_void,
+        output: *mut c_void,
+        input: *mut c_void,
+    ) -> *mut c_void;
+    pub(crate) fn anyroll_gloo_send(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
+    pub(crate) fn anyroll_gloo_recv(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
+    pub(crate) fn anyroll_gloo_barrier(pg: *mut c_void) -> *mut c_void;
+    pub(crate) fn anyroll_work_wait(work: *mut c_void, timeout_ms: i64) -> c_int;
+    pub(crate) fn anyroll_work_free(work: *mut c_void);
+}
+
+/// The message of the last call of this thread that failed: its first line, without the C++ backtrace.
+pub(crate) fn last_error() -> String {
+    // SAFETY: the shim returns a NUL-terminated string of this thread that lives until its next failure.
+    let text = unsafe { CStr::from_ptr(anyroll_last_error()) }.to_string_lossy();
+    text.lines().next().unwrap_or("unknown error").to_owned()
+}
+
+/// Takes over a tensor that the shim made; null is the shim's last error.
+///
+/// # Safety
+/// `tensor` is null, or an `at::Tensor*` that nobody else owns.
+pub(crate) unsafe fn own_tensor(tensor: *mut c_void) -> Result<tch::Tensor> {
+    if tensor.is_null() {
+        return Err(Error::Torch(last_error()));
+    }
+    // SAFETY: the caller's promise; tch's tensors are the same `at::Tensor*`.
+    Ok(unsafe { tch::Tensor::from_ptr(tensor.cast()) })
+}
+
+/// The shim's view of a tensor.
+pub(crate) fn tensor_ptr(tensor: &tch::Tensor) -> *mut c_void {
+    tensor.as_ptr().cast_mut().cast()
+}

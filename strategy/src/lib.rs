@@ -1,1 +1,23 @@
-//! To come.
+//! Who holds which part of a model while it trains: flat shards, gathers, reductions, the optimizer and its
+//! checkpoints.
+//!
+//! Read in this order: [`layout`] is how parameters lie in a flat buffer, [`Zero`] the one implementation of the
+//! ZeRO stages over it, [`AdamW`] and [`Schedule`] how it steps, [`checkpoint`] how it is kept on disk. Nothing
+//! here knows what a reward is, nor which vendor made the device.
+
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+mod config;
+mod error;
+pub mod layout;
+mod memory;
+mod optimizer;
+mod schedule;
+mod zero;
+
+pub use config::{AdamW, ZeroStage};
+pub use error::{Error, Result};
+pub use optimizer::StepStats;
+pub use schedule::Schedule;
+pub use zero::{Weights, Zero};

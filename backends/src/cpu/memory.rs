@@ -1,0 +1,85 @@
+//! Memory from the kernel: whole pages, so that giving them back shows at once and an arena keeps its address.
+
+use std::{fs, io, ptr};
+
+pub(super) enum Access {
+    None,
+    ReadWrite,
+}
+
+impl Access {
+    const fn flags(&self) -> libc::c_int {
+        match self {
+            Self::None => libc::PROT_NONE,
+            Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// `len` bytes of fresh, zeroed pages, or of bare addresses; `None` when there is no room.
+pub(super) fn map(len: usize, access: Access) -> Option<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    let address = unsafe { libc::mmap(ptr::null_mut(), len, access.flags(), flags, -1, 0) };
+    (address != libc::MAP_FAILED).then_some(address.cast())
+}
+
+/// Gives a mapping back.
+///
+/// # Safety
+/// `address` and `len` are those of a live mapping that nothing uses any more.
+pub(super) unsafe fn unmap(address: *mut u8, len: usize) {
+    // SAFETY: the caller's promise. With a whole mapping munmap has no way to fail.
+    unsafe { libc::munmap(address.cast(), len) };
+}
+
+/// Makes reserved pages usable; `false` when there is no room.
+///
+/// # Safety
+/// The range is a live reservation.
+pub(super) unsafe fn commit(address: *mut u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::mprotect(address.cast(), len, Access::ReadWrite.flags()) == 0 }
+}
+
+/// Gives the pages back to the kernel and makes every later access a fault.
+///
+/// # Safety
+/// The range is a live reservation that nothing uses.
+pub(super) unsafe fn decommit(address: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        libc::madvise(address.cast(), len, libc::MADV_DONTNEED);
+        libc::mprotect(address.cast(), len, Access::None.flags());
+    }
+}
+
+pub(super) fn page_bytes() -> usize {
+    // SAFETY: reads a constant of the kernel.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Free and total bytes: the machine's, or the control group's where that is less.
+pub(super) fn host() -> io::Result<(usize, usize)> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let field = |name: &str| {
+        let kib =
+            text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+        kib.map(|kib: usize| kib * 1024)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no {name}")))
+    };
+    let (free, total) = (field("MemAvailable:")?, field("MemTotal:")?);
+    let group = |file: &str| -> Option<usize> {
+        fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+    };
+    match (group("memory.max"), group("memory.current")) {
+        (Some(limit), Some(used)) if limit < total => Ok((free.min(limit.saturating_sub(used)), limit)),
+        _ => Ok((free, total)),
+    }
+}
+
+pub(super) fn processor_name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+    model.unwrap_or(std::env::consts::ARCH).trim().to_owned()
+}

@@ -1,0 +1,155 @@
+//! What can go wrong below a strategy, with the fields that identify it.
+
+use std::time::Duration;
+
+use crate::{BackendKind, DType, DeviceId};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of a device, a collective or the tensor library.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The library or the device is not on this machine. Expected; callers may skip.
+    #[error("backend {backend} is unavailable: {reason} (tried: {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
+    Unavailable {
+        /// The backend that was asked for.
+        backend: BackendKind,
+        /// Files and calls that were tried, in order.
+        tried: Vec<String>,
+        /// Why the last of them was not enough.
+        reason: String,
+    },
+    /// A call of the vendor's library failed. `call` is the vendor's own name, so that it can be searched for.
+    #[error("{call} failed on {device}: {message} (code {code})")]
+    Driver {
+        /// Where.
+        device: DeviceId,
+        /// The vendor's name of the call.
+        call: &'static str,
+        /// The vendor's code.
+        code: i64,
+        /// The vendor's words.
+        message: String,
+    },
+    /// The device has less memory than was asked for.
+    #[error("out of memory on {device}: requested {requested_bytes} bytes, {free_bytes} free")]
+    OutOfMemory {
+        /// Where.
+        device: DeviceId,
+        /// What was asked for.
+        requested_bytes: usize,
+        /// What was free at that moment.
+        free_bytes: usize,
+    },
+    /// A collective failed; usually because another rank died. Look for that rank's own error first.
+    #[error("{call} failed on rank {rank} of {world_size}: {message}")]
+    Collective {
+        /// The operation.
+        call: String,
+        /// This rank.
+        rank: usize,
+        /// Ranks in the communicator.
+        world_size: usize,
+        /// The library's words.
+        message: String,
+    },
+    /// A collective passed its deadline. The communicator is aborted; `recent` has what it did last.
+    #[error(
+        "{call} on rank {rank} of {world_size} did not finish within {timeout:?}; communicator {group:?} is aborted\n{recent}"
+    )]
+    Timeout {
+        /// The operation.
+        call: String,
+        /// Name of the process group.
+        group: String,
+        /// This rank.
+        rank: usize,
+        /// Ranks in the communicator.
+        world_size: usize,
+        /// The deadline that passed.
+        timeout: Duration,
+        /// The flight recorder's last entries, one a line.
+        recent: String,
+    },
+    /// The communicator was aborted before or during this call.
+    #[error("{call} on rank {rank}: the communicator was aborted")]
+    Aborted {
+        /// The operation.
+        call: String,
+        /// This rank.
+        rank: usize,
+    },
+    /// The backend cannot do this, and says so rather than doing something else.
+    #[error("{backend} does not support {what}")]
+    Unsupported {
+        /// The backend.
+        backend: BackendKind,
+        /// What was asked for.
+        what: String,
+    },
+    /// Ranks did not find one another.
+    #[error("rank {rank} of {world_size} found no rendezvous at {address}: {message}")]
+    Rendezvous {
+        /// `host:port` of the store.
+        address: String,
+        /// This rank.
+        rank: usize,
+        /// Ranks that were expected.
+        world_size: usize,
+        /// The store's words.
+        message: String,
+    },
+    /// Memory of an arena was used while its physical pages were released.
+    #[error("memory of arena {arena:?} was used while it is released")]
+    Released {
+        /// The arena's name.
+        arena: String,
+    },
+    /// Work that was enqueued on a stream panicked or failed.
+    #[error("work on a stream of {device} failed: {message}")]
+    Stream {
+        /// Where.
+        device: DeviceId,
+        /// What happened.
+        message: String,
+    },
+    /// An operation got tensors that it cannot take.
+    #[error("{op}: {message}")]
+    Argument {
+        /// The operation.
+        op: &'static str,
+        /// Which argument, and what would be right.
+        message: String,
+    },
+    /// No such reduction for this element type.
+    #[error("{op} is not defined for {dtype:?}")]
+    NoReduction {
+        /// The reduction.
+        op: &'static str,
+        /// The element type.
+        dtype: DType,
+    },
+    /// libtorch raised an exception.
+    #[error("libtorch: {0}")]
+    Torch(String),
+}
+
+impl Error {
+    /// Whether the cause most likely lies with another rank, so that a launcher can name that rank first.
+    pub fn is_from_peer(&self) -> bool {
+        matches!(
+            self,
+            Self::Collective { .. } | Self::Timeout { .. } | Self::Aborted { .. } | Self::Rendezvous { .. }
+        )
+    }
+}
+
+impl From<tch::TchError> for Error {
+    fn from(error: tch::TchError) -> Self {
+        // libtorch appends a C++ backtrace of dozens of lines; the first says what happened.
+        let message = error.to_string();
+        Self::Torch(message.lines().next().unwrap_or_default().to_owned())
+    }
+}

@@ -1,0 +1,124 @@
+//! Faults on demand, for tests: a device whose streams are late at random.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    Device, DeviceId, DeviceInfo, HostFn, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Result,
+    TorchDevice,
+};
+
+/// Wraps a device and lets work of its own streams (not libtorch's) start up to `max_delay` late, from a seeded
+/// sequence: results must be the same. Finds waits that are missing.
+#[derive(Debug)]
+pub struct Delayed {
+    device: Arc<dyn Device>,
+    state: AtomicU64,
+    max_delay: Duration,
+}
+
+impl Delayed {
+    /// See the type.
+    pub fn wrap(device: Arc<dyn Device>, seed: u64, max_delay: Duration) -> Arc<dyn Device> {
+        Arc::new(Self { device, state: AtomicU64::new(seed), max_delay })
+    }
+
+    /// Enqueues a pause on `stream`. Half of them are none, so that fast follows slow.
+    fn delay(&self, stream: RawStream) -> Result<()> {
+        if self.device.torch_stream()? == stream {
+            return Ok(());
+        }
+        let draw = mix(self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
+        if draw & 1 == 0 {
+            return Ok(());
+        }
+        let pause = self.max_delay.mul_f64((draw >> 11) as f64 / (1u64 << 53) as f64);
+        // SAFETY: the caller's stream is live, and the pause calls no device.
+        unsafe {
+            self.device.enqueue_host_fn(
+                stream,
+                Box::new(move || {
+                    std::thread::sleep(pause);
+                    Ok(())
+                }),
+            )
+        }
+    }
+}
+
+/// SplitMix64's output function (Steele, Lea, Flood 2014).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Passes verbs on, late where one names its stream in brackets.
+macro_rules! forward {
+    ($( $( [$late:ident] )? $name:ident ( $($arg:ident: $ty:ty),* ) -> $ret:ty; )*) => {$(
+        unsafe fn $name(&self, $($arg: $ty),*) -> Result<$ret> {
+            $( self.delay($late)?; )?
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.device.$name($($arg),*) }
+        }
+    )*};
+}
+
+// SAFETY: every verb is the wrapped device's, later in the same order.
+unsafe impl Device for Delayed {
+    fn id(&self) -> DeviceId {
+        self.device.id()
+    }
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.device.memory_info()
+    }
+    fn torch_device(&self) -> Option<TorchDevice> {
+        self.device.torch_device()
+    }
+    fn address(&self, buffer: RawBuffer) -> Option<*mut u8> {
+        self.device.address(buffer)
+    }
+    fn arena_granularity_bytes(&self) -> usize {
+        self.device.arena_granularity_bytes()
+    }
+    fn stream_create(&self) -> Result<RawStream> {
+        self.device.stream_create()
+    }
+    fn torch_stream(&self) -> Result<RawStream> {
+        self.device.torch_stream()
+    }
+    fn event_create(&self) -> Result<RawEvent> {
+        self.device.event_create()
+    }
+
+    forward! {
+        alloc(len: usize) -> RawBuffer;
+        [stream] free(buffer: RawBuffer, len: usize, stream: RawStream) -> ();
+        arena_reserve(len: usize) -> RawBuffer;
+        arena_map(arena: RawBuffer, len: usize) -> ();
+        arena_unmap(arena: RawBuffer, len: usize) -> ();
+        arena_free(arena: RawBuffer, len: usize) -> ();
+        alloc_pinned(len: usize) -> *mut u8;
+        free_pinned(ptr: *mut u8, len: usize) -> ();
+        [stream] fill(dst: RawSlice, byte: u8, stream: RawStream) -> ();
+        [stream] copy_h2d(dst: RawSlice, src: *const u8, stream: RawStream) -> ();
+        [stream] copy_d2h(dst: *mut u8, src: RawSlice, stream: RawStream) -> ();
+        [stream] copy_d2d(dst: RawSlice, src: RawSlice, stream: RawStream) -> ();
+        stream_destroy(stream: RawStream) -> ();
+        stream_synchronize(stream: RawStream) -> ();
+        stream_wait_event(stream: RawStream, event: RawEvent) -> ();
+        event_destroy(event: RawEvent) -> ();
+        event_record(event: RawEvent, stream: RawStream) -> ();
+        event_query(event: RawEvent) -> bool;
+        event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
+        [stream] enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+    }
+}

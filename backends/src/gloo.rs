@@ -1,0 +1,346 @@
+//! [`Collective`] over libtorch's Gloo: for the CPU, and for devices that have no library of their own.
+//!
+//! Operations run on the stream's host thread. Gloo only moves bytes here; sums are ours, in rank order and in
+//! fp32 for floats, so that every rank gets the same bits at every world size and for every element type.
+
+use std::{
+    ffi::{CString, c_int, c_void},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tch::{Kind, Tensor};
+
+use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi, rendezvous::millis};
+
+/// Gloo gives up this much later than the deadline of the group above, which then names the operation first.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Gloo {
+    shared: Arc<Shared>,
+    store: Store,
+    splits: AtomicU64,
+}
+
+/// What operations in flight hold on to.
+#[derive(Debug)]
+struct Shared {
+    raw: *mut c_void,
+    rank: usize,
+    world_size: usize,
+    timeout: Duration,
+    aborted: AtomicBool,
+    failure: Mutex<Option<Error>>,
+}
+
+// SAFETY: c10d's process groups lock inside, and operations come from one stream's thread at a time.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Gloo {
+    /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
+    pub fn connect(store: Store) -> Result<Self> {
+        let rendezvous = store.rendezvous();
+        let (rank, world_size) = (rendezvous.rank, rendezvous.world_size);
+        let timeout = rendezvous.timeout + GRACE;
+        // A job on one host must not depend on whether the host can resolve its own name.
+        let local = matches!(rendezvous.master_addr.as_str(), "127.0.0.1" | "localhost" | "::1");
+        let host = CString::new(if local { "127.0.0.1" } else { "" }).expect("a literal");
+        // SAFETY: the store and the string live through the call.
+        let raw = unsafe {
+            ffi::anyroll_gloo_new(
+                store.raw(),
+                rank as c_int,
+                world_size as c_int,
+                millis(timeout),
+                host.as_ptr(),
+            )
+        };
+        if raw.is_null() {
+            return Err(rendezvous.error(ffi::last_error()));
+        }
+        let aborted = AtomicBool::new(false);
+        let shared = Arc::new(Shared { raw, rank, world_size, timeout, aborted, failure: Mutex::default() });
+        Ok(Self { shared, store, splits: AtomicU64::new(0) })
+    }
+
+    /// Enqueues `operation`, unless there is nothing to move.
+    fn enqueue<F>(&self, call: &'static str, bytes: usize, stream: &Stream, operation: F) -> Result<()>
+    where
+        F: FnOnce(&Shared) -> Result<()> + Send + 'static,
+    {
+        self.check()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        stream.enqueue_host_fn(Box::new(move || {
+            // After a failure the other ranks are in no known state: a later operation would only wait.
+            if shared.state(call).is_ok()
+                && let Err(error) = operation(&shared)
+            {
+                shared.failure.lock().unwrap().get_or_insert(error);
+                shared.interrupt();
+            }
+            Ok(())
+        }))
+    }
+}
+
+impl Collective for Gloo {
+    fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.shared.world_size
+    }
+
+    fn sums_in_rank_order(&self) -> bool {
+        true
+    }
+
+    fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
+        let bytes = flat(&buffer.as_bytes())?;
+        self.enqueue("broadcast", buffer.len_bytes(), stream, move |gloo| {
+            // SAFETY: the group and the tensor are live until `finish` returns.
+            let work =
+                unsafe { ffi::anyroll_gloo_broadcast(gloo.raw, ffi::tensor_ptr(&bytes), root as c_int) };
+            gloo.finish("broadcast", work)
+        })
+    }
+
+    fn all_reduce(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        op.check(buffer.dtype())?;
+        let whole = flat(buffer)?;
+        self.enqueue("all_reduce", buffer.len_bytes(), stream, move |gloo| {
+            // Each rank reduces one slice of all, then everybody gets every slice: pad so that slices are equal.
+            let world_size = gloo.world_size as i64;
+            let padding = (world_size - whole.numel() as i64 % world_size) % world_size;
+            let padded = whole.f_constant_pad_nd([0, padding])?;
+            let received = padded.f_empty_like()?;
+            gloo.all_to_all("all_reduce", &received, &padded)?;
+            let slice = reduce_in_rank_order(&received, op, world_size)?;
+            gloo.all_gather("all_reduce", &padded, &slice)?;
+            whole.shallow_clone().f_copy_(&padded.f_narrow(0, 0, whole.numel() as i64)?)?;
+            Ok(())
+        })
+    }
+
+    fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        let (output, input) = (flat(&output.as_bytes())?, flat(&input.as_bytes())?);
+        self.enqueue("all_gather", input.numel(), stream, move |gloo| {
+            gloo.all_gather("all_gather", &output, &input)
+        })
+    }
+
+    fn reduce_scatter(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        op.check(input.dtype())?;
+        let (output, input) = (flat(output)?, flat(input)?);
+        self.enqueue("reduce_scatter", output.numel(), stream, move |gloo| {
+            let received = input.f_empty_like()?;
+            gloo.all_to_all("reduce_scatter", &received, &input)?;
+            let slice = reduce_in_rank_order(&received, op, gloo.world_size as i64)?;
+            output.shallow_clone().f_copy_(&slice)?;
+            Ok(())
+        })
+    }
+
+    fn all_to_all(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        let (output, input) = (flat(output)?, flat(input)?);
+        self.enqueue("all_to_all", input.numel(), stream, move |gloo| {
+            gloo.all_to_all("all_to_all", &output, &input)
+        })
+    }
+
+    fn batch(&self, transfers: &[P2p], stream: &Stream) -> Result<()> {
+        let mut ready = Vec::with_capacity(transfers.len());
+        for transfer in transfers {
+            let (buffer, peer, is_send) = match transfer {
+                P2p::Send { buffer, to } => (buffer, *to, true),
+                P2p::Recv { buffer, from } => (buffer, *from, false),
+            };
+            if !buffer.is_empty() {
+                ready.push((flat(&buffer.as_bytes())?, peer as c_int, is_send));
+            }
+        }
+        self.enqueue("batch", ready.len(), stream, move |gloo| {
+            const TAG: c_int = 0; // transfers between two ranks match in order, so one tag serves all
+            let started: Vec<_> = ready
+                .iter()
+                .map(|(bytes, peer, is_send)| {
+                    let start = if *is_send { ffi::anyroll_gloo_send } else { ffi::anyroll_gloo_recv };
+                    // SAFETY: the group and the tensor are live until `finish` returns.
+                    unsafe { start(gloo.raw, ffi::tensor_ptr(bytes), *peer, TAG) }
+                })
+                .collect();
+            // All are waited for, also after a failure: the buffers are in use until then.
+            started.into_iter().map(|work| gloo.finish("batch", work)).fold(Ok(()), Result::and)
+        })
+    }
+
+    fn barrier(&self, stream: &Stream) -> Result<()> {
+        self.enqueue("barrier", 1, stream, |gloo| {
+            // SAFETY: the group is live.
+            gloo.finish("barrier", unsafe { ffi::anyroll_gloo_barrier(gloo.raw) })
+        })
+    }
+
+    fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>> {
+        self.check()?;
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let name = |rank: usize| format!("split/{number}/{rank}");
+        let mine = (color.map_or(-1, i64::from), key);
+        self.store.set(&name(self.rank()), format!("{} {}", mine.0, mine.1).as_bytes())?;
+        let mut members = Vec::new();
+        for rank in 0..self.world_size() {
+            let value = String::from_utf8_lossy(&self.store.get(&name(rank))?).into_owned();
+            let (color, key) = value
+                .split_once(' ')
+                .and_then(|(color, key)| Some((color.parse::<i64>().ok()?, key.parse::<i32>().ok()?)))
+                .ok_or_else(|| self.store.rendezvous().error(format!("{} is {value:?}", name(rank))))?;
+            if color == mine.0 {
+                members.push((key, rank));
+            }
+        }
+        if color.is_none() {
+            return Ok(None);
+        }
+        members.sort_unstable();
+        let rank =
+            members.iter().position(|member| member.1 == self.rank()).expect("this rank has its own color");
+        let store = self.store.prefix(&format!("split/{number}/{}/", mine.0), rank, members.len())?;
+        Ok(Some(Arc::new(Self::connect(store)?)))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared.state("check")
+    }
+
+    fn abort(&self) {
+        self.shared.aborted.store(true, Ordering::Release);
+        self.shared.interrupt();
+    }
+}
+
+impl Shared {
+    fn state(&self, call: &str) -> Result<()> {
+        if let Some(error) = &*self.failure.lock().unwrap() {
+            return Err(error.clone());
+        }
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(Error::Aborted { call: call.into(), rank: self.rank });
+        }
+        Ok(())
+    }
+
+    /// Wakes whoever waits in this communicator: here, and through the closed connections on the other ranks.
+    ///
+    /// Gloo has no call for it. But a receive that passes its deadline fails everything that is pending on the
+    /// communicator's connections and closes them, so one that nobody answers does it.
+    fn interrupt(&self) {
+        const UNANSWERED_TAG: c_int = c_int::MAX;
+        let nothing = Tensor::zeros([1], (Kind::Uint8, tch::Device::Cpu));
+        for peer in (0..self.world_size).filter(|peer| *peer != self.rank) {
+            // SAFETY: the group is live, and the tensor is until the receive has failed.
+            let work = unsafe {
+                ffi::anyroll_gloo_recv(self.raw, ffi::tensor_ptr(&nothing), peer as c_int, UNANSWERED_TAG)
+            };
+            if !work.is_null() {
+                // SAFETY: the shim handed us this Work, and we free it once. It fails, as it should.
+                unsafe {
+                    ffi::anyroll_work_wait(work, 1);
+                    ffi::anyroll_work_free(work);
+                }
+            }
+        }
+    }
+
+    fn all_gather(&self, call: &'static str, output: &Tensor, input: &Tensor) -> Result<()> {
+        // SAFETY: the group and the tensors are live until `finish` returns.
+        let work = unsafe {
+            ffi::anyroll_gloo_all_gather(
+                self.raw,
+                ffi::tensor_ptr(&bytes(output)?),
+                ffi::tensor_ptr(&bytes(input)?),
+            )
+        };
+        self.finish(call, work)
+    }
+
+    fn all_to_all(&self, call: &'static str, output: &Tensor, input: &Tensor) -> Result<()> {
+        // SAFETY: the group and the tensors are live until `finish` returns.
+        let work = unsafe {
+            ffi::anyroll_gloo_all_to_all(
+                self.raw,
+                ffi::tensor_ptr(&bytes(output)?),
+                ffi::tensor_ptr(&bytes(input)?),
+            )
+        };
+        self.finish(call, work)
+    }
+
+    /// Waits for an operation that was started, or tells why it was not.
+    fn finish(&self, call: &'static str, work: *mut c_void) -> Result<()> {
+        let error = || Error::Collective {
+            call: call.into(),
+            rank: self.rank,
+            world_size: self.world_size,
+            message: ffi::last_error(),
+        };
+        if work.is_null() {
+            return Err(error());
+        }
+        // SAFETY: the shim handed us this Work, and we free it once.
+        let code = unsafe { ffi::anyroll_work_wait(work, millis(self.timeout)) };
+        let outcome = if code == 0 { Ok(()) } else { Err(error()) };
+        // SAFETY: as above; c10d's own threads hold their own reference.
+        unsafe { ffi::anyroll_work_free(work) };
+        outcome
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The destructor joins Gloo's threads. None waits for another rank: after a success there is nothing to
+        // wait for, and a failure has interrupted them.
+        // SAFETY: no operation holds the group any more.
+        unsafe { ffi::anyroll_gloo_free(self.raw) };
+    }
+}
+
+fn flat(buffer: &Buffer) -> Result<Tensor> {
+    buffer.tensor(&[buffer.len() as i64])
+}
+
+/// Gloo knows few element types; everything is bytes to what only moves it.
+fn bytes(tensor: &Tensor) -> Result<Tensor> {
+    Ok(tensor.f_view_dtype(Kind::Uint8)?)
+}
+
+/// `received` holds the slices of all ranks in rank order; returns their reduction. Floats accumulate in fp32.
+fn reduce_in_rank_order(received: &Tensor, op: ReduceOp, world_size: i64) -> Result<Tensor> {
+    let kind = received.kind();
+    let is_float = matches!(kind, Kind::Float | Kind::BFloat16 | Kind::Half);
+    let wide = if is_float { Kind::Float } else { Kind::Int64 };
+    let slices = received.f_view([world_size, -1])?;
+    let mut sum = slices.f_select(0, 0)?.f_to_dtype(wide, false, true)?;
+    for rank in 1..world_size {
+        let slice = slices.f_select(0, rank)?.f_to_kind(wide)?;
+        sum = match op {
+            ReduceOp::Sum | ReduceOp::Avg => sum.f_add_(&slice)?,
+            ReduceOp::Min => sum.f_minimum(&slice)?,
+            ReduceOp::Max => sum.f_maximum(&slice)?,
+        };
+    }
+    if op == ReduceOp::Avg {
+        sum = sum.f_div_scalar_(world_size)?;
+    }
+    Ok(sum.f_to_kind(kind)?)
+}

@@ -1,0 +1,208 @@
+//! The optimizer's passes over flat fp32 buffers: AdamW, and the sum of squares behind the gradient norm.
+
+use tch::{Kind, Tensor};
+
+use super::{
+    Result,
+    check::{Args, has_kernel},
+};
+
+unsafe extern "C" {
+    // shim/optimizer.cpp
+    fn anyroll_adamw(
+        weights: *mut f32,
+        exp_avg: *mut f32,
+        exp_avg_sq: *mut f32,
+        gradient: *const f32,
+        scale: *const f32,
+        len: i64,
+        learning_rate: f32,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        weight_decay: f32,
+        bias1: f32,
+        bias2_root: f32,
+    );
+    fn anyroll_sum_of_squares(x: *const f32, len: i64, sum: *mut f64);
+}
+
+/// The numbers of one AdamW step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Decay of the first and second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Which step this is, from 1: for the bias correction.
+    pub step: u64,
+}
+
+/// One step of AdamW in place (Loshchilov and Hutter 2019; PyTorch's `torch.optim.AdamW`): all fp32 `[N]`.
+///
+/// `scale`, one fp32 element on the same device, multiplies the gradient; where it is not finite nothing is
+/// written, so that a step with a NaN in its gradient leaves weights and moments as they were.
+///
+/// # Errors
+/// [`Error::Argument`] for other shapes, dtypes or strides, or libtorch's error.
+pub fn adamw_(
+    weights: &mut Tensor,
+    exp_avg: &mut Tensor,
+    exp_avg_sq: &mut Tensor,
+    gradient: &Tensor,
+    scale: &Tensor,
+    adamw: &AdamW,
+) -> Result<()> {
+    let args = Args("adamw");
+    let [len] = args.dims("weights", weights)?;
+    if !has_kernel(weights) {
+        return composite_adamw_(weights, exp_avg, exp_avg_sq, gradient, scale, adamw);
+    }
+    let w = args.floats("weights", weights, &[len])?;
+    let m = args.floats("exp_avg", exp_avg, &[len])?;
+    let v = args.floats("exp_avg_sq", exp_avg_sq, &[len])?;
+    let g = args.floats("gradient", gradient, &[len])?;
+    let scale = args.floats("scale", &scale.f_reshape([1])?, &[1])?;
+    let (beta1, beta2) = adamw.betas;
+    // SAFETY: `floats` has checked that each holds `len` dense floats in host memory (one for `scale`), and the
+    // mutable borrows keep the three that are written apart from each other and from the gradient.
+    unsafe {
+        anyroll_adamw(
+            w,
+            m,
+            v,
+            g,
+            scale,
+            len,
+            adamw.learning_rate as f32,
+            beta1 as f32,
+            beta2 as f32,
+            adamw.eps as f32,
+            adamw.weight_decay as f32,
+            (1.0 - beta1.powf(adamw.step as f64)) as f32,
+            (1.0 - beta2.powf(adamw.step as f64)).sqrt() as f32,
+        );
+    }
+    Ok(())
+}
+
+/// The sum of the squares of an fp32 `[N]`, as one fp64 element on the same device. Summed in fp64, in an order
+/// that depends on N alone.
+///
+/// # Errors
+/// [`Error::Argument`] for other shapes, or libtorch's error.
+pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
+    let args = Args("sum_of_squares");
+    let [len] = args.dims("x", x)?;
+    if !has_kernel(x) {
+        return composite_sum_of_squares(x);
+    }
+    let data = args.floats("x", x, &[len])?;
+    let sum = Tensor::f_zeros([], (Kind::Double, x.device()))?;
+    // SAFETY: `floats` has checked `x`; `sum` is one fp64 element of our own.
+    unsafe { anyroll_sum_of_squares(data, len, sum.data_ptr().cast()) };
+    Ok(sum)
+}
+
+/// [`adamw_`] in plain ATen calls.
+fn composite_adamw_(
+    weights: &mut Tensor,
+    exp_avg: &mut Tensor,
+    exp_avg_sq: &mut Tensor,
+    gradient: &Tensor,
+    scale: &Tensor,
+    adamw: &AdamW,
+) -> Result<()> {
+    let (beta1, beta2) = adamw.betas;
+    let finite = scale.f_isfinite()?;
+    let gradient = gradient.f_mul(scale)?;
+    let m = exp_avg.f_mul_scalar(beta1)?.f_add(&gradient.f_mul_scalar(1.0 - beta1)?)?;
+    let v = exp_avg_sq.f_mul_scalar(beta2)?.f_add(&gradient.f_square()?.f_mul_scalar(1.0 - beta2)?)?;
+    let bias1 = 1.0 - beta1.powf(adamw.step as f64);
+    let bias2 = 1.0 - beta2.powf(adamw.step as f64);
+    let root = v.f_sqrt()?.f_div_scalar(bias2.sqrt())?.f_add_scalar(adamw.eps)?;
+    let update = m.f_div(&root)?.f_mul_scalar(adamw.learning_rate / bias1)?;
+    let w = weights.f_mul_scalar(1.0 - adamw.learning_rate * adamw.weight_decay)?.f_sub(&update)?;
+    for (state, new) in [(weights, w), (exp_avg, m), (exp_avg_sq, v)] {
+        state.f_copy_(&new.f_where_self(&finite, state)?)?;
+    }
+    Ok(())
+}
+
+/// [`sum_of_squares`] in plain ATen calls.
+fn composite_sum_of_squares(x: &Tensor) -> Result<Tensor> {
+    Ok(x.f_to_kind(Kind::Double)?.f_square()?.f_sum(Kind::Double)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::{AdamW, Result, adamw_, composite_adamw_, composite_sum_of_squares, sum_of_squares};
+
+    const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    /// Ten steps of the kernel, of the composite and of the textbook formula in fp64, at sizes around the
+    /// kernel's chunks.
+    #[test]
+    fn adamw_follows_the_formula() {
+        for len in [0, 1, 7, 4096, 40_001] {
+            let mut kernel =
+                [Tensor::randn([len], FLOAT), Tensor::zeros([len], FLOAT), Tensor::zeros([len], FLOAT)];
+            let mut composite = kernel.each_ref().map(Tensor::copy);
+            let mut exact = kernel.each_ref().map(|t| t.to_kind(Kind::Double));
+            let scale = Tensor::from(0.5f32);
+            for step in 1..=10 {
+                let hyper =
+                    AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, step };
+                let gradient = Tensor::randn([len], FLOAT);
+                let [w, m, v] = &mut kernel;
+                adamw_(w, m, v, &gradient, &scale, &hyper).unwrap();
+                let [w, m, v] = &mut composite;
+                composite_adamw_(w, m, v, &gradient, &scale, &hyper).unwrap();
+                let [w, m, v] = &mut exact;
+                let g = gradient.to_kind(Kind::Double) * 0.5;
+                *m = &*m * 0.9 + &g * 0.1;
+                *v = &*v * 0.98 + &g * &g * 0.02;
+                let corrected = (&*v / (1.0 - 0.98f64.powi(step as i32))).sqrt() + 1e-8;
+                *w = &*w * (1.0 - 1e-2 * 0.1) - (&*m / (1.0 - 0.9f64.powi(step as i32))) / corrected * 1e-2;
+            }
+            for (name, states) in [("kernel", &kernel), ("composite", &composite)] {
+                for (state, exact) in states.iter().zip(&exact) {
+                    let error =
+                        (state.to_kind(Kind::Double) - exact).abs().sum(Kind::Double).double_value(&[]);
+                    assert!(error <= 2e-6 * len as f64, "{name}, {len} elements: mean error {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_scale_that_is_not_finite_changes_nothing() {
+        let hyper = AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.1, step: 1 };
+        type Step = fn(&mut Tensor, &mut Tensor, &mut Tensor, &Tensor, &Tensor, &AdamW) -> Result<()>;
+        for (step, name) in [(adamw_ as Step, "kernel"), (composite_adamw_, "composite")] {
+            let before = [1.0f32, 2.0, 3.0].map(|value| Tensor::full([5], f64::from(value), FLOAT));
+            let mut after = before.each_ref().map(Tensor::copy);
+            let [w, m, v] = &mut after;
+            let gradient = Tensor::full([5], f64::NAN, FLOAT);
+            step(w, m, v, &gradient, &Tensor::from(f32::NAN), &hyper).unwrap();
+            assert!(before.iter().zip(&after).all(|(a, b)| a.equal(b)), "{name}");
+        }
+    }
+
+    #[test]
+    fn sums_of_squares_are_fp64() {
+        for len in [0, 1, 1000, 4097, 100_000] {
+            let x = Tensor::randn([len], FLOAT);
+            let exact = x.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
+            for sum in [sum_of_squares(&x).unwrap(), composite_sum_of_squares(&x).unwrap()] {
+                assert!((sum.double_value(&[]) - exact).abs() <= 1e-12 * exact, "{len} elements");
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! How ranks find one another: c10d's TCPStore, served by rank 0.
+
+use std::{
+    ffi::{CString, c_void},
+    time::Duration,
+};
+
+use crate::{Error, Result, ffi};
+
+/// Who this process is, and where the others meet. The values of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// This process's number.
+    pub rank: usize,
+    /// How many there are.
+    pub world_size: usize,
+    /// Host of rank 0.
+    pub master_addr: String,
+    /// Port on which rank 0 serves the store.
+    pub master_port: u16,
+    /// How long ranks wait for one another, here and in every collective.
+    pub timeout: Duration,
+}
+
+impl Rendezvous {
+    pub(crate) fn error(&self, message: String) -> Error {
+        Error::Rendezvous {
+            address: format!("{}:{}", self.master_addr, self.master_port),
+            rank: self.rank,
+            world_size: self.world_size,
+            message,
+        }
+    }
+}
+
+/// A key-value store shared by all ranks.
+#[derive(Debug)]
+pub struct Store {
+    raw: *mut c_void,
+    rendezvous: Rendezvous,
+}
+
+// SAFETY: c10d's stores lock inside; every call of this type may come from any thread.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Waits, up to the time-out, until all ranks are there. A process may connect more than once; what it gets
+    /// is the same store each time.
+    pub fn connect(rendezvous: &Rendezvous) -> Result<Self> {
+        let host = CString::new(rendezvous.master_addr.as_str())
+            .map_err(|_| rendezvous.error("MASTER_ADDR contains a NUL byte".into()))?;
+        let server = i32::from(rendezvous.rank == 0);
+        // SAFETY: `host` lives through the call, and the shim returns a store of our own or null.
+        let raw = unsafe {
+            ffi::anyroll_store_tcp(
+                host.as_ptr(),
+                rendezvous.master_port,
+                server,
+                rendezvous.world_size as i32,
+                millis(rendezvous.timeout),
+            )
+        };
+        Self::owned(raw, rendezvous.clone())
+    }
+
+    /// The part of this store whose keys start with `prefix`, for `rank` of `world_size`.
+    pub(crate) fn prefix(&self, prefix: &str, rank: usize, world_size: usize) -> Result<Self> {
+        let prefix = CString::new(prefix).expect("prefixes are made in this crate");
+        // SAFETY: `self.raw` is live.
+        let raw = unsafe { ffi::anyroll_store_prefix(self.raw, prefix.as_ptr()) };
+        Self::owned(raw, Rendezvous { rank, world_size, ..self.rendezvous.clone() })
+    }
+
+    /// Who this process is in it.
+    pub fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    /// Sets a key for all ranks.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let key = self.key(key)?;
+        // SAFETY: the store is live, and `value` is readable for its length.
+        let code = unsafe { ffi::anyroll_store_set(self.raw, key.as_ptr(), value.as_ptr(), value.len()) };
+        if code == 0 { Ok(()) } else { Err(self.rendezvous.error(ffi::last_error())) }
+    }
+
+    /// Waits, up to the time-out, until some rank has set the key. Values are at most 8 KiB.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        const CAPACITY: usize = 8 << 10;
+        let mut value = vec![0; CAPACITY];
+        let name = self.key(key)?;
+        let timeout_ms = millis(self.rendezvous.timeout);
+        // SAFETY: the store is live, and `value` is writable for its length.
+        let len = unsafe {
+            ffi::anyroll_store_get(self.raw, name.as_ptr(), value.as_mut_ptr(), CAPACITY, timeout_ms)
+        };
+        let len = usize::try_from(len)
+            .map_err(|_| self.rendezvous.error(format!("{key}: {}", ffi::last_error())))?;
+        if len > CAPACITY {
+            return Err(self
+                .rendezvous
+                .error(format!("the value of {key} has {len} bytes, more than {CAPACITY}")));
+        }
+        value.truncate(len);
+        Ok(value)
+    }
+
+    pub(crate) fn raw(&self) -> *mut c_void {
+        self.raw
+    }
+
+    fn key(&self, key: &str) -> Result<CString> {
+        CString::new(key).map_err(|_| self.rendezvous.error(format!("key {key:?} contains a NUL byte")))
+    }
+
+    fn owned(raw: *mut c_void, rendezvous: Rendezvous) -> Result<Self> {
+        if raw.is_null() {
+            return Err(rendezvous.error(ffi::last_error()));
+        }
+        Ok(Self { raw, rendezvous })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: the last use; c10d keeps what its own groups still need by reference count.
+        unsafe { ffi::anyroll_store_free(self.raw) };
+    }
+}
+
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}

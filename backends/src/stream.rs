@@ -1,0 +1,139 @@
+//! [`Stream`] and [`Event`]: order, written once over the verbs of [`Device`].
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{Device, Error, RawEvent, RawStream, Result, device::HostFn};
+
+/// An in-order queue of device work. Cheap to clone; the last clone ends it after its pending work.
+#[derive(Clone, Debug)]
+pub struct Stream(Arc<StreamInner>);
+
+#[derive(Debug)]
+struct StreamInner {
+    device: Arc<dyn Device>,
+    raw: RawStream,
+    owned: bool,
+}
+
+impl Stream {
+    /// A new stream, in no order with any other.
+    pub fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        let raw = device.stream_create()?;
+        Ok(Self(Arc::new(StreamInner { device: device.clone(), raw, owned: true })))
+    }
+
+    /// The stream that libtorch's operations of the calling thread go to.
+    pub fn torch(device: &Arc<dyn Device>) -> Result<Self> {
+        let raw = device.torch_stream()?;
+        Ok(Self(Arc::new(StreamInner { device: device.clone(), raw, owned: false })))
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.0.device
+    }
+
+    /// The backend's handle.
+    pub fn raw(&self) -> RawStream {
+        self.0.raw
+    }
+
+    /// Marks the work enqueued so far.
+    pub fn record(&self) -> Result<Event> {
+        let event =
+            Event(Arc::new(EventInner { device: self.device().clone(), raw: self.device().event_create()? }));
+        // SAFETY: both handles are live and belong to `self.device()`.
+        unsafe { self.device().event_record(event.0.raw, self.raw())? };
+        Ok(event)
+    }
+
+    /// Work enqueued after this call starts once `event` has been reached.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        assert_eq!(self.device().id(), event.0.device.id(), "an event orders streams of its own device only");
+        // SAFETY: the assertion above; both handles are live.
+        unsafe { self.device().stream_wait_event(self.raw(), event.0.raw) }
+    }
+
+    /// Work enqueued on `self` after this call starts once the work that is on `other` now is done.
+    pub fn wait_stream(&self, other: &Self) -> Result<()> {
+        if self.raw() == other.raw() { Ok(()) } else { self.wait(&other.record()?) }
+    }
+
+    /// Blocks the host until everything enqueued so far is done, and returns its first error.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the handle is live as long as `self`.
+        unsafe { self.device().stream_synchronize(self.raw()) }
+    }
+
+    /// Runs `work` on a host thread, in order with the stream. It must not call this device.
+    pub fn enqueue_host_fn(&self, work: HostFn) -> Result<()> {
+        // SAFETY: the handle is live as long as `self`.
+        unsafe { self.device().enqueue_host_fn(self.raw(), work) }
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: the last owner is going away, and events and buffers hold their own references.
+            report(unsafe { self.device.stream_destroy(self.raw) });
+        }
+    }
+}
+
+/// A point in a stream's order. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Event(Arc<EventInner>);
+
+#[derive(Debug)]
+struct EventInner {
+    device: Arc<dyn Device>,
+    raw: RawEvent,
+}
+
+impl Event {
+    /// Whether the stream has got here.
+    pub fn is_complete(&self) -> Result<bool> {
+        // SAFETY: the handle is live as long as `self`.
+        unsafe { self.0.device.event_query(self.0.raw) }
+    }
+
+    /// Blocks the host until the stream has got here, at most for `timeout`; `false` if it has not by then.
+    pub fn wait_for(&self, timeout: Duration) -> Result<bool> {
+        let start = Instant::now();
+        // Device work is mostly short: look often at first, then leave the core to others.
+        let mut pause = Duration::from_micros(5);
+        while !self.is_complete()? {
+            if start.elapsed() > timeout {
+                return Ok(false);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+        Ok(true)
+    }
+
+    /// Time from `self` to `later`; both must be complete.
+    pub fn elapsed(&self, later: &Self) -> Result<Duration> {
+        assert_eq!(self.0.device.id(), later.0.device.id(), "events of one device only");
+        // SAFETY: both handles are live and of this device.
+        unsafe { self.0.device.event_elapsed(self.0.raw, later.0.raw) }
+    }
+}
+
+impl Drop for EventInner {
+    fn drop(&mut self) {
+        // SAFETY: nobody else holds this handle.
+        report(unsafe { self.device.event_destroy(self.raw) });
+    }
+}
+
+/// `Drop` can return no error and must not panic; a failed release is worth a line in the log.
+pub(crate) fn report(released: Result<(), Error>) {
+    if let Err(error) = released {
+        tracing::error!("a release failed: {error}");
+    }
+}

@@ -1,0 +1,347 @@
+//! Checkpoints: every rank writes its own shard, and a manifest comes last.
+//!
+//! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit,
+//! this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian fp32,
+//! then the CRC-32C of it all. The folder is written under another name and renamed once it is whole and on the
+//! disk, so that a folder with the right name is a whole checkpoint.
+//!
+//! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
+//! stage 3 loads on one rank at stage 0.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use anyroll_backends::Stream;
+use anyroll_models::Model;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::{Error, Result, Zero};
+
+const MANIFEST: &str = "manifest.json";
+const FORMAT: u32 = 1;
+const F32_BYTES: usize = size_of::<f32>();
+
+/// What `manifest.json` says.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Manifest {
+    format: u32,
+    world_size: usize,
+    /// Optimizer steps done.
+    step: u64,
+    has_moments: bool,
+    units: Vec<UnitEntry>,
+    /// What the caller wants back.
+    extra: serde_json::Value,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct UnitEntry {
+    name: String,
+    /// Elements of the whole buffer, padding included.
+    len: usize,
+    params: Vec<ParamEntry>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct ParamEntry {
+    name: String,
+    shape: Vec<i64>,
+    start: usize,
+}
+
+/// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is whole on the disk.
+/// `extra` (rank 0's) comes back from [`load`].
+///
+/// # Errors
+/// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
+pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
+    let rank = zero.group().rank();
+    let aside = path.with_extension("partial");
+    if rank == 0 {
+        // What an interrupted save left behind.
+        match fs::remove_dir_all(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&aside)(error)),
+            _ => fs::create_dir_all(&aside).map_err(failed(&aside))?,
+        }
+    }
+    barrier(zero)?;
+    let shard = shard_bytes(zero)?;
+    write_synced(&aside.join(shard_name(rank)), &shard)?;
+    barrier(zero)?;
+    if rank == 0 {
+        let manifest =
+            serde_json::to_vec_pretty(&manifest_of(zero, extra)).expect("a manifest is plain data");
+        write_synced(&aside.join(MANIFEST), &manifest)?;
+        sync_folder(&aside)?;
+        // A checkpoint of this name gives way only once the new one is whole.
+        let old = path.with_extension("removed");
+        let replaces = path.exists();
+        if replaces {
+            fs::rename(path, &old).map_err(failed(path))?;
+        }
+        fs::rename(&aside, path).map_err(failed(path))?;
+        sync_folder(path.parent().unwrap_or(Path::new(".")))?;
+        if replaces {
+            fs::remove_dir_all(&old).map_err(failed(&old))?;
+        }
+    }
+    barrier(zero)
+}
+
+/// Loads weights, moments and step count, and returns what `extra` was. The world size and the stage may have
+/// changed.
+///
+/// # Errors
+/// [`Error::CheckpointMismatch`] that names the file and what is wrong: missing, damaged, of another model.
+pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
+    let manifest = read_manifest(path)?;
+    check_model(&manifest, zero, path)?;
+    let mut targets = Targets::new(zero);
+    if targets.moments.iter().any(Option::is_some) && !manifest.has_moments {
+        return Err(mismatch(path, "it has no optimizer state, so training cannot go on from it".into()));
+    }
+    for rank in 0..manifest.world_size {
+        let file = path.join(shard_name(rank));
+        targets.take_shard(&manifest, rank, &read_shard(&file, &manifest)?);
+    }
+    for (index, (_, [weights])) in targets.weights.iter().enumerate() {
+        zero.restore_weights(index, weights)?;
+    }
+    for (index, moments) in targets.moments.iter().enumerate() {
+        if let Some((_, [exp_avg, exp_avg_sq])) = moments {
+            zero.restore_moments(index, exp_avg, exp_avg_sq)?;
+        }
+    }
+    zero.restore_step(manifest.step);
+    Ok(manifest.extra)
+}
+
+/// What [`save`] was given as `extra`, without loading anything else.
+pub fn extra(path: &Path) -> Result<serde_json::Value> {
+    Ok(read_manifest(path)?.extra)
+}
+
+/// The whole checkpoints in `folder`, in the order of their names; none if there is no such folder.
+pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(folder)(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed(folder))?.path();
+        if path.extension().is_none() && path.join(MANIFEST).exists() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Removes all but the last `keep` checkpoints of `folder`. Called by one rank.
+pub fn prune(folder: &Path, keep: usize) -> Result<()> {
+    let found = list(folder)?;
+    for path in &found[..found.len().saturating_sub(keep)] {
+        // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good name.
+        let aside = path.with_extension("removed");
+        fs::rename(path, &aside).map_err(failed(path))?;
+        fs::remove_dir_all(&aside).map_err(failed(&aside))?;
+    }
+    Ok(())
+}
+
+/// Host memory for what this rank keeps of each unit.
+struct Targets {
+    weights: Vec<Target<1>>,
+    moments: Vec<Option<Target<2>>>,
+}
+
+/// A range of a unit, and the values of one or more states there.
+type Target<const STATES: usize> = (Range<usize>, [Vec<f32>; STATES]);
+
+impl Targets {
+    fn new<M: Model>(zero: &Zero<M>) -> Self {
+        let (mut weights, mut moments) = (Vec::new(), Vec::new());
+        for index in 0..zero.layouts().count() {
+            let (kept, stepped) = zero.kept_ranges(index);
+            weights.push((kept.clone(), [vec![0.0; kept.len()]]));
+            moments
+                .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));
+        }
+        Self { weights, moments }
+    }
+
+    /// Copies what overlaps with the shard of `rank`, whose values are `shard`.
+    fn take_shard(&mut self, manifest: &Manifest, rank: usize, shard: &[f32]) {
+        let mut rest = shard;
+        for (index, unit) in manifest.units.iter().enumerate() {
+            let len = unit.len / manifest.world_size;
+            let held = rank * len..(rank + 1) * len;
+            let mut next = || {
+                let (values, tail) = rest.split_at(len);
+                rest = tail;
+                values
+            };
+            let (range, [weights]) = &mut self.weights[index];
+            copy_overlap(range, weights, &held, next());
+            if manifest.has_moments {
+                let values = [next(), next()];
+                if let Some((range, moments)) = &mut self.moments[index] {
+                    for (moment, values) in moments.iter_mut().zip(values) {
+                        copy_overlap(range, moment, &held, values);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usize>, from: &[f32]) {
+    let (start, end) = (to_range.start.max(from_range.start), to_range.end.min(from_range.end));
+    if start < end {
+        to[start - to_range.start..end - to_range.start]
+            .copy_from_slice(&from[start - from_range.start..end - from_range.start]);
+    }
+}
+
+fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
+    let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
+        name: unit.name.clone(),
+        len: layout.len,
+        params: unit
+            .params
+            .iter()
+            .zip(&layout.params)
+            .map(|(spec, range)| ParamEntry {
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+                start: range.start,
+            })
+            .collect(),
+    });
+    Manifest {
+        format: FORMAT,
+        world_size: zero.group().world_size(),
+        step: zero.steps_done(),
+        has_moments: zero.kept_ranges(0).1.is_some(),
+        units: units.collect(),
+        extra,
+    }
+}
+
+fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Result<()> {
+    let ours = manifest_of(zero, serde_json::Value::Null);
+    if manifest.units.len() != ours.units.len() {
+        let problem = format!("it has {} units, the model has {}", manifest.units.len(), ours.units.len());
+        return Err(mismatch(path, problem));
+    }
+    for (theirs, ours) in manifest.units.iter().zip(&ours.units) {
+        // Lengths differ in their padding when the world size does.
+        if (&theirs.name, &theirs.params) != (&ours.name, &ours.params) {
+            let problem = format!(
+                "unit {} has {:?}; the model's {} has {:?}",
+                theirs.name, theirs.params, ours.name, ours.params
+            );
+            return Err(mismatch(path, problem));
+        }
+    }
+    Ok(())
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest> {
+    let file = path.join(MANIFEST);
+    let text = fs::read(&file).map_err(failed(&file))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|error| mismatch(&file, error.to_string()))?;
+    if manifest.format != FORMAT {
+        return Err(mismatch(
+            &file,
+            format!("format {} is not {FORMAT}, which this version reads", manifest.format),
+        ));
+    }
+    let whole = |unit: &UnitEntry| manifest.world_size > 0 && unit.len.is_multiple_of(manifest.world_size);
+    if !manifest.units.iter().all(whole) {
+        return Err(mismatch(
+            &file,
+            format!("its units do not divide by world_size {}", manifest.world_size),
+        ));
+    }
+    Ok(manifest)
+}
+
+fn shard_bytes<M: Model>(zero: &mut Zero<M>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for index in 0..zero.layouts().count() {
+        let weights = zero.own_weights(index)?;
+        for tensor in
+            [Some([weights].into()), zero.own_moments(index)?.map(Vec::from)].into_iter().flatten().flatten()
+        {
+            append(&mut bytes, &tensor)?;
+        }
+    }
+    let sum = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&sum.to_le_bytes());
+    Ok(bytes)
+}
+
+fn append(bytes: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
+    let host = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+    let values: Vec<f32> = Vec::try_from(&host)?;
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    Ok(())
+}
+
+/// The values of a shard file, whose sum has been checked.
+fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
+    let bytes = fs::read(file).map_err(failed(file))?;
+    let states = if manifest.has_moments { 3 } else { 1 };
+    let elements: usize = manifest.units.iter().map(|unit| unit.len / manifest.world_size * states).sum();
+    let expected = elements * F32_BYTES + F32_BYTES;
+    if bytes.len() != expected {
+        return Err(mismatch(file, format!("it has {} bytes instead of {expected}", bytes.len())));
+    }
+    let (values, sum) = bytes.split_at(elements * F32_BYTES);
+    if crc32c::crc32c(values).to_le_bytes() != sum {
+        return Err(mismatch(file, "it is damaged: its checksum is wrong".into()));
+    }
+    Ok(values.chunks_exact(F32_BYTES).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+}
+
+fn shard_name(rank: usize) -> String {
+    format!("rank_{rank:04}.bin")
+}
+
+fn barrier<M: Model>(zero: &Zero<M>) -> Result<()> {
+    let group = zero.group();
+    let host = Stream::torch(group.stream().device())?;
+    Ok(group.barrier(&host)?.wait()?)
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(failed(path))
+}
+
+fn sync_folder(path: &Path) -> Result<()> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(failed(path))
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Checkpoint { path, source }
+}
+
+fn mismatch(path: &Path, problem: String) -> Error {
+    Error::CheckpointMismatch { path: path.to_path_buf(), problem }
+}

@@ -1,0 +1,64 @@
+//! Errors of the strategy layer.
+
+use std::{io, path::PathBuf};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong while a strategy trains, scores or saves.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device or a collective failed.
+    #[error(transparent)]
+    Backend(#[from] anyroll_backends::Error),
+    /// A tensor operation got arguments that it cannot take, or libtorch failed.
+    #[error(transparent)]
+    Op(#[from] anyroll_backends::ops::Error),
+    /// The model failed.
+    #[error(transparent)]
+    Model(#[from] anyroll_models::Error),
+    /// libtorch raised an exception.
+    #[error("libtorch refused an operation")]
+    Torch(#[from] tch::TchError),
+    /// A ZeRO stage that does not exist.
+    #[error("zero_stage is 0, 1, 2 or 3, not {0}")]
+    ZeroStage(u64),
+    /// A training call on a strategy that was made without an optimizer.
+    #[error("{call}: this strategy holds frozen weights and has no optimizer")]
+    Frozen {
+        /// The call.
+        call: &'static str,
+    },
+    /// The gradient norm is NaN or infinite. The weights are those before the step.
+    #[error("step {step}: the gradient norm is {grad_norm}; the weights are unchanged")]
+    NonFiniteGradient {
+        /// The optimizer step, from 1.
+        step: u64,
+        /// The norm.
+        grad_norm: f64,
+    },
+    /// A checkpoint's file could not be read or written.
+    #[error("checkpoint {}", path.display())]
+    Checkpoint {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A checkpoint is damaged, or of another model.
+    #[error("checkpoint {}: {problem}", path.display())]
+    CheckpointMismatch {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is there, and what was expected.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// Whether the cause most likely lies with another rank.
+    pub fn is_from_peer(&self) -> bool {
+        matches!(self, Self::Backend(error) if error.is_from_peer())
+    }
+}

@@ -1,0 +1,123 @@
+//! How the parameters of a unit lie in its flat buffer, and which part of it is whose.
+
+use std::ops::Range;
+
+use anyroll_models::Unit;
+
+/// Parameters start at multiples of this, so that matrix products see aligned rows in every element type.
+const ALIGN_ELEMENTS: usize = 64;
+/// Buffers are padded to a multiple of this and of the world size: shards are equal, and aligned as well.
+const PAD_ELEMENTS: usize = 128;
+
+/// The layout of one unit, in elements. The same at every stage.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Where each parameter lies.
+    pub params: Vec<Range<usize>>,
+    /// Length of the whole buffer: a multiple of the world size.
+    pub len: usize,
+    /// Number of equal shards.
+    pub world_size: usize,
+    decay: Vec<bool>,
+}
+
+impl Layout {
+    /// Lays out `unit` for `world_size` ranks.
+    pub fn new(unit: &Unit, world_size: usize) -> Self {
+        let mut end = 0;
+        let mut params = Vec::with_capacity(unit.params.len());
+        for param in &unit.params {
+            let start = end;
+            params.push(start..start + param.elements());
+            end = (start + param.elements()).next_multiple_of(ALIGN_ELEMENTS);
+        }
+        let len = end.next_multiple_of(lcm(world_size, PAD_ELEMENTS));
+        Self { params, len, world_size, decay: unit.params.iter().map(|param| param.decay).collect() }
+    }
+
+    /// Length of one shard.
+    pub fn shard_len(&self) -> usize {
+        self.len / self.world_size
+    }
+
+    /// The shard of `rank`.
+    pub fn shard(&self, rank: usize) -> Range<usize> {
+        rank * self.shard_len()..(rank + 1) * self.shard_len()
+    }
+
+    /// The runs of `range` with and without weight decay, relative to its start. Together they cover it;
+    /// padding belongs to either.
+    pub fn decay_runs(&self, range: &Range<usize>) -> Vec<(Range<usize>, bool)> {
+        let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+        for (index, &decay) in self.decay.iter().enumerate() {
+            // A parameter's run reaches to the next parameter, or to the end of the buffer.
+            let next = self.params.get(index + 1).map_or(self.len, |next| next.start);
+            let start = self.params[index].start.clamp(range.start, range.end);
+            let end = next.clamp(range.start, range.end);
+            match runs.last_mut() {
+                _ if start == end => {}
+                Some((run, last)) if *last == decay => run.end = end - range.start,
+                _ => runs.push((start - range.start..end - range.start, decay)),
+            }
+        }
+        runs
+    }
+}
+
+/// Least common multiple.
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+#[cfg(test)]
+mod tests {
+    use anyroll_models::{
+        ParamSpec, Unit,
+        model::{Init, Part},
+    };
+
+    use super::Layout;
+
+    fn unit(shapes: &[(&[i64], bool)]) -> Unit {
+        let params = shapes.iter().enumerate().map(|(index, &(shape, decay))| ParamSpec {
+            name: format!("p{index}"),
+            shape: shape.to_vec(),
+            parts: vec![Part { name: format!("p{index}"), rows: shape[0] }],
+            init: Init::Zeros,
+            decay,
+        });
+        Unit { name: "unit".into(), params: params.collect() }
+    }
+
+    #[test]
+    fn shards_are_equal_and_cover_every_parameter_once() {
+        for world_size in 1..=9 {
+            let unit = unit(&[(&[5, 7], true), (&[5], false), (&[0], false), (&[64, 3], true)]);
+            let layout = Layout::new(&unit, world_size);
+            assert_eq!(layout.len % world_size, 0);
+            assert_eq!(layout.len % 128, 0);
+            assert_eq!(layout.shard(world_size - 1).end, layout.len);
+            for (index, range) in layout.params.iter().enumerate() {
+                assert_eq!(range.len(), unit.params[index].elements());
+                assert!(range.start.is_multiple_of(64) && range.end <= layout.len);
+                assert!(index == 0 || layout.params[index - 1].end <= range.start);
+            }
+        }
+    }
+
+    #[test]
+    fn decay_runs_cover_any_range_and_merge() {
+        let layout = Layout::new(&unit(&[(&[64], true), (&[1], false), (&[2], false), (&[200], true)]), 1);
+        assert_eq!(
+            layout.decay_runs(&(0..layout.len)),
+            [(0..64, true), (64..192, false), (192..layout.len, true)]
+        );
+        assert_eq!(layout.decay_runs(&(65..100)), [(0..35, false)]);
+        assert_eq!(layout.decay_runs(&(60..200)), [(0..4, true), (4..132, false), (132..140, true)]);
+        assert_eq!(layout.decay_runs(&(7..7)), []);
+    }
+}

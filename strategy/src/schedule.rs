@@ -1,0 +1,71 @@
+//! [`Schedule`]: the learning rate of a step.
+
+/// How the learning rate goes over a run: linear warm-up, then one of three shapes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Schedule {
+    /// Stays at its peak.
+    Constant {
+        /// Steps of warm-up.
+        warmup_steps: u64,
+    },
+    /// Falls along a line.
+    Linear {
+        /// Steps of warm-up.
+        warmup_steps: u64,
+        /// The last step's rate over the peak.
+        final_ratio: f64,
+    },
+    /// Falls along half a cosine (Loshchilov and Hutter 2017).
+    Cosine {
+        /// Steps of warm-up.
+        warmup_steps: u64,
+        /// The last step's rate over the peak.
+        final_ratio: f64,
+    },
+}
+
+impl Schedule {
+    /// The factor on the peak learning rate at `step`, counted from 0, of `steps`. In warm-up the first step has
+    /// `1 / warmup_steps`; the last step of the run has `final_ratio`.
+    pub fn factor(&self, step: u64, steps: u64) -> f64 {
+        let (Self::Constant { warmup_steps }
+        | Self::Linear { warmup_steps, .. }
+        | Self::Cosine { warmup_steps, .. }) = *self;
+        if step < warmup_steps {
+            return (step + 1) as f64 / warmup_steps as f64;
+        }
+        let span = steps.saturating_sub(warmup_steps + 1).max(1);
+        let progress = ((step - warmup_steps) as f64 / span as f64).min(1.0);
+        match *self {
+            Self::Constant { .. } => 1.0,
+            Self::Linear { final_ratio, .. } => 1.0 - (1.0 - final_ratio) * progress,
+            Self::Cosine { final_ratio, .. } => {
+                final_ratio + (1.0 - final_ratio) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Schedule;
+
+    fn check(schedule: Schedule, expected: &[(u64, f64)]) {
+        for &(step, factor) in expected {
+            let actual = schedule.factor(step, 101);
+            assert!((actual - factor).abs() < 1e-12, "{schedule:?} at {step}: {actual}, not {factor}");
+        }
+    }
+
+    #[test]
+    fn shapes() {
+        check(Schedule::Constant { warmup_steps: 4 }, &[(0, 0.25), (3, 1.0), (4, 1.0), (100, 1.0)]);
+        check(Schedule::Constant { warmup_steps: 0 }, &[(0, 1.0)]);
+        check(
+            Schedule::Linear { warmup_steps: 0, final_ratio: 0.1 },
+            &[(0, 1.0), (50, 0.55), (100, 0.1), (900, 0.1)],
+        );
+        check(Schedule::Cosine { warmup_steps: 0, final_ratio: 0.0 }, &[(0, 1.0), (50, 0.5), (100, 0.0)]);
+        check(Schedule::Cosine { warmup_steps: 100, final_ratio: 0.0 }, &[(99, 1.0), (100, 1.0)]);
+    }
+}
