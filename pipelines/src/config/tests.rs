@@ -383,7 +383,10 @@ fn what_the_machine_lacks_is_refused() {
     for (set, expected) in [
         ("roles.reference.backend=gpu", "roles.reference.backend: it is `gpu`, and the policy's is `cpu`"),
         ("roles.reference.devices=2", "roles.reference.devices: they are [0, 0], and the policy's are [0]"),
-        ("roles.reference.strategy.collective_timeout_s=5", "collective_timeout_s: it is 5, and the policy's"),
+        (
+            "roles.reference.strategy.collective_timeout_s=5",
+            "collective_timeout_s: it is 5, and the policy's",
+        ),
     ] {
         check(&["pipeline.rlvr.algorithm.kl_coef=0.1", set], expected, "leave it out");
     }
