@@ -16,7 +16,7 @@ use anyroll_backends::{
     Collective, CollectiveGroup, DType, Device, Rendezvous, Result, Store, connect, faults::Delayed,
 };
 
-use crate::{Outcome, Status, runner::Case};
+use crate::{Outcome, Status, host::leaves_no_memory, runner::Case};
 use member::Member;
 
 /// How late work starts in the second round, at most.
@@ -124,6 +124,8 @@ impl<'a> Round<'a> {
         };
         let prefix = format!("conformance/{}/{number}", self.name);
         let member = Member::new(self.peers, under_test.clone(), &prefix)?;
+        let Case { name, check } = case;
+        let case = Case::new(name, |member: &Member| leaves_no_memory(&member.device, || check(member)));
         let mut outcome = case.run(group, member, timeout / 2);
         outcome.status = self.merge(&prefix, outcome.status)?;
         if matches!(outcome.status, Status::Failed(_)) {
