@@ -1,4 +1,5 @@
 // Rendezvous and host collectives: c10d's TCPStore and Gloo, which libtorch_cpu carries on every machine.
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -26,6 +27,9 @@ extern "C" {
 // The caller releases it with anyroll_store_free. Rank 0 passes server = 1 and holds the store for all.
 void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_size, int64_t timeout_ms) {
   return guarded<void*>(nullptr, [&]() -> void* {
+    // Makes TORCH_CPP_LOG_LEVEL count; only libtorch's Python module does it by itself.
+    static const bool logging = (c10::initLogging(), true);
+    (void)logging;
     c10d::TCPStoreOptions options;
     options.port = port;
     options.isServer = server;

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p anyroll-models --example bench_decoder -- [threads] [passes]`
 
+#![forbid(unsafe_code)]
+
 #[path = "../tests/decoder/holder.rs"]
 mod holder;
 

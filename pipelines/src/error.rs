@@ -40,6 +40,9 @@ pub enum Error {
     /// A file of the run folder could not be written or read.
     #[error(transparent)]
     Output(#[from] crate::output_error::OutputError),
+    /// The ranks that check a backend could not be started or heard.
+    #[error("the conformance suite could not run")]
+    Conformance(#[source] std::io::Error),
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),

@@ -24,23 +24,23 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Starts the files of a new run, or goes on behind the last record of `resumed_step`.
+    /// Starts the files of a new run, or goes on with the record of `next_step`.
     pub fn new(
         dir: RunDir,
         screen: &Screen,
         name: &str,
         description: &str,
         steps: u64,
-        resumed_step: Option<u64>,
+        next_step: Option<u64>,
     ) -> Result<Self> {
-        let (metrics, samples) = match resumed_step {
+        let (metrics, samples) = match next_step {
             Some(step) => {
                 (MetricsLog::resume(&dir.metrics(), step)?, SamplesLog::resume(&dir.samples(), step)?)
             }
             None => (MetricsLog::create(&dir.metrics())?, SamplesLog::create(&dir.samples())?),
         };
-        let board = EventWriter::create(&dir.tensorboard(), resumed_step.map_or(0, |step| step + 1))?;
-        let progress = Progress::new(screen, steps, resumed_step.unwrap_or(0));
+        let board = EventWriter::create(&dir.tensorboard(), next_step.unwrap_or(0))?;
+        let progress = Progress::new(screen, steps, next_step.unwrap_or(0).saturating_sub(1));
         let (name, description) = (name.to_owned(), description.to_owned());
         Ok(Self { dir, metrics, samples, board, progress, name, description, steps })
     }

@@ -28,8 +28,9 @@ impl JsonLines {
         Ok(JsonLines { path: path.to_owned(), file })
     }
 
-    /// Continues a log behind `step`: what was written for later steps goes, since it will be written again.
-    pub(crate) fn resume(path: &Path, step: u64) -> Result<JsonLines> {
+    /// Continues a log with `next_step`: what was written for it and later ones goes, since it will be written
+    /// again.
+    pub(crate) fn resume(path: &Path, next_step: u64) -> Result<JsonLines> {
         #[derive(Deserialize)]
         struct Stamp {
             step: u64,
@@ -38,7 +39,7 @@ impl JsonLines {
         let mut kept = String::with_capacity(text.len());
         for (number, line) in complete_lines(&text).enumerate() {
             let stamp: Stamp = parse(path, number, line)?;
-            if stamp.step <= step {
+            if stamp.step < next_step {
                 kept.push_str(line);
             }
         }
@@ -96,18 +97,19 @@ mod tests {
     #[test]
     fn resuming_drops_later_steps_and_a_torn_line() {
         let folder = tempfile::tempdir().unwrap();
-        let check = |text: &[u8], step: u64, kept: &[u64]| {
+        let check = |text: &[u8], next_step: u64, kept: &[u64]| {
             let path = folder.path().join("log.jsonl");
             fs::write(&path, text).unwrap();
-            let mut log = JsonLines::resume(&path, step).unwrap();
+            let mut log = JsonLines::resume(&path, next_step).unwrap();
             assert_eq!(steps(&path), kept);
             log.append(&serde_json::json!({"step": 9})).unwrap();
             assert_eq!(steps(&path), [kept, &[9]].concat());
         };
         let lines = b"{\"step\":0}\n{\"step\":1}\n{\"step\":2}\n";
-        check(lines, 2, &[0, 1, 2]);
-        check(lines, 1, &[0, 1]);
-        check(lines, 7, &[0, 1, 2]);
+        check(lines, 3, &[0, 1, 2]);
+        check(lines, 2, &[0, 1]);
+        check(lines, 0, &[]);
+        check(lines, 8, &[0, 1, 2]);
         check(b"", 3, &[]);
         check(b"{\"step\":0}\n{\"ste", 3, &[0]);
         // Torn within a character, and torn just before the newline.

@@ -86,14 +86,14 @@ impl MetricsLog {
         Ok(MetricsLog { lines: JsonLines::create(path)? })
     }
 
-    /// Continues the log of a run that resumes behind `step`: later lines are dropped, and so is a last line
-    /// that a killed process left unfinished. Lines of `step` itself stay, so a step's line must be
-    /// appended before its checkpoint is made.
+    /// Continues the log of a run that goes on with `next_step`: the lines of it and of later steps are
+    /// dropped, and so is a last line that a killed process left unfinished. So a step's line must be appended
+    /// before its checkpoint is made.
     ///
     /// # Errors
     /// If the file cannot be read or written, or holds a line that is no record.
-    pub fn resume(path: &Path, step: u64) -> Result<MetricsLog> {
-        Ok(MetricsLog { lines: JsonLines::resume(path, step)? })
+    pub fn resume(path: &Path, next_step: u64) -> Result<MetricsLog> {
+        Ok(MetricsLog { lines: JsonLines::resume(path, next_step)? })
     }
 
     /// Appends the line of a step and hands it to the operating system, so that it outlives a kill.
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn resumes_behind_a_step_and_forgets_a_torn_line() {
+    fn resumes_with_a_step_and_forgets_a_torn_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut log = MetricsLog::create(&path).unwrap();
@@ -248,7 +248,7 @@ mod tests {
             log.append(step, &metrics(&[("reward/mean", step as f64)])).unwrap();
         }
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\":6,\"rew").unwrap();
-        let mut log = MetricsLog::resume(&path, 3).unwrap();
+        let mut log = MetricsLog::resume(&path, 4).unwrap();
         log.append(4, &metrics(&[("reward/mean", 0.5)])).unwrap();
         log.sync().unwrap();
         let rewards = read_metrics(&path).unwrap();

@@ -38,15 +38,15 @@ pub struct Progress {
     screen: Screen,
     bar: ProgressBar,
     steps: u64,
-    start_step: u64,
-    started: Instant,
+    /// The first step that was shown, and when: what came before it is no measure of a step.
+    first: Option<(u64, Instant)>,
     /// The value of the last evaluation; most steps have none of their own.
     pass1: Option<f64>,
     last_line: Option<Instant>,
 }
 
 impl Progress {
-    /// Shows that `start_step` of `steps` steps are done. Time left is judged from the steps to come.
+    /// Shows that `start_step` of `steps` steps are done.
     pub fn new(screen: &Screen, steps: u64, start_step: u64) -> Progress {
         let template = "step {pos}/{len} {bar:10.cyan/black.bright} {wide_msg}";
         let style = ProgressStyle::with_template(template).expect("the template is well formed");
@@ -56,16 +56,15 @@ impl Progress {
             .with_finish(ProgressFinish::Abandon);
         let bar = screen.bars.add(bar);
         bar.tick();
-        let started = Instant::now();
-        Progress { screen: screen.clone(), bar, steps, start_step, started, pass1: None, last_line: None }
+        Progress { screen: screen.clone(), bar, steps, first: None, pass1: None, last_line: None }
     }
 
     /// Shows that `step` steps are done, with the mean reward of the last one, the pass@1 of the last
     /// evaluation if one is new, and the tokens per second.
     pub fn update(&mut self, step: u64, reward: f64, pass1: Option<f64>, tokens_per_s: f64) {
         self.pass1 = pass1.or(self.pass1);
-        let done = step.saturating_sub(self.start_step);
-        let left_s = time_left_s(self.started.elapsed(), done, self.steps.saturating_sub(step));
+        let (first, since) = *self.first.get_or_insert_with(|| (step, Instant::now()));
+        let left_s = time_left_s(since.elapsed(), step - first, self.steps.saturating_sub(step));
         let message = message(reward, self.pass1, tokens_per_s, left_s);
         if self.screen.bars.is_hidden() {
             self.plain_line(step, &message);

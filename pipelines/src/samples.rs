@@ -56,12 +56,12 @@ impl SamplesLog {
         Ok(SamplesLog { lines: JsonLines::create(path)? })
     }
 
-    /// Continues the log of a run that resumes behind `step`, as [`crate::metrics::MetricsLog::resume`] does.
+    /// Continues the log of a run that goes on with `next_step`, as [`crate::metrics::MetricsLog::resume`] does.
     ///
     /// # Errors
     /// If the file cannot be read or written, or holds a line that is no sample.
-    pub fn resume(path: &Path, step: u64) -> Result<SamplesLog> {
-        Ok(SamplesLog { lines: JsonLines::resume(path, step)? })
+    pub fn resume(path: &Path, next_step: u64) -> Result<SamplesLog> {
+        Ok(SamplesLog { lines: JsonLines::resume(path, next_step)? })
     }
 
     /// Appends a sample and hands it to the operating system. A reward that is not finite is written as
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_one_object_a_sample_and_resumes_behind_a_step() {
+    fn writes_one_object_a_sample_and_resumes_with_a_step() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("samples.jsonl");
         let mut log = SamplesLog::create(&path).unwrap();
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(text.lines().next(), Some(first));
         assert_eq!(read_samples(&path).unwrap(), samples);
 
-        let mut log = SamplesLog::resume(&path, 10).unwrap();
+        let mut log = SamplesLog::resume(&path, 11).unwrap();
         log.append(&samples[2]).unwrap();
         assert_eq!(read_samples(&path).unwrap(), samples);
     }

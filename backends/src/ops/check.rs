@@ -9,7 +9,7 @@ use super::{Error, Result};
 pub(super) struct Args(pub &'static str);
 
 /// The fp32 values of a `[rows, heads, dim]` view: each row is dense, rows lie `stride` elements apart.
-/// Mirrors `Heads` in `shim/kernels.cpp`.
+/// Mirrors `Heads` in `shim/vectors.h`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Heads {

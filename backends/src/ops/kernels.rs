@@ -1,4 +1,4 @@
-//! The C ABI of `shim/kernels.cpp`, in its order, and how its return codes become errors.
+//! The C ABI of `shim/kernels.cpp` and `shim/attention.cpp`, in their order, and how its return codes become errors.
 
 use std::ffi::{CStr, c_char, c_int};
 

@@ -1,12 +1,13 @@
 //! The tensor operations that tch lacks or that libtorch does in many passes.
 //!
 //! Every operation is here once, as a function that checks its arguments and then takes one of two ways:
-//! a C++ kernel (`shim/kernels.cpp`) for fp32 tensors on a CPU, or [`composite`], the same formula in plain
+//! a C++ kernel (`shim/`) for fp32 tensors on a CPU, or [`composite`], the same formula in plain
 //! ATen calls, for every other dtype and device. The two agree to rounding, and the tests hold them to it.
 //!
 //! What holds for all of them:
 //! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
-//! - a result does not depend on the number of threads: sums over rows are cut in chunks of fixed size;
+//! - a kernel's result does not depend on the number of threads: sums over rows are cut in chunks of fixed
+//!   size (libtorch's matrix products make no such promise);
 //! - a name that ends in `_` writes into its arguments, as in PyTorch;
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!

@@ -1,5 +1,6 @@
 //! The command line: one file a command.
 
+mod conformance;
 mod doctor;
 mod run;
 
@@ -29,6 +30,7 @@ Examples:
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    go on from the last checkpoint, bitwise
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
   anyroll doctor                                             which backends this machine has, and why not
+  anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
 
@@ -38,6 +40,8 @@ enum Command {
     Run(RunArgs),
     /// Validate a config and print what it resolves to
     Check(ConfigArgs),
+    /// Check that a backend holds its contract on this machine
+    Conformance(conformance::ConformanceArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -81,6 +85,7 @@ pub fn main() -> u8 {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
+        Command::Conformance(args) => conformance::conformance(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

@@ -3,6 +3,7 @@
 use std::{
     env,
     ffi::OsString,
+    io::{self, IsTerminal},
     path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
@@ -80,6 +81,7 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(move || writer.clone())
+        .with_ansi(io::stderr().is_terminal())
         .without_time()
         .init();
     let stop = stop_flag()?;

@@ -87,12 +87,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     };
     let local_ranks = policy.ordinals.len();
     if let Some(reference) = &reference {
-        check.ensure(
-            reference.ordinals.len() == local_ranks,
-            "roles.reference.devices",
-            format!("{} devices, and the policy has {local_ranks}", reference.ordinals.len()),
-            "give as many: every rank holds its part of every role",
-        )?;
+        resolver.beside_policy(&policy, reference)?;
     }
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
@@ -127,6 +122,25 @@ impl Resolver<'_> {
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };
         Ok(Role { backend: facts.name.clone(), ordinals, strategy })
+    }
+
+    /// The reference shares the policy's devices and its communicator; sizes and stage are its own.
+    fn beside_policy(&self, policy: &Role, reference: &Role) -> Result<(), Problem> {
+        let help = "leave it out: the reference scores where the policy trains";
+        let refuse = |holds, field: &str, message: String| {
+            self.check.ensure(holds, &format!("roles.reference.{field}"), message, help)
+        };
+        let (ours, theirs) = (&reference.backend, &policy.backend);
+        refuse(ours == theirs, "backend", format!("it is `{ours}`, and the policy's is `{theirs}`"))?;
+        let same = reference.ordinals == policy.ordinals;
+        refuse(
+            same,
+            "devices",
+            format!("they are {:?}, and the policy's are {:?}", reference.ordinals, policy.ordinals),
+        )?;
+        let (ours, theirs) = (reference.strategy.collective_timeout_s, policy.strategy.collective_timeout_s);
+        let message = format!("it is {ours}, and the policy's, whose communicator it shares, is {theirs}");
+        refuse(ours == theirs, "strategy.collective_timeout_s", message)
     }
 
     fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
@@ -231,7 +245,10 @@ impl Resolver<'_> {
                 value.is_multiple_of(parts),
                 field,
                 format!("{value} {what} cannot be shared evenly by {parts} {by}"),
-                format!("write a multiple of {parts}, such as {}, or other `devices`", value.next_multiple_of(parts)),
+                format!(
+                    "write a multiple of {parts}, such as {}, or other `devices`",
+                    value.next_multiple_of(parts)
+                ),
             )
         };
         if let Some(warmup) = &rlvr.warmup {

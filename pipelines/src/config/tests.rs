@@ -317,10 +317,10 @@ fn a_run_knows_its_ranks_and_their_share() {
 
     let sets = [
         "pipeline.rlvr.algorithm.kl_coef=0.1",
-        "roles.reference={backend: gpu, strategy: {micro_batch_size: 3}}",
+        "roles.reference={strategy: {zero_stage: 3, micro_batch_size: 3}}",
     ];
     let reference = resolve(&sets, &machine()).unwrap().reference.unwrap();
-    assert_eq!((reference.backend.as_str(), reference.strategy.micro_batch_size), ("gpu", 3));
+    assert_eq!((reference.strategy.zero_stage, reference.strategy.micro_batch_size), (3, 3));
 
     let run = resolve(&["backend=gpu", "devices=[3, 1]", "threads=1"], &machine()).unwrap();
     assert_eq!((run.policy.ordinals, run.threads), (vec![3, 1], 1));
@@ -362,7 +362,11 @@ fn what_the_machine_lacks_is_refused() {
     check(&["backend=gpu", "devices=5"], "device 4 is asked for, and `gpu` has 4 here", "0 to 3");
     check(&["backend=gpu", "devices=[1, 1]"], "device 1 is given twice", "a device of its own");
     check(&["backend=gpu", "devices=[]"], "no device is left", "at least one");
-    check(&["devices=3"], "prompts_per_step: 4 prompts cannot be shared evenly by 3 ranks x mini-batches", "such as 6");
+    check(
+        &["devices=3"],
+        "prompts_per_step: 4 prompts cannot be shared evenly by 3 ranks x mini-batches",
+        "such as 6",
+    );
     check(
         &["devices=4", "pipeline.rlvr.mini_batches=2"],
         "prompts_per_step: 4 prompts cannot be shared evenly by 8 ranks x mini-batches",
@@ -376,11 +380,16 @@ fn what_the_machine_lacks_is_refused() {
         "warmup.batch_size: 6 records cannot be shared evenly by 4 ranks",
         "such as 8",
     );
-    check(
-        &["pipeline.rlvr.algorithm.kl_coef=0.1", "roles.reference.devices=2"],
-        "roles.reference.devices: 2 devices, and the policy has 1",
-        "give as many",
-    );
+    for (set, expected) in [
+        ("roles.reference.backend=gpu", "roles.reference.backend: it is `gpu`, and the policy's is `cpu`"),
+        ("roles.reference.devices=2", "roles.reference.devices: they are [0, 0], and the policy's are [0]"),
+        (
+            "roles.reference.strategy.collective_timeout_s=5",
+            "collective_timeout_s: it is 5, and the policy's",
+        ),
+    ] {
+        check(&["pipeline.rlvr.algorithm.kl_coef=0.1", set], expected, "leave it out");
+    }
 }
 
 #[test]

@@ -31,6 +31,14 @@ pub use rank::{Rank, RankError};
 /// behind may hold the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Variables of a rank that the user has not set.
+const UNLESS_SET: [(&str, &str); 2] = [
+    // Ranks share the cores, and threads that spin while they wait take them from each other.
+    ("OMP_WAIT_POLICY", "passive"),
+    // libtorch logs every failed connection with a C++ backtrace; our errors say what it says.
+    ("TORCH_CPP_LOG_LEVEL", "FATAL"),
+];
+
 /// What is started, and how often.
 #[derive(Clone, Debug)]
 pub struct LaunchPlan {
@@ -51,7 +59,7 @@ pub struct LaunchPlan {
 pub enum Outcome {
     /// Every rank ended with exit code 0.
     Finished,
-    /// The user asked for the end, and the ranks ended.
+    /// The user asked for the end, and the ranks ended before they were through.
     Interrupted,
 }
 
@@ -87,6 +95,16 @@ pub enum Error {
         /// The signal's name.
         name: &'static str,
     },
+    /// A rank kept the others waiting, and did not fail itself.
+    #[error("rank {rank} stalled: it was still running after rank {waiting} failed: {reason}")]
+    Stalled {
+        /// The rank that others waited for.
+        rank: usize,
+        /// The first that gave up.
+        waiting: usize,
+        /// Its error and the causes.
+        reason: String,
+    },
     /// A rank's program could not be started.
     #[error("rank {rank} failed: cannot start {}", program.display())]
     Start {
@@ -110,8 +128,8 @@ pub enum Error {
 /// Starts the ranks of `plan` and waits until all have ended.
 ///
 /// Each finds `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (a free one),
-/// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`: ranks share the cores, and
-/// threads that spin while they wait take them from each other.
+/// `OMP_NUM_THREADS` and, unless the user has set them, `OMP_WAIT_POLICY=passive`
+/// and `TORCH_CPP_LOG_LEVEL=FATAL`.
 ///
 /// If a rank fails, the others are ended within 6 seconds and the error is that of the rank to blame.
 /// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, and they are waited for, since they save a
@@ -171,8 +189,10 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
         // A group of its own: a Ctrl-C on the terminal reaches the parent alone, which forwards it once,
         // and a rank can be killed together with what it started.
         .process_group(0);
-    if std::env::var_os("OMP_WAIT_POLICY").is_none() {
-        command.env("OMP_WAIT_POLICY", "passive");
+    for (name, value) in UNLESS_SET {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
     }
     if rank > 0 {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

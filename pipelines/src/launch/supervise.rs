@@ -90,7 +90,8 @@ impl Job {
                 return Err(self.fail(interrupted.is_some()));
             }
             if self.all_ended() {
-                return Ok(if interrupted.is_some() { Outcome::Interrupted } else { Outcome::Finished });
+                let finished = self.ranks.iter().all(RankProcess::has_finished);
+                return Ok(if finished { Outcome::Finished } else { Outcome::Interrupted });
             }
             if let Some(rank) = self.lingering() {
                 self.end();
@@ -117,8 +118,18 @@ impl Job {
             job.all_ended() || job.blames(interrupted).any(|blame| blame.likelihood == CERTAIN)
         });
         let blame = self.blames(interrupted).min_by_key(|blame| (blame.likelihood, blame.at));
+        let blame = blame.expect("a rank has failed");
+        let error = if blame.likelihood == CONSEQUENCE { self.stalled(blame.error) } else { blame.error };
         self.end();
-        blame.expect("a rank has failed").error
+        error
+    }
+
+    /// Where all who failed blame another: a rank that runs on waits for nobody, so it was waited for.
+    fn stalled(&self, error: Error) -> Error {
+        match (error, self.ranks.iter().position(|rank| rank.ended.is_none())) {
+            (Error::Failed { rank: waiting, reason }, Some(rank)) => Error::Stalled { rank, waiting, reason },
+            (error, _) => error,
+        }
     }
 
     fn blames(&self, interrupted: bool) -> impl Iterator<Item = Blame> {
@@ -203,6 +214,10 @@ impl Job {
 }
 
 impl RankProcess {
+    fn has_finished(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.status.success())
+    }
+
     /// A rank that was asked to end may say so by its exit code, or die of the very signal.
     fn has_failed(&self, interrupted: bool) -> bool {
         let Some(Ended { status, .. }) = self.ended else { return false };

@@ -45,7 +45,16 @@ pub struct Roles {
     /// The one that is trained.
     pub policy: Zero<Decoder>,
     /// Its frozen copy from after the warm-up; `None` without a KL term.
-    pub reference: Option<Zero<Decoder>>,
+    pub reference: Option<Reference>,
+}
+
+/// The frozen copy.
+#[derive(Debug)]
+pub struct Reference {
+    /// Its weights.
+    pub model: Zero<Decoder>,
+    /// Sequences that a rank scores at a time.
+    pub micro_batch_size: usize,
 }
 
 /// A device and the ranks that it trains with.
@@ -118,11 +127,11 @@ impl Setup {
         run: &Run,
         place: &Place,
         policy: &mut Zero<Decoder>,
-    ) -> Result<Option<Zero<Decoder>>> {
+    ) -> Result<Option<Reference>> {
         let Some(role) = &run.reference else { return Ok(None) };
-        let mut reference = self.zero(&role.strategy, place, None)?;
-        reference.copy_weights_from(policy)?;
-        Ok(Some(reference))
+        let mut model = self.zero(&role.strategy, place, None)?;
+        model.copy_weights_from(policy)?;
+        Ok(Some(Reference { model, micro_batch_size: role.strategy.micro_batch_size }))
     }
 
     /// The learning rate's way.

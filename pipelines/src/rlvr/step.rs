@@ -6,7 +6,7 @@ use anyroll_strategy::{StepStats, Zero};
 use tch::Tensor;
 
 use super::{
-    Decoder, Roles, Setup,
+    Decoder, Reference, Roles, Setup,
     exchange::Exchange,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, policy_loss},
     rollout::{Purpose, Sample, Sampling, sample_seed},
@@ -41,8 +41,8 @@ struct Scored {
 struct Batch<'a> {
     samples: &'a [Sample],
     advantages: &'a [f64],
-    /// Log-probs under the reference, a tensor a micro-batch.
-    reference: Option<Vec<Tensor>>,
+    /// Log-probs under the reference of all tokens of all samples, in their order.
+    reference: Option<Tensor>,
     scored: &'a Scored,
 }
 
@@ -62,7 +62,7 @@ impl Setup {
         let rewarded = Instant::now();
 
         let reference = match &mut roles.reference {
-            Some(reference) => Some(self.logprobs(reference, &samples)?),
+            Some(reference) => Some(self.reference_logprobs(reference, &samples)?),
             None => None,
         };
         let batch = Batch { samples: &samples, advantages: &advantages, reference, scored: &scored };
@@ -133,16 +133,13 @@ impl Setup {
         Ok(Scored { rewards, lengths: part(1), finished: part(2), stop })
     }
 
-    /// Log-probs of the samples' completions under `model`.
-    fn logprobs(&self, model: &mut Zero<Decoder>, samples: &[Sample]) -> Result<Vec<Tensor>> {
-        let micro_batches = self.micro_batches(samples);
-        micro_batches.map(|samples| Ok(model.score(&self.pack(samples)?)?.logprobs)).collect()
-    }
-
-    /// Micro-batches never cross the border of a mini-batch.
-    fn micro_batches<'a>(&self, samples: &'a [Sample]) -> impl Iterator<Item = &'a [Sample]> {
-        let (share, size) = (self.share, self.micro_batch_size);
-        (0..share.mini_batches).flat_map(move |batch| samples[share.own_range(batch)].chunks(size))
+    /// Log-probs of the samples' completions under the reference, fp32, all tokens in a row.
+    fn reference_logprobs(&self, reference: &mut Reference, samples: &[Sample]) -> Result<Tensor> {
+        let parts: Result<Vec<Tensor>> = samples
+            .chunks(reference.micro_batch_size)
+            .map(|samples| Ok(reference.model.score(&self.pack(samples)?)?.logprobs))
+            .collect();
+        Ok(Tensor::f_cat(&parts?, 0)?)
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
@@ -186,11 +183,12 @@ impl Setup {
     fn mini_batch<'a>(&self, batch: &Batch<'a>, mini_batch: usize) -> Result<Vec<(&'a [Sample], Targets)>> {
         let own = self.share.own_range(mini_batch);
         let tokens = batch.scored.lengths[self.share.range(mini_batch)].iter().sum();
-        let micro_batches = own.len().div_ceil(self.micro_batch_size);
+        let tokens_of = |samples: &[Sample]| samples.iter().map(Sample::completion_len).sum::<usize>();
+        let mut offset = tokens_of(&batch.samples[..own.start]);
         let samples = batch.samples[own.clone()].chunks(self.micro_batch_size);
         let advantages = batch.advantages[own].chunks(self.micro_batch_size);
-        let mut parts = Vec::with_capacity(micro_batches);
-        for (index, (samples, advantages)) in samples.zip(advantages).enumerate() {
+        let mut parts = Vec::new();
+        for (samples, advantages) in samples.zip(advantages) {
             let old: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
             let repeated: Vec<f32> = samples
                 .iter()
@@ -200,14 +198,16 @@ impl Setup {
                 })
                 .collect();
             let to_device = |values: &[f32]| Tensor::f_from_slice(values)?.f_to_device(self.device);
-            let number = mini_batch * micro_batches + index;
+            let own_tokens = tokens_of(samples);
+            let part = |logprobs: &Tensor| logprobs.f_narrow(0, offset as i64, own_tokens as i64);
             let targets = Targets {
                 old_logprobs: to_device(&old)?,
                 advantages: to_device(&repeated)?,
-                ref_logprobs: batch.reference.as_ref().map(|logprobs| logprobs[number].shallow_clone()),
+                ref_logprobs: batch.reference.as_ref().map(part).transpose()?,
                 tokens,
             };
             parts.push((samples, targets));
+            offset += own_tokens;
         }
         Ok(parts)
     }

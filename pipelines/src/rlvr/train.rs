@@ -51,6 +51,13 @@ struct Position {
     steps: u64,
 }
 
+impl Position {
+    /// The first step whose record is still to be written: in the warm-up not even that of step 0 is.
+    fn next_record(self) -> u64 {
+        if self.steps == 0 { 0 } else { self.steps + 1 }
+    }
+}
+
 /// Trains on this rank: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often. `stop`
 /// may be set at any time: the run then ends after its current step, with a checkpoint.
 pub fn train(job: Job, screen: &Screen, stop: &AtomicBool) -> Result<Ended> {
@@ -59,13 +66,15 @@ pub fn train(job: Job, screen: &Screen, stop: &AtomicBool) -> Result<Ended> {
     let setup = Setup::new(&job.run, job.dataset, &place)?;
     let mut training = Training::start(&job.run, job.dir, job.resume, setup, place, exchange, screen)?;
 
-    if training.warm_up(stop)? == Ended::Interrupted {
-        return Ok(Ended::Interrupted);
+    let mut ended = training.warm_up(stop)?;
+    if ended == Ended::Finished {
+        if training.position.steps == 0 {
+            training.begin()?;
+        }
+        ended = training.steps(stop)?;
     }
-    if training.position.steps == 0 {
-        training.begin()?;
-    }
-    training.steps(stop)
+    training.tell(ended)?;
+    Ok(ended)
 }
 
 struct Training<'a> {
@@ -110,12 +119,13 @@ impl<'a> Training<'a> {
         }
         let steps = setup.rlvr.steps;
         let (name, description) = (&run.config.name, setup.description(run));
-        let resumed = last.map(|_| position.steps);
+        let next_step = last.map(|_| position.next_record());
         let journal =
-            dir.map(|dir| Journal::new(dir, screen, name, &description, steps, resumed)).transpose()?;
+            dir.map(|dir| Journal::new(dir, screen, name, &description, steps, next_step)).transpose()?;
         let roles = Roles { policy, reference: None };
         let mut training =
             Self { run, setup, place, exchange, roles, position, folder, journal, warmup_loss: None };
+        training.say(&format!("{description}; everything lands in {}", training.folder.display()));
         if position.steps > 0 {
             training.reference(true)?;
         }
@@ -176,10 +186,10 @@ impl<'a> Training<'a> {
                 self.save()?;
             }
             if stops {
-                return self.end(Ended::Interrupted);
+                return Ok(Ended::Interrupted);
             }
         }
-        self.end(Ended::Finished)
+        Ok(Ended::Finished)
     }
 
     fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<()> {
@@ -207,8 +217,8 @@ impl<'a> Training<'a> {
         self.roles.reference = self.setup.reference(self.run, &self.place, &mut self.roles.policy)?;
         match &mut self.roles.reference {
             None => {}
-            Some(reference) if kept => drop(checkpoint::load(reference, &path)?),
-            Some(reference) => checkpoint::save(reference, &path, serde_json::Value::Null)?,
+            Some(reference) if kept => drop(checkpoint::load(&mut reference.model, &path)?),
+            Some(reference) => checkpoint::save(&mut reference.model, &path, serde_json::Value::Null)?,
         }
         Ok(())
     }
@@ -227,19 +237,22 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    fn end(&self, ended: Ended) -> Result<Ended> {
-        if let Some(journal) = &self.journal {
+    /// The report, the table, and how to go on if there is more to do.
+    fn tell(&self, ended: Ended) -> Result<()> {
+        let Some(journal) = &self.journal else { return Ok(()) };
+        if self.position.steps > 0 {
             journal.report()?;
             journal.say(&journal.summary()?);
-            if ended == Ended::Interrupted {
-                let folder = self.folder.display();
-                journal.say(&format!(
-                    "interrupted after step {}: go on with `anyroll run --resume {folder}`",
-                    self.position.steps
-                ));
-            }
         }
-        Ok(ended)
+        if ended == Ended::Interrupted {
+            let (folder, position) = (self.folder.display(), self.position);
+            let done = match position.steps {
+                0 => format!("step {} of the warm-up", position.warmup_steps),
+                steps => format!("step {steps}"),
+            };
+            journal.say(&format!("interrupted after {done}: go on with `anyroll run --resume {folder}`"));
+        }
+        Ok(())
     }
 
     fn anyone_stops(&self, stop: &AtomicBool) -> Result<bool> {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyroll_backends::{Buffer, DType, PinnedBuffer, Result, Stream};
+use tch::Tensor;
 
 use crate::runner::{Verdict, ensure};
 
@@ -13,7 +14,7 @@ use crate::runner::{Verdict, ensure};
 pub(crate) const GATE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a check waits for what should happen at once on a machine that is not busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A buffer with these contents, whose home is `stream`. Blocks until it holds them.
 pub(crate) fn upload(stream: &Stream, bytes: &[u8], dtype: DType) -> Result<Buffer> {
@@ -32,6 +33,14 @@ pub(crate) fn download(buffer: &Buffer, stream: &Stream) -> Result<Vec<u8>> {
     let mut pinned = PinnedBuffer::new(stream.device(), buffer.len_bytes())?;
     pinned.copy_from(0, buffer, stream)?;
     Ok(pinned.bytes()?.to_vec())
+}
+
+/// The bytes of a tensor's elements, as libtorch sees them on the stream that it uses here.
+pub(crate) fn tensor_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let host = tensor.f_to_device(tch::Device::Cpu)?.f_contiguous()?.f_view(-1)?;
+    let mut bytes = vec![0; host.numel() * host.kind().elt_size_in_bytes()];
+    host.f_copy_data_u8(&mut bytes, host.numel())?;
+    Ok(bytes)
 }
 
 /// Pinned memory with these contents.

@@ -13,13 +13,13 @@
 
 #![forbid(unsafe_code)]
 
-//mod collective;
+mod collective;
 mod device;
 mod host;
 mod outcome;
 mod runner;
 mod values;
 
-//pub use collective::{Peers, collective_suite, failure_suite};
+pub use collective::{Peers, collective_suite, failure_suite};
 pub use device::device_suite;
 pub use outcome::{Counts, Outcome, Status, json, table};

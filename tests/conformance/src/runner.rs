@@ -109,26 +109,29 @@ fn words(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
 
-    fn status(check: impl FnOnce(&()) -> Verdict + Send + 'static) -> Status {
-        Case::new("a rule", check).run("group", (), Duration::from_millis(200)).status
+    fn status(deadline: Duration, check: impl FnOnce(&()) -> Verdict + Send + 'static) -> Status {
+        Case::new("a rule", check).run("group", (), deadline).status
     }
 
     #[test]
     fn every_end_of_a_check_has_its_status() {
-        assert_eq!(status(|()| Ok(())), Status::Passed);
-        assert_eq!(status(|()| Err(Stop::Skipped("no GPU".into()))), Status::Skipped("no GPU".into()));
-        assert_eq!(status(|()| same("sum", 1, 2)), Status::Failed("sum: got 1, want 2".into()));
+        let patient = |check: fn(&()) -> Verdict| status(Duration::from_secs(30), check);
+        assert_eq!(patient(|()| Ok(())), Status::Passed);
+        assert_eq!(patient(|()| Err(Stop::Skipped("no GPU".into()))), Status::Skipped("no GPU".into()));
+        assert_eq!(patient(|()| same("sum", 1, 2)), Status::Failed("sum: got 1, want 2".into()));
         assert_eq!(
-            status(|()| same_bytes("copy", &[1, 2, 3, 4], &[1, 9, 3, 9])),
+            patient(|()| same_bytes("copy", &[1, 2, 3, 4], &[1, 9, 3, 9])),
             Status::Failed("copy: 2 bytes differ, the first at 1: got 0x02, want 0x09".into())
         );
-        assert_eq!(status(|()| panic!("ouch")), Status::Failed("panicked: ouch".into()));
-        assert_eq!(
-            status(|()| {
-                thread::sleep(Duration::from_secs(1));
-                Ok(())
-            }),
-            Status::Failed("did not end within its deadline of 200ms".into())
-        );
+        assert_eq!(patient(|()| panic!("ouch")), Status::Failed("panicked: ouch".into()));
+    }
+
+    #[test]
+    fn a_check_that_hangs_is_a_failure() {
+        let (release, released) = mpsc::channel::<()>();
+        let hang = move |_: &()| Ok(released.recv()?);
+        let reason = "did not end within its deadline of 50ms";
+        assert_eq!(status(Duration::from_millis(50), hang), Status::Failed(reason.into()));
+        drop(release);
     }
 }

@@ -5,15 +5,15 @@ use half::{bf16, f16};
 
 use crate::runner::{Verdict, ensure, same, same_bytes};
 
-/// `len` elements from a seeded sequence. Floats lie in [-1, 1) with all their bits in use, so that the order of
-/// a sum shows; integers use their whole range, so that sums wrap.
+/// `len` elements from a seeded sequence. Floats lie in [-1, 1), with all their bits in use and of sizes that differ
+/// up to 128 times, so that the order of a sum shows; integers use their whole range, so that sums wrap.
 pub(crate) fn random(dtype: DType, len: usize, seed: u64) -> Vec<u8> {
     let mut state = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
     let mut bytes = Vec::with_capacity(len * dtype.size_bytes());
     for _ in 0..len {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let draw = mix(state);
-        let real = (draw >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+        let real = ((draw >> 40) as f32 / (1u32 << 23) as f32 - 1.0) / (1u32 << (draw % 8)) as f32;
         match dtype {
             DType::F32 => bytes.extend(real.to_ne_bytes()),
             DType::Bf16 => bytes.extend(bf16::from_f32(real).to_ne_bytes()),

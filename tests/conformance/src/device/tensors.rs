@@ -2,12 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyroll_backends::{Buffer, DType, Device, Error, Stream};
-use tch::Tensor;
+use anyroll_backends::{Buffer, DType, Device, Stream};
 
 use super::Check;
 use crate::{
-    host::{Gate, download, upload},
+    host::{Gate, download, tensor_bytes, upload},
     runner::{Stop, Verdict, same, same_bytes},
     values::random,
 };
@@ -29,7 +28,7 @@ fn shares_memory(device: &Arc<dyn Device>) -> Verdict {
             let buffer = upload(&stream, &bytes, dtype)?;
             let tensor = buffer.tensor(&shape)?;
             same(&what, (tensor.kind(), tensor.size()), (dtype.kind(), shape))?;
-            same_bytes(&format!("{what}, read by libtorch"), &contents(&tensor)?, &bytes)?;
+            same_bytes(&format!("{what}, read by libtorch"), &tensor_bytes(&tensor)?, &bytes)?;
 
             let _ = tensor.shallow_clone().f_zero_()?;
             stream.wait_stream(&torch)?;
@@ -48,7 +47,7 @@ fn of_a_slice(device: &Arc<dyn Device>) -> Verdict {
     let bytes = random(DType::F32, 100, 9);
     let buffer = upload(&stream, &bytes, DType::F32)?;
     let tensor = buffer.slice(7..10).tensor(&[3])?;
-    same_bytes("read", &contents(&tensor)?, &bytes[7 * 4..10 * 4])?;
+    same_bytes("read", &tensor_bytes(&tensor)?, &bytes[7 * 4..10 * 4])?;
     let _ = tensor.shallow_clone().f_zero_()?;
     stream.wait_stream(&torch)?;
     let mut want = bytes;
@@ -66,7 +65,7 @@ fn keeps_memory(device: &Arc<dyn Device>) -> Verdict {
     drop(buffer);
     stream.synchronize()?;
     same("allocated while a view of the tensor is there", allocated()?, held)?;
-    same_bytes("the view", &contents(&view)?, &bytes[8..])
+    same_bytes("the view", &tensor_bytes(&view)?, &bytes[8..])
 }
 
 fn libtorch_order(device: &Arc<dyn Device>) -> Verdict {
@@ -93,12 +92,4 @@ fn streams(device: &Arc<dyn Device>) -> Result<(Stream, Stream), Stop> {
         return Err(Stop::Skipped(format!("libtorch does not compute on {}", device.id())));
     }
     Ok((Stream::new(device)?, Stream::torch(device)?))
-}
-
-/// The bytes of a tensor's elements.
-fn contents(tensor: &Tensor) -> Result<Vec<u8>, Error> {
-    let host = tensor.f_to_device(tch::Device::Cpu)?.f_contiguous()?.f_view(-1)?;
-    let mut bytes = vec![0; host.numel() * host.kind().elt_size_in_bytes()];
-    host.f_copy_data_u8(&mut bytes, host.numel())?;
-    Ok(bytes)
 }
