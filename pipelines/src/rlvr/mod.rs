@@ -1,6 +1,6 @@
 //! Reinforcement learning with verifiable rewards: the loop, from a resolved config to a trained policy.
 //!
-//! Read [`train`] first: it is the loop. `step` is what happens in one turn of it, `evaluate` how it is
+//! Read [`train()`] first: it is the loop. `step` is what happens in one turn of it, `evaluate` how it is
 //! measured, `warmup` what comes before it, `roles` who takes part.
 
 mod evaluate;
