@@ -173,7 +173,7 @@ impl<'a> Training<'a> {
             let outcome = self.setup.step(&mut self.roles, &self.exchange, self.position.steps, wish)?;
             self.position.steps += 1;
             let (step, mut metrics) = (self.position.steps, outcome.metrics);
-            metrics.insert("memory/allocated_bytes", self.place.device.memory_info()?.allocated_bytes as f64);
+            metrics.insert("perf/allocated_bytes", self.place.device.memory_info()?.allocated_bytes as f64);
             let is_last = step == rlvr.steps;
             if is_last || step.is_multiple_of(rlvr.evaluation.every) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
