@@ -153,7 +153,7 @@ impl Check<'_> {
                 PRECISIONS.contains(&precision),
                 &field("precision"),
                 format!("`{}` is not there yet", precision.name()),
-                format!("write {}", list(&precisions)),
+                format!("write one of {}", list(&precisions)),
             )?;
         }
         if let Some(size) = strategy.micro_batch_size {
