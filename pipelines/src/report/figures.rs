@@ -140,7 +140,7 @@ const PLANS: [Plan; 15] = [
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1_048_576.0,
-        series: &[("memory/allocated_bytes", "allocated")],
+        series: &[("perf/allocated_bytes", "allocated")],
     },
     Plan {
         title: "Warm-up loss",

@@ -19,7 +19,6 @@ use crate::{
     config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Run, Scale},
     data::Dataset,
     journal::Journal,
-    launch::Rank,
     metrics::Metrics,
     progress::Screen,
     run_dir::RunDir,
@@ -41,8 +40,8 @@ pub struct Job {
     pub run: Run,
     /// Its data.
     pub dataset: Dataset,
-    /// This process's place.
-    pub rank: Rank,
+    /// This rank's device, and the ranks that it has met.
+    pub place: Place,
     /// The run folder, on rank 0.
     pub dir: Option<RunDir>,
     /// Whether to go on from the folder's last checkpoint.
@@ -71,10 +70,9 @@ impl Position {
 /// Trains on this rank: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often. `stop`
 /// may be set at any time: the run then ends after its current step, with a checkpoint.
 pub fn train(job: Job, screen: &Screen, stop: &AtomicBool) -> Result<Ended> {
-    let place = Place::open(&job.run, &job.rank)?;
-    let exchange = Exchange::new(&place.group)?;
-    let setup = Setup::new(&job.run, job.dataset, &place)?;
-    let mut training = Training::start(&job.run, job.dir, job.resume, setup, place, exchange, screen)?;
+    let exchange = Exchange::new(&job.place.group)?;
+    let setup = Setup::new(&job.run, job.dataset, &job.place)?;
+    let mut training = Training::start(&job.run, job.dir, job.resume, setup, job.place, exchange, screen)?;
 
     let mut ended = training.warm_up(stop)?;
     if ended == Ended::Finished {
@@ -186,7 +184,7 @@ impl<'a> Training<'a> {
             self.position.steps += 1;
             self.position.kl_coef = outcome.kl_coef;
             let (step, mut metrics) = (self.position.steps, outcome.metrics);
-            metrics.insert("memory/allocated_bytes", self.place.device.memory_info()?.allocated_bytes as f64);
+            metrics.insert("perf/allocated_bytes", self.place.device.memory_info()?.allocated_bytes as f64);
             let is_last = step == rlvr.steps;
             if is_last || step.is_multiple_of(rlvr.evaluation.every) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
