@@ -32,6 +32,7 @@ void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_s
     options.numWorkers = world_size;
     options.waitWorkers = true;
     options.timeout = milliseconds(timeout_ms);
+    options.multiTenant = true;  // a process may connect again: its collectives and its caller each hold a store
     return new StorePtr(c10::make_intrusive<c10d::TCPStore>(host, options));
   });
 }

@@ -3,10 +3,8 @@
 use std::{
     ffi::c_void,
     ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
     time::Duration,
 };
 
@@ -14,6 +12,9 @@ use crate::{
     DType, Device, Error, Event, RawBuffer, RawSlice, Result, Stream, device::unsupported, ffi,
     stream::report,
 };
+
+/// Far beyond any work on memory that is given back: a wedged device is to be an error and not a hang.
+const WORK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Device memory: `len` elements of `dtype`. A clone, a slice or a tensor shares the allocation, and the last of
 /// them releases it, in order with the buffer's home stream.
@@ -37,13 +38,14 @@ struct Memory {
 #[derive(Debug)]
 struct ArenaState {
     name: String,
-    mapped: AtomicBool,
+    mapped: Mutex<bool>,
 }
 
 impl Buffer {
     /// Zeroed memory whose home is `stream`: it is ready for work enqueued there.
     pub fn zeros(stream: &Stream, len: usize, dtype: DType) -> Result<Self> {
-        let len_bytes = (len * dtype.size_bytes()).max(1); // a zero-length allocation is an error to some drivers
+        // A zero-length allocation is an error to some drivers, and a length that overflows to all of them.
+        let len_bytes = len.saturating_mul(dtype.size_bytes()).max(1);
         // SAFETY: `Memory` owns the allocation and releases it.
         let raw = unsafe { stream.device().alloc(len_bytes)? };
         let memory = Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: None });
@@ -153,7 +155,7 @@ extern "C" fn release(owner: *mut c_void) {
 impl Memory {
     fn check(&self) -> Result<()> {
         match &self.arena {
-            Some(arena) if !arena.mapped.load(Ordering::Acquire) => {
+            Some(arena) if !*arena.mapped.lock().unwrap() => {
                 Err(Error::Released { arena: arena.name.clone() })
             }
             _ => Ok(()),
@@ -169,13 +171,34 @@ impl Drop for Memory {
             report(unsafe { device.free(self.raw, self.len_bytes, self.home.raw()) });
             return;
         };
-        if arena.mapped.load(Ordering::Acquire) {
-            report(self.home.synchronize());
-            // SAFETY: the last owner, and the work that used it is done.
-            report(unsafe { device.arena_unmap(self.raw, self.len_bytes) });
+        let (device, raw, len_bytes) = (device.clone(), self.raw, self.len_bytes);
+        if !*arena.mapped.lock().unwrap() {
+            // SAFETY: the last owner, and no memory is mapped.
+            report(unsafe { device.arena_free(raw, len_bytes) });
+            return;
         }
-        // SAFETY: the last owner, and no memory is mapped.
-        report(unsafe { device.arena_free(self.raw, self.len_bytes) });
+        let name = arena.name.clone();
+        let finish =
+            move |reached: Result<Event>| match reached.and_then(|event| event.wait_for(WORK_TIMEOUT)) {
+                // SAFETY: the last owner, and the work that used it is done.
+                Ok(true) => report(unsafe {
+                    device.arena_unmap(raw, len_bytes).and_then(|()| device.arena_free(raw, len_bytes))
+                }),
+                outcome => tracing::error!("arena {name:?} is leaked: work on it has not ended: {outcome:?}"),
+            };
+        match self.home.record() {
+            Ok(event) if !event.is_complete().unwrap_or(true) => {
+                // The last owner may be an operation on another stream's thread that the home stream waits for:
+                // to wait here would stop both.
+                let spawned =
+                    thread::Builder::new().name("arena release".into()).spawn(move || finish(Ok(event)));
+                report(spawned.map(drop).map_err(|source| Error::Stream {
+                    device: self.home.device().id(),
+                    message: format!("an arena is leaked: {source}"),
+                }));
+            }
+            reached => finish(reached),
+        }
     }
 }
 
@@ -190,10 +213,12 @@ impl Arena {
     /// Reserves addresses for at least `len_bytes` and maps memory there, zeroed. `name` appears in errors.
     pub fn new(name: impl Into<String>, stream: &Stream, len_bytes: usize) -> Result<Self> {
         let device = stream.device();
-        let len_bytes = len_bytes.max(1).next_multiple_of(device.arena_granularity_bytes());
+        let granularity = device.arena_granularity_bytes();
+        // Where rounding up overflows, the length as asked for is more than any device has.
+        let len_bytes = len_bytes.max(1).checked_next_multiple_of(granularity).unwrap_or(len_bytes);
         // SAFETY: `Memory` owns the reservation and releases it.
         let raw = unsafe { device.arena_reserve(len_bytes)? };
-        let state = ArenaState { name: name.into(), mapped: AtomicBool::new(false) };
+        let state = ArenaState { name: name.into(), mapped: Mutex::new(false) };
         let arena =
             Self { memory: Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: Some(state) }) };
         arena.map()?;
@@ -217,15 +242,16 @@ impl Arena {
 
     /// Whether physical memory is there.
     pub fn is_mapped(&self) -> bool {
-        self.state().mapped.load(Ordering::Acquire)
+        *self.mapped()
     }
 
     /// Takes memory again (contents undefined), at the same address. A no-op if it is there.
     pub fn map(&self) -> Result<()> {
-        if !self.is_mapped() {
+        let mut mapped = self.mapped();
+        if !*mapped {
             // SAFETY: reserved by `new`, and not mapped.
             unsafe { self.memory.home.device().arena_map(self.memory.raw, self.memory.len_bytes)? };
-            self.state().mapped.store(true, Ordering::Release);
+            *mapped = true;
         }
         Ok(())
     }
@@ -233,17 +259,18 @@ impl Arena {
     /// Gives the memory back once the work on the home stream is done. A no-op if it is not there. The caller
     /// has ordered the home stream after every other stream that used it.
     pub fn unmap(&self) -> Result<()> {
-        if self.is_mapped() {
+        let mut mapped = self.mapped();
+        if *mapped {
             self.memory.home.synchronize()?;
-            self.state().mapped.store(false, Ordering::Release);
             // SAFETY: it is mapped, and the work that used it is done.
             unsafe { self.memory.home.device().arena_unmap(self.memory.raw, self.memory.len_bytes)? };
+            *mapped = false;
         }
         Ok(())
     }
 
-    fn state(&self) -> &ArenaState {
-        self.memory.arena.as_ref().expect("an arena's memory has an arena's state")
+    fn mapped(&self) -> MutexGuard<'_, bool> {
+        self.memory.arena.as_ref().expect("an arena's memory has an arena's state").mapped.lock().unwrap()
     }
 }
 
@@ -276,7 +303,7 @@ impl PinnedBuffer {
 
     /// Starts a copy of all of `src` to `offset_bytes` and returns at once.
     pub fn copy_from(&mut self, offset_bytes: usize, src: &Buffer, stream: &Stream) -> Result<()> {
-        assert!(offset_bytes + src.len_bytes() <= self.len_bytes, "the copy ends past the pinned buffer");
+        self.assert_holds(offset_bytes, src);
         self.order(stream)?;
         // SAFETY: the range is ours; `in_flight` keeps the host away until the copy is done.
         unsafe { self.device.copy_d2h(self.ptr.add(offset_bytes), src.raw()?, stream.raw())? };
@@ -286,7 +313,7 @@ impl PinnedBuffer {
 
     /// Starts a copy from `offset_bytes` into all of `dst` and returns at once.
     pub fn copy_to(&mut self, offset_bytes: usize, dst: &Buffer, stream: &Stream) -> Result<()> {
-        assert!(offset_bytes + dst.len_bytes() <= self.len_bytes, "the copy starts past the pinned buffer");
+        self.assert_holds(offset_bytes, dst);
         self.order(stream)?;
         // SAFETY: as in `copy_from`.
         unsafe { self.device.copy_h2d(dst.raw()?, self.ptr.add(offset_bytes), stream.raw())? };
@@ -308,18 +335,26 @@ impl PinnedBuffer {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len_bytes) })
     }
 
+    fn assert_holds(&self, offset_bytes: usize, buffer: &Buffer) {
+        let end = offset_bytes.checked_add(buffer.len_bytes());
+        assert!(
+            end.is_some_and(|end| end <= self.len_bytes),
+            "{} bytes at {offset_bytes} end past a pinned buffer of {}",
+            buffer.len_bytes(),
+            self.len_bytes
+        );
+    }
+
     /// Copies follow one another even when they are on different streams.
     fn order(&self, stream: &Stream) -> Result<()> {
         self.in_flight.as_ref().map_or(Ok(()), |event| stream.wait(event))
     }
 
     fn settle(&mut self) -> Result<()> {
-        /// Far beyond any copy: the deadline is there so that a wedged device is an error and not a hang.
-        const COPY_TIMEOUT: Duration = Duration::from_secs(120);
         if let Some(event) = &self.in_flight
-            && !event.wait_for(COPY_TIMEOUT)?
+            && !event.wait_for(WORK_TIMEOUT)?
         {
-            let message = format!("a copy of pinned memory did not finish within {COPY_TIMEOUT:?}");
+            let message = format!("a copy of pinned memory did not finish within {WORK_TIMEOUT:?}");
             return Err(Error::Stream { device: self.device.id(), message });
         }
         self.in_flight = None;

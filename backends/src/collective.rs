@@ -66,8 +66,8 @@ impl P2p {
 /// - Errors that happen later come out of [`Collective::check`], and from then on every call is an error: a
 ///   communicator does not recover. After a failure the streams go on: an event recorded behind a failed
 ///   operation completes, so whoever waits must look at `check` before it uses the result.
-/// - `all_reduce` and `reduce_scatter` give every rank the same bits. Floats of 16 bits are summed in fp32 and
-///   rounded once where the backend says so.
+/// - `all_reduce` gives every rank the same bits, and where [`Collective::sums_in_rank_order`] says so, it and
+///   `reduce_scatter` sum floats in fp32, in rank order, and round once. Elsewhere sums are within rounding.
 /// - An operation of no elements does nothing.
 /// - Buffers must live until the operation is done; [`crate::Work`] sees to it.
 pub trait Collective: Send + Sync + fmt::Debug {
@@ -75,6 +75,8 @@ pub trait Collective: Send + Sync + fmt::Debug {
     fn rank(&self) -> usize;
     /// How many there are.
     fn world_size(&self) -> usize;
+    /// Whether sums of floats are exact in the sense above: the same bits on every machine.
+    fn sums_in_rank_order(&self) -> bool;
     /// Everybody's `buffer` becomes `root`'s.
     fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()>;
     /// Everybody's `buffer` becomes the reduction of all.

@@ -86,6 +86,7 @@ impl Gloo {
                 && let Err(error) = operation(&shared)
             {
                 shared.failure.lock().unwrap().get_or_insert(error);
+                shared.interrupt();
             }
             Ok(())
         }))
@@ -99,6 +100,10 @@ impl Collective for Gloo {
 
     fn world_size(&self) -> usize {
         self.shared.world_size
+    }
+
+    fn sums_in_rank_order(&self) -> bool {
+        true
     }
 
     fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
@@ -220,6 +225,7 @@ impl Collective for Gloo {
 
     fn abort(&self) {
         self.shared.aborted.store(true, Ordering::Release);
+        self.shared.interrupt();
     }
 }
 
@@ -232,6 +238,28 @@ impl Shared {
             return Err(Error::Aborted { call: call.into(), rank: self.rank });
         }
         Ok(())
+    }
+
+    /// Wakes whoever waits in this communicator: here, and through the closed connections on the other ranks.
+    ///
+    /// Gloo has no call for it. But a receive that passes its deadline fails everything that is pending on the
+    /// communicator's connections and closes them, so one that nobody answers does it.
+    fn interrupt(&self) {
+        const UNANSWERED_TAG: c_int = c_int::MAX;
+        let nothing = Tensor::zeros([1], (Kind::Uint8, tch::Device::Cpu));
+        for peer in (0..self.world_size).filter(|peer| *peer != self.rank) {
+            // SAFETY: the group is live, and the tensor is until the receive has failed.
+            let work = unsafe {
+                ffi::anyroll_gloo_recv(self.raw, ffi::tensor_ptr(&nothing), peer as c_int, UNANSWERED_TAG)
+            };
+            if !work.is_null() {
+                // SAFETY: the shim handed us this Work, and we free it once. It fails, as it should.
+                unsafe {
+                    ffi::anyroll_work_wait(work, 1);
+                    ffi::anyroll_work_free(work);
+                }
+            }
+        }
     }
 
     fn all_gather(&self, call: &'static str, output: &Tensor, input: &Tensor) -> Result<()> {
@@ -280,12 +308,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The destructor joins Gloo's threads, which may wait for a dead rank: after a failure it is left to
-        // the end of the process.
-        if self.state("drop").is_ok() {
-            // SAFETY: no operation holds the group any more.
-            unsafe { ffi::anyroll_gloo_free(self.raw) };
-        }
+        // The destructor joins Gloo's threads. None waits for another rank: after a success there is nothing to
+        // wait for, and a failure has interrupted them.
+        // SAFETY: no operation holds the group any more.
+        unsafe { ffi::anyroll_gloo_free(self.raw) };
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{Buffer, Collective, DType, Device, Error, Event, P2p, ReduceOp, Result, Stream};
 
-/// Operations that the flight recorder remembers.
+/// Operations that the flight recorder remembers once they are done.
 const RECORDED: usize = 256;
 /// Operations that an error message shows.
 const SHOWN: usize = 8;
@@ -55,6 +55,14 @@ struct Entry {
     started_at: Option<Instant>,
     done: Event,
     is_done: bool,
+}
+
+impl Entry {
+    /// Whether it is done; a query of the device only until it is.
+    fn is_done(&mut self) -> bool {
+        self.is_done = self.is_done || self.done.is_complete().unwrap_or(false);
+        self.is_done
+    }
 }
 
 impl CollectiveGroup {
@@ -279,7 +287,8 @@ fn watch(group: &Weak<Inner>) {
 
 impl Recorder {
     fn push(&mut self, entry: Entry) {
-        if self.entries.len() == RECORDED {
+        // One that is not done stays however long the queue behind it: the watchdog looks at nothing else.
+        while self.entries.len() >= RECORDED && self.entries.front_mut().is_some_and(Entry::is_done) {
             self.entries.pop_front();
         }
         self.entries.push_back(Entry { sequence: self.sequence, ..entry });
@@ -289,9 +298,8 @@ impl Recorder {
     /// The oldest operation that started more than `timeout` ago and is not done.
     fn overdue(&mut self, timeout: Duration) -> Option<&'static str> {
         // Operations of one stream finish in order, so the first that is not done is the one to look at.
-        for entry in self.entries.iter_mut().filter(|entry| !entry.is_done) {
-            entry.is_done = entry.done.is_complete().unwrap_or(false);
-            if entry.is_done {
+        for entry in &mut self.entries {
+            if entry.is_done() {
                 continue;
             }
             if entry.started_at.is_none() && entry.started.is_complete().unwrap_or(false) {

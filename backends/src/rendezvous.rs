@@ -46,7 +46,8 @@ unsafe impl Send for Store {}
 unsafe impl Sync for Store {}
 
 impl Store {
-    /// Waits, up to the time-out, until all ranks are there.
+    /// Waits, up to the time-out, until all ranks are there. A process may connect more than once; what it gets
+    /// is the same store each time.
     pub fn connect(rendezvous: &Rendezvous) -> Result<Self> {
         let host = CString::new(rendezvous.master_addr.as_str())
             .map_err(|_| rendezvous.error("MASTER_ADDR contains a NUL byte".into()))?;

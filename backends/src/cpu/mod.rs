@@ -56,7 +56,7 @@ impl CpuDevice {
     /// Runs `work` in order with `stream`.
     fn enqueue(&self, stream: RawStream, work: HostFn) -> Result<()> {
         if stream == INLINE {
-            return work().map_err(|message| Error::Stream { device: self.id, message });
+            return stream::run(work).map_err(|message| Error::Stream { device: self.id, message });
         }
         let streams = self.streams.lock().unwrap();
         match streams.get(&stream.0) {

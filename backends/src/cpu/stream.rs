@@ -25,10 +25,7 @@ impl Worker {
         let first_failure = failure.clone();
         thread::Builder::new().name(name).spawn(move || {
             for item in work {
-                // A panic must not end the thread: later work, events among it, would never run.
-                let outcome =
-                    catch_unwind(AssertUnwindSafe(item)).unwrap_or_else(|panic| Err(words(&*panic)));
-                if let Err(message) = outcome {
+                if let Err(message) = run(item) {
                     first_failure.lock().unwrap().get_or_insert(message);
                 }
             }
@@ -44,6 +41,12 @@ impl Worker {
     pub(super) fn failure(&self) -> Arc<Mutex<Option<String>>> {
         self.failure.clone()
     }
+}
+
+/// Runs `work`. A panic becomes an error and does not end the thread: later work, events among it, would never
+/// run.
+pub(super) fn run(work: HostFn) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(words(&*panic)))
 }
 
 fn words(panic: &(dyn Any + Send)) -> String {
