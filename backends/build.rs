@@ -20,6 +20,12 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
-        .files(["shim/c10d.cpp", "shim/kernels.cpp", "shim/optimizer.cpp", "shim/tensor.cpp"])
+        .files([
+            "shim/c10d.cpp",
+            "shim/device.cpp",
+            "shim/kernels.cpp",
+            "shim/optimizer.cpp",
+            "shim/tensor.cpp",
+        ])
         .compile("anyroll_shim");
 }

@@ -1,6 +1,7 @@
 //! Faults on demand, for tests: a device whose streams are late at random.
 
 use std::{
+    ffi::{CStr, c_void},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -98,6 +99,9 @@ unsafe impl Device for Delayed {
     fn event_create(&self) -> Result<RawEvent> {
         self.device.event_create()
     }
+    fn has_kernels(&self) -> bool {
+        self.device.has_kernels()
+    }
 
     forward! {
         alloc(len: usize) -> RawBuffer;
@@ -120,5 +124,8 @@ unsafe impl Device for Delayed {
         event_query(event: RawEvent) -> bool;
         event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
         [stream] enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+        [stream] launch(
+            kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
+        ) -> ();
     }
 }

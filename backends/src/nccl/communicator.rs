@@ -1,0 +1,300 @@
+//! [`Communicator`]: one handle of the library, from the first rendezvous to its end.
+//!
+//! It does not block: a call that needs the other ranks returns at once as in progress, and is then polled up to a
+//! deadline. The handle is read under a lock, so that the watchdog can end it at any moment without another thread
+//! touching what is gone. Only a deadline finds a dead rank: the library itself reports nothing.
+
+use std::{
+    collections::HashMap,
+    ffi::c_int,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::library::{Config, Handle, IN_PROGRESS, Library, NO_COLOR, UniqueId};
+use crate::{
+    Device, Error, Rendezvous, Result, Store, TorchDevice, device::unsupported, ffi, library::Failed,
+    stream::report,
+};
+
+/// How long a communicator that is not needed any more may take to end in peace.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct Communicator {
+    library: &'static Library,
+    /// `None` once it is aborted.
+    raw: Mutex<Option<Handle>>,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    timeout: Duration,
+    aborted: AtomicBool,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Communicator {
+    /// Connects the ranks of `store`. Blocks until all are there or the store's time-out has passed.
+    pub(super) fn connect(library: &'static Library, device: &dyn Device, store: &Store) -> Result<Self> {
+        let rendezvous = store.rendezvous();
+        let Some(torch) = device.torch_device() else {
+            return unsupported(device.id(), "collectives: libtorch does not know it");
+        };
+        let id = exchange_id(library, store)?;
+        let (rank, world_size) = (rendezvous.rank, rendezvous.world_size);
+        let config = Config::NON_BLOCKING;
+        let mut raw: Handle = 0;
+        let outcome = with_current(torch, || {
+            // SAFETY: the arguments live through the call, and the handle is ours to end.
+            unsafe { library.calls.comm_init(&mut raw, world_size as c_int, id, rank as c_int, &config) }
+        })?;
+        let comm = Self::new(library, raw, rank, world_size, rendezvous.timeout);
+        comm.settle_with("ncclCommInitRankConfig", outcome)
+            .map_err(|error| rendezvous.error(error.to_string()))?;
+        Ok(comm)
+    }
+
+    fn new(
+        library: &'static Library,
+        raw: Handle,
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            library,
+            raw: Mutex::new((raw != 0).then_some(raw)),
+            rank,
+            world_size,
+            timeout,
+            aborted: AtomicBool::new(false),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// Lets `start` call the library, and waits until the library has taken the work. `call` is for errors.
+    pub(super) fn enqueue(
+        &self,
+        call: &'static str,
+        start: impl FnOnce(&Library, Handle) -> Result<(), Failed>,
+    ) -> Result<()> {
+        self.state(call)?;
+        let outcome = self.with_raw(call, |raw| start(self.library, raw))?;
+        self.settle_with(call, outcome)
+    }
+
+    /// See [`crate::Collective::split`].
+    pub(super) fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
+        const CALL: &str = "ncclCommSplit";
+        let number = match color.map(c_int::try_from) {
+            None => NO_COLOR,
+            Some(Ok(number)) => number,
+            Some(Err(_)) => {
+                let message = format!("color {color:?} is more than {}", c_int::MAX);
+                return Err(Error::Argument { op: "split", message });
+            }
+        };
+        self.state(CALL)?;
+        let config = Config::NON_BLOCKING;
+        let mut child: Handle = 0;
+        // SAFETY: the parent is live under the lock; `child` is written before this function returns, since
+        // `settle_with` waits for the call or ends the parent.
+        let outcome = self.with_raw(CALL, |raw| unsafe {
+            self.library.calls.comm_split(raw, number, key, &mut child, &config)
+        })?;
+        self.settle_with(CALL, outcome)?;
+        if color.is_none() {
+            return Ok(None);
+        }
+        let mut comm = Self::new(self.library, child, 0, 0, self.timeout);
+        comm.settle(CALL)?;
+        (comm.rank, comm.world_size) = comm.place()?;
+        Ok(Some(comm))
+    }
+
+    /// The error that ended this communicator, if one has. Asks the library.
+    pub(super) fn check(&self) -> Result<()> {
+        const CALL: &str = "ncclCommGetAsyncError";
+        self.state(CALL)?;
+        match self.poll(CALL)? {
+            0 | IN_PROGRESS => Ok(()),
+            code => Err(self.fail(Failed { call: CALL, code })),
+        }
+    }
+
+    /// Ends it: whoever waits in a stream for one of its operations goes on.
+    pub(super) fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        let raw = self.raw.lock().unwrap().take();
+        if let Some(raw) = raw {
+            // SAFETY: the last use of the handle, which nobody else can have any more.
+            let outcome = unsafe { self.library.calls.comm_abort(raw) };
+            // SAFETY: no communicator is named.
+            report(
+                outcome.map_err(|failed| self.error(failed, unsafe { self.library.text(failed.code, 0) })),
+            );
+        }
+    }
+
+    fn state(&self, call: &str) -> Result<()> {
+        if let Some(error) = &*self.failure.lock().unwrap() {
+            return Err(error.clone());
+        }
+        if self.aborted.load(Ordering::Acquire) { Err(self.aborted_error(call)) } else { Ok(()) }
+    }
+
+    fn with_raw<T>(&self, call: &str, use_it: impl FnOnce(Handle) -> T) -> Result<T> {
+        match *self.raw.lock().unwrap() {
+            Some(raw) => Ok(use_it(raw)),
+            None => Err(self.aborted_error(call)),
+        }
+    }
+
+    fn settle_with(&self, call: &'static str, outcome: Result<(), Failed>) -> Result<()> {
+        match outcome {
+            Ok(()) => Ok(()),
+            Err(Failed { code: IN_PROGRESS, .. }) => self.settle(call),
+            Err(failed) => Err(self.fail(failed)),
+        }
+    }
+
+    /// Waits until the library has finished what it does on the host.
+    fn settle(&self, call: &'static str) -> Result<()> {
+        /// Most calls are over by then, and a sleep would be longer than what is left.
+        const SPIN: Duration = Duration::from_micros(200);
+        let start = Instant::now();
+        loop {
+            match self.poll(call)? {
+                0 => return Ok(()),
+                IN_PROGRESS if start.elapsed() < SPIN => thread::yield_now(),
+                IN_PROGRESS if start.elapsed() < self.timeout => thread::sleep(Duration::from_micros(50)),
+                IN_PROGRESS => return Err(self.fail(Failed { call, code: IN_PROGRESS })),
+                code => return Err(self.fail(Failed { call, code })),
+            }
+        }
+    }
+
+    fn poll(&self, call: &str) -> Result<c_int> {
+        let mut state = 0;
+        // SAFETY: the handle is live under the lock.
+        let outcome =
+            self.with_raw(call, |raw| unsafe { self.library.calls.comm_async_error(raw, &mut state) })?;
+        Ok(outcome.err().map_or(state, |failed| failed.code))
+    }
+
+    /// Remembers a failure and ends the communicator, so that no stream waits for what will not come.
+    fn fail(&self, failed: Failed) -> Error {
+        let message = if failed.code == IN_PROGRESS {
+            format!("not done within {:?}: is another rank gone?", self.timeout)
+        } else {
+            let raw = self.raw.lock().unwrap();
+            // SAFETY: live under the lock, or zero.
+            unsafe { self.library.text(failed.code, raw.unwrap_or(0)) }
+        };
+        let error = self.error(failed, message);
+        let error = self.failure.lock().unwrap().get_or_insert(error).clone();
+        self.abort();
+        error
+    }
+
+    fn error(&self, failed: Failed, message: String) -> Error {
+        Error::Collective { call: failed.call.into(), rank: self.rank, world_size: self.world_size, message }
+    }
+
+    fn aborted_error(&self, call: &str) -> Error {
+        Error::Aborted { call: call.into(), rank: self.rank }
+    }
+
+    /// Rank and world size, as the library has them.
+    fn place(&self) -> Result<(usize, usize)> {
+        let (mut rank, mut count) = (0, 0);
+        // SAFETY: live under the lock, and numbers of our own.
+        let outcome = self.with_raw("ncclCommUserRank", |raw| unsafe {
+            self.library.calls.comm_user_rank(raw, &mut rank)?;
+            self.library.calls.comm_count(raw, &mut count)
+        })?;
+        outcome.map_err(|failed| self.fail(failed))?;
+        Ok((rank as usize, count as usize))
+    }
+
+    /// Flushes what is enqueued; `false` when that fails or takes too long.
+    fn finalize(&self, raw: Handle) -> bool {
+        // SAFETY: live, and not used by anybody else: `self` is being dropped.
+        let mut code = unsafe { self.library.calls.comm_finalize(raw) }.err().map_or(0, |failed| failed.code);
+        let start = Instant::now();
+        while code == IN_PROGRESS && start.elapsed() < FINALIZE_TIMEOUT {
+            thread::sleep(Duration::from_micros(200));
+            let mut state = 0;
+            // SAFETY: as above.
+            let asked = unsafe { self.library.calls.comm_async_error(raw, &mut state) };
+            code = asked.err().map_or(state, |failed| failed.code);
+        }
+        code == 0
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let Some(raw) = *self.raw.lock().unwrap() else { return };
+        if !self.finalize(raw) {
+            self.abort();
+            return;
+        }
+        // SAFETY: the last use of the handle.
+        let outcome = unsafe { self.library.calls.comm_destroy(raw) };
+        if let Err(failed) = outcome
+            && failed.code != IN_PROGRESS
+        {
+            // SAFETY: no communicator is named.
+            tracing::error!("{}", self.error(failed, unsafe { self.library.text(failed.code, 0) }));
+        }
+    }
+}
+
+/// Rank 0 draws an id, and all ranks read it from the store.
+fn exchange_id(library: &Library, store: &Store) -> Result<UniqueId> {
+    let rendezvous = store.rendezvous();
+    let key = format!("nccl/{}/id", count_connection(rendezvous));
+    let mut id = UniqueId([0; 128]);
+    if rendezvous.rank == 0 {
+        // SAFETY: writes 128 bytes of our own.
+        let drawn = unsafe { library.calls.unique_id(&mut id) };
+        drawn.map_err(|failed| {
+            // SAFETY: no communicator is named.
+            rendezvous.error(format!("{}: {}", failed.call, unsafe { library.text(failed.code, 0) }))
+        })?;
+        store.set(&key, &id.0)?;
+        return Ok(id);
+    }
+    let value = store.get(&key)?;
+    let len = value.len();
+    id.0 = value.try_into().map_err(|_| rendezvous.error(format!("{key} has {len} bytes")))?;
+    Ok(id)
+}
+
+/// How often this rank has connected through this store before: each time needs an id of its own.
+fn count_connection(rendezvous: &Rendezvous) -> usize {
+    type Counts = HashMap<(String, u16, usize), usize>;
+    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
+    let mut connections = CONNECTIONS.lock().unwrap();
+    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
+    let count = connections.get_or_insert_default().entry(place).or_default();
+    *count += 1;
+    *count - 1
+}
+
+/// Runs `call` with a device current in this thread, and leaves the thread as it was.
+fn with_current<T>(torch: TorchDevice, call: impl FnOnce() -> T) -> Result<T> {
+    let exchange = |index: c_int| {
+        // SAFETY: libtorch's support of the device is loaded, since the device is open.
+        let previous = unsafe { ffi::anyroll_exchange_device(torch.kind, index) };
+        if previous < 0 { Err(Error::Torch(ffi::last_error())) } else { Ok(previous) }
+    };
+    let previous = exchange(torch.index)?;
+    let result = call();
+    exchange(previous)?;
+    Ok(result)
+}
