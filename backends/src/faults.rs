@@ -1,4 +1,5 @@
-//! Faults on demand, for tests: a device whose streams are late at random.
+//! Faults on demand, for tests: a device whose streams are late at random, as any may be, and one that breaks the
+//! contract, to see that the conformance suite notices.
 
 use std::{
     ffi::{CStr, c_void},
@@ -59,6 +60,73 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// A way to break the contract of [`Device`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Streams do not wait for events.
+    LosesWaits,
+    /// Copies leave out the last byte.
+    ShortCopies,
+    /// Device memory is never given back.
+    Leaks,
+    /// Errors of enqueued work do not come out.
+    HidesErrors,
+}
+
+/// Wraps a device and breaks its contract in one way.
+#[derive(Debug)]
+pub struct Faulty {
+    device: Arc<dyn Device>,
+    fault: Fault,
+}
+
+impl Faulty {
+    /// See the type.
+    pub fn wrap(device: Arc<dyn Device>, fault: Fault) -> Arc<dyn Device> {
+        Arc::new(Self { device, fault })
+    }
+
+    fn copied_bytes(&self, len: usize) -> usize {
+        if self.fault == Fault::ShortCopies { len.saturating_sub(1) } else { len }
+    }
+}
+
+/// The verbs that are safe to call, passed on.
+macro_rules! forward_safe {
+    () => {
+        fn id(&self) -> DeviceId {
+            self.device.id()
+        }
+        fn info(&self) -> DeviceInfo {
+            self.device.info()
+        }
+        fn memory_info(&self) -> Result<MemoryInfo> {
+            self.device.memory_info()
+        }
+        fn torch_device(&self) -> Option<TorchDevice> {
+            self.device.torch_device()
+        }
+        fn address(&self, buffer: RawBuffer) -> Option<*mut u8> {
+            self.device.address(buffer)
+        }
+        fn arena_granularity_bytes(&self) -> usize {
+            self.device.arena_granularity_bytes()
+        }
+        fn stream_create(&self) -> Result<RawStream> {
+            self.device.stream_create()
+        }
+        fn torch_stream(&self) -> Result<RawStream> {
+            self.device.torch_stream()
+        }
+        fn event_create(&self) -> Result<RawEvent> {
+            self.device.event_create()
+        }
+        fn has_kernels(&self) -> bool {
+            self.device.has_kernels()
+        }
+    };
+}
+
 /// Passes verbs on, late where one names its stream in brackets.
 macro_rules! forward {
     ($( $( [$late:ident] )? $name:ident ( $($arg:ident: $ty:ty),* ) -> $ret:ty; )*) => {$(
@@ -72,36 +140,7 @@ macro_rules! forward {
 
 // SAFETY: every verb is the wrapped device's, later in the same order.
 unsafe impl Device for Delayed {
-    fn id(&self) -> DeviceId {
-        self.device.id()
-    }
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        self.device.memory_info()
-    }
-    fn torch_device(&self) -> Option<TorchDevice> {
-        self.device.torch_device()
-    }
-    fn address(&self, buffer: RawBuffer) -> Option<*mut u8> {
-        self.device.address(buffer)
-    }
-    fn arena_granularity_bytes(&self) -> usize {
-        self.device.arena_granularity_bytes()
-    }
-    fn stream_create(&self) -> Result<RawStream> {
-        self.device.stream_create()
-    }
-    fn torch_stream(&self) -> Result<RawStream> {
-        self.device.torch_stream()
-    }
-    fn event_create(&self) -> Result<RawEvent> {
-        self.device.event_create()
-    }
-    fn has_kernels(&self) -> bool {
-        self.device.has_kernels()
-    }
+    forward_safe!();
 
     forward! {
         alloc(len: usize) -> RawBuffer;
@@ -127,5 +166,78 @@ unsafe impl Device for Delayed {
         [stream] launch(
             kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
         ) -> ();
+    }
+}
+
+// SAFETY: every verb is the wrapped device's but for the fault. Where order is lost, memory is kept for ever, so
+// that no fault makes a verb touch memory that is gone.
+unsafe impl Device for Faulty {
+    forward_safe!();
+
+    forward! {
+        alloc(len: usize) -> RawBuffer;
+        arena_reserve(len: usize) -> RawBuffer;
+        arena_map(arena: RawBuffer, len: usize) -> ();
+        arena_unmap(arena: RawBuffer, len: usize) -> ();
+        arena_free(arena: RawBuffer, len: usize) -> ();
+        alloc_pinned(len: usize) -> *mut u8;
+        fill(dst: RawSlice, byte: u8, stream: RawStream) -> ();
+        stream_destroy(stream: RawStream) -> ();
+        event_destroy(event: RawEvent) -> ();
+        event_record(event: RawEvent, stream: RawStream) -> ();
+        event_query(event: RawEvent) -> bool;
+        event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
+        enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+        launch(
+            kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
+        ) -> ();
+    }
+
+    unsafe fn free(&self, buffer: RawBuffer, len: usize, stream: RawStream) -> Result<()> {
+        if matches!(self.fault, Fault::LosesWaits | Fault::Leaks) {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.device.free(buffer, len, stream) }
+    }
+
+    unsafe fn free_pinned(&self, ptr: *mut u8, len: usize) -> Result<()> {
+        if self.fault == Fault::LosesWaits {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.device.free_pinned(ptr, len) }
+    }
+
+    unsafe fn copy_h2d(&self, dst: RawSlice, src: *const u8, stream: RawStream) -> Result<()> {
+        let dst = RawSlice { len: self.copied_bytes(dst.len), ..dst };
+        // SAFETY: the caller's promise, passed on for a part.
+        unsafe { self.device.copy_h2d(dst, src, stream) }
+    }
+
+    unsafe fn copy_d2h(&self, dst: *mut u8, src: RawSlice, stream: RawStream) -> Result<()> {
+        let src = RawSlice { len: self.copied_bytes(src.len), ..src };
+        // SAFETY: as above.
+        unsafe { self.device.copy_d2h(dst, src, stream) }
+    }
+
+    unsafe fn copy_d2d(&self, dst: RawSlice, src: RawSlice, stream: RawStream) -> Result<()> {
+        let len = self.copied_bytes(dst.len);
+        // SAFETY: as above.
+        unsafe { self.device.copy_d2d(RawSlice { len, ..dst }, RawSlice { len, ..src }, stream) }
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        let outcome = unsafe { self.device.stream_synchronize(stream) };
+        if self.fault == Fault::HidesErrors { Ok(()) } else { outcome }
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        if self.fault == Fault::LosesWaits {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.device.stream_wait_event(stream, event) }
     }
 }

@@ -85,8 +85,7 @@ impl Gloo {
             if shared.state(call).is_ok()
                 && let Err(error) = operation(&shared)
             {
-                shared.failure.lock().unwrap().get_or_insert(error);
-                shared.interrupt();
+                shared.fail(error);
             }
             Ok(())
         }))
@@ -238,6 +237,14 @@ impl Shared {
             return Err(Error::Aborted { call: call.into(), rank: self.rank });
         }
         Ok(())
+    }
+
+    /// Ends the communicator for a reason, unless it was aborted: then that is the reason.
+    fn fail(&self, error: Error) {
+        if !self.aborted.load(Ordering::Acquire) {
+            self.failure.lock().unwrap().get_or_insert(error);
+            self.interrupt();
+        }
     }
 
     /// Wakes whoever waits in this communicator: here, and through the closed connections on the other ranks.

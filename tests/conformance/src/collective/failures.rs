@@ -1,0 +1,232 @@
+//! Ranks that do not come and groups that are aborted: an error in time, no hang, and a new group works.
+
+use std::{
+    net::TcpListener,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyroll_backends::{
+    Buffer, CollectiveGroup, DType, Error, P2p, ReduceOp, Rendezvous, Result, Store, Work,
+};
+
+use super::member::Member;
+use crate::{
+    host::upload,
+    runner::{Case, Stop, Verdict, ensure, same, same_bytes},
+};
+
+/// The deadline of a group whose ranks do not all come.
+const SHORT: Duration = Duration::from_millis(600);
+/// How much later than its deadline a call may end.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long an abort may take to free whoever waits.
+const ABORT: Duration = Duration::from_secs(1);
+/// "At once": generous, for a busy machine.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+pub(super) fn cases() -> Vec<Case<Member>> {
+    vec![
+        Case::new(
+            "timeout: a rank that nobody joins ends with Error::Timeout, which tells what happened",
+            alone,
+        ),
+        Case::new("timeout: ranks that miss one end in time, behind a queue of operations too", missing),
+        Case::new("timeout: a rendezvous to which a rank does not come ends in time", rendezvous),
+        Case::new("abort: frees a host that waits for work", abort_frees_work),
+        Case::new("abort: frees streams, and what waits for them", abort_frees_streams),
+        Case::new("failure: every later call is an error at once", after_failure),
+        Case::new("failure: a new group works, and the old one goes away", new_group),
+    ]
+}
+
+fn alone(m: &Member) -> Verdict {
+    m.needs_peers()?;
+    let group = doomed(m, "doomed", SHORT)?;
+    on_rank_0(m, || {
+        let buffer = upload(&m.compute, &[1; 12], DType::Bf16)?;
+        let start = Instant::now();
+        let outcome = group.all_reduce(&buffer, ReduceOp::Sum, &m.compute)?.wait();
+        in_time(start, SHORT)?;
+        let Err(Error::Timeout { call, group, rank, world_size, timeout, recent }) = outcome else {
+            return same("the error", format!("{outcome:?}"), "Timeout".into());
+        };
+        same("call and group", (call.as_str(), group.as_str()), ("all_reduce", "doomed"))?;
+        same("rank of world size", (rank, world_size), (0, m.world_size))?;
+        same("deadline", timeout, SHORT)?;
+        for word in ["all_reduce", "Bf16 x 6", "started"] {
+            ensure!(recent.contains(word), "the flight recorder's lines lack {word:?}:\n{recent}");
+        }
+        Ok(())
+    })
+}
+
+fn missing(m: &Member) -> Verdict {
+    m.needs_peers()?;
+    let group = doomed(m, "doomed", SHORT)?;
+    let start = Instant::now();
+    let mut outcomes = Vec::new();
+    if m.rank != m.world_size - 1 {
+        let buffer = Buffer::zeros(&m.compute, 100, DType::F32)?;
+        // More than the flight recorder remembers; the first is the one that hangs.
+        let works = (0..300).map(|_| group.all_reduce(&buffer, ReduceOp::Sum, &m.compute));
+        match works.collect::<Result<Vec<_>>>() {
+            Ok(works) => outcomes.extend(works.iter().map(Work::wait)),
+            // Another rank may give up while this one still enqueues: the same error, only earlier.
+            Err(error) => outcomes.push(Err(error)),
+        }
+    }
+    let took = start.elapsed();
+    m.meet("all have given up")?;
+    ensure!(took < SHORT + GRACE, "it ended after {took:?}, with a deadline of {SHORT:?}");
+    for outcome in outcomes {
+        let is_from_peer = outcome.as_ref().is_err_and(Error::is_from_peer);
+        ensure!(is_from_peer, "{outcome:?} is not an error that another rank caused");
+    }
+    Ok(())
+}
+
+fn rendezvous(m: &Member) -> Verdict {
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let rendezvous = Rendezvous {
+        rank: 0,
+        world_size: 2,
+        master_addr: address.ip().to_string(),
+        master_port: address.port(),
+        timeout: SHORT,
+    };
+    // The rank that serves the store waits for the other, and the other for the store.
+    let rank = m.rank % 2;
+    let start = Instant::now();
+    let outcome = Store::connect(&Rendezvous { rank, ..rendezvous });
+    in_time(start, SHORT)?;
+    let Err(Error::Rendezvous { address: at, rank: of, world_size, .. }) = outcome else {
+        return same("the error", format!("{outcome:?}"), "Rendezvous".into());
+    };
+    same("address", at, address.to_string())?;
+    same("rank of world size", (of, world_size), (rank, 2))?;
+    m.group.barrier(&m.compute)?.wait()?;
+    Ok(())
+}
+
+fn abort_frees_work(m: &Member) -> Verdict {
+    m.needs_peers()?;
+    let group = doomed(m, "doomed", m.store.rendezvous().timeout)?;
+    on_rank_0(m, || {
+        let buffer = Buffer::zeros(&m.compute, 100, DType::F32)?;
+        let work = group.all_reduce(&buffer, ReduceOp::Sum, &m.compute)?;
+        let freed = while_aborting(&group, || work.wait())?;
+        let is_aborted = matches!(&freed, Err(Error::Aborted { rank: 0, .. }));
+        ensure!(is_aborted, "the waiter's error is {freed:?}, not Aborted");
+        let start = Instant::now();
+        drop((work, buffer));
+        ensure!(start.elapsed() < ABORT, "to drop the work took {:?}", start.elapsed());
+        Ok(())
+    })
+}
+
+fn abort_frees_streams(m: &Member) -> Verdict {
+    m.needs_peers()?;
+    let group = doomed(m, "doomed", m.store.rendezvous().timeout)?;
+    on_rank_0(m, || {
+        let buffer = Buffer::zeros(&m.compute, 100, DType::F32)?;
+        let work = group.broadcast(&buffer, 1, &m.compute)?;
+        work.wait_stream(&m.compute)?;
+        while_aborting(&group, || m.compute.synchronize())??;
+        ensure!(group.check().is_err(), "the stream went on, and the group does not say that it failed");
+        ensure!(work.wait().is_err(), "the stream went on, and the work does not say that it failed");
+        Ok(())
+    })
+}
+
+fn after_failure(m: &Member) -> Verdict {
+    let group = doomed(m, "aborted", m.store.rendezvous().timeout)?;
+    m.meet("all are members")?;
+    group.abort();
+    let start = Instant::now();
+    let (after, peer) = (&m.compute, (m.rank + 1) % m.world_size);
+    let small = Buffer::zeros(after, 4, DType::F32)?;
+    let large = Buffer::zeros(after, 4 * m.world_size, DType::F32)?;
+    let send = P2p::Send { buffer: small.clone(), to: peer };
+    let calls = [
+        ("broadcast", group.broadcast(&small, 0, after).map(drop)),
+        ("all_reduce", group.all_reduce(&small, ReduceOp::Sum, after).map(drop)),
+        ("all_gather", group.all_gather(&large, &small, after).map(drop)),
+        ("reduce_scatter", group.reduce_scatter(&small, &large, ReduceOp::Sum, after).map(drop)),
+        ("all_to_all", group.all_to_all(&large, &large.clone(), after).map(drop)),
+        ("batch", group.batch(&[send], after).map(drop)),
+        ("barrier", group.barrier(after).map(drop)),
+        ("split", group.split("child", Some(0), 0).map(drop)),
+        ("check", group.check()),
+    ];
+    let took = start.elapsed();
+    for (call, outcome) in calls {
+        ensure!(outcome.is_err(), "{call} succeeded on an aborted group");
+    }
+    ensure!(took < AT_ONCE, "nine calls that fail took {took:?}");
+    group.abort(); // a second time does nothing
+    Ok(())
+}
+
+fn new_group(m: &Member) -> Verdict {
+    for round in 0..2 {
+        let group = doomed(m, "doomed", SHORT)?;
+        let buffer = Buffer::zeros(&m.compute, 100, DType::F32)?;
+        // Rank 0 is left alone by the others until it gives up; alone in the world it gives up by itself.
+        let lonely = m.rank == 0 && m.world_size > 1;
+        let outcome =
+            if lonely { group.all_reduce(&buffer, ReduceOp::Sum, &m.compute)?.wait() } else { Ok(()) };
+        m.meet(&format!("rank 0 has given up {round}"))?;
+        group.abort();
+        let start = Instant::now();
+        drop((group, buffer));
+        let took = start.elapsed();
+
+        let group = doomed(m, "next", m.store.rendezvous().timeout / 4)?;
+        let data = m.place(&[m.rank as u8; 9], DType::U8)?;
+        group.all_reduce(&data.inner, ReduceOp::Max, &m.compute)?.wait()?;
+        let what = format!("round {round}: a new group");
+        same_bytes(&what, &data.read(&m.compute)?, &[m.world_size as u8 - 1; 9])?;
+        same(&format!("round {round}: whether the old group failed"), outcome.is_err(), lonely)?;
+        ensure!(took < ABORT, "round {round}: to drop the old group took {took:?}");
+    }
+    Ok(())
+}
+
+/// Runs `check` on rank 0 while the others wait for its end: who left earlier would be a rank that died, and not
+/// one that does not come.
+fn on_rank_0(m: &Member, check: impl FnOnce() -> Verdict) -> Verdict {
+    let verdict = if m.rank == 0 { check() } else { Ok(()) };
+    m.meet("rank 0 is done")?;
+    verdict
+}
+
+/// A group of all ranks for this case alone.
+fn doomed(m: &Member, name: &str, timeout: Duration) -> Result<CollectiveGroup> {
+    let comm = m.world.split(Some(0), m.rank as i32)?.expect("a rank with a color is a member");
+    CollectiveGroup::new(name, comm, &m.device, timeout)
+}
+
+/// Runs `wait`, which blocks, and aborts the group meanwhile. Fails if the abort does not end it soon.
+fn while_aborting<T>(group: &CollectiveGroup, wait: impl FnOnce() -> T) -> Result<T, Stop> {
+    const HEAD_START: Duration = Duration::from_millis(100);
+    let start = Instant::now();
+    let outcome = thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(HEAD_START);
+            group.abort();
+        });
+        wait()
+    });
+    let took = start.elapsed();
+    ensure!(took >= HEAD_START, "the wait ended after {took:?}, before the abort");
+    ensure!(took < HEAD_START + ABORT, "the wait ended {:?} after the abort", took - HEAD_START);
+    Ok(outcome)
+}
+
+fn in_time(start: Instant, timeout: Duration) -> Verdict {
+    let took = start.elapsed();
+    ensure!(took >= timeout, "it ended after {took:?}, before its deadline of {timeout:?}");
+    ensure!(took < timeout + GRACE, "it ended after {took:?}, with a deadline of {timeout:?}");
+    Ok(())
+}
