@@ -25,6 +25,7 @@ pub(super) fn granularity_bytes(context: &Context) -> Result<usize> {
 
 pub(super) fn reserve(context: &Context, len: usize) -> Result<Address> {
     let _entered = context.enter()?;
+    context.fits(len)?;
     let mut address = 0;
     // SAFETY: a number of our own; the driver chooses the place.
     unsafe { context.driver.address_reserve(&mut address, len, 0, 0, 0) }

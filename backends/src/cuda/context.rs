@@ -52,6 +52,15 @@ impl Context {
         Error::OutOfMemory { device: self.id, requested_bytes, free_bytes }
     }
 
+    /// An error for more than the device has: drivers answer absurd sizes in different ways. The context is current.
+    pub(super) fn fits(&self, requested_bytes: usize) -> Result<()> {
+        let (free_bytes, total_bytes) = self.memory()?;
+        if requested_bytes > total_bytes {
+            return Err(Error::OutOfMemory { device: self.id, requested_bytes, free_bytes });
+        }
+        Ok(())
+    }
+
     /// Free and total bytes of the device. The context is current.
     pub(super) fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);

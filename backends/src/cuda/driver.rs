@@ -175,6 +175,7 @@ table! {
         module_load = "cuModuleLoadData"(module: *mut Handle, image: *const c_void);
         module_unload = "cuModuleUnload"(module: Handle);
         module_function = "cuModuleGetFunction"(function: *mut Handle, module: Handle, name: *const c_char);
+        function_load = "cuFuncLoad"(function: Handle);
         launch = "cuLaunchKernel"(
             function: Handle,
             grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

@@ -33,7 +33,9 @@ use crate::{
     Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed, stream::report,
 };
 use context::Context;
-use driver::{Address, Driver, Handle, NON_BLOCKING, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES};
+use driver::{
+    Address, Driver, Handle, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+};
 use module::Module;
 use pinned::Pinned;
 
@@ -184,7 +186,10 @@ unsafe impl Device for CudaDevice {
 
     unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {
         let _entered = self.context.enter()?;
-        let address = self.try_alloc(len).or_else(|_| {
+        let address = self.try_alloc(len).or_else(|failed| {
+            if failed.code != OUT_OF_MEMORY {
+                return Err(failed);
+            }
             // Pending releases may be what is missing: the device is given the time to finish them, once.
             // SAFETY: the context is current, and the pool is live.
             unsafe {
@@ -195,7 +200,13 @@ unsafe impl Device for CudaDevice {
             }
             .and_then(|()| self.try_alloc(len))
         });
-        let address = address.map_err(|failed| self.context.memory_error(failed, len))?;
+        let address = match address {
+            Ok(address) => address,
+            Err(failed) => {
+                self.context.fits(len)?;
+                return Err(self.context.memory_error(failed, len));
+            }
+        };
         self.allocated_bytes.fetch_add(len, Ordering::Relaxed);
         Ok(RawBuffer(address))
     }

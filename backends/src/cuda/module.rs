@@ -28,6 +28,8 @@ impl Module {
             for name in device_kernels::NAMES {
                 let mut function = 0;
                 driver.module_function(&mut function, raw, name.as_ptr())?;
+                // Now, and not at the first launch, when another kernel may wait for what that launch holds up.
+                driver.function_load(function)?;
                 functions.insert(name, function);
             }
             Ok(())

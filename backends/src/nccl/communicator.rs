@@ -5,7 +5,6 @@
 //! touching what is gone. Only a deadline finds a dead rank: the library itself reports nothing.
 
 use std::{
-    collections::HashMap,
     ffi::c_int,
     sync::{
         Mutex,
@@ -16,10 +15,7 @@ use std::{
 };
 
 use super::library::{Config, Handle, IN_PROGRESS, Library, NO_COLOR, UniqueId};
-use crate::{
-    Device, Error, Rendezvous, Result, Store, TorchDevice, device::unsupported, ffi, library::Failed,
-    stream::report,
-};
+use crate::{Error, Result, Store, TorchDevice, ffi, library::Failed, rendezvous::Part, stream::report};
 
 /// How long a communicator that is not needed any more may take to end in peace.
 const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,45 +27,37 @@ pub(super) struct Communicator {
     raw: Mutex<Option<Handle>>,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     aborted: AtomicBool,
     failure: Mutex<Option<Error>>,
 }
 
 impl Communicator {
     /// Connects the ranks of `store`. Blocks until all are there or the store's time-out has passed.
-    pub(super) fn connect(library: &'static Library, device: &dyn Device, store: &Store) -> Result<Self> {
+    pub(super) fn connect(library: &'static Library, device: TorchDevice, store: &Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
-        let Some(torch) = device.torch_device() else {
-            return unsupported(device.id(), "collectives: libtorch does not know it");
-        };
         let id = exchange_id(library, store)?;
-        let (rank, world_size) = (rendezvous.rank, rendezvous.world_size);
+        let (rank, world_size) = (rendezvous.rank as c_int, rendezvous.world_size as c_int);
         let config = Config::NON_BLOCKING;
         let mut raw: Handle = 0;
-        let outcome = with_current(torch, || {
+        let outcome = with_current(device, || {
             // SAFETY: the arguments live through the call, and the handle is ours to end.
-            unsafe { library.calls.comm_init(&mut raw, world_size as c_int, id, rank as c_int, &config) }
+            unsafe { library.calls.comm_init(&mut raw, world_size, id, rank, &config) }
         })?;
-        let comm = Self::new(library, raw, rank, world_size, rendezvous.timeout);
+        let comm = Self::new(library, raw, store);
         comm.settle_with("ncclCommInitRankConfig", outcome)
             .map_err(|error| rendezvous.error(error.to_string()))?;
         Ok(comm)
     }
 
-    fn new(
-        library: &'static Library,
-        raw: Handle,
-        rank: usize,
-        world_size: usize,
-        timeout: Duration,
-    ) -> Self {
+    fn new(library: &'static Library, raw: Handle, store: &Store) -> Self {
+        let rendezvous = store.rendezvous();
         Self {
             library,
             raw: Mutex::new((raw != 0).then_some(raw)),
-            rank,
-            world_size,
-            timeout,
+            rank: rendezvous.rank,
+            world_size: rendezvous.world_size,
+            timeout: rendezvous.timeout,
             aborted: AtomicBool::new(false),
             failure: Mutex::default(),
         }
@@ -86,36 +74,28 @@ impl Communicator {
         self.settle_with(call, outcome)
     }
 
-    /// See [`crate::Collective::split`].
-    pub(super) fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
+    /// The communicator of `part`, or `None` for a rank that is in no part. Every rank calls.
+    pub(super) fn split(&self, part: Option<&Part>) -> Result<Option<Self>> {
         const CALL: &str = "ncclCommSplit";
-        let number = match color.map(c_int::try_from) {
-            None => NO_COLOR,
-            Some(Ok(number)) => number,
-            Some(Err(_)) => {
-                let message = format!("color {color:?} is more than {}", c_int::MAX);
-                return Err(Error::Argument { op: "split", message });
-            }
-        };
         self.state(CALL)?;
+        // The library takes half the colors that we do, so a part is known by its first rank.
+        let color = part.map_or(NO_COLOR, |part| part.first as c_int);
+        let key = part.map_or(0, |part| part.store.rendezvous().rank as c_int);
         let config = Config::NON_BLOCKING;
-        let mut child: Handle = 0;
-        // SAFETY: the parent is live under the lock; `child` is written before this function returns, since
+        let mut raw: Handle = 0;
+        // SAFETY: the parent is live under the lock; `raw` is written before this function returns, since
         // `settle_with` waits for the call or ends the parent.
-        let outcome = self.with_raw(CALL, |raw| unsafe {
-            self.library.calls.comm_split(raw, number, key, &mut child, &config)
+        let outcome = self.with_raw(CALL, |parent| unsafe {
+            self.library.calls.comm_split(parent, color, key, &mut raw, &config)
         })?;
         self.settle_with(CALL, outcome)?;
-        if color.is_none() {
-            return Ok(None);
-        }
-        let mut comm = Self::new(self.library, child, 0, 0, self.timeout);
+        let Some(part) = part else { return Ok(None) };
+        let comm = Self::new(self.library, raw, &part.store);
         comm.settle(CALL)?;
-        (comm.rank, comm.world_size) = comm.place()?;
         Ok(Some(comm))
     }
 
-    /// The error that ended this communicator, if one has. Asks the library.
+    /// The error that ended this communicator, if one has.
     pub(super) fn check(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
         self.state(CALL)?;
@@ -131,11 +111,7 @@ impl Communicator {
         let raw = self.raw.lock().unwrap().take();
         if let Some(raw) = raw {
             // SAFETY: the last use of the handle, which nobody else can have any more.
-            let outcome = unsafe { self.library.calls.comm_abort(raw) };
-            // SAFETY: no communicator is named.
-            report(
-                outcome.map_err(|failed| self.error(failed, unsafe { self.library.text(failed.code, 0) })),
-            );
+            self.report(unsafe { self.library.calls.comm_abort(raw) });
         }
     }
 
@@ -171,7 +147,6 @@ impl Communicator {
                 0 => return Ok(()),
                 IN_PROGRESS if start.elapsed() < SPIN => thread::yield_now(),
                 IN_PROGRESS if start.elapsed() < self.timeout => thread::sleep(Duration::from_micros(50)),
-                IN_PROGRESS => return Err(self.fail(Failed { call, code: IN_PROGRESS })),
                 code => return Err(self.fail(Failed { call, code })),
             }
         }
@@ -208,16 +183,15 @@ impl Communicator {
         Error::Aborted { call: call.into(), rank: self.rank }
     }
 
-    /// Rank and world size, as the library has them.
-    fn place(&self) -> Result<(usize, usize)> {
-        let (mut rank, mut count) = (0, 0);
-        // SAFETY: live under the lock, and numbers of our own.
-        let outcome = self.with_raw("ncclCommUserRank", |raw| unsafe {
-            self.library.calls.comm_user_rank(raw, &mut rank)?;
-            self.library.calls.comm_count(raw, &mut count)
-        })?;
-        outcome.map_err(|failed| self.fail(failed))?;
-        Ok((rank as usize, count as usize))
+    /// Says that the end of a handle failed. One that goes on in the background has not.
+    fn report(&self, outcome: Result<(), Failed>) {
+        report(outcome.or_else(|failed| {
+            if failed.code == IN_PROGRESS {
+                return Ok(());
+            }
+            // SAFETY: no communicator is named.
+            Err(self.error(failed, unsafe { self.library.text(failed.code, 0) }))
+        }));
     }
 
     /// Flushes what is enqueued; `false` when that fails or takes too long.
@@ -238,26 +212,21 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let Some(raw) = *self.raw.lock().unwrap() else { return };
-        if !self.finalize(raw) {
+        let raw = *self.raw.lock().unwrap();
+        let Some(raw) = raw else { return };
+        if self.finalize(raw) {
+            // SAFETY: the last use of the handle.
+            self.report(unsafe { self.library.calls.comm_destroy(raw) });
+        } else {
             self.abort();
-            return;
-        }
-        // SAFETY: the last use of the handle.
-        let outcome = unsafe { self.library.calls.comm_destroy(raw) };
-        if let Err(failed) = outcome
-            && failed.code != IN_PROGRESS
-        {
-            // SAFETY: no communicator is named.
-            tracing::error!("{}", self.error(failed, unsafe { self.library.text(failed.code, 0) }));
         }
     }
 }
 
 /// Rank 0 draws an id, and all ranks read it from the store.
 fn exchange_id(library: &Library, store: &Store) -> Result<UniqueId> {
+    const KEY: &str = "id";
     let rendezvous = store.rendezvous();
-    let key = format!("nccl/{}/id", count_connection(rendezvous));
     let mut id = UniqueId([0; 128]);
     if rendezvous.rank == 0 {
         // SAFETY: writes 128 bytes of our own.
@@ -266,34 +235,23 @@ fn exchange_id(library: &Library, store: &Store) -> Result<UniqueId> {
             // SAFETY: no communicator is named.
             rendezvous.error(format!("{}: {}", failed.call, unsafe { library.text(failed.code, 0) }))
         })?;
-        store.set(&key, &id.0)?;
+        store.set(KEY, &id.0)?;
         return Ok(id);
     }
-    let value = store.get(&key)?;
+    let value = store.get(KEY)?;
     let len = value.len();
-    id.0 = value.try_into().map_err(|_| rendezvous.error(format!("{key} has {len} bytes")))?;
+    id.0 = value.try_into().map_err(|_| rendezvous.error(format!("a communicator's id has {len} bytes")))?;
     Ok(id)
 }
 
-/// How often this rank has connected through this store before: each time needs an id of its own.
-fn count_connection(rendezvous: &Rendezvous) -> usize {
-    type Counts = HashMap<(String, u16, usize), usize>;
-    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
-    let mut connections = CONNECTIONS.lock().unwrap();
-    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
-    let count = connections.get_or_insert_default().entry(place).or_default();
-    *count += 1;
-    *count - 1
-}
-
 /// Runs `call` with a device current in this thread, and leaves the thread as it was.
-fn with_current<T>(torch: TorchDevice, call: impl FnOnce() -> T) -> Result<T> {
+fn with_current<T>(device: TorchDevice, call: impl FnOnce() -> T) -> Result<T> {
     let exchange = |index: c_int| {
         // SAFETY: libtorch's support of the device is loaded, since the device is open.
-        let previous = unsafe { ffi::anyroll_exchange_device(torch.kind, index) };
+        let previous = unsafe { ffi::anyroll_exchange_device(device.kind, index) };
         if previous < 0 { Err(Error::Torch(ffi::last_error())) } else { Ok(previous) }
     };
-    let previous = exchange(torch.index)?;
+    let previous = exchange(device.index)?;
     let result = call();
     exchange(previous)?;
     Ok(result)

@@ -67,8 +67,6 @@ table! {
         comm_split = "ncclCommSplit"(
             comm: Handle, color: c_int, key: c_int, child: *mut Handle, config: *const Config
         );
-        comm_count = "ncclCommCount"(comm: Handle, count: *mut c_int);
-        comm_user_rank = "ncclCommUserRank"(comm: Handle, rank: *mut c_int);
         comm_async_error = "ncclCommGetAsyncError"(comm: Handle, state: *mut c_int);
         comm_finalize = "ncclCommFinalize"(comm: Handle);
         comm_destroy = "ncclCommDestroy"(comm: Handle);

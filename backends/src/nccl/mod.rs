@@ -9,12 +9,16 @@ mod communicator;
 mod library;
 
 use std::{
+    collections::HashMap,
     ffi::c_int,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::{
-    Buffer, Collective, DType, Device, P2p, ReduceOp, Result, Store, Stream,
+    Buffer, Collective, DType, Device, P2p, ReduceOp, Rendezvous, Result, Store, Stream, device::unsupported,
     device_kernels::reduce_in_rank_order, library::Failed,
 };
 use communicator::Communicator;
@@ -27,6 +31,9 @@ const SMALL_BYTES: usize = 32 << 10;
 #[derive(Debug)]
 pub struct Nccl {
     comm: Communicator,
+    device: Arc<dyn Device>,
+    store: Store,
+    splits: AtomicU64,
     /// What other ranks send, until it is summed. Grows to the largest reduction, and is used in stream order.
     workspace: Mutex<Option<Buffer>>,
 }
@@ -34,11 +41,49 @@ pub struct Nccl {
 impl Nccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
     pub fn connect(device: &dyn Device, store: &Store) -> Result<Self> {
-        Ok(Self::over(Communicator::connect(Library::nccl()?, device, store)?))
+        let library = Library::nccl()?;
+        // As it is open, without what a test has wrapped it in: operations have streams of their own.
+        let device = crate::open(device.id())?;
+        let Some(torch) = device.torch_device() else {
+            return unsupported(device.id(), "collectives: libtorch does not know it");
+        };
+        if !device.has_kernels() {
+            return unsupported(
+                device.id(),
+                "collectives without run-time kernels, which sum what ranks send",
+            );
+        }
+        let number = count_connection(store.rendezvous());
+        let store = store.prefix(
+            &format!("nccl/{number}/"),
+            store.rendezvous().rank,
+            store.rendezvous().world_size,
+        )?;
+        Self::over(Communicator::connect(library, torch, &store)?, device, store)
     }
 
-    fn over(comm: Communicator) -> Self {
-        Self { comm, workspace: Mutex::default() }
+    fn over(comm: Communicator, device: Arc<dyn Device>, store: Store) -> Result<Self> {
+        let nccl = Self { comm, device, store, splits: AtomicU64::new(0), workspace: Mutex::default() };
+        nccl.make_connections()?;
+        Ok(nccl)
+    }
+
+    /// Runs each kind of operation once. The library connects two ranks in the first operation that needs it, and
+    /// waits for the other rank then; here that is allowed, and in an operation it is not.
+    fn make_connections(&self) -> Result<()> {
+        let stream = Stream::new(&self.device)?;
+        let input = Buffer::zeros(&stream, self.world_size(), DType::I32)?;
+        let output = Buffer::zeros(&stream, self.world_size(), DType::I32)?;
+        self.gather(&output, &input.slice(0..1), &stream)?;
+        self.exchange(&output, &input, &stream)?;
+        self.all_reduce(&input, ReduceOp::Sum, &stream)?;
+        let done = stream.record()?.wait_for(self.comm.timeout)?;
+        if !done {
+            self.abort();
+            let message = format!("the first operations were not done within {:?}", self.comm.timeout);
+            return Err(self.store.rendezvous().error(message));
+        }
+        self.check()
     }
 
     /// Memory for `bytes`, ready for `stream`.
@@ -221,8 +266,15 @@ impl Collective for Nccl {
     }
 
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>> {
-        let child = self.comm.split(color, key)?;
-        Ok(child.map(|comm| Arc::new(Self::over(comm)) as Arc<dyn Collective>))
+        self.check()?;
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let part = self.store.split(number, color, key)?;
+        match (self.comm.split(part.as_ref())?, part) {
+            (Some(comm), Some(part)) => {
+                Ok(Some(Arc::new(Self::over(comm, self.device.clone(), part.store)?)))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -253,4 +305,15 @@ fn grouped<T>(
 
 fn handle(stream: &Stream) -> StreamHandle {
     stream.raw().0 as Handle
+}
+
+/// How often this rank has connected through this store before: each time needs keys of its own.
+fn count_connection(rendezvous: &Rendezvous) -> usize {
+    type Counts = HashMap<(String, u16, usize), usize>;
+    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
+    let mut connections = CONNECTIONS.lock().unwrap();
+    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
+    let count = connections.get_or_insert_default().entry(place).or_default();
+    *count += 1;
+    *count - 1
 }
