@@ -1,0 +1,47 @@
+//! One rank of the conformance suite, for machines with accelerators: `rank BACKEND RANK WORLD_SIZE PORT
+//! [device|collective|failure]... [filter=TEXT]`. Start one process a device, all with the same port. Rank 0 prints
+//! the table; the exit status is 1 when a case failed.
+
+#![forbid(unsafe_code)]
+
+use std::{process::ExitCode, time::Duration};
+
+use anyroll_backends::{DeviceId, Rendezvous, open};
+use anyroll_conformance::{Counts, Peers, collective_suite, device_suite, failure_suite, table};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [backend, rank, world_size, port, suites @ ..] = &*arguments else {
+        eprintln!("usage: rank BACKEND RANK WORLD_SIZE PORT [device|collective|failure]... [filter=TEXT]");
+        return ExitCode::FAILURE;
+    };
+    let number = |text: &String| text.parse::<usize>().expect("a number");
+    let rank = number(rank);
+    let device = open(DeviceId { backend: backend.parse().expect("a backend"), ordinal: rank }).unwrap();
+    let rendezvous = Rendezvous {
+        rank,
+        world_size: number(world_size),
+        master_addr: "127.0.0.1".into(),
+        master_port: port.parse().expect("a port"),
+        timeout: Duration::from_secs(60),
+    };
+    let filter = suites.iter().find_map(|word| word.strip_prefix("filter="));
+    let runs = |name: &str| suites.iter().any(|suite| suite == name);
+    let mut outcomes = Vec::new();
+    if runs("device") && rank == 0 {
+        outcomes.extend(device_suite(&device, filter));
+    }
+    if runs("collective") || runs("failure") {
+        let peers = Peers::connect(device, &rendezvous).unwrap();
+        if runs("collective") {
+            outcomes.extend(collective_suite(&peers, filter));
+        }
+        if runs("failure") {
+            outcomes.extend(failure_suite(&peers, filter));
+        }
+    }
+    if rank == 0 {
+        println!("{}", table(&outcomes));
+    }
+    if Counts::of(&outcomes).failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
