@@ -129,10 +129,10 @@ impl Communicator {
         }
     }
 
+    /// Waits for what a call has started. Not every call says that it has: a split answers with success.
     fn settle_with(&self, call: &'static str, outcome: Result<(), Failed>) -> Result<()> {
         match outcome {
-            Ok(()) => Ok(()),
-            Err(Failed { code: IN_PROGRESS, .. }) => self.settle(call),
+            Ok(()) | Err(Failed { code: IN_PROGRESS, .. }) => self.settle(call),
             Err(failed) => Err(self.fail(failed)),
         }
     }
