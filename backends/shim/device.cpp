@@ -30,4 +30,9 @@ int anyroll_exchange_device(int device_type, int index) {
     return guard_of(device_type).exchangeDevice(device).index();
   });
 }
+// Makes the device current again that was; one that this process has not used is not started for it.
+void anyroll_restore_device(int device_type, int index) {
+  guard_of(device_type).uncheckedSetDevice(
+      c10::Device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index)));
+}
 }

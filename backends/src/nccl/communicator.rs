@@ -25,6 +25,7 @@ pub(super) struct Communicator {
     library: &'static Library,
     /// `None` once it is aborted.
     raw: Mutex<Option<Handle>>,
+    device: TorchDevice,
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) timeout: Duration,
@@ -44,17 +45,18 @@ impl Communicator {
             // SAFETY: the arguments live through the call, and the handle is ours to end.
             unsafe { library.calls.comm_init(&mut raw, world_size, id, rank, &config) }
         })?;
-        let comm = Self::new(library, raw, store);
+        let comm = Self::new(library, raw, device, store);
         comm.settle_with("ncclCommInitRankConfig", outcome)
             .map_err(|error| rendezvous.error(error.to_string()))?;
         Ok(comm)
     }
 
-    fn new(library: &'static Library, raw: Handle, store: &Store) -> Self {
+    fn new(library: &'static Library, raw: Handle, device: TorchDevice, store: &Store) -> Self {
         let rendezvous = store.rendezvous();
         Self {
             library,
             raw: Mutex::new((raw != 0).then_some(raw)),
+            device,
             rank: rendezvous.rank,
             world_size: rendezvous.world_size,
             timeout: rendezvous.timeout,
@@ -70,7 +72,7 @@ impl Communicator {
         start: impl FnOnce(&Library, Handle) -> Result<(), Failed>,
     ) -> Result<()> {
         self.state(call)?;
-        let outcome = self.with_raw(call, |raw| start(self.library, raw))?;
+        let outcome = with_current(self.device, || self.with_raw(call, |raw| start(self.library, raw)))??;
         self.settle_with(call, outcome)
     }
 
@@ -90,7 +92,7 @@ impl Communicator {
         })?;
         self.settle_with(CALL, outcome)?;
         let Some(part) = part else { return Ok(None) };
-        let comm = Self::new(self.library, raw, &part.store);
+        let comm = Self::new(self.library, raw, self.device, &part.store);
         comm.settle(CALL)?;
         Ok(Some(comm))
     }
@@ -244,15 +246,16 @@ fn exchange_id(library: &Library, store: &Store) -> Result<UniqueId> {
     Ok(id)
 }
 
-/// Runs `call` with a device current in this thread, and leaves the thread as it was.
+/// Runs `call` with a device current in this thread, and leaves the thread as it was. The library needs it to
+/// connect, and for the copies that it makes of a group of one rank.
 fn with_current<T>(device: TorchDevice, call: impl FnOnce() -> T) -> Result<T> {
-    let exchange = |index: c_int| {
-        // SAFETY: libtorch's support of the device is loaded, since the device is open.
-        let previous = unsafe { ffi::anyroll_exchange_device(device.kind, index) };
-        if previous < 0 { Err(Error::Torch(ffi::last_error())) } else { Ok(previous) }
-    };
-    let previous = exchange(device.index)?;
+    // SAFETY: libtorch's support of the device is loaded, since the device is open.
+    let previous = unsafe { ffi::anyroll_exchange_device(device.kind, device.index) };
+    if previous < 0 {
+        return Err(Error::Torch(ffi::last_error()));
+    }
     let result = call();
-    exchange(previous)?;
+    // SAFETY: as above; the index is one that was current.
+    unsafe { ffi::anyroll_restore_device(device.kind, previous) };
     Ok(result)
 }
