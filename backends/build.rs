@@ -1,16 +1,20 @@
 //! Compiles the C++ shim over libtorch into this crate.
 
-use std::path::Path;
+#![forbid(unsafe_code)]
 
 fn main() {
     println!("cargo::rerun-if-changed=shim");
-    println!("cargo::rerun-if-env-changed=LIBTORCH");
-    let libtorch = std::env::var("LIBTORCH").expect("LIBTORCH is not set: run `cargo xtask setup`");
-    let include = Path::new(&libtorch).join("include");
-    assert!(include.exists(), "{} does not exist: run `cargo xtask setup`", include.display());
+    let include = anyroll_libtorch::link().join("include");
 
-    cc::Build::new()
-        .cpp(true)
+    let mut build = cc::Build::new();
+    // Vectors are passed between inlined functions only, so GCC's note on how it passes them is idle.
+    build.flag_if_supported("-Wno-psabi");
+    if build.cpp(true).get_compiler().is_like_gnu() {
+        // The kernels share libtorch's pool of threads, which is GNU OpenMP's; without it they run on one.
+        build.flag("-fopenmp");
+        println!("cargo::rustc-link-lib=gomp");
+    }
+    build
         .std("c++17")
         .opt_level(3)
         .warnings(false) // libtorch's headers warn by the thousand; ours are checked with -Wall by hand
@@ -21,6 +25,7 @@ fn main() {
         .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
         .files([
+            "shim/attention.cpp",
             "shim/c10d.cpp",
             "shim/device.cpp",
             "shim/kernels.cpp",

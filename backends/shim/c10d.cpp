@@ -1,4 +1,5 @@
 // Rendezvous and host collectives: c10d's TCPStore and Gloo, which libtorch_cpu carries on every machine.
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -26,6 +27,9 @@ extern "C" {
 // The caller releases it with anyroll_store_free. Rank 0 passes server = 1 and holds the store for all.
 void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_size, int64_t timeout_ms) {
   return guarded<void*>(nullptr, [&]() -> void* {
+    // Makes TORCH_CPP_LOG_LEVEL count; only libtorch's Python module does it by itself.
+    static const bool logging = (c10::initLogging(), true);
+    (void)logging;
     c10d::TCPStoreOptions options;
     options.port = port;
     options.isServer = server;
@@ -78,15 +82,6 @@ void* anyroll_gloo_broadcast(void* pg, void* t, int root) {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     return group(pg).broadcast(tensors, options);
-  });
-}
-void* anyroll_gloo_all_gather(void* pg, void* output, void* input) {
-  return started([&]() -> WorkPtr { return group(pg)._allgather_base(tensor(output), tensor(input), {}); });
-}
-void* anyroll_gloo_all_to_all(void* pg, void* output, void* input) {
-  return started([&]() -> WorkPtr {
-    std::vector<int64_t> even;  // empty: equal splits
-    return group(pg).alltoall_base(tensor(output), tensor(input), even, even, {});
   });
 }
 void* anyroll_gloo_send(void* pg, void* t, int peer, int tag) {

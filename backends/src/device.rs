@@ -29,6 +29,16 @@ impl BackendKind {
     /// Every backend, in the order in which `auto` prefers them.
     pub const ALL: [Self; 5] = [Self::Cuda, Self::Rocm, Self::Ascend, Self::Vulkan, Self::Cpu];
 
+    /// Whether it is the host itself, which holds as many ranks as one asks for.
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::Cpu)
+    }
+
+    /// Whether libtorch computes on it, so that models can run.
+    pub const fn runs_models(self) -> bool {
+        !matches!(self, Self::Vulkan)
+    }
+
     /// The name used in YAML and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -103,6 +113,17 @@ pub struct TorchDevice {
     pub kind: i32,
     /// The index, or -1 for the CPU.
     pub index: i32,
+}
+
+impl TorchDevice {
+    /// The same as tch names it, or `None` for a device type that tch has no name for.
+    pub fn tch(self) -> Option<tch::Device> {
+        match self.kind {
+            0 => Some(tch::Device::Cpu),
+            1 => usize::try_from(self.index).ok().map(tch::Device::Cuda),
+            _ => None,
+        }
+    }
 }
 
 /// Opaque handles. Only the device that made one can read it.

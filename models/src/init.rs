@@ -1,9 +1,7 @@
 //! The first values of parameters, made on the host from a seed.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-
 use crate::model::{Init, ParamSpec};
+use crate::random::Stream;
 
 /// The first values of a parameter, row-major.
 ///
@@ -17,8 +15,7 @@ pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
             let row = spec.elements() / spec.shape[0] as usize;
             let mut values = Vec::with_capacity(spec.elements());
             for part in &spec.parts {
-                let mut random = ChaCha8Rng::seed_from_u64(seed);
-                random.set_stream(name_hash(&part.name));
+                let mut random = Stream::new(seed, name_hash(&part.name));
                 extend_normal(&mut values, part.rows as usize * row, std, &mut random);
             }
             values
@@ -27,11 +24,11 @@ pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
 }
 
 /// Appends `count` values of N(0, std^2), by Box and Muller's method in pairs.
-fn extend_normal(values: &mut Vec<f32>, count: usize, std: f64, random: &mut ChaCha8Rng) {
+fn extend_normal(values: &mut Vec<f32>, count: usize, std: f64, random: &mut Stream) {
     let end = values.len() + count;
     while values.len() < end {
-        let radius = std * (-2.0 * (1.0 - uniform(random)).ln()).sqrt(); // 1 - u is never 0
-        let (sin, cos) = (std::f64::consts::TAU * uniform(random)).sin_cos();
+        let radius = std * (-2.0 * (1.0 - random.uniform()).ln()).sqrt(); // 1 - u is never 0
+        let (sin, cos) = (std::f64::consts::TAU * random.uniform()).sin_cos();
         values.push((radius * cos) as f32);
         if values.len() < end {
             values.push((radius * sin) as f32);
@@ -39,13 +36,48 @@ fn extend_normal(values: &mut Vec<f32>, count: usize, std: f64, random: &mut Cha
     }
 }
 
-/// A number in [0, 1) with 53 random bits.
-fn uniform(random: &mut ChaCha8Rng) -> f64 {
-    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-}
-
 /// FNV-1a: std's hashers promise no stable value.
 fn name_hash(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Part;
+
+    fn matrix(parts: &[(&str, i64)]) -> ParamSpec {
+        let parts: Vec<Part> =
+            parts.iter().map(|&(name, rows)| Part { name: name.to_owned(), rows }).collect();
+        ParamSpec {
+            name: "whole".to_owned(),
+            shape: vec![parts.iter().map(|part| part.rows).sum(), 33],
+            parts,
+            init: Init::Normal { std: 0.02 },
+            decay: true,
+        }
+    }
+
+    #[test]
+    fn values_are_normal() {
+        let values = fill(&matrix(&[("a", 301)]), 0);
+        let count = values.len() as f64;
+        let mean = values.iter().map(|&value| f64::from(value)).sum::<f64>() / count;
+        let variance = values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>() / count;
+        let within_one = values.iter().filter(|value| value.abs() < 0.02).count() as f64 / count;
+        assert_eq!(values.len(), 301 * 33);
+        assert!(mean.abs() < 0.001, "{mean}");
+        assert!((variance.sqrt() - 0.02).abs() < 0.001, "{variance}");
+        assert!((within_one - 0.683).abs() < 0.02, "{within_one}");
+    }
+
+    #[test]
+    fn fusing_changes_no_value() {
+        let fused = fill(&matrix(&[("a", 5), ("b", 3)]), 1);
+        let apart = [fill(&matrix(&[("a", 5)]), 1), fill(&matrix(&[("b", 3)]), 1)].concat();
+        assert_eq!(fused, apart);
+        assert_ne!(fused[..33], fused[5 * 33..6 * 33]);
+        assert_ne!(fused, fill(&matrix(&[("a", 5), ("b", 3)]), 2));
+    }
 }

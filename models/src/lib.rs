@@ -9,10 +9,17 @@
 pub mod batch;
 pub mod decoder;
 mod error;
+pub mod generate;
 pub mod init;
+pub mod kv_cache;
 pub mod model;
+mod random;
+pub mod sampling;
 
 pub use batch::{PackedBatch, Sequence};
 pub use decoder::{Decoder, DecoderConfig};
 pub use error::{Error, Result};
+pub use generate::{Completion, generate};
+pub use kv_cache::KvCache;
 pub use model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, UnitGrads, Weights};
+pub use sampling::SamplingParams;

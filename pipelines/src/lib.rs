@@ -1,1 +1,31 @@
-//! To come.
+//! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
+//!
+//! Read in this order: [`config`] is what a YAML says and what it comes to on a machine, [`launch`] how its ranks
+//! start and end, [`rlvr`] the loop, with [`data`], [`reward`] and [`algorithm`] beside it, and [`journal`] what
+//! it writes and shows. Only this crate reads YAML, environment and arguments.
+
+#![forbid(unsafe_code)]
+
+pub mod algorithm;
+pub(crate) mod atomic_file;
+pub mod cli;
+pub mod config;
+pub mod data;
+mod error;
+pub mod error_chain;
+pub(crate) mod format;
+pub mod headline;
+pub mod journal;
+pub(crate) mod json_lines;
+pub mod launch;
+pub mod metrics;
+pub mod output_error;
+pub mod progress;
+pub mod report;
+pub mod reward;
+pub mod rlvr;
+pub mod run_dir;
+pub mod samples;
+pub mod tensorboard;
+
+pub use error::{Error, Result};

@@ -109,7 +109,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
         let file = path.join(shard_name(rank));
         targets.take_shard(&manifest, rank, &read_shard(&file, &manifest)?);
     }
-    for (index, (_, weights)) in targets.weights.iter().enumerate() {
+    for (index, (_, [weights])) in targets.weights.iter().enumerate() {
         zero.restore_weights(index, weights)?;
     }
     for (index, moments) in targets.moments.iter().enumerate() {
@@ -156,18 +156,21 @@ pub fn prune(folder: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// Host memory for what this rank keeps, as (range of the unit, values).
+/// Host memory for what this rank keeps of each unit.
 struct Targets {
-    weights: Vec<(Range<usize>, Vec<f32>)>,
-    moments: Vec<Option<(Range<usize>, [Vec<f32>; 2])>>,
+    weights: Vec<Target<1>>,
+    moments: Vec<Option<Target<2>>>,
 }
+
+/// A range of a unit, and the values of one or more states there.
+type Target<const STATES: usize> = (Range<usize>, [Vec<f32>; STATES]);
 
 impl Targets {
     fn new<M: Model>(zero: &Zero<M>) -> Self {
         let (mut weights, mut moments) = (Vec::new(), Vec::new());
         for index in 0..zero.layouts().count() {
             let (kept, stepped) = zero.kept_ranges(index);
-            weights.push((kept.clone(), vec![0.0; kept.len()]));
+            weights.push((kept.clone(), [vec![0.0; kept.len()]]));
             moments
                 .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));
         }
@@ -185,7 +188,7 @@ impl Targets {
                 rest = tail;
                 values
             };
-            let (range, weights) = &mut self.weights[index];
+            let (range, [weights]) = &mut self.weights[index];
             copy_overlap(range, weights, &held, next());
             if manifest.has_moments {
                 let values = [next(), next()];

@@ -305,13 +305,13 @@ impl<M: Model> Zero<M> {
             let Output::Hidden(hidden) = output else { unreachable!("only the last block has scores") };
             x = Some(hidden);
             saved.push(kept);
-            self.leave(block, (block + 1)..=last)?;
+            self.leave(block, block + 1..last + 1)?;
         }
         self.enter(last, None)?;
         let (output, kept) = self.run_forward(last, x.as_ref(), batch, save)?;
         saved.push(kept);
         if !save {
-            self.leave(last, 1..=0)?;
+            self.leave(last, 0..0)?;
         }
         let Output::Scores(scores) = output else { unreachable!("the last block has scores") };
         Ok((scores, saved))
@@ -352,11 +352,7 @@ impl<M: Model> Zero<M> {
                 self.reduce(unit)?;
             }
         }
-        if let Some(below) = block.checked_sub(1) {
-            self.leave(block, 0..=below)?;
-        } else {
-            self.leave(block, 1..=0)?;
-        }
+        self.leave(block, 0..block)?;
         Ok(below)
     }
 
@@ -460,8 +456,8 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Lets a block's weights go (stage 3), except those that a block of `next` needs at once.
-    fn leave(&mut self, block: usize, soon: std::ops::RangeInclusive<usize>) -> Result<()> {
+    /// Lets a block's weights go (stage 3), except those that one of the blocks `soon` needs, too.
+    fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
         if self.stage < ZeroStage::Zero3 {
             return Ok(());
         }

@@ -1,1 +1,117 @@
-fn main() {}
+//! `cargo xtask`: everything around building and running, from a fresh clone to a green check.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod process;
+mod python;
+mod setup;
+mod venv;
+mod view;
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use error::{Error, Result};
+use process::cargo;
+use setup::Setup;
+
+const HELP: &str = "\
+Sets up, builds, runs and tests anyroll. Only Rust, a C++ compiler and Python 3.10 or newer are needed.
+
+Examples:
+  cargo xtask run configs/rlvr_sort_cpu.yaml              set up, build, train
+  cargo xtask run configs/rlvr_sort_cpu.yaml --set seed=1 the same; what follows the file goes to `anyroll run`
+  cargo xtask test                                        set up, run every test
+  cargo xtask test --package anyroll-models rope          the tests of one crate whose name has `rope`
+  cargo xtask check                                       what CI runs: format, lints, docs, tests
+  cargo xtask setup                                       find libtorch, or install it into .torch
+  cargo xtask setup --torch ~/venv                        use the torch of that virtual environment
+  cargo xtask setup --gpu                                 install torch with its GPU libraries (2.7 GB)
+
+After one `setup`, plain `cargo build --release`, `cargo test --release` and `target/release/anyroll` work too.
+The commands set up by themselves, which takes no time when nothing is missing.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = env::args_os().skip(1).collect();
+    match dispatch(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn dispatch(args: &[OsString]) -> Result<()> {
+    let Some((command, rest)) = args.split_first() else {
+        print!("{HELP}");
+        return Ok(());
+    };
+    match command.to_str() {
+        Some("setup") => Setup::parse(rest)?.run(&root()),
+        Some("run") => run(rest),
+        Some("test") => test(rest),
+        Some("check") => check(rest),
+        Some("help" | "--help" | "-h") => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => Err(Error::Usage(format!("no command `{}`\n\n{HELP}", command.display()))),
+    }
+}
+
+/// Sets up, builds and becomes `anyroll run`, so that signals and the exit code are its own.
+fn run(args: &[OsString]) -> Result<()> {
+    if args.is_empty() {
+        return Err(Error::Usage(
+            "`run` needs a config\n\n  cargo xtask run configs/rlvr_sort_cpu.yaml".into(),
+        ));
+    }
+    Setup::default().run(&root())?;
+    cargo(&["build", "--release", "--workspace"], &[])?;
+    let anyroll = release_folder()?.join("anyroll");
+    let error = Command::new(&anyroll).arg("run").args(args).exec();
+    Err(Error::Reason(format!("{} did not start: {error}", anyroll.display())))
+}
+
+fn test(args: &[OsString]) -> Result<()> {
+    Setup::default().run(&root())?;
+    cargo(&["test", "--release", "--workspace"], args)
+}
+
+/// What CI runs, the cheap steps first. All in the release profile, so that libtorch's bindings compile once.
+fn check(args: &[OsString]) -> Result<()> {
+    if let Some(extra) = args.first() {
+        return Err(Error::Usage(format!("`check` takes no arguments, got `{}`", extra.display())));
+    }
+    cargo(&["fmt", "--all", "--check"], &[])?;
+    Setup::default().run(&root())?;
+    cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    process::cargo_with(
+        &["doc", "--release", "--workspace", "--no-deps", "--document-private-items"],
+        &[],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    )?;
+    test(&[])
+}
+
+/// The checkout, from where cargo says this package is.
+fn root() -> PathBuf {
+    let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).parent().unwrap_or(Path::new("/")).to_path_buf()
+}
+
+/// Where `cargo build --release` puts programs: beside this program's own profile, wherever CARGO_TARGET_DIR
+/// or a cargo configuration has moved the target folder to.
+fn release_folder() -> Result<PathBuf> {
+    let this = env::current_exe().map_err(|error| Error::Reason(format!("who am I? {error}")))?;
+    match this.parent().and_then(Path::parent) {
+        Some(target) => Ok(target.join("release")),
+        None => Err(Error::Reason(format!("{} is not in a target folder", this.display()))),
+    }
+}

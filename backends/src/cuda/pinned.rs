@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{context::Context, facts};
-use crate::{Error, Result, cpu::memory, library::Failed, stream::report};
+use crate::{Error, Result, cpu::memory, device::unsupported, library::Failed, stream::report};
 
 /// One registration covers at most this much. A copy must not cross from one into the next.
 const PIECE_BYTES: usize = 1 << 30;
@@ -80,8 +80,10 @@ impl Pinned {
         let found = allocations.range(..=address).next_back();
         let within = found.map(|(base, size)| (address - base, *size));
         let Some((start, _)) = within.filter(|(start, size)| start + len <= *size) else {
-            let message = format!("host memory at {address:#x} is not pinned memory of {}", context.id);
-            return Err(Error::Argument { op: "copy", message });
+            return unsupported(
+                context.id,
+                format!("copies of host memory at {address:#x}, which is not pinned"),
+            );
         };
         Ok(pieces(start..start + len).map(|piece| piece.start - start..piece.end - start).collect())
     }

@@ -109,19 +109,32 @@ impl Communicator {
 
     /// Ends it: whoever waits in a stream for one of its operations goes on.
     pub(super) fn abort(&self) {
+        self.end(None);
+    }
+
+    /// Ends it for a reason, if there is one; the first reason stays. The handle is locked until the library is
+    /// done, and so is everybody who asks after it: who is told that it has ended may leave the process next.
+    fn end(&self, reason: Option<Error>) {
+        let mut raw = self.raw.lock().unwrap();
+        if let Some(reason) = reason {
+            self.failure.lock().unwrap().get_or_insert(reason);
+        }
         self.aborted.store(true, Ordering::Release);
-        let raw = self.raw.lock().unwrap().take();
-        if let Some(raw) = raw {
+        if let Some(raw) = raw.take() {
             // SAFETY: the last use of the handle, which nobody else can have any more.
             self.report(unsafe { self.library.calls.comm_abort(raw) });
         }
     }
 
     fn state(&self, call: &str) -> Result<()> {
-        if let Some(error) = &*self.failure.lock().unwrap() {
-            return Err(error.clone());
+        if !self.aborted.load(Ordering::Acquire) {
+            return Ok(());
         }
-        if self.aborted.load(Ordering::Acquire) { Err(self.aborted_error(call)) } else { Ok(()) }
+        drop(self.raw.lock().unwrap()); // until it has ended
+        match &*self.failure.lock().unwrap() {
+            Some(error) => Err(error.clone()),
+            None => Err(self.aborted_error(call)),
+        }
     }
 
     fn with_raw<T>(&self, call: &str, use_it: impl FnOnce(Handle) -> T) -> Result<T> {
@@ -162,7 +175,7 @@ impl Communicator {
         Ok(outcome.err().map_or(state, |failed| failed.code))
     }
 
-    /// Remembers a failure and ends the communicator, so that no stream waits for what will not come.
+    /// Ends the communicator after a failure, so that no stream waits for what will not come.
     fn fail(&self, failed: Failed) -> Error {
         let message = if failed.code == IN_PROGRESS {
             format!("not done within {:?}: is another rank gone?", self.timeout)
@@ -172,8 +185,7 @@ impl Communicator {
             unsafe { self.library.text(failed.code, raw.unwrap_or(0)) }
         };
         let error = self.error(failed, message);
-        let error = self.failure.lock().unwrap().get_or_insert(error).clone();
-        self.abort();
+        self.end(Some(error.clone()));
         error
     }
 

@@ -9,7 +9,9 @@ use super::{Error, Result};
 pub(super) struct Args(pub &'static str);
 
 /// The fp32 values of a `[rows, heads, dim]` view: each row is dense, rows lie `stride` elements apart.
+/// Mirrors `Heads` in `shim/vectors.h`.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(super) struct Heads {
     pub data: *mut f32,
     pub stride: i64,
@@ -65,24 +67,28 @@ impl Args {
         }
     }
 
-    /// The values of an fp32 `[rows, heads, dim]` view on the CPU whose rows may lie apart.
+    /// The values of an fp32 `[rows, heads, dim]` view on the CPU whose rows may lie apart; with one head also
+    /// `[rows, dim]`.
     pub fn heads(self, argument: &'static str, tensor: &Tensor, expected: [i64; 3]) -> Result<Heads> {
-        self.shape(argument, tensor, &expected)?;
+        let [rows, heads, dim] = expected;
+        let flat = tensor.dim() == 2 && heads == 1;
+        let flat_size = [rows, dim];
+        self.shape(argument, tensor, if flat { &flat_size } else { &expected })?;
         self.host(argument, tensor, Kind::Float)?;
-        let [_, heads, dim] = expected;
-        let stride = tensor.stride();
-        let dense_row = (dim == 1 || stride[2] == 1) && (heads == 1 || stride[1] == dim);
-        if !dense_row || stride[0] < heads * dim {
-            return Err(self.refuse(argument, format!("has strides {stride:?}, expected dense rows")));
+        let strides = tensor.stride();
+        let (stride, within) = (strides[0], &strides[1..]);
+        let dense = if flat { within == [1] } else { within == [dim, 1] || (heads == 1 && within[1] == 1) };
+        if !dense || (rows > 1 && stride < heads * dim) {
+            return Err(self.refuse(argument, format!("has strides {strides:?}, expected dense rows")));
         }
-        Ok(Heads { data: tensor.data_ptr().cast(), stride: stride[0] })
+        Ok(Heads { data: tensor.data_ptr().cast(), stride })
     }
 
     fn dense(self, argument: &'static str, tensor: &Tensor, expected: &[i64], kind: Kind) -> Result<()> {
         self.shape(argument, tensor, expected)?;
         self.host(argument, tensor, kind)?;
         if !tensor.is_contiguous() {
-            return Err(self.refuse(argument, format!("has strides {:?}, expected none", tensor.stride())));
+            return Err(self.refuse(argument, format!("is not contiguous: strides {:?}", tensor.stride())));
         }
         Ok(())
     }

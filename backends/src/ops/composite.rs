@@ -60,7 +60,7 @@ pub fn rms_norm_backward_(
     let scaled = dy_wide.f_mul(&weight)?;
     let mean = scaled.f_mul(&normed)?.f_mean_dim([-1i64].as_slice(), true, None)?;
     drop(dx.f_add_(&scaled.f_sub(&normed.f_mul(&mean)?)?.f_mul(&rstd)?)?);
-    let channels = weight.size1().expect("a norm's weight has one dimension");
+    let channels = weight.numel() as i64;
     let per_row = dy_wide.f_mul(&normed)?.f_reshape([-1, channels])?;
     store(dweight, &per_row.f_sum_dim_intlist([0i64].as_slice(), false, None)?, how)?;
     dy.f_copy_(&normed.f_mul(&weight)?)?;
@@ -95,10 +95,11 @@ pub fn swiglu_backward_(gate_up: &mut Tensor, dy: &mut Tensor) -> Result<()> {
     let halves = wide(gate_up)?.f_chunk(2, -1)?;
     let (gate, up, dy_wide) = (&halves[0], &halves[1], wide(dy)?);
     let silu = gate.f_silu()?;
+    let y = silu.f_mul(up)?;
     let dgate = gate.f_silu_backward(&dy_wide.f_mul(up)?)?;
     let dup = dy_wide.f_mul(&silu)?;
-    gate_up.f_copy_(&Tensor::f_cat(&[dgate, dup], -1)?)?;
-    dy.f_copy_(&silu.f_mul(up)?)?;
+    gate_up.f_copy_(&Tensor::f_cat(&[dgate, dup], -1)?)?; // `gate` and `up` may be views of it
+    dy.f_copy_(&y)?;
     Ok(())
 }
 

@@ -1,33 +1,41 @@
 //! The tensor operations that tch lacks or that libtorch does in many passes.
 //!
 //! Every operation is here once, as a function that checks its arguments and then takes one of two ways:
-//! a C++ kernel (`shim/kernels.cpp`) for fp32 tensors on a CPU, or [`composite`], the same formula in plain
+//! a C++ kernel (`shim/`) for fp32 tensors on a CPU, or [`composite`], the same formula in plain
 //! ATen calls, for every other dtype and device. The two agree to rounding, and the tests hold them to it.
 //!
 //! What holds for all of them:
 //! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
-//! - a result does not depend on the number of threads: sums over rows are cut in chunks of fixed size;
+//! - a kernel's result does not depend on the number of threads: sums over rows are cut in chunks of fixed
+//!   size (libtorch's matrix products make no such promise);
 //! - a name that ends in `_` writes into its arguments, as in PyTorch;
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!
 //! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
 //! F intermediate, V vocabulary, M targets, B sequences, S cached sequences, L cache length.
 
+mod attention;
 mod check;
 pub mod composite;
+mod embedding;
+mod kernels;
 mod logprob;
+mod norm;
 mod optimizer;
 mod packing;
 mod rope;
+mod swiglu;
+#[cfg(test)]
+mod tests;
 
-pub use composite::{
-    add_rms_norm_, attention, attention_backward, decode_attention, embedding_backward, logprobs,
-    logprobs_backward_, rms_norm, rms_norm_backward_, rope_, sum_rows, swiglu, swiglu_backward_,
-};
-pub use logprob::LogProbs;
+pub use attention::{attention, attention_backward, decode_attention};
+pub use embedding::{embedding_backward, sum_rows};
+pub use logprob::{LogProbs, logprobs, logprobs_backward_};
+pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
 pub use packing::Packing;
-pub use rope::{Rotation, rope_table};
+pub use rope::{Rotation, rope_, rope_table};
+pub use swiglu::{swiglu, swiglu_backward_};
 
 /// How a gradient goes into its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

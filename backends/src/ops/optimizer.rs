@@ -224,9 +224,7 @@ fn composite_sum_of_squares(x: &Tensor) -> Result<Tensor> {
 mod tests {
     use tch::{Device, Kind, Tensor};
 
-    use super::{AdamW, adamw_, composite_adamw_, composite_sum_of_squares, sum_of_squares};
-
-    type Step = fn(&mut Tensor, &mut Tensor, &mut Tensor, &Tensor, &Tensor, &AdamW) -> crate::ops::Result<()>;
+    use super::{AdamW, Result, adamw_, composite_adamw_, composite_sum_of_squares, sum_of_squares};
 
     const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -268,6 +266,7 @@ mod tests {
     #[test]
     fn a_scale_that_is_not_finite_changes_nothing() {
         let hyper = AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.1, step: 1 };
+        type Step = fn(&mut Tensor, &mut Tensor, &mut Tensor, &Tensor, &Tensor, &AdamW) -> Result<()>;
         for (step, name) in [(adamw_ as Step, "kernel"), (composite_adamw_, "composite")] {
             let before = [1.0f32, 2.0, 3.0].map(|value| Tensor::full([5], f64::from(value), FLOAT));
             let mut after = before.each_ref().map(Tensor::copy);

@@ -2,7 +2,8 @@
 
 use tch::{Device, Tensor};
 
-use super::Result;
+use super::check::{Args, has_kernel};
+use super::{Result, composite, kernels};
 
 /// Which way [`rope_`] turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,4 +32,39 @@ pub fn rope_table(positions: i64, dim: i64, theta: f64, device: Device) -> Resul
         table.extend(angles.map(|angle| angle.sin() as f32));
     }
     Ok(Tensor::f_from_slice(&table)?.f_view([positions, dim])?.f_to_device(device)?)
+}
+
+/// Turns each pair `(x[i], x[i + D / 2])` of each head by its position's angle, in place (Su et al., 2021, with
+/// the pairs of Hugging Face's models).
+///
+/// `x` is `[N, H, D]`, a view whose rows may lie apart; `positions` int64 `[N]`; `table` from [`rope_table`].
+///
+/// # Errors
+/// [`super::Error::Argument`] for shapes that do not fit or a position outside of the table, or libtorch's
+/// error.
+pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotation) -> Result<()> {
+    if !has_kernel(x) {
+        return composite::rope_(x, positions, table, rotation);
+    }
+    let args = Args("rope_");
+    let [rows, heads, dim] = args.dims("x", x)?;
+    let [max_position, _] = args.dims("table", table)?;
+    let sign = match rotation {
+        Rotation::Forward => 1.0,
+        Rotation::Inverse => -1.0,
+    };
+    // SAFETY: the sizes of all tensors and the range of the positions were checked, `x` is borrowed mutably,
+    // and all outlive the call.
+    let code = unsafe {
+        kernels::anyroll_rope(
+            args.heads("x", x, [rows, heads, dim])?,
+            args.indices("positions", positions, &[rows], max_position)?,
+            args.floats("table", table, &[max_position, dim])?,
+            sign,
+            rows,
+            heads,
+            dim,
+        )
+    };
+    kernels::check(args.0, code)
 }

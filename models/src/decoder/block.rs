@@ -1,8 +1,10 @@
 //! A decoder block: attention and SwiGLU, each behind a norm and added to the residual stream.
 //!
-//!     h = norm(x);  q, k, v = h Wqkv^T (+ bias);  q, k = rope(norm(q), norm(k))
-//!     x2 = x + attention(q, k, v) Wo^T
-//!     h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
+//! ```text
+//! h = norm(x);  q, k, v = h Wqkv^T (+ bias);  q, k = rope(norm(q), norm(k))
+//! x2 = x + attention(q, k, v) Wo^T
+//! h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
+//! ```
 //!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
@@ -129,6 +131,11 @@ impl Block {
             scale: 1.0 / (dim as f64).sqrt(),
         };
         (params, block)
+    }
+
+    /// What the scores of attention are multiplied by.
+    pub fn scale(&self) -> f64 {
+        self.scale
     }
 
     /// `x` `[N, C]` to `[N, C]`.

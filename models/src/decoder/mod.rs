@@ -8,6 +8,7 @@
 //! dim, F intermediate size, V vocabulary, M targets.
 
 mod block;
+mod cached;
 mod config;
 mod embedding;
 mod head;
@@ -17,10 +18,11 @@ use std::sync::{Mutex, PoisonError};
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
+pub(crate) use cached::{Prefill, Step};
 pub use config::DecoderConfig;
 
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
-use crate::{Error, PackedBatch, Result};
+use crate::{PackedBatch, Result};
 use block::Block;
 use embedding::Embedding;
 use head::Head;
@@ -68,15 +70,6 @@ impl Decoder {
 
     fn rope_table(&self) -> Tensor {
         self.rope_table.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
-    }
-
-    fn check_length(&self, max_len: i64) -> Result<()> {
-        let limit = self.config.max_position_embeddings;
-        if max_len <= limit {
-            return Ok(());
-        }
-        let problem = format!("of {max_len} tokens is longer than max_position_embeddings = {limit}");
-        Err(Error::Input { what: "sequence", problem })
     }
 }
 

@@ -1,13 +1,13 @@
 //! One rank of the conformance suite, for machines with accelerators: `rank BACKEND RANK WORLD_SIZE PORT
 //! [device|collective|failure]... [filter=TEXT]`. Start one process a device, all with the same port. Rank 0 prints
-//! the table; the exit status is 1 when a case failed.
+//! a table a suite; the exit status is 1 when a case failed.
 
 #![forbid(unsafe_code)]
 
 use std::{process::ExitCode, time::Duration};
 
 use anyroll_backends::{DeviceId, Rendezvous, open};
-use anyroll_conformance::{Counts, Peers, collective_suite, device_suite, failure_suite, table};
+use anyroll_conformance::{Counts, Outcome, Peers, collective_suite, device_suite, failure_suite, table};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,21 +27,24 @@ fn main() -> ExitCode {
     };
     let filter = suites.iter().find_map(|word| word.strip_prefix("filter="));
     let runs = |name: &str| suites.iter().any(|suite| suite == name);
-    let mut outcomes = Vec::new();
+    let mut failed = false;
+    let mut report = |outcomes: &[Outcome]| {
+        failed |= Counts::of(outcomes).failed > 0;
+        if rank == 0 {
+            println!("{}", table(outcomes));
+        }
+    };
     if runs("device") && rank == 0 {
-        outcomes.extend(device_suite(&device, filter));
+        report(&device_suite(&device, filter));
     }
     if runs("collective") || runs("failure") {
         let peers = Peers::connect(device, &rendezvous).unwrap();
         if runs("collective") {
-            outcomes.extend(collective_suite(&peers, filter));
+            report(&collective_suite(&peers, filter));
         }
         if runs("failure") {
-            outcomes.extend(failure_suite(&peers, filter));
+            report(&failure_suite(&peers, filter));
         }
     }
-    if rank == 0 {
-        println!("{}", table(&outcomes));
-    }
-    if Counts::of(&outcomes).failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -1,0 +1,346 @@
+// Attention on the CPU: over packed sequences forward and backward, and of one token over a cache. What
+// kernels.cpp says of kernels holds here.
+//
+// Scores of a few queries over all keys are held at once, so softmax needs no running maximum; keys are
+// transposed first, so that a vector holds several keys and no lanes are summed.
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <vector>
+
+#include "shim.h"
+#include "vectors.h"
+
+namespace {
+
+// Query rows that one pass over the keys serves.
+constexpr int64_t QUERIES = 8;
+
+// to[d][t] = from[t][d]; rows of `padded`, with zeros behind t up to a whole vector. In tiles of 4 by 4, in
+// registers.
+INLINE void transpose(const float* from, int64_t stride, int64_t rows, int64_t dim, int64_t padded,
+                      float* to) {
+  for (int64_t t = 0; t < round_up(rows); t += 4) {
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+      Quad in[4] = {};
+      for (int64_t r = 0; r < 4 && t + r < rows; ++r)
+        in[r] = *(const UnalignedQuad*)(from + (t + r) * stride + d);
+      const Quad a = {in[0][0], in[1][0], in[0][1], in[1][1]}, b = {in[2][0], in[3][0], in[2][1], in[3][1]};
+      const Quad e = {in[0][2], in[1][2], in[0][3], in[1][3]}, f = {in[2][2], in[3][2], in[2][3], in[3][3]};
+      *(UnalignedQuad*)(to + d * padded + t) = Quad{a[0], a[1], b[0], b[1]};
+      *(UnalignedQuad*)(to + (d + 1) * padded + t) = Quad{a[2], a[3], b[2], b[3]};
+      *(UnalignedQuad*)(to + (d + 2) * padded + t) = Quad{e[0], e[1], f[0], f[1]};
+      *(UnalignedQuad*)(to + (d + 3) * padded + t) = Quad{e[2], e[3], f[2], f[3]};
+    }
+    for (; d < dim; ++d)
+      for (int64_t r = 0; r < 4; ++r)
+        to[d * padded + t + r] = t + r < rows ? from[(t + r) * stride + d] : 0.0f;
+  }
+}
+
+// to[t][d] = from[t][d]; d is padded with zeros to `padded`.
+INLINE void copy_rows(const float* from, int64_t stride, int64_t rows, int64_t dim, int64_t padded,
+                      float* to) {
+  for (int64_t t = 0; t < rows; ++t)
+    for (int64_t i = 0; i < dim; i += LANES) store(to + t * padded + i, load(from + t * stride + i, dim - i));
+}
+
+// The reverse: to[t][d] = from[t][d] without the padding.
+INLINE void store_rows(const float* from, int64_t padded, int64_t rows, int64_t dim, float* to,
+                       int64_t stride) {
+  for (int64_t t = 0; t < rows; ++t)
+    for (int64_t i = 0; i < dim; i += LANES) store(to + t * stride + i, load(from + t * padded + i), dim - i);
+}
+
+// out[r][t] = sum over d of rows[r][d] * transposed[d][t], for the first `columns` t (a multiple of LANES).
+INLINE void times_transposed(const float* rows, int64_t row_stride, const float* transposed, int64_t dim,
+                             int64_t padded, int64_t columns, float* out) {
+  for (int64_t t = 0; t < columns; t += LANES) {
+    Vec sums[QUERIES] = {};
+    for (int64_t d = 0; d < dim; ++d) {
+      const Vec column = load(transposed + d * padded + t);
+      for (int64_t r = 0; r < QUERIES; ++r) sums[r] += rows[r * row_stride + d] * column;
+    }
+    for (int64_t r = 0; r < QUERIES; ++r) store(out + r * padded + t, sums[r]);
+  }
+}
+
+// out[r][d] = sum over t < count of weights[r][t] * rows[t][d].
+INLINE void weighted_sums(const float* weights, int64_t weight_stride, const float* rows, int64_t count,
+                          int64_t dim_padded, float* out) {
+  for (int64_t i = 0; i < dim_padded; i += LANES) {
+    Vec sums[QUERIES] = {};
+    for (int64_t t = 0; t < count; ++t) {
+      const Vec row = load(rows + t * dim_padded + i);
+      for (int64_t r = 0; r < QUERIES; ++r) sums[r] += weights[r * weight_stride + t] * row;
+    }
+    for (int64_t r = 0; r < QUERIES; ++r) store(out + r * dim_padded + i, sums[r]);
+  }
+}
+
+// sums[t][d] += sum over r of weights[r][t] * rows[r][d], for t < count.
+INLINE void add_outer(const float* weights, int64_t weight_stride, const float* rows, int64_t count,
+                      int64_t dim_padded, float* sums) {
+  for (int64_t i = 0; i < dim_padded; i += LANES) {
+    Vec row[QUERIES];
+    for (int64_t r = 0; r < QUERIES; ++r) row[r] = load(rows + r * dim_padded + i);
+    for (int64_t t = 0; t < count; ++t) {
+      Vec sum = load(sums + t * dim_padded + i);
+      for (int64_t r = 0; r < QUERIES; ++r) sum += weights[r * weight_stride + t] * row[r];
+      store(sums + t * dim_padded + i, sum);
+    }
+  }
+}
+
+// What all kernels of attention know of a call.
+struct Attention {
+  Heads q, k, v;
+  const int64_t* offsets;
+  int64_t heads, kv_heads, dim, max_len;
+  float scale;
+  int64_t group() const { return heads / kv_heads; }
+  int64_t len_padded() const { return round_up(max_len); }
+  int64_t dim_padded() const { return round_up(dim); }
+};
+
+// Turns the scores of one query over its first `keys` keys into e^(scale * score - max), 0 beyond them up to
+// `columns`. Returns the sum, and the max through `max`.
+INLINE float softmax_row(float* scores, float scale, int64_t keys, int64_t columns, float* max) {
+  Vec maxima = Vec{} - INFINITE;
+  for (int64_t t = 0; t < columns; t += LANES) {
+    const Vec score = select(first_lanes(keys - t), Vec(load(scores + t) * scale), Vec(Vec{} - INFINITE));
+    store(scores + t, score);
+    maxima = larger(maxima, score);
+  }
+  *max = max_lanes(maxima);
+  Vec sums = {};
+  for (int64_t t = 0; t < columns; t += LANES) {
+    const Vec mass = exp(load(scores + t) - *max);
+    store(scores + t, mass);
+    sums += mass;
+  }
+  return sum_lanes(sums);
+}
+
+// Where one task keeps what it works on.
+struct ForwardScratch {
+  float* keys;            // [dim, padded]
+  float* values;          // [padded, dim_padded]
+  float* scores;          // [QUERIES, padded]
+  float *queries, *sums;  // [QUERIES, dim_padded]
+
+  static int64_t size(const Attention& a) {
+    return a.len_padded() * (a.dim + a.dim_padded() + QUERIES) + 2 * QUERIES * a.dim_padded();
+  }
+  ForwardScratch(const Attention& a, float* memory)
+      : keys(memory),
+        values(keys + a.dim * a.len_padded()),
+        scores(values + a.len_padded() * a.dim_padded()),
+        queries(scores + QUERIES * a.len_padded()),
+        sums(queries + QUERIES * a.dim_padded()) {}
+};
+
+// `rows` queries of one head from position `query` of the sequence that begins at row `first`.
+INLINE void queries_forward(const Attention& a, const ForwardScratch& s, int64_t first, int64_t query,
+                            int64_t rows, int64_t head, float* out, float* lse) {
+  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded();
+  const int64_t seen = query + rows, columns = round_up(seen), row = first + query;
+  copy_rows(a.q.data + row * a.q.stride + head * a.dim, a.q.stride, rows, a.dim, dim_padded, s.queries);
+  times_transposed(s.queries, dim_padded, s.keys, a.dim, padded, columns, s.scores);
+  float inverse[QUERIES];
+  for (int64_t r = 0; r < rows; ++r) {
+    float max;
+    const float sum = softmax_row(s.scores + r * padded, a.scale, query + r + 1, columns, &max);
+    lse[(row + r) * a.heads + head] = max + std::log(sum);
+    inverse[r] = 1.0f / sum;
+  }
+  weighted_sums(s.scores, padded, s.values, seen, dim_padded, s.sums);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < a.dim; i += LANES)
+      store(out + ((row + r) * a.heads + head) * a.dim + i, load(s.sums + r * dim_padded + i) * inverse[r],
+            a.dim - i);
+}
+
+// Tasks are (sequence, key head).
+FOR_EACH_ISA void attention_range(const Attention& a, float* out, float* lse, float* memory, int64_t begin,
+                                  int64_t end) {
+  const ForwardScratch s(a, memory);
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t first = a.offsets[task / a.kv_heads], len = a.offsets[task / a.kv_heads + 1] - first;
+    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim;
+    transpose(a.k.data + first * a.k.stride + column, a.k.stride, len, a.dim, a.len_padded(), s.keys);
+    copy_rows(a.v.data + first * a.v.stride + column, a.v.stride, len, a.dim, a.dim_padded(), s.values);
+    for (int64_t head = kv_head * a.group(); head < (kv_head + 1) * a.group(); ++head)
+      for (int64_t query = 0; query < len; query += QUERIES)
+        queries_forward(a, s, first, query, std::min(QUERIES, len - query), head, out, lse);
+  }
+}
+
+// What attention's backward reads and writes beside the inputs.
+struct AttentionGrads {
+  const float *dout, *out, *lse;
+  Heads dq, dk, dv;
+};
+
+// In place: scores to probabilities, and the probabilities' gradients to the scores' gradients.
+INLINE void scores_backward(float* scores, float* grads, float scale, float lse, float delta, int64_t keys,
+                            int64_t columns) {
+  for (int64_t t = 0; t < columns; t += LANES) {
+    const Vec prob = select(first_lanes(keys - t), exp(load(scores + t) * scale - lse), Vec{});
+    store(scores + t, prob);
+    store(grads + t, prob * (load(grads + t) - delta) * scale);
+  }
+}
+
+// Where one task keeps what it works on.
+struct BackwardScratch {
+  float *keys_transposed, *values_transposed;  // [dim, padded]
+  float *keys, *dkeys, *dvalues;               // [padded, dim_padded]
+  float *scores, *dscores;                     // [QUERIES, padded]
+  float *queries, *douts, *sums;               // [QUERIES, dim_padded]
+
+  static int64_t size(const Attention& a) {
+    return a.len_padded() * (2 * a.dim + 3 * a.dim_padded() + 2 * QUERIES) + 3 * QUERIES * a.dim_padded();
+  }
+  BackwardScratch(const Attention& a, float* memory) {
+    auto take = [&](int64_t count) {
+      float* taken = memory;
+      memory += count;
+      return taken;
+    };
+    const int64_t padded = a.len_padded(), dim_padded = a.dim_padded();
+    for (float** to : {&keys_transposed, &values_transposed}) *to = take(a.dim * padded);
+    for (float** to : {&keys, &dkeys, &dvalues}) *to = take(padded * dim_padded);
+    for (float** to : {&scores, &dscores}) *to = take(QUERIES * padded);
+    for (float** to : {&queries, &douts, &sums}) *to = take(QUERIES * dim_padded);
+  }
+};
+
+// `rows` queries of one head from position `query` of the sequence that begins at row `first`: writes their
+// gradients and adds to those of the keys and values.
+INLINE void queries_backward(const Attention& a, const AttentionGrads& g, const BackwardScratch& s,
+                             int64_t first, int64_t query, int64_t rows, int64_t head) {
+  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded(), out_stride = a.heads * a.dim;
+  const int64_t seen = query + rows, columns = round_up(seen), row = first + query;
+  const int64_t at = row * out_stride + head * a.dim;
+  copy_rows(a.q.data + row * a.q.stride + head * a.dim, a.q.stride, rows, a.dim, dim_padded, s.queries);
+  copy_rows(g.dout + at, out_stride, rows, a.dim, dim_padded, s.douts);
+  times_transposed(s.queries, dim_padded, s.keys_transposed, a.dim, padded, columns, s.scores);
+  times_transposed(s.douts, dim_padded, s.values_transposed, a.dim, padded, columns, s.dscores);
+  for (int64_t r = 0; r < rows; ++r) {
+    Vec dots = {};
+    for (int64_t i = 0; i < a.dim; i += LANES)
+      dots += load(s.douts + r * dim_padded + i) * load(g.out + at + r * out_stride + i, a.dim - i);
+    scores_backward(s.scores + r * padded, s.dscores + r * padded, a.scale, g.lse[(row + r) * a.heads + head],
+                    sum_lanes(dots), query + r + 1, columns);
+  }
+  for (int64_t r = rows; r < QUERIES; ++r) {  // rows past the end add nothing to keys and values
+    std::fill(s.scores + r * padded, s.scores + r * padded + columns, 0.0f);
+    std::fill(s.dscores + r * padded, s.dscores + r * padded + columns, 0.0f);
+  }
+  weighted_sums(s.dscores, padded, s.keys, seen, dim_padded, s.sums);
+  store_rows(s.sums, dim_padded, rows, a.dim, g.dq.data + row * g.dq.stride + head * a.dim, g.dq.stride);
+  add_outer(s.dscores, padded, s.queries, seen, dim_padded, s.dkeys);
+  add_outer(s.scores, padded, s.douts, seen, dim_padded, s.dvalues);
+}
+
+FOR_EACH_ISA void attention_backward_range(const Attention& a, const AttentionGrads& g, float* memory,
+                                           int64_t begin, int64_t end) {
+  const BackwardScratch s(a, memory);
+  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded();
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t first = a.offsets[task / a.kv_heads], len = a.offsets[task / a.kv_heads + 1] - first;
+    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim;
+    const float* k = a.k.data + first * a.k.stride + column;
+    transpose(k, a.k.stride, len, a.dim, padded, s.keys_transposed);
+    transpose(a.v.data + first * a.v.stride + column, a.v.stride, len, a.dim, padded, s.values_transposed);
+    copy_rows(k, a.k.stride, len, a.dim, dim_padded, s.keys);
+    std::fill(s.dkeys, s.dkeys + len * dim_padded, 0.0f);
+    std::fill(s.dvalues, s.dvalues + len * dim_padded, 0.0f);
+    for (int64_t head = kv_head * a.group(); head < (kv_head + 1) * a.group(); ++head)
+      for (int64_t query = 0; query < len; query += QUERIES)
+        queries_backward(a, g, s, first, query, std::min(QUERIES, len - query), head);
+    store_rows(s.dkeys, dim_padded, len, a.dim, g.dk.data + first * g.dk.stride + column, g.dk.stride);
+    store_rows(s.dvalues, dim_padded, len, a.dim, g.dv.data + first * g.dv.stride + column, g.dv.stride);
+  }
+}
+
+// One new token of each sequence against its cache [slots, cache_len, kv_heads, dim]; tasks are (row, head).
+struct Decode {
+  Heads q;
+  const float *keys, *values;
+  const int64_t *slots, *lengths;
+  int64_t cache_len, heads, kv_heads, dim;
+  float scale;
+};
+
+FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* scores, int64_t begin,
+                                         int64_t end) {
+  const int64_t stride = d.kv_heads * d.dim;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t row = task / d.heads, head = task % d.heads, len = d.lengths[row], columns = round_up(len);
+    const int64_t start = d.slots[row] * d.cache_len * stride + head / (d.heads / d.kv_heads) * d.dim;
+    const float* query = d.q.data + row * d.q.stride + head * d.dim;
+    for (int64_t t = 0; t < len; ++t) {
+      Vec dots = {};
+      for (int64_t i = 0; i < d.dim; i += LANES)
+        dots += load(query + i, d.dim - i) * load(d.keys + start + t * stride + i, d.dim - i);
+      scores[t] = sum_lanes(dots);
+    }
+    std::fill(scores + len, scores + columns, 0.0f);
+    float max;
+    const float inverse = 1.0f / softmax_row(scores, d.scale, len, columns, &max);
+    for (int64_t i = 0; i < d.dim; i += LANES) {
+      Vec sums = {};
+      for (int64_t t = 0; t < len; ++t)
+        sums += scores[t] * load(d.values + start + t * stride + i, d.dim - i);
+      store(out + task * d.dim + i, sums * inverse, d.dim - i);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* offsets, float scale, float* out, float* lse,
+                      int64_t sequences, int64_t max_len, int64_t heads, int64_t kv_heads, int64_t dim) {
+  return guarded(-1, [&] {
+    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, scale};
+    at::parallel_for(0, sequences * kv_heads, grain(max_len * dim), [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch(ForwardScratch::size(a));
+      attention_range(a, out, lse, scratch.data(), begin, end);
+    });
+    return 0;
+  });
+}
+
+int anyroll_attention_backward(Heads q, Heads k, Heads v, const float* dout, const float* out,
+                               const float* lse, Heads dq, Heads dk, Heads dv, const int64_t* offsets,
+                               float scale, int64_t sequences, int64_t max_len, int64_t heads,
+                               int64_t kv_heads, int64_t dim) {
+  return guarded(-1, [&] {
+    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, scale};
+    const AttentionGrads g{dout, out, lse, dq, dk, dv};
+    at::parallel_for(0, sequences * kv_heads, grain(max_len * dim), [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch(BackwardScratch::size(a));
+      attention_backward_range(a, g, scratch.data(), begin, end);
+    });
+    return 0;
+  });
+}
+
+int anyroll_decode_attention(Heads q, const float* keys, const float* values, const int64_t* slots,
+                             const int64_t* lengths, float scale, float* out, int64_t rows, int64_t cache_len,
+                             int64_t heads, int64_t kv_heads, int64_t dim) {
+  return guarded(-1, [&] {
+    const Decode d{q, keys, values, slots, lengths, cache_len, heads, kv_heads, dim, scale};
+    at::parallel_for(0, rows * heads, grain(16 * dim), [&](int64_t begin, int64_t end) {
+      std::vector<float> scores(round_up(cache_len));
+      decode_attention_range(d, out, scores.data(), begin, end);
+    });
+    return 0;
+  });
+}
+}

@@ -1,0 +1,168 @@
+//! Causal attention with grouped queries: over packed sequences in training, over a cache in generation.
+
+use tch::{Kind, Tensor};
+
+use super::check::{Args, has_kernel};
+use super::{Packing, Result, composite, kernels};
+
+/// Causal attention within each sequence of a packed batch.
+///
+/// `q` `[N, H, D]`, `k` and `v` `[N, K, D]` may be views whose rows lie apart; K divides H, and query head `h`
+/// reads key head `h / (H / K)`. Returns the output, dense `[N, H D]`, and log(sum(exp(scale * scores))) of
+/// each query in fp32 `[N, H]`, which the backward needs.
+///
+/// # Errors
+/// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    packing: &Packing,
+    scale: f64,
+) -> Result<(Tensor, Tensor)> {
+    if !has_kernel(q) {
+        return composite::attention(q, k, v, packing, scale);
+    }
+    let args = Args("attention");
+    let Sizes { rows, heads, kv_heads, dim } = Sizes::of(args, q, k, packing)?;
+    let out = Tensor::f_empty([rows, heads * dim], (Kind::Float, q.device()))?;
+    let lse = Tensor::f_empty([rows, heads], (Kind::Float, q.device()))?;
+    // SAFETY: the sizes of all tensors were checked or made here, a `Packing`'s offsets rise from 0 to `rows`,
+    // and all outlive the call.
+    let code = unsafe {
+        kernels::anyroll_attention(
+            args.heads("q", q, [rows, heads, dim])?,
+            args.heads("k", k, [rows, kv_heads, dim])?,
+            args.heads("v", v, [rows, kv_heads, dim])?,
+            packing.offsets().as_ptr(),
+            scale as f32,
+            args.floats("out", &out, &[rows, heads * dim])?,
+            args.floats("lse", &lse, &[rows, heads])?,
+            packing.sequences(),
+            packing.max_len(),
+            heads,
+            kv_heads,
+            dim,
+        )
+    };
+    kernels::check(args.0, code)?;
+    Ok((out, lse))
+}
+
+/// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
+///
+/// `dout` and `out` are `[N, H D]`, `lse` is the forward's. Probabilities are computed again from `lse`, as in
+/// FlashAttention-2 (Dao, 2023).
+///
+/// # Errors
+/// As [`attention`].
+pub fn attention_backward(
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    packing: &Packing,
+    scale: f64,
+    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+) -> Result<()> {
+    if !has_kernel(q) {
+        return composite::attention_backward(dout, (q, k, v), (out, lse), packing, scale, (dq, dk, dv));
+    }
+    let args = Args("attention_backward");
+    let Sizes { rows, heads, kv_heads, dim } = Sizes::of(args, q, k, packing)?;
+    // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
+    // gradients are borrowed mutably, and all outlive the call.
+    let code = unsafe {
+        kernels::anyroll_attention_backward(
+            args.heads("q", q, [rows, heads, dim])?,
+            args.heads("k", k, [rows, kv_heads, dim])?,
+            args.heads("v", v, [rows, kv_heads, dim])?,
+            args.floats("dout", dout, &[rows, heads * dim])?,
+            args.floats("out", out, &[rows, heads * dim])?,
+            args.floats("lse", lse, &[rows, heads])?,
+            args.heads("dq", dq, [rows, heads, dim])?,
+            args.heads("dk", dk, [rows, kv_heads, dim])?,
+            args.heads("dv", dv, [rows, kv_heads, dim])?,
+            packing.offsets().as_ptr(),
+            scale as f32,
+            packing.sequences(),
+            packing.max_len(),
+            heads,
+            kv_heads,
+            dim,
+        )
+    };
+    kernels::check(args.0, code)
+}
+
+/// Attention of one new token per row over what its sequence has cached, the token's own key and value
+/// included.
+///
+/// `q` `[B, H, D]` may be a view whose rows lie apart; the caches are dense `[S, L, K, D]`. Row `b` reads the
+/// first `lengths[b]` places (at least 1) of cached sequence `slots[b]`; both int64 `[B]`. Returns `[B, H D]`.
+///
+/// # Errors
+/// [`super::Error::Argument`] for shapes that do not fit, a slot or a length out of range, or libtorch's error.
+pub fn decode_attention(
+    q: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    slots: &Tensor,
+    lengths: &Tensor,
+    scale: f64,
+) -> Result<Tensor> {
+    if !has_kernel(q) {
+        return composite::decode_attention(q, k_cache, v_cache, slots, lengths, scale);
+    }
+    let args = Args("decode_attention");
+    let [rows, heads, dim] = args.dims("q", q)?;
+    let cache_size @ [sequences, cache_len, kv_heads, _] = args.dims("k_cache", k_cache)?;
+    check_groups(args, heads, kv_heads)?;
+    let out = Tensor::f_empty([rows, heads * dim], (Kind::Float, q.device()))?;
+    // SAFETY: the sizes of all tensors and the ranges of slots and lengths were checked, and all outlive the
+    // call.
+    let code = unsafe {
+        kernels::anyroll_decode_attention(
+            args.heads("q", q, [rows, heads, dim])?,
+            args.floats("k_cache", k_cache, &[sequences, cache_len, kv_heads, dim])?,
+            args.floats("v_cache", v_cache, &cache_size)?,
+            args.indices("slots", slots, &[rows], sequences)?,
+            args.indices("lengths", lengths, &[rows], cache_len + 1)?,
+            scale as f32,
+            args.floats("out", &out, &[rows, heads * dim])?,
+            rows,
+            cache_len,
+            heads,
+            kv_heads,
+            dim,
+        )
+    };
+    kernels::check(args.0, code)?;
+    Ok(out)
+}
+
+struct Sizes {
+    rows: i64,
+    heads: i64,
+    kv_heads: i64,
+    dim: i64,
+}
+
+impl Sizes {
+    fn of(args: Args, q: &Tensor, k: &Tensor, packing: &Packing) -> Result<Sizes> {
+        let [rows, heads, dim] = args.dims("q", q)?;
+        let [_, kv_heads, _] = args.dims("k", k)?;
+        check_groups(args, heads, kv_heads)?;
+        if rows != packing.tokens() {
+            let problem = format!("has {} tokens, expected {rows} as in `q`", packing.tokens());
+            return Err(args.refuse("packing", problem));
+        }
+        Ok(Sizes { rows, heads, kv_heads, dim })
+    }
+}
+
+fn check_groups(args: Args, heads: i64, kv_heads: i64) -> Result<()> {
+    if kv_heads > 0 && heads % kv_heads == 0 {
+        return Ok(());
+    }
+    Err(args.refuse("k", format!("has {kv_heads} heads, which do not divide the {heads} of `q`")))
+}

@@ -1,0 +1,406 @@
+//! Kernels against the composite operations, and those against libtorch's own functions and autograd.
+
+use tch::{Device, Kind, Tensor};
+
+use super::{Packing, Rotation, Store, composite};
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+/// Between two orders of the same fp32 sums, relative to the largest value of a tensor.
+const KERNEL_TOLERANCE: f64 = 1e-5;
+
+/// Widths around the 16 lanes of a vector.
+const WIDTHS: [i64; 6] = [1, 7, 16, 20, 64, 129];
+
+/// Numbers that are the same in every run.
+fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
+    let count: i64 = size.iter().product();
+    // The fractional parts of multiples of an irrational number, in a mixed order.
+    let mix = |i: i64| (((i * i + 7 * i) % 10_007) as f64 * 0.618_033_988_749_894_9).fract() * 3.0 - 1.5;
+    Tensor::from_slice(&(0..count).map(mix).collect::<Vec<f64>>()).view(size).to_kind(options.0)
+}
+
+fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
+    assert_eq!(found.size(), expected.size(), "{what}");
+    if found.numel() == 0 {
+        return;
+    }
+    let scale = expected.abs().max().double_value(&[]).max(1.0);
+    let error = (found - expected).abs().max().double_value(&[]) / scale;
+    assert!(error <= tolerance, "{what}: differs by {error:e}"); // false for NaN
+}
+
+/// Runs an operation by its kernel and by its composite form on copies of the same tensors and compares all
+/// of them and what is returned.
+fn compare(what: &str, tensors: &[Tensor], mut run: impl FnMut(&mut [Tensor], bool) -> Vec<Tensor>) {
+    let mut results = [true, false].map(|kernel| {
+        let mut copies: Vec<Tensor> = tensors.iter().map(Tensor::copy).collect();
+        let returned = run(&mut copies, kernel);
+        copies.into_iter().chain(returned).collect::<Vec<Tensor>>()
+    });
+    let [kernel, composite] = &mut results;
+    for (index, (kernel, composite)) in kernel.iter().zip(composite.iter()).enumerate() {
+        assert_close(&format!("{what}, tensor {index}"), kernel, composite, KERNEL_TOLERANCE);
+    }
+}
+
+fn pair((a, b): (Tensor, Tensor)) -> Vec<Tensor> {
+    vec![a, b]
+}
+
+#[test]
+fn norm_kernels_equal_composites() {
+    for dim in WIDTHS {
+        for heads in [1, 3] {
+            // Heads are a view of wider rows.
+            let x = random(&[300, heads + 2, dim], FLOAT).narrow(1, 1, heads);
+            let (x, weight) =
+                (if heads == 1 { x.flatten(1, 2).contiguous() } else { x }, random(&[dim], FLOAT));
+            let what = format!("{heads} heads of {dim}");
+            let (y, rstd) = super::rms_norm(&x, &weight, 1e-5).unwrap();
+            let (expected_y, expected_rstd) = composite::rms_norm(&x, &weight, 1e-5).unwrap();
+            assert_close(&what, &y, &expected_y, KERNEL_TOLERANCE);
+            assert_close(&what, &rstd, &expected_rstd, KERNEL_TOLERANCE);
+            for how in [Store::Write, Store::Add] {
+                let tensors = [y.shallow_clone(), random(&y.size(), FLOAT), random(&[dim], FLOAT)];
+                compare(&what, &tensors, |tensors, kernel| {
+                    let [dy, dx, dweight] = tensors else { unreachable!() };
+                    let run = if kernel { super::rms_norm_backward_ } else { composite::rms_norm_backward_ };
+                    run(dy, &x, &rstd, &weight, dx, dweight, how).unwrap();
+                    vec![]
+                });
+            }
+        }
+        let tensors = [random(&[40, dim], FLOAT)];
+        let (residual, weight) = (random(&[40, dim], FLOAT) * 2.0, random(&[dim], FLOAT));
+        compare(&format!("residual of {dim}"), &tensors, |tensors, kernel| {
+            let run = if kernel { super::add_rms_norm_ } else { composite::add_rms_norm_ };
+            pair(run(&mut tensors[0], &residual, &weight, 1e-5).unwrap())
+        });
+    }
+}
+
+#[test]
+fn elementwise_kernels_equal_composites() {
+    for width in WIDTHS {
+        let tensors = [random(&[50, 2 * width], FLOAT) * 8.0, random(&[50, width], FLOAT)];
+        compare(&format!("swiglu of {width}"), &tensors, |tensors, kernel| {
+            let [gate_up, dy] = tensors else { unreachable!() };
+            let forward = if kernel { super::swiglu } else { composite::swiglu };
+            let y = forward(gate_up).unwrap();
+            let backward = if kernel { super::swiglu_backward_ } else { composite::swiglu_backward_ };
+            backward(gate_up, dy).unwrap();
+            vec![y]
+        });
+        let dim = 2 * width;
+        let (packing, table) = (
+            Packing::new(&[5, 0, 21], Device::Cpu).unwrap(),
+            super::rope_table(21, dim, 50.0, Device::Cpu).unwrap(),
+        );
+        for rotation in [Rotation::Forward, Rotation::Inverse] {
+            compare(&format!("rope of {dim}"), &[random(&[26, 5, dim], FLOAT)], |tensors, kernel| {
+                let run = if kernel { super::rope_ } else { composite::rope_ };
+                run(&mut tensors[0].narrow(1, 1, 3), packing.positions(), &table, rotation).unwrap();
+                vec![]
+            });
+        }
+    }
+}
+
+#[test]
+fn logprob_kernels_equal_composites() {
+    for vocab in WIDTHS {
+        let targets = Tensor::arange(60, (Kind::Int64, Device::Cpu)).remainder(vocab);
+        let (dlogprobs, dentropy) = (random(&[60], FLOAT), random(&[60], FLOAT) * 2.0);
+        for dentropy in [None, Some(&dentropy)] {
+            compare(
+                &format!("vocabulary of {vocab}"),
+                &[random(&[60, vocab], FLOAT) * 10.0],
+                |tensors, kernel| {
+                    let logits = &mut tensors[0];
+                    let forward = if kernel { super::logprobs } else { composite::logprobs };
+                    let scores = forward(logits, &targets, 0.7).unwrap();
+                    let backward =
+                        if kernel { super::logprobs_backward_ } else { composite::logprobs_backward_ };
+                    backward(logits, &targets, 0.7, (&scores.lse, &scores.entropy), &dlogprobs, dentropy)
+                        .unwrap();
+                    vec![scores.logprobs, scores.entropy, scores.lse]
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn sum_kernels_equal_composites() {
+    for columns in WIDTHS {
+        for how in [Store::Write, Store::Add] {
+            let (dy, tokens) =
+                (random(&[700, columns], FLOAT), Tensor::arange(700, (Kind::Int64, Device::Cpu)));
+            let tokens = tokens.square().remainder(11);
+            let tensors = [random(&[11, columns], FLOAT), random(&[columns], FLOAT)];
+            compare(&format!("{columns} columns"), &tensors, |tensors, kernel| {
+                let [dweight, sums] = tensors else { unreachable!() };
+                let run = if kernel { super::embedding_backward } else { composite::embedding_backward };
+                run(&dy, &tokens, dweight, how).unwrap();
+                let run = if kernel { super::sum_rows } else { composite::sum_rows };
+                run(&dy, sums, how).unwrap();
+                vec![]
+            });
+        }
+    }
+}
+
+/// `(query heads, key heads, head dim)`.
+const HEADS: [(i64, i64, i64); 5] = [(4, 4, 16), (4, 2, 6), (3, 1, 24), (2, 1, 64), (1, 1, 1)];
+
+#[test]
+fn attention_kernels_equal_composites() {
+    for (heads, kv_heads, dim) in HEADS {
+        let packing = Packing::new(&[13, 0, 1, 16, 2, 70, 17], Device::Cpu).unwrap();
+        let rows = packing.tokens();
+        let qkv = random(&[rows, heads + 2 * kv_heads, dim], FLOAT) * 2.0;
+        let views = |whole: &Tensor| {
+            [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
+                .map(|(start, count)| whole.narrow(1, start, count))
+        };
+        let ([q, k, v], dout) = (views(&qkv), random(&[rows, heads * dim], FLOAT));
+        compare(&format!("{heads} heads, {kv_heads} of {dim}"), &[qkv.zeros_like()], |tensors, kernel| {
+            let forward = if kernel { super::attention } else { composite::attention };
+            let (out, lse) = forward(&q, &k, &v, &packing, 0.3).unwrap();
+            let [mut dq, mut dk, mut dv] = views(&tensors[0]);
+            let backward = if kernel { super::attention_backward } else { composite::attention_backward };
+            let gradients = (&mut dq, &mut dk, &mut dv);
+            backward(&dout, (&q, &k, &v), (&out, &lse), &packing, 0.3, gradients).unwrap();
+            vec![out, lse]
+        });
+    }
+}
+
+#[test]
+fn decoding_equals_the_last_query_of_attention() {
+    for (heads, kv_heads, dim) in HEADS {
+        let lengths = [13, 1, 16, 40];
+        let packing = Packing::new(&lengths, Device::Cpu).unwrap();
+        let [q, k, v] =
+            [heads, kv_heads, kv_heads].map(|heads| random(&[packing.tokens(), heads, dim], FLOAT));
+        let slots = [4, 0, 3, 1];
+        let caches = [&k, &v].map(|rows| {
+            let cache = Tensor::full([5, 41, kv_heads, dim], f64::NAN, FLOAT);
+            for (sequence, slot) in slots.iter().enumerate() {
+                let rows = rows.narrow(0, packing.offsets()[sequence], lengths[sequence]);
+                cache.get(*slot).narrow(0, 0, lengths[sequence]).copy_(&rows);
+            }
+            cache
+        });
+        let last = Tensor::from_slice(&packing.offsets()[1..]) - 1;
+        let expected = composite::attention(&q, &k, &v, &packing, 0.3).unwrap().0.index_select(0, &last);
+        let (q, slots, lengths) =
+            (q.index_select(0, &last), Tensor::from_slice(&slots), Tensor::from_slice(&lengths));
+        let kernel = super::decode_attention(&q, &caches[0], &caches[1], &slots, &lengths, 0.3).unwrap();
+        let caches = caches.map(|cache| cache.nan_to_num(0.0, 0.0, 0.0)); // a mask times NaN is NaN
+        let composite =
+            composite::decode_attention(&q, &caches[0], &caches[1], &slots, &lengths, 0.3).unwrap();
+        assert_close("kernel", &kernel, &expected, KERNEL_TOLERANCE);
+        assert_close("composite", &composite, &expected, KERNEL_TOLERANCE);
+    }
+}
+
+/// The gradients of `sum(output * doutput)` by libtorch's autograd.
+fn autograd(inputs: &[&Tensor], output: &Tensor, doutput: &Tensor) -> Vec<Tensor> {
+    Tensor::run_backward(&[(output * doutput).sum(None)], inputs, false, false)
+}
+
+fn leaf(size: &[i64]) -> Tensor {
+    random(size, DOUBLE).set_requires_grad(true)
+}
+
+#[test]
+fn composite_norm_equals_libtorch() {
+    let (x, weight, dy) = (leaf(&[9, 3, 12]), leaf(&[12]), random(&[9, 3, 12], DOUBLE));
+    let expected = x.rms_norm([12i64].as_slice(), Some(&weight), 1e-5);
+    let gradients = autograd(&[&x, &weight], &expected, &dy);
+    let _guard = tch::no_grad_guard();
+    let (y, rstd) = composite::rms_norm(&x, &weight, 1e-5).unwrap();
+    let (mut to_y, mut dx, mut dweight) = (dy.copy(), x.detach().ones_like(), weight.detach().zeros_like());
+    composite::rms_norm_backward_(&mut to_y, &x, &rstd, &weight, &mut dx, &mut dweight, Store::Write)
+        .unwrap();
+    for (what, found, expected) in [
+        ("y", &y, &expected),
+        ("y again", &to_y, &expected),
+        ("dx", &dx, &(&gradients[0] + 1.0)),
+        ("dweight", &dweight, &gradients[1]),
+    ] {
+        assert_close(what, found, expected, 1e-12);
+    }
+}
+
+#[test]
+fn composite_swiglu_equals_libtorch() {
+    let (gate_up, dy) = (leaf(&[9, 14]), random(&[9, 7], DOUBLE));
+    let expected = gate_up.narrow(1, 0, 7).silu() * gate_up.narrow(1, 7, 7);
+    let gradients = autograd(&[&gate_up], &expected, &dy);
+    let _guard = tch::no_grad_guard();
+    assert_close("y", &composite::swiglu(&gate_up).unwrap(), &expected, 1e-12);
+    let (mut gate_up, mut dy) = (gate_up.detach().copy(), dy);
+    composite::swiglu_backward_(&mut gate_up, &mut dy).unwrap();
+    assert_close("dgate_up", &gate_up, &gradients[0], 1e-12);
+    assert_close("y again", &dy, &expected, 1e-12);
+}
+
+#[test]
+fn composite_attention_equals_libtorch() {
+    let (heads, kv_heads, dim, lengths) = (4, 2, 6, [5, 1, 12]);
+    let packing = Packing::new(&lengths, Device::Cpu).unwrap();
+    let rows = packing.tokens();
+    let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| leaf(&[rows, heads, dim]));
+    let dout = random(&[rows, heads * dim], DOUBLE);
+    let sequences: Vec<Tensor> = (0..3)
+        .map(|sequence| {
+            let cut = |x: &Tensor| {
+                x.narrow(0, packing.offsets()[sequence], lengths[sequence]).transpose(0, 1).unsqueeze(0)
+            };
+            let (q, k, v) = (cut(&q), cut(&k), cut(&v));
+            let out = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, 0.3, true);
+            out.squeeze_dim(0).transpose(0, 1).flatten(1, 2)
+        })
+        .collect();
+    let expected = Tensor::cat(&sequences, 0);
+    let gradients = autograd(&[&q, &k, &v], &expected, &dout);
+    let _guard = tch::no_grad_guard();
+    let (out, lse) = composite::attention(&q, &k, &v, &packing, 0.3).unwrap();
+    let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| x.detach().zeros_like());
+    let into = (&mut dq, &mut dk, &mut dv);
+    composite::attention_backward(&dout, (&q, &k, &v), (&out, &lse), &packing, 0.3, into).unwrap();
+    assert_close("out", &out, &expected, 1e-12);
+    for (what, found, expected) in
+        [("dq", dq, &gradients[0]), ("dk", dk, &gradients[1]), ("dv", dv, &gradients[2])]
+    {
+        assert_close(what, &found, expected, 1e-12);
+    }
+}
+
+#[test]
+fn composite_logprobs_equal_libtorch() {
+    let (logits, targets) = (leaf(&[8, 11]), Tensor::from_slice(&[0i64, 10, 3, 3, 5, 1, 2, 9]));
+    let [dlogprobs, dentropy] = [random(&[8], DOUBLE), random(&[8], DOUBLE) * 2.0];
+    let log_p = (&logits / 0.7).log_softmax(-1, None);
+    let expected = log_p.gather(1, &targets.unsqueeze(1), false).squeeze_dim(1);
+    let entropy = -(log_p.exp() * &log_p).sum_dim_intlist([1i64].as_slice(), false, None);
+    let both = Tensor::cat(&[&expected, &entropy], 0);
+    let gradients = autograd(&[&logits], &both, &Tensor::cat(&[&dlogprobs, &dentropy], 0));
+    let _guard = tch::no_grad_guard();
+    let scores = composite::logprobs(&logits, &targets, 0.7).unwrap();
+    assert_close("logprobs", &scores.logprobs, &expected, 1e-12);
+    assert_close("entropy", &scores.entropy, &entropy, 1e-12);
+    let (mut logits, saved) = (logits.detach().copy(), (&scores.lse, &scores.entropy));
+    composite::logprobs_backward_(&mut logits, &targets, 0.7, saved, &dlogprobs, Some(&dentropy)).unwrap();
+    assert_close("dlogits", &logits, &gradients[0], 1e-12);
+}
+
+#[test]
+fn rotation_keeps_lengths_and_turns_back() {
+    let positions = Tensor::from_slice(&[0i64, 1, 900, 7]);
+    let table = super::rope_table(1000, 12, 10_000.0, Device::Cpu).unwrap();
+    let x = random(&[4, 2, 12], FLOAT);
+    let mut turned = x.copy();
+    super::rope_(&mut turned, &positions, &table, Rotation::Forward).unwrap();
+    let lengths = |x: &Tensor| x.square().sum_dim_intlist([2i64].as_slice(), false, None);
+    assert_close("position 0", &turned.get(0), &x.get(0), 0.0);
+    assert_close("lengths", &lengths(&turned), &lengths(&x), 1e-6);
+    // The first pair turns by the position itself.
+    let (first, second) = (x.double_value(&[2, 1, 0]), x.double_value(&[2, 1, 6]));
+    let expected = first * 900f64.cos() - second * 900f64.sin();
+    assert!((turned.double_value(&[2, 1, 0]) - expected).abs() < 1e-6);
+    super::rope_(&mut turned, &positions, &table, Rotation::Inverse).unwrap();
+    assert_close("back", &turned, &x, 1e-6);
+}
+
+#[test]
+fn kernels_do_not_depend_on_the_number_of_threads() {
+    let (heads, dim, vocab) = (4, 16, 50);
+    let packing = Packing::new(&[40; 100], Device::Cpu).unwrap();
+    let rows = packing.tokens();
+    let run = |threads: i32| {
+        tch::set_num_threads(threads);
+        let (mut x, weight) = (random(&[rows, heads * dim], FLOAT), random(&[heads * dim], FLOAT));
+        let residual = &x * 0.5;
+        let (y, rstd) = super::add_rms_norm_(&mut x, &residual, &weight, 1e-5).unwrap();
+        let (mut dy, mut dx, mut dweight) = (y.copy(), x.zeros_like(), weight.zeros_like());
+        super::rms_norm_backward_(&mut dy, &x, &rstd, &weight, &mut dx, &mut dweight, Store::Write).unwrap();
+        let q = y.view([rows, heads, dim]);
+        let (out, lse) = super::attention(&q, &q, &q, &packing, 0.25).unwrap();
+        let [mut dq, mut dk, mut dv] = [0; 3].map(|_| q.zeros_like());
+        let into = (&mut dq, &mut dk, &mut dv);
+        super::attention_backward(&y, (&q, &q, &q), (&out, &lse), &packing, 0.25, into).unwrap();
+        let mut sums = weight.zeros_like();
+        super::sum_rows(&dq.view([rows, heads * dim]), &mut sums, Store::Write).unwrap();
+        let mut dembedding = random(&[40, heads * dim], FLOAT);
+        super::embedding_backward(&dx, packing.positions(), &mut dembedding, Store::Add).unwrap();
+        let mut gate_up = out.copy();
+        let activated = super::swiglu(&gate_up).unwrap();
+        super::swiglu_backward_(&mut gate_up, &mut activated.copy()).unwrap();
+        let mut logits = random(&[rows, vocab], FLOAT);
+        let scores = super::logprobs(&logits, packing.positions(), 1.0).unwrap();
+        let saved = (&scores.lse, &scores.entropy);
+        super::logprobs_backward_(&mut logits, packing.positions(), 1.0, saved, &scores.lse, None).unwrap();
+        vec![dy, dx, dweight, out, lse, dq, dk, dv, sums, dembedding, gate_up, logits, scores.entropy]
+    };
+    let (one, two) = (run(1), run(2));
+    for (index, (one, two)) in one.iter().zip(&two).enumerate() {
+        assert!(one.equal(two), "tensor {index}");
+    }
+}
+
+#[test]
+fn bfloat16_composites_sum_in_float() {
+    let (x, weight) = (random(&[30, 200], FLOAT), random(&[200], FLOAT));
+    let narrow = |x: &Tensor| x.to_kind(Kind::BFloat16);
+    let (y, rstd) = super::rms_norm(&narrow(&x), &narrow(&weight), 1e-5).unwrap();
+    assert_eq!((y.kind(), rstd.kind()), (Kind::BFloat16, Kind::Float));
+    let expected = composite::rms_norm(&x, &weight, 1e-5).unwrap();
+    assert_close("y", &y, &expected.0, 1e-2);
+    let targets = Tensor::zeros([30], (Kind::Int64, Device::Cpu));
+    let found = super::logprobs(&narrow(&x), &targets, 1.0).unwrap();
+    assert_eq!(found.logprobs.kind(), Kind::Float);
+    assert_close(
+        "logprobs",
+        &found.logprobs,
+        &composite::logprobs(&x, &targets, 1.0).unwrap().logprobs,
+        1e-2,
+    );
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    let check = |expected: &str, result: super::Result<()>| {
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    };
+    let (x, positions) = (random(&[6, 2, 4], FLOAT), Tensor::from_slice(&[0i64, 1, 2, 0, 1, 9]));
+    let table = super::rope_table(8, 4, 100.0, Device::Cpu).unwrap();
+    let rope = |x: &Tensor, positions: &Tensor| {
+        super::rope_(&mut x.shallow_clone(), positions, &table, Rotation::Forward)
+    };
+    check("`positions` holds 9, outside of 0..8", rope(&x, &positions));
+    check("`positions` has shape [5]", rope(&x, &positions.narrow(0, 0, 5)));
+    let positions = positions.remainder(8);
+    check("dense rows", rope(&x.transpose(0, 1).contiguous().transpose(0, 1), &positions));
+    check("`table` has shape [8, 4], expected [8, 6]", rope(&random(&[6, 2, 6], FLOAT), &positions));
+
+    let packing = Packing::new(&[2, 3], Device::Cpu).unwrap();
+    let attention = |q: &Tensor, k: &Tensor| super::attention(q, k, k, &packing, 1.0).map(drop);
+    check("has 5 tokens, expected 6", attention(&x, &x));
+    let x = x.narrow(0, 0, 5);
+    check("3 heads, which do not divide the 2", attention(&x, &random(&[5, 3, 4], FLOAT)));
+    check("expected Float on the CPU", attention(&x, &random(&[5, 1, 4], DOUBLE)));
+    check("expected [5, 1, 4]", attention(&x, &random(&[5, 1, 6], FLOAT)));
+    check("lengths", Packing::new(&[1, -1], Device::Cpu).map(drop));
+
+    let (logits, targets) = (random(&[3, 5], FLOAT), Tensor::from_slice(&[0i64, -1, 2]));
+    check("`targets` holds -1", super::logprobs(&logits, &targets, 1.0).map(drop));
+    check("is not contiguous", super::logprobs(&logits.tr(), &Tensor::from_slice(&[0i64; 5]), 1.0).map(drop));
+    let weight = random(&[4], FLOAT);
+    check("`weight` has shape [4], expected [5]", super::rms_norm(&logits, &weight, 1e-5).map(drop));
+}

@@ -1,0 +1,106 @@
+//! The decoder against PyTorch: log-probs, entropies and every gradient of tiny models of each shape.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::holder::Holder;
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, Sequence};
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+
+/// Of each value, relative to the largest of its tensor where that is above 1.
+const TOLERANCE: f64 = 1e-5;
+
+#[test]
+fn scores_and_gradients_equal_pytorch() {
+    let configs: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder().join("configs.json")).unwrap()).unwrap();
+    let temperature = configs["temperature"].as_f64().unwrap();
+    for (name, config) in configs["configs"].as_object().unwrap() {
+        check(name, decoder_config(config), temperature);
+    }
+}
+
+fn check(name: &str, config: DecoderConfig, temperature: f64) {
+    let golden = read(&folder().join(format!("{name}.safetensors")));
+    let mut holder = Holder::new(Decoder::new(config, Device::Cpu).unwrap(), 0);
+    for (unit, weights) in holder.decoder.units().iter().zip(&mut holder.weights) {
+        for (spec, weight) in unit.params.iter().zip(weights) {
+            let parts: Vec<&Tensor> = spec.parts.iter().map(|part| &golden[&part.name]).collect();
+            weight.copy_(&Tensor::cat(&parts, 0));
+        }
+    }
+    let batch = packed(&golden, temperature);
+    let (scores, saved) = holder.forward(&batch, true);
+    assert_close(name, "logprobs", &scores.logprobs, &golden["logprobs"]);
+    assert_close(name, "entropy", &scores.entropy, &golden["entropy"]);
+
+    let coefficients = ["d_logprobs", "d_entropy"].map(|which| golden[which].shallow_clone());
+    let [dlogprobs, dentropy] = coefficients;
+    holder.backward(&batch, saved, dlogprobs, Some(dentropy));
+    for (unit, grads) in holder.decoder.units().iter().zip(&holder.grads) {
+        for (spec, grad) in unit.params.iter().zip(grads.views()) {
+            let mut row = 0;
+            for part in &spec.parts {
+                let expected = &golden[&format!("grad.{}", part.name)];
+                assert_close(name, &part.name, &grad.narrow(0, row, part.rows), expected);
+                row += part.rows;
+            }
+        }
+    }
+}
+
+fn packed(golden: &HashMap<String, Tensor>, temperature: f64) -> PackedBatch {
+    let integers = |which: &str| Vec::<i64>::try_from(&golden[which]).unwrap();
+    let (tokens, lengths, prompt_lens) = (integers("tokens"), integers("lengths"), integers("prompt_lens"));
+    let mut rest = tokens.as_slice();
+    let sequences: Vec<Sequence> = lengths
+        .iter()
+        .zip(&prompt_lens)
+        .map(|(&length, &prompt_len)| {
+            let (tokens, after) = rest.split_at(length as usize);
+            rest = after;
+            Sequence { tokens, prompt_len: prompt_len as usize }
+        })
+        .collect();
+    PackedBatch::new(&sequences, temperature, Device::Cpu).unwrap()
+}
+
+fn assert_close(name: &str, what: &str, found: &Tensor, expected: &Tensor) {
+    assert_eq!(found.size(), expected.size(), "{name}: {what}");
+    let scale = expected.abs().max().double_value(&[]).max(1.0);
+    let error = (found - expected).abs().max().double_value(&[]) / scale;
+    assert!(error <= TOLERANCE, "{name}: {what} differs by {error:e}"); // false for NaN
+}
+
+fn decoder_config(config: &Value) -> DecoderConfig {
+    let integer = |field: &str| config[field].as_i64().unwrap_or_else(|| panic!("{field}"));
+    let number = |field: &str| config[field].as_f64().unwrap_or_else(|| panic!("{field}"));
+    let flag = |field: &str| config[field].as_bool().unwrap_or_else(|| panic!("{field}"));
+    DecoderConfig {
+        vocab_size: integer("vocab_size"),
+        hidden_size: integer("hidden_size"),
+        num_hidden_layers: integer("num_hidden_layers") as usize,
+        num_attention_heads: integer("num_attention_heads"),
+        num_key_value_heads: integer("num_key_value_heads"),
+        head_dim: integer("head_dim"),
+        intermediate_size: integer("intermediate_size"),
+        rms_norm_eps: number("rms_norm_eps"),
+        rope_theta: number("rope_theta"),
+        max_position_embeddings: integer("max_position_embeddings"),
+        qkv_bias: flag("qkv_bias"),
+        qk_norm: flag("qk_norm"),
+        tie_word_embeddings: flag("tie_word_embeddings"),
+        initializer_range: number("initializer_range"),
+    }
+}
+
+fn read(path: &Path) -> HashMap<String, Tensor> {
+    let tensors = Tensor::read_safetensors(path).unwrap();
+    assert!(tensors.iter().all(|(_, tensor)| matches!(tensor.kind(), Kind::Float | Kind::Int64)));
+    tensors.into_iter().collect()
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/decoder")
+}

@@ -1,0 +1,79 @@
+//! The simplest holder of a decoder's weights: all units whole, on one device.
+
+use anyroll_models::model::{Scores, Weights};
+use anyroll_models::{Decoder, Grads, Model, Output, OutputGrad, PackedBatch, Saved, UnitGrads, init};
+use tch::{Device, Kind, Tensor};
+
+pub struct Holder {
+    pub decoder: Decoder,
+    /// One tensor a parameter of each unit.
+    pub weights: Vec<Vec<Tensor>>,
+    pub grads: Vec<UnitGrads>,
+}
+
+impl Holder {
+    /// Weights from the seed; gradients start as NaN, so that a sum into an unwritten buffer shows.
+    pub fn new(decoder: Decoder, seed: u64) -> Holder {
+        Holder::of_kind(decoder, seed, Kind::Float)
+    }
+
+    pub fn of_kind(decoder: Decoder, seed: u64, kind: Kind) -> Holder {
+        let tensors = |make: &dyn Fn(&anyroll_models::ParamSpec) -> Tensor| -> Vec<Vec<Tensor>> {
+            decoder.units().iter().map(|unit| unit.params.iter().map(make).collect()).collect()
+        };
+        let weights = tensors(&|spec| {
+            Tensor::from_slice(&init::fill(spec, seed)).view(spec.shape.as_slice()).to_kind(kind)
+        });
+        let nan = |spec: &anyroll_models::ParamSpec| {
+            Tensor::full(spec.shape.as_slice(), f64::NAN, (kind, Device::Cpu))
+        };
+        let grads = tensors(&nan).into_iter().map(UnitGrads::new).collect();
+        Holder { decoder, weights, grads }
+    }
+
+    /// Calls `body` with the weights of a block.
+    pub fn with_weights<R>(&self, block: usize, body: impl FnOnce(&Weights) -> R) -> R {
+        let units: Vec<&[Tensor]> =
+            self.decoder.units_of(block).iter().map(|&unit| self.weights[unit].as_slice()).collect();
+        body(&Weights::new(&units))
+    }
+
+    pub fn forward(&self, batch: &PackedBatch, save: bool) -> (Scores, Vec<Saved>) {
+        let (mut hidden, mut saved) = (None, Vec::new());
+        for block in 0..self.decoder.blocks() {
+            let (output, kept) = self.with_weights(block, |weights| {
+                self.decoder.forward(block, weights, hidden.as_ref(), batch, save).unwrap()
+            });
+            saved.push(kept);
+            match output {
+                Output::Hidden(x) => hidden = Some(x),
+                Output::Scores(scores) => return (scores, saved),
+            }
+        }
+        unreachable!("the last block returns scores")
+    }
+
+    pub fn backward(
+        &mut self,
+        batch: &PackedBatch,
+        mut saved: Vec<Saved>,
+        dlogprobs: Tensor,
+        dentropy: Option<Tensor>,
+    ) {
+        self.grads.iter_mut().for_each(UnitGrads::reset);
+        let mut grad = Some(OutputGrad::Scores { logprobs: dlogprobs, entropy: dentropy });
+        for block in (0..self.decoder.blocks()).rev() {
+            let wanted = self.decoder.units_of(block);
+            let mut grads: Vec<(usize, &mut UnitGrads)> =
+                self.grads.iter_mut().enumerate().filter(|(unit, _)| wanted.contains(unit)).collect();
+            grads.sort_by_key(|(unit, _)| wanted.iter().position(|wanted| wanted == unit));
+            let mut grads = Grads::new(grads.into_iter().map(|(_, grads)| grads).collect());
+            let units: Vec<&[Tensor]> = wanted.iter().map(|&unit| self.weights[unit].as_slice()).collect();
+            let weights = Weights::new(&units);
+            let (saved, output) = (saved.pop().unwrap(), grad.take().unwrap());
+            let dx = self.decoder.backward(block, &weights, &mut grads, saved, output, batch).unwrap();
+            grad = dx.map(OutputGrad::Hidden);
+        }
+        assert!(self.grads.iter().all(UnitGrads::all_written));
+    }
+}

@@ -1,0 +1,118 @@
+//! What must hold of any decoder, without a reference.
+
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, Sequence};
+use tch::{Device, Kind, Tensor};
+
+use crate::holder::Holder;
+
+fn config() -> DecoderConfig {
+    DecoderConfig {
+        vocab_size: 19,
+        hidden_size: 20,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        intermediate_size: 36,
+        rms_norm_eps: 1e-6,
+        rope_theta: 100.0,
+        max_position_embeddings: 64,
+        qkv_bias: true,
+        qk_norm: true,
+        tie_word_embeddings: true,
+        initializer_range: 0.3,
+    }
+}
+
+fn holder(config: DecoderConfig, kind: Kind) -> Holder {
+    Holder::of_kind(Decoder::new(config, Device::Cpu).unwrap(), 1, kind)
+}
+
+/// Sequences of unequal lengths, one without a completion.
+fn sequences() -> Vec<(Vec<i64>, usize)> {
+    let lengths = [(9, 4), (2, 1), (30, 11), (5, 5), (17, 1)];
+    let tokens = |length: i64| (0..length).map(|i| (i * i + 3 * length) % 19).collect();
+    lengths.iter().map(|&(length, prompt_len)| (tokens(length), prompt_len)).collect()
+}
+
+fn pack(sequences: &[(Vec<i64>, usize)]) -> PackedBatch {
+    let sequences: Vec<Sequence> =
+        sequences.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
+    PackedBatch::new(&sequences, 0.8, Device::Cpu).unwrap()
+}
+
+fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
+    (a - b).abs().max().double_value(&[])
+}
+
+#[test]
+fn packed_sequences_do_not_see_each_other() {
+    let holder = holder(config(), Kind::Float);
+    let all = sequences();
+    let together = holder.forward(&pack(&all), false).0;
+    let apart: Vec<_> =
+        all.iter().map(|one| holder.forward(&pack(std::slice::from_ref(one)), false).0).collect();
+    let logprobs = Tensor::cat(&apart.iter().map(|scores| &scores.logprobs).collect::<Vec<_>>(), 0);
+    let entropy = Tensor::cat(&apart.iter().map(|scores| &scores.entropy).collect::<Vec<_>>(), 0);
+    assert_eq!(logprobs.size(), [5 + 1 + 19 + 16]);
+    assert!(largest_difference(&together.logprobs, &logprobs) <= 1e-5);
+    assert!(largest_difference(&together.entropy, &entropy) <= 1e-5);
+}
+
+/// A directional derivative of every unit's weights in fp64, where the composite operations run.
+#[test]
+fn gradients_equal_finite_differences() {
+    let mut holder = holder(config(), Kind::Double);
+    let batch = pack(&sequences());
+    let (scores, saved) = holder.forward(&batch, true);
+    let coefficients = [0, 1].map(|seed| {
+        tch::manual_seed(seed);
+        Tensor::randn([batch.targets()], (Kind::Double, Device::Cpu))
+    });
+    let [dlogprobs, dentropy] = &coefficients;
+    let loss = |scores: &anyroll_models::model::Scores| {
+        (&scores.logprobs * dlogprobs + &scores.entropy * dentropy).sum(None).double_value(&[])
+    };
+    assert!(loss(&scores).is_finite());
+    holder.backward(&batch, saved, dlogprobs.shallow_clone(), Some(dentropy.shallow_clone()));
+    for unit in 0..holder.weights.len() {
+        for param in 0..holder.weights[unit].len() {
+            let direction = holder.weights[unit][param].randn_like();
+            let slope = (holder.grads[unit].views()[param].shallow_clone() * &direction).sum(None);
+            let mut moved = |distance: f64| {
+                let _ = holder.weights[unit][param].g_add_(&(&direction * distance));
+                let moved = loss(&holder.forward(&batch, false).0);
+                let _ = holder.weights[unit][param].g_add_(&(&direction * -distance));
+                moved
+            };
+            let expected = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+            let found = slope.double_value(&[]);
+            let error = (found - expected).abs() / expected.abs().max(1.0);
+            assert!(error <= 1e-6, "unit {unit} param {param}: {found} {expected}");
+        }
+    }
+}
+
+#[test]
+fn bfloat16_stays_near_float32() {
+    // So small that libtorch multiplies without AMX, which some virtual machines announce but do not run.
+    let small = DecoderConfig { hidden_size: 8, head_dim: 2, intermediate_size: 10, ..config() };
+    let (wide, narrow) = (holder(small.clone(), Kind::Float), holder(small, Kind::BFloat16));
+    let batch = pack(&sequences()[..2]);
+    let (wide, narrow) = (wide.forward(&batch, false).0, narrow.forward(&batch, false).0);
+    assert_eq!(narrow.logprobs.kind(), Kind::Float);
+    let difference = (&wide.logprobs - &narrow.logprobs).abs().mean(None).double_value(&[]);
+    assert!(difference < 0.05, "{difference}");
+}
+
+#[test]
+fn a_batch_without_targets_has_zero_gradients() {
+    let mut holder = holder(config(), Kind::Float);
+    let batch = pack(&[(vec![1, 2, 3], 3)]);
+    let (scores, saved) = holder.forward(&batch, true);
+    assert_eq!(scores.logprobs.numel(), 0);
+    holder.backward(&batch, saved, scores.logprobs.zeros_like(), None);
+    for grads in &holder.grads {
+        assert!(grads.views().iter().all(|grad| grad.abs().max().double_value(&[]) == 0.0));
+    }
+}

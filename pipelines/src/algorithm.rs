@@ -1,0 +1,143 @@
+//! The arithmetic of group-relative policy optimization that runs on the host, on plain slices.
+//!
+//! A *group* is the completions of one prompt; groups lie one after another.
+
+/// Added to a group's standard deviation, as verl and ROLL do.
+const STD_EPS: f64 = 1e-6;
+
+/// GRPO's advantages (Shao et al., 2024, section 4.1): each reward less its group's mean, and if
+/// `divide_by_std` over the group's standard deviation; without is Dr. GRPO (Liu et al., 2025).
+///
+/// The standard deviation is the unbiased one, with `group_size - 1` below. A group of equal rewards has
+/// advantages of exactly 0, so it moves nothing.
+///
+/// # Panics
+///
+/// If `group_size` is below 2 or does not divide the number of rewards.
+pub fn group_advantages(rewards: &[f64], group_size: usize, divide_by_std: bool) -> Vec<f64> {
+    let mut advantages = Vec::with_capacity(rewards.len());
+    for group in groups(rewards, group_size) {
+        if is_constant(group) {
+            // A rounded mean would leave a remainder, which division by a tiny deviation would blow up.
+            advantages.extend(std::iter::repeat_n(0.0, group.len()));
+            continue;
+        }
+        let mean = group.iter().sum::<f64>() / group.len() as f64;
+        let variance = group.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (group.len() - 1) as f64;
+        let scale = if divide_by_std { variance.sqrt() + STD_EPS } else { 1.0 };
+        advantages.extend(group.iter().map(|r| (r - mean) / scale));
+    }
+    advantages
+}
+
+/// How many groups of a step teach something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupCounts {
+    /// Every completion earned the most, 1 or above.
+    pub all_right: usize,
+    /// No completion earned anything.
+    pub all_wrong: usize,
+    /// All other groups whose rewards are equal: a partial reward for each.
+    pub all_partial: usize,
+    /// Rewards differ: the only groups with advantages other than 0.
+    pub mixed: usize,
+}
+
+/// Counts groups by their rewards, which lie from 0 to 1.
+///
+/// # Panics
+///
+/// As [`group_advantages`].
+pub fn count_groups(rewards: &[f64], group_size: usize) -> GroupCounts {
+    let mut counts = GroupCounts::default();
+    for group in groups(rewards, group_size) {
+        match group[0] {
+            _ if !is_constant(group) => counts.mixed += 1,
+            reward if reward >= 1.0 => counts.all_right += 1,
+            reward if reward <= 0.0 => counts.all_wrong += 1,
+            _ => counts.all_partial += 1,
+        }
+    }
+    counts
+}
+
+/// The unbiased estimate of the chance that one of `k` samples is right, given that `correct` of `samples`
+/// are: `1 - C(samples - correct, k) / C(samples, k)` (Chen et al., 2021, equation 1).
+///
+/// # Panics
+///
+/// If not `correct <= samples` and `1 <= k <= samples`.
+pub fn pass_at_k(samples: usize, correct: usize, k: usize) -> f64 {
+    assert!(correct <= samples && (1..=samples).contains(&k), "pass@{k} of {correct} right in {samples}");
+    if samples - correct < k {
+        return 1.0;
+    }
+    // C(n - c, k) / C(n, k) as a product, since the coefficients overflow.
+    let all_wrong: f64 = (samples - correct + 1..=samples).map(|i| 1.0 - k as f64 / i as f64).product();
+    1.0 - all_wrong
+}
+
+fn groups(rewards: &[f64], group_size: usize) -> std::slice::ChunksExact<'_, f64> {
+    assert!(group_size >= 2, "a group of {group_size} has no deviation");
+    assert_eq!(rewards.len() % group_size, 0, "{} rewards are no groups of {group_size}", rewards.len());
+    rewards.chunks_exact(group_size)
+}
+
+fn is_constant(group: &[f64]) -> bool {
+    group.iter().all(|reward| *reward == group[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden() -> serde_json::Value {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/group_advantages.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    fn numbers(value: &serde_json::Value) -> Vec<f64> {
+        serde_json::from_value(value.clone()).unwrap()
+    }
+
+    fn check_near(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn advantages_equal_the_reference() {
+        let golden = golden();
+        let rewards = numbers(&golden["rewards"]);
+        check_near(&group_advantages(&rewards, 3, true), &numbers(&golden["grpo"]));
+        check_near(&group_advantages(&rewards, 3, false), &numbers(&golden["dr_grpo"]));
+    }
+
+    #[test]
+    fn pass_at_k_equals_the_reference() {
+        for (k, expected) in golden()["pass_at_k_16_samples_3_correct"].as_object().unwrap() {
+            check_near(&[pass_at_k(16, 3, k.parse().unwrap())], &[expected.as_f64().unwrap()]);
+        }
+        assert_eq!(pass_at_k(4, 0, 4), 0.0);
+        assert_eq!(pass_at_k(4, 1, 4), 1.0);
+        assert_eq!(pass_at_k(4, 4, 1), 1.0);
+    }
+
+    #[test]
+    fn a_group_of_equal_rewards_has_no_advantage() {
+        // 0.1 + 0.1 + 0.1 is not 0.3 in doubles: the mean is off by a rounding.
+        for reward in [0.0, 0.1, 1.0] {
+            assert_eq!(group_advantages(&[reward; 3], 3, true), [0.0; 3]);
+            assert_eq!(group_advantages(&[reward; 3], 3, false), [0.0; 3]);
+        }
+    }
+
+    #[test]
+    fn groups_are_counted_by_what_they_teach() {
+        let rewards = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.2, 0.3];
+        let expected = GroupCounts { all_right: 1, all_wrong: 1, all_partial: 1, mixed: 2 };
+        assert_eq!(count_groups(&rewards, 2), expected);
+    }
+}

@@ -1,0 +1,136 @@
+//! The command line: one file a command.
+
+mod conformance;
+mod doctor;
+mod run;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    Error, Result,
+    config::{BackendFacts, Loaded, Machine},
+    error_chain::one_line,
+    launch::{self, FailureKind, Rank},
+};
+
+/// Reinforcement-learning post-training on any accelerator.
+#[derive(Debug, Parser)]
+#[command(name = "anyroll", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
+  anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
+  anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    go on from the last checkpoint, bitwise
+  anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
+  anyroll doctor                                             which backends this machine has, and why not
+  anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
+  torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
+                                                             any launcher that sets RANK and WORLD_SIZE will do";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train as a config says
+    Run(RunArgs),
+    /// Validate a config and print what it resolves to
+    Check(ConfigArgs),
+    /// Check that a backend holds its contract on this machine
+    Conformance(conformance::ConformanceArgs),
+    /// Show every backend: what is there, or why not and what was tried
+    Doctor(DoctorArgs),
+}
+
+/// A config and changes to it.
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// The YAML file
+    config: PathBuf,
+    /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// The YAML file
+    #[arg(required_unless_present = "resume", conflicts_with = "resume")]
+    config: Option<PathBuf>,
+    /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
+    #[arg(long = "set", value_name = "FIELD=VALUE", conflicts_with = "resume")]
+    sets: Vec<String>,
+    /// The run folder itself [default: runs/<name>-<time>]
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    output: Option<PathBuf>,
+    /// Go on with the run in this folder, from its last checkpoint
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct DoctorArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command that the arguments name, and returns the exit code: 0 only if all was done, 130 after an
+/// interrupt, 1 after an error, which has been told.
+pub fn main() -> u8 {
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Check(args) => check(&args),
+        Command::Conformance(args) => conformance::conformance(&args),
+        Command::Doctor(args) => doctor::doctor(args.json),
+    };
+    outcome.unwrap_or_else(|error| {
+        tell(&error);
+        1
+    })
+}
+
+/// Tells a failure to the parent that started this rank, or else to the user.
+fn tell(error: &Error) {
+    let kind = if error.is_from_peer() { FailureKind::Peer } else { FailureKind::Own };
+    let reported = launch::is_launched() && launch::report_failure(error, kind).is_ok();
+    if !reported {
+        eprintln!("error: {}", one_line(error));
+    }
+}
+
+fn check(args: &ConfigArgs) -> Result<u8> {
+    let run = Loaded::read(&args.config, &args.sets)?.resolve(&machine(Rank::from_env()?))?;
+    print!("{}", run.config.to_yaml());
+    let batches = run.batches;
+    println!(
+        "# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
+         micro-batches",
+        run.world_size,
+        run.policy.backend,
+        run.threads,
+        batches.sequences_per_step,
+        batches.sequences_per_update,
+        batches.micro_batches_per_update,
+    );
+    Ok(0)
+}
+
+/// What this machine has, as far as a config depends on it.
+fn machine(rank: Option<Rank>) -> Machine {
+    let backends = anyroll_backends::BackendKind::ALL.into_iter().map(|kind| {
+        let found = anyroll_backends::devices(kind);
+        BackendFacts {
+            name: kind.name().to_owned(),
+            runs_models: kind.runs_models(),
+            devices: if kind.is_host() { None } else { Some(found.as_ref().map_or(0, Vec::len)) },
+            unavailable: found.err().map(|error| one_line(&error)),
+        }
+    });
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Machine { cores, backends: backends.collect(), rank }
+}

@@ -1,0 +1,110 @@
+//! `anyroll run`: starts the ranks of this host, or is one of them.
+
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, IsTerminal},
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    flag,
+};
+use tracing_subscriber::EnvFilter;
+
+use super::{RunArgs, machine};
+use crate::{
+    Error, Result,
+    config::{Loaded, Run},
+    launch::{self, LaunchPlan, Outcome, Rank},
+    progress::Screen,
+    rlvr::{Ended, Job, train},
+    run_dir::RunDir,
+};
+
+/// The run folder that the parent has made, for the ranks that it starts.
+const RUN_DIR: &str = "ANYROLL_RUN_DIR";
+
+pub(super) fn run(args: &RunArgs) -> Result<u8> {
+    launch::watch_parent();
+    let rank = Rank::from_env()?;
+    let loaded = match (&args.config, &args.resume) {
+        (Some(config), _) => Loaded::read(config, &args.sets)?,
+        (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
+        (None, None) => unreachable!("clap requires one of them"),
+    };
+    let run = loaded.resolve(&machine(rank.clone()))?;
+    match rank {
+        None => supervise(args, &loaded, &run),
+        Some(rank) => work(args, loaded, run, rank),
+    }
+}
+
+/// Starts the ranks of this host and stays until they have ended.
+fn supervise(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<u8> {
+    let dir = folder(args, loaded, run)?;
+    let program = env::current_exe().map_err(|source| launch::Error::Start {
+        rank: 0,
+        program: "anyroll-engine".into(),
+        source,
+    })?;
+    let plan = LaunchPlan {
+        program,
+        args: env::args_os().skip(1).collect(),
+        world_size: run.world_size,
+        threads: run.threads,
+        env: vec![(RUN_DIR.into(), OsString::from(dir.path()))],
+    };
+    let outcome: Outcome = launch::launch(&plan)?;
+    Ok(outcome.exit_code())
+}
+
+/// Makes the run folder, or opens the one to resume.
+fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
+    if let Some(dir) = &args.resume {
+        return Ok(RunDir::open(dir)?);
+    }
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => RunDir::default_path(Path::new("runs"), &run.config.name, &jiff::Zoned::now()),
+    };
+    Ok(RunDir::create(&path, loaded.as_written(), &run.config.to_yaml())?)
+}
+
+/// Is a rank.
+fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
+    let screen = Screen::default();
+    let writer = screen.clone();
+    let filter = EnvFilter::try_from_env("ANYROLL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || writer.clone())
+        .with_ansi(io::stderr().is_terminal())
+        .without_time()
+        .init();
+    let stop = stop_flag()?;
+    tch::set_num_threads(run.threads as i32);
+    // Rank 0 writes the folder. Under another launcher nobody has made it yet.
+    let dir = match (rank.rank, env::var_os(RUN_DIR)) {
+        (0, Some(path)) => Some(RunDir::open(Path::new(&path))?),
+        (0, None) => Some(folder(args, &loaded, &run)?),
+        _ => None,
+    };
+    let resume = args.resume.is_some();
+    let job = Job { run, dataset: loaded.dataset, rank, dir, resume };
+    match train(job, &screen, &stop)? {
+        Ended::Finished => Ok(Outcome::Finished.exit_code()),
+        Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
+    }
+}
+
+/// A flag that Ctrl-C and its like set.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        flag::register(signal, stop.clone()).map_err(Error::Signals)?;
+    }
+    Ok(stop)
+}

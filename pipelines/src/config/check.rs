@@ -1,0 +1,316 @@
+//! What must hold between the fields of a config on any machine.
+
+use super::error::{Problem, list};
+use super::schema::*;
+use super::tree::Node;
+use crate::data::{self, Dataset};
+use crate::error_chain::one_line;
+
+/// The precisions that the strategy layer has; the others are refused by name.
+const PRECISIONS: &[Precision] = &[Precision::Fp32];
+
+/// Prompts of an evaluation; their count is found by hashing candidates one by one.
+const MOST_EVALUATED: usize = 1_000_000;
+
+/// Checks `config`, read from `tree`, and opens its data to see whether they fit.
+pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
+    let check = Check { tree };
+    check.name(&config.name)?;
+    if let Some(threads) = config.threads {
+        check.positive("threads", threads)?;
+    }
+    let ModelConfig::Decoder(decoder) = &config.model;
+    check.decoder(decoder)?;
+    check.strategies(config)?;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    check.rlvr(rlvr)?;
+    check.data(rlvr, decoder)
+}
+
+/// Errors that point at the field they name.
+pub(super) struct Check<'a> {
+    pub(super) tree: &'a Node,
+}
+
+impl Check<'_> {
+    /// An error about `field` unless `holds`.
+    pub(super) fn ensure(
+        &self,
+        holds: bool,
+        field: &str,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Result<(), Problem> {
+        if holds { Ok(()) } else { Err(self.problem(field, message, help)) }
+    }
+
+    pub(super) fn problem(
+        &self,
+        field: &str,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Problem {
+        let origin = self.tree.origin_of(field);
+        Problem { field: field.to_owned(), origin, message: message.into(), help: help.into() }
+    }
+
+    /// A size from 1 to a bound that keeps products of sizes within 64 bits.
+    fn positive(&self, field: &str, value: impl TryInto<u64>) -> Result<(), Problem> {
+        const MOST: u64 = 1 << 31;
+        let value = value.try_into().unwrap_or(u64::MAX);
+        let message = if value == 0 { "it is 0" } else { "it is too large" };
+        self.ensure(
+            (1..=MOST).contains(&value),
+            field,
+            message,
+            format!("write a whole number, 1 or above, at most {MOST}"),
+        )
+    }
+
+    /// `range` says in words what `holds` tests.
+    fn number(&self, field: &str, value: f64, holds: bool, range: &str) -> Result<(), Problem> {
+        let holds = holds && value.is_finite();
+        self.ensure(holds, field, format!("{value:?} is out of range"), format!("write a number {range}"))
+    }
+
+    fn name(&self, name: &str) -> Result<(), Problem> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let holds = name.chars().all(is_plain) && name.starts_with(|c: char| c.is_ascii_alphanumeric());
+        let message = format!("`{name}` cannot start the name of a folder");
+        self.ensure(holds, "name", message, "use letters, digits, `-`, `_` and `.`, first a letter or digit")
+    }
+
+    fn decoder(&self, decoder: &DecoderConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("model.decoder.{name}");
+        for (name, size) in [
+            ("hidden_size", decoder.hidden_size),
+            ("layers", decoder.layers),
+            ("heads", decoder.heads),
+            ("kv_heads", decoder.kv_heads.unwrap_or(decoder.heads)),
+            ("intermediate_size", decoder.intermediate_size),
+            ("max_length", decoder.max_length),
+        ] {
+            self.positive(&field(name), size)?;
+        }
+        let DecoderConfig { hidden_size, heads, kv_heads, .. } = *decoder;
+        let kv_heads = kv_heads.unwrap_or(heads);
+        self.ensure(
+            heads.is_multiple_of(kv_heads),
+            &field("kv_heads"),
+            format!("{heads} query heads cannot share {kv_heads} key and value heads evenly"),
+            format!("write a divisor of `heads`, {heads}"),
+        )?;
+        self.ensure(
+            hidden_size.is_multiple_of(2 * heads),
+            &field("hidden_size"),
+            format!("{heads} heads of an even width do not make {hidden_size}"),
+            format!("write a multiple of {}: rotary positions turn pairs of a head's elements", 2 * heads),
+        )?;
+        self.number(&field("rope_theta"), decoder.rope_theta, decoder.rope_theta > 1.0, "above 1")?;
+        self.number(&field("norm_eps"), decoder.norm_eps, decoder.norm_eps > 0.0, "above 0")
+    }
+
+    fn strategies(&self, config: &Config) -> Result<(), Problem> {
+        let top = StrategyOverride {
+            zero_stage: Some(config.strategy.zero_stage),
+            precision: Some(config.strategy.precision),
+            micro_batch_size: Some(config.strategy.micro_batch_size),
+            collective_timeout_s: Some(config.strategy.collective_timeout_s),
+        };
+        self.strategy("strategy", &top)?;
+        self.strategy("roles.policy.strategy", &config.roles.policy.strategy)?;
+        self.strategy("roles.reference.strategy", &config.roles.reference.strategy)
+    }
+
+    fn strategy(&self, path: &str, strategy: &StrategyOverride) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
+        if let Some(stage) = strategy.zero_stage {
+            let message = format!("there is no stage {stage}");
+            self.ensure(stage <= 3, &field("zero_stage"), message, "write 0, 1, 2 or 3")?;
+        }
+        if let Some(precision) = strategy.precision {
+            let precisions: Vec<&str> = PRECISIONS.iter().map(|precision| precision.name()).collect();
+            self.ensure(
+                PRECISIONS.contains(&precision),
+                &field("precision"),
+                format!("`{}` is not there yet", precision.name()),
+                format!("write {}", list(&precisions)),
+            )?;
+        }
+        if let Some(size) = strategy.micro_batch_size {
+            self.positive(&field("micro_batch_size"), size)?;
+        }
+        if let Some(timeout_s) = strategy.collective_timeout_s {
+            const DAY_S: f64 = 86_400.0;
+            let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
+            self.number(
+                &field("collective_timeout_s"),
+                timeout_s,
+                holds,
+                "of seconds above 0, at most a day, 86400",
+            )?;
+        }
+        Ok(())
+    }
+
+    fn rlvr(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.{name}");
+        self.positive(&field("steps"), rlvr.steps)?;
+        self.positive(&field("prompts_per_step"), rlvr.prompts_per_step)?;
+        self.positive(&field("group_size"), rlvr.group_size)?;
+        self.ensure(
+            rlvr.group_size >= 2,
+            &field("group_size"),
+            format!("a group of {} has no mean to differ from", rlvr.group_size),
+            "write 2 or above",
+        )?;
+        self.positive(&field("mini_batches"), rlvr.mini_batches)?;
+        self.positive(&field("epochs"), rlvr.epochs)?;
+        self.ensure(
+            rlvr.prompts_per_step.is_multiple_of(rlvr.mini_batches),
+            &field("mini_batches"),
+            format!(
+                "{} prompts are no multiple of {} mini-batches, which hold whole groups",
+                rlvr.prompts_per_step, rlvr.mini_batches
+            ),
+            "write a divisor of `prompts_per_step`",
+        )?;
+        self.rollout(&rlvr.rollout)?;
+        self.algorithm(&rlvr.algorithm)?;
+        self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
+        if let Some(warmup) = &rlvr.warmup {
+            self.positive(&field("warmup.batch_size"), warmup.batch_size)?;
+            self.optimizer(&field("warmup.optimizer"), &warmup.optimizer, warmup.steps)?;
+        }
+        for (name, value) in [
+            ("evaluation.every", rlvr.evaluation.every),
+            ("evaluation.prompts", rlvr.evaluation.prompts as u64),
+            ("evaluation.samples", rlvr.evaluation.samples as u64),
+            ("checkpoint.every", rlvr.checkpoint.every),
+            ("checkpoint.keep_last", rlvr.checkpoint.keep_last as u64),
+        ] {
+            self.positive(&field(name), value)?;
+        }
+        Ok(())
+    }
+
+    fn rollout(&self, rollout: &RolloutConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.rollout.{name}");
+        let RolloutConfig { temperature, top_p, .. } = *rollout;
+        let range = "above 0; evaluation is greedy beside";
+        self.number(&field("temperature"), temperature, temperature > 0.0, range)?;
+        self.number(&field("top_p"), top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1")?;
+        self.positive(&field("max_new_tokens"), rollout.max_new_tokens)?;
+        self.positive(&field("batch_size"), rollout.batch_size)
+    }
+
+    fn algorithm(&self, algorithm: &AlgorithmConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        let AlgorithmConfig { clip_low, clip_high, kl_coef, entropy_coef, .. } = *algorithm;
+        self.number(&field("clip_low"), clip_low, clip_low > 0.0 && clip_low < 1.0, "above 0 and below 1")?;
+        self.number(&field("clip_high"), clip_high, clip_high > 0.0, "above 0")?;
+        self.number(&field("kl_coef"), kl_coef, kl_coef >= 0.0, "0 or above")?;
+        self.number(&field("entropy_coef"), entropy_coef, entropy_coef >= 0.0, "0 or above")
+    }
+
+    fn optimizer(&self, path: &str, optimizer: &OptimizerConfig, steps: u64) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
+        let AdamWConfig { learning_rate, betas, eps, weight_decay } = optimizer.adamw;
+        self.number(&field("adamw.learning_rate"), learning_rate, learning_rate > 0.0, "above 0")?;
+        for beta in betas {
+            let holds = (0.0..1.0).contains(&beta);
+            self.number(&field("adamw.betas"), beta, holds, "from 0 to below 1, twice")?;
+        }
+        self.number(&field("adamw.eps"), eps, eps > 0.0, "above 0")?;
+        self.number(&field("adamw.weight_decay"), weight_decay, weight_decay >= 0.0, "0 or above")?;
+        let norm = optimizer.max_grad_norm;
+        self.number(&field("max_grad_norm"), norm, norm > 0.0, "above 0")?;
+        let (kind, decay) = match &optimizer.schedule {
+            ScheduleConfig::Constant(_) => return Ok(()),
+            ScheduleConfig::Linear(decay) => ("linear", decay),
+            ScheduleConfig::Cosine(decay) => ("cosine", decay),
+        };
+        let ratio = decay.final_ratio;
+        let holds = (0.0..=1.0).contains(&ratio);
+        self.number(&field(&format!("schedule.{kind}.final_ratio")), ratio, holds, "from 0 to 1")?;
+        self.ensure(
+            decay.warmup_steps < steps.max(1),
+            &field(&format!("schedule.{kind}.warmup_steps")),
+            format!("{} of {steps} steps leave none to fall", decay.warmup_steps),
+            "write fewer than the steps",
+        )
+    }
+
+    fn data(&self, rlvr: &RlvrConfig, decoder: &DecoderConfig) -> Result<Dataset, Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.{name}");
+        self.data_ranges(&rlvr.data)?;
+        let dataset = Dataset::open(&rlvr.data).map_err(|error| {
+            let help = match &error {
+                data::Error::Line { .. } => "mend the line, or name its keys with `prompt:` and `answer:`",
+                data::Error::Split { .. } => "add records, or change `held_out_percent`",
+                _ => "give the path of a JSONL file; a relative one starts at the current folder",
+            };
+            self.problem(&field("data.jsonl.path"), one_line(&error), help)
+        })?;
+
+        let wanted = dataset.longest_answer() + 1;
+        let new_tokens = rlvr.rollout.max_new_tokens;
+        self.ensure(
+            new_tokens >= wanted,
+            &field("rollout.max_new_tokens"),
+            format!("the longest answer and its end are {wanted} tokens, and only {new_tokens} are sampled"),
+            format!("write {wanted} or above"),
+        )?;
+        let prompt = dataset.longest_prompt();
+        self.ensure(
+            prompt + new_tokens <= decoder.max_length,
+            "model.decoder.max_length",
+            format!(
+                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
+                 it exceeds {}",
+                decoder.max_length
+            ),
+            format!("write {} or above", prompt + new_tokens),
+        )?;
+        let asked = rlvr.evaluation.prompts;
+        self.ensure(
+            asked <= MOST_EVALUATED,
+            &field("evaluation.prompts"),
+            format!("{asked} are too many"),
+            format!("write {MOST_EVALUATED} or fewer"),
+        )?;
+        let available = dataset.held_out_available(asked);
+        self.ensure(
+            available >= asked,
+            &field("evaluation.prompts"),
+            format!("{asked} held-out prompts are asked for, and there are {available}"),
+            format!("write {available} or fewer"),
+        )?;
+        Ok(dataset)
+    }
+
+    fn data_ranges(&self, data: &DataConfig) -> Result<(), Problem> {
+        let (name, value, range) = match data {
+            DataConfig::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
+            DataConfig::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
+            DataConfig::Jsonl(file) => ("jsonl.held_out_percent", file.held_out_percent, 1..=99),
+        };
+        self.ensure(
+            range.contains(&value),
+            &format!("pipeline.rlvr.data.{name}"),
+            format!("{value} is out of range"),
+            format!("write a whole number from {} to {}", range.start(), range.end()),
+        )
+    }
+}
+
+impl Precision {
+    /// Its name in YAML.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What is wrong with a config, where, and what would be right.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// A config that cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file cannot be read, or is not UTF-8.
+    #[error("cannot read the config {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file was read and says something that is not possible.
+    #[error(transparent)]
+    Invalid(Box<Invalid>),
+}
+
+/// One thing that a config says and that is not possible.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// `configs/sort.yaml:12:5`, or `--set a.b=c` for what the command line said.
+    pub position: String,
+    /// The field's path, such as `pipeline.rlvr.group_size`; empty for an error of the YAML syntax.
+    pub field: String,
+    /// What is wrong.
+    pub message: String,
+    /// The line with a caret below; empty for what the command line said.
+    pub snippet: String,
+    /// What would be right.
+    pub help: String,
+}
+
+impl std::error::Error for Invalid {}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.position)?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        writeln!(f, "{}", self.message)?;
+        if !self.snippet.is_empty() {
+            writeln!(f, "{}", self.snippet)?;
+        }
+        write!(f, "  help: {}", self.help)
+    }
+}
+
+/// Where a key or a value was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Line and column in the file, both from 1, the column in characters.
+    File { line: usize, column: usize },
+    /// The so-manieth `--set`, from 0.
+    Set(usize),
+}
+
+/// An error before it is rendered: the text that it points into is held by [`Source`].
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) field: String,
+    pub(super) origin: Origin,
+    pub(super) message: String,
+    pub(super) help: String,
+}
+
+/// Characters of a line that are shown.
+const MOST_SHOWN: usize = 160;
+
+/// Of them, characters up to the caret.
+const MOST_BEFORE: usize = 100;
+
+/// The texts that a config is made of.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    pub(super) sets: Vec<String>,
+}
+
+impl Source {
+    /// The error that a user sees.
+    pub(super) fn render(&self, problem: Problem) -> Error {
+        let (position, snippet) = match problem.origin {
+            Origin::File { line, column } => {
+                (format!("{}:{line}:{column}", self.path.display()), self.snippet(line, column))
+            }
+            Origin::Set(index) => (format!("--set {}", self.sets[index]), String::new()),
+        };
+        let Problem { field, message, help, .. } = problem;
+        Error::Invalid(Box::new(Invalid { position, field, message, snippet, help }))
+    }
+
+    fn snippet(&self, line: usize, column: usize) -> String {
+        // An error at the end of the file may point one line beyond it.
+        let text = self.text.lines().nth(line - 1).unwrap_or_default();
+        let shown: Vec<char> =
+            text.chars().skip(column.saturating_sub(MOST_BEFORE)).take(MOST_SHOWN).collect();
+        let caret = (column - 1).min(MOST_BEFORE - 1);
+        // A tab stands below a tab, so that the caret stays under its character.
+        let indent: String = shown.iter().take(caret).map(|&c| if c == '\t' { '\t' } else { ' ' }).collect();
+        let marked = shown.iter().skip(caret).take_while(|c| !" ,]}:#".contains(**c)).count();
+        let carets = "^".repeat(marked.max(1));
+        let margin = " ".repeat(line.to_string().len());
+        let shown: String = shown.into_iter().collect();
+        format!(" {margin} |\n {line} | {shown}\n {margin} | {indent}{carets}")
+    }
+}
+
+/// "did you mean `x`?", or all that there is where nothing is near.
+pub(super) fn suggestion(wrong: &str, valid: &[&str]) -> String {
+    // A third of the letters may be wrong; two of a short word.
+    let tolerance = (wrong.chars().count() / 3).max(2);
+    let nearest = valid
+        .iter()
+        .map(|candidate| (strsim::damerau_levenshtein(wrong, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= tolerance && *distance < candidate.len())
+        .min();
+    match nearest {
+        Some((_, candidate)) => format!("did you mean `{candidate}`?"),
+        None => format!("choose from {}", list(valid)),
+    }
+}
+
+/// `a`, `b`, `c`.
+pub(super) fn list(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,78 @@
+//! What a YAML file says ([`Config`]) and what it comes to on a machine ([`Run`]).
+//!
+//! ```text
+//! file -> tree with positions -> Config      -> Run
+//!         and `--set`s           and checks     and checks that need the machine
+//! ```
+//!
+//! All of it happens before any device is opened, and every error names the field, points at the line or
+//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields.
+
+mod check;
+mod de;
+mod error;
+mod resolve;
+mod schema;
+mod tree;
+
+use std::path::Path;
+
+pub use error::{Error, Invalid};
+pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
+pub use schema::*;
+
+use crate::data::Dataset;
+use error::Source;
+use tree::Node;
+
+/// A config file as it was read.
+#[derive(Debug)]
+pub struct Loaded {
+    /// What the file says, `--set`s applied and defaults filled in.
+    pub config: Config,
+    /// Its prompts and answers: read to check that they fit the other fields.
+    pub dataset: Dataset,
+    source: Source,
+    tree: Node,
+}
+
+impl Loaded {
+    /// Reads the file at `path`, applies `sets` (`pipeline.rlvr.steps=10`, the value in YAML) in their
+    /// order, and checks all that does not depend on the machine.
+    pub fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let source = Source { path: path.to_owned(), text, sets: sets.to_vec() };
+        let parsed = || {
+            let mut tree = Node::parse(&source.text)?;
+            for (index, set) in sets.iter().enumerate() {
+                tree.set(index, set)?;
+            }
+            let config = de::from_node(&tree)?;
+            let dataset = check::check(&config, &tree)?;
+            Ok((config, dataset, tree))
+        };
+        let (config, dataset, tree) = parsed().map_err(|problem| source.render(problem))?;
+        Ok(Self { config, dataset, source, tree })
+    }
+
+    /// The file's text, as the user wrote it.
+    pub fn as_written(&self) -> &str {
+        &self.source.text
+    }
+
+    /// What it comes to on `machine`, checked.
+    pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
+        resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
+    }
+}
+
+impl Config {
+    /// The config as YAML with every field, defaults included: reading it gives the same config again.
+    pub fn to_yaml(&self) -> String {
+        serde_saphyr::to_string(self).expect("plain data can be written as YAML")
+    }
+}
+
+#[cfg(test)]
+mod tests;

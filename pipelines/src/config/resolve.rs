@@ -1,0 +1,289 @@
+//! What a config comes to on a machine: its ranks, their devices and threads, and how batches are shared.
+
+use super::check::Check;
+use super::error::{Problem, suggestion};
+use super::schema::*;
+use super::tree::Node;
+use crate::launch::Rank;
+
+/// Ranks of one host on the cpu: beyond, somebody has mistyped.
+const MOST_HOST_RANKS: usize = 1024;
+
+/// What a config is resolved against. Asked of the backends by the caller, since this module knows none.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// CPU cores that the process may use.
+    pub cores: usize,
+    /// Every backend there is, in the order in which `auto` tries them.
+    pub backends: Vec<BackendFacts>,
+    /// This process's place among the ranks, if a launcher gave it one.
+    pub rank: Option<Rank>,
+}
+
+/// What is known of a backend before a device of it is opened.
+#[derive(Clone, Debug)]
+pub struct BackendFacts {
+    /// Its name in YAML.
+    pub name: String,
+    /// Whether it has the math that models need; one without has only memory, order and collectives.
+    pub runs_models: bool,
+    /// Its devices here; `None` for the cpu, which holds as many ranks as one asks for.
+    pub devices: Option<usize>,
+    /// Why it cannot be used here; `None` if it can.
+    pub unavailable: Option<String>,
+}
+
+/// What a config comes to on a machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// The config with nothing left to resolve: what `resolved.yaml` holds. Reading that file on the same
+    /// machine gives the same run.
+    pub config: Config,
+    /// All ranks, on all hosts.
+    pub world_size: usize,
+    /// CPU threads of each rank's math.
+    pub threads: usize,
+    /// Where the model that is trained lives.
+    pub policy: Role,
+    /// Where its frozen copy lives; `None` without a KL term.
+    pub reference: Option<Role>,
+    /// How a step's completions are shared.
+    pub batches: Batches,
+}
+
+/// Where and how a model is held.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Role {
+    /// The backend's name.
+    pub backend: String,
+    /// The device of each rank of this host, by local rank.
+    pub ordinals: Vec<usize>,
+    /// Its strategy, the role's own fields over the top level's.
+    pub strategy: StrategyConfig,
+}
+
+/// How a step's completions are shared by ranks, mini-batches and micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batches {
+    /// Prompts that a rank samples for; groups are never split over ranks.
+    pub prompts_per_rank: usize,
+    /// Completions of a step, over all ranks.
+    pub sequences_per_step: usize,
+    /// A rank's completions in one optimizer update.
+    pub sequences_per_update: usize,
+    /// Forward and backward passes of a rank in one optimizer update; the last may be a smaller one.
+    pub micro_batches_per_update: usize,
+}
+
+/// Resolves `config`, read from `tree` and checked.
+pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result<Run, Problem> {
+    let check = Check { tree };
+    let resolver = Resolver { check: &check, config, machine };
+    let policy = resolver.role("roles.policy", &config.roles.policy)?;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let reference = match rlvr.algorithm.kl_coef > 0.0 {
+        true => Some(resolver.role("roles.reference", &config.roles.reference)?),
+        false => None,
+    };
+    let local_ranks = policy.ordinals.len();
+    if let Some(reference) = &reference {
+        resolver.beside_policy(&policy, reference)?;
+    }
+    let world_size = resolver.world_size(local_ranks)?;
+    let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
+    let batches = resolver.batches(rlvr, world_size, policy.strategy.micro_batch_size)?;
+    let config = resolver.filled(threads)?;
+    Ok(Run { config, world_size, threads, policy, reference, batches })
+}
+
+struct Resolver<'a> {
+    check: &'a Check<'a>,
+    config: &'a Config,
+    machine: &'a Machine,
+}
+
+impl Resolver<'_> {
+    fn role(&self, path: &str, role: &RoleConfig) -> Result<Role, Problem> {
+        let (backend_field, backend) = match &role.backend {
+            Some(backend) => (format!("{path}.backend"), backend),
+            None => ("backend".to_owned(), &self.config.backend),
+        };
+        let (devices_field, devices) = match &role.devices {
+            Some(devices) => (format!("{path}.devices"), devices),
+            None => ("devices".to_owned(), &self.config.devices),
+        };
+        let facts = self.backend(&backend_field, backend)?;
+        let ordinals = self.ordinals(&devices_field, devices, facts)?;
+        let (top, own) = (&self.config.strategy, &role.strategy);
+        let strategy = StrategyConfig {
+            zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
+            precision: own.precision.unwrap_or(top.precision),
+            micro_batch_size: own.micro_batch_size.unwrap_or(top.micro_batch_size),
+            collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
+        };
+        Ok(Role { backend: facts.name.clone(), ordinals, strategy })
+    }
+
+    /// The reference shares the policy's devices and its communicator; sizes and stage are its own.
+    fn beside_policy(&self, policy: &Role, reference: &Role) -> Result<(), Problem> {
+        let help = "leave it out: the reference scores where the policy trains";
+        let refuse = |holds, field: &str, message: String| {
+            self.check.ensure(holds, &format!("roles.reference.{field}"), message, help)
+        };
+        let (ours, theirs) = (&reference.backend, &policy.backend);
+        refuse(ours == theirs, "backend", format!("it is `{ours}`, and the policy's is `{theirs}`"))?;
+        let same = reference.ordinals == policy.ordinals;
+        refuse(
+            same,
+            "devices",
+            format!("they are {:?}, and the policy's are {:?}", reference.ordinals, policy.ordinals),
+        )?;
+        let (ours, theirs) = (reference.strategy.collective_timeout_s, policy.strategy.collective_timeout_s);
+        let message = format!("it is {ours}, and the policy's, whose communicator it shares, is {theirs}");
+        refuse(ours == theirs, "strategy.collective_timeout_s", message)
+    }
+
+    fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
+        let backends = &self.machine.backends;
+        if name == "auto" {
+            let usable = |facts: &&BackendFacts| facts.runs_models && facts.unavailable.is_none();
+            return backends.iter().find(usable).ok_or_else(|| {
+                self.check.problem(field, "no backend is usable here", "see `anyroll doctor` for the reasons")
+            });
+        }
+        let facts = backends.iter().find(|facts| facts.name == name).ok_or_else(|| {
+            let names: Vec<&str> = backends.iter().map(|facts| facts.name.as_str()).chain(["auto"]).collect();
+            self.check.problem(field, format!("there is no backend `{name}`"), suggestion(name, &names))
+        })?;
+        let models: Vec<&str> =
+            backends.iter().filter(|facts| facts.runs_models).map(|facts| facts.name.as_str()).collect();
+        self.check.ensure(
+            facts.runs_models,
+            field,
+            format!("`{name}` has memory and collectives, but not the math of a model"),
+            format!("train on one of {}", models.join(", ")),
+        )?;
+        if let Some(reason) = &facts.unavailable {
+            let message = format!("`{name}` cannot be used on this machine: {reason}");
+            return Err(self.check.problem(
+                field,
+                message,
+                "see `anyroll doctor`; `auto` takes what is usable",
+            ));
+        }
+        Ok(facts)
+    }
+
+    fn ordinals(&self, field: &str, devices: &Devices, facts: &BackendFacts) -> Result<Vec<usize>, Problem> {
+        let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
+        let ordinals: Vec<usize> = match devices {
+            // One too many is refused below; a count beyond all reason is not listed first.
+            Devices::Count(count) => (0..(*count).min(available + 1)).collect(),
+            Devices::All => (0..available).collect(),
+            Devices::List(list) => list.clone(),
+        };
+        self.check.ensure(!ordinals.is_empty(), field, "no device is left", "write at least one")?;
+        for (index, ordinal) in ordinals.iter().enumerate() {
+            self.check.ensure(
+                *ordinal < available,
+                field,
+                format!("device {ordinal} is asked for, and `{}` has {available} here", facts.name),
+                format!("ordinals are 0 to {}", available.saturating_sub(1)),
+            )?;
+            let first = ordinals.iter().position(|other| other == ordinal);
+            let message = format!("device {ordinal} is given twice");
+            self.check.ensure(first == Some(index), field, message, "give each rank a device of its own")?;
+        }
+        Ok(ordinals)
+    }
+
+    /// The host is one device, 0, for as many ranks as are asked for.
+    fn host_ranks(
+        &self,
+        field: &str,
+        devices: &Devices,
+        facts: &BackendFacts,
+    ) -> Result<Vec<usize>, Problem> {
+        match devices {
+            Devices::Count(count @ 1..=MOST_HOST_RANKS) => Ok(vec![0; *count]),
+            Devices::Count(count) => Err(self.check.problem(
+                field,
+                format!("there cannot be {count} ranks on a host"),
+                format!("write a number of ranks, 1 to {MOST_HOST_RANKS}"),
+            )),
+            Devices::All | Devices::List(_) => Err(self.check.problem(
+                field,
+                format!("`{}` has no devices to choose from", facts.name),
+                "write a number of ranks, such as 2",
+            )),
+        }
+    }
+
+    /// A launcher's word counts for the number of hosts; the config's for the ranks of each.
+    fn world_size(&self, local_ranks: usize) -> Result<usize, Problem> {
+        let Some(rank) = &self.machine.rank else { return Ok(local_ranks) };
+        self.check.ensure(
+            rank.local_rank < local_ranks && rank.world_size.is_multiple_of(local_ranks),
+            "devices",
+            format!(
+                "each host has {local_ranks} ranks by this, and the launcher started local rank {} of a world of {}",
+                rank.local_rank, rank.world_size
+            ),
+            "start as many ranks on every host as it has `devices`",
+        )?;
+        Ok(rank.world_size)
+    }
+
+    fn batches(
+        &self,
+        rlvr: &RlvrConfig,
+        world_size: usize,
+        micro_batch_size: usize,
+    ) -> Result<Batches, Problem> {
+        let shared = |field: &str, value: usize, parts: usize, what: &str, by: &str| {
+            self.check.ensure(
+                value.is_multiple_of(parts),
+                field,
+                format!("{value} {what} cannot be shared evenly by {parts} {by}"),
+                format!(
+                    "write a multiple of {parts}, such as {}, or other `devices`",
+                    value.next_multiple_of(parts)
+                ),
+            )
+        };
+        if let Some(warmup) = &rlvr.warmup {
+            shared("pipeline.rlvr.warmup.batch_size", warmup.batch_size, world_size, "records", "ranks")?;
+        }
+        let parts = world_size * rlvr.mini_batches;
+        let field = "pipeline.rlvr.prompts_per_step";
+        shared(field, rlvr.prompts_per_step, parts, "prompts", "ranks x mini-batches")?;
+        let prompts_per_rank = rlvr.prompts_per_step / world_size;
+        let sequences = prompts_per_rank * rlvr.group_size;
+        let sequences_per_update = sequences / rlvr.mini_batches;
+        Ok(Batches {
+            prompts_per_rank,
+            sequences_per_step: sequences * world_size,
+            sequences_per_update,
+            micro_batches_per_update: sequences_per_update.div_ceil(micro_batch_size),
+        })
+    }
+
+    /// The config with everything said that the machine decided.
+    fn filled(&self, threads: usize) -> Result<Config, Problem> {
+        let mut config = self.config.clone();
+        let facts = self.backend("backend", &config.backend)?;
+        config.backend = facts.name.clone();
+        if config.devices == Devices::All {
+            config.devices = Devices::Count(facts.devices.unwrap_or(1));
+        }
+        config.threads = Some(threads);
+        let ModelConfig::Decoder(decoder) = &mut config.model;
+        decoder.kv_heads.get_or_insert(decoder.heads);
+        let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline;
+        if let DataConfig::Jsonl(file) = &mut rlvr.data {
+            // A run that resumes may be started from another folder.
+            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        }
+        Ok(config)
+    }
+}

@@ -1,0 +1,564 @@
+//! The fields of a YAML file, each with its unit, its default and what its edge values mean.
+//!
+//! Plain data without behaviour: what must hold between fields is in `check.rs`, what depends on the
+//! machine in `resolve.rs`. Enums are externally tagged (`data: {sort: {digits: 6}}`), because serde
+//! buffers the other forms and an error inside would lose its line.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A whole run, as the user wrote it, with the defaults of absent fields filled in.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The run's name, the start of its folder's: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Everything random follows from it: weights, prompts, samples. Default 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// The backend that runs the math, or `auto`: the first usable one of the machine.
+    pub backend: String,
+    /// The devices of this host, one rank each. Default 1.
+    #[serde(default)]
+    pub devices: Devices,
+    /// CPU threads of a rank's math. Default: the machine's cores divided by its ranks, at least 1.
+    #[serde(default)]
+    pub threads: Option<usize>,
+    /// The policy's architecture.
+    pub model: ModelConfig,
+    /// How every role is held and computed, unless `roles` says otherwise.
+    pub strategy: StrategyConfig,
+    /// What differs for one role. Default: nothing.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub roles: RolesConfig,
+    /// What is run.
+    pub pipeline: PipelineConfig,
+}
+
+/// The devices of a host: a count, `all`, or a list of ordinals.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Devices {
+    /// The first so many; on the cpu, the number of ranks.
+    Count(usize),
+    /// Every device that the backend has here. Not on the cpu, which has no count of its own.
+    All,
+    /// These ordinals, in the order of the ranks. Not on the cpu.
+    List(Vec<usize>),
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self::Count(1)
+    }
+}
+
+/// A model's architecture and where its weights come from.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelConfig {
+    /// A decoder language model made from scratch, its weights drawn from the run's seed.
+    Decoder(DecoderConfig),
+}
+
+/// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecoderConfig {
+    /// Width of the residual stream; a multiple of `heads`, with an even quotient (the head's width).
+    pub hidden_size: usize,
+    /// Number of decoder blocks.
+    pub layers: usize,
+    /// Number of query heads.
+    pub heads: usize,
+    /// Number of key and value heads, a divisor of `heads`. Default: `heads`, no sharing.
+    #[serde(default)]
+    pub kv_heads: Option<usize>,
+    /// Width of the feed-forward's hidden layer.
+    pub intermediate_size: usize,
+    /// Longest sequence in tokens, prompt and completion together.
+    pub max_length: usize,
+    /// Base of the rotary positions' wavelengths. Default 10000.
+    #[serde(default = "ten_thousand")]
+    pub rope_theta: f64,
+    /// Added to the mean square in RMSNorm. Default 1e-6.
+    #[serde(default = "one_millionth")]
+    pub norm_eps: f64,
+    /// A bias on the query, key and value projections, as in Qwen2. Default false.
+    #[serde(default)]
+    pub qkv_bias: bool,
+    /// RMSNorm on each head's query and key, as in Qwen3. Default false.
+    #[serde(default)]
+    pub qk_norm: bool,
+    /// One matrix for the embedding and the output head. Default false.
+    #[serde(default)]
+    pub tie_embeddings: bool,
+}
+
+/// How a role's weights and states are held over the ranks, and in which precision it computes.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct StrategyConfig {
+    /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.
+    /// Default 0.
+    #[serde(default)]
+    pub zero_stage: u8,
+    /// The dtype of weights and activations. Default fp32.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Sequences that a rank puts through forward and backward at a time. Memory grows with it; the
+    /// result does not depend on it but for rounding.
+    pub micro_batch_size: usize,
+    /// Seconds after which a collective that has not finished is aborted. Default 60.
+    #[serde(default = "one_minute")]
+    pub collective_timeout_s: f64,
+}
+
+/// A dtype of weights and activations; master weights and optimizer states are fp32 in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// 32-bit IEEE.
+    #[default]
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit IEEE with dynamic loss scaling.
+    Fp16,
+}
+
+/// What differs for a role.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RolesConfig {
+    /// The model that is trained.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub policy: RoleConfig,
+    /// The frozen copy that the KL term compares with; it exists only where `kl_coef` is above 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reference: RoleConfig,
+}
+
+/// What a role says otherwise than the top level; what it leaves out stays as there.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RoleConfig {
+    /// Instead of the top-level `backend`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// Instead of the top-level `devices`; as many, since every rank holds its part of every role.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Devices>,
+    /// Instead of fields of the top-level `strategy`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub strategy: StrategyOverride,
+}
+
+/// The fields of [`StrategyConfig`] that a role says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct StrategyOverride {
+    /// Instead of `strategy.zero_stage`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_stage: Option<u8>,
+    /// Instead of `strategy.precision`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
+    /// Instead of `strategy.micro_batch_size`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<usize>,
+    /// Instead of `strategy.collective_timeout_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collective_timeout_s: Option<f64>,
+}
+
+/// What is run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PipelineConfig {
+    /// Reinforcement learning with a verifiable reward.
+    Rlvr(Box<RlvrConfig>),
+}
+
+/// Reinforcement learning with a verifiable reward: a supervised warm-up, then GRPO.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RlvrConfig {
+    /// Where prompts and answers come from.
+    pub data: DataConfig,
+    /// What a completion earns. Default `exact`.
+    #[serde(default)]
+    pub reward: RewardConfig,
+    /// Supervised steps on the gold answers, before the first RL step. Default: none.
+    #[serde(default)]
+    pub warmup: Option<WarmupConfig>,
+    /// RL steps.
+    pub steps: u64,
+    /// Prompts sampled in a step, over all ranks; a multiple of the number of ranks.
+    pub prompts_per_step: usize,
+    /// Completions of each prompt; advantages are relative to the group's mean, so at least 2.
+    pub group_size: usize,
+    /// Optimizer updates that an epoch over a step's completions is cut into. Default 1.
+    #[serde(default = "one")]
+    pub mini_batches: usize,
+    /// Passes over a step's completions. Default 1.
+    #[serde(default = "one")]
+    pub epochs: usize,
+    /// How completions are sampled.
+    pub rollout: RolloutConfig,
+    /// Advantages and the policy loss. Default: GRPO as in its fields.
+    #[serde(default)]
+    pub algorithm: AlgorithmConfig,
+    /// The policy's optimizer; its schedule counts RL steps.
+    pub optimizer: OptimizerConfig,
+    /// When and on how many held-out prompts the policy is evaluated.
+    #[serde(default)]
+    pub evaluation: EvaluationConfig,
+    /// When the run is saved.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
+}
+
+/// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataConfig {
+    /// Digits to sort, made in code: `314159>` wants `113459`.
+    Sort(SortConfig),
+    /// Sums, made in code: `27+58=` wants `85`.
+    Addition(AdditionConfig),
+    /// One JSON object a line of a file.
+    Jsonl(JsonlConfig),
+}
+
+/// Digits to sort.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SortConfig {
+    /// Digits in a prompt, 2 to 18.
+    pub digits: u32,
+}
+
+/// Two numbers to add.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdditionConfig {
+    /// Digits of each number, 1 to 9; shorter numbers are filled up with zeros.
+    pub digits: u32,
+    /// The answer's digits from the last to the first, which is easier, since carries run that way.
+    /// Default false.
+    #[serde(default)]
+    pub reversed: bool,
+}
+
+/// A file with one JSON object a line.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct JsonlConfig {
+    /// The file; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// The key of the prompt, a string. Default `prompt`.
+    #[serde(default = "prompt")]
+    pub prompt: String,
+    /// The key of the answer, a string or a number. Default `answer`.
+    #[serde(default = "answer")]
+    pub answer: String,
+    /// Percent of the prompts that are held out, 1 to 99. Default 10.
+    #[serde(default = "ten")]
+    pub held_out_percent: u32,
+}
+
+/// What a completion earns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardConfig {
+    /// 1 for a finished completion that equals the answer, else 0.
+    #[default]
+    Exact,
+    /// The control: coin flips with the mean that `exact` has in the same step. Nothing is to be learnt.
+    Random,
+}
+
+/// Supervised steps on the gold answers.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarmupConfig {
+    /// Optimizer steps; 0 is no warm-up.
+    pub steps: u64,
+    /// Records of a step, over all ranks; a multiple of the number of ranks.
+    pub batch_size: usize,
+    /// An optimizer of its own, with its own states; its schedule counts warm-up steps.
+    pub optimizer: OptimizerConfig,
+}
+
+/// How completions are sampled.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RolloutConfig {
+    /// Divides the logits, in sampling and in the loss; above 0. Default 1.
+    #[serde(default = "one_f64")]
+    pub temperature: f64,
+    /// Only the so many likeliest tokens are sampled; 0 for all. Default 0.
+    #[serde(default)]
+    pub top_k: usize,
+    /// Only the likeliest tokens that together reach this probability; 1 for all. Default 1.
+    #[serde(default = "one_f64")]
+    pub top_p: f64,
+    /// Longest completion in tokens, its end token included.
+    pub max_new_tokens: usize,
+    /// Sequences that a rank generates at a time; the KV cache grows with it.
+    pub batch_size: usize,
+}
+
+/// Advantages and the policy loss.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AlgorithmConfig {
+    /// How a reward becomes an advantage. Default `grpo`.
+    pub advantage: Advantage,
+    /// Divide the advantages of a group by its standard deviation; false is Dr. GRPO's. Default true.
+    pub divide_by_std: bool,
+    /// The ratio of probabilities is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 0.2.
+    pub clip_low: f64,
+    /// The ratio of probabilities is clipped above at `1 + clip_high`; above 0. Default 0.28.
+    pub clip_high: f64,
+    /// How a loss per token becomes one number. Default `token_mean`.
+    pub aggregation: Aggregation,
+    /// Weight of the KL divergence to the frozen reference (estimator k3) in the loss; 0 needs no
+    /// reference. Default 0.
+    pub kl_coef: f64,
+    /// Weight of the entropy bonus in the loss; 0 is none. Default 0.
+    pub entropy_coef: f64,
+}
+
+impl Default for AlgorithmConfig {
+    fn default() -> Self {
+        Self {
+            advantage: Advantage::default(),
+            divide_by_std: true,
+            clip_low: 0.2,
+            clip_high: 0.28,
+            aggregation: Aggregation::default(),
+            kl_coef: 0.0,
+            entropy_coef: 0.0,
+        }
+    }
+}
+
+/// How a reward becomes an advantage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Advantage {
+    /// Less the group's mean, and over the group's standard deviation if `divide_by_std`.
+    #[default]
+    Grpo,
+}
+
+/// How a loss per token becomes one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// The mean over all completion tokens of the mini-batch, on all ranks.
+    #[default]
+    TokenMean,
+}
+
+/// An optimizer, its gradient clipping and its learning-rate schedule.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// The update rule.
+    pub adamw: AdamWConfig,
+    /// Gradients are scaled down to this global norm; above 0. Default 1.
+    #[serde(default = "one_f64")]
+    pub max_grad_norm: f64,
+    /// The learning rate over the steps. Default: constant from the first step.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+}
+
+/// AdamW (Loshchilov and Hutter, 2019).
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdamWConfig {
+    /// The schedule's peak; above 0.
+    pub learning_rate: f64,
+    /// Decay of the first and the second moment, each from 0 to below 1. Default [0.9, 0.999].
+    #[serde(default = "adam_betas")]
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment; above 0. Default 1e-8.
+    #[serde(default = "adam_eps")]
+    pub eps: f64,
+    /// Decoupled weight decay, multiplied by the learning rate; 0 is none. Default 0.
+    #[serde(default)]
+    pub weight_decay: f64,
+}
+
+/// The learning rate over the steps, as a factor on its peak. Step `s` of the first `warmup_steps`
+/// has the factor `(s + 1) / warmup_steps`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleConfig {
+    /// The peak after the warm-up.
+    Constant(ConstantConfig),
+    /// A straight line from the peak to `final_ratio` of it at the last step.
+    Linear(DecayConfig),
+    /// Half a cosine from the peak to `final_ratio` of it at the last step.
+    Cosine(DecayConfig),
+}
+
+impl Default for ScheduleConfig {
+    fn default() -> Self {
+        Self::Constant(ConstantConfig { warmup_steps: 0 })
+    }
+}
+
+/// A learning rate that stays.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConstantConfig {
+    /// Steps of the rise from 0; 0 is none. Default 0.
+    #[serde(default)]
+    pub warmup_steps: u64,
+}
+
+/// A learning rate that falls until the last step.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecayConfig {
+    /// Steps of the rise from 0, fewer than there are; 0 is none. Default 0.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// What is left of the peak at the last step, 0 to 1. Default 0.
+    #[serde(default)]
+    pub final_ratio: f64,
+}
+
+/// When and on how many held-out prompts the policy is evaluated; before and after training always.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluationConfig {
+    /// RL steps from one evaluation to the next. Default 25.
+    pub every: u64,
+    /// Held-out prompts, the same ones each time. Default 500.
+    pub prompts: usize,
+    /// Completions of each prompt for pass@k, beside the greedy one. Default 4.
+    pub samples: usize,
+}
+
+impl Default for EvaluationConfig {
+    fn default() -> Self {
+        Self { every: 25, prompts: 500, samples: 4 }
+    }
+}
+
+/// When the run is saved; after the last step always.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// RL steps from one checkpoint to the next. Default 50.
+    pub every: u64,
+    /// The newest so many are kept; at least 1. Default 2.
+    pub keep_last: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every: 50, keep_last: 2 }
+    }
+}
+
+impl<'de> Deserialize<'de> for Devices {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct DevicesVisitor;
+
+        impl<'de> Visitor<'de> for DevicesVisitor {
+            type Value = Devices;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a count, `all`, or a list of ordinals such as [0, 2]")
+            }
+
+            fn visit_u64<E: de::Error>(self, count: u64) -> Result<Devices, E> {
+                usize::try_from(count)
+                    .map(Devices::Count)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(count), &self))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Devices, E> {
+                match text {
+                    "all" => Ok(Devices::All),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+                }
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut ordinals: A) -> Result<Devices, A::Error> {
+                let mut list = Vec::new();
+                while let Some(ordinal) = ordinals.next_element()? {
+                    list.push(ordinal);
+                }
+                Ok(Devices::List(list))
+            }
+        }
+
+        deserializer.deserialize_any(DevicesVisitor)
+    }
+}
+
+impl Serialize for Devices {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(count) => count.serialize(serializer),
+            Self::All => "all".serialize(serializer),
+            Self::List(ordinals) => ordinals.serialize(serializer),
+        }
+    }
+}
+
+// serde's attributes take functions only.
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn one() -> usize {
+    1
+}
+
+fn one_f64() -> f64 {
+    1.0
+}
+
+fn ten() -> u32 {
+    10
+}
+
+fn ten_thousand() -> f64 {
+    10_000.0
+}
+
+fn one_millionth() -> f64 {
+    1e-6
+}
+
+fn one_minute() -> f64 {
+    60.0
+}
+
+fn adam_betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+
+fn adam_eps() -> f64 {
+    1e-8
+}
+
+fn prompt() -> String {
+    "prompt".to_owned()
+}
+
+fn answer() -> String {
+    "answer".to_owned()
+}

@@ -1,0 +1,414 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::launch::Rank;
+
+/// The smallest config; every other field has a default.
+const SMALL: &str = "\
+name: small
+backend: cpu
+model:
+  decoder: {hidden_size: 16, layers: 1, heads: 2, intermediate_size: 32, max_length: 16}
+strategy: {micro_batch_size: 8}
+pipeline:
+  rlvr:
+    data:
+      sort: {digits: 6}
+    steps: 20
+    prompts_per_step: 4
+    group_size: 4
+    rollout: {max_new_tokens: 8, batch_size: 16}
+    optimizer:
+      adamw: {learning_rate: 1.0e-3}
+";
+
+fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    std::fs::write(&path, text).unwrap();
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    Loaded::read(&path, &sets)
+}
+
+fn invalid(text: &str, sets: &[&str]) -> Invalid {
+    match read(text, sets).err().unwrap_or_else(|| panic!("accepted: {text}\n{sets:?}")) {
+        Error::Invalid(invalid) => *invalid,
+        error => panic!("{error}"),
+    }
+}
+
+fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts {
+    BackendFacts { name: name.to_owned(), runs_models, devices, unavailable: None }
+}
+
+/// Backends by made-up names: this module knows no vendor.
+fn machine() -> Machine {
+    let broken =
+        BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
+    let backends =
+        vec![broken, facts("gpu", true, Some(4)), facts("cpu", true, None), facts("picture", false, Some(1))];
+    Machine { cores: 8, backends, rank: None }
+}
+
+fn resolve(sets: &[&str], machine: &Machine) -> Result<Run, Error> {
+    read(SMALL, sets).unwrap().resolve(machine)
+}
+
+/// What is wrong with `SMALL` after one edit: `from` is replaced by `to`. The error is about `field`, at
+/// `position` (`line:column`), and says `message` and `help`.
+struct Malformed {
+    from: &'static str,
+    to: &'static str,
+    position: &'static str,
+    field: &'static str,
+    message: &'static str,
+    help: &'static str,
+}
+
+macro_rules! malformed {
+    ($($from:literal => $to:literal, $position:literal, $field:literal, $message:literal, $help:literal;)*) => {
+        &[$(Malformed {
+            from: $from, to: $to, position: $position, field: $field, message: $message, help: $help,
+        }),*]
+    };
+}
+
+const MALFORMED: &[Malformed] = malformed! {
+    // Keys.
+    "group_size: 4" => "group_sise: 4", "12:5", "pipeline.rlvr.group_sise", "no such field", "did you mean `group_size`?";
+    "name: small" => "nam: small", "1:1", "nam", "no such field", "did you mean `name`?";
+    "heads: 2" => "head: 2", "4:41", "model.decoder.head", "no such field", "did you mean `heads`?";
+    "    steps: 20" => "    steps: 20\n    bogus_thing: 1", "11:5", "pipeline.rlvr.bogus_thing", "no such field", "choose from `data`, `reward`";
+    "learning_rate" => "lr", "15:15", "pipeline.rlvr.optimizer.adamw.lr", "no such field", "choose from `learning_rate`, `betas`";
+    "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `jsonl`";
+    "rlvr:" => "rlhf:", "7:3", "pipeline", "no `rlhf` here", "did you mean `rlvr`?";
+    "decoder:" => "encoder:", "4:3", "model", "no `encoder` here", "did you mean `decoder`?";
+    "    steps: 20" => "    reward: exakt\n    steps: 20", "10:13", "pipeline.rlvr.reward", "no `exakt` here", "did you mean `exact`?";
+    "    steps: 20" => "    steps: 20\n    steps: 30", "11:5", "", "`steps` is given twice", "keep one `steps`";
+    "    group_size: 4\n" => "", "7:3", "pipeline.rlvr.group_size", "it is missing", "add `group_size:`";
+    "digits: 6" => "", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
+    "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
+    "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
+    "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `jsonl`, found `sort`, `addition`", "keep one of them";
+    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "`exact` has no fields", "write `exact`";
+
+    // Types.
+    "group_size: 4" => "group_size: four", "12:17", "pipeline.rlvr.group_size", "expected a whole number, 0 or above, found the text `four`", "write a whole number";
+    "group_size: 4" => "group_size: 4.5", "12:17", "pipeline.rlvr.group_size", "found the number 4.5", "write a whole number";
+    "group_size: 4" => "group_size: -4", "12:17", "pipeline.rlvr.group_size", "found the number -4", "write a whole number";
+    "group_size: 4" => "group_size:", "12:15", "pipeline.rlvr.group_size", "found nothing", "write a whole number";
+    "group_size: 4" => "group_size: [4]", "12:5", "pipeline.rlvr.group_size", "found a list", "write a whole number";
+    "steps: 20" => "steps: 99999999999999999999999", "10:12", "pipeline.rlvr.steps", "found the number 1e23", "write a whole number";
+    "name: small" => "name: 12", "1:7", "name", "expected a text, found the number 12", "write a text";
+    "{learning_rate: 1.0e-3}" => "{learning_rate: small}", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "expected a number, found the text `small`", "write a number";
+    "{learning_rate: 1.0e-3}" => "{learning_rate: 1.0e-3, betas: 0.9}", "15:45", "pipeline.rlvr.optimizer.adamw.betas", "expected a list of 2 values, found the number 0.9", "write a list of 2 values";
+    "{learning_rate: 1.0e-3}" => "{learning_rate: 1.0e-3, betas: [0.9]}", "15:38", "pipeline.rlvr.optimizer.adamw.betas", "expected a list of 2 values, found 1", "write a list of 2 values";
+    "{learning_rate: 1.0e-3}" => "{learning_rate: 1.0e-3, betas: [0.9, 0.9, 0.9]}", "15:38", "pipeline.rlvr.optimizer.adamw.betas", "expected a list of 2 values, found 3", "write a list of 2 values";
+    "{learning_rate: 1.0e-3}" => "{learning_rate: 1.0e-3, betas: [0.9, x]}", "15:51", "pipeline.rlvr.optimizer.adamw.betas[1]", "found the text `x`", "write a number";
+    "max_length: 16" => "max_length: 16, qk_norm: yes", "4:99", "model.decoder.qk_norm", "expected `true` or `false`, found the text `yes`", "write `true` or `false`";
+    "strategy: {micro_batch_size: 8}" => "strategy: 8", "5:11", "strategy", "expected a mapping with fields, found the number 8", "write a mapping";
+    "backend: cpu" => "backend: cpu\ndevices: some", "3:10", "devices", "found the text `some`", "write a count, `all`, or a list";
+    "backend: cpu" => "backend: cpu\ndevices: [0, -1]", "3:14", "devices[1]", "found the number -1", "write a whole number";
+
+    // Values.
+    "name: small" => "name: ../small", "1:7", "name", "cannot start the name of a folder", "use letters, digits";
+    "layers: 1" => "layers: 0", "4:38", "model.decoder.layers", "it is 0", "1 or above";
+    "layers: 1" => "layers: 99999999999", "4:38", "model.decoder.layers", "it is too large", "at most 2147483648";
+    "heads: 2" => "heads: 0", "4:48", "model.decoder.heads", "it is 0", "1 or above";
+    "heads: 2" => "heads: 4, kv_heads: 3", "4:61", "model.decoder.kv_heads", "4 query heads cannot share 3", "divisor of `heads`, 4";
+    "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
+    "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: bf16}", "5:44", "strategy.precision", "`bf16` is not there yet", "write `fp32`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 0}", "5:30", "strategy.micro_batch_size", "it is 0", "1 or above";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, collective_timeout_s: 0}", "5:55", "strategy.collective_timeout_s", "0.0 is out of range", "seconds above 0";
+    "backend: cpu" => "backend: cpu\nroles:\n  reference: {strategy: {micro_batch_size: 0}}", "4:44", "roles.reference.strategy.micro_batch_size", "it is 0", "1 or above";
+    "backend: cpu" => "backend: cpu\nthreads: 0", "3:10", "threads", "it is 0", "1 or above";
+    "digits: 6" => "digits: 19", "9:22", "pipeline.rlvr.data.sort.digits", "19 is out of range", "from 2 to 18";
+    "steps: 20" => "steps: 0", "10:12", "pipeline.rlvr.steps", "it is 0", "1 or above";
+    "group_size: 4" => "group_size: 1", "12:17", "pipeline.rlvr.group_size", "a group of 1 has no mean", "2 or above";
+    "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";
+    "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
+    "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
+    "batch_size: 16" => "batch_size: 16, top_p: 1.5", "13:57", "pipeline.rlvr.rollout.top_p", "1.5 is out of range", "above 0, at most 1";
+    "    steps: 20" => "    algorithm: {clip_low: 1}\n    steps: 20", "10:27", "pipeline.rlvr.algorithm.clip_low", "1.0 is out of range", "above 0 and below 1";
+    "    steps: 20" => "    algorithm: {kl_coef: -0.1}\n    steps: 20", "10:26", "pipeline.rlvr.algorithm.kl_coef", "-0.1 is out of range", "0 or above";
+    "learning_rate: 1.0e-3" => "learning_rate: 0", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "0.0 is out of range", "above 0";
+    "learning_rate: 1.0e-3" => "learning_rate: .nan", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "NaN is out of range", "above 0";
+    "learning_rate: 1.0e-3" => "learning_rate: 1e999", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "inf is out of range", "above 0";
+    "{learning_rate: 1.0e-3}" => "{learning_rate: 1.0e-3, betas: [0.9, 1.0]}", "15:38", "pipeline.rlvr.optimizer.adamw.betas", "1.0 is out of range", "from 0 to below 1";
+    "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3}\n      schedule: {linear: {warmup_steps: 20}}", "16:41", "pipeline.rlvr.optimizer.schedule.linear.warmup_steps", "20 of 20 steps leave none to fall", "fewer than the steps";
+    "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3}\n      schedule: {cosine: {final_ratio: 2}}", "16:40", "pipeline.rlvr.optimizer.schedule.cosine.final_ratio", "2.0 is out of range", "from 0 to 1";
+    "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
+    "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
+    "digits: 6" => "digits: 3", "7:3", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
+    "sort: {digits: 6}" => "jsonl: {path: nowhere.jsonl}", "9:21", "pipeline.rlvr.data.jsonl.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a JSONL file";
+
+    // YAML itself.
+    "steps: 20" => "steps: [20", "11:21", "", "illegal placement of ':'", "mend the YAML";
+    "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3", "15:14", "", "unclosed", "mend the YAML";
+    "    steps: 20" => "\tsteps: 20", "10:2", "", "tabs disallowed", "indent with spaces";
+    "name: small" => "name: a: b", "1:8", "", "mapping values are not allowed", "mend the YAML";
+    "name: small" => "---\nname: small\n---", "4:1", "", "more than one document", "remove what follows";
+};
+
+#[test]
+fn malformed_configs_name_the_field_the_place_and_the_fix() {
+    for case in MALFORMED {
+        let text = SMALL.replacen(case.from, case.to, 1);
+        assert_ne!(text, SMALL, "{} is in the config", case.from);
+        let error = invalid(&text, &[]);
+        let message = error.to_string();
+        assert!(
+            error.position.ends_with(&format!("run.yaml:{}", case.position)),
+            "at {}: {message}",
+            case.position
+        );
+        assert_eq!(error.field, case.field, "{message}");
+        assert!(error.message.contains(case.message), "{}: {message}", case.message);
+        assert!(error.help.contains(case.help), "{}: {message}", case.help);
+        // The caret stands in the line that the position names, and the whole is what a user sees.
+        let line = case.position.split(':').next().unwrap();
+        assert!(error.snippet.contains(&format!(" {line} | ")) && error.snippet.ends_with('^'), "{message}");
+        assert!(message.contains(case.field) && message.contains(case.help), "{message}");
+    }
+    assert!(MALFORMED.len() >= 30);
+}
+
+#[test]
+fn whole_files_that_are_no_config_are_refused() {
+    let check = |text: &str, position: &str, message: &str| {
+        let error = invalid(text, &[]);
+        assert!(error.position.ends_with(position) && error.message.contains(message), "{error}");
+    };
+    check("", "run.yaml:1:1", "expected a mapping with fields, found nothing");
+    check("# nothing\n", "run.yaml:2:1", "found nothing");
+    check("just text\n", "run.yaml:1:1", "found the text `just text`");
+    check("- name: small\n", "run.yaml:1:1", "found a list");
+    check("[1]: 2\n", "run.yaml:1:1", "expected string scalar");
+    check("name: *nobody\n", "run.yaml:1:7", "unknown anchor");
+    check(&"[".repeat(100_000), "run.yaml:1:256", "recursion limit exceeded");
+    check(&"{a: ".repeat(100_000), "", "");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("absent.yaml");
+    let error = Loaded::read(&path, &[]).unwrap_err();
+    assert_eq!(error.to_string(), format!("cannot read the config {}", path.display()));
+    std::fs::write(&path, b"name: \xff").unwrap();
+    assert!(matches!(Loaded::read(&path, &[]), Err(Error::Read { .. })));
+}
+
+#[test]
+fn an_error_reads_like_a_compilers() {
+    let error = invalid(&SMALL.replace("group_size", "group_sise"), &[]).to_string();
+    let (position, rest) = error.split_once("run.yaml").unwrap();
+    assert!(position.starts_with('/'));
+    assert_eq!(
+        rest,
+        ":12:5: pipeline.rlvr.group_sise: there is no such field
+    |
+ 12 |     group_sise: 4
+    |     ^^^^^^^^^^
+  help: did you mean `group_size`?"
+    );
+}
+
+#[test]
+fn set_overrides_the_file() {
+    let sets = [
+        "seed=7",
+        "pipeline.rlvr.steps=3",
+        "pipeline.rlvr.evaluation.every=1",
+        "pipeline.rlvr.optimizer.adamw.betas=[0.5, 0.6]",
+        "pipeline.rlvr.data={addition: {digits: 2}}",
+        "roles.reference.strategy.micro_batch_size=2",
+        "seed=8",
+    ];
+    let config = read(SMALL, &sets).unwrap().config;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    assert_eq!(config.seed, 8, "the last one counts");
+    assert_eq!((rlvr.steps, rlvr.evaluation.every), (3, 1));
+    assert_eq!(rlvr.optimizer.adamw.betas, [0.5, 0.6]);
+    assert_eq!(rlvr.data, DataConfig::Addition(AdditionConfig { digits: 2, reversed: false }));
+    assert_eq!(config.roles.reference.strategy.micro_batch_size, Some(2));
+}
+
+#[test]
+fn a_wrong_set_is_named() {
+    let check = |set: &str, field: &str, message: &str, help: &str| {
+        let error = invalid(SMALL, &["seed=1", set]);
+        assert_eq!(error.position, format!("--set {set}"), "{error}");
+        assert_eq!(error.field, field, "{error}");
+        assert!(error.message.contains(message) && error.help.contains(help), "{error}");
+    };
+    check("pipeline.rlvr.step=1", "pipeline.rlvr.step", "no such field", "did you mean `steps`?");
+    check("pipelin.rlvr.steps=1", "pipelin", "no such field", "did you mean `pipeline`?");
+    check("pipeline.rlvr.steps", "pipeline.rlvr.steps", "no `=`", "--set path.to.field=value");
+    check("pipeline..steps=1", "pipeline..steps", "empty", "--set path.to.field=value");
+    check("=1", "", "empty", "--set path.to.field=value");
+    check("seed.x=1", "seed.x", "there is no `x` below the number 1", "replace it whole");
+    check("pipeline.rlvr.steps=many", "pipeline.rlvr.steps", "the text `many`", "write a whole number");
+    check("pipeline.rlvr.steps=", "pipeline.rlvr.steps", "found nothing", "write a whole number");
+    check("pipeline.rlvr.steps=[1", "pipeline.rlvr.steps", "no YAML", "mend the YAML");
+    let field = "pipeline.rlvr.data";
+    check("pipeline.rlvr.data.addition.digits=2", field, "found `sort`, `addition`", "data={addition: ...}'");
+    check("pipeline.rlvr.group_size=1", "pipeline.rlvr.group_size", "a group of 1", "2 or above");
+    check("pipeline.rlvr.rollout={batch_size: 1}", "pipeline.rlvr.rollout.max_new_tokens", "missing", "add");
+}
+
+#[test]
+fn text_that_looks_like_a_number_can_be_quoted() {
+    assert_eq!(read(SMALL, &["name=\"12\""]).unwrap().config.name, "12");
+}
+
+#[test]
+fn anchors_and_merges_are_read_and_errors_point_at_the_text() {
+    let text = SMALL
+        .replace("    steps: 20", "    warmup:\n      steps: 5\n      batch_size: 4\n      optimizer: &adam {adamw: {learning_rate: 0.1}}\n    steps: 20")
+        .replace("    optimizer:\n      adamw: {learning_rate: 1.0e-3}", "    optimizer: *adam");
+    let config = read(&text, &[]).unwrap().config;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    assert_eq!(rlvr.warmup.as_ref().unwrap().optimizer, rlvr.optimizer);
+    let error = invalid(&text.replace("0.1}", "-0.1}"), &[]);
+    assert!(error.position.ends_with(":13:48"), "{error}");
+}
+
+#[test]
+fn a_resolved_config_reads_back_as_the_same_run() {
+    let machine = machine();
+    let sets = ["backend=auto", "devices=all", "pipeline.rlvr.algorithm.kl_coef=0.1"];
+    let run = resolve(&sets, &machine).unwrap();
+    assert_eq!((run.config.backend.as_str(), &run.config.devices), ("gpu", &Devices::Count(4)));
+    assert_eq!((run.config.threads, run.threads), (Some(2), 2));
+    let again = read(&run.config.to_yaml(), &[]).unwrap().resolve(&machine).unwrap();
+    assert_eq!(again, run);
+}
+
+#[test]
+fn a_resolved_data_file_is_found_from_any_folder() {
+    let mut file = tempfile::NamedTempFile::new_in(".").unwrap();
+    for n in 0..200 {
+        std::io::Write::write_all(
+            &mut file,
+            format!("{{\"prompt\": \"{n}\", \"answer\": {n}}}\n").as_bytes(),
+        )
+        .unwrap();
+    }
+    let name = file.path().file_name().unwrap().to_str().unwrap();
+    let data = format!("pipeline.rlvr.data={{jsonl: {{path: {name}}}}}");
+    let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
+    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+    let DataConfig::Jsonl(jsonl) = &rlvr.data else { panic!("{:?}", rlvr.data) };
+    assert_eq!(jsonl.path, std::env::current_dir().unwrap().join(name));
+}
+
+#[test]
+fn a_run_knows_its_ranks_and_their_share() {
+    let run = resolve(&["devices=2", "pipeline.rlvr.mini_batches=2"], &machine()).unwrap();
+    assert_eq!((run.world_size, run.threads, &run.policy.ordinals), (2, 4, &vec![0, 0]));
+    let expected = Batches {
+        prompts_per_rank: 2,
+        sequences_per_step: 16,
+        sequences_per_update: 4,
+        micro_batches_per_update: 1,
+    };
+    assert_eq!(run.batches, expected);
+    assert_eq!(run.reference, None);
+
+    let sets = [
+        "pipeline.rlvr.algorithm.kl_coef=0.1",
+        "roles.reference={strategy: {zero_stage: 3, micro_batch_size: 3}}",
+    ];
+    let reference = resolve(&sets, &machine()).unwrap().reference.unwrap();
+    assert_eq!((reference.strategy.zero_stage, reference.strategy.micro_batch_size), (3, 3));
+
+    let run = resolve(&["backend=gpu", "devices=[3, 1]", "threads=1"], &machine()).unwrap();
+    assert_eq!((run.policy.ordinals, run.threads), (vec![3, 1], 1));
+}
+
+#[test]
+fn a_launcher_brings_more_hosts() {
+    let rank = |world_size, local_rank| {
+        let rank = Rank { rank: 0, world_size, local_rank, master_addr: "a".to_owned(), master_port: 1 };
+        Machine { rank: Some(rank), ..machine() }
+    };
+    assert_eq!(resolve(&["devices=2"], &rank(4, 1)).unwrap().world_size, 4);
+    for (world_size, local_rank) in [(3, 0), (1, 0), (4, 2)] {
+        let error = resolve(&["devices=2"], &rank(world_size, local_rank)).unwrap_err().to_string();
+        assert!(error.contains("devices: each host has 2 ranks by this"), "{error}");
+    }
+}
+
+#[test]
+fn what_the_machine_lacks_is_refused() {
+    let check = |sets: &[&str], expected: &str, help: &str| {
+        let error = resolve(sets, &machine()).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains(help), "{error}");
+        assert!(error.starts_with("--set ") || error.contains("run.yaml:"), "{error}");
+    };
+    check(&["backend=gpuu"], "backend: there is no backend `gpuu`", "did you mean `gpu`?");
+    check(&["backend=abacus"], "there is no backend `abacus`", "choose from `gone`, `gpu`, `cpu`");
+    check(&["backend=picture"], "`picture` has memory and collectives, but not the math", "gone, gpu, cpu");
+    check(
+        &["backend=gone"],
+        "`gone` cannot be used on this machine: libgone.so is not there",
+        "anyroll doctor",
+    );
+    check(&["devices=all"], "devices: `cpu` has no devices to choose from", "write a number of ranks");
+    check(&["devices=[0]"], "devices: `cpu` has no devices to choose from", "write a number of ranks");
+    check(&["devices=0"], "devices: there cannot be 0 ranks on a host", "1 to 1024");
+    check(&["devices=999999999999999"], "devices: there cannot be 999999999999999 ranks", "1 to 1024");
+    check(&["backend=gpu", "devices=999999999999999"], "device 4 is asked for", "0 to 3");
+    check(&["backend=gpu", "devices=5"], "device 4 is asked for, and `gpu` has 4 here", "0 to 3");
+    check(&["backend=gpu", "devices=[1, 1]"], "device 1 is given twice", "a device of its own");
+    check(&["backend=gpu", "devices=[]"], "no device is left", "at least one");
+    check(
+        &["devices=3"],
+        "prompts_per_step: 4 prompts cannot be shared evenly by 3 ranks x mini-batches",
+        "such as 6",
+    );
+    check(
+        &["devices=4", "pipeline.rlvr.mini_batches=2"],
+        "prompts_per_step: 4 prompts cannot be shared evenly by 8 ranks x mini-batches",
+        "multiple of 8",
+    );
+    check(
+        &[
+            "devices=4",
+            "pipeline.rlvr.warmup={steps: 1, batch_size: 6, optimizer: {adamw: {learning_rate: 1}}}",
+        ],
+        "warmup.batch_size: 6 records cannot be shared evenly by 4 ranks",
+        "such as 8",
+    );
+    for (set, expected) in [
+        ("roles.reference.backend=gpu", "roles.reference.backend: it is `gpu`, and the policy's is `cpu`"),
+        ("roles.reference.devices=2", "roles.reference.devices: they are [0, 0], and the policy's are [0]"),
+        (
+            "roles.reference.strategy.collective_timeout_s=5",
+            "collective_timeout_s: it is 5, and the policy's",
+        ),
+    ] {
+        check(&["pipeline.rlvr.algorithm.kl_coef=0.1", set], expected, "leave it out");
+    }
+}
+
+#[test]
+fn every_config_of_the_repository_is_valid() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs"));
+    let mut count = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        let loaded = Loaded::read(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(Some(loaded.config.name.as_str()), path.file_stem().unwrap().to_str());
+        let run = loaded.resolve(&machine()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(read(&run.config.to_yaml(), &[]).unwrap().config, run.config);
+        let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(readme.contains(&format!("`{name}`")), "{name} is in configs/README.md");
+        count += 1;
+    }
+    assert!(count >= 4, "{count} configs");
+}

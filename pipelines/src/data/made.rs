@@ -1,0 +1,96 @@
+//! Tasks made in code. A prompt is a number below the task's size, so none has to be stored.
+
+use std::collections::BTreeSet;
+
+use super::Record;
+
+/// A task and its difficulty.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Made {
+    /// `314159>` wants `113459`.
+    Sort { digits: u32 },
+    /// `27+58=` wants `85`, reversed `58`.
+    Addition { digits: u32, reversed: bool },
+}
+
+impl Made {
+    /// The number of prompts.
+    pub(super) fn size(self) -> u64 {
+        match self {
+            Self::Sort { digits } => 10u64.pow(digits),
+            Self::Addition { digits, .. } => 10u64.pow(2 * digits),
+        }
+    }
+
+    /// The record of prompt `number`, below [`size`](Self::size).
+    pub(super) fn record(self, number: u64) -> Record {
+        let (prompt, answer) = match self {
+            Self::Sort { digits } => {
+                let text = format!("{number:0width$}", width = digits as usize);
+                let mut sorted: Vec<char> = text.chars().collect();
+                sorted.sort_unstable();
+                (format!("{text}>"), sorted.into_iter().collect())
+            }
+            Self::Addition { digits, reversed } => {
+                let (width, limit) = (digits as usize, 10u64.pow(digits));
+                let (left, right) = (number / limit, number % limit);
+                let sum = (left + right).to_string();
+                let answer = if reversed { sum.chars().rev().collect() } else { sum };
+                (format!("{left:0width$}+{right:0width$}="), answer)
+            }
+        };
+        Record { id: number.to_string(), prompt, answer }
+    }
+
+    pub(super) fn characters(self) -> BTreeSet<char> {
+        let marks = match self {
+            Self::Sort { .. } => ">",
+            Self::Addition { .. } => "+=",
+        };
+        ('0'..='9').chain(marks.chars()).collect()
+    }
+
+    /// Characters of every prompt.
+    pub(super) fn prompt_length(self) -> usize {
+        match self {
+            Self::Sort { digits } => digits as usize + 1,
+            Self::Addition { digits, .. } => 2 * digits as usize + 2,
+        }
+    }
+
+    pub(super) fn longest_answer(self) -> usize {
+        match self {
+            Self::Sort { digits } => digits as usize,
+            // 99 + 99 = 198
+            Self::Addition { digits, .. } => digits as usize + 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(made: Made, number: u64, prompt: &str, answer: &str) {
+        let expected =
+            Record { id: number.to_string(), prompt: prompt.to_owned(), answer: answer.to_owned() };
+        assert_eq!(made.record(number), expected);
+        assert!(prompt.chars().chain(answer.chars()).all(|c| made.characters().contains(&c)));
+    }
+
+    #[test]
+    fn records_are_made_from_their_number() {
+        check(Made::Sort { digits: 6 }, 314_159, "314159>", "113459");
+        check(Made::Sort { digits: 6 }, 20, "000020>", "000002");
+        check(Made::Addition { digits: 2, reversed: false }, 2758, "27+58=", "85");
+        check(Made::Addition { digits: 2, reversed: true }, 2758, "27+58=", "58");
+        check(Made::Addition { digits: 2, reversed: true }, 9999, "99+99=", "891");
+        check(Made::Addition { digits: 2, reversed: true }, 703, "07+03=", "01");
+        check(
+            Made::Addition { digits: 9, reversed: false },
+            10u64.pow(18) - 1,
+            "999999999+999999999=",
+            "1999999998",
+        );
+    }
+}

@@ -1,0 +1,402 @@
+//! Prompts with a known answer: made in code or read from a file, a part of them held out.
+//!
+//! Whether a prompt is held out follows from a hash of its text, so it does not depend on the seed, on the
+//! order of a file or on what else is in it, and no training prompt is ever in the evaluation. What is
+//! drawn at a step is a function of the seed and the step: a run that resumes has no state to restore.
+
+mod char_tokenizer;
+mod jsonl;
+mod made;
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::path::PathBuf;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
+
+use crate::config::DataConfig;
+use made::Made;
+
+/// Percent of the prompts made in code that are held out.
+const MADE_HELD_OUT_PERCENT: u32 = 10;
+
+/// A prompt and the answer that is right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Names the record in logs: the prompt's number for a made one, `line 12` for one from a file.
+    pub id: String,
+    /// What the model reads.
+    pub prompt: String,
+    /// What it should write, without an end mark.
+    pub answer: String,
+}
+
+/// Data that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("cannot read the data file {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A line is no record.
+    #[error("{}:{line}: {message}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong, and what a record is.
+        message: String,
+    },
+    /// Every record, or none, is held out.
+    #[error("of {records} records {held_out} are held out: both training and evaluation need some")]
+    Split {
+        /// All records.
+        records: usize,
+        /// Those that are held out.
+        held_out: usize,
+    },
+    /// More held-out prompts are asked for than there are.
+    #[error("{asked} held-out prompts are asked for, and there are {available}")]
+    TooFewHeldOut {
+        /// Distinct prompts asked for.
+        asked: usize,
+        /// Distinct prompts that are held out.
+        available: usize,
+    },
+}
+
+/// Which of a run's phases draws: each sees an order of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    /// The supervised warm-up.
+    Warmup,
+    /// The RL steps.
+    Rollout,
+}
+
+/// All records, split into training and held out.
+#[derive(Clone, Debug)]
+pub struct Dataset(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// Too many to list: a record is made from its number.
+    Made(Made),
+    Listed {
+        train: Vec<Record>,
+        held_out: Vec<Record>,
+    },
+}
+
+impl Dataset {
+    /// Reads the file, if there is one, and checks that both sides of the split have records.
+    pub fn open(config: &DataConfig) -> Result<Self, Error> {
+        match config {
+            DataConfig::Sort(sort) => Ok(Self(Source::Made(Made::Sort { digits: sort.digits }))),
+            DataConfig::Addition(addition) => {
+                let (digits, reversed) = (addition.digits, addition.reversed);
+                Ok(Self(Source::Made(Made::Addition { digits, reversed })))
+            }
+            DataConfig::Jsonl(file) => {
+                let (held_out, train): (Vec<_>, Vec<_>) = jsonl::read(file)?
+                    .into_iter()
+                    .partition(|record| is_held_out(&record.prompt, file.held_out_percent));
+                if train.is_empty() || held_out.is_empty() {
+                    let records = train.len() + held_out.len();
+                    return Err(Error::Split { records, held_out: held_out.len() });
+                }
+                Ok(Self(Source::Listed { train, held_out: distinct(held_out) }))
+            }
+        }
+    }
+
+    /// The `count` training records of a step, over all ranks. Made records are drawn uniformly with
+    /// replacement; those of a file come in epochs, each in an order of its own, with every record once.
+    pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
+        match &self.0 {
+            Source::Made(made) => {
+                let mut rng = stream(draw as u64, seed, step);
+                let mut next = || loop {
+                    let record = made.record(below(&mut rng, made.size()));
+                    if !is_held_out(&record.prompt, MADE_HELD_OUT_PERCENT) {
+                        return record;
+                    }
+                };
+                (0..count).map(|_| next()).collect()
+            }
+            Source::Listed { train, .. } => {
+                let first = step * count as u64;
+                let mut order = (u64::MAX, Vec::new());
+                let mut record = |position: u64| {
+                    let epoch = position / train.len() as u64;
+                    if order.0 != epoch {
+                        order = (epoch, shuffled(train.len(), &mut stream(draw as u64, seed, epoch)));
+                    }
+                    train[order.1[(position % train.len() as u64) as usize]].clone()
+                };
+                (first..first + count as u64).map(&mut record).collect()
+            }
+        }
+    }
+
+    /// The first `count` held-out records in a fixed order, with distinct prompts. The order is the same
+    /// for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
+    pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
+        let available = self.held_out_available(count);
+        if available < count {
+            return Err(Error::TooFewHeldOut { asked: count, available });
+        }
+        let mut rng = stream(u64::MAX, 0, 0);
+        match &self.0 {
+            Source::Made(made) => {
+                let mut seen = HashSet::new();
+                let mut records = Vec::with_capacity(count);
+                while records.len() < count {
+                    let record = made.record(below(&mut rng, made.size()));
+                    if is_held_out(&record.prompt, MADE_HELD_OUT_PERCENT)
+                        && seen.insert(record.prompt.clone())
+                    {
+                        records.push(record);
+                    }
+                }
+                Ok(records)
+            }
+            Source::Listed { held_out, .. } => {
+                let order = shuffled(held_out.len(), &mut rng);
+                Ok(order[..count].iter().map(|&index| held_out[index].clone()).collect())
+            }
+        }
+    }
+
+    /// The number of distinct held-out prompts, counted up to `limit`.
+    pub fn held_out_available(&self, limit: usize) -> usize {
+        match &self.0 {
+            Source::Made(made) => (0..made.size())
+                .filter(|&number| is_held_out(&made.record(number).prompt, MADE_HELD_OUT_PERCENT))
+                .take(limit)
+                .count(),
+            Source::Listed { held_out, .. } => held_out.len(),
+        }
+    }
+
+    /// Every character of the training records: what a character tokenizer has to know.
+    pub fn characters(&self) -> BTreeSet<char> {
+        match &self.0 {
+            Source::Made(made) => made.characters(),
+            Source::Listed { train, .. } => {
+                train.iter().flat_map(|record| record.prompt.chars().chain(record.answer.chars())).collect()
+            }
+        }
+    }
+
+    /// Characters of the longest prompt, held-out ones included.
+    pub fn longest_prompt(&self) -> usize {
+        self.longest(|made| made.prompt_length(), |record| &record.prompt)
+    }
+
+    /// Characters of the longest answer, held-out ones included.
+    pub fn longest_answer(&self) -> usize {
+        self.longest(|made| made.longest_answer(), |record| &record.answer)
+    }
+
+    fn longest(&self, of_made: impl Fn(&Made) -> usize, of_record: impl Fn(&Record) -> &str) -> usize {
+        match &self.0 {
+            Source::Made(made) => of_made(made),
+            Source::Listed { train, held_out } => {
+                let lengths = train.iter().chain(held_out).map(|record| of_record(record).chars().count());
+                lengths.max().unwrap_or(0)
+            }
+        }
+    }
+}
+
+fn is_held_out(prompt: &str, percent: u32) -> bool {
+    crc32fast::hash(prompt.as_bytes()) % 100 < percent
+}
+
+fn distinct(mut records: Vec<Record>) -> Vec<Record> {
+    let mut seen = HashSet::new();
+    records.retain(|record| seen.insert(record.prompt.clone()));
+    records
+}
+
+/// A random stream of its own for each (purpose, seed, step).
+pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
+    let mut key = [0; 32];
+    for (bytes, value) in key.chunks_exact_mut(8).zip([purpose, seed, step]) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+    ChaCha8Rng::from_seed(key)
+}
+
+/// A number below `limit`, uniform but for a bias of at most `limit / 2^64`.
+fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
+    ((u128::from(rng.next_u64()) * u128::from(limit)) >> 64) as u64
+}
+
+/// The numbers below `length` in a random order (Fisher and Yates).
+fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..length).collect();
+    for last in (1..length).rev() {
+        order.swap(last, below(rng, last as u64 + 1) as usize);
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::config::{AdditionConfig, JsonlConfig, SortConfig};
+
+    fn sort(digits: u32) -> DataConfig {
+        DataConfig::Sort(SortConfig { digits })
+    }
+
+    fn addition(digits: u32, reversed: bool) -> DataConfig {
+        DataConfig::Addition(AdditionConfig { digits, reversed })
+    }
+
+    fn jsonl(lines: &str) -> (tempfile::NamedTempFile, DataConfig) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(lines.as_bytes()).unwrap();
+        let config = JsonlConfig {
+            path: file.path().to_owned(),
+            prompt: "prompt".to_owned(),
+            answer: "answer".to_owned(),
+            held_out_percent: 10,
+        };
+        (file, DataConfig::Jsonl(config))
+    }
+
+    fn questions(count: usize) -> String {
+        (0..count).map(|n| format!("{{\"prompt\": \"{n}*2=\", \"answer\": {}}}\n", 2 * n)).collect()
+    }
+
+    /// A second reading of every task's rule, from the text alone.
+    fn is_right(record: &Record) -> bool {
+        let (prompt, answer) = (&record.prompt, &record.answer);
+        match prompt.chars().last().unwrap() {
+            '>' => {
+                let mut digits: Vec<char> = prompt.trim_end_matches('>').chars().collect();
+                digits.sort_unstable();
+                digits.into_iter().collect::<String>() == *answer
+            }
+            _ if prompt.contains('*') => {
+                let number: u64 = prompt.trim_end_matches("*2=").parse().unwrap();
+                answer.parse() == Ok(2 * number)
+            }
+            _ => {
+                let sum: u64 =
+                    prompt.trim_end_matches('=').split('+').map(|n| n.parse::<u64>().unwrap()).sum();
+                let reversed: String = answer.chars().rev().collect();
+                answer.parse() == Ok(sum) || reversed.parse() == Ok(sum)
+            }
+        }
+    }
+
+    fn check_split(config: &DataConfig, held_out: usize) {
+        let data = Dataset::open(config).unwrap();
+        let evaluation = data.held_out(held_out).unwrap();
+        let prompts: HashSet<&str> = evaluation.iter().map(|record| record.prompt.as_str()).collect();
+        assert_eq!(prompts.len(), held_out, "{config:?}: prompts of the evaluation are distinct");
+        assert_eq!(data.held_out(held_out / 2).unwrap(), evaluation[..held_out / 2], "{config:?}");
+
+        for step in 0..50 {
+            let batch = data.train_batch(Draw::Rollout, 7, step, 32);
+            assert_eq!(batch, data.train_batch(Draw::Rollout, 7, step, 32), "{config:?}: a step repeats");
+            for record in batch.iter().chain(&evaluation) {
+                assert!(is_right(record), "{record:?}");
+                assert!(record.prompt.chars().count() <= data.longest_prompt(), "{record:?}");
+                assert!(record.answer.chars().count() <= data.longest_answer(), "{record:?}");
+            }
+            assert!(batch.iter().all(|record| !prompts.contains(record.prompt.as_str())), "{config:?}");
+        }
+        assert_ne!(data.train_batch(Draw::Rollout, 7, 0, 32), data.train_batch(Draw::Rollout, 7, 1, 32));
+        assert_ne!(data.train_batch(Draw::Rollout, 7, 0, 32), data.train_batch(Draw::Rollout, 8, 0, 32));
+        assert_ne!(data.train_batch(Draw::Rollout, 7, 0, 32), data.train_batch(Draw::Warmup, 7, 0, 32));
+    }
+
+    #[test]
+    fn no_training_prompt_is_held_out() {
+        check_split(&sort(6), 500);
+        check_split(&sort(18), 500);
+        check_split(&addition(2, false), 500);
+        check_split(&addition(9, true), 500);
+        let (_file, config) = jsonl(&questions(2000));
+        check_split(&config, 100);
+    }
+
+    #[test]
+    fn about_a_tenth_is_held_out() {
+        let data = Dataset::open(&addition(2, false)).unwrap();
+        let held_out = data.held_out_available(usize::MAX);
+        assert!((900..1100).contains(&held_out), "{held_out} of 10000");
+        // Every one of them can be asked for, and not one more.
+        assert_eq!(data.held_out(held_out).unwrap().len(), held_out);
+        let error = data.held_out(held_out + 1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("{} held-out prompts are asked for, and there are {held_out}", held_out + 1)
+        );
+    }
+
+    #[test]
+    fn the_split_and_the_order_never_change() {
+        // Written down, so that an upgrade of a dependency cannot change what a seed means.
+        let prompts = |records: Vec<Record>| records.into_iter().map(|r| r.prompt).collect::<Vec<_>>();
+        let data = Dataset::open(&sort(6)).unwrap();
+        assert_eq!(prompts(data.held_out(3).unwrap()), EVALUATION);
+        assert_eq!(prompts(data.train_batch(Draw::Rollout, 0, 0, 3)), FIRST_STEP);
+    }
+
+    const EVALUATION: [&str; 3] = ["592689>", "454109>", "022088>"];
+    const FIRST_STEP: [&str; 3] = ["381489>", "294927>", "798254>"];
+
+    #[test]
+    fn an_epoch_of_a_file_has_every_record_once() {
+        let (_file, config) = jsonl(&questions(200));
+        let data = Dataset::open(&config).unwrap();
+        let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
+        // 7 does not divide the number of records, so a batch spans two epochs.
+        let steps = train.len() as u64;
+        let drawn: Vec<Record> =
+            (0..steps).flat_map(|step| data.train_batch(Draw::Rollout, 3, step, 7)).collect();
+        let epochs: Vec<Vec<&str>> = drawn
+            .chunks(train.len())
+            .map(|epoch| epoch.iter().map(|record| record.id.as_str()).collect())
+            .collect();
+        assert_eq!(epochs.len(), 7);
+        for epoch in &epochs {
+            assert_eq!(epoch.iter().collect::<HashSet<_>>().len(), train.len());
+        }
+        assert_ne!(epochs[0], epochs[1]);
+    }
+
+    #[test]
+    fn bad_files_are_refused_with_their_line() {
+        let check = |lines: &str, expected: &str| {
+            let (_file, config) = jsonl(lines);
+            let error = Dataset::open(&config).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");
+        check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is no text");
+        check("{\"prompt\": \"a\", \"answer\": []}\n", ":1: `answer` is neither a text nor a number");
+        check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
+        check("\n[1]\n", ":2: the line is no JSON object");
+        check("{\"prompt\": \n", ":1: the line is no JSON object");
+        check("", "of 0 records 0 are held out");
+        check("{\"prompt\": \"a\", \"answer\": \"b\"}\n", "of 1 records");
+    }
+}

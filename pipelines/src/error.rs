@@ -1,0 +1,68 @@
+//! What can end a run.
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of a run: mostly one of a lower layer, told as that layer tells it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration is not one that can run.
+    #[error(transparent)]
+    Config(#[from] crate::config::Error),
+    /// The ranks' environment is not one that a launcher makes.
+    #[error(transparent)]
+    Rank(#[from] crate::launch::RankError),
+    /// A rank of this host failed.
+    #[error(transparent)]
+    Launch(#[from] crate::launch::Error),
+    /// A device or a collective failed.
+    #[error(transparent)]
+    Backend(#[from] anyroll_backends::Error),
+    /// The model failed.
+    #[error(transparent)]
+    Model(#[from] anyroll_models::Error),
+    /// The strategy failed.
+    #[error(transparent)]
+    Strategy(#[from] anyroll_strategy::Error),
+    /// libtorch raised an exception.
+    #[error("libtorch refused an operation")]
+    Torch(#[from] tch::TchError),
+    /// The data do not fit.
+    #[error(transparent)]
+    Data(#[from] crate::data::Error),
+    /// A record has a character that the model has no token for.
+    #[error(transparent)]
+    Character(#[from] crate::data::UnknownCharacter),
+    /// A reward could not be computed.
+    #[error(transparent)]
+    Reward(#[from] crate::reward::Error),
+    /// A file of the run folder could not be written or read.
+    #[error(transparent)]
+    Output(#[from] crate::output_error::OutputError),
+    /// The ranks that check a backend could not be started or heard.
+    #[error("the conformance suite could not run")]
+    Conformance(#[source] std::io::Error),
+    /// Signals could not be caught.
+    #[error("cannot catch Ctrl-C")]
+    Signals(#[source] std::io::Error),
+    /// A run cannot go on from where it is said to have stopped.
+    #[error("cannot resume {}: {problem}", run.display())]
+    Resume {
+        /// The run folder.
+        run: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// Whether the cause most likely lies with another rank.
+    pub fn is_from_peer(&self) -> bool {
+        match self {
+            Self::Backend(error) => error.is_from_peer(),
+            Self::Strategy(error) => error.is_from_peer(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a run achieved, in a few numbers: the same for the table in the terminal and for the report.
+
+use crate::metrics::Record;
+
+/// How many steps the mean reward of the first and of the last steps is taken over.
+pub const REWARD_STEPS: usize = 10;
+
+/// What a run achieved. Numbers that the metrics do not hold are `None`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Headline {
+    /// The evaluations, and the training reward last.
+    pub comparisons: Vec<Comparison>,
+    /// The last step.
+    pub step: u64,
+    /// Training and evaluation together, over all starts of the run.
+    pub time_s: Option<f64>,
+    /// The mean over the training steps, weighted by their duration.
+    pub tokens_per_s: Option<f64>,
+}
+
+/// A number at the beginning of a run and at its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// What it is, for people.
+    pub name: &'static str,
+    /// The first value.
+    pub before: Option<f64>,
+    /// The last value; `None` until there is a second one.
+    pub after: Option<f64>,
+}
+
+impl Headline {
+    /// Reads the numbers from the log of a run.
+    ///
+    /// An evaluation's are its first and its last value. The reward of one step depends on the prompts
+    /// it drew, so it is the mean of the first and of the last [`REWARD_STEPS`] steps, or of half of the
+    /// steps where there are fewer than twice as many.
+    pub fn new(records: &[Record]) -> Headline {
+        let evaluation = |name, metric| {
+            let values = values(records, metric);
+            let after = if values.len() > 1 { values.last().copied() } else { None };
+            Comparison { name, before: values.first().copied(), after }
+        };
+        Headline {
+            comparisons: vec![
+                evaluation("greedy", "eval/greedy"),
+                evaluation("pass@1", "eval/pass@1"),
+                evaluation("pass@4", "eval/pass@4"),
+                reward(&values(records, "reward/mean")),
+            ],
+            step: records.last().map_or(0, |record| record.step),
+            time_s: sum(["time/step_s", "time/eval_s"].map(|metric| values(records, metric)).concat()),
+            tokens_per_s: tokens_per_s(records),
+        }
+    }
+}
+
+/// The finite values of a metric, in the order of the steps.
+fn values(records: &[Record], metric: &str) -> Vec<f64> {
+    records.iter().filter_map(|record| record.metrics.get(metric)).filter(|value| value.is_finite()).collect()
+}
+
+fn reward(values: &[f64]) -> Comparison {
+    let count = REWARD_STEPS.min(values.len() / 2);
+    let (first, last) = (&values[..count], &values[values.len() - count..]);
+    Comparison { name: "reward", before: mean(first), after: mean(last) }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+fn sum(values: Vec<f64>) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum())
+}
+
+fn tokens_per_s(records: &[Record]) -> Option<f64> {
+    let step = |record: &Record| {
+        let time_s = record.metrics.get("time/step_s")?;
+        Some((time_s, time_s * record.metrics.get("perf/tokens_per_s")?))
+    };
+    let steps = records.iter().filter_map(step);
+    let (time_s, tokens) = steps.fold((0.0, 0.0), |total, step| (total.0 + step.0, total.1 + step.1));
+    (time_s > 0.0).then(|| tokens / time_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+
+    fn record(step: u64, pairs: &[(&str, f64)]) -> Record {
+        let mut metrics = Metrics::new();
+        for &(name, value) in pairs {
+            metrics.insert(name, value);
+        }
+        Record { step, metrics }
+    }
+
+    #[test]
+    fn takes_first_and_last_evaluations_mean_rewards_and_weighted_speed() {
+        let mut records = vec![record(0, &[("eval/greedy", 0.25), ("time/eval_s", 2.0)])];
+        for step in 1..=30 {
+            let slow = if step == 30 { 3.0 } else { 1.0 };
+            let reward = step as f64;
+            let speed = 100.0 / slow;
+            let pairs = [("reward/mean", reward), ("time/step_s", slow), ("perf/tokens_per_s", speed)];
+            records.push(record(step, &pairs));
+        }
+        records[15].metrics.insert("eval/greedy", 0.5);
+        records[30].metrics.insert("eval/greedy", 0.75);
+        let headline = Headline::new(&records);
+        let [greedy, pass_1, _, reward] = headline.comparisons[..] else { panic!() };
+        assert_eq!((greedy.before, greedy.after), (Some(0.25), Some(0.75)));
+        assert_eq!((pass_1.before, pass_1.after), (None, None));
+        assert_eq!((reward.before, reward.after), (Some(5.5), Some(25.5)));
+        assert_eq!((headline.step, headline.time_s), (30, Some(34.0)));
+        assert_eq!(headline.tokens_per_s, Some(30.0 * 100.0 / 32.0));
+    }
+
+    #[test]
+    fn a_run_that_just_began_has_no_after() {
+        let headline = Headline::new(&[record(0, &[("eval/greedy", 0.25)])]);
+        assert_eq!((headline.comparisons[0].before, headline.comparisons[0].after), (Some(0.25), None));
+        assert_eq!((headline.time_s, headline.tokens_per_s), (None, None));
+        assert!(Headline::new(&[]).comparisons.iter().all(|c| c.before.is_none() && c.after.is_none()));
+    }
+}

@@ -1,0 +1,82 @@
+//! What rank 0 writes and shows while a run goes on.
+
+use crate::{
+    Result,
+    headline::Headline,
+    metrics::{Metrics, MetricsLog, read_metrics},
+    progress::{Progress, Screen, summary_table},
+    report::{ReportInfo, write_report},
+    run_dir::RunDir,
+    samples::{Sample, SamplesLog},
+    tensorboard::EventWriter,
+};
+
+/// The run folder's files and the terminal.
+pub struct Journal {
+    dir: RunDir,
+    metrics: MetricsLog,
+    samples: SamplesLog,
+    board: EventWriter,
+    progress: Progress,
+    name: String,
+    description: String,
+    steps: u64,
+}
+
+impl Journal {
+    /// Starts the files of a new run, or goes on with the record of `next_step`.
+    pub fn new(
+        dir: RunDir,
+        screen: &Screen,
+        name: &str,
+        description: &str,
+        steps: u64,
+        next_step: Option<u64>,
+    ) -> Result<Self> {
+        let (metrics, samples) = match next_step {
+            Some(step) => {
+                (MetricsLog::resume(&dir.metrics(), step)?, SamplesLog::resume(&dir.samples(), step)?)
+            }
+            None => (MetricsLog::create(&dir.metrics())?, SamplesLog::create(&dir.samples())?),
+        };
+        let board = EventWriter::create(&dir.tensorboard(), next_step.unwrap_or(0))?;
+        let progress = Progress::new(screen, steps, next_step.unwrap_or(0).saturating_sub(1));
+        let (name, description) = (name.to_owned(), description.to_owned());
+        Ok(Self { dir, metrics, samples, board, progress, name, description, steps })
+    }
+
+    /// Records a step: what happened in it, and the samples of an evaluation after it.
+    pub fn record(&mut self, step: u64, metrics: &Metrics, samples: &[Sample]) -> Result<()> {
+        self.metrics.append(step, metrics)?;
+        for sample in samples {
+            self.samples.append(sample)?;
+        }
+        self.board.scalars(step, metrics)?;
+        if let (Some(reward), Some(speed)) = (metrics.get("reward/mean"), metrics.get("perf/tokens_per_s")) {
+            self.progress.update(step, reward, metrics.get("eval/pass@1"), speed);
+        }
+        Ok(())
+    }
+
+    /// Puts what was recorded on the disk: before a checkpoint that stands for it.
+    pub fn sync(&self) -> Result<()> {
+        self.metrics.sync()?;
+        Ok(self.samples.sync()?)
+    }
+
+    /// Writes `report.html` anew.
+    pub fn report(&self) -> Result<()> {
+        let info = ReportInfo { name: &self.name, description: &self.description, steps: self.steps };
+        Ok(write_report(&self.dir, &info)?)
+    }
+
+    /// A line above the progress bar.
+    pub fn say(&self, line: &str) {
+        self.progress.println(line);
+    }
+
+    /// The table at the end.
+    pub fn summary(&self) -> Result<String> {
+        Ok(summary_table(&Headline::new(&read_metrics(&self.dir.metrics())?), &self.dir))
+    }
+}

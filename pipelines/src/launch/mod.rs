@@ -1,0 +1,231 @@
+//! The ranks of a job on one host: started, watched and ended together.
+//!
+//! The process that the user starts is the parent; it opens no device, and starts one child for each rank
+//! with the addresses that torchrun would give it. Rank 0 has the terminal, the others' output is printed
+//! with a prefix. Whatever happens, no process is left: a rank that fails takes the others down within
+//! seconds, Ctrl-C ends all after they have saved, and children that lose their parent kill themselves.
+//!
+//! A child's `main` calls [`watch_parent`] first, [`Rank::from_env`] for its place, and
+//! [`report_failure`] before it exits with an error.
+
+mod child;
+mod rank;
+mod supervise;
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+pub use child::{FailureKind, is_launched, report_failure, watch_parent};
+pub use rank::{Rank, RankError};
+
+/// How long the output of ranks that have ended is waited for: a process that a rank started and left
+/// behind may hold the pipe open.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Variables of a rank that the user has not set.
+const UNLESS_SET: [(&str, &str); 2] = [
+    // Ranks share the cores, and threads that spin while they wait take them from each other.
+    ("OMP_WAIT_POLICY", "passive"),
+    // libtorch logs every failed connection with a C++ backtrace; our errors say what it says.
+    ("TORCH_CPP_LOG_LEVEL", "FATAL"),
+];
+
+/// What is started, and how often.
+#[derive(Clone, Debug)]
+pub struct LaunchPlan {
+    /// The program of every rank, as a rule `std::env::current_exe()`.
+    pub program: PathBuf,
+    /// Its arguments, the same for all ranks.
+    pub args: Vec<OsString>,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// CPU threads of each rank's math, given as `OMP_NUM_THREADS`.
+    pub threads: usize,
+    /// More environment variables of every rank.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// How a job ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every rank ended with exit code 0.
+    Finished,
+    /// The user asked for the end, and the ranks ended before they were through.
+    Interrupted,
+}
+
+impl Outcome {
+    /// The exit code of the parent: 130 after an interrupt, as shells have it.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Finished => 0,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+/// A job that failed. The first line of its message names the rank that is to blame.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A rank ended with an error; `reason` is the chain that it reported.
+    #[error("rank {rank} failed: {reason}")]
+    Failed {
+        /// The rank that failed first by itself, as far as it can be told.
+        rank: usize,
+        /// Its error and the causes.
+        reason: String,
+    },
+    /// A rank was killed from outside, or crashed.
+    #[error("rank {rank} was killed by signal {signal} ({name})")]
+    Killed {
+        /// The rank.
+        rank: usize,
+        /// The signal's number.
+        signal: i32,
+        /// The signal's name.
+        name: &'static str,
+    },
+    /// A rank kept the others waiting, and did not fail itself.
+    #[error("rank {rank} stalled: it was still running after rank {waiting} failed: {reason}")]
+    Stalled {
+        /// The rank that others waited for.
+        rank: usize,
+        /// The first that gave up.
+        waiting: usize,
+        /// Its error and the causes.
+        reason: String,
+    },
+    /// A rank's program could not be started.
+    #[error("rank {rank} failed: cannot start {}", program.display())]
+    Start {
+        /// The rank.
+        rank: usize,
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The parent could not prepare the job.
+    #[error("cannot {action} to start the ranks")]
+    Prepare {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Starts the ranks of `plan` and waits until all have ended.
+///
+/// Each finds `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (a free one),
+/// `OMP_NUM_THREADS` and, unless the user has set them, `OMP_WAIT_POLICY=passive`
+/// and `TORCH_CPP_LOG_LEVEL=FATAL`.
+///
+/// If a rank fails, the others are ended within 6 seconds and the error is that of the rank to blame.
+/// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, and they are waited for, since they save a
+/// checkpoint; a second one kills them. From the first call on, the process no longer ends by these
+/// signals itself.
+pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
+    let prepare = |action| move |source| Error::Prepare { action, source };
+    // Before the first rank, so that no signal falls between.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(prepare("catch signals"))?;
+    let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
+    let port = free_port().map_err(prepare("find a free port"))?;
+
+    let mut job = supervise::Job::new(failures.path());
+    let mut output = Vec::new();
+    for rank in 0..plan.world_size {
+        match start(plan, rank, port, failures.path()) {
+            Ok(mut child) => {
+                output.extend(print_output(rank, &mut child));
+                job.add(child);
+            }
+            Err(source) => {
+                job.end();
+                return Err(Error::Start { rank, program: plan.program.clone(), source });
+            }
+        }
+    }
+    let outcome = job.supervise(&mut signals);
+    drain(output);
+    outcome
+}
+
+/// Where rank `rank` writes why it failed.
+fn failure_file(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank-{rank}.json"))
+}
+
+/// A port that is free now. Another process could take it before rank 0 listens on it: rank 0 then fails
+/// with an address in use, and the user starts again.
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Result<Child> {
+    let mut command = Command::new(&plan.program);
+    command
+        .args(&plan.args)
+        .envs(plan.env.iter().map(|(name, value)| (name, value)))
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("WORLD_SIZE", plan.world_size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("OMP_NUM_THREADS", plan.threads.to_string())
+        .env(child::FAILURE_FILE, failure_file(failures, rank))
+        // Ends when the parent does: `watch_parent` reads it.
+        .stdin(Stdio::piped())
+        // A group of its own: a Ctrl-C on the terminal reaches the parent alone, which forwards it once,
+        // and a rank can be killed together with what it started.
+        .process_group(0);
+    for (name, value) in UNLESS_SET {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
+    if rank > 0 {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    command.spawn()
+}
+
+fn print_output(rank: usize, child: &mut Child) -> Vec<JoinHandle<()>> {
+    let stdout = child.stdout.take().map(|pipe| thread::spawn(move || prefix(rank, pipe, io::stdout)));
+    let stderr = child.stderr.take().map(|pipe| thread::spawn(move || prefix(rank, pipe, io::stderr)));
+    stdout.into_iter().chain(stderr).collect()
+}
+
+/// Copies lines until the pipe ends. A line is written at once, so that ranks do not mix within one.
+fn prefix<W: Write>(rank: usize, pipe: impl Read, out: impl Fn() -> W) {
+    let mut pipe = BufReader::new(pipe);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        line.extend_from_slice(format!("[rank {rank}] ").as_bytes());
+        match pipe.read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) if line.last() != Some(&b'\n') => line.push(b'\n'),
+            Ok(_) => {}
+        }
+        // If the terminal is gone the rank's pipe is still emptied, so that the rank does not block.
+        let _ = out().write_all(&line);
+    }
+}
+
+fn drain(output: Vec<JoinHandle<()>>) {
+    let deadline = Instant::now() + DRAIN_TIMEOUT;
+    while !output.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+}

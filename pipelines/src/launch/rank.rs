@@ -1,0 +1,213 @@
+//! A process's place among the ranks, as its launcher says it in the environment.
+
+/// A process's place among the ranks of its job, and where they meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// From 0 to below `world_size`.
+    pub rank: usize,
+    /// Number of ranks on all hosts.
+    pub world_size: usize,
+    /// Its number on this host, from 0: the index of its device.
+    pub local_rank: usize,
+    /// The host of rank 0.
+    pub master_addr: String,
+    /// The port on it where ranks meet.
+    pub master_port: u16,
+}
+
+/// An environment that names a place only in part, or one that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankError {
+    /// A launcher sets all of its variables.
+    #[error("{present} is set and {missing} is not: set both, or neither")]
+    Missing {
+        /// A variable that is set.
+        present: &'static str,
+        /// The variable that has to be set with it.
+        missing: &'static str,
+    },
+    /// A variable's value is not what it should be.
+    #[error("{variable} is `{value}`: it has to be {expected}")]
+    Garbled {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// A rank outside of its world.
+    #[error("{variable} is {value}, and {world_variable} is {world_size}: it has to be below")]
+    OutOfRange {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: usize,
+        /// The variable of the world size.
+        world_variable: &'static str,
+        /// The world size.
+        world_size: usize,
+    },
+}
+
+/// Rank, world size and local rank, as a launcher calls them.
+struct Names {
+    rank: &'static str,
+    world_size: &'static str,
+    local_rank: &'static str,
+}
+
+/// Ourselves, torchrun and Kubernetes operators.
+const TORCHRUN: Names = Names { rank: "RANK", world_size: "WORLD_SIZE", local_rank: "LOCAL_RANK" };
+/// Launchers that tell a process its place, and leave the meeting place to the user.
+const OTHERS: [Names; 2] = [
+    Names { rank: "SLURM_PROCID", world_size: "SLURM_NTASKS", local_rank: "SLURM_LOCALID" },
+    Names {
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    },
+];
+const MASTER_ADDR: &str = "MASTER_ADDR";
+const MASTER_PORT: &str = "MASTER_PORT";
+
+impl Rank {
+    /// This process's place; `None` if no launcher started it.
+    ///
+    /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or else those of srun and mpirun, which count only with
+    /// a `MASTER_ADDR`: a shell inside an allocation has them too, and is no rank. `MASTER_ADDR` and
+    /// `MASTER_PORT` are needed with any.
+    ///
+    /// # Errors
+    ///
+    /// If some of the variables are missing, are no numbers, or contradict each other.
+    pub fn from_env() -> Result<Option<Self>, RankError> {
+        Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, RankError> {
+        // WORLD_SIZE or LOCAL_RANK without RANK is a mistake; MASTER_ADDR alone is for the others.
+        let own = [TORCHRUN.rank, TORCHRUN.world_size, TORCHRUN.local_rank];
+        if let Some(present) = own.into_iter().find(|name| get(name).is_some()) {
+            return Self::named(&get, present, &TORCHRUN).map(Some);
+        }
+        if get(MASTER_ADDR).is_none() {
+            return Ok(None);
+        }
+        match OTHERS.iter().find(|names| get(names.rank).is_some()) {
+            Some(names) => Self::named(&get, names.rank, names).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn named(
+        get: &impl Fn(&str) -> Option<String>,
+        present: &'static str,
+        names: &Names,
+    ) -> Result<Self, RankError> {
+        let value = |missing| get(missing).ok_or(RankError::Missing { present, missing });
+        let number = |variable| {
+            let value = value(variable)?;
+            let expected = "a whole number, 0 or above";
+            value.parse::<usize>().map_err(|_| RankError::Garbled { variable, value, expected })
+        };
+        let (rank, world_size, local_rank) =
+            (number(names.rank)?, number(names.world_size)?, number(names.local_rank)?);
+        for (variable, value) in [(names.rank, rank), (names.local_rank, local_rank)] {
+            if value >= world_size {
+                let world_variable = names.world_size;
+                return Err(RankError::OutOfRange { variable, value, world_variable, world_size });
+            }
+        }
+        let master_addr = value(MASTER_ADDR)?;
+        if master_addr.trim().is_empty() {
+            let expected = "the host of rank 0";
+            return Err(RankError::Garbled { variable: MASTER_ADDR, value: master_addr, expected });
+        }
+        let port = value(MASTER_PORT)?;
+        let master_port = match port.parse() {
+            Ok(port) if port != 0 => port,
+            _ => {
+                let expected = "a port, 1 to 65535";
+                return Err(RankError::Garbled { variable: MASTER_PORT, value: port, expected });
+            }
+        };
+        Ok(Self { rank, world_size, local_rank, master_addr, master_port })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `variables` as `NAME=value`, separated by spaces.
+    fn read(variables: &str) -> Result<Option<Rank>, String> {
+        let get = |name: &str| {
+            let mut pairs = variables.split(' ').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+        };
+        Rank::from_variables(get).map_err(|error| error.to_string())
+    }
+
+    fn rank_1_of_4() -> Rank {
+        Rank { rank: 1, world_size: 4, local_rank: 0, master_addr: "node0".to_owned(), master_port: 29500 }
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        let master = "MASTER_ADDR=node0 MASTER_PORT=29500";
+        for place in [
+            "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0",
+            "SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_LOCALID=0",
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0",
+            // torchrun inside of an allocation.
+            "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0",
+        ] {
+            assert_eq!(read(&format!("{place} {master}")), Ok(Some(rank_1_of_4())), "{place}");
+        }
+    }
+
+    #[test]
+    fn no_launcher_is_no_rank() {
+        for variables in ["", "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0", "MASTER_ADDR=node0"] {
+            assert_eq!(read(variables), Ok(None), "{variables}");
+        }
+    }
+
+    #[test]
+    fn half_a_place_is_refused() {
+        let check = |variables: &str, expected: &str| {
+            assert_eq!(read(variables), Err(expected.to_owned()), "{variables}");
+        };
+        let master = "MASTER_ADDR=node0 MASTER_PORT=29500";
+        check("RANK=1", "RANK is set and WORLD_SIZE is not: set both, or neither");
+        check("WORLD_SIZE=1", "WORLD_SIZE is set and RANK is not: set both, or neither");
+        check("RANK=0 WORLD_SIZE=1", "RANK is set and LOCAL_RANK is not: set both, or neither");
+        check("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0", "RANK is set and MASTER_ADDR is not: set both, or neither");
+        check(
+            "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=a",
+            "RANK is set and MASTER_PORT is not: set both, or neither",
+        );
+        check(
+            &format!("RANK=one WORLD_SIZE=2 LOCAL_RANK=0 {master}"),
+            "RANK is `one`: it has to be a whole number, 0 or above",
+        );
+        check(
+            &format!("RANK=-1 WORLD_SIZE=2 LOCAL_RANK=0 {master}"),
+            "RANK is `-1`: it has to be a whole number, 0 or above",
+        );
+        check(
+            &format!("RANK=2 WORLD_SIZE=2 LOCAL_RANK=0 {master}"),
+            "RANK is 2, and WORLD_SIZE is 2: it has to be below",
+        );
+        check(
+            "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=70000",
+            "MASTER_PORT is `70000`: it has to be a port, 1 to 65535",
+        );
+        check(
+            &format!("SLURM_PROCID=0 {master}"),
+            "SLURM_PROCID is set and SLURM_NTASKS is not: set both, or neither",
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! Watches the ranks of a job and decides how it ended.
+//!
+//! One loop owns the children and asks each in turn, so that no signal is ever sent to a process id that
+//! was already given to another process.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use signal_hook::iterator::Signals;
+
+use super::child::{FailureKind, read_failure};
+use super::{Error, Outcome, failure_file};
+
+/// Between two looks at the ranks.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// After a failure, how long the ranks' own reports are waited for before one is blamed.
+const BLAME_TIMEOUT: Duration = Duration::from_secs(2);
+/// From SIGTERM to SIGKILL, and from SIGKILL to giving up on a process that the kernel holds.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// From the end of rank 0, which writes the report and ends last, to that of the others.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(60);
+/// From an interrupt to the end of a rank that saves a checkpoint.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The ranks of a job, in order.
+pub(super) struct Job {
+    ranks: Vec<RankProcess>,
+    failures: PathBuf,
+}
+
+struct RankProcess {
+    child: Child,
+    ended: Option<Ended>,
+}
+
+#[derive(Clone, Copy)]
+struct Ended {
+    status: ExitStatus,
+    at: Instant,
+}
+
+/// A rank's failure, and how likely it is the cause of the others': the smaller, the likelier.
+struct Blame {
+    likelihood: u8,
+    at: Instant,
+    error: Error,
+}
+
+/// Nothing but a rank's own failure explains it.
+const CERTAIN: u8 = 0;
+/// It gave no reason.
+const UNEXPLAINED: u8 = 1;
+/// By its own word another rank is to blame.
+const CONSEQUENCE: u8 = 2;
+
+impl Job {
+    /// A job without ranks, whose failures are written to a file each in `failures`.
+    pub(super) fn new(failures: &Path) -> Self {
+        Self { ranks: Vec::new(), failures: failures.to_owned() }
+    }
+
+    /// Adds the next rank.
+    pub(super) fn add(&mut self, child: Child) {
+        self.ranks.push(RankProcess { child, ended: None });
+    }
+
+    /// Waits until every rank has ended, and ends all if one fails.
+    pub(super) fn supervise(&mut self, signals: &mut Signals) -> Result<Outcome, Error> {
+        let mut interrupted: Option<Instant> = None;
+        loop {
+            for signal in signals.pending() {
+                match interrupted {
+                    None => {
+                        interrupted = Some(Instant::now());
+                        self.forward(signal);
+                    }
+                    Some(_) => self.send_groups(Signal::SIGKILL),
+                }
+            }
+            if interrupted.is_some_and(|since| since.elapsed() > SAVE_TIMEOUT) {
+                self.send_groups(Signal::SIGKILL);
+            }
+            self.poll();
+            if self.ranks.iter().any(|rank| rank.has_failed(interrupted.is_some())) {
+                return Err(self.fail(interrupted.is_some()));
+            }
+            if self.all_ended() {
+                let finished = self.ranks.iter().all(RankProcess::has_finished);
+                return Ok(if finished { Outcome::Finished } else { Outcome::Interrupted });
+            }
+            if let Some(rank) = self.lingering() {
+                self.end();
+                let seconds = LINGER_TIMEOUT.as_secs();
+                let reason = format!("it had not ended {seconds} s after rank 0 did");
+                return Err(Error::Failed { rank, reason });
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Ends every rank: SIGTERM, then SIGKILL.
+    pub(super) fn end(&mut self) {
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            self.send_groups(signal);
+            self.poll_until(END_TIMEOUT, Self::all_ended);
+        }
+    }
+
+    /// Finds the rank to blame, then ends the others. A rank that was killed is seen at once; where one
+    /// failed by itself, the others' collectives may fail first, so reports are waited for.
+    fn fail(&mut self, interrupted: bool) -> Error {
+        self.poll_until(BLAME_TIMEOUT, |job| {
+            job.all_ended() || job.blames(interrupted).any(|blame| blame.likelihood == CERTAIN)
+        });
+        let blame = self.blames(interrupted).min_by_key(|blame| (blame.likelihood, blame.at));
+        let blame = blame.expect("a rank has failed");
+        let error = if blame.likelihood == CONSEQUENCE { self.stalled(blame.error) } else { blame.error };
+        self.end();
+        error
+    }
+
+    /// Where all who failed blame another: a rank that runs on waits for nobody, so it was waited for.
+    fn stalled(&self, error: Error) -> Error {
+        match (error, self.ranks.iter().position(|rank| rank.ended.is_none())) {
+            (Error::Failed { rank: waiting, reason }, Some(rank)) => Error::Stalled { rank, waiting, reason },
+            (error, _) => error,
+        }
+    }
+
+    fn blames(&self, interrupted: bool) -> impl Iterator<Item = Blame> {
+        let failed =
+            self.ranks.iter().enumerate().filter(move |(_, process)| process.has_failed(interrupted));
+        failed.filter_map(|(rank, process)| {
+            let ended = process.ended?;
+            let (likelihood, error) = self.explain(rank, ended.status);
+            Some(Blame { likelihood, at: ended.at, error })
+        })
+    }
+
+    fn explain(&self, rank: usize, status: ExitStatus) -> (u8, Error) {
+        if let Some(signal) = status.signal() {
+            let name = Signal::try_from(signal).map_or("unknown", Signal::as_str);
+            return (CERTAIN, Error::Killed { rank, signal, name });
+        }
+        match read_failure(&failure_file(&self.failures, rank)) {
+            Some((FailureKind::Own, reason)) => (CERTAIN, Error::Failed { rank, reason }),
+            Some((FailureKind::Peer, reason)) => (CONSEQUENCE, Error::Failed { rank, reason }),
+            None => {
+                let code = status.code().unwrap_or(-1);
+                let reason = format!("it ended with exit code {code} and gave no reason; see its output");
+                (UNEXPLAINED, Error::Failed { rank, reason })
+            }
+        }
+    }
+
+    fn poll(&mut self) {
+        for rank in &mut self.ranks {
+            if rank.ended.is_none()
+                && let Ok(Some(status)) = rank.child.try_wait()
+            {
+                rank.ended = Some(Ended { status, at: Instant::now() });
+            }
+        }
+    }
+
+    fn poll_until(&mut self, timeout: Duration, done: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.poll();
+            if done(self) || Instant::now() >= deadline {
+                return;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn all_ended(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.ended.is_some())
+    }
+
+    fn lingering(&self) -> Option<usize> {
+        let first = self.ranks.first()?.ended?;
+        if first.at.elapsed() < LINGER_TIMEOUT {
+            return None;
+        }
+        self.ranks.iter().position(|rank| rank.ended.is_none())
+    }
+
+    /// To the ranks alone: what they started is theirs to end once they have saved.
+    fn forward(&self, signal: i32) {
+        let signal = Signal::try_from(signal).unwrap_or(Signal::SIGTERM);
+        for pid in self.running() {
+            // It fails only for a process that ends right now.
+            let _ = kill(pid, signal);
+        }
+    }
+
+    /// To the ranks and to all that they started.
+    fn send_groups(&self, signal: Signal) {
+        for pid in self.running() {
+            let _ = killpg(pid, signal);
+        }
+    }
+
+    fn running(&self) -> impl Iterator<Item = Pid> {
+        let running = self.ranks.iter().filter(|rank| rank.ended.is_none());
+        running.map(|rank| Pid::from_raw(rank.child.id().cast_signed()))
+    }
+}
+
+impl RankProcess {
+    fn has_finished(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.status.success())
+    }
+
+    /// A rank that was asked to end may say so by its exit code, or die of the very signal.
+    fn has_failed(&self, interrupted: bool) -> bool {
+        let Some(Ended { status, .. }) = self.ended else { return false };
+        let asked = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL].map(|s| s as i32);
+        let by_request = match (status.code(), status.signal()) {
+            (Some(code), _) => asked.contains(&(code - 128)),
+            (None, Some(signal)) => asked.contains(&signal),
+            (None, None) => false,
+        };
+        let ended_well = status.success() || (interrupted && by_request);
+        !ended_well
+    }
+}

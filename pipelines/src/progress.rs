@@ -1,0 +1,184 @@
+//! What the terminal shows of a run: a progress bar on the way, a table at the end.
+//!
+//! The bar goes to standard error. Where that is no terminal (a log file, CI, a batch system) a bar would be
+//! a heap of control characters, so a plain line is written every few seconds instead.
+
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
+
+use crate::format;
+use crate::headline::{Comparison, Headline, REWARD_STEPS};
+use crate::run_dir::RunDir;
+
+/// The least time between two plain lines.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Standard error, shared by whoever writes to it while a bar may stand at its bottom. Clones are the same
+/// screen. As an [`io::Write`] it is what a tracing subscriber should log to.
+#[derive(Debug, Clone, Default)]
+pub struct Screen {
+    bars: MultiProgress,
+}
+
+impl io::Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bars.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// The progress of a run. When it is dropped, the bar stays as it is.
+#[derive(Debug)]
+pub struct Progress {
+    screen: Screen,
+    bar: ProgressBar,
+    steps: u64,
+    /// The first step that was shown, and when: what came before it is no measure of a step.
+    first: Option<(u64, Instant)>,
+    /// The value of the last evaluation; most steps have none of their own.
+    pass1: Option<f64>,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// Shows that `start_step` of `steps` steps are done.
+    pub fn new(screen: &Screen, steps: u64, start_step: u64) -> Progress {
+        let template = "step {pos}/{len} {bar:10.cyan/black.bright} {wide_msg}";
+        let style = ProgressStyle::with_template(template).expect("the template is well formed");
+        let bar = ProgressBar::new(steps)
+            .with_position(start_step)
+            .with_style(style.progress_chars("━╸━"))
+            .with_finish(ProgressFinish::Abandon);
+        let bar = screen.bars.add(bar);
+        bar.tick();
+        Progress { screen: screen.clone(), bar, steps, first: None, pass1: None, last_line: None }
+    }
+
+    /// Shows that `step` steps are done, with the mean reward of the last one, the pass@1 of the last
+    /// evaluation if one is new, and the tokens per second.
+    pub fn update(&mut self, step: u64, reward: f64, pass1: Option<f64>, tokens_per_s: f64) {
+        self.pass1 = pass1.or(self.pass1);
+        let (first, since) = *self.first.get_or_insert_with(|| (step, Instant::now()));
+        let left_s = time_left_s(since.elapsed(), step - first, self.steps.saturating_sub(step));
+        let message = message(reward, self.pass1, tokens_per_s, left_s);
+        if self.screen.bars.is_hidden() {
+            self.plain_line(step, &message);
+        } else {
+            self.bar.set_message(message);
+            self.bar.set_position(step);
+        }
+    }
+
+    /// Writes a line to standard error, above the bar.
+    pub fn println(&self, line: &str) {
+        // Standard error is where a failure to write would be told.
+        let _ = self.screen.clone().write_all(format!("{line}\n").as_bytes());
+    }
+
+    fn plain_line(&mut self, step: u64, message: &str) {
+        let due = self.last_line.is_none_or(|last| last.elapsed() >= PLAIN_INTERVAL);
+        if due || step == self.steps {
+            self.last_line = Some(Instant::now());
+            self.println(&format!("step {step}/{}  {message}", self.steps));
+        }
+    }
+}
+
+/// What a run achieved and where its files are, as lines for a terminal.
+pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
+    let mut lines = vec![format!("{:<10}{:>8}{:>9}{:>10}", "", "before", "after", "change")];
+    lines.extend(headline.comparisons.iter().map(comparison_line));
+    lines.push(format!("{:<10}reward: training prompts, mean of {REWARD_STEPS} steps", ""));
+    lines.push(String::new());
+    let mut fact = |name: &str, value: String| lines.push(format!("{name:<10}{value}"));
+    let time = headline.time_s.map(|time_s| format!(" in {}", format::duration(time_s)));
+    let speed = headline.tokens_per_s.map(|speed| format!(", {} tokens/s", format::count(speed)));
+    fact("steps", format!("{}{}{}", headline.step, time.unwrap_or_default(), speed.unwrap_or_default()));
+    fact("run", run.path().display().to_string());
+    fact("report", format!("{}  (opens in any browser)", run.report().display()));
+    fact("curves", format!("tensorboard --logdir {}", run.tensorboard().display()));
+    lines.iter().map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect()
+}
+
+fn comparison_line(&Comparison { name, before, after }: &Comparison) -> String {
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    let change = before.zip(after).map(|(before, after)| format!("{:+.3}", after - before));
+    let [before, after] = [before, after].map(|value| or_dash(value.map(format::score)));
+    format!("{name:<10}{before:>8}{after:>9}{:>10}", or_dash(change))
+}
+
+/// Seconds for `left` steps at the mean speed of the `done` ones, which took `elapsed`; `None` before the
+/// first.
+fn time_left_s(elapsed: Duration, done: u64, left: u64) -> Option<f64> {
+    (done > 0).then(|| elapsed.as_secs_f64() / done as f64 * left as f64)
+}
+
+fn message(reward: f64, pass1: Option<f64>, tokens_per_s: f64, left_s: Option<f64>) -> String {
+    let mut parts = vec![format!("reward {}", format::score(reward))];
+    parts.extend(pass1.map(|value| format!("pass@1 {}", format::score(value))));
+    parts.push(format!("{} tokens/s", format::count(tokens_per_s)));
+    parts.extend(left_s.map(|seconds| format!("{} left", format::clock(seconds))));
+    parts.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_has_what_is_known() {
+        let check = |pass1, left_s, expected: &str| {
+            assert_eq!(message(0.41249, pass1, 12_345.0, left_s), expected);
+        };
+        check(None, None, "reward 0.412  12.3k tokens/s");
+        check(Some(0.388), Some(31.2), "reward 0.412  pass@1 0.388  12.3k tokens/s  0:31 left");
+    }
+
+    #[test]
+    fn time_left_is_judged_by_the_steps_of_this_start() {
+        let check = |done, left, expected| {
+            assert_eq!(time_left_s(Duration::from_secs(10), done, left), expected);
+        };
+        check(0, 200, None);
+        check(5, 20, Some(40.0));
+        check(5, 0, Some(0.0));
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_says_where_the_files_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDir::create(&folder.path().join("sort-1"), "", "").unwrap();
+        let comparison = |name, before, after| Comparison { name, before, after };
+        let headline = Headline {
+            comparisons: vec![
+                comparison("greedy", Some(0.634), Some(0.936)),
+                comparison("pass@1", Some(0.071), Some(0.05)),
+                comparison("pass@4", None, None),
+                comparison("reward", Some(-12.5), Some(0.861)),
+            ],
+            step: 200,
+            time_s: Some(45.4),
+            tokens_per_s: Some(12_345.0),
+        };
+        let table = summary_table(&headline, &run).replace(folder.path().to_str().unwrap(), "runs");
+        let expected = "              \
+              before    after    change
+  greedy       0.634    0.936    +0.302
+  pass@1       0.071    0.050    -0.021
+  pass@4           -        -         -
+  reward     -12.500    0.861   +13.361
+            reward: training prompts, mean of 10 steps
+
+  steps     200 in 45 s, 12.3k tokens/s
+  run       runs/sort-1
+  report    runs/sort-1/report.html  (opens in any browser)
+  curves    tensorboard --logdir runs/sort-1/tensorboard
+";
+        assert_eq!(table.lines().collect::<Vec<_>>(), expected.lines().collect::<Vec<_>>());
+    }
+}

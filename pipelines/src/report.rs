@@ -1,0 +1,132 @@
+//! `report.html`: what a run did, on one page that opens from the disk.
+//!
+//! The page is one file without scripts, and its content security policy lets it fetch nothing. All text
+//! that comes from outside (completions may hold HTML) is escaped by the template engine.
+//!
+//! Read `report/page.html` for the page, then `report/figures.rs` for its curves, then `report/chart.rs`.
+
+mod axis;
+mod chart;
+mod curve;
+mod figures;
+mod sample_table;
+
+use std::fs;
+
+use minijinja::Environment;
+use minijinja::value::{Serde, Value};
+use serde::Serialize;
+
+use crate::atomic_file::write_atomic;
+use crate::format;
+use crate::headline::{Comparison, Headline, REWARD_STEPS};
+use crate::metrics::{Record, read_metrics};
+use crate::output_error::{OutputError, Result};
+use crate::run_dir::RunDir;
+use crate::samples::{Sample, read_samples};
+use figures::Figure;
+use sample_table::SampleTable;
+
+const TEMPLATE: &str = include_str!("report/page.html");
+const STYLE: &str = include_str!("report/style.css");
+
+/// What the page says that no log holds.
+#[derive(Debug, Clone, Copy)]
+pub struct ReportInfo<'a> {
+    /// The title: the name of the run.
+    pub name: &'a str,
+    /// One line below it, as in "GRPO on sort-6, 104k parameters, cpu, world size 1, seed 0".
+    pub description: &'a str,
+    /// How many steps the run will have, to say whether it is finished.
+    pub steps: u64,
+}
+
+/// Writes `report.html` of a run from its `metrics.jsonl`, `samples.jsonl` and `resolved.yaml`, over the
+/// one that is there. Metrics that the log lacks leave out their curves.
+///
+/// # Errors
+/// If one of the three cannot be read, or the page cannot be written.
+pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
+    let records = read_metrics(&run.metrics())?;
+    let samples = read_samples(&run.samples())?;
+    let resolved = run.resolved();
+    let config =
+        fs::read_to_string(&resolved).map_err(|source| OutputError::io("read", &resolved, source))?;
+    write_atomic(&run.report(), page(info, &records, &samples, &config).as_bytes())
+}
+
+/// The values of the template.
+#[derive(Serialize)]
+struct Page<'a> {
+    style: Value,
+    name: &'a str,
+    description: &'a str,
+    status: String,
+    finished: bool,
+    tiles: Vec<Tile>,
+    figures: Vec<Figure>,
+    samples: Option<SampleTable<'a>>,
+    config: &'a str,
+}
+
+/// A number with its name, and how it changed.
+#[derive(Serialize)]
+struct Tile {
+    name: String,
+    value: String,
+    change: Option<String>,
+    direction: &'static str,
+    detail: String,
+}
+
+fn page(info: &ReportInfo, records: &[Record], samples: &[Sample], config: &str) -> String {
+    let headline = Headline::new(records);
+    let finished = headline.step >= info.steps;
+    let page = Page {
+        style: Value::from_safe_string(STYLE.to_owned()),
+        name: info.name,
+        description: info.description,
+        status: if finished {
+            "finished".into()
+        } else {
+            format!("step {} of {}", headline.step, info.steps)
+        },
+        finished,
+        tiles: tiles(&headline),
+        figures: figures::figures(records),
+        samples: SampleTable::new(samples),
+        config,
+    };
+    let mut environment = Environment::new();
+    // The name's ending turns on the escaping of HTML.
+    environment.add_template("page.html", TEMPLATE).expect("the template is well formed");
+    let template = environment.get_template("page.html").expect("it was just added");
+    template.render(Serde(page)).expect("the template names only fields of the page")
+}
+
+fn tiles(headline: &Headline) -> Vec<Tile> {
+    let plain =
+        |name: &str, value, detail| Tile { name: name.into(), value, change: None, direction: "", detail };
+    let time = headline
+        .time_s
+        .map(|time_s| plain("time", format::duration(time_s), format!("for {} steps", headline.step)));
+    let speed =
+        headline.tokens_per_s.map(|speed| plain("tokens/s", format::count(speed), "while training".into()));
+    let comparisons = headline.comparisons.iter().filter_map(comparison_tile);
+    comparisons.chain(time).chain(speed).collect()
+}
+
+fn comparison_tile(&Comparison { name, before, after }: &Comparison) -> Option<Tile> {
+    let before = before?;
+    let name = if name == "reward" { format!("reward, {REWARD_STEPS}-step mean") } else { name.to_owned() };
+    let tile = |value, change, direction, detail| {
+        Some(Tile { name, value: format::score(value), change, direction, detail })
+    };
+    let Some(after) = after else { return tile(before, None, "", "before training".into()) };
+    let change = after - before;
+    let direction = if change >= 0.0 { "up" } else { "down" };
+    tile(after, Some(format!("{change:+.3}")), direction, format!("from {}", format::score(before)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Which curves the report has.
+
+use std::collections::HashMap;
+
+use minijinja::value::Value;
+use serde::Serialize;
+
+use super::chart::{self, Kind, Range, Series};
+use super::curve::Point;
+use crate::metrics::Record;
+
+/// A chart to be, if its metrics are there.
+struct Plan {
+    title: &'static str,
+    note: &'static str,
+    kind: Kind,
+    range: Range,
+    /// Metrics are divided by this to have the unit that the title names.
+    unit: f64,
+    /// Metrics and their labels; at most four, as the style sheet has four colours.
+    series: &'static [(&'static str, &'static str)],
+}
+
+const PLANS: [Plan; 15] = [
+    Plan {
+        title: "Reward",
+        note: "Mean of each step's samples, and its trend.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("reward/mean", "reward")],
+    },
+    Plan {
+        title: "Held-out accuracy",
+        note: "Fraction of right answers on prompts that are never trained on.",
+        kind: Kind::Marked,
+        range: Range::Unit,
+        unit: 1.0,
+        series: &[("eval/greedy", "greedy"), ("eval/pass@1", "pass@1"), ("eval/pass@4", "pass@4")],
+    },
+    Plan {
+        title: "KL divergence",
+        note: "How far the policy moved: from the one that sampled, and from the reference.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("kl/old", "to sampling policy"), ("kl/ref", "to reference")],
+    },
+    Plan {
+        title: "Entropy",
+        note: "Of the policy per token, in nats. Near zero, samples no longer differ.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("entropy", "entropy")],
+    },
+    Plan {
+        title: "Groups",
+        note: "Groups by their rewards. Only mixed ones have a gradient.",
+        kind: Kind::Stacked,
+        range: Range::Unit,
+        unit: 1.0,
+        series: &[
+            ("group/all_right", "all right"),
+            ("group/mixed", "mixed"),
+            ("group/all_wrong", "all wrong"),
+        ],
+    },
+    Plan {
+        title: "Response length",
+        note: "Tokens per sample.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[
+            ("response_length/mean", "mean"),
+            ("response_length/max", "longest"),
+            ("response_length/min", "shortest"),
+        ],
+    },
+    Plan {
+        title: "Gradient norm",
+        note: "Before clipping.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("grad_norm", "norm")],
+    },
+    Plan {
+        title: "Clip fraction",
+        note: "Fraction of tokens whose ratio left the trust region below or above.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("clip_fraction/low", "below"), ("clip_fraction/high", "above")],
+    },
+    Plan {
+        title: "Loss",
+        note: "What the optimizer descends. Its level says little; jumps say something.",
+        kind: Kind::Noisy,
+        range: Range::Data,
+        unit: 1.0,
+        series: &[("loss/policy", "policy"), ("loss/kl", "kl")],
+    },
+    Plan {
+        title: "Rollout against training",
+        note: "Difference of a token's log-probability between the two forward passes.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("rollout/logprob_diff_mean", "mean"), ("rollout/logprob_diff_max", "largest")],
+    },
+    Plan {
+        title: "Step time in seconds",
+        note: "Trends of the parts, upon each other.",
+        kind: Kind::Stacked,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("time/train_s", "train"), ("time/generate_s", "generate"), ("time/reward_s", "reward")],
+    },
+    Plan {
+        title: "Tokens per second",
+        note: "Generated tokens over the time of the whole step.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("perf/tokens_per_s", "tokens/s")],
+    },
+    Plan {
+        title: "Learning rate",
+        note: "After warm-up and decay.",
+        kind: Kind::Exact,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("learning_rate", "rate")],
+    },
+    Plan {
+        title: "Device memory in MiB",
+        note: "Allocated at the end of a step.",
+        kind: Kind::Exact,
+        range: Range::FromZero,
+        unit: 1_048_576.0,
+        series: &[("perf/allocated_bytes", "allocated")],
+    },
+    Plan {
+        title: "Warm-up loss",
+        note: "Of the supervised steps on gold answers, before the first reward.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("warmup/loss", "loss")],
+    },
+];
+
+/// A chart with what is written around it.
+#[derive(Serialize)]
+pub(super) struct Figure {
+    title: &'static str,
+    note: &'static str,
+    legend: Vec<&'static str>,
+    svg: Value,
+}
+
+/// The charts whose metrics are in `records`, all over the same steps.
+pub(super) fn figures(records: &[Record]) -> Vec<Figure> {
+    let steps = || records.iter().map(|record| record.step as f64);
+    let steps = (steps().fold(f64::INFINITY, f64::min), steps().fold(0.0, f64::max));
+    let curves = curves(records);
+    PLANS.iter().filter_map(|plan| figure(plan, &curves, steps)).collect()
+}
+
+/// The curve of every metric. In one pass over the records, since looking each up for each metric takes
+/// several times as long in a run of ten thousand steps.
+fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
+    let mut curves: HashMap<&str, Vec<Point>> = HashMap::new();
+    for record in records {
+        for (metric, value) in record.metrics.iter() {
+            curves.entry(metric).or_default().push((record.step as f64, value));
+        }
+    }
+    curves
+}
+
+fn figure(plan: &Plan, curves: &HashMap<&str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure> {
+    // A single point is a number and no curve, but for an evaluation, which has its mark.
+    let least = if plan.kind == Kind::Marked { 1 } else { 2 };
+    let series = |&(metric, label): &(&str, &'static str)| {
+        let curve = curves.get(metric).filter(|curve| curve.len() >= least)?;
+        let points = curve.iter().map(|&(step, value)| (step, value / plan.unit)).collect();
+        Some(Series { label, points })
+    };
+    let series: Vec<Series> = plan.series.iter().filter_map(series).collect();
+    let svg = chart::svg(plan.title, plan.kind, plan.range, steps, &series)?;
+    let legend = series.iter().map(|series| series.label).collect();
+    Some(Figure { title: plan.title, note: plan.note, legend, svg: Value::from_safe_string(svg) })
+}

@@ -1,0 +1,20 @@
+//! Reinforcement learning with verifiable rewards: the loop, from a resolved config to a trained policy.
+//!
+//! Read [`train`] first: it is the loop. [`step`] is what happens in one turn of it, [`evaluate`] how it is
+//! measured, [`warmup`] what comes before it, [`roles`] who takes part.
+
+mod evaluate;
+mod exchange;
+mod loss;
+mod roles;
+mod rollout;
+mod share;
+mod step;
+mod train;
+mod warmup;
+
+pub use exchange::Exchange;
+pub use roles::{Reference, Roles, Setup};
+pub use train::{Ended, Job, train};
+
+use anyroll_models::Decoder;

@@ -1,0 +1,189 @@
+//! Who takes part in a run: the policy, its frozen reference, and what they are made from.
+
+use std::{sync::Arc, time::Duration};
+
+use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
+use anyroll_models::DecoderConfig;
+use anyroll_strategy::{AdamW, Schedule, Zero, ZeroStage};
+
+use super::{Decoder, share::Share};
+use crate::{
+    Error, Result,
+    config::{self, ModelConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run, ScheduleConfig},
+    data::{CharTokenizer, Dataset, Record},
+    launch::Rank,
+    reward::{Exact, Reward},
+};
+
+/// What a run is made of, apart from the weights.
+pub struct Setup {
+    /// The pipeline's part of the config.
+    pub rlvr: RlvrConfig,
+    /// The run's seed.
+    pub seed: u64,
+    /// Prompts and answers.
+    pub dataset: Dataset,
+    /// The prompts of every evaluation.
+    pub held_out: Vec<Record>,
+    /// Text to tokens.
+    pub tokenizer: CharTokenizer,
+    /// What a completion earns.
+    pub reward: Box<dyn Reward>,
+    /// Which rank samples what.
+    pub share: Share,
+    /// Sequences that a rank puts through forward and backward at a time.
+    pub micro_batch_size: usize,
+    /// Where batches go.
+    pub device: tch::Device,
+    /// The policy's model.
+    pub model: Arc<Decoder>,
+}
+
+/// The models of a run.
+#[derive(Debug)]
+pub struct Roles {
+    /// The one that is trained.
+    pub policy: Zero<Decoder>,
+    /// Its frozen copy from after the warm-up; `None` without a KL term.
+    pub reference: Option<Reference>,
+}
+
+/// The frozen copy.
+#[derive(Debug)]
+pub struct Reference {
+    /// Its weights.
+    pub model: Zero<Decoder>,
+    /// Sequences that a rank scores at a time.
+    pub micro_batch_size: usize,
+}
+
+/// A device and the ranks that it trains with.
+#[derive(Debug)]
+pub struct Place {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// All ranks.
+    pub group: CollectiveGroup,
+}
+
+impl Place {
+    /// Opens the policy's device and meets the other ranks.
+    pub fn open(run: &Run, rank: &Rank) -> Result<Self> {
+        let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
+        let device = open(DeviceId { backend, ordinal: run.policy.ordinals[rank.local_rank] })?;
+        let timeout = Duration::from_secs_f64(run.policy.strategy.collective_timeout_s);
+        let rendezvous = Rendezvous {
+            rank: rank.rank,
+            world_size: rank.world_size,
+            master_addr: rank.master_addr.clone(),
+            master_port: rank.master_port,
+            timeout,
+        };
+        let comm = connect(&*device, &rendezvous)?;
+        let group = CollectiveGroup::new("policy", comm, &device, timeout)?;
+        Ok(Self { device, group })
+    }
+}
+
+impl Setup {
+    /// Prepares a run over `world_size` ranks on `place`.
+    pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
+        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+        let tokenizer = CharTokenizer::new(&dataset.characters());
+        let device = place.device.torch_device().and_then(anyroll_backends::TorchDevice::tch);
+        let device = device.ok_or_else(|| anyroll_backends::Error::Unsupported {
+            backend: place.device.id().backend,
+            what: "models: libtorch does not compute on it".into(),
+        })?;
+        let ModelConfig::Decoder(decoder) = &run.config.model;
+        let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?;
+        Ok(Self {
+            seed: run.config.seed,
+            held_out: dataset.held_out(rlvr.evaluation.prompts)?,
+            dataset,
+            tokenizer,
+            reward: Box::new(Exact),
+            share: Share {
+                prompts: rlvr.prompts_per_step,
+                group_size: rlvr.group_size,
+                mini_batches: rlvr.mini_batches,
+                world_size: run.world_size,
+            },
+            micro_batch_size: run.policy.strategy.micro_batch_size,
+            device,
+            model: Arc::new(model),
+            rlvr: (**rlvr).clone(),
+        })
+    }
+
+    /// The policy, with random weights, ready to be trained by `optimizer`.
+    pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
+        self.zero(&run.policy.strategy, place, Some(adamw(optimizer)))
+    }
+
+    /// A frozen copy of `policy`, if the loss has a KL term.
+    pub fn reference(
+        &self,
+        run: &Run,
+        place: &Place,
+        policy: &mut Zero<Decoder>,
+    ) -> Result<Option<Reference>> {
+        let Some(role) = &run.reference else { return Ok(None) };
+        let mut model = self.zero(&role.strategy, place, None)?;
+        model.copy_weights_from(policy)?;
+        Ok(Some(Reference { model, micro_batch_size: role.strategy.micro_batch_size }))
+    }
+
+    /// The learning rate's way.
+    pub fn schedule(&self, config: &ScheduleConfig) -> Schedule {
+        match config {
+            ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
+            ScheduleConfig::Linear(c) => {
+                Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            }
+            ScheduleConfig::Cosine(c) => {
+                Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            }
+        }
+    }
+
+    fn zero(
+        &self,
+        strategy: &config::StrategyConfig,
+        place: &Place,
+        adamw: Option<AdamW>,
+    ) -> Result<Zero<Decoder>> {
+        let stage = ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?;
+        Ok(Zero::new(self.model.clone(), stage, adamw, &place.device, place.group.clone(), self.seed)?)
+    }
+}
+
+/// The optimizer's numbers.
+pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
+    let [beta1, beta2] = optimizer.adamw.betas;
+    AdamW {
+        betas: (beta1, beta2),
+        eps: optimizer.adamw.eps,
+        weight_decay: optimizer.adamw.weight_decay,
+        max_grad_norm: optimizer.max_grad_norm,
+    }
+}
+
+fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
+    DecoderConfig {
+        vocab_size: vocab_size as i64,
+        hidden_size: decoder.hidden_size as i64,
+        num_hidden_layers: decoder.layers,
+        num_attention_heads: decoder.heads as i64,
+        num_key_value_heads: decoder.kv_heads.unwrap_or(decoder.heads) as i64,
+        head_dim: (decoder.hidden_size / decoder.heads) as i64,
+        intermediate_size: decoder.intermediate_size as i64,
+        rms_norm_eps: decoder.norm_eps,
+        rope_theta: decoder.rope_theta,
+        max_position_embeddings: decoder.max_length as i64,
+        qkv_bias: decoder.qkv_bias,
+        qk_norm: decoder.qk_norm,
+        tie_word_embeddings: decoder.tie_embeddings,
+        initializer_range: 0.02,
+    }
+}

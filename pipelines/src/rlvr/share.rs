@@ -1,0 +1,89 @@
+//! Which rank samples for which prompt.
+
+use std::ops::Range;
+
+/// How the prompts of a step are shared. A mini-batch is a range of prompts, and each rank has an equal, contiguous
+/// part of every mini-batch: so a mini-batch holds the same samples at every world size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Prompts of a step, over all ranks: a multiple of `mini_batches * world_size`.
+    pub prompts: usize,
+    /// Samples for each.
+    pub group_size: usize,
+    /// Optimizer steps.
+    pub mini_batches: usize,
+    /// Ranks.
+    pub world_size: usize,
+}
+
+impl Share {
+    /// The prompts of `rank`, mini-batch by mini-batch.
+    pub fn prompts_of(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let per_batch = self.prompts / self.mini_batches;
+        let per_rank = per_batch / self.world_size;
+        (0..self.mini_batches).flat_map(move |batch| {
+            let start = batch * per_batch + rank * per_rank;
+            start..start + per_rank
+        })
+    }
+
+    /// The samples of `rank` in its own order, numbered over the whole step: group by group.
+    pub fn samples_of(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let group_size = self.group_size;
+        self.prompts_of(rank).flat_map(move |prompt| prompt * group_size..(prompt + 1) * group_size)
+    }
+
+    /// Samples of a step, over all ranks.
+    pub fn samples(&self) -> usize {
+        self.prompts * self.group_size
+    }
+
+    /// Where a rank's own samples of a mini-batch lie among its own.
+    pub fn own_range(&self, mini_batch: usize) -> Range<usize> {
+        let len = self.samples() / self.mini_batches / self.world_size;
+        mini_batch * len..(mini_batch + 1) * len
+    }
+
+    /// Puts values that ranks hold in their own order into the step's order.
+    pub fn ordered<T: Copy + Default>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
+        let mut ordered = vec![T::default(); self.samples()];
+        for (rank, values) in of_ranks.iter().enumerate() {
+            for (sample, value) in self.samples_of(rank).zip(values) {
+                ordered[sample] = *value;
+            }
+        }
+        ordered
+    }
+
+    /// The samples of a mini-batch in the step's order.
+    pub fn range(&self, mini_batch: usize) -> Range<usize> {
+        let len = self.samples() / self.mini_batches;
+        mini_batch * len..(mini_batch + 1) * len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Share;
+
+    #[test]
+    fn every_sample_is_in_its_mini_batch_at_any_world_size() {
+        for (world_size, mini_batches) in [(1, 1), (1, 2), (2, 2), (4, 3), (3, 1)] {
+            let share = Share { prompts: 12 * mini_batches, group_size: 4, mini_batches, world_size };
+            let mut seen = vec![0; share.samples()];
+            for rank in 0..world_size {
+                let own: Vec<usize> = share.samples_of(rank).collect();
+                for batch in 0..mini_batches {
+                    for &sample in &own[share.own_range(batch)] {
+                        assert!(share.range(batch).contains(&sample), "{share:?}: {sample} in {batch}");
+                        seen[sample] += 1;
+                    }
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{share:?}");
+            let held: Vec<Vec<usize>> =
+                (0..world_size).map(|rank| share.samples_of(rank).collect()).collect();
+            assert!(share.ordered(&held).into_iter().eq(0..share.samples()));
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The folder of a run: what lies in it and where.
+//!
+//! | path | what |
+//! |---|---|
+//! | `config.yaml` | the config as the user wrote it |
+//! | `resolved.yaml` | what it resolved to; written last, so a folder that has it holds a run |
+//! | `metrics.jsonl` | one object a step ([`crate::metrics`]) |
+//! | `samples.jsonl` | the samples of the evaluations ([`crate::samples`]) |
+//! | `report.html` | curves and samples for a browser ([`crate::report`]) |
+//! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
+//! | `checkpoints/` | what the run resumes from |
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use jiff::Zoned;
+
+use crate::atomic_file::write_atomic;
+use crate::output_error::{OutputError, Result};
+
+const CONFIG: &str = "config.yaml";
+const RESOLVED: &str = "resolved.yaml";
+
+/// The folder of one run. A value of this type means that the folder exists and holds both configs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Makes the folder of a new run at `path`, with its parents, and writes both configs.
+    ///
+    /// # Errors
+    /// [`OutputError::AlreadyARun`], [`OutputError::NotEmpty`] and [`OutputError::NotAFolder`] if `path` is
+    /// anything but absent or an empty folder. Of two processes that ask for one path at once, one gets it.
+    pub fn create(path: &Path, config_as_written: &str, resolved_yaml: &str) -> Result<RunDir> {
+        fs::create_dir_all(path).map_err(|source| match source.kind() {
+            ErrorKind::AlreadyExists => OutputError::NotAFolder { path: path.to_owned() },
+            _ => OutputError::io("create", path, source),
+        })?;
+        let run = RunDir { path: path.to_owned() };
+        run.refuse_if_occupied()?;
+        // Making a folder is atomic: this claims the run folder, whoever else just found it empty too.
+        fs::create_dir(run.checkpoints()).map_err(|source| match source.kind() {
+            ErrorKind::AlreadyExists => OutputError::AlreadyARun { path: path.to_owned() },
+            _ => OutputError::io("create", &run.checkpoints(), source),
+        })?;
+        let tensorboard = run.tensorboard();
+        fs::create_dir(&tensorboard).map_err(|source| OutputError::io("create", &tensorboard, source))?;
+        write_atomic(&run.config(), config_as_written.as_bytes())?;
+        write_atomic(&run.resolved(), resolved_yaml.as_bytes())?;
+        Ok(run)
+    }
+
+    /// The run that lies at `path`, to resume it or to read it.
+    ///
+    /// # Errors
+    /// [`OutputError::NotARun`] if one of the two configs is missing.
+    pub fn open(path: &Path) -> Result<RunDir> {
+        for missing in [CONFIG, RESOLVED] {
+            if !path.join(missing).is_file() {
+                return Err(OutputError::NotARun { path: path.to_owned(), missing });
+            }
+        }
+        Ok(RunDir { path: path.to_owned() })
+    }
+
+    /// Where a run goes whose user names no folder: `runs/<name>-<YYYYmmdd-HHMMSS>`, in `now`'s time zone,
+    /// with `-2`, `-3` and so on behind it if that exists. Characters of `name` that a shell or a file
+    /// system could take otherwise become `-`.
+    pub fn default_path(runs: &Path, name: &str, now: &Zoned) -> PathBuf {
+        let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '-' };
+        let name: String = name.chars().map(plain).collect();
+        let base = format!("{name}-{}", now.strftime("%Y%m%d-%H%M%S"));
+        let numbered = (2..).map(|number| format!("{base}-{number}"));
+        std::iter::once(base.clone())
+            .chain(numbered)
+            .map(|folder| runs.join(folder))
+            .find(|path| !path.exists())
+            .expect("one of endlessly many names is free")
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The config as the user wrote it.
+    pub fn config(&self) -> PathBuf {
+        self.path.join(CONFIG)
+    }
+
+    /// What the config resolved to.
+    pub fn resolved(&self) -> PathBuf {
+        self.path.join(RESOLVED)
+    }
+
+    /// One JSON object a step.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// One JSON object a sample of an evaluation.
+    pub fn samples(&self) -> PathBuf {
+        self.path.join("samples.jsonl")
+    }
+
+    /// The page for a browser.
+    pub fn report(&self) -> PathBuf {
+        self.path.join("report.html")
+    }
+
+    /// The folder of the event files.
+    pub fn tensorboard(&self) -> PathBuf {
+        self.path.join("tensorboard")
+    }
+
+    /// The folder of the checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    fn refuse_if_occupied(&self) -> Result<()> {
+        let path = self.path.clone();
+        if self.resolved().exists() {
+            return Err(OutputError::AlreadyARun { path });
+        }
+        let mut entries = fs::read_dir(&path).map_err(|source| OutputError::io("read", &path, source))?;
+        if entries.next().is_some() {
+            return Err(OutputError::NotEmpty { path });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_run_holds_both_configs_as_given_and_opens_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("runs/one");
+        let run = RunDir::create(&path, "name: one # mine\n", "name: one\nseed: 0\n").unwrap();
+        assert_eq!(fs::read_to_string(run.config()).unwrap(), "name: one # mine\n");
+        assert_eq!(fs::read_to_string(run.resolved()).unwrap(), "name: one\nseed: 0\n");
+        assert!(run.tensorboard().is_dir() && run.checkpoints().is_dir());
+        assert_eq!(RunDir::open(&path).unwrap(), run);
+    }
+
+    #[test]
+    fn refuses_what_is_not_an_empty_folder_and_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |name: &str, prepare: &dyn Fn(&Path), says: &str| {
+            let path = folder.path().join(name);
+            prepare(&path);
+            let message = RunDir::create(&path, "", "").unwrap_err().to_string();
+            assert!(message.contains(says) && message.contains(path.to_str().unwrap()), "{message}");
+        };
+        let run = |path: &Path| drop(RunDir::create(path, "", "").unwrap());
+        check("run", &run, "--resume");
+        check("file", &|path| fs::write(path, "").unwrap(), "not a folder");
+        let other = |path: &Path| {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("thesis.tex"), "").unwrap();
+        };
+        check("other", &other, "not empty");
+        assert!(folder.path().join("other/thesis.tex").exists());
+        fs::create_dir(folder.path().join("empty")).unwrap();
+        run(&folder.path().join("empty"));
+    }
+
+    #[test]
+    fn opening_needs_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = RunDir::open(folder.path()).unwrap_err();
+        assert!(matches!(&error, OutputError::NotARun { missing: CONFIG, .. }), "{error}");
+    }
+
+    #[test]
+    fn the_default_path_is_named_by_time_and_never_taken() {
+        let runs = tempfile::tempdir().unwrap();
+        let now: Zoned = "2026-03-04T05:06:07+00:00[UTC]".parse().unwrap();
+        let check = |name: &str, expected: &str| {
+            let path = RunDir::default_path(runs.path(), name, &now);
+            assert_eq!(path, runs.path().join(expected));
+            RunDir::create(&path, "", "").unwrap();
+        };
+        check("sort", "sort-20260304-050607");
+        check("sort", "sort-20260304-050607-2");
+        check("sort", "sort-20260304-050607-3");
+        check("../a b", "..-a-b-20260304-050607");
+    }
+}

@@ -1,0 +1,139 @@
+//! What the model answered in the evaluations: `samples.jsonl`.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::json_lines::{self, JsonLines};
+use crate::output_error::Result;
+
+/// When a sample was drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// The evaluation before the first update.
+    Before,
+    /// An evaluation on the way.
+    Eval,
+    /// The evaluation after the last update.
+    After,
+}
+
+/// One evaluated sample: a line of `samples.jsonl`.
+///
+/// Where an evaluation draws several samples of a prompt, the first is the one that the report shows, so
+/// the greedy one should be written first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// How many updates were done.
+    pub step: u64,
+    /// The evaluation it belongs to.
+    pub phase: Phase,
+    /// What the model was given.
+    pub prompt: String,
+    /// What it answered.
+    pub completion: String,
+    /// What would have been right.
+    pub answer: String,
+    /// What the completion earned; 1 is a right answer. A reward that is not finite reads back as NaN.
+    #[serde(deserialize_with = "nan_for_null")]
+    pub reward: f64,
+}
+
+/// The log of a run's evaluated samples, open for appending.
+#[derive(Debug)]
+pub struct SamplesLog {
+    lines: JsonLines,
+}
+
+impl SamplesLog {
+    /// Starts the log of a new run.
+    ///
+    /// # Errors
+    /// If the file exists or cannot be made.
+    pub fn create(path: &Path) -> Result<SamplesLog> {
+        Ok(SamplesLog { lines: JsonLines::create(path)? })
+    }
+
+    /// Continues the log of a run that goes on with `next_step`, as [`crate::metrics::MetricsLog::resume`] does.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written, or holds a line that is no sample.
+    pub fn resume(path: &Path, next_step: u64) -> Result<SamplesLog> {
+        Ok(SamplesLog { lines: JsonLines::resume(path, next_step)? })
+    }
+
+    /// Appends a sample and hands it to the operating system. A reward that is not finite is written as
+    /// `null`, with a warning.
+    pub fn append(&mut self, sample: &Sample) -> Result<()> {
+        if !sample.reward.is_finite() {
+            let Sample { step, reward, prompt, .. } = sample;
+            tracing::warn!(step, reward, prompt, "the sample's reward is not finite and is logged as null");
+        }
+        self.lines.append(sample)
+    }
+
+    /// Waits until all samples are on the disk, for the same reason as [`crate::metrics::MetricsLog::sync`].
+    pub fn sync(&self) -> Result<()> {
+        self.lines.sync()
+    }
+}
+
+/// The samples of a `samples.jsonl`, in order; the run may still be writing it.
+///
+/// # Errors
+/// If the file cannot be read, or holds a line that is no sample.
+pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
+    json_lines::read(path)
+}
+
+/// JSON has no NaN: serde writes it as null.
+fn nan_for_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn sample(step: u64, phase: Phase, completion: &str) -> Sample {
+        let [prompt, answer] = ["sort 31", "13"].map(String::from);
+        Sample { step, phase, prompt, completion: completion.into(), answer, reward: 0.0 }
+    }
+
+    #[test]
+    fn writes_one_object_a_sample_and_resumes_with_a_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples.jsonl");
+        let mut log = SamplesLog::create(&path).unwrap();
+        let samples = [
+            sample(0, Phase::Before, "31"),
+            sample(10, Phase::Eval, "line\nbreak \"and\" <b>é"),
+            sample(20, Phase::After, "13"),
+        ];
+        for sample in &samples {
+            log.append(sample).unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let first =
+            r#"{"step":0,"phase":"before","prompt":"sort 31","completion":"31","answer":"13","reward":0.0}"#;
+        assert_eq!(text.lines().next(), Some(first));
+        assert_eq!(read_samples(&path).unwrap(), samples);
+
+        let mut log = SamplesLog::resume(&path, 11).unwrap();
+        log.append(&samples[2]).unwrap();
+        assert_eq!(read_samples(&path).unwrap(), samples);
+    }
+
+    #[test]
+    fn a_reward_that_is_not_finite_reads_back_as_nan() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples.jsonl");
+        let broken = Sample { reward: f64::INFINITY, ..sample(0, Phase::Eval, "") };
+        SamplesLog::create(&path).unwrap().append(&broken).unwrap();
+        assert!(read_samples(&path).unwrap()[0].reward.is_nan());
+    }
+}

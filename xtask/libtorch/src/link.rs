@@ -1,0 +1,41 @@
+//! What a build script says so that the crate's programs find libtorch.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Sets the run-time search path of every program and test of the crate whose build script calls this, and
+/// the compile-time variable `ANYROLL_TORCH_LIB_BUILT`: the folder of libraries that the crate is built
+/// against. Cargo does not pass link arguments on from a dependency, so each crate that links libtorch calls it.
+///
+/// A program looks into `torch-lib` beside itself, then into the folder it was built against. `LD_LIBRARY_PATH`
+/// goes before both.
+///
+/// Returns the folder that `LIBTORCH` names, whose `include` holds the headers. When there is none the build
+/// ends here, with the command that makes one.
+#[must_use]
+pub fn link() -> PathBuf {
+    println!("cargo::rerun-if-env-changed=LIBTORCH");
+    let Some(view) = env::var_os("LIBTORCH").map(PathBuf::from) else {
+        fail("LIBTORCH is not set: build from inside the checkout, whose .cargo/config.toml sets it")
+    };
+    let library = view.join("lib/libtorch_cpu.so");
+    let Ok(library) = library.canonicalize() else {
+        fail(&format!("no libtorch at {}: run `cargo xtask setup` once, then build again", view.display()))
+    };
+    // Links in a view may point to files older than the last build; this file is written with the view.
+    let stamp = view.join("build-version");
+    if stamp.exists() {
+        println!("cargo::rerun-if-changed={}", stamp.display());
+    }
+    let lib = library.parent().unwrap_or(Path::new("/")).display();
+    println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/torch-lib");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{lib}");
+    println!("cargo::rustc-env=ANYROLL_TORCH_LIB_BUILT={lib}");
+    view
+}
+
+/// Ends the build. Cargo prints the message as an error of its own and stops, whatever the exit code.
+fn fail(message: &str) -> ! {
+    println!("cargo::error={message}");
+    std::process::exit(0)
+}

@@ -1,0 +1,48 @@
+//! Why a command ended early. The first line is the reason, the rest is what to do.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// Why a command ended early.
+#[derive(Debug)]
+pub enum Error {
+    /// The command line is wrong.
+    Usage(String),
+    /// Something is missing or failed.
+    Reason(String),
+    /// A program that was started failed and has said why itself.
+    Child {
+        /// Its command line.
+        command: String,
+        /// The exit code to pass on.
+        code: u8,
+    },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The error of a file operation.
+    pub fn io(what: &str, path: &Path, source: io::Error) -> Self {
+        Self::Reason(format!("cannot {what} {}: {source}", path.display()))
+    }
+
+    /// The code that this process ends with.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Reason(_) => 1,
+            Self::Child { code, .. } => *code,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Reason(message) => write!(f, "error: {message}"),
+            Self::Child { command, code } => write!(f, "error: `{command}` ended with exit code {code}"),
+        }
+    }
+}
