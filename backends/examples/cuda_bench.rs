@@ -31,6 +31,7 @@ fn main() {
         master_addr: "127.0.0.1".into(),
         master_port: u16::try_from(port).expect("a port"),
         timeout: TIMEOUT,
+        agent_store: None,
     };
     let start = Instant::now();
     let comm = connect(&*device, &rendezvous).unwrap();

@@ -25,6 +25,7 @@ fn main() {
         master_addr: "127.0.0.1".into(),
         master_port: port.parse().expect("a port"),
         timeout: Duration::from_secs(60),
+        agent_store: None,
     };
     let group =
         CollectiveGroup::new("world", connect(&*device, &rendezvous).unwrap(), &device, deadline).unwrap();

@@ -175,6 +175,7 @@ fn a_single_rank_takes_the_same_path() {
         master_addr: "127.0.0.1".into(),
         master_port: std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port(),
         timeout,
+        agent_store: None,
     };
     let group =
         |name| CollectiveGroup::new(name, connect(&*device, &rendezvous).unwrap(), &device, timeout).unwrap();

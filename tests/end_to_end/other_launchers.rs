@@ -3,8 +3,11 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, tiny};
+use nix::sys::signal::Signal;
+
+use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, tiny, wait_until};
 
 fn as_rank(mut command: Command, rank: usize, port: u16) -> Command {
     let rank = rank.to_string();
@@ -24,6 +27,26 @@ fn ranks_of_another_launcher_are_a_job() {
         assert_eq!(ended.code, Some(0), "{ended:#?}");
     }
     assert_same(&ours, &run);
+}
+
+/// Other launchers end a job whose other ranks failed by SIGTERM, and wait long for a rank that does not heed it.
+#[test]
+fn a_rank_that_waits_for_the_others_ends_by_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    // Rank 0, who does not answer.
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let waiting = Process::start(as_rank(tiny(TWO_RANKS, &folder.path().join("run"), &[]), 1, port));
+    let mut connection = None;
+    wait_until("rank 1 has come to the meeting place", || {
+        connection = listener.accept().ok();
+        connection.is_some()
+    });
+    waiting.send(Signal::SIGTERM);
+    let sent = Instant::now();
+    assert_eq!(waiting.finish().code, None);
+    assert!(sent.elapsed() < Duration::from_secs(5), "it took {:?}", sent.elapsed());
 }
 
 #[test]

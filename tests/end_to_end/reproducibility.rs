@@ -1,7 +1,5 @@
 //! Runs that have to come to the same numbers.
 
-use std::path::Path;
-
 use super::{
     ONE_RANK, TWO_RANKS, assert_same, assert_same_steps, last_checkpoint, lasting_metrics, run_tiny, series,
 };

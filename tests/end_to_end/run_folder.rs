@@ -104,8 +104,8 @@ fn check_tensorboard(run: &Path) {
     let found = Command::new("python3").args(["-c", "import tensorboard"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
         // Not by eprintln: the test harness would keep it to itself.
-        let words = "SKIPPED: the TensorBoard events of a run were not read: python3 has no tensorboard";
-        writeln!(io::stderr(), "{words}").unwrap();
+        let words = "SKIPPED: the TensorBoard events of a run were not read: python3 has no tensorboard\n";
+        io::stderr().write_all(words.as_bytes()).unwrap();
         return;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/read_tensorboard.py");

@@ -39,6 +39,7 @@ pub struct CpuDevice {
 impl CpuDevice {
     /// Opens the host's processor. `ordinal` only tells ranks apart.
     pub fn open(ordinal: usize) -> Arc<Self> {
+        memory::keep_freed_memory();
         Arc::new(Self {
             id: DeviceId { backend: BackendKind::Cpu, ordinal },
             allocated_bytes: Arc::default(),

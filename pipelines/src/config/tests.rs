@@ -329,7 +329,14 @@ fn a_run_knows_its_ranks_and_their_share() {
 #[test]
 fn a_launcher_brings_more_hosts() {
     let rank = |world_size, local_rank| {
-        let rank = Rank { rank: 0, world_size, local_rank, master_addr: "a".to_owned(), master_port: 1 };
+        let rank = Rank {
+            rank: 0,
+            world_size,
+            local_rank,
+            master_addr: "a".to_owned(),
+            master_port: 1,
+            agent_store: None,
+        };
         Machine { rank: Some(rank), ..machine() }
     };
     assert_eq!(resolve(&["devices=2"], &rank(4, 1)).unwrap().world_size, 4);

@@ -14,7 +14,7 @@ mod train;
 mod warmup;
 
 pub use exchange::Exchange;
-pub use roles::{Reference, Roles, Setup};
+pub use roles::{Place, Reference, Roles, Setup};
 pub use train::{Ended, Job, train};
 
 use anyroll_models::Decoder;

@@ -77,6 +77,7 @@ impl Place {
             world_size: rank.world_size,
             master_addr: rank.master_addr.clone(),
             master_port: rank.master_port,
+            agent_store: rank.agent_store.clone(),
             timeout,
         };
         let comm = connect(&*device, &rendezvous)?;

@@ -15,8 +15,8 @@ use super::{
     roles::{Place, adamw},
 };
 use crate::{
-    Error, Result, config::Run, data::Dataset, journal::Journal, launch::Rank, metrics::Metrics,
-    progress::Screen, run_dir::RunDir, samples::Phase,
+    Error, Result, config::Run, data::Dataset, journal::Journal, metrics::Metrics, progress::Screen,
+    run_dir::RunDir, samples::Phase,
 };
 
 /// How a run ended that did not fail.
@@ -34,8 +34,8 @@ pub struct Job {
     pub run: Run,
     /// Its data.
     pub dataset: Dataset,
-    /// This process's place.
-    pub rank: Rank,
+    /// This rank's device, and the ranks that it has met.
+    pub place: Place,
     /// The run folder, on rank 0.
     pub dir: Option<RunDir>,
     /// Whether to go on from the folder's last checkpoint.
@@ -61,10 +61,9 @@ impl Position {
 /// Trains on this rank: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often. `stop`
 /// may be set at any time: the run then ends after its current step, with a checkpoint.
 pub fn train(job: Job, screen: &Screen, stop: &AtomicBool) -> Result<Ended> {
-    let place = Place::open(&job.run, &job.rank)?;
-    let exchange = Exchange::new(&place.group)?;
-    let setup = Setup::new(&job.run, job.dataset, &place)?;
-    let mut training = Training::start(&job.run, job.dir, job.resume, setup, place, exchange, screen)?;
+    let exchange = Exchange::new(&job.place.group)?;
+    let setup = Setup::new(&job.run, job.dataset, &job.place)?;
+    let mut training = Training::start(&job.run, job.dir, job.resume, setup, job.place, exchange, screen)?;
 
     let mut ended = training.warm_up(stop)?;
     if ended == Ended::Finished {

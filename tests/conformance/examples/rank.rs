@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         master_addr: "127.0.0.1".into(),
         master_port: port.parse().expect("a port"),
         timeout: Duration::from_secs(60),
+        agent_store: None,
     };
     let filter = suites.iter().find_map(|word| word.strip_prefix("filter="));
     let runs = |name: &str| suites.iter().any(|suite| suite == name);

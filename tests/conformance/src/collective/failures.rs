@@ -93,6 +93,7 @@ fn rendezvous(m: &Member) -> Verdict {
         world_size: 2,
         master_addr: address.ip().to_string(),
         master_port: address.port(),
+        agent_store: None,
         timeout: SHORT,
     };
     // The rank that serves the store waits for the other, and the other for the store.
