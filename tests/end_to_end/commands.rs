@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{ONE_RANK, TWO_RANKS, anyroll, fail, finish, series, succeed, tiny, whole_lines};
+use super::{Ended, ONE_RANK, TWO_RANKS, anyroll, fail, finish, series, succeed, tiny, whole_lines};
 
 #[test]
 fn help_teaches_by_examples() {
@@ -56,12 +56,9 @@ fn a_bad_config_is_refused_before_anything_starts() {
 
 #[test]
 fn doctor_says_what_is_there_and_why_not() {
-    // The fastest of a few, since the machine may have other work.
-    let quick = (0..5).find_map(|_| {
-        let ended = succeed(anyroll(["doctor"]));
-        (ended.took < Duration::from_secs(1)).then_some(ended.stdout)
-    });
-    let text = quick.expect("doctor takes over a second");
+    let Ended { stdout: text, took, .. } = succeed(anyroll(["doctor"]));
+    // A quarter of a second, on a machine that has no other work.
+    assert!(took < Duration::from_secs(5), "doctor took {took:?}");
     let report: Value = serde_json::from_str(&succeed(anyroll(["doctor", "--json"])).stdout).unwrap();
     assert_eq!(report["anyroll"], env!("CARGO_PKG_VERSION"));
     assert!(report["torch"]["version"].as_str().unwrap().starts_with("2.11.0"), "{report}");

@@ -53,6 +53,34 @@ fn every_zero_stage_computes_the_same() {
     }
 }
 
+#[test]
+fn what_leaves_the_device_or_is_recomputed_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, sets: &[&str]| {
+        let sets = [&FULL_STEP[..], &["pipeline.rlvr.steps=6", "strategy.zero_stage=1"], sets].concat();
+        run_tiny(&folder, name, TWO_RANKS, &sets)
+    };
+    let plain = run("plain", &["strategy.offload.optimizer=none"]);
+    let frugal =
+        run("frugal", &["strategy.recompute=full", "roles.reference.strategy.offload.params=between_steps"]);
+    assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&frugal));
+    assert!(last_checkpoint(&plain) == last_checkpoint(&frugal), "the checkpoints differ");
+    let least = |run| series(run, "perf/generate_allocated_bytes")[1];
+    assert!(least(&frugal) < least(&plain), "{} of {} bytes", least(&frugal), least(&plain));
+}
+
+#[test]
+fn bf16_learns_what_fp32_learns() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |precision: &str| {
+        let precision_set = format!("strategy.precision={precision}");
+        run_tiny(&folder, precision, ONE_RANK, &[&precision_set, "pipeline.rlvr.steps=6"])
+    };
+    let [exact, rounded] = ["fp32", "bf16"].map(run);
+    let [exact, rounded] = [exact, rounded].map(|run| series(&run, "warmup/loss")[0]);
+    assert!((exact - rounded).abs() < 0.05 * exact, "warm-up losses {exact} and {rounded}");
+}
+
 /// The published configs, shorter: 20 steps of 512 completions.
 #[test]
 fn one_rank_and_two_compute_the_same() {

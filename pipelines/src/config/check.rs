@@ -7,7 +7,7 @@ use crate::data::{self, Dataset};
 use crate::error_chain::one_line;
 
 /// The precisions that the strategy layer has; the others are refused by name.
-const PRECISIONS: &[Precision] = &[Precision::Fp32];
+const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
 const MOST_EVALUATED: usize = 1_000_000;
@@ -111,15 +111,34 @@ impl Check<'_> {
     }
 
     fn strategies(&self, config: &Config) -> Result<(), Problem> {
+        let StrategyConfig {
+            zero_stage, precision, recompute, micro_batch_size, collective_timeout_s, ..
+        } = config.strategy;
+        let OffloadConfig { optimizer, params } = config.strategy.offload;
         let top = StrategyOverride {
-            zero_stage: Some(config.strategy.zero_stage),
-            precision: Some(config.strategy.precision),
-            micro_batch_size: Some(config.strategy.micro_batch_size),
-            collective_timeout_s: Some(config.strategy.collective_timeout_s),
+            zero_stage: Some(zero_stage),
+            precision: Some(precision),
+            recompute: Some(recompute),
+            offload: OffloadOverride { optimizer: Some(optimizer), params: Some(params) },
+            micro_batch_size: Some(micro_batch_size),
+            collective_timeout_s: Some(collective_timeout_s),
         };
+        let policy = &config.roles.policy.strategy;
         self.strategy("strategy", &top)?;
-        self.strategy("roles.policy.strategy", &config.roles.policy.strategy)?;
+        self.strategy("roles.policy.strategy", policy)?;
+        self.params_stay("strategy", &top.offload)?;
+        self.params_stay("roles.policy.strategy", &policy.offload)?;
         self.strategy("roles.reference.strategy", &config.roles.reference.strategy)
+    }
+
+    /// The policy generates between its steps.
+    fn params_stay(&self, path: &str, offload: &OffloadOverride) -> Result<(), Problem> {
+        self.ensure(
+            offload.params != Some(Offload::BetweenSteps),
+            &format!("{path}.offload.params"),
+            "the policy's weights are needed at all times",
+            "write `none`, or offload those of the reference: `roles.reference.strategy.offload.params`",
+        )
     }
 
     fn strategy(&self, path: &str, strategy: &StrategyOverride) -> Result<(), Problem> {
@@ -134,7 +153,7 @@ impl Check<'_> {
                 PRECISIONS.contains(&precision),
                 &field("precision"),
                 format!("`{}` is not there yet", precision.name()),
-                format!("write {}", list(&precisions)),
+                format!("write one of {}", list(&precisions)),
             )?;
         }
         if let Some(size) = strategy.micro_batch_size {

@@ -108,6 +108,12 @@ pub struct StrategyConfig {
     /// The dtype of weights and activations. Default fp32.
     #[serde(default)]
     pub precision: Precision,
+    /// What backward runs again instead of keeping it; the result does not depend on it. Default none.
+    #[serde(default)]
+    pub recompute: Recompute,
+    /// What leaves the device while it is not needed; the result does not depend on it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload: OffloadConfig,
     /// Sequences that a rank puts through forward and backward at a time. Memory grows with it; the
     /// result does not depend on it but for rounding.
     pub micro_batch_size: usize,
@@ -127,6 +133,44 @@ pub enum Precision {
     Bf16,
     /// 16-bit IEEE with dynamic loss scaling.
     Fp16,
+}
+
+/// What backward runs again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing: forward keeps the activations of every block.
+    #[default]
+    None,
+    /// Every block but the last, from its input: the activations of one exist at a time.
+    Full,
+}
+
+/// What leaves the device while it is not needed.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OffloadConfig {
+    /// The optimizer's states, and with them the accumulated gradients, which are only let go. Default
+    /// between_steps.
+    pub optimizer: Offload,
+    /// The weights; only of the reference, since the policy needs its own at all times. Default none.
+    pub params: Offload,
+}
+
+impl Default for OffloadConfig {
+    fn default() -> Self {
+        Self { optimizer: Offload::BetweenSteps, params: Offload::None }
+    }
+}
+
+/// When states leave the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Never.
+    None,
+    /// For pinned host memory after each use, and back for the next one.
+    BetweenSteps,
 }
 
 /// What differs for a role.
@@ -166,12 +210,30 @@ pub struct StrategyOverride {
     /// Instead of `strategy.precision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
+    /// Instead of `strategy.recompute`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
+    /// Instead of `strategy.offload`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload: OffloadOverride,
     /// Instead of `strategy.micro_batch_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<usize>,
     /// Instead of `strategy.collective_timeout_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_timeout_s: Option<f64>,
+}
+
+/// The fields of [`OffloadConfig`] that a role says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OffloadOverride {
+    /// Instead of `strategy.offload.optimizer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<Offload>,
+    /// Instead of `strategy.offload.params`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub params: Option<Offload>,
 }
 
 /// What is run.

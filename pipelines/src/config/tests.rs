@@ -119,7 +119,12 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
     "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: bf16}", "5:44", "strategy.precision", "`bf16` is not there yet", "write `fp32`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: fp16}", "5:44", "strategy.precision", "`fp16` is not there yet", "write one of `fp32`, `bf16`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: all}", "5:44", "strategy.recompute", "no `all` here", "choose from `none`, `full`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimiser: none}}", "5:43", "strategy.offload.optimiser", "no such field", "did you mean `optimizer`?";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimizer: cpu_step}}", "5:54", "strategy.offload.optimizer", "no `cpu_step` here", "choose from `none`, `between_steps`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {params: between_steps}}", "5:51", "strategy.offload.params", "the policy's weights are needed at all times", "roles.reference.strategy.offload.params";
+    "backend: cpu" => "backend: cpu\nroles:\n  policy: {strategy: {offload: {params: between_steps}}}", "4:41", "roles.policy.strategy.offload.params", "the policy's weights are needed at all times", "write `none`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 0}", "5:30", "strategy.micro_batch_size", "it is 0", "1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, collective_timeout_s: 0}", "5:55", "strategy.collective_timeout_s", "0.0 is out of range", "seconds above 0";
     "backend: cpu" => "backend: cpu\nroles:\n  reference: {strategy: {micro_batch_size: 0}}", "4:44", "roles.reference.strategy.micro_batch_size", "it is 0", "1 or above";
@@ -321,6 +326,19 @@ fn a_run_knows_its_ranks_and_their_share() {
     ];
     let reference = resolve(&sets, &machine()).unwrap().reference.unwrap();
     assert_eq!((reference.strategy.zero_stage, reference.strategy.micro_batch_size), (3, 3));
+    assert_eq!(reference.strategy.offload, OffloadConfig::default());
+
+    let sets = [
+        "pipeline.rlvr.algorithm.kl_coef=0.1",
+        "strategy.precision=bf16",
+        "strategy.recompute=full",
+        "roles.reference={strategy: {precision: fp32, offload: {params: between_steps}}}",
+    ];
+    let run = resolve(&sets, &machine()).unwrap();
+    let (policy, reference) = (run.policy.strategy, run.reference.unwrap().strategy);
+    assert_eq!((policy.precision, policy.recompute), (Precision::Bf16, Recompute::Full));
+    assert_eq!((reference.precision, reference.recompute), (Precision::Fp32, Recompute::Full));
+    assert_eq!((policy.offload.params, reference.offload.params), (Offload::None, Offload::BetweenSteps));
 
     let run = resolve(&["backend=gpu", "devices=[3, 1]", "threads=1"], &machine()).unwrap();
     assert_eq!((run.policy.ordinals, run.threads), (vec![3, 1], 1));

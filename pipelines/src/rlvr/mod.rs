@@ -1,7 +1,7 @@
 //! Reinforcement learning with verifiable rewards: the loop, from a resolved config to a trained policy.
 //!
-//! Read [`train`] first: it is the loop. [`step`] is what happens in one turn of it, [`evaluate`] how it is
-//! measured, [`warmup`] what comes before it, [`roles`] who takes part.
+//! Read [`train()`] first: it is the loop. `step` is what happens in one turn of it, `evaluate` how it is
+//! measured, `warmup` what comes before it, `roles` who takes part.
 
 mod evaluate;
 mod exchange;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyroll_strategy::{StepStats, Zero};
+use anyroll_strategy::{StepStats, Weights, Zero};
 use tch::Tensor;
 
 use super::{
@@ -53,8 +53,17 @@ impl Setup {
         let share = self.share;
         let started = Instant::now();
         let records = self.dataset.train_batch(Draw::Rollout, self.seed, step, rlvr.prompts_per_step);
-        let samples = self.sample_groups(&mut roles.policy, exchange.rank(), &records, step)?;
+        roles.policy.offload_states(&self.offloaded)?;
+        if let Some(reference) = &mut roles.reference {
+            reference.model.offload_states(&reference.offloaded)?;
+        }
+        let offloaded = Instant::now();
+        let weights = roles.policy.weights()?;
+        let generate_bytes = allocated_bytes(&roles.policy)?;
+        let samples = self.sample_groups(&weights, exchange.rank(), &records, step)?;
+        drop(weights);
         let generated = Instant::now();
+        roles.policy.load_states(&self.offloaded)?; // behind all that comes before the first step
 
         let scored = self.score(exchange, &records, &samples, step, stop)?;
         let own: Vec<f64> = share.samples_of(exchange.rank()).map(|sample| scored.rewards[sample]).collect();
@@ -74,6 +83,8 @@ impl Setup {
         let tokens: f64 = scored.lengths.iter().sum();
         let step_s = (trained - started).as_secs_f64();
         metrics.insert("perf/tokens_per_s", tokens / step_s);
+        metrics.insert("perf/generate_allocated_bytes", generate_bytes);
+        metrics.insert("time/offload_s", (offloaded - started).as_secs_f64());
         metrics.insert("time/generate_s", (generated - started).as_secs_f64());
         metrics.insert("time/reward_s", (rewarded - generated).as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
@@ -84,7 +95,7 @@ impl Setup {
     /// This rank's groups, in its own order.
     fn sample_groups(
         &self,
-        policy: &mut Zero<Decoder>,
+        weights: &Weights,
         rank: usize,
         records: &[Record],
         step: u64,
@@ -97,7 +108,7 @@ impl Setup {
             .samples_of(rank)
             .map(|sample| (&records[sample / self.rlvr.group_size], seed(sample)))
             .collect();
-        self.sample(policy, &asked, how)
+        self.sample(weights, &asked, how)
     }
 
     /// Scores this rank's samples and learns the others' scores.
@@ -135,11 +146,14 @@ impl Setup {
 
     /// Log-probs of the samples' completions under the reference, fp32, all tokens in a row.
     fn reference_logprobs(&self, reference: &mut Reference, samples: &[Sample]) -> Result<Tensor> {
+        reference.model.load_states(&reference.offloaded)?;
         let parts: Result<Vec<Tensor>> = samples
             .chunks(reference.micro_batch_size)
             .map(|samples| Ok(reference.model.score(&self.pack(samples)?)?.logprobs))
             .collect();
-        Ok(Tensor::f_cat(&parts?, 0)?)
+        let logprobs = Tensor::f_cat(&parts?, 0)?;
+        reference.model.offload_states(&reference.offloaded)?;
+        Ok(logprobs)
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
@@ -169,11 +183,15 @@ impl Setup {
                 steps.push(policy.step(learning_rate)?);
             }
         }
+        let train_bytes = allocated_bytes(policy)?;
+        policy.start_offload(&self.offloaded)?;
         let mut grad_norm = 0.0;
         for stats in &steps {
             grad_norm += policy.finish_step(stats)? / steps.len() as f64;
         }
         let mut metrics = self.loss_metrics(exchange, batch.scored, &stats, &drift)?;
+        metrics.insert("perf/allocated_bytes", train_bytes);
+        metrics.insert("time/load_s", policy.load_wait()?.as_secs_f64());
         metrics.insert("grad_norm", grad_norm);
         metrics.insert("learning_rate", learning_rate);
         Ok(metrics)
@@ -263,6 +281,11 @@ impl Setup {
         }
         metrics
     }
+}
+
+/// Of the device, by this process; libtorch's own memory is not in it.
+fn allocated_bytes(policy: &Zero<Decoder>) -> Result<f64> {
+    Ok(policy.group().stream().device().memory_info()?.allocated_bytes as f64)
 }
 
 fn mean(values: &[f64]) -> f64 {

@@ -171,8 +171,7 @@ impl<'a> Training<'a> {
             let wish = stop.load(Ordering::Relaxed);
             let outcome = self.setup.step(&mut self.roles, &self.exchange, self.position.steps, wish)?;
             self.position.steps += 1;
-            let (step, mut metrics) = (self.position.steps, outcome.metrics);
-            metrics.insert("perf/allocated_bytes", self.place.device.memory_info()?.allocated_bytes as f64);
+            let (step, metrics) = (self.position.steps, outcome.metrics);
             let is_last = step == rlvr.steps;
             if is_last || step.is_multiple_of(rlvr.evaluation.every) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
@@ -229,7 +228,10 @@ impl<'a> Training<'a> {
         let folder = self.folder.join(CHECKPOINTS);
         let path = folder.join(format!("step_{:06}", self.position.steps));
         let position = serde_json::to_value(self.position).expect("two numbers");
-        checkpoint::save(&mut self.roles.policy, &path, position)?;
+        let policy = &mut self.roles.policy;
+        policy.load_states(&self.setup.offloaded)?;
+        checkpoint::save(policy, &path, position)?;
+        policy.start_offload(&self.setup.offloaded)?;
         if self.journal.is_some() {
             checkpoint::prune(&folder, self.setup.rlvr.checkpoint.keep_last)?;
         }
@@ -276,7 +278,7 @@ impl Setup {
             .sum();
         format!(
             "GRPO, {parameters} parameters, {} on {} x {}, ZeRO {}, seed {}",
-            run.config.strategy.precision.name(),
+            run.policy.strategy.precision.name(),
             run.world_size,
             run.policy.backend,
             run.policy.strategy.zero_stage,
