@@ -39,6 +39,10 @@ pub use library::prefer_library;
 pub use rendezvous::{Rendezvous, Store};
 pub use stream::{Event, Stream};
 
+/// Variables that vendors' libraries read from the environment, for each rank of a job. NVLink multicast is off: a
+/// rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own calls turns it off.
+pub const RANK_ENVIRONMENT: [(&str, &str); 1] = [("NCCL_NVLS_ENABLE", "0")];
+
 /// Opens a device, or returns the one that this process has open. [`Error::Unavailable`] when its library or the
 /// device itself is not there.
 pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
@@ -60,8 +64,7 @@ pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
 
 /// Connects the ranks of a job for `device`'s backend. Blocks until all are there or the time-out has passed.
 ///
-/// NCCL reads its own variables from the environment. Whoever starts the ranks sets `NCCL_NVLS_ENABLE=0`: NVLink
-/// multicast can leave the GPUs of a host unusable when a rank dies in it, and no option of the library turns it off.
+/// Whoever starts the ranks sets [`RANK_ENVIRONMENT`] for them.
 pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn Collective>> {
     let store = Store::connect(rendezvous)?;
     match device.id().backend {

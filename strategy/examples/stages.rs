@@ -6,7 +6,7 @@
 use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use anyroll_backends::{
-    BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, faults::Delayed, open,
+    BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
 };
 use anyroll_models::{Decoder, DecoderConfig, OutputGrad, PackedBatch, Sequence};
 use anyroll_strategy::{AdamW, Zero, ZeroStage};
@@ -88,10 +88,7 @@ fn trained(
     device: &Arc<dyn Device>,
     group: CollectiveGroup,
 ) -> Trained {
-    let at = match device.id() {
-        DeviceId { backend: BackendKind::Cpu, .. } => tch::Device::Cpu,
-        DeviceId { ordinal, .. } => tch::Device::Cuda(ordinal),
-    };
+    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
     let config = DecoderConfig {
         vocab_size: 4 * hidden + 1,
         hidden_size: hidden,
