@@ -73,6 +73,8 @@ pub(super) unsafe fn free(context: &Context, address: Address, len: usize) -> Re
     context.run(|driver| unsafe { driver.address_free(address, len) })
 }
 
+/// # Safety
+/// The range lies in a reservation, and nothing is mapped there.
 unsafe fn map_piece(context: &Context, address: Address, len: usize) -> Result<(), Failed> {
     let properties = AllocationProperties::on(context.device);
     let mut physical = 0;

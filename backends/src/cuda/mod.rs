@@ -147,8 +147,10 @@ fn handle(raw: u64) -> Handle {
     raw as Handle
 }
 
+/// # Safety
+/// `data` is a box of [`HostWork`] that `enqueue_host_fn` gave away; called once.
 unsafe extern "C" fn run_host_work(data: *mut c_void) {
-    // SAFETY: `enqueue_host_fn` gave this box away, and the driver calls once.
+    // SAFETY: the caller's promise.
     let HostWork { work, failure } = *unsafe { Box::from_raw(data.cast::<HostWork>()) };
     if let Err(message) = run(work) {
         failure.lock().unwrap().get_or_insert(message);

@@ -45,19 +45,9 @@ pub(super) fn compile(source: &CStr, name: &CStr, (major, minor): (c_int, c_int)
     // SAFETY: the program is live, and so are the options.
     let compiled = unsafe { nvrtc.compile(program, options.len() as c_int, options.as_ptr()) };
     let image = match compiled {
-        // SAFETY: the two calls belong together.
-        Ok(()) => nvrtc.read(
-            |len| unsafe { nvrtc.binary_size(program, len) },
-            |image| unsafe { nvrtc.binary(program, image) },
-        ),
-        Err(failed) => Err(failed),
+        Ok(()) => nvrtc.image(program).map_err(|failed| unavailable(failed, String::new())),
+        Err(failed) => Err(unavailable(failed, nvrtc.messages(program))),
     };
-    let image = image.map_err(|failed| {
-        // SAFETY: as above.
-        let log = nvrtc
-            .read(|len| unsafe { nvrtc.log_size(program, len) }, |text| unsafe { nvrtc.log(program, text) });
-        unavailable(failed, String::from_utf8_lossy(&log.unwrap_or_default()).into_owned())
-    });
     // SAFETY: made above, and not used again. It has no way to fail for a live program.
     let _ = unsafe { nvrtc.destroy(&mut program) };
     image
@@ -81,17 +71,31 @@ impl Nvrtc {
         })
     }
 
-    /// Bytes of a length that the first call tells and the second fills.
-    fn read(
-        &self,
-        len: impl FnOnce(*mut usize) -> Result<(), Failed>,
-        fill: impl FnOnce(*mut u8) -> Result<(), Failed>,
-    ) -> Result<Vec<u8>, Failed> {
-        let mut size = 0;
-        len(&mut size)?;
-        let mut bytes = vec![0; size];
-        fill(bytes.as_mut_ptr())?;
-        Ok(bytes)
+    /// What a program was compiled to.
+    fn image(&self, program: Handle) -> Result<Vec<u8>, Failed> {
+        let mut len = 0;
+        // SAFETY: a number of our own, and then a buffer of the length that it tells.
+        unsafe {
+            self.binary_size(program, &mut len)?;
+            let mut image = vec![0; len];
+            self.binary(program, image.as_mut_ptr())?;
+            Ok(image)
+        }
+    }
+
+    /// What the compiler has to say about a program.
+    fn messages(&self, program: Handle) -> String {
+        let mut len = 0;
+        // SAFETY: a number of our own.
+        if let Err(failed) = unsafe { self.log_size(program, &mut len) } {
+            return format!("{} failed, too, with code {}", failed.call, failed.code);
+        }
+        let mut text = vec![0; len];
+        // SAFETY: a buffer of the length that was told.
+        match unsafe { self.log(program, text.as_mut_ptr()) } {
+            Ok(()) => String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned(),
+            Err(failed) => format!("{} failed, too, with code {}", failed.call, failed.code),
+        }
     }
 }
 
@@ -113,4 +117,31 @@ fn open_builtins() {
 fn unavailable(failed: Failed, log: String) -> Error {
     let reason = format!("run-time kernels do not compile (code {}): {}", failed.code, log.trim());
     Error::Unavailable { backend: BackendKind::Cuda, tried: vec![failed.call.into()], reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::device_kernels;
+
+    /// The compiler needs no GPU. Where it is not installed the test says so past the harness.
+    #[test]
+    fn the_kernels_compile_and_an_error_names_its_line() {
+        let source = CString::new(device_kernels::SOURCE).unwrap();
+        for capability in [(7, 5), (8, 0), (9, 0)] {
+            if let Err(error) = Nvrtc::get() {
+                let _ = writeln!(std::io::stderr(), "SKIPPED: {error}");
+                return;
+            }
+            let image = compile(&source, c"strategy.cu", capability).unwrap();
+            for name in device_kernels::NAMES {
+                let name = name.to_bytes();
+                assert!(image.windows(name.len()).any(|part| part == name), "{name:?} for {capability:?}");
+            }
+        }
+        let error = compile(c"int x = y;", c"wrong.cu", (9, 0)).unwrap_err().to_string();
+        assert!(error.contains("wrong.cu(1)") && error.contains("nvrtcCompileProgram"), "{error}");
+    }
 }
