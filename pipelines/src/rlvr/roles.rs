@@ -12,7 +12,7 @@ use crate::{
     config::{self, ModelConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run, ScheduleConfig},
     data::{CharTokenizer, Dataset, Record},
     launch::Rank,
-    reward::{Exact, Reward},
+    reward::RewardSum,
 };
 
 /// What a run is made of, apart from the weights.
@@ -28,7 +28,7 @@ pub struct Setup {
     /// Text to tokens.
     pub tokenizer: CharTokenizer,
     /// What a completion earns.
-    pub reward: Box<dyn Reward>,
+    pub reward: RewardSum,
     /// Which rank samples what.
     pub share: Share,
     /// Sequences that a rank puts through forward and backward at a time.
@@ -102,7 +102,7 @@ impl Setup {
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
             tokenizer,
-            reward: Box::new(Exact),
+            reward: RewardSum::new(&rlvr.reward),
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,
