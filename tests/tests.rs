@@ -2,5 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+mod end_to_end;
 mod launcher;
 mod tidy;

@@ -2,7 +2,7 @@
 // kernels.cpp says of kernels holds here.
 //
 // Scores of a few queries over all keys are held at once, so softmax needs no running maximum; keys are
-// transposed first, so that a vector holds 16 keys and no lanes are summed.
+// transposed first, so that a vector holds several keys and no lanes are summed.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace {
 
 // Query rows that one pass over the keys serves.
-constexpr int64_t QUERIES = 4;
+constexpr int64_t QUERIES = 8;
 
 // to[d][t] = from[t][d]; rows of `padded`, with zeros behind t up to a whole vector. In tiles of 4 by 4, in
 // registers.

@@ -84,15 +84,6 @@ void* anyroll_gloo_broadcast(void* pg, void* t, int root) {
     return group(pg).broadcast(tensors, options);
   });
 }
-void* anyroll_gloo_all_gather(void* pg, void* output, void* input) {
-  return started([&]() -> WorkPtr { return group(pg)._allgather_base(tensor(output), tensor(input), {}); });
-}
-void* anyroll_gloo_all_to_all(void* pg, void* output, void* input) {
-  return started([&]() -> WorkPtr {
-    std::vector<int64_t> even;  // empty: equal splits
-    return group(pg).alltoall_base(tensor(output), tensor(input), even, even, {});
-  });
-}
 void* anyroll_gloo_send(void* pg, void* t, int peer, int tag) {
   return started([&]() -> WorkPtr {
     std::vector<at::Tensor> tensors{tensor(t)};

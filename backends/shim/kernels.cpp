@@ -91,11 +91,11 @@ FOR_EACH_ISA void rope_range(Heads x, const int64_t* positions, const float* tab
       float* first = x.data + row * x.stride + head * dim;
       float* second = first + half;
       int64_t i = 0;
-      for (; i + 8 <= half; i += 8) {
-        const Half a = *(UnalignedHalf*)(first + i), b = *(UnalignedHalf*)(second + i);
-        const Half cosine = *(UnalignedHalf*)(cosines + i), sine = *(UnalignedHalf*)(sines + i) * sign;
-        *(UnalignedHalf*)(first + i) = a * cosine - b * sine;
-        *(UnalignedHalf*)(second + i) = b * cosine + a * sine;
+      for (; i + LANES <= half; i += LANES) {
+        const Vec a = load(first + i), b = load(second + i);
+        const Vec cosine = load(cosines + i), sine = load(sines + i) * sign;
+        store(first + i, a * cosine - b * sine);
+        store(second + i, b * cosine + a * sine);
       }
       for (; i < half; ++i) {
         const float a = first[i], b = second[i], sine = sign * sines[i];

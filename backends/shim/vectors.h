@@ -1,5 +1,4 @@
-// What the CPU kernels share: 16 floats at a time, written once for every instruction set, and how work is
-// cut.
+// What the CPU kernels share: vectors of floats, written once for every instruction set, and how work is cut.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,15 +22,16 @@ struct Heads {
   int64_t stride;
 };
 
-// GCC's generic vectors: one zmm register, two ymm or four xmm and NEON registers, as the function's set has
-// them. The unaligned types are for memory.
-constexpr int64_t LANES = 16;
-typedef float Vec __attribute__((vector_size(64)));
-typedef int32_t IntVec __attribute__((vector_size(64)));
-typedef float UnalignedVec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef float Half __attribute__((vector_size(32)));
-typedef float UnalignedHalf __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t IntHalf __attribute__((vector_size(32)));
+// GCC's generic vectors, of the width that all sets of an architecture above its oldest hold in one register:
+// GCC takes wider ones apart into lanes. The unaligned types are for memory.
+#if defined(__x86_64__)
+constexpr int64_t LANES = 8;
+#else
+constexpr int64_t LANES = 4;
+#endif
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t IntVec __attribute__((vector_size(4 * LANES)));
+typedef float UnalignedVec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float Quad __attribute__((vector_size(16)));
 typedef int32_t IntQuad __attribute__((vector_size(16)));
 typedef float UnalignedQuad __attribute__((vector_size(16), aligned(4), may_alias));
@@ -80,33 +80,27 @@ INLINE Floats larger(const Floats& a, const Floats& b) {
 }
 // The first `count` lanes.
 INLINE IntVec first_lanes(int64_t count) {
-  static const int32_t ones_then_zeros[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1,
-                                                     -1, -1, -1, -1, -1, -1, -1, -1};
+  static const int32_t ones_then_zeros[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
   IntVec mask;
-  std::memcpy(&mask, ones_then_zeros + LANES - std::max<int64_t>(0, std::min(count, LANES)), sizeof mask);
+  std::memcpy(&mask, ones_then_zeros + 8 - std::max<int64_t>(0, std::min(count, LANES)), sizeof mask);
   return mask;
 }
 
-// The two halves of a vector, for sums and maxima over its lanes.
-template <typename Small, typename Large>
-INLINE void halves(const Large& value, Small* low, Small* high) {
-  std::memcpy(low, &value, sizeof *low);
-  std::memcpy(high, reinterpret_cast<const char*>(&value) + sizeof *low, sizeof *high);
+// The first and the last four lanes; the same if there are no more.
+INLINE void quads(const Vec& value, Quad* first, Quad* last) {
+  std::memcpy(first, &value, sizeof *first);
+  std::memcpy(last, reinterpret_cast<const char*>(&value) + sizeof value - sizeof *last, sizeof *last);
 }
 INLINE float sum_lanes(const Vec& value) {
-  Half a, b;
-  halves(value, &a, &b);
-  Quad c, d;
-  halves(Half(a + b), &c, &d);
-  const Quad sum = c + d;
+  Quad first, last;
+  quads(value, &first, &last);
+  const Quad sum = LANES == 4 ? first : first + last;
   return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 INLINE float max_lanes(const Vec& value) {
-  Half a, b;
-  halves(value, &a, &b);
-  Quad c, d;
-  halves(larger<IntHalf>(a, b), &c, &d);
-  const Quad max = larger<IntQuad>(c, d);
+  Quad first, last;
+  quads(value, &first, &last);
+  const Quad max = larger<IntQuad>(first, last);
   return std::max(std::max(max[0], max[2]), std::max(max[1], max[3]));
 }
 

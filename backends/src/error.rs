@@ -115,14 +115,6 @@ pub enum Error {
         /// What happened.
         message: String,
     },
-    /// An operation got tensors that it cannot take.
-    #[error("{op}: {message}")]
-    Argument {
-        /// The operation.
-        op: &'static str,
-        /// Which argument, and what would be right.
-        message: String,
-    },
     /// No such reduction for this element type.
     #[error("{op} is not defined for {dtype:?}")]
     NoReduction {

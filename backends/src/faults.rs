@@ -1,5 +1,5 @@
-//! Faults on demand, for tests: a device whose streams are late at random, as any may be, and one that breaks the
-//! contract, to see that the conformance suite notices.
+//! Faults on demand, for tests: a device whose streams are late at random and one whose memory comes back full of
+//! NaN, as any may be, and one that breaks the contract, to see that the conformance suite notices.
 
 use std::{
     sync::{
@@ -48,6 +48,32 @@ impl Delayed {
                     Ok(())
                 }),
             )
+        }
+    }
+}
+
+/// Wraps a device and fills the memory of an arena with NaN, of whatever type, before it is given back and when it
+/// is there again: results must be the same. Finds contents that nobody brought back.
+#[derive(Debug)]
+pub struct Poisoned {
+    device: Arc<dyn Device>,
+}
+
+impl Poisoned {
+    /// See the type.
+    pub fn wrap(device: Arc<dyn Device>) -> Arc<dyn Device> {
+        Arc::new(Self { device })
+    }
+
+    /// # Safety
+    /// `arena` is mapped, has `len` bytes, and no work on it is pending.
+    unsafe fn poison(&self, arena: RawBuffer, len: usize) -> Result<()> {
+        const NAN: u8 = 0xff;
+        let stream = self.device.torch_stream()?;
+        // SAFETY: the caller's promise; the fill is done when this returns.
+        unsafe {
+            self.device.fill(RawSlice { buffer: arena, offset: 0, len }, NAN, stream)?;
+            self.device.stream_synchronize(stream)
         }
     }
 }
@@ -158,6 +184,41 @@ unsafe impl Device for Delayed {
         event_query(event: RawEvent) -> bool;
         event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
         [stream] enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+    }
+}
+
+// SAFETY: every verb is the wrapped device's; what an arena holds after `arena_map` is undefined.
+unsafe impl Device for Poisoned {
+    forward_safe!();
+    forward! {
+        alloc(len: usize) -> RawBuffer;
+        free(buffer: RawBuffer, len: usize, stream: RawStream) -> ();
+        arena_reserve(len: usize) -> RawBuffer;
+        arena_free(arena: RawBuffer, len: usize) -> ();
+        alloc_pinned(len: usize) -> *mut u8;
+        free_pinned(ptr: *mut u8, len: usize) -> ();
+        fill(dst: RawSlice, byte: u8, stream: RawStream) -> ();
+        copy_h2d(dst: RawSlice, src: *const u8, stream: RawStream) -> ();
+        copy_d2h(dst: *mut u8, src: RawSlice, stream: RawStream) -> ();
+        copy_d2d(dst: RawSlice, src: RawSlice, stream: RawStream) -> ();
+        stream_destroy(stream: RawStream) -> ();
+        stream_synchronize(stream: RawStream) -> ();
+        stream_wait_event(stream: RawStream, event: RawEvent) -> ();
+        event_destroy(event: RawEvent) -> ();
+        event_record(event: RawEvent, stream: RawStream) -> ();
+        event_query(event: RawEvent) -> bool;
+        event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
+        enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+    }
+
+    unsafe fn arena_map(&self, arena: RawBuffer, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise, passed on; nobody else knows of the memory yet.
+        unsafe { self.device.arena_map(arena, len).and_then(|()| self.poison(arena, len)) }
+    }
+
+    unsafe fn arena_unmap(&self, arena: RawBuffer, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise, passed on: it is mapped, and nothing uses it.
+        unsafe { self.poison(arena, len).and_then(|()| self.device.arena_unmap(arena, len)) }
     }
 }
 

@@ -51,16 +51,6 @@ unsafe extern "C" {
     ) -> *mut c_void;
     pub(crate) fn anyroll_gloo_free(pg: *mut c_void);
     pub(crate) fn anyroll_gloo_broadcast(pg: *mut c_void, t: *mut c_void, root: c_int) -> *mut c_void;
-    pub(crate) fn anyroll_gloo_all_gather(
-        pg: *mut c_void,
-        output: *mut c_void,
-        input: *mut c_void,
-    ) -> *mut c_void;
-    pub(crate) fn anyroll_gloo_all_to_all(
-        pg: *mut c_void,
-        output: *mut c_void,
-        input: *mut c_void,
-    ) -> *mut c_void;
     pub(crate) fn anyroll_gloo_send(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
     pub(crate) fn anyroll_gloo_recv(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
     pub(crate) fn anyroll_gloo_barrier(pg: *mut c_void) -> *mut c_void;

@@ -1,7 +1,8 @@
 //! [`Collective`] over libtorch's Gloo: for the CPU, and for devices that have no library of their own.
 //!
-//! Operations run on the stream's host thread. Gloo only moves bytes here; sums are ours, in rank order and in
-//! fp32 for floats, so that every rank gets the same bits at every world size and for every element type.
+//! Operations run on the stream's host thread. Gloo only moves bytes here, straight between the buffers of two
+//! ranks; sums are ours, in rank order and in fp32 for floats, so that every rank gets the same bits at every world
+//! size and for every element type.
 
 use std::{
     ffi::{CString, c_int, c_void},
@@ -119,23 +120,20 @@ impl Collective for Gloo {
         op.check(buffer.dtype())?;
         let whole = flat(buffer)?;
         self.enqueue("all_reduce", buffer.len_bytes(), stream, move |gloo| {
-            // Each rank reduces one slice of all, then everybody gets every slice: pad so that slices are equal.
-            let world_size = gloo.world_size as i64;
-            let padding = (world_size - whole.numel() as i64 % world_size) % world_size;
-            let padded = whole.f_constant_pad_nd([0, padding])?;
-            let received = padded.f_empty_like()?;
-            gloo.all_to_all("all_reduce", &received, &padded)?;
-            let slice = reduce_in_rank_order(&received, op, world_size)?;
-            gloo.all_gather("all_reduce", &padded, &slice)?;
-            whole.shallow_clone().f_copy_(&padded.f_narrow(0, 0, whole.numel() as i64)?)?;
-            Ok(())
+            // Each rank reduces one slice of all, and then everybody gets every slice. The last may be shorter.
+            let slices = slices(&whole, (whole.numel()).div_ceil(gloo.world_size), gloo.world_size)?;
+            let reduced = gloo.reduce("all_reduce", &slices, op)?;
+            slices[gloo.rank].shallow_clone().f_copy_(&reduced)?;
+            gloo.gather("all_reduce", &slices)
         })
     }
 
     fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
-        let (output, input) = (flat(&output.as_bytes())?, flat(&input.as_bytes())?);
+        let (output, input) = (flat(output)?, flat(input)?);
         self.enqueue("all_gather", input.numel(), stream, move |gloo| {
-            gloo.all_gather("all_gather", &output, &input)
+            let slices = slices(&output, input.numel(), gloo.world_size)?;
+            copy_unless_same(&slices[gloo.rank], &input)?;
+            gloo.gather("all_gather", &slices)
         })
     }
 
@@ -143,10 +141,9 @@ impl Collective for Gloo {
         op.check(input.dtype())?;
         let (output, input) = (flat(output)?, flat(input)?);
         self.enqueue("reduce_scatter", output.numel(), stream, move |gloo| {
-            let received = input.f_empty_like()?;
-            gloo.all_to_all("reduce_scatter", &received, &input)?;
-            let slice = reduce_in_rank_order(&received, op, gloo.world_size as i64)?;
-            output.shallow_clone().f_copy_(&slice)?;
+            let slices = slices(&input, output.numel(), gloo.world_size)?;
+            let reduced = gloo.reduce("reduce_scatter", &slices, op)?;
+            output.shallow_clone().f_copy_(&reduced)?;
             Ok(())
         })
     }
@@ -154,34 +151,28 @@ impl Collective for Gloo {
     fn all_to_all(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
         let (output, input) = (flat(output)?, flat(input)?);
         self.enqueue("all_to_all", input.numel(), stream, move |gloo| {
-            gloo.all_to_all("all_to_all", &output, &input)
+            let len = input.numel() / gloo.world_size;
+            let (to, from) = (slices(&output, len, gloo.world_size)?, slices(&input, len, gloo.world_size)?);
+            copy_unless_same(&to[gloo.rank], &from[gloo.rank])?;
+            let sends = gloo.peers().map(|peer| Transfer::send(&from[peer], peer));
+            let receives = gloo.peers().map(|peer| Transfer::receive(&to[peer], peer));
+            gloo.exchange("all_to_all", &receives.chain(sends).collect::<Vec<_>>())
         })
     }
 
     fn batch(&self, transfers: &[P2p], stream: &Stream) -> Result<()> {
-        let mut ready = Vec::with_capacity(transfers.len());
-        for transfer in transfers {
-            let (buffer, peer, is_send) = match transfer {
-                P2p::Send { buffer, to } => (buffer, *to, true),
-                P2p::Recv { buffer, from } => (buffer, *from, false),
-            };
-            if !buffer.is_empty() {
-                ready.push((flat(&buffer.as_bytes())?, peer as c_int, is_send));
-            }
-        }
-        self.enqueue("batch", ready.len(), stream, move |gloo| {
-            const TAG: c_int = 0; // transfers between two ranks match in order, so one tag serves all
-            let started: Vec<_> = ready
-                .iter()
-                .map(|(bytes, peer, is_send)| {
-                    let start = if *is_send { ffi::anyroll_gloo_send } else { ffi::anyroll_gloo_recv };
-                    // SAFETY: the group and the tensor are live until `finish` returns.
-                    unsafe { start(gloo.raw, ffi::tensor_ptr(bytes), *peer, TAG) }
+        let ready = transfers
+            .iter()
+            .map(|transfer| {
+                let tensor = flat(transfer.buffer())?;
+                Ok(match transfer {
+                    P2p::Send { to, .. } => Transfer::send(&tensor, *to),
+                    P2p::Recv { from, .. } => Transfer::receive(&tensor, *from),
                 })
-                .collect();
-            // All are waited for, also after a failure: the buffers are in use until then.
-            started.into_iter().map(|work| gloo.finish("batch", work)).fold(Ok(()), Result::and)
-        })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let elements = transfers.iter().map(|transfer| transfer.buffer().len()).sum();
+        self.enqueue("batch", elements, stream, move |gloo| gloo.exchange("batch", &ready))
     }
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
@@ -269,28 +260,45 @@ impl Shared {
         }
     }
 
-    fn all_gather(&self, call: &'static str, output: &Tensor, input: &Tensor) -> Result<()> {
-        // SAFETY: the group and the tensors are live until `finish` returns.
-        let work = unsafe {
-            ffi::anyroll_gloo_all_gather(
-                self.raw,
-                ffi::tensor_ptr(&bytes(output)?),
-                ffi::tensor_ptr(&bytes(input)?),
-            )
-        };
-        self.finish(call, work)
+    /// The other ranks, each starting with its successor, so that not all send to one at once.
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        let (rank, world_size) = (self.rank, self.world_size);
+        (1..world_size).map(move |step| (rank + step) % world_size)
     }
 
-    fn all_to_all(&self, call: &'static str, output: &Tensor, input: &Tensor) -> Result<()> {
-        // SAFETY: the group and the tensors are live until `finish` returns.
-        let work = unsafe {
-            ffi::anyroll_gloo_all_to_all(
-                self.raw,
-                ffi::tensor_ptr(&bytes(output)?),
-                ffi::tensor_ptr(&bytes(input)?),
-            )
-        };
-        self.finish(call, work)
+    /// Runs all transfers at once. Those of no elements are nothing, on both sides.
+    fn exchange(&self, call: &'static str, transfers: &[Transfer]) -> Result<()> {
+        const TAG: c_int = 0; // transfers between two ranks match in order, so one tag serves all
+        let mut started = Vec::with_capacity(transfers.len());
+        for Transfer { tensor, peer, is_send } in transfers.iter().filter(|one| one.tensor.numel() > 0) {
+            // Gloo knows few element types; everything is bytes to what only moves it.
+            let bytes = tensor.f_view_dtype(Kind::Uint8)?;
+            let start = if *is_send { ffi::anyroll_gloo_send } else { ffi::anyroll_gloo_recv };
+            // SAFETY: the group is live, and so is the tensor's memory until `finish` returns.
+            started.push(unsafe { start(self.raw, ffi::tensor_ptr(&bytes), *peer as c_int, TAG) });
+        }
+        // All are waited for, also after a failure: the memory is in use until then.
+        started.into_iter().map(|work| self.finish(call, work)).fold(Ok(()), Result::and)
+    }
+
+    /// Gives every rank the slice of every other; each brings its own.
+    fn gather(&self, call: &'static str, slices: &[Tensor]) -> Result<()> {
+        let receives = self.peers().map(|peer| Transfer::receive(&slices[peer], peer));
+        let sends = self.peers().map(|peer| Transfer::send(&slices[self.rank], peer));
+        self.exchange(call, &receives.chain(sends).collect::<Vec<_>>())
+    }
+
+    /// The reduction of this rank's slice over all ranks.
+    fn reduce(&self, call: &'static str, slices: &[Tensor], op: ReduceOp) -> Result<Tensor> {
+        let mine = &slices[self.rank];
+        let mut theirs: Vec<Tensor> = (0..self.world_size).map(|_| mine.shallow_clone()).collect();
+        for peer in self.peers() {
+            theirs[peer] = mine.f_empty_like()?;
+        }
+        let receives = self.peers().map(|peer| Transfer::receive(&theirs[peer], peer));
+        let sends = self.peers().map(|peer| Transfer::send(&slices[peer], peer));
+        self.exchange(call, &receives.chain(sends).collect::<Vec<_>>())?;
+        reduce_in_rank_order(&theirs, op)
     }
 
     /// Waits for an operation that was started, or tells why it was not.
@@ -326,28 +334,59 @@ fn flat(buffer: &Buffer) -> Result<Tensor> {
     buffer.tensor(&[buffer.len() as i64])
 }
 
-/// Gloo knows few element types; everything is bytes to what only moves it.
-fn bytes(tensor: &Tensor) -> Result<Tensor> {
-    Ok(tensor.f_view_dtype(Kind::Uint8)?)
+/// One transfer of an operation.
+struct Transfer {
+    tensor: Tensor,
+    peer: usize,
+    is_send: bool,
 }
 
-/// `received` holds the slices of all ranks in rank order; returns their reduction. Floats accumulate in fp32.
-fn reduce_in_rank_order(received: &Tensor, op: ReduceOp, world_size: i64) -> Result<Tensor> {
-    let kind = received.kind();
+impl Transfer {
+    fn send(tensor: &Tensor, to: usize) -> Self {
+        Self { tensor: tensor.shallow_clone(), peer: to, is_send: true }
+    }
+
+    fn receive(tensor: &Tensor, from: usize) -> Self {
+        Self { tensor: tensor.shallow_clone(), peer: from, is_send: false }
+    }
+}
+
+/// `count` views of `len` elements each, in order; shorter where `tensor` ends.
+fn slices(tensor: &Tensor, len: usize, count: usize) -> Result<Vec<Tensor>> {
+    let end = tensor.numel();
+    let slice = |index: usize| {
+        let start = (index * len).min(end);
+        Ok(tensor.f_narrow(0, start as i64, len.min(end - start) as i64)?)
+    };
+    (0..count).map(slice).collect()
+}
+
+/// An operation in place has its own slice where it belongs.
+fn copy_unless_same(output: &Tensor, input: &Tensor) -> Result<()> {
+    if output.data_ptr() != input.data_ptr() {
+        output.shallow_clone().f_copy_(input)?;
+    }
+    Ok(())
+}
+
+/// Floats accumulate in fp32, integers in 64 bits.
+fn reduce_in_rank_order(slices: &[Tensor], op: ReduceOp) -> Result<Tensor> {
+    let kind = slices[0].kind();
     let is_float = matches!(kind, Kind::Float | Kind::BFloat16 | Kind::Half);
     let wide = if is_float { Kind::Float } else { Kind::Int64 };
-    let slices = received.f_view([world_size, -1])?;
-    let mut sum = slices.f_select(0, 0)?.f_to_dtype(wide, false, true)?;
-    for rank in 1..world_size {
-        let slice = slices.f_select(0, rank)?.f_to_kind(wide)?;
+    let mut sum = slices[0].f_to_kind(wide)?;
+    for (rank, slice) in slices.iter().enumerate().skip(1) {
+        let slice = slice.f_to_kind(wide)?;
         sum = match op {
+            // The first sum may be a slice itself: only what was made here is written to.
+            ReduceOp::Sum | ReduceOp::Avg if rank == 1 => sum.f_add(&slice)?,
             ReduceOp::Sum | ReduceOp::Avg => sum.f_add_(&slice)?,
             ReduceOp::Min => sum.f_minimum(&slice)?,
             ReduceOp::Max => sum.f_maximum(&slice)?,
         };
     }
     if op == ReduceOp::Avg {
-        sum = sum.f_div_scalar_(world_size)?;
+        sum = sum.f_div_scalar(slices.len() as i64)?;
     }
     Ok(sum.f_to_kind(kind)?)
 }

@@ -1,4 +1,4 @@
-//! How ranks find one another: c10d's TCPStore, served by rank 0.
+//! How ranks find one another: c10d's TCPStore, served by rank 0 or by the launcher.
 
 use std::{
     ffi::{CString, c_void},
@@ -16,8 +16,11 @@ pub struct Rendezvous {
     pub world_size: usize,
     /// Host of rank 0.
     pub master_addr: String,
-    /// Port on which rank 0 serves the store.
+    /// Port on which the store is served.
     pub master_port: u16,
+    /// `None`: rank 0 serves the store. Otherwise the launcher does, and our keys in it start with this, which a
+    /// restart changes: the store outlives the ranks.
+    pub agent_store: Option<String>,
     /// How long ranks wait for one another, here and in every collective.
     pub timeout: Duration,
 }
@@ -51,7 +54,7 @@ impl Store {
     pub fn connect(rendezvous: &Rendezvous) -> Result<Self> {
         let host = CString::new(rendezvous.master_addr.as_str())
             .map_err(|_| rendezvous.error("MASTER_ADDR contains a NUL byte".into()))?;
-        let server = i32::from(rendezvous.rank == 0);
+        let server = i32::from(rendezvous.rank == 0 && rendezvous.agent_store.is_none());
         // SAFETY: `host` lives through the call, and the shim returns a store of our own or null.
         let raw = unsafe {
             ffi::anyroll_store_tcp(
@@ -62,12 +65,16 @@ impl Store {
                 millis(rendezvous.timeout),
             )
         };
-        Self::owned(raw, rendezvous.clone())
+        let store = Self::owned(raw, rendezvous.clone())?;
+        match &rendezvous.agent_store {
+            Some(prefix) => store.prefix(prefix, rendezvous.rank, rendezvous.world_size),
+            None => Ok(store),
+        }
     }
 
     /// The part of this store whose keys start with `prefix`, for `rank` of `world_size`.
     pub(crate) fn prefix(&self, prefix: &str, rank: usize, world_size: usize) -> Result<Self> {
-        let prefix = CString::new(prefix).expect("prefixes are made in this crate");
+        let prefix = self.key(prefix)?;
         // SAFETY: `self.raw` is live.
         let raw = unsafe { ffi::anyroll_store_prefix(self.raw, prefix.as_ptr()) };
         Self::owned(raw, Rendezvous { rank, world_size, ..self.rendezvous.clone() })
@@ -132,4 +139,43 @@ impl Drop for Store {
 
 pub(crate) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread, time::Duration};
+
+    use super::{Rendezvous, Store};
+
+    /// As torchrun has it: the agent's process serves the store, with keys of its own in it.
+    #[test]
+    fn ranks_meet_in_a_store_that_the_launcher_serves() {
+        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let place = |rank, world_size, agent_store: Option<&str>| Rendezvous {
+            rank,
+            world_size,
+            master_addr: "127.0.0.1".into(),
+            master_port,
+            agent_store: agent_store.map(Into::into),
+            timeout: Duration::from_secs(20),
+        };
+        let agent = Store::connect(&place(0, 1, None)).unwrap();
+        agent.set("rank 0", b"the agent's").unwrap();
+        thread::scope(|scope| {
+            let ranks: Vec<_> = [0, 1]
+                .map(|rank| {
+                    let place = place(rank, 2, Some("anyroll/attempt_0/"));
+                    scope.spawn(move || {
+                        let store = Store::connect(&place).unwrap();
+                        store.set(&format!("rank {rank}"), &[rank as u8]).unwrap();
+                        store.get(&format!("rank {}", 1 - rank)).unwrap()
+                    })
+                })
+                .into_iter()
+                .map(|rank| rank.join().unwrap())
+                .collect();
+            assert_eq!(ranks, [[1], [0]]);
+        });
+        assert_eq!(agent.get("rank 0").unwrap(), b"the agent's");
+    }
 }

@@ -103,15 +103,16 @@ impl Event {
 
     /// Blocks the host until the stream has got here, at most for `timeout`; `false` if it has not by then.
     pub fn wait_for(&self, timeout: Duration) -> Result<bool> {
+        const SHORTEST: Duration = Duration::from_micros(5);
+        const LONGEST: Duration = Duration::from_millis(1);
         let start = Instant::now();
-        // Device work is mostly short: look often at first, then leave the core to others.
-        let mut pause = Duration::from_micros(5);
         while !self.is_complete()? {
-            if start.elapsed() > timeout {
+            let waited = start.elapsed();
+            if waited > timeout {
                 return Ok(false);
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(2));
+            // Looks an eighth late at most, and leaves the core to others the longer it takes.
+            std::thread::sleep((waited / 8).clamp(SHORTEST, LONGEST));
         }
         Ok(true)
     }

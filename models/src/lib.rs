@@ -1,7 +1,7 @@
 //! Models as stacks of blocks with hand-written forward and backward passes, and generation with them.
 //!
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
-//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generate`] with [`kv_cache`] and
+//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generate()`] with [`kv_cache`] and
 //! [`sampling`]. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors,
 //! gradients go into tensors, and who laid those out is not asked.
 #![forbid(unsafe_code)]

@@ -5,8 +5,8 @@
 //!
 //! Names are `group/quantity`, and the unit comes last where there is one (`time/step_s`). Two runs that
 //! are bitwise equal (same config, seed, world size and machine, resumed or not) write the same bits for
-//! every metric but those named `time/*` and `perf/*`, which are measured by the clock. So whatever depends
-//! on the clock has to bear such a name.
+//! every metric but those named `time/*` and `perf/*`, which depend on the clock. So whatever does has to
+//! bear such a name: memory too, which streams release when they get to it.
 //!
 //! `time/step_s` is a whole training step without its evaluation, which is `time/eval_s`: their sum is
 //! what a run took.

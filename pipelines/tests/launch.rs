@@ -201,7 +201,11 @@ fn ranks_that_ignore_sigterm_are_killed_with_all_they_started() {
         pids.display()
     );
     let ended = run(2, &script);
-    check_failure(&ended, "rank 0 failed: it ended with exit code 3 and gave no reason; see its output", 12.0);
+    check_failure(
+        &ended,
+        "rank 0 failed: it ended with exit code 3 and gave no reason; see its output",
+        12.0,
+    );
     check_all_die(&wait_for_pids(&pids, 1), Duration::from_secs(1));
 }
 

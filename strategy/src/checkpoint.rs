@@ -1,8 +1,8 @@
 //! Checkpoints: every rank writes its own shard, and a manifest comes last.
 //!
 //! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit,
-//! this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian fp32,
-//! then the CRC-32C of it all. The folder is written under another name and renamed once it is whole and on the
+//! this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian fp32
+//! (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all. The folder is written under another name and renamed once it is whole and on the
 //! disk, so that a folder with the right name is a whole checkpoint.
 //!
 //! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
@@ -20,7 +20,7 @@ use anyroll_models::Model;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use crate::{Error, Result, Zero};
+use crate::{Error, Result, State, Zero};
 
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
@@ -60,6 +60,7 @@ struct ParamEntry {
 /// # Errors
 /// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
 pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
+    zero.needs("save", &[State::Params, State::Optimizer])?;
     let rank = zero.group().rank();
     let aside = path.with_extension("partial");
     if rank == 0 {
@@ -99,6 +100,7 @@ pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value)
 /// # Errors
 /// [`Error::CheckpointMismatch`] that names the file and what is wrong: missing, damaged, of another model.
 pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
+    zero.needs("load", &[State::Params, State::Optimizer])?;
     let manifest = read_manifest(path)?;
     check_model(&manifest, zero, path)?;
     let mut targets = Targets::new(zero);
@@ -110,7 +112,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
         targets.take_shard(&manifest, rank, &read_shard(&file, &manifest)?);
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
-        zero.restore_weights(index, weights)?;
+        zero.set_kept(index, &Tensor::f_from_slice(weights)?)?;
     }
     for (index, moments) in targets.moments.iter().enumerate() {
         if let Some((_, [exp_avg, exp_avg_sq])) = moments {

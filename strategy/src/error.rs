@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use crate::State;
+
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -29,6 +31,14 @@ pub enum Error {
     Frozen {
         /// The call.
         call: &'static str,
+    },
+    /// A call that needs states which are off the device.
+    #[error("{op}: the {state} are offloaded; call `load_states` first")]
+    Offloaded {
+        /// The call.
+        op: &'static str,
+        /// What it needs.
+        state: State,
     },
     /// The gradient norm is NaN or infinite. The weights are those before the step.
     #[error("step {step}: the gradient norm is {grad_norm}; the weights are unchanged")]

@@ -2,8 +2,9 @@
 //! checkpoints.
 //!
 //! Read in this order: [`layout`] is how parameters lie in a flat buffer, [`Zero`] the one implementation of the
-//! ZeRO stages over it, [`AdamW`] and [`Schedule`] how it steps, [`checkpoint`] how it is kept on disk. Nothing
-//! here knows what a reward is, nor which vendor made the device.
+//! ZeRO stages over it, [`AdamW`] and [`Schedule`] how it steps, [`State`] what can leave the device between
+//! steps, [`checkpoint`] how it is kept on disk. Nothing here knows what a reward is, nor which vendor made the
+//! device.
 
 #![forbid(unsafe_code)]
 
@@ -12,12 +13,16 @@ mod config;
 mod error;
 pub mod layout;
 mod memory;
+mod offload;
 mod optimizer;
 mod schedule;
+mod weights;
 mod zero;
 
-pub use config::{AdamW, ZeroStage};
+pub use config::{AdamW, Precision, Recompute, ZeroConfig, ZeroStage};
 pub use error::{Error, Result};
+pub use offload::State;
 pub use optimizer::StepStats;
 pub use schedule::Schedule;
-pub use zero::{Weights, Zero};
+pub use weights::Weights;
+pub use zero::Zero;

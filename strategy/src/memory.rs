@@ -25,21 +25,22 @@ pub(crate) fn flat(buffer: &Buffer) -> Result<Tensor> {
 #[derive(Debug)]
 pub(crate) struct Pool {
     stream: Stream,
-    dtype: DType,
     /// By layout: blocks write parameters only, so what is zero between them stays zero.
     free: HashMap<Layout, Vec<Buffer>>,
 }
 
 impl Pool {
-    pub(crate) fn new(stream: &Stream, dtype: DType) -> Self {
-        Self { stream: stream.clone(), dtype, free: HashMap::new() }
+    pub(crate) fn new(stream: &Stream) -> Self {
+        Self { stream: stream.clone(), free: HashMap::new() }
     }
 
-    pub(crate) fn take(&mut self, layout: &Layout) -> Result<Buffer> {
-        match self.free.get_mut(layout).and_then(Vec::pop) {
-            Some(buffer) => Ok(buffer),
-            None => Ok(Buffer::zeros(&self.stream, layout.len, self.dtype)?),
+    pub(crate) fn take(&mut self, layout: &Layout, dtype: DType) -> Result<Buffer> {
+        if let Some(free) = self.free.get_mut(layout)
+            && let Some(index) = free.iter().rposition(|buffer| buffer.dtype() == dtype)
+        {
+            return Ok(free.swap_remove(index));
         }
+        Ok(Buffer::zeros(&self.stream, layout.len, dtype)?)
     }
 
     /// The caller has ordered the pool's stream after every use of the buffer.
@@ -48,5 +49,10 @@ impl Pool {
             Some(free) => free.push(buffer),
             None => drop(self.free.insert(layout.clone(), vec![buffer])),
         }
+    }
+
+    /// Gives the device's memory back that nobody uses at the moment.
+    pub(crate) fn clear(&mut self) {
+        self.free.clear();
     }
 }

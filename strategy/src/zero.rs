@@ -13,57 +13,41 @@
 //!
 //! Shards, the order of summation and the norm are the same at every stage, and so are the results, to the bit.
 
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use anyroll_backends::{Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work, ops};
-use anyroll_models::{Grads, Model, Output, OutputGrad, Saved, UnitGrads, init, model::Scores};
+use anyroll_models::{Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads, model::Scores};
 use tch::{Kind, Tensor};
 
 use crate::{
-    AdamW, Error, Result, StepStats, ZeroStage,
+    AdamW, Error, Recompute, Result, State, StepStats, ZeroConfig, ZeroStage,
     layout::Layout,
     memory::{Pool, flat, param_views},
+    offload::Transfers,
     optimizer::OptimizerState,
+    weights::UnitState,
 };
 
 /// A model's weights on this rank, and all that training adds to them.
 #[derive(Debug)]
 pub struct Zero<M: Model> {
-    model: Arc<M>,
-    stage: ZeroStage,
-    group: CollectiveGroup,
-    compute: Stream,
-    units: Vec<UnitState>,
-    gathered: Pool,
-    training: Option<Training>,
+    pub(crate) model: Arc<M>,
+    pub(crate) config: ZeroConfig,
+    pub(crate) group: CollectiveGroup,
+    pub(crate) compute: Stream,
+    pub(crate) transfers: Transfers,
+    pub(crate) units: Vec<UnitState>,
+    pub(crate) gathered: Pool,
+    pub(crate) training: Option<Training>,
 }
 
-/// Every weight of a model, whole: one list of tensors a unit.
-pub type Weights = Vec<Vec<Tensor>>;
-
-/// A unit's weights.
+/// What training adds to the weights.
 #[derive(Debug)]
-struct UnitState {
-    layout: Layout,
-    /// The whole unit below stage 3, this rank's shard at stage 3.
-    resident: Buffer,
-    /// The whole unit, while it is there.
-    whole: Option<Whole>,
-}
-
-#[derive(Debug)]
-struct Whole {
-    buffer: Buffer,
-    views: Vec<Tensor>,
-    /// The gather that fills it, until somebody has waited for it.
-    arriving: Option<Work>,
-}
-
-#[derive(Debug)]
-struct Training {
+pub(crate) struct Training {
     adamw: AdamW,
     step: u64,
-    states: Vec<OptimizerState>,
+    pub(crate) states: Vec<OptimizerState>,
+    /// Whole gradients: as blocks write them, and in fp32.
     gradients: Pool,
     /// Gradients that blocks write in the current micro-batch.
     writing: Vec<Option<(Buffer, UnitGrads)>>,
@@ -75,40 +59,28 @@ struct Training {
 
 impl<M: Model> Zero<M> {
     /// Fills the model's weights from `seed` and, with `adamw`, makes it trainable. The ranks of `group` each
-    /// hold their part.
+    /// hold their part. `config` may be a [`ZeroStage`] alone.
     pub fn new(
         model: Arc<M>,
-        stage: ZeroStage,
+        config: impl Into<ZeroConfig>,
         adamw: Option<AdamW>,
         device: &Arc<dyn Device>,
         group: CollectiveGroup,
         seed: u64,
     ) -> Result<Self> {
+        let config = config.into();
         let compute = Stream::torch(device)?;
-        let mut units = Vec::with_capacity(model.units().len());
-        for unit in model.units() {
-            let layout = Layout::new(unit, group.world_size());
-            let resident_len = if stage >= ZeroStage::Zero3 { layout.shard_len() } else { layout.len };
-            let resident = Buffer::zeros(&compute, resident_len, DType::F32)?;
-            let whole = if stage >= ZeroStage::Zero3 {
-                None
-            } else {
-                let views = param_views(unit, &layout, &resident)?;
-                Some(Whole { buffer: resident.clone(), views, arriving: None })
-            };
-            units.push(UnitState { layout, resident, whole });
-        }
-        let gathered = Pool::new(&compute, DType::F32);
-        let mut zero = Self { model, stage, group, compute, units, gathered, training: None };
-        for index in 0..zero.units.len() {
-            let mut whole = vec![0.0; zero.units[index].layout.len];
-            for (spec, range) in zero.model.units()[index].params.iter().zip(&zero.units[index].layout.params)
-            {
-                whole[range.clone()].copy_from_slice(&init::fill(spec, seed));
-            }
-            zero.set_unit(index, &Tensor::f_from_slice(&whole)?)?;
-        }
+        let units: Result<Vec<_>> = model
+            .units()
+            .iter()
+            .map(|unit| UnitState::new(unit, group.world_size(), config, &compute))
+            .collect();
+        let gathered = Pool::new(&compute);
+        let transfers = Transfers::new(device)?;
+        let mut zero =
+            Self { model, config, group, compute, transfers, units: units?, gathered, training: None };
         zero.training = adamw.map(|adamw| zero.training_state(adamw)).transpose()?;
+        zero.init_weights(seed)?;
         Ok(zero)
     }
 
@@ -136,10 +108,11 @@ impl<M: Model> Zero<M> {
         loss: impl FnOnce(&Scores) -> Result<OutputGrad>,
     ) -> Result<()> {
         self.trainable("accumulate")?;
-        let (scores, mut saved) = self.forward(batch, true)?;
+        self.needs("accumulate", &[State::Params, State::Gradients])?;
+        let (scores, mut kept) = self.forward(batch, true)?;
         let mut grad = loss(&scores)?;
         for block in (0..self.model.blocks()).rev() {
-            let kept = saved.pop().expect("forward saved something for every block");
+            let kept = kept.pop().expect("forward kept something for every block");
             let Some(below) = self.backward_block(block, batch, kept, grad)? else { break };
             grad = OutputGrad::Hidden(below);
         }
@@ -154,6 +127,7 @@ impl<M: Model> Zero<M> {
     /// [`Error::NonFiniteGradient`], with the weights unchanged, comes from [`Self::finish_step`].
     pub fn step(&mut self, learning_rate: f64) -> Result<StepStats> {
         self.trainable("step")?;
+        self.needs("step", &[State::Params, State::Gradients, State::Optimizer])?;
         assert!(self.training_mut().accumulated, "a step needs the gradient of at least one micro-batch");
         let grad_norm = self.global_norm()?;
         let max_norm = self.training_mut().adamw.max_grad_norm;
@@ -188,47 +162,19 @@ impl<M: Model> Zero<M> {
 
     /// The head's scores of a batch, without a gradient.
     pub fn score(&mut self, batch: &M::Batch) -> Result<Scores> {
+        self.needs("score", &[State::Params])?;
         Ok(self.forward(batch, false)?.0)
-    }
-
-    /// Every weight, whole, at this moment: for generation, in which no rank waits for another. Below stage 3
-    /// these are the resident weights themselves, so a later step changes them.
-    pub fn weights(&mut self) -> Result<Weights> {
-        let mut weights = Vec::with_capacity(self.units.len());
-        for index in 0..self.units.len() {
-            if self.stage >= ZeroStage::Zero3 {
-                // Not from the pool: these tensors live as long as the caller wants.
-                let unit = &self.units[index];
-                let buffer = Buffer::zeros(&self.compute, unit.layout.len, DType::F32)?;
-                self.group.all_gather(&buffer, &unit.resident, &self.compute)?.wait_stream(&self.compute)?;
-                weights.push(param_views(&self.model.units()[index], &unit.layout, &buffer)?);
-            } else {
-                self.fetch(index)?;
-                let whole = self.units[index].whole.as_ref().expect("fetched");
-                weights.push(whole.views.iter().map(Tensor::shallow_clone).collect());
-            }
-        }
-        Ok(weights)
-    }
-
-    /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage.
-    pub fn copy_weights_from(&mut self, other: &mut Self) -> Result<()> {
-        for index in 0..self.units.len() {
-            let own = other.own_weights(index)?;
-            let unit = &self.units[index];
-            let whole = Buffer::zeros(&self.compute, unit.layout.len, DType::F32)?;
-            let mine = whole.slice(unit.layout.shard(self.group.rank()));
-            flat(&mine)?.f_copy_(&own)?;
-            self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
-            self.set_unit(index, &flat(&whole)?)?;
-        }
-        Ok(())
     }
 
     /// Starts a new optimizer with fresh states: for the next phase of a run.
     pub fn reset_optimizer(&mut self, adamw: AdamW) -> Result<()> {
-        self.training = None; // first, so that old and new states are not held at once
-        self.training = Some(self.training_state(adamw)?);
+        self.trainable("reset_optimizer")?;
+        self.needs("reset_optimizer", &[State::Optimizer])?;
+        let training = self.training.as_mut().expect("just checked");
+        for state in &mut training.states {
+            state.reset(&self.compute)?;
+        }
+        (training.adamw, training.step, training.accumulated) = (adamw, 0, false);
         Ok(())
     }
 }
@@ -239,38 +185,16 @@ impl<M: Model> Zero<M> {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// This rank's shard of a unit's weights.
-    pub(crate) fn own_weights(&mut self, index: usize) -> Result<Tensor> {
-        let shard = self.units[index].layout.shard(self.group.rank());
-        if self.stage >= ZeroStage::Zero3 {
-            return flat(&self.units[index].resident);
-        }
-        self.fetch(index)?;
-        flat(&self.units[index].resident.slice(shard))
-    }
-
     /// This rank's shards of a unit's moments.
-    pub(crate) fn own_moments(&self, index: usize) -> Result<Option<[Tensor; 2]>> {
-        let Some(training) = &self.training else { return Ok(None) };
-        let state = &training.states[index];
+    pub(crate) fn own_moments(&mut self, index: usize) -> Result<Option<[Tensor; 2]>> {
+        let Some(training) = &mut self.training else { return Ok(None) };
+        let state = &mut training.states[index];
+        state.memory.ready(&self.compute)?;
         let shard = self.units[index].layout.shard(self.group.rank());
         let part = |tensor: &Tensor| {
             tensor.f_narrow(0, (shard.start - state.range.start) as i64, shard.len() as i64)
         };
         Ok(Some([part(&state.exp_avg)?, part(&state.exp_avg_sq)?]))
-    }
-
-    /// The part of a unit that this rank keeps, of its weights and of its moments.
-    pub(crate) fn kept_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
-        let layout = &self.units[index].layout;
-        let weights =
-            if self.stage >= ZeroStage::Zero3 { layout.shard(self.group.rank()) } else { 0..layout.len };
-        (weights, self.training.as_ref().map(|training| training.states[index].range.clone()))
-    }
-
-    pub(crate) fn restore_weights(&mut self, index: usize, values: &[f32]) -> Result<()> {
-        flat(&self.units[index].resident)?.f_copy_(&Tensor::f_from_slice(values)?)?;
-        Ok(())
     }
 
     pub(crate) fn restore_moments(
@@ -279,7 +203,9 @@ impl<M: Model> Zero<M> {
         exp_avg: &[f32],
         exp_avg_sq: &[f32],
     ) -> Result<()> {
+        let compute = self.compute.clone();
         let state = &mut self.training_mut().states[index];
+        state.memory.ready(&compute)?;
         state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
         state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
         Ok(())
@@ -294,27 +220,32 @@ impl<M: Model> Zero<M> {
 
 /// The phases of a micro-batch.
 impl<M: Model> Zero<M> {
-    fn forward(&mut self, batch: &M::Batch, save: bool) -> Result<(Scores, Vec<Saved>)> {
+    /// Runs all blocks. With `train`, what backward needs of each is kept.
+    fn forward(&mut self, batch: &M::Batch, train: bool) -> Result<(Scores, Vec<Kept>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
-        let mut saved = Vec::with_capacity(model.blocks());
+        let recomputes = self.config.recompute == Recompute::Full;
+        let mut kept = Vec::with_capacity(model.blocks());
         let mut x = None;
         for block in 0..last {
-            self.enter(block, (block < last).then_some(block + 1))?;
-            let (output, kept) = self.run_forward(block, x.as_ref(), batch, save)?;
+            self.enter(block, Some(block + 1))?;
+            let (output, saved) = self.run_forward(block, x.as_ref(), batch, train && !recomputes)?;
             let Output::Hidden(hidden) = output else { unreachable!("only the last block has scores") };
-            x = Some(hidden);
-            saved.push(kept);
+            let input = x.replace(hidden);
+            if train {
+                kept.push(if recomputes { Kept::Input(input) } else { Kept::Saved(saved) });
+            }
             self.leave(block, block + 1..last + 1)?;
         }
         self.enter(last, None)?;
-        let (output, kept) = self.run_forward(last, x.as_ref(), batch, save)?;
-        saved.push(kept);
-        if !save {
+        let (output, saved) = self.run_forward(last, x.as_ref(), batch, train)?;
+        if train {
+            kept.push(Kept::Saved(saved)); // its backward comes next
+        } else {
             self.leave(last, 0..0)?;
         }
         let Output::Scores(scores) = output else { unreachable!("the last block has scores") };
-        Ok((scores, saved))
+        Ok((scores, kept))
     }
 
     fn run_forward(
@@ -332,14 +263,19 @@ impl<M: Model> Zero<M> {
         &mut self,
         block: usize,
         batch: &M::Batch,
-        saved: Saved,
+        kept: Kept,
         grad: OutputGrad,
     ) -> Result<Option<Tensor>> {
         self.enter(block, block.checked_sub(1))?;
+        let saved = match kept {
+            Kept::Saved(saved) => saved,
+            Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true)?.1,
+        };
         let model = self.model.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
         for &unit in model.units_of(block) {
-            training.open_gradient(unit, &model.units()[unit], &self.units[unit].layout)?;
+            let layout = &self.units[unit].layout;
+            training.open_gradient(unit, &model.units()[unit], layout, self.config.precision.dtype())?;
         }
         let views = self.views(block);
         let mut grads = Grads::new(training.writing_of(model.units_of(block)));
@@ -360,9 +296,10 @@ impl<M: Model> Zero<M> {
     fn reduce(&mut self, index: usize) -> Result<()> {
         let (buffer, grads) = self.training_mut().writing[index].take().expect("a gradient was opened");
         assert!(grads.all_written(), "a block left a gradient of unit {index} unwritten");
+        let buffer = self.widened(index, buffer)?;
         let shard = buffer.slice(self.units[index].layout.shard(self.group.rank()));
         let work = self.group.reduce_scatter(&shard, &buffer, ReduceOp::Sum, &self.compute)?;
-        let work = if self.stage >= ZeroStage::Zero1 {
+        let work = if self.config.stage >= ZeroStage::Zero1 {
             work
         } else {
             // On the same stream, so after the reduction, whose Work is not waited for.
@@ -370,8 +307,21 @@ impl<M: Model> Zero<M> {
         };
         self.training_mut().reducing.push_back((index, buffer, work));
         // From stage 2 on whole gradients are scarce: one may be in flight while the next is written.
-        let in_flight = if self.stage >= ZeroStage::Zero2 { 1 } else { usize::MAX };
+        let in_flight = if self.config.stage >= ZeroStage::Zero2 { 1 } else { usize::MAX };
         self.settle(in_flight)
+    }
+
+    /// The same gradient in fp32, in which it is summed over ranks.
+    fn widened(&mut self, index: usize, buffer: Buffer) -> Result<Buffer> {
+        if buffer.dtype() == DType::F32 {
+            return Ok(buffer);
+        }
+        let layout = &self.units[index].layout;
+        let training = self.training.as_mut().expect("checked by `accumulate`");
+        let wide = training.gradients.take(layout, DType::F32)?;
+        flat(&wide)?.f_copy_(&flat(&buffer)?)?;
+        training.gradients.put(layout, buffer);
+        Ok(wide)
     }
 
     /// Adds reduced gradients to the accumulators, until at most `in_flight` are left.
@@ -382,6 +332,7 @@ impl<M: Model> Zero<M> {
             let (index, buffer, work) = training.reducing.pop_front().expect("not empty");
             work.wait_stream(&compute)?;
             let state = &mut training.states[index];
+            state.gradient_memory.ready(&compute)?;
             let reduced = flat(&buffer.slice(state.range.clone()))?;
             if training.accumulated {
                 drop(state.gradient.f_add_(&reduced)?);
@@ -397,9 +348,10 @@ impl<M: Model> Zero<M> {
     /// every stage, and the partial sums are added in rank order.
     fn global_norm(&mut self) -> Result<Tensor> {
         let (rank, world_size) = (self.group.rank(), self.group.world_size());
-        let training = self.training.as_ref().expect("checked by `step`");
+        let training = self.training.as_mut().expect("checked by `step`");
         let mut partial = Vec::with_capacity(self.units.len());
-        for (unit, state) in self.units.iter().zip(&training.states) {
+        for (unit, state) in self.units.iter().zip(&mut training.states) {
+            state.gradient_memory.ready(&self.compute)?;
             let shard = unit.layout.shard(rank);
             let start = shard.start - state.range.start;
             partial.push(ops::sum_of_squares(&state.gradient.f_narrow(
@@ -424,7 +376,8 @@ impl<M: Model> Zero<M> {
     }
 
     fn step_unit(&mut self, index: usize, scale: &Tensor, learning_rate: f64) -> Result<()> {
-        let unit = &self.units[index];
+        let unit = &mut self.units[index];
+        unit.memory.ready(&self.compute)?;
         let resident = &unit.resident;
         let training = self.training.as_mut().expect("checked by `step`");
         let state = &mut training.states[index];
@@ -433,90 +386,48 @@ impl<M: Model> Zero<M> {
         } else {
             resident.slice(state.range.clone())
         };
+        state.memory.ready(&self.compute)?;
         state.step(&flat(&owned)?, scale, &training.adamw, learning_rate, training.step + 1)?;
-        if self.stage >= ZeroStage::Zero1 && self.stage < ZeroStage::Zero3 {
+        state.memory.used(&self.compute)?;
+        if self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3 {
             let work = self.group.all_gather(resident, &owned, &self.compute)?;
-            self.units[index].whole.as_mut().expect("resident below stage 3").arriving = Some(work);
+            unit.whole.as_mut().expect("resident below stage 3").arriving = Some(work);
         }
         Ok(())
     }
 }
 
-/// Weights that come and go.
+/// What the calls above stand on.
 impl<M: Model> Zero<M> {
-    /// Makes a block's weights ready for the compute stream, and starts on those of `next`.
-    fn enter(&mut self, block: usize, next: Option<usize>) -> Result<()> {
-        let model = self.model.clone();
-        for &unit in model.units_of(block) {
-            self.fetch(unit)?;
-        }
-        for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
-            self.start_gather(unit)?;
-        }
-        Ok(())
+    /// Whether the accumulated gradients are of use.
+    pub(crate) fn has_accumulated(&self) -> bool {
+        self.training.as_ref().is_some_and(|training| training.accumulated)
     }
 
-    /// Lets a block's weights go (stage 3), except those that one of the blocks `soon` needs, too.
-    fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
-        if self.stage < ZeroStage::Zero3 {
-            return Ok(());
+    /// Drops the whole gradients that nobody uses at the moment.
+    pub(crate) fn drop_gradient_buffers(&mut self) {
+        if let Some(training) = &mut self.training {
+            training.gradients.clear();
         }
-        let model = self.model.clone();
-        for &unit in model.units_of(block) {
-            let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
-            if !needed && let Some(whole) = self.units[unit].whole.take() {
-                self.gathered.put(&self.units[unit].layout, whole.buffer);
-            }
-        }
-        Ok(())
-    }
-
-    fn fetch(&mut self, index: usize) -> Result<()> {
-        self.start_gather(index)?;
-        let whole = self.units[index].whole.as_mut().expect("started");
-        if let Some(work) = whole.arriving.take() {
-            work.wait_stream(&self.compute)?;
-        }
-        Ok(())
-    }
-
-    /// Starts to gather a unit that is not whole here; below stage 3 every unit is.
-    fn start_gather(&mut self, index: usize) -> Result<()> {
-        let unit = &mut self.units[index];
-        if unit.whole.is_none() {
-            let buffer = self.gathered.take(&unit.layout)?;
-            let views = param_views(&self.model.units()[index], &unit.layout, &buffer)?;
-            let arriving = Some(self.group.all_gather(&buffer, &unit.resident, &self.compute)?);
-            unit.whole = Some(Whole { buffer, views, arriving });
-        }
-        Ok(())
-    }
-
-    fn views(&self, block: usize) -> Vec<&[Tensor]> {
-        let whole = |&unit: &usize| &*self.units[unit].whole.as_ref().expect("the block was entered").views;
-        self.model.units_of(block).iter().map(whole).collect()
-    }
-
-    /// Sets a unit's weights from its whole flat buffer.
-    fn set_unit(&mut self, index: usize, whole: &Tensor) -> Result<()> {
-        let (kept, _) = self.kept_ranges(index);
-        let part = whole.f_narrow(0, kept.start as i64, kept.len() as i64)?;
-        flat(&self.units[index].resident)?.f_copy_(&part)?;
-        Ok(())
     }
 
     fn training_state(&self, adamw: AdamW) -> Result<Training> {
         let owned = |layout: &Layout| {
-            let all = self.stage < ZeroStage::Zero1;
+            let all = self.config.stage < ZeroStage::Zero1;
             if all { 0..layout.len } else { layout.shard(self.group.rank()) }
         };
-        let states: Result<Vec<_>> =
-            self.layouts().map(|layout| OptimizerState::new(layout, owned(layout), &self.compute)).collect();
+        let states: Result<Vec<_>> = self
+            .layouts()
+            .zip(self.model.units())
+            .map(|(layout, unit)| {
+                OptimizerState::new(&unit.name, layout, owned(layout), self.config.precision, &self.compute)
+            })
+            .collect();
         Ok(Training {
             adamw,
             step: 0,
             states: states?,
-            gradients: Pool::new(&self.compute, DType::F32),
+            gradients: Pool::new(&self.compute),
             writing: self.units.iter().map(|_| None).collect(),
             reducing: VecDeque::new(),
             accumulated: false,
@@ -532,11 +443,18 @@ impl<M: Model> Zero<M> {
     }
 }
 
+/// What backward has of a block's forward.
+enum Kept {
+    Saved(Saved),
+    /// The block's input, to run it again.
+    Input(Option<Tensor>),
+}
+
 impl Training {
     /// Makes room for a unit's gradient of this micro-batch, unless an earlier block of it has.
-    fn open_gradient(&mut self, index: usize, unit: &anyroll_models::Unit, layout: &Layout) -> Result<()> {
+    fn open_gradient(&mut self, index: usize, unit: &Unit, layout: &Layout, dtype: DType) -> Result<()> {
         if self.writing[index].is_none() {
-            let buffer = self.gradients.take(layout)?;
+            let buffer = self.gradients.take(layout, dtype)?;
             let views = param_views(unit, layout, &buffer)?;
             self.writing[index] = Some((buffer, UnitGrads::new(views)));
         }

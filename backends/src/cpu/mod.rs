@@ -39,6 +39,7 @@ pub struct CpuDevice {
 impl CpuDevice {
     /// Opens the host's processor. `ordinal` only tells ranks apart.
     pub fn open(ordinal: usize) -> Arc<Self> {
+        memory::keep_freed_memory();
         Arc::new(Self {
             id: DeviceId { backend: BackendKind::Cpu, ordinal },
             allocated_bytes: Arc::default(),
@@ -332,5 +333,83 @@ impl CpuDevice {
                 Ok(())
             }),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    // The safe `Event` is recorded once, when it is made. These are the rules about other ones.
+
+    #[test]
+    fn an_event_that_was_never_recorded_is_complete() {
+        let device = CpuDevice::open(0);
+        let (stream, event) = (device.stream_create().unwrap(), device.event_create().unwrap());
+        // SAFETY: both are live until the end.
+        unsafe {
+            assert!(device.event_query(event).unwrap());
+            device.stream_wait_event(stream, event).unwrap();
+            device.stream_synchronize(stream).unwrap();
+            device.stream_destroy(stream).unwrap();
+            device.event_destroy(event).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_wait_is_for_the_last_record_before_it() {
+        let device = CpuDevice::open(0);
+        let (first, second) = (device.stream_create().unwrap(), device.stream_create().unwrap());
+        let event = device.event_create().unwrap();
+        let (open, opened) = mpsc::channel::<()>();
+        // SAFETY: all are live until their end; a wait that was enqueued outlives its event.
+        unsafe {
+            device.event_record(event, first).unwrap();
+            device.stream_wait_event(second, event).unwrap();
+            device
+                .enqueue_host_fn(first, Box::new(move || opened.recv().map_err(|e| e.to_string())))
+                .unwrap();
+            device.event_record(event, first).unwrap();
+            assert!(!device.event_query(event).unwrap());
+            device.stream_synchronize(second).unwrap(); // returns: the second record came after the wait
+
+            device.stream_wait_event(second, event).unwrap();
+            device.event_destroy(event).unwrap();
+            open.send(()).unwrap();
+            device.stream_synchronize(second).unwrap();
+            device.stream_destroy(first).unwrap();
+            device.stream_destroy(second).unwrap();
+        }
+    }
+
+    #[test]
+    fn threads_of_streams_end_with_them() {
+        let device = CpuDevice::open(77);
+        let streams: Vec<_> = (0..20).map(|_| device.stream_create().unwrap()).collect();
+        await_threads("cpu:77 stream", 20);
+        for stream in streams {
+            // SAFETY: live until here.
+            unsafe { device.stream_destroy(stream).unwrap() };
+        }
+        await_threads("cpu:77 stream", 0);
+    }
+
+    /// Returns once this process has `count` threads whose name starts with `prefix`.
+    fn await_threads(prefix: &str, count: usize) {
+        let is_named = |task: &std::path::Path| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(prefix))
+        };
+        let start = std::time::Instant::now();
+        loop {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let found = tasks.flatten().filter(|task| is_named(&task.path())).count();
+            if found == count {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "{found} threads, not {count}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -84,7 +84,7 @@ pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotat
     Ok(())
 }
 
-/// See [`super::swiglu`].
+/// See [`swiglu()`](super::swiglu()).
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     let halves = wide(gate_up)?.f_chunk(2, -1)?;
     Ok(halves[0].f_silu()?.f_mul(&halves[1])?.f_to_kind(gate_up.kind())?)
@@ -103,7 +103,7 @@ pub fn swiglu_backward_(gate_up: &mut Tensor, dy: &mut Tensor) -> Result<()> {
     Ok(())
 }
 
-/// See [`super::attention`].
+/// See [`attention()`](super::attention()).
 pub fn attention(
     q: &Tensor,
     k: &Tensor,

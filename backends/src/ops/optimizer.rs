@@ -48,7 +48,7 @@ pub struct AdamW {
 /// written, so that a step with a NaN in its gradient leaves weights and moments as they were.
 ///
 /// # Errors
-/// [`Error::Argument`] for other shapes, dtypes or strides, or libtorch's error.
+/// [`super::Error::Argument`] for other shapes, dtypes or strides, or libtorch's error.
 pub fn adamw_(
     weights: &mut Tensor,
     exp_avg: &mut Tensor,
@@ -94,7 +94,7 @@ pub fn adamw_(
 /// that depends on N alone.
 ///
 /// # Errors
-/// [`Error::Argument`] for other shapes, or libtorch's error.
+/// [`super::Error::Argument`] for other shapes, or libtorch's error.
 pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
     let args = Args("sum_of_squares");
     let [len] = args.dims("x", x)?;

@@ -46,7 +46,7 @@ impl Decoder {
     /// Lays out a decoder whose weights and batches will be on `device`.
     ///
     /// # Errors
-    /// [`Error::Config`] for sizes that make no model, or libtorch's error.
+    /// [`Error::Config`](crate::Error::Config) for sizes that make no model, or libtorch's error.
     pub fn new(config: DecoderConfig, device: Device) -> Result<Decoder> {
         config.validate()?;
         let layers = config.num_hidden_layers;

@@ -108,6 +108,7 @@ fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
         world_size: rank.world_size,
         master_addr: rank.master_addr.clone(),
         master_port: rank.master_port,
+        agent_store: rank.agent_store.clone(),
         timeout: Duration::from_secs_f64(args.timeout_s),
     };
     let peers = Peers::connect(device, &rendezvous)?;

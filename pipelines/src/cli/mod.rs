@@ -68,7 +68,7 @@ struct RunArgs {
     /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
     #[arg(long = "set", value_name = "FIELD=VALUE", conflicts_with = "resume")]
     sets: Vec<String>,
-    /// The run folder itself [default: runs/<name>-<time>]
+    /// The run folder itself [default: runs/NAME-TIME]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     output: Option<PathBuf>,
     /// Go on with the run in this folder, from its last checkpoint

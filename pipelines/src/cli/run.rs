@@ -20,7 +20,7 @@ use crate::{
     config::{Loaded, Run},
     launch::{self, LaunchPlan, Outcome, Rank},
     progress::Screen,
-    rlvr::{Ended, Job, train},
+    rlvr::{Ended, Job, Place, train},
     run_dir::RunDir,
 };
 
@@ -84,7 +84,6 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         .with_ansi(io::stderr().is_terminal())
         .without_time()
         .init();
-    let stop = stop_flag()?;
     tch::set_num_threads(run.threads as i32);
     // Rank 0 writes the folder. Under another launcher nobody has made it yet.
     let dir = match (rank.rank, env::var_os(RUN_DIR)) {
@@ -92,8 +91,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         (0, None) => Some(folder(args, &loaded, &run)?),
         _ => None,
     };
+    let place = Place::open(&run, &rank)?;
+    // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
+    let stop = stop_flag()?;
     let resume = args.resume.is_some();
-    let job = Job { run, dataset: loaded.dataset, rank, dir, resume };
+    let job = Job { run, dataset: loaded.dataset, place, dir, resume };
     match train(job, &screen, &stop)? {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
         Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),

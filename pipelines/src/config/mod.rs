@@ -6,8 +6,10 @@
 //! ```
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
-//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields.
+//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
+//! and `algorithm` for those of its section.
 
+mod algorithm;
 mod check;
 mod de;
 mod error;
@@ -18,6 +20,7 @@ mod tree;
 
 use std::path::Path;
 
+pub use algorithm::*;
 pub use error::{Error, Invalid};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;

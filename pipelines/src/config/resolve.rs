@@ -118,6 +118,11 @@ impl Resolver<'_> {
         let strategy = StrategyConfig {
             zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
             precision: own.precision.unwrap_or(top.precision),
+            recompute: own.recompute.unwrap_or(top.recompute),
+            offload: OffloadConfig {
+                optimizer: own.offload.optimizer.unwrap_or(top.offload.optimizer),
+                params: own.offload.params.unwrap_or(top.offload.params),
+            },
             micro_batch_size: own.micro_batch_size.unwrap_or(top.micro_batch_size),
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };

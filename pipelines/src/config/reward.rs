@@ -60,7 +60,7 @@ pub enum OnError {
     /// The run ends with the error.
     #[default]
     Stop,
-    /// The sample has an advantage of 0, is warned of and counted in `reward/errors`; evaluation stops all the same.
+    /// The sample has its group's mean, so an advantage of 0 within the group; it is warned of and counted in `reward/errors`; evaluation stops all the same.
     Drop,
 }
 

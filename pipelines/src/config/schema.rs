@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::algorithm::AlgorithmConfig;
 use super::reward::RewardConfig;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
@@ -110,6 +111,12 @@ pub struct StrategyConfig {
     /// The dtype of weights and activations. Default fp32.
     #[serde(default)]
     pub precision: Precision,
+    /// What backward runs again instead of keeping it; the result does not depend on it. Default none.
+    #[serde(default)]
+    pub recompute: Recompute,
+    /// What leaves the device while it is not needed; the result does not depend on it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload: OffloadConfig,
     /// Sequences that a rank puts through forward and backward at a time. Memory grows with it; the
     /// result does not depend on it but for rounding.
     pub micro_batch_size: usize,
@@ -129,6 +136,44 @@ pub enum Precision {
     Bf16,
     /// 16-bit IEEE with dynamic loss scaling.
     Fp16,
+}
+
+/// What backward runs again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing: forward keeps the activations of every block.
+    #[default]
+    None,
+    /// Every block but the last, from its input: the activations of one exist at a time.
+    Full,
+}
+
+/// What leaves the device while it is not needed.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OffloadConfig {
+    /// The optimizer's states, and with them the accumulated gradients, which are only let go. Default
+    /// between_steps.
+    pub optimizer: Offload,
+    /// The weights; only of the reference, since the policy needs its own at all times. Default none.
+    pub params: Offload,
+}
+
+impl Default for OffloadConfig {
+    fn default() -> Self {
+        Self { optimizer: Offload::BetweenSteps, params: Offload::None }
+    }
+}
+
+/// When states leave the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Never.
+    None,
+    /// For pinned host memory after each use, and back for the next one.
+    BetweenSteps,
 }
 
 /// What differs for a role.
@@ -168,12 +213,30 @@ pub struct StrategyOverride {
     /// Instead of `strategy.precision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
+    /// Instead of `strategy.recompute`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
+    /// Instead of `strategy.offload`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload: OffloadOverride,
     /// Instead of `strategy.micro_batch_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<usize>,
     /// Instead of `strategy.collective_timeout_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_timeout_s: Option<f64>,
+}
+
+/// The fields of [`OffloadConfig`] that a role says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OffloadOverride {
+    /// Instead of `strategy.offload.optimizer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<Offload>,
+    /// Instead of `strategy.offload.params`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub params: Option<Offload>,
 }
 
 /// What is run.
@@ -184,7 +247,7 @@ pub enum PipelineConfig {
     Rlvr(Box<RlvrConfig>),
 }
 
-/// Reinforcement learning with a verifiable reward: a supervised warm-up, then GRPO.
+/// Reinforcement learning with a verifiable reward: a supervised warm-up, then policy gradients.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RlvrConfig {
@@ -200,7 +263,8 @@ pub struct RlvrConfig {
     pub steps: u64,
     /// Prompts sampled in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
-    /// Completions of each prompt; advantages are relative to the group's mean, so at least 2.
+    /// Completions of each prompt; at least 2, since advantages are relative to the group's mean, unless they are
+    /// `reinforce`.
     pub group_size: usize,
     /// Optimizer updates that an epoch over a step's completions is cut into. Default 1.
     #[serde(default = "one")]
@@ -301,59 +365,6 @@ pub struct RolloutConfig {
     pub max_new_tokens: usize,
     /// Sequences that a rank generates at a time; the KV cache grows with it.
     pub batch_size: usize,
-}
-
-/// Advantages and the policy loss.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AlgorithmConfig {
-    /// How a reward becomes an advantage. Default `grpo`.
-    pub advantage: Advantage,
-    /// Divide the advantages of a group by its standard deviation; false is Dr. GRPO's. Default true.
-    pub divide_by_std: bool,
-    /// The ratio of probabilities is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 0.2.
-    pub clip_low: f64,
-    /// The ratio of probabilities is clipped above at `1 + clip_high`; above 0. Default 0.28.
-    pub clip_high: f64,
-    /// How a loss per token becomes one number. Default `token_mean`.
-    pub aggregation: Aggregation,
-    /// Weight of the KL divergence to the frozen reference (estimator k3) in the loss; 0 needs no
-    /// reference. Default 0.
-    pub kl_coef: f64,
-    /// Weight of the entropy bonus in the loss; 0 is none. Default 0.
-    pub entropy_coef: f64,
-}
-
-impl Default for AlgorithmConfig {
-    fn default() -> Self {
-        Self {
-            advantage: Advantage::default(),
-            divide_by_std: true,
-            clip_low: 0.2,
-            clip_high: 0.28,
-            aggregation: Aggregation::default(),
-            kl_coef: 0.0,
-            entropy_coef: 0.0,
-        }
-    }
-}
-
-/// How a reward becomes an advantage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Advantage {
-    /// Less the group's mean, and over the group's standard deviation if `divide_by_std`.
-    #[default]
-    Grpo,
-}
-
-/// How a loss per token becomes one number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Aggregation {
-    /// The mean over all completion tokens of the mini-batch, on all ranks.
-    #[default]
-    TokenMean,
 }
 
 /// An optimizer, its gradient clipping and its learning-rate schedule.

@@ -133,7 +133,12 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
     "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: bf16}", "5:44", "strategy.precision", "`bf16` is not there yet", "write `fp32`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: fp16}", "5:44", "strategy.precision", "`fp16` is not there yet", "write one of `fp32`, `bf16`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: all}", "5:44", "strategy.recompute", "no `all` here", "choose from `none`, `full`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimiser: none}}", "5:43", "strategy.offload.optimiser", "no such field", "did you mean `optimizer`?";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimizer: cpu_step}}", "5:54", "strategy.offload.optimizer", "no `cpu_step` here", "choose from `none`, `between_steps`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {params: between_steps}}", "5:51", "strategy.offload.params", "the policy's weights are needed at all times", "roles.reference.strategy.offload.params";
+    "backend: cpu" => "backend: cpu\nroles:\n  policy: {strategy: {offload: {params: between_steps}}}", "4:41", "roles.policy.strategy.offload.params", "the policy's weights are needed at all times", "write `none`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 0}", "5:30", "strategy.micro_batch_size", "it is 0", "1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, collective_timeout_s: 0}", "5:55", "strategy.collective_timeout_s", "0.0 is out of range", "seconds above 0";
     "backend: cpu" => "backend: cpu\nroles:\n  reference: {strategy: {micro_batch_size: 0}}", "4:44", "roles.reference.strategy.micro_batch_size", "it is 0", "1 or above";
@@ -145,7 +150,30 @@ const MALFORMED: &[Malformed] = malformed! {
     "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
     "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
     "batch_size: 16" => "batch_size: 16, top_p: 1.5", "13:57", "pipeline.rlvr.rollout.top_p", "1.5 is out of range", "above 0, at most 1";
-    "    steps: 20" => "    algorithm: {clip_low: 1}\n    steps: 20", "10:27", "pipeline.rlvr.algorithm.clip_low", "1.0 is out of range", "above 0 and below 1";
+    "    steps: 20" => "    algorithm: {loss: {clipped: {clip_low: 1}}}\n    steps: 20", "10:44", "pipeline.rlvr.algorithm.loss.clipped.clip_low", "1.0 is out of range", "above 0 and below 1";
+    "    steps: 20" => "    algorithm: {loss: {clipped: {dual_clip: 1.1}}}\n    steps: 20", "10:45", "pipeline.rlvr.algorithm.loss.clipped.dual_clip", "1.1 is out of range", "above 1 + `clip_high`";
+    "    steps: 20" => "    algorithm: {loss: {gspo: {clip_high: 0}}}\n    steps: 20", "10:42", "pipeline.rlvr.algorithm.loss.gspo.clip_high", "0.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {loss: {cispo: {min_ratio: 0.8, max_ratio: 0.28}}}\n    steps: 20", "10:59", "pipeline.rlvr.algorithm.loss.cispo.max_ratio", "0.28 is out of range", "both are ratios";
+    "    steps: 20" => "    algorithm: {loss: {sapo: {tau_positive: -1}}}\n    steps: 20", "10:45", "pipeline.rlvr.algorithm.loss.sapo.tau_positive", "-1.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {loss: {topr: {negative_weight: -1}}}\n    steps: 20", "10:48", "pipeline.rlvr.algorithm.loss.topr.negative_weight", "-1.0 is out of range", "0 or above";
+    "    steps: 20" => "    algorithm: {loss: {topr: {clip_low: 0.1}}}\n    steps: 20", "10:31", "pipeline.rlvr.algorithm.loss.topr.clip_low", "no such field", "choose from `positive_weight`, `negative_weight`";
+    "    steps: 20" => "    algorithm: {loss: {reinforce: {}}}\n    steps: 20", "10:17", "pipeline.rlvr.algorithm.loss", "`reinforce` has no fields", "write `reinforce`";
+    "    steps: 20" => "    algorithm: {loss: vtrace}\n    steps: 20", "10:23", "pipeline.rlvr.algorithm.loss", "no `vtrace` here", "choose from `clipped`, `gspo`";
+    "    steps: 20" => "    algorithm: {advantage: {grpo: {eps: 0}}}\n    steps: 20", "10:41", "pipeline.rlvr.algorithm.advantage.grpo.eps", "0.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {advantage: {grpo: {scale: std}}}\n    steps: 20", "10:43", "pipeline.rlvr.algorithm.advantage.grpo.scale", "no `std` here", "`group_std`, `batch_std`, `none`";
+    "    steps: 20" => "    algorithm: {advantage: {reinforce: {gamma: 1.1}}}\n    steps: 20", "10:48", "pipeline.rlvr.algorithm.advantage.reinforce.gamma", "1.1 is out of range", "above 0, at most 1";
+    "    steps: 20" => "    algorithm: {reward_clip: 0}\n    steps: 20", "10:30", "pipeline.rlvr.algorithm.reward_clip", "0.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {advantage_clip: -2}\n    steps: 20", "10:33", "pipeline.rlvr.algorithm.advantage_clip", "-2.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {aggregation: seq_mean_token_sum_norm}\n    steps: 20", "10:30", "pipeline.rlvr.algorithm.aggregation.seq_mean_token_sum_norm.length", "it is missing", "add `length:`";
+    "    steps: 20" => "    algorithm: {aggregation: {seq_mean_token_sum_norm: {length: 0}}}\n    steps: 20", "10:65", "pipeline.rlvr.algorithm.aggregation.seq_mean_token_sum_norm.length", "it is 0", "1 or above";
+    "    steps: 20" => "    algorithm: {kl_in: reward}\n    steps: 20", "10:5", "pipeline.rlvr.algorithm.kl_coef", "at 0 nothing is taken off the reward", "above 0, such as 0.001";
+    "    steps: 20" => "    algorithm: {kl_coef: 0.1, kl_in: {loss: {estimator: k4}}}\n    steps: 20", "10:57", "pipeline.rlvr.algorithm.kl_in.loss.estimator", "no `k4` here", "`k1`";
+    "    steps: 20" => "    algorithm: {kl_coef: 0.1, kl_in: {reward: {adaptive: {target: 0}}}}\n    steps: 20", "10:67", "pipeline.rlvr.algorithm.kl_in.reward.adaptive.target", "0.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {rollout_correction: truncate}\n    steps: 20", "10:37", "pipeline.rlvr.algorithm.rollout_correction", "all its weights are 1", "write `old_logprobs: recompute`";
+    "    steps: 20" => "    algorithm: {old_logprobs: recompute, rollout_correction: {mask: {min: 2, max: 1}}}\n    steps: 20", "10:83", "pipeline.rlvr.algorithm.rollout_correction.mask.max", "1.0 is out of range", "above `min`";
+    "    steps: 20" => "    algorithm: {old_logprobs: recompute, rollout_correction: {truncate: {max: 0}}}\n    steps: 20", "10:79", "pipeline.rlvr.algorithm.rollout_correction.truncate.max", "0.0 is out of range", "above 0";
+    "    steps: 20" => "    algorithm: {loss: gspo, advantage: {reinforce: {gamma: 0.9}}}\n    steps: 20", "10:23", "pipeline.rlvr.algorithm.loss", "one ratio a sequence", "write `gamma: 1`";
+    "    steps: 20" => "    algorithm: {loss: gspo, advantage: reinforce, kl_coef: 0.1, kl_in: reward}\n    steps: 20", "10:23", "pipeline.rlvr.algorithm.loss", "one ratio a sequence", "`kl_in: loss`";
     "    steps: 20" => "    algorithm: {kl_coef: -0.1}\n    steps: 20", "10:26", "pipeline.rlvr.algorithm.kl_coef", "-0.1 is out of range", "0 or above";
     "learning_rate: 1.0e-3" => "learning_rate: 0", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "0.0 is out of range", "above 0";
     "learning_rate: 1.0e-3" => "learning_rate: .nan", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "NaN is out of range", "above 0";
@@ -288,6 +316,58 @@ fn anchors_and_merges_are_read_and_errors_point_at_the_text() {
 }
 
 #[test]
+fn an_algorithm_is_read_with_its_constants() {
+    let check = |algorithm: &str, expected: AlgorithmConfig| {
+        let set = format!("pipeline.rlvr.algorithm={algorithm}");
+        let config = read(SMALL, &[&set]).unwrap_or_else(|error| panic!("{error}")).config;
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+        assert_eq!(rlvr.algorithm, expected, "{algorithm}");
+        assert_eq!(read(&config.to_yaml(), &[]).unwrap().config, config, "{algorithm}");
+    };
+    let default = AlgorithmConfig::default;
+    check("{}", default());
+    check("{advantage: grpo, loss: clipped, kl_in: loss, rollout_correction: none}", default());
+    let reinforce = Advantage::Reinforce(ReinforceConfig { gamma: 1.0 });
+    check(
+        "{advantage: reinforce, whiten_advantages: true, reward_clip: 10, advantage_clip: 2}",
+        AlgorithmConfig {
+            advantage: reinforce,
+            whiten_advantages: true,
+            reward_clip: Some(10.0),
+            advantage_clip: Some(2.0),
+            ..default()
+        },
+    );
+    check(
+        "{loss: {cispo: {max_ratio: 1}}, aggregation: {seq_mean_token_sum_norm: {length: 8}}}",
+        AlgorithmConfig {
+            loss: PolicyLoss::Cispo(CispoConfig { min_ratio: 0.0, max_ratio: 1.0 }),
+            aggregation: Aggregation::SeqMeanTokenSumNorm(NormConfig { length: 8 }),
+            ..default()
+        },
+    );
+    check(
+        "{kl_coef: 0.2, kl_in: {reward: {adaptive: {target: 0.5}}}, old_logprobs: recompute, rollout_correction: mask}",
+        AlgorithmConfig {
+            kl_coef: 0.2,
+            kl_in: KlTerm::Reward(KlRewardConfig {
+                adaptive: Some(AdaptiveKlConfig { target: 0.5, horizon: 10_000.0 }),
+            }),
+            old_logprobs: OldLogprobs::Recompute,
+            rollout_correction: RolloutCorrection::Mask(MaskConfig::default()),
+            ..default()
+        },
+    );
+}
+
+#[test]
+fn only_an_advantage_without_groups_takes_groups_of_one() {
+    let sets = ["pipeline.rlvr.group_size=1", "pipeline.rlvr.algorithm.advantage=reinforce"];
+    assert!(read(SMALL, &sets).is_ok());
+    assert!(read(SMALL, &sets[..1]).is_err());
+}
+
+#[test]
 fn a_resolved_config_reads_back_as_the_same_run() {
     let machine = machine();
     let sets = ["backend=auto", "devices=all", "pipeline.rlvr.algorithm.kl_coef=0.1"];
@@ -335,6 +415,19 @@ fn a_run_knows_its_ranks_and_their_share() {
     ];
     let reference = resolve(&sets, &machine()).unwrap().reference.unwrap();
     assert_eq!((reference.strategy.zero_stage, reference.strategy.micro_batch_size), (3, 3));
+    assert_eq!(reference.strategy.offload, OffloadConfig::default());
+
+    let sets = [
+        "pipeline.rlvr.algorithm.kl_coef=0.1",
+        "strategy.precision=bf16",
+        "strategy.recompute=full",
+        "roles.reference={strategy: {precision: fp32, offload: {params: between_steps}}}",
+    ];
+    let run = resolve(&sets, &machine()).unwrap();
+    let (policy, reference) = (run.policy.strategy, run.reference.unwrap().strategy);
+    assert_eq!((policy.precision, policy.recompute), (Precision::Bf16, Recompute::Full));
+    assert_eq!((reference.precision, reference.recompute), (Precision::Fp32, Recompute::Full));
+    assert_eq!((policy.offload.params, reference.offload.params), (Offload::None, Offload::BetweenSteps));
 
     let run = resolve(&["backend=gpu", "devices=[3, 1]", "threads=1"], &machine()).unwrap();
     assert_eq!((run.policy.ordinals, run.threads), (vec![3, 1], 1));
@@ -343,7 +436,14 @@ fn a_run_knows_its_ranks_and_their_share() {
 #[test]
 fn a_launcher_brings_more_hosts() {
     let rank = |world_size, local_rank| {
-        let rank = Rank { rank: 0, world_size, local_rank, master_addr: "a".to_owned(), master_port: 1 };
+        let rank = Rank {
+            rank: 0,
+            world_size,
+            local_rank,
+            master_addr: "a".to_owned(),
+            master_port: 1,
+            agent_store: None,
+        };
         Machine { rank: Some(rank), ..machine() }
     };
     assert_eq!(resolve(&["devices=2"], &rank(4, 1)).unwrap().world_size, 4);

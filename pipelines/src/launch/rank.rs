@@ -13,6 +13,8 @@ pub struct Rank {
     pub master_addr: String,
     /// The port on it where ranks meet.
     pub master_port: u16,
+    /// Where our keys begin in the store that the launcher serves there; `None` if rank 0 is to serve it.
+    pub agent_store: Option<String>,
 }
 
 /// An environment that names a place only in part, or one that cannot be.
@@ -71,6 +73,9 @@ const OTHERS: [Names; 2] = [
 ];
 const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
+/// torchrun's word that it serves the store: "True".
+const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 impl Rank {
     /// This process's place; `None` if no launcher started it.
@@ -133,7 +138,11 @@ impl Rank {
                 return Err(RankError::Garbled { variable: MASTER_PORT, value: port, expected });
             }
         };
-        Ok(Self { rank, world_size, local_rank, master_addr, master_port })
+        // torchrun's agent holds the port itself, and lives on when it starts its ranks anew.
+        let served = get(AGENT_STORE).is_some_and(|value| value == "True");
+        let restart = get(RESTART_COUNT).unwrap_or_else(|| "0".to_owned());
+        let agent_store = served.then(|| format!("anyroll/attempt_{restart}/"));
+        Ok(Self { rank, world_size, local_rank, master_addr, master_port, agent_store })
     }
 }
 
@@ -151,7 +160,8 @@ mod tests {
     }
 
     fn rank_1_of_4() -> Rank {
-        Rank { rank: 1, world_size: 4, local_rank: 0, master_addr: "node0".to_owned(), master_port: 29500 }
+        let master_addr = "node0".to_owned();
+        Rank { rank: 1, world_size: 4, local_rank: 0, master_addr, master_port: 29500, agent_store: None }
     }
 
     #[test]
@@ -166,6 +176,15 @@ mod tests {
         ] {
             assert_eq!(read(&format!("{place} {master}")), Ok(Some(rank_1_of_4())), "{place}");
         }
+    }
+
+    #[test]
+    fn the_agents_store_is_not_served_again() {
+        let place = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 MASTER_ADDR=node0 MASTER_PORT=29500";
+        let read = |more: &str| read(&format!("{place} {more}")).unwrap().unwrap().agent_store;
+        assert_eq!(read("TORCHELASTIC_USE_AGENT_STORE=False"), None);
+        let served = "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2";
+        assert_eq!(read(served), Some("anyroll/attempt_2/".to_owned()));
     }
 
     #[test]

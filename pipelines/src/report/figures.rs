@@ -136,11 +136,11 @@ const PLANS: [Plan; 15] = [
     },
     Plan {
         title: "Device memory in MiB",
-        note: "Allocated at the end of a step.",
+        note: "Allocated before a step's end, and while it generates; without activations and KV cache.",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1_048_576.0,
-        series: &[("memory/allocated_bytes", "allocated")],
+        series: &[("perf/allocated_bytes", "training"), ("perf/generate_allocated_bytes", "generating")],
     },
     Plan {
         title: "Warm-up loss",

@@ -69,7 +69,7 @@ fn demo_metrics(step: u64, steps: u64) -> Metrics {
             ("rollout/logprob_diff_mean", 2e-7 + noisy(11, 1e-7)),
             ("rollout/logprob_diff_max", 1.4e-6 + noisy(12, 6e-7)),
             ("perf/tokens_per_s", 12_500.0 + noisy(13, 900.0)),
-            ("memory/allocated_bytes", 31.5e6),
+            ("perf/allocated_bytes", 31.5e6),
             ("time/generate_s", 0.06 + noisy(14, 0.01)),
             ("time/reward_s", 0.004 + noisy(15, 0.001)),
             ("time/train_s", 0.14 + noisy(16, 0.02)),

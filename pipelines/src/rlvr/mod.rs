@@ -1,7 +1,8 @@
 //! Reinforcement learning with verifiable rewards: the loop, from a resolved config to a trained policy.
 //!
-//! Read [`train`] first: it is the loop. [`step`] is what happens in one turn of it, [`evaluate`] how it is
-//! measured, [`warmup`] what comes before it, [`roles`] who takes part.
+//! Read [`train()`] first: it is the loop. `step` is what happens in one turn of it, `targets` what its samples are
+//! trained towards and `loss` by which gradient; `evaluate` is how it is measured, `warmup` what comes before
+//! it, `roles` who takes part.
 
 mod evaluate;
 mod exchange;
@@ -11,11 +12,12 @@ mod rollout;
 mod score;
 mod share;
 mod step;
+mod targets;
 mod train;
 mod warmup;
 
 pub use exchange::Exchange;
-pub use roles::{Reference, Roles, Setup};
+pub use roles::{Place, Reference, Roles, Setup};
 pub use train::{Ended, Job, train};
 
 use anyroll_models::Decoder;

@@ -4,12 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
 use anyroll_models::DecoderConfig;
-use anyroll_strategy::{AdamW, Schedule, Zero, ZeroStage};
+use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
 
 use super::{Decoder, share::Share};
 use crate::{
     Error, Result,
-    config::{self, ModelConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run, ScheduleConfig},
+    config::{
+        self, ModelConfig, Offload, OffloadConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run,
+        ScheduleConfig,
+    },
     data::{CharTokenizer, Dataset, Record},
     launch::Rank,
     reward::RewardSum,
@@ -33,6 +36,8 @@ pub struct Setup {
     pub share: Share,
     /// Sequences that a rank puts through forward and backward at a time.
     pub micro_batch_size: usize,
+    /// What of the policy is on the device only from the end of generation to the end of the step.
+    pub offloaded: Vec<State>,
     /// Where batches go.
     pub device: tch::Device,
     /// The policy's model.
@@ -55,6 +60,8 @@ pub struct Reference {
     pub model: Zero<Decoder>,
     /// Sequences that a rank scores at a time.
     pub micro_batch_size: usize,
+    /// What of it is on the device only while it scores.
+    pub offloaded: Vec<State>,
 }
 
 /// A device and the ranks that it trains with.
@@ -77,6 +84,7 @@ impl Place {
             world_size: rank.world_size,
             master_addr: rank.master_addr.clone(),
             master_port: rank.master_port,
+            agent_store: rank.agent_store.clone(),
             timeout,
         };
         let comm = connect(&*device, &rendezvous)?;
@@ -110,6 +118,7 @@ impl Setup {
                 world_size: run.world_size,
             },
             micro_batch_size: run.policy.strategy.micro_batch_size,
+            offloaded: offloaded(&run.policy.strategy),
             device,
             model: Arc::new(model),
             rlvr: (**rlvr).clone(),
@@ -131,7 +140,8 @@ impl Setup {
         let Some(role) = &run.reference else { return Ok(None) };
         let mut model = self.zero(&role.strategy, place, None)?;
         model.copy_weights_from(policy)?;
-        Ok(Some(Reference { model, micro_batch_size: role.strategy.micro_batch_size }))
+        let micro_batch_size = role.strategy.micro_batch_size;
+        Ok(Some(Reference { model, micro_batch_size, offloaded: offloaded(&role.strategy) }))
     }
 
     /// The learning rate's way.
@@ -153,9 +163,33 @@ impl Setup {
         place: &Place,
         adamw: Option<AdamW>,
     ) -> Result<Zero<Decoder>> {
-        let stage = ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?;
-        Ok(Zero::new(self.model.clone(), stage, adamw, &place.device, place.group.clone(), self.seed)?)
+        let config = ZeroConfig {
+            stage: ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?,
+            precision: match strategy.precision {
+                config::Precision::Fp32 => Precision::Fp32,
+                config::Precision::Bf16 => Precision::Bf16,
+                config::Precision::Fp16 => unreachable!("a config with it is refused"),
+            },
+            recompute: match strategy.recompute {
+                config::Recompute::None => Recompute::None,
+                config::Recompute::Full => Recompute::Full,
+            },
+        };
+        Ok(Zero::new(self.model.clone(), config, adamw, &place.device, place.group.clone(), self.seed)?)
     }
+}
+
+/// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.
+fn offloaded(strategy: &config::StrategyConfig) -> Vec<State> {
+    let OffloadConfig { optimizer, params } = strategy.offload;
+    let mut states = Vec::new();
+    if optimizer == Offload::BetweenSteps {
+        states.extend([State::Optimizer, State::Gradients]);
+    }
+    if params == Offload::BetweenSteps {
+        states.push(State::Params);
+    }
+    states
 }
 
 /// The optimizer's numbers.

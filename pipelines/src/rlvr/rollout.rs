@@ -1,10 +1,10 @@
 //! Sampling completions with the policy, and what is known of each.
 
 use anyroll_models::{Completion, KvCache, PackedBatch, SamplingParams, Sequence, generate};
-use anyroll_strategy::{Weights, Zero};
-use tch::{Kind, Tensor};
+use anyroll_strategy::Weights;
+use tch::Tensor;
 
-use super::{Decoder, Setup};
+use super::Setup;
 use crate::{
     Result,
     data::{Record, stream},
@@ -57,13 +57,7 @@ impl Setup {
     /// One completion a record, sampled with the seed beside it. Records come in batches of
     /// `rollout.batch_size`: the bits of a sample may depend on its batch's size, so the size must not depend on
     /// the number of ranks.
-    pub fn sample(
-        &self,
-        policy: &mut Zero<Decoder>,
-        asked: &[(&Record, u64)],
-        how: Sampling,
-    ) -> Result<Vec<Sample>> {
-        let weights = policy.weights()?;
+    pub fn sample(&self, weights: &Weights, asked: &[(&Record, u64)], how: Sampling) -> Result<Vec<Sample>> {
         let rollout = &self.rlvr.rollout;
         let mut samples = Vec::with_capacity(asked.len());
         for batch in asked.chunks(rollout.batch_size) {
@@ -71,7 +65,7 @@ impl Setup {
                 batch.iter().map(|(record, _)| self.tokenizer.encode_prompt(record)).collect();
             let prompts = prompts?;
             let seeds: Vec<u64> = batch.iter().map(|(_, seed)| *seed).collect();
-            let completions = self.generate(&weights, &prompts, &seeds, how)?;
+            let completions = self.generate(weights, &prompts, &seeds, how)?;
             for (prompt, completion) in prompts.into_iter().zip(completions) {
                 let prompt_len = prompt.len();
                 let mut tokens = prompt;
@@ -96,7 +90,8 @@ impl Setup {
         let stop_tokens = vec![self.tokenizer.eos()];
         let params = SamplingParams { temperature, top_k, top_p, max_new_tokens, stop_tokens };
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + max_new_tokens;
-        let mut cache = KvCache::new(self.model.config(), prompts.len(), longest, Kind::Float, self.device)?;
+        let kind = weights[0][0].kind();
+        let mut cache = KvCache::new(self.model.config(), prompts.len(), longest, kind, self.device)?;
         let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
         Ok(generate(&self.model, &units, prompts, &params, seeds, &mut cache)?)
     }

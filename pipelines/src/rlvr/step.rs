@@ -1,20 +1,20 @@
-//! One RL step: sample, score, center within each group, update.
+//! One RL step: sample, score, prepare, update.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
-use anyroll_strategy::{StepStats, Zero};
-use tch::Tensor;
+use anyroll_strategy::{StepStats, Weights, Zero};
 
 use super::{
-    Decoder, Reference, Roles, Setup,
+    Decoder, Roles, Setup,
     exchange::Exchange,
-    loss::{Drift, LARGEST, LossStats, SUMS, Targets, policy_loss},
+    loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
     rollout::{Purpose, Sample, Sampling, sample_seed},
     score::Scored,
 };
 use crate::{
     Result,
-    algorithm::{count_groups, group_advantages},
+    algorithm::count_groups,
+    config::{KlTerm, PolicyLoss},
     data::{Draw, Record},
     metrics::Metrics,
 };
@@ -26,57 +26,64 @@ pub struct StepOutcome {
     pub metrics: Metrics,
     /// Whether the run should end here.
     pub stop: bool,
-}
-
-/// What this rank trains on in a step: its samples in its own order, and what goes with each.
-struct Batch<'a> {
-    samples: &'a [Sample],
-    advantages: &'a [f64],
-    /// Log-probs under the reference of all tokens of all samples, in their order.
-    reference: Option<Tensor>,
-    scored: &'a Scored,
+    /// The next step's weight of the KL divergence off the reward, if a controller moves it.
+    pub kl_coef: Option<f64>,
 }
 
 impl Setup {
-    /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after it.
-    pub fn step(&self, roles: &mut Roles, exchange: &Exchange, step: u64, stop: bool) -> Result<StepOutcome> {
+    /// Step `step`, from 0. Every rank calls; `kl_coef` weighs the KL divergence if that goes off the reward, and
+    /// `stop` is this rank's wish to end the run after the step.
+    pub fn step(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        step: u64,
+        kl_coef: f64,
+        stop: bool,
+    ) -> Result<StepOutcome> {
         let rlvr = &self.rlvr;
-        let share = self.share;
         let started = Instant::now();
         let records = self.dataset.train_batch(Draw::Rollout, self.seed, step, rlvr.prompts_per_step);
-        let samples = self.sample_groups(&mut roles.policy, exchange.rank(), &records, step)?;
+        roles.policy.offload_states(&self.offloaded)?;
+        if let Some(reference) = &mut roles.reference {
+            reference.model.offload_states(&reference.offloaded)?;
+        }
+        let offloaded = Instant::now();
+        let weights = roles.policy.weights()?;
+        let generate_bytes = allocated_bytes(&roles.policy)?;
+        let samples = self.sample_groups(&weights, exchange.rank(), &records, step)?;
+        drop(weights);
         let generated = Instant::now();
+        roles.policy.load_states(&self.offloaded)?; // behind all that comes before the first step
 
         let scored = self.score(exchange, &records, &samples, step, stop)?;
-        let own: Vec<f64> = share.samples_of(exchange.rank()).map(|sample| scored.rewards[sample]).collect();
-        let advantages = group_advantages(&own, rlvr.group_size, rlvr.algorithm.divide_by_std);
         let rewarded = Instant::now();
 
-        let reference = match &mut roles.reference {
-            Some(reference) => Some(self.reference_logprobs(reference, &samples)?),
-            None => None,
-        };
-        let batch = Batch { samples: &samples, advantages: &advantages, reference, scored: &scored };
-        let update = self.update(&mut roles.policy, exchange, &batch, step)?;
+        let prepared = self.prepare(roles, exchange, &samples, &scored, kl_coef)?;
+        let update = self.update(&mut roles.policy, exchange, &samples, &prepared.targets, &scored, step)?;
         let trained = Instant::now();
 
         let mut metrics = self.sample_metrics(&scored);
         metrics.merge(scored.terms.clone());
         metrics.merge(update);
+        metrics.merge(prepared.metrics(exchange, &scored)?);
         let tokens: f64 = scored.lengths.iter().sum();
         let step_s = (trained - started).as_secs_f64();
         metrics.insert("perf/tokens_per_s", tokens / step_s);
+        metrics.insert("perf/generate_allocated_bytes", generate_bytes);
+        metrics.insert("time/offload_s", (offloaded - started).as_secs_f64());
         metrics.insert("time/generate_s", (generated - started).as_secs_f64());
         metrics.insert("time/reward_s", (rewarded - generated).as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
         metrics.insert("time/step_s", step_s);
-        Ok(StepOutcome { metrics, stop: scored.stop })
+        let kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, &scored);
+        Ok(StepOutcome { metrics, stop: scored.stop, kl_coef })
     }
 
     /// This rank's groups, in its own order.
     fn sample_groups(
         &self,
-        policy: &mut Zero<Decoder>,
+        weights: &Weights,
         rank: usize,
         records: &[Record],
         step: u64,
@@ -89,16 +96,7 @@ impl Setup {
             .samples_of(rank)
             .map(|sample| (&records[sample / self.rlvr.group_size], seed(sample)))
             .collect();
-        self.sample(policy, &asked, how)
-    }
-
-    /// Log-probs of the samples' completions under the reference, fp32, all tokens in a row.
-    fn reference_logprobs(&self, reference: &mut Reference, samples: &[Sample]) -> Result<Tensor> {
-        let parts: Result<Vec<Tensor>> = samples
-            .chunks(reference.micro_batch_size)
-            .map(|samples| Ok(reference.model.score(&self.pack(samples)?)?.logprobs))
-            .collect();
-        Ok(Tensor::f_cat(&parts?, 0)?)
+        self.sample(weights, &asked, how)
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
@@ -106,7 +104,9 @@ impl Setup {
         &self,
         policy: &mut Zero<Decoder>,
         exchange: &Exchange,
-        batch: &Batch,
+        samples: &[Sample],
+        targets: &Targets,
+        scored: &Scored,
         step: u64,
     ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
@@ -116,62 +116,42 @@ impl Setup {
         let mut steps: Vec<StepStats> = Vec::new();
         for epoch in 0..rlvr.epochs {
             for mini_batch in 0..self.share.mini_batches {
-                for (samples, targets) in self.mini_batch(batch, mini_batch)? {
-                    policy.accumulate(&self.pack(samples)?, |scores| {
+                let count = count(rlvr.algorithm.aggregation, &scored.lengths[self.share.range(mini_batch)]);
+                for part in self.micro_batches(mini_batch) {
+                    let targets = targets.part(part.clone())?;
+                    policy.accumulate(&self.pack(&samples[part])?, |scores| {
                         if epoch == 0 && mini_batch == 0 {
                             // The weights are still those that sampled: what differs is the engine.
-                            drift.add(&scores.logprobs, &targets.old_logprobs)?;
+                            drift.add(&scores.logprobs, &targets.rollout_logprobs)?;
                         }
-                        Ok(policy_loss(&rlvr.algorithm, scores, &targets, &mut stats)?)
+                        Ok(policy_loss(&rlvr.algorithm, scores, &targets, count, &mut stats)?)
                     })?;
                 }
                 steps.push(policy.step(learning_rate)?);
             }
         }
+        let train_bytes = allocated_bytes(policy)?;
+        policy.start_offload(&self.offloaded)?;
         let mut grad_norm = 0.0;
         for stats in &steps {
             grad_norm += policy.finish_step(stats)? / steps.len() as f64;
         }
-        let mut metrics = self.loss_metrics(exchange, batch.scored, &stats, &drift)?;
+        let mut metrics = self.loss_metrics(exchange, scored, &stats, &drift)?;
+        metrics.insert("perf/allocated_bytes", train_bytes);
+        metrics.insert("time/load_s", policy.load_wait()?.as_secs_f64());
         metrics.insert("grad_norm", grad_norm);
         metrics.insert("learning_rate", learning_rate);
         Ok(metrics)
     }
 
-    /// The micro-batches of a mini-batch with what they are trained towards.
-    fn mini_batch<'a>(&self, batch: &Batch<'a>, mini_batch: usize) -> Result<Vec<(&'a [Sample], Targets)>> {
+    /// The micro-batches of a mini-batch, as ranges of this rank's samples.
+    fn micro_batches(&self, mini_batch: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let own = self.share.own_range(mini_batch);
-        let tokens = batch.scored.lengths[self.share.range(mini_batch)].iter().sum();
-        let tokens_of = |samples: &[Sample]| samples.iter().map(Sample::completion_len).sum::<usize>();
-        let mut offset = tokens_of(&batch.samples[..own.start]);
-        let samples = batch.samples[own.clone()].chunks(self.micro_batch_size);
-        let advantages = batch.advantages[own].chunks(self.micro_batch_size);
-        let mut parts = Vec::new();
-        for (samples, advantages) in samples.zip(advantages) {
-            let old: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
-            let repeated: Vec<f32> = samples
-                .iter()
-                .zip(advantages)
-                .flat_map(|(sample, &advantage)| {
-                    std::iter::repeat_n(advantage as f32, sample.completion_len())
-                })
-                .collect();
-            let to_device = |values: &[f32]| Tensor::f_from_slice(values)?.f_to_device(self.device);
-            let own_tokens = tokens_of(samples);
-            let part = |logprobs: &Tensor| logprobs.f_narrow(0, offset as i64, own_tokens as i64);
-            let targets = Targets {
-                old_logprobs: to_device(&old)?,
-                advantages: to_device(&repeated)?,
-                ref_logprobs: batch.reference.as_ref().map(part).transpose()?,
-                tokens,
-            };
-            parts.push((samples, targets));
-            offset += own_tokens;
-        }
-        Ok(parts)
+        let size = self.micro_batch_size;
+        own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
     }
 
-    /// Means over the tokens that were trained on, over all ranks; and how far the engines are apart.
+    /// The losses, means over the tokens that were trained on, and how far the engines are apart; over all ranks.
     fn loss_metrics(
         &self,
         exchange: &Exchange,
@@ -185,11 +165,19 @@ impl Setup {
         let gathered = exchange.gather(&own)?;
         let sum = |index: usize| gathered.iter().map(|rank| rank[index]).sum::<f64>();
         let max = |index: usize| gathered.iter().map(|rank| rank[index]).fold(f64::NEG_INFINITY, f64::max);
-        let tokens = scored.lengths.iter().sum::<f64>() * self.rlvr.epochs as f64;
+        let (algorithm, epochs) = (&self.rlvr.algorithm, self.rlvr.epochs as f64);
+        let tokens = scored.lengths.iter().sum::<f64>() * epochs;
+        let losses = count(algorithm.aggregation, &scored.lengths) * epochs;
+        let kl_in_loss = algorithm.kl_coef > 0.0 && matches!(algorithm.kl_in, KlTerm::Loss(_));
+        let clips =
+            !matches!(algorithm.loss, PolicyLoss::Reinforce | PolicyLoss::Sapo(_) | PolicyLoss::Topr(_));
         let mut metrics = Metrics::new();
         for (index, name) in SUMS.into_iter().enumerate() {
-            if name != "loss/kl" || self.rlvr.algorithm.kl_coef > 0.0 {
-                metrics.insert(name, sum(index) / tokens);
+            match name {
+                "loss/kl" if !kl_in_loss => {}
+                "clip_fraction/low" | "clip_fraction/high" if !clips => {}
+                "loss/policy" | "loss/kl" => metrics.insert(name, sum(index) / losses),
+                _ => metrics.insert(name, sum(index) / tokens),
             }
         }
         let first_tokens: f64 = scored.lengths[self.share.range(0)].iter().sum();
@@ -224,15 +212,20 @@ impl Setup {
     }
 }
 
+/// Of the device, by this process; libtorch's own memory is not in it.
+fn allocated_bytes(policy: &Zero<Decoder>) -> Result<f64> {
+    Ok(policy.group().stream().device().memory_info()?.allocated_bytes as f64)
+}
+
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The unbiased standard deviation.
+/// The unbiased standard deviation; 0 of a single value.
 fn std(values: &[f64]) -> f64 {
     let mean = mean(values);
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (squares / (values.len() - 1) as f64).sqrt()
+    (squares / (values.len() - 1).max(1) as f64).sqrt()
 }
 
 fn smallest(values: &[f64]) -> f64 {

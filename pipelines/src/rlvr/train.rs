@@ -15,8 +15,14 @@ use super::{
     roles::{Place, adamw},
 };
 use crate::{
-    Error, Result, config::Run, data::Dataset, journal::Journal, launch::Rank, metrics::Metrics,
-    progress::Screen, run_dir::RunDir, samples::Phase,
+    Error, Result,
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Run, Scale},
+    data::Dataset,
+    journal::Journal,
+    metrics::Metrics,
+    progress::Screen,
+    run_dir::RunDir,
+    samples::Phase,
 };
 
 /// How a run ended that did not fail.
@@ -34,8 +40,8 @@ pub struct Job {
     pub run: Run,
     /// Its data.
     pub dataset: Dataset,
-    /// This process's place.
-    pub rank: Rank,
+    /// This rank's device, and the ranks that it has met.
+    pub place: Place,
     /// The run folder, on rank 0.
     pub dir: Option<RunDir>,
     /// Whether to go on from the folder's last checkpoint.
@@ -49,6 +55,9 @@ struct Position {
     warmup_steps: u64,
     /// RL steps that are done.
     steps: u64,
+    /// The weight of the KL divergence off the reward, once a controller has moved it.
+    #[serde(default)]
+    kl_coef: Option<f64>,
 }
 
 impl Position {
@@ -61,10 +70,9 @@ impl Position {
 /// Trains on this rank: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often. `stop`
 /// may be set at any time: the run then ends after its current step, with a checkpoint.
 pub fn train(job: Job, screen: &Screen, stop: &AtomicBool) -> Result<Ended> {
-    let place = Place::open(&job.run, &job.rank)?;
-    let exchange = Exchange::new(&place.group)?;
-    let setup = Setup::new(&job.run, job.dataset, &place)?;
-    let mut training = Training::start(&job.run, job.dir, job.resume, setup, place, exchange, screen)?;
+    let exchange = Exchange::new(&job.place.group)?;
+    let setup = Setup::new(&job.run, job.dataset, &job.place)?;
+    let mut training = Training::start(&job.run, job.dir, job.resume, setup, job.place, exchange, screen)?;
 
     let mut ended = training.warm_up(stop)?;
     if ended == Ended::Finished {
@@ -170,10 +178,12 @@ impl<'a> Training<'a> {
         let rlvr = self.setup.rlvr.clone();
         while self.position.steps < rlvr.steps {
             let wish = stop.load(Ordering::Relaxed);
-            let outcome = self.setup.step(&mut self.roles, &self.exchange, self.position.steps, wish)?;
+            let Position { steps, kl_coef, .. } = self.position;
+            let kl_coef = kl_coef.unwrap_or(rlvr.algorithm.kl_coef);
+            let outcome = self.setup.step(&mut self.roles, &self.exchange, steps, kl_coef, wish)?;
             self.position.steps += 1;
-            let (step, mut metrics) = (self.position.steps, outcome.metrics);
-            metrics.insert("memory/allocated_bytes", self.place.device.memory_info()?.allocated_bytes as f64);
+            self.position.kl_coef = outcome.kl_coef;
+            let (step, metrics) = (self.position.steps, outcome.metrics);
             let is_last = step == rlvr.steps;
             if is_last || step.is_multiple_of(rlvr.evaluation.every) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
@@ -229,8 +239,11 @@ impl<'a> Training<'a> {
         }
         let folder = self.folder.join(CHECKPOINTS);
         let path = folder.join(format!("step_{:06}", self.position.steps));
-        let position = serde_json::to_value(self.position).expect("two numbers");
-        checkpoint::save(&mut self.roles.policy, &path, position)?;
+        let position = serde_json::to_value(self.position).expect("plain numbers");
+        let policy = &mut self.roles.policy;
+        policy.load_states(&self.setup.offloaded)?;
+        checkpoint::save(policy, &path, position)?;
+        policy.start_offload(&self.setup.offloaded)?;
         if self.journal.is_some() {
             checkpoint::prune(&folder, self.setup.rlvr.checkpoint.keep_last)?;
         }
@@ -276,8 +289,9 @@ impl Setup {
             .map(|p| p.elements())
             .sum();
         format!(
-            "GRPO, {parameters} parameters, {} on {} x {}, ZeRO {}, seed {}",
-            run.config.strategy.precision.name(),
+            "{}, {parameters} parameters, {} on {} x {}, ZeRO {}, seed {}",
+            title(&self.rlvr.algorithm),
+            run.policy.strategy.precision.name(),
             run.world_size,
             run.policy.backend,
             run.policy.strategy.zero_stage,
@@ -288,6 +302,28 @@ impl Setup {
     fn warmup_steps(&self) -> u64 {
         self.rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps)
     }
+}
+
+/// The algorithm as papers call it.
+fn title(algorithm: &AlgorithmConfig) -> String {
+    let advantage = match (&algorithm.advantage, algorithm.whiten_advantages) {
+        (Advantage::Reinforce(_), true) => "REINFORCE++",
+        (Advantage::Reinforce(_), false) => "REINFORCE",
+        (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), true) => "REINFORCE++ with a baseline",
+        (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), false) => "Dr. GRPO",
+        (Advantage::Grpo(_), _) => "GRPO",
+        (Advantage::Rloo, _) => "RLOO",
+        (Advantage::Opo, _) => "OPO",
+        (Advantage::Gpg, _) => "GPG",
+    };
+    let loss = match &algorithm.loss {
+        PolicyLoss::Clipped(_) | PolicyLoss::Reinforce => return advantage.to_owned(),
+        PolicyLoss::Gspo(_) => "GSPO",
+        PolicyLoss::Cispo(_) => "CISPO",
+        PolicyLoss::Sapo(_) => "SAPO",
+        PolicyLoss::Topr(_) => "TOPR",
+    };
+    format!("{loss} on {advantage}")
 }
 
 const CHECKPOINTS: &str = "checkpoints";

@@ -1,11 +1,11 @@
 //! What the host does around device work: move bytes, hold a stream up, wait for a state.
 
 use std::{
-    sync::mpsc,
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
-use anyroll_backends::{Buffer, DType, PinnedBuffer, Result, Stream};
+use anyroll_backends::{Buffer, DType, Device, PinnedBuffer, Result, Stream};
 use tch::Tensor;
 
 use crate::runner::{Verdict, ensure};
@@ -86,4 +86,12 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) ->
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Runs a check and fails unless all memory that it took is back: also what it dropped with work pending.
+pub(crate) fn leaves_no_memory(device: &Arc<dyn Device>, check: impl FnOnce() -> Verdict) -> Verdict {
+    let held = || device.memory_info().map(|info| (info.allocated_bytes, info.pinned_bytes));
+    let before = held()?;
+    check()?;
+    eventually("all memory that the case took is back", || Ok(held()? == before))
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// What one case ended with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The part of the suite: `device`, `collective x 4 ranks`.
+    /// The part of the suite: `device`, `collective, world size 4`.
     pub group: String,
     /// The rule that was checked.
     pub name: String,

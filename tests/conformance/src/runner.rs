@@ -40,8 +40,9 @@ impl<E: std::error::Error> From<E> for Stop {
 /// Ends the check as failed unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
-        if !$condition {
-            return Err($crate::runner::Stop::Failed(format!($($message)+)));
+        match $condition {
+            true => {}
+            false => return Err($crate::runner::Stop::Failed(format!($($message)+))),
         }
     };
 }

@@ -16,7 +16,7 @@ use anyroll_backends::{
     Collective, CollectiveGroup, DType, Device, Rendezvous, Result, Store, connect, faults::Delayed,
 };
 
-use crate::{Outcome, Status, runner::Case};
+use crate::{Outcome, Status, host::leaves_no_memory, runner::Case};
 use member::Member;
 
 /// How late work starts in the second round, at most.
@@ -45,7 +45,7 @@ impl Peers {
 /// starts late at random. Every rank calls it with the same `filter`, once for a store, and gets the merged
 /// outcomes: a case failed if it failed on one rank. Only cases whose name contains `filter`.
 pub fn collective_suite(peers: &Peers, filter: Option<&str>) -> Vec<Outcome> {
-    let group = format!("collective, {} ranks", peers.world.world_size());
+    let group = format!("collective, world size {}", peers.world.world_size());
     let mut outcomes = Round::new(peers, "plain").run(&group, || all(&DType::ALL), filter);
     for seed in 1..=2 {
         // Ranks are late at different moments.
@@ -62,7 +62,7 @@ pub fn collective_suite(peers: &Peers, filter: Option<&str>) -> Vec<Outcome> {
 /// Checks what happens when a rank does not come or a communicator is aborted: errors in time, nobody hangs, and a
 /// new group works. Called like [`collective_suite`]. The world stays whole; groups that fail are split off it.
 pub fn failure_suite(peers: &Peers, filter: Option<&str>) -> Vec<Outcome> {
-    let group = format!("failures, {} ranks", peers.world.world_size());
+    let group = format!("failures, world size {}", peers.world.world_size());
     Round::new(peers, "failures").run(&group, failures::cases, filter)
 }
 
@@ -106,7 +106,18 @@ impl<'a> Round<'a> {
                 }
             }
         }
+        self.leave();
         outcomes
+    }
+
+    /// Rank 0 serves the store, so it leaves last. An error here can no longer change a verdict.
+    fn leave(&self) {
+        let store = &self.peers.store;
+        let key = |rank: usize| format!("conformance/{}/left/{rank}", self.name);
+        let _ = match self.peers.world.rank() {
+            0 => (1..self.peers.world.world_size()).try_for_each(|rank| store.get(&key(rank)).map(drop)),
+            rank => store.set(&key(rank), b"left"),
+        };
     }
 
     /// Runs one case on all ranks and merges the verdicts.
@@ -124,6 +135,8 @@ impl<'a> Round<'a> {
         };
         let prefix = format!("conformance/{}/{number}", self.name);
         let member = Member::new(self.peers, under_test.clone(), &prefix)?;
+        let Case { name, check } = case;
+        let case = Case::new(name, |member: &Member| leaves_no_memory(&member.device, || check(member)));
         let mut outcome = case.run(group, member, timeout / 2);
         outcome.status = self.merge(&prefix, outcome.status)?;
         if matches!(outcome.status, Status::Failed(_)) {
@@ -141,23 +154,24 @@ impl<'a> Round<'a> {
         CollectiveGroup::new("conformance", comm, &self.peers.device, timeout)
     }
 
-    /// The verdict of all ranks: the first failure in rank order, else the first skip.
+    /// The verdict of all ranks: every failure, else the first skip.
     fn merge(&self, prefix: &str, mine: Status) -> Result<Status> {
         let store = &self.peers.store;
         let (rank, world_size) = (self.peers.world.rank(), self.peers.world.world_size());
         store.set(&format!("{prefix}/verdict/{rank}"), encode(mine).as_bytes())?;
-        let mut merged = Status::Passed;
+        let (mut failures, mut skips) = (Vec::new(), Vec::new());
         for rank in 0..world_size {
-            let theirs = decode(&store.get(&format!("{prefix}/verdict/{rank}"))?);
-            merged = match (merged, theirs) {
-                (Status::Passed | Status::Skipped(_), Status::Failed(reason)) => {
-                    Status::Failed(format!("rank {rank}: {reason}"))
-                }
-                (Status::Passed, Status::Skipped(reason)) => Status::Skipped(reason),
-                (merged, _) => merged,
-            };
+            match decode(&store.get(&format!("{prefix}/verdict/{rank}"))?) {
+                Status::Passed => {}
+                Status::Failed(reason) => failures.push(format!("rank {rank}: {reason}")),
+                Status::Skipped(reason) => skips.push(reason),
+            }
         }
-        Ok(merged)
+        Ok(match (failures.is_empty(), skips.into_iter().next()) {
+            (false, _) => Status::Failed(failures.join("\n")),
+            (true, Some(reason)) => Status::Skipped(reason),
+            (true, None) => Status::Passed,
+        })
     }
 }
 

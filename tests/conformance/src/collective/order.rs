@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyroll_backends::{Buffer, CollectiveGroup, DType, ReduceOp, Stream, Work};
+use anyroll_backends::{Arena, Buffer, CollectiveGroup, DType, ReduceOp, Stream, Work};
 
 use super::member::{Member, Tally};
 use crate::{
-    host::{GATE_LIMIT, Gate, PATIENCE, download, eventually, tensor_bytes, upload},
+    host::{GATE_LIMIT, Gate, PATIENCE, download, tensor_bytes, upload},
     runner::{Case, Stop, Verdict, ensure, same, same_bytes},
     values::{random, reduce},
 };
@@ -24,6 +24,7 @@ pub(super) fn cases() -> Vec<Case<Member>> {
         Case::new("order: hundreds of operations in flight run in order", many_in_flight),
         Case::new("order: groups of the same ranks do not disturb one another", interleaved),
         Case::new("order: work and buffers dropped in flight live until the operation is done", dropped),
+        Case::new("order: an arena whose last owner is the operation goes away behind it", dropped_arena),
         Case::new("order: a barrier holds everybody until the last has come", barrier),
         Case::new("flight recorder: shows the last operations and their states", flight_recorder),
     ]
@@ -146,11 +147,8 @@ fn interleaved(m: &Member) -> Verdict {
 }
 
 fn dropped(m: &Member) -> Verdict {
-    let allocated = || m.device.memory_info().map(|info| info.allocated_bytes);
-    m.compute.synchronize()?;
     let inputs = m.inputs(DType::I32, LEN);
     let kept = m.place(&vec![0; LEN * 4], DType::I32)?;
-    let before = allocated()?;
     for _ in 0..10 {
         let data = m.place(&inputs[m.rank], DType::I32)?;
         let work = m.group.all_reduce(&data.inner, ReduceOp::Sum, &m.compute)?;
@@ -160,8 +158,17 @@ fn dropped(m: &Member) -> Verdict {
         drop(m.group.broadcast(&Buffer::zeros(&m.compute, LEN, DType::U8)?, 0, &m.compute)?);
     }
     let want = reduce(DType::I32, ReduceOp::Sum, &inputs);
-    same_bytes("a copy of what was dropped", &kept.read(&m.compute)?, &want)?;
-    eventually("all memory is back", || Ok(allocated()? == before))
+    same_bytes("a copy of what was dropped", &kept.read(&m.compute)?, &want)
+}
+
+fn dropped_arena(m: &Member) -> Verdict {
+    let arena = Arena::new("in flight", &m.compute, LEN)?;
+    let gate = Gate::close(&m.compute)?;
+    let work = m.group.all_reduce(&arena.buffer(0..LEN, DType::U8), ReduceOp::Max, &m.compute)?;
+    // The arena's home waits for the operation, which is now the one to release the arena.
+    drop((work, arena));
+    gate.open();
+    Ok(m.compute.synchronize()?)
 }
 
 fn barrier(m: &Member) -> Verdict {

@@ -11,7 +11,7 @@ use anyroll_backends::{Device, faults::Delayed};
 
 use crate::{
     Outcome,
-    host::eventually,
+    host::leaves_no_memory,
     runner::{Case, Verdict},
 };
 
@@ -38,15 +38,7 @@ fn round(group: &str, device: &Arc<dyn Device>, filter: Option<&str>) -> Vec<Out
     let rules = [memory::RULES, arenas::RULES, streams::RULES, tensors::RULES].into_iter().flatten();
     rules
         .filter(|(name, _)| name.contains(filter.unwrap_or_default()))
-        .map(|(name, check)| Case::new(*name, |device| leaves_no_memory(device, *check)))
+        .map(|(name, check)| Case::new(*name, |device| leaves_no_memory(device, || check(device))))
         .map(|case| case.run(group, device.clone(), DEADLINE))
         .collect()
-}
-
-/// Whatever a case did, in the end its memory is back: also when it was dropped with its work pending.
-fn leaves_no_memory(device: &Arc<dyn Device>, check: Check) -> Verdict {
-    let held = || device.memory_info().map(|info| (info.allocated_bytes, info.pinned_bytes));
-    let before = held()?;
-    check(device)?;
-    eventually("all memory that the case took is back", || Ok(held()? == before))
 }

@@ -26,6 +26,7 @@ pub(super) const RULES: &[(&str, Check)] = &[
     ("event: orders only after what was there when it was recorded", later_work),
     ("event: measures the time between two", elapsed),
     ("errors: come out of the next synchronize, once, and later work still runs", errors),
+    ("errors: a panic of a host function on libtorch's stream is one, too", torch_errors),
 ];
 
 fn in_order(device: &Arc<dyn Device>) -> Verdict {
@@ -111,7 +112,7 @@ fn many_threads(device: &Arc<dyn Device>) -> Verdict {
     };
     thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || work(number))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("checks return")).collect::<Verdict>()
+        threads.into_iter().try_for_each(|thread| thread.join().expect("checks return"))
     })?;
     let want: Vec<u8> = (0..4).flat_map(|_| 0..50).collect();
     same_bytes("the logs of four threads", &download(&logs, &stream)?, &want)
@@ -217,4 +218,14 @@ fn errors(device: &Arc<dyn Device>) -> Verdict {
         buffer.fill(0, &stream)?;
     }
     Ok(())
+}
+
+fn torch_errors(device: &Arc<dyn Device>) -> Verdict {
+    let torch = Stream::torch(device)?;
+    // Where libtorch computes on this thread, so do host functions, and there is nothing to wait for.
+    let enqueued = torch.enqueue_host_fn(Box::new(|| panic!("as this check wants")));
+    match enqueued.and_then(|()| torch.synchronize()) {
+        Err(Error::Stream { message, .. }) => same("the error", message.as_str(), "as this check wants"),
+        other => same("the error", format!("{other:?}"), "Stream".into()),
+    }
 }

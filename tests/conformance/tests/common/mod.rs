@@ -21,6 +21,7 @@ pub fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(Peers) -> T + Sync) ->
             world_size,
             master_addr: address.ip().to_string(),
             master_port: address.port(),
+            agent_store: None,
             timeout: Duration::from_secs(40),
         };
         rank(Peers::connect(cpu(number), &rendezvous).expect("the ranks meet"))

@@ -1,0 +1,218 @@
+//! From rewards to advantages. `docs/algorithms.md` has the sources, and where systems disagree.
+
+use super::{groups, is_constant};
+use crate::config::{Advantage, Scale};
+
+/// The advantage of each sample, from all samples' rewards and lengths in tokens; groups lie one after another.
+///
+/// With `mean` and `std` (unbiased) over a group of n rewards r, whose completions have lengths l:
+/// - `grpo`: (r - mean) / (std + eps) (Shao et al., 2024, section 4.1), with the standard deviation of all
+///   rewards at `batch_std`; r - mean is Dr. GRPO (Liu et al., 2025);
+/// - `rloo`: r less the mean of the group's others, which is (r - mean) n / (n - 1) (Ahmadian et al., 2024);
+/// - `opo`: r - sum(l r) / sum(l) (Hao et al., 2025);
+/// - `gpg`: (r - mean) B / (B - M), with M of the B samples in groups of equal rewards (Chu et al., 2025);
+/// - `reinforce`: r. Its discount is between tokens: see [`returns`].
+///
+/// A group of equal rewards has advantages of exactly 0, so it moves nothing; but for `reinforce`.
+///
+/// # Panics
+///
+/// If `group_size` does not divide the number of rewards, or rewards and lengths differ in number.
+pub fn sample_advantages(
+    advantage: &Advantage,
+    rewards: &[f64],
+    lengths: &[f64],
+    group_size: usize,
+) -> Vec<f64> {
+    assert_eq!(rewards.len(), lengths.len(), "a reward and a length for each sample");
+    match advantage {
+        Advantage::Grpo(grpo) => {
+            let batch_std = match grpo.scale {
+                Scale::BatchStd => Some(std(rewards)),
+                Scale::GroupStd | Scale::None => None,
+            };
+            centered(rewards, group_size, |group| match grpo.scale {
+                Scale::None => 1.0,
+                Scale::GroupStd | Scale::BatchStd => batch_std.unwrap_or_else(|| std(group)) + grpo.eps,
+            })
+        }
+        Advantage::Rloo => {
+            let n = group_size as f64;
+            centered(rewards, group_size, |_| (n - 1.0) / n)
+        }
+        Advantage::Opo => less_weighted_mean(rewards, lengths, group_size),
+        Advantage::Gpg => {
+            let all = rewards.len() / group_size;
+            let mixed = groups(rewards, group_size).filter(|group| !is_constant(group)).count();
+            centered(rewards, group_size, |_| mixed as f64 / all as f64)
+        }
+        Advantage::Reinforce(_) => rewards.to_vec(),
+    }
+}
+
+/// What follows each token of a sequence: its own reward, and those after it times `gamma` a token.
+pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
+    let mut following = 0.0;
+    let mut returns: Vec<f64> = rewards
+        .iter()
+        .rev()
+        .map(|reward| {
+            following = reward + gamma * following;
+            following
+        })
+        .collect();
+    returns.reverse();
+    returns
+}
+
+/// What whitening needs to know of all tokens, whoever holds them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moments {
+    /// The number of values.
+    pub count: f64,
+    /// Their mean.
+    pub mean: f64,
+    /// The sum of the squares of their differences from the mean.
+    pub squares: f64,
+}
+
+impl Moments {
+    /// Shifts and scales values to the mean 0 and the variance 1, the unbiased one, as verl and ROLL do. A single
+    /// value becomes 0.
+    pub fn whiten(&self, values: &mut [f64]) {
+        const EPS: f64 = 1e-8;
+        let variance = self.squares / (self.count - 1.0).max(1.0);
+        let scale = 1.0 / (variance + EPS).sqrt();
+        values.iter_mut().for_each(|value| *value = (*value - self.mean) * scale);
+    }
+}
+
+/// Each reward less its group's mean, over what `scale` says of the group.
+fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let mut advantages = Vec::with_capacity(rewards.len());
+    for group in groups(rewards, group_size) {
+        if is_constant(group) {
+            // A rounded mean would leave a remainder, which division by a tiny deviation would blow up.
+            advantages.extend(std::iter::repeat_n(0.0, group.len()));
+            continue;
+        }
+        let mean = group.iter().sum::<f64>() / group.len() as f64;
+        let scale = scale(group);
+        advantages.extend(group.iter().map(|reward| (reward - mean) / scale));
+    }
+    advantages
+}
+
+/// Each reward less its group's mean, in which rewards are weighted.
+fn less_weighted_mean(rewards: &[f64], weights: &[f64], group_size: usize) -> Vec<f64> {
+    let mut advantages = Vec::with_capacity(rewards.len());
+    for (group, weights) in groups(rewards, group_size).zip(groups(weights, group_size)) {
+        if is_constant(group) {
+            advantages.extend(std::iter::repeat_n(0.0, group.len()));
+            continue;
+        }
+        let weighted: f64 = group.iter().zip(weights).map(|(reward, weight)| reward * weight).sum();
+        let mean = weighted / weights.iter().sum::<f64>();
+        advantages.extend(group.iter().map(|reward| reward - mean));
+    }
+    advantages
+}
+
+/// The unbiased standard deviation, with n - 1 below.
+fn std(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (values.len() - 1) as f64;
+    variance.sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{check_near, golden, numbers};
+    use super::*;
+    use crate::config::{GrpoConfig, ReinforceConfig};
+
+    const GROUP_SIZE: usize = 3;
+
+    fn grpo(scale: Scale, eps: f64) -> Advantage {
+        Advantage::Grpo(GrpoConfig { scale, eps })
+    }
+
+    #[test]
+    fn advantages_equal_the_reference() {
+        let golden = golden();
+        let (rewards, lengths) = (numbers(&golden["rewards"]), numbers(&golden["lengths"]));
+        for (name, advantage) in [
+            ("grpo", grpo(Scale::GroupStd, 1e-6)),
+            ("grpo_eps_1e-4", grpo(Scale::GroupStd, 1e-4)),
+            ("dr_grpo", grpo(Scale::None, 1e-6)),
+            ("batch_std_eps_1e-4", grpo(Scale::BatchStd, 1e-4)),
+            ("rloo", Advantage::Rloo),
+            ("opo", Advantage::Opo),
+        ] {
+            let found = sample_advantages(&advantage, &rewards, &lengths, GROUP_SIZE);
+            check_near(&found, &numbers(&golden[name]));
+        }
+    }
+
+    #[test]
+    fn whitened_advantages_equal_the_reference() {
+        let golden = golden();
+        let (rewards, lengths) = (numbers(&golden["rewards"]), numbers(&golden["lengths"]));
+        for (name, advantage) in [
+            ("reinforce_pp", Advantage::Reinforce(ReinforceConfig { gamma: 1.0 })),
+            ("reinforce_pp_baseline", grpo(Scale::None, 1e-6)),
+        ] {
+            let samples = sample_advantages(&advantage, &rewards, &lengths, GROUP_SIZE);
+            // Whitening is over tokens: a long sample counts more.
+            let mut tokens: Vec<f64> = samples
+                .iter()
+                .zip(&lengths)
+                .flat_map(|(&sample, &length)| std::iter::repeat_n(sample, length as usize))
+                .collect();
+            let count = tokens.len() as f64;
+            let mean = tokens.iter().sum::<f64>() / count;
+            let squares = tokens.iter().map(|token| (token - mean).powi(2)).sum();
+            Moments { count, mean, squares }.whiten(&mut tokens);
+            check_near(&tokens, &numbers(&golden[name]));
+        }
+    }
+
+    #[test]
+    fn returns_are_discounted_a_token() {
+        check_near(&returns(&[1.0, 0.0, 2.0], 0.5), &[1.5, 1.0, 2.0]);
+        check_near(&returns(&[-0.1, -0.2, 0.7], 1.0), &[0.4, 0.5, 0.7]);
+        assert!(returns(&[], 1.0).is_empty());
+    }
+
+    #[test]
+    fn gpg_makes_up_for_groups_without_a_gradient() {
+        let rewards = [1.0, 0.0, 0.5, 0.5, 0.0, 0.0, 1.0, 1.0];
+        let found = sample_advantages(&Advantage::Gpg, &rewards, &[1.0; 8], 2);
+        check_near(&found, &[2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_group_of_equal_rewards_has_no_advantage() {
+        // 0.1 + 0.1 + 0.1 is not 0.3 in doubles: the mean is off by a rounding.
+        for reward in [0.0, 0.1, 1.0] {
+            for advantage in [
+                grpo(Scale::GroupStd, 1e-6),
+                grpo(Scale::BatchStd, 1e-6),
+                grpo(Scale::None, 1e-6),
+                Advantage::Rloo,
+                Advantage::Opo,
+                Advantage::Gpg,
+            ] {
+                let found = sample_advantages(&advantage, &[reward; 3], &[1.0, 7.0, 3.0], 3);
+                assert_eq!(found, [0.0; 3], "{advantage:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_single_value_is_whitened_to_0() {
+        let mut values = [3.0];
+        Moments { count: 1.0, mean: 3.0, squares: 0.0 }.whiten(&mut values);
+        assert_eq!(values, [0.0]);
+    }
+}

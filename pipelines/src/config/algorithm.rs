@@ -1,0 +1,363 @@
+//! The fields of `algorithm:`: how rewards become advantages, and advantages a loss.
+//!
+//! `docs/algorithms.md` has the formula and the source of each, and where other systems disagree.
+
+use serde::{Deserialize, Serialize};
+
+/// Advantages and the policy loss.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AlgorithmConfig {
+    /// Rewards are clamped to minus and plus this, before anything else; above 0. Default: not.
+    pub reward_clip: Option<f64>,
+    /// How a reward becomes an advantage. Default `grpo`.
+    pub advantage: Advantage,
+    /// Shift and scale advantages to mean 0 and variance 1 over all tokens of the step, on all ranks.
+    /// With `reinforce` this is REINFORCE++, with `grpo: {scale: none}` its baseline form. Default false.
+    pub whiten_advantages: bool,
+    /// Advantages are clamped to minus and plus this, after whitening; above 0. Default: not.
+    pub advantage_clip: Option<f64>,
+    /// The loss of a token. Default `clipped`.
+    pub loss: PolicyLoss,
+    /// How a loss per token becomes one number. Default `token_mean`.
+    pub aggregation: Aggregation,
+    /// Weight of the KL divergence to the frozen reference; 0 needs no reference. Default 0.
+    pub kl_coef: f64,
+    /// Where the KL divergence goes. Default `loss`.
+    pub kl_in: KlTerm,
+    /// Weight of the entropy bonus in the loss; 0 is none. Default 0.
+    pub entropy_coef: f64,
+    /// Whose log-probs the ratio of probabilities compares with. Default `rollout`.
+    pub old_logprobs: OldLogprobs,
+    /// Weights against the difference between sampling and training. Default `none`.
+    pub rollout_correction: RolloutCorrection,
+}
+
+/// How a reward becomes an advantage.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Advantage {
+    /// Less the group's mean, over a standard deviation.
+    Grpo(GrpoConfig),
+    /// Less the mean of the group's other rewards.
+    Rloo,
+    /// Less the group's mean, in which each reward weighs as much as its completion is long.
+    Opo,
+    /// Less the group's mean, times samples over samples in groups whose rewards differ.
+    Gpg,
+    /// The return from each token on, without a baseline; groups may be of 1.
+    Reinforce(ReinforceConfig),
+}
+
+impl Default for Advantage {
+    fn default() -> Self {
+        Self::Grpo(GrpoConfig::default())
+    }
+}
+
+/// GRPO's constants.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GrpoConfig {
+    /// What advantages are divided by. Default `group_std`.
+    pub scale: Scale,
+    /// Added to the standard deviation; above 0. Default 1e-6.
+    pub eps: f64,
+}
+
+impl Default for GrpoConfig {
+    fn default() -> Self {
+        Self { scale: Scale::default(), eps: 1e-6 }
+    }
+}
+
+/// What GRPO's advantages are divided by; deviations are unbiased.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scale {
+    /// The standard deviation of the group's rewards.
+    #[default]
+    GroupStd,
+    /// The standard deviation of the rewards of the whole step.
+    BatchStd,
+    /// Nothing: Dr. GRPO.
+    None,
+}
+
+/// The discounted return's constants.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReinforceConfig {
+    /// Weight of a reward one token later; above 0, at most 1. Default 1.
+    pub gamma: f64,
+}
+
+impl Default for ReinforceConfig {
+    fn default() -> Self {
+        Self { gamma: 1.0 }
+    }
+}
+
+/// The loss of a token. A ratio is the token's new probability over its old one.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyLoss {
+    /// PPO's: the ratio is clipped where clipping makes the loss larger.
+    Clipped(ClippedConfig),
+    /// As `clipped`, with one ratio a sequence: the geometric mean of its tokens'.
+    Gspo(GspoConfig),
+    /// The log-prob, weighted by the advantage and the clamped ratio, through which no gradient flows.
+    Cispo(CispoConfig),
+    /// The log-prob, weighted by the advantage: vanilla policy gradient, without a ratio.
+    Reinforce,
+    /// The ratio behind a soft gate instead of a clip.
+    Sapo(SapoConfig),
+    /// The log-prob, weighted by the advantage, and where that is negative by the ratio, at most 1.
+    Topr(ToprConfig),
+}
+
+impl Default for PolicyLoss {
+    fn default() -> Self {
+        Self::Clipped(ClippedConfig::default())
+    }
+}
+
+/// PPO's clipping.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClippedConfig {
+    /// The ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 0.2.
+    pub clip_low: f64,
+    /// The ratio is clipped above at `1 + clip_high`; above 0. Default 0.28.
+    pub clip_high: f64,
+    /// Where the advantage is negative, the loss is at most so many times its absolute value; above 1.
+    /// Default: no bound.
+    pub dual_clip: Option<f64>,
+}
+
+impl Default for ClippedConfig {
+    fn default() -> Self {
+        Self { clip_low: 0.2, clip_high: 0.28, dual_clip: None }
+    }
+}
+
+/// GSPO's clipping, much tighter than a token's, since the ratio is a mean over the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GspoConfig {
+    /// The sequence's ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 3e-4.
+    pub clip_low: f64,
+    /// The sequence's ratio is clipped above at `1 + clip_high`; above 0. Default 4e-4.
+    pub clip_high: f64,
+}
+
+impl Default for GspoConfig {
+    fn default() -> Self {
+        Self { clip_low: 3e-4, clip_high: 4e-4 }
+    }
+}
+
+/// CISPO's bounds of the ratio, as ratios. 0 to 5 is TRL's use of it, 0.8 to 1.28 verl's, and 0 to 1 truncated
+/// importance sampling as a loss, ROLL's `tis`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CispoConfig {
+    /// The least weight; 0 or above. Default 0, no bound.
+    pub min_ratio: f64,
+    /// The largest weight; above `min_ratio`. Default 5.
+    pub max_ratio: f64,
+}
+
+impl Default for CispoConfig {
+    fn default() -> Self {
+        Self { min_ratio: 0.0, max_ratio: 5.0 }
+    }
+}
+
+/// SAPO's gates.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SapoConfig {
+    /// Steepness of the gate where the advantage is positive; above 0. Default 1.
+    pub tau_positive: f64,
+    /// Steepness of the gate elsewhere; above 0. Default 1.05.
+    pub tau_negative: f64,
+}
+
+impl Default for SapoConfig {
+    fn default() -> Self {
+        Self { tau_positive: 1.0, tau_negative: 1.05 }
+    }
+}
+
+/// TOPR's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ToprConfig {
+    /// Weight of tokens with a positive advantage; 0 or above. Default 1.
+    pub positive_weight: f64,
+    /// Weight of the other tokens, beside their ratio; 0 or above. Default 1.
+    pub negative_weight: f64,
+}
+
+impl Default for ToprConfig {
+    fn default() -> Self {
+        Self { positive_weight: 1.0, negative_weight: 1.0 }
+    }
+}
+
+/// How a loss per token becomes one number. Counts are those of the mini-batch over all ranks, so how it is split
+/// does not change the gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// The mean over all completion tokens.
+    #[default]
+    TokenMean,
+    /// The mean over completions of the mean over each one's tokens.
+    SeqMeanTokenMean,
+    /// The mean over completions of the sum over each one's tokens.
+    SeqMeanTokenSum,
+    /// As `seq_mean_token_sum`, over a constant length: Dr. GRPO's.
+    SeqMeanTokenSumNorm(NormConfig),
+}
+
+/// The constant that a sum over tokens is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct NormConfig {
+    /// Tokens; 1 or above. Usually `rollout.max_new_tokens`.
+    pub length: usize,
+}
+
+/// Where the KL divergence to the reference goes.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlTerm {
+    /// Into the loss, with a gradient of its own.
+    Loss(KlLossConfig),
+    /// Off the reward of each token, before advantages; by the estimator `k1`.
+    Reward(KlRewardConfig),
+}
+
+impl Default for KlTerm {
+    fn default() -> Self {
+        Self::Loss(KlLossConfig::default())
+    }
+}
+
+/// KL divergence in the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KlLossConfig {
+    /// Default `k3`.
+    pub estimator: KlEstimator,
+}
+
+/// Estimators of the KL divergence from samples (Schulman, 2020), with d = log-prob less the reference's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlEstimator {
+    /// d. As a loss its expected gradient is 0 on-policy.
+    K1,
+    /// d² / 2, whose gradient on-policy is that of the divergence.
+    K2,
+    /// exp(-d) + d - 1: never negative, and of low variance.
+    #[default]
+    K3,
+}
+
+/// KL divergence off the reward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KlRewardConfig {
+    /// Moves `kl_coef` after each step, so that the divergence nears a target. Default: it stays.
+    pub adaptive: Option<AdaptiveKlConfig>,
+}
+
+/// The controller of Ziegler et al. (2019), section 2.2.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdaptiveKlConfig {
+    /// The divergence per token that is aimed at; above 0. Default 0.1.
+    pub target: f64,
+    /// Completions after which the coefficient may have changed by a fifth; above 0. Default 10000.
+    pub horizon: f64,
+}
+
+impl Default for AdaptiveKlConfig {
+    fn default() -> Self {
+        Self { target: 0.1, horizon: 10_000.0 }
+    }
+}
+
+/// Whose log-probs the ratio compares with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OldLogprobs {
+    /// Those that sampling gave: no pass of their own.
+    #[default]
+    Rollout,
+    /// Those of the training forward, from one more pass before the first update of a step.
+    Recompute,
+}
+
+/// Weights of the policy loss by how much likelier training finds what sampling drew. They need
+/// `old_logprobs: recompute`, and multiply no denominator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutCorrection {
+    /// No weights.
+    #[default]
+    None,
+    /// Truncated importance sampling, TIS: weights above a bound are set to it.
+    Truncate(TruncateConfig),
+    /// Masked importance sampling, MIS: what is out of bounds weighs 0.
+    Mask(MaskConfig),
+}
+
+/// Truncated weights.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TruncateConfig {
+    /// What has a weight. Default `token`.
+    pub level: Level,
+    /// The largest weight; above 0. Default 2.
+    pub max: f64,
+}
+
+impl Default for TruncateConfig {
+    fn default() -> Self {
+        Self { level: Level::Token, max: 2.0 }
+    }
+}
+
+/// Masked weights.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MaskConfig {
+    /// What has a weight. Default `sequence`.
+    pub level: Level,
+    /// The least weight that counts; 0 or above. Default 0.
+    pub min: f64,
+    /// The largest weight that counts; above `min`. Default 3.
+    pub max: f64,
+}
+
+impl Default for MaskConfig {
+    fn default() -> Self {
+        Self { level: Level::Sequence, min: 0.0, max: 3.0 }
+    }
+}
+
+/// What has an importance weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Each token its own.
+    Token,
+    /// The product over a sequence's tokens, for all of them.
+    Sequence,
+    /// The geometric mean over a sequence's tokens, for all of them.
+    Geometric,
+}

@@ -1,0 +1,72 @@
+//! Importance weights of what sampling drew, under the policy that is trained: exp(old - rollout).
+
+use tch::{Kind, Tensor};
+
+use super::{Result, sequence_means, sequence_sums};
+use crate::config::{Level, MaskConfig, RolloutCorrection, TruncateConfig};
+
+/// Log-weights are clamped to minus and plus this, since exp overflows.
+const MOST_LOG_WEIGHT: f64 = 20.0;
+
+/// The weights of a rank's tokens in a step.
+#[derive(Debug)]
+pub struct Correction {
+    /// `[M]`, without a gradient.
+    pub weights: Tensor,
+    /// Of these tokens.
+    pub stats: CorrectionStats,
+}
+
+/// What the weights of tokens come to, on the device until it is read.
+#[derive(Debug)]
+pub struct CorrectionStats(Tensor);
+
+impl Correction {
+    /// The weights of tokens whose sequences have these lengths; `None` if none are asked for.
+    ///
+    /// Truncated importance sampling (Yao et al., 2025) keeps a weight from rising above `max`; masked importance
+    /// sampling makes it 0 outside of `min` to `max`. Neither changes what a loss is divided by.
+    pub fn new(
+        config: &RolloutCorrection,
+        old_logprobs: &Tensor,
+        rollout_logprobs: &Tensor,
+        lengths: &[i64],
+    ) -> Result<Option<Self>> {
+        let all = |level| importance(level, old_logprobs, rollout_logprobs, lengths);
+        let (weights, changed) = match *config {
+            RolloutCorrection::None => return Ok(None),
+            RolloutCorrection::Truncate(TruncateConfig { level, max }) => {
+                let weights = all(level)?;
+                (weights.f_clamp_max(max)?, weights.f_gt(max)?)
+            }
+            RolloutCorrection::Mask(MaskConfig { level, min, max }) => {
+                let weights = all(level)?;
+                let outside = weights.f_lt(min)?.f_logical_or(&weights.f_gt(max)?)?;
+                (weights.f_masked_fill(&outside, 0.0)?, outside)
+            }
+        };
+        let sum = |tensor: &Tensor| tensor.f_sum(Kind::Double);
+        let sums = [sum(&weights)?, sum(&weights.f_square()?)?, sum(&changed)?];
+        let stats = CorrectionStats(Tensor::f_stack(&sums, 0)?);
+        Ok(Some(Self { weights, stats }))
+    }
+}
+
+impl CorrectionStats {
+    /// The sum of the weights, of their squares, and the number of those truncated or masked; waits for the device.
+    pub fn read(&self) -> Result<[f64; 3]> {
+        let mut sums = [0.0; 3];
+        sums.copy_from_slice(&Vec::<f64>::try_from(self.0.f_to_device(tch::Device::Cpu)?)?);
+        Ok(sums)
+    }
+}
+
+fn importance(level: Level, old: &Tensor, rollout: &Tensor, lengths: &[i64]) -> Result<Tensor> {
+    let of_token = old.f_sub(rollout)?;
+    let log_weights = match level {
+        Level::Token => of_token,
+        Level::Sequence => sequence_sums(&of_token, lengths)?,
+        Level::Geometric => sequence_means(&of_token, lengths)?,
+    };
+    log_weights.f_clamp(-MOST_LOG_WEIGHT, MOST_LOG_WEIGHT)?.f_exp()
+}

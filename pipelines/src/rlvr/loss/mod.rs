@@ -1,0 +1,129 @@
+//! The loss of a mini-batch as a gradient on per-token log-probs.
+//!
+//! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`policy`] has
+//! the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
+//! training see differently, [`stats`] says what happened. Nothing here waits for the device but the `read`s.
+//!
+//! `docs/algorithms.md` has the sources, and where systems disagree.
+
+mod aggregation;
+mod correction;
+mod policy;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+pub use aggregation::{count, token_weights};
+pub use correction::{Correction, CorrectionStats};
+pub use stats::{Drift, LARGEST, LossStats, SUMS};
+
+use std::ops::Range;
+
+use anyroll_models::{OutputGrad, model::Scores};
+use tch::{TchError, Tensor};
+
+use crate::config::{AlgorithmConfig, KlEstimator, KlTerm};
+
+type Result<T> = std::result::Result<T, TchError>;
+
+/// What the tokens of some sequences are trained towards: each tensor fp32 `[M]`, in the order of the scores.
+#[derive(Debug)]
+pub struct Targets {
+    /// Tokens of each sequence.
+    pub lengths: Vec<i64>,
+    /// Log-probs as they were when the tokens were sampled.
+    pub rollout_logprobs: Tensor,
+    /// Log-probs under the policy before the first update of the step: those above, or training's own.
+    pub old_logprobs: Tensor,
+    /// Advantages of the tokens.
+    pub advantages: Tensor,
+    /// Log-probs under the frozen reference; `None` without a KL term in the loss.
+    pub ref_logprobs: Option<Tensor>,
+    /// Weights of the policy loss; `None` for 1.
+    pub correction: Option<Tensor>,
+    /// [`token_weights`].
+    pub token_weights: Tensor,
+}
+
+impl Targets {
+    /// Those of a range of the sequences; views.
+    pub fn part(&self, sequences: Range<usize>) -> Result<Targets> {
+        let start: i64 = self.lengths[..sequences.start].iter().sum();
+        let lengths = self.lengths[sequences].to_vec();
+        let tokens = lengths.iter().sum();
+        let part = |tensor: &Tensor| tensor.f_narrow(0, start, tokens);
+        Ok(Targets {
+            lengths,
+            rollout_logprobs: part(&self.rollout_logprobs)?,
+            old_logprobs: part(&self.old_logprobs)?,
+            advantages: part(&self.advantages)?,
+            ref_logprobs: self.ref_logprobs.as_ref().map(part).transpose()?,
+            correction: self.correction.as_ref().map(part).transpose()?,
+            token_weights: part(&self.token_weights)?,
+        })
+    }
+}
+
+/// The gradient of the loss with respect to log-probs and entropies: the sum over tokens of their weights times
+/// (correction times policy loss, plus `kl_coef` times KL if it is in the loss, minus `entropy_coef` times entropy),
+/// over `count`, which is [`count`] of the whole mini-batch, over all ranks and micro-batches.
+pub fn policy_loss(
+    algorithm: &AlgorithmConfig,
+    scores: &Scores,
+    targets: &Targets,
+    count: f64,
+    stats: &mut LossStats,
+) -> Result<OutputGrad> {
+    let logprobs = scores.logprobs.f_detach()?.f_set_requires_grad(true)?;
+    let terms = policy::terms(&algorithm.loss, &logprobs, targets)?;
+    let policy = match &targets.correction {
+        Some(weights) => terms.loss.f_mul(weights)?,
+        None => terms.loss.shallow_clone(),
+    };
+    let mut loss = policy.shallow_clone();
+    let mut kl = None;
+    if let (Some(reference), KlTerm::Loss(config)) = (&targets.ref_logprobs, algorithm.kl_in) {
+        let divergence = kl_divergence(config.estimator, &logprobs, reference)?;
+        loss = loss.f_add(&divergence.f_mul_scalar(algorithm.kl_coef)?)?;
+        kl = Some(divergence);
+    }
+    let loss = loss.f_mul(&targets.token_weights)?;
+    let mean = loss.f_sum(loss.kind())?.f_div_scalar(count)?;
+    let gradient = Tensor::f_run_backward(&[&mean], &[&logprobs], false, false)?.swap_remove(0);
+    let entropy = (algorithm.entropy_coef > 0.0)
+        .then(|| targets.token_weights.f_mul_scalar(-algorithm.entropy_coef / count))
+        .transpose()?;
+    stats.add(&stats::Seen { policy, kl, terms, scores, targets })?;
+    Ok(OutputGrad::Scores { logprobs: gradient, entropy })
+}
+
+/// Schulman's estimators of the KL divergence of the policy from the reference, a token each: k1 = d, k2 = d² / 2,
+/// k3 = exp(-d) + d - 1, with d = `logprobs` - `reference`.
+fn kl_divergence(estimator: KlEstimator, logprobs: &Tensor, reference: &Tensor) -> Result<Tensor> {
+    match estimator {
+        KlEstimator::K1 => logprobs.f_sub(reference),
+        KlEstimator::K2 => logprobs.f_sub(reference)?.f_square()?.f_mul_scalar(0.5),
+        KlEstimator::K3 => {
+            let difference = reference.f_sub(logprobs)?;
+            difference.f_exp()?.f_sub(&difference)?.f_sub_scalar(1.0)
+        }
+    }
+}
+
+/// For each token the sum over its sequence of `values` `[M]`, without a gradient.
+fn sequence_sums(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
+    let tokens: i64 = lengths.iter().sum();
+    let lengths = Tensor::f_from_slice(lengths)?.f_to_device(values.device())?;
+    // A segmented reduction and not a scattered addition, whose order, and so whose bits, devices may change. The
+    // lengths go unchecked, since that would wait for the device.
+    let unchecked = true;
+    let (indices, offsets) = (None::<&Tensor>, None::<&Tensor>);
+    let values = values.f_detach()?;
+    let sums = Tensor::f_segment_reduce(&values, "sum", Some(&lengths), indices, offsets, 0, unchecked, 0.0)?;
+    sums.f_repeat_interleave_self_tensor(&lengths, 0, tokens)
+}
+
+/// As [`sequence_sums`], over the sequence's length.
+fn sequence_means(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
+    sequence_sums(values, lengths)?.f_div(&sequence_sums(&values.f_ones_like()?, lengths)?)
+}

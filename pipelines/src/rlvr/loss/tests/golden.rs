@@ -1,0 +1,255 @@
+//! Values and gradients at one point.
+
+use anyroll_models::model::Scores;
+
+use super::*;
+use crate::config::{KlLossConfig, Level, MaskConfig, RolloutCorrection, TruncateConfig};
+
+struct Golden(serde_json::Value);
+
+impl Golden {
+    fn read() -> Self {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/losses.json");
+        Self(serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap())
+    }
+
+    fn numbers(&self, name: &str) -> Vec<f64> {
+        serde_json::from_value(self.0[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    fn number(&self, name: &str) -> f64 {
+        self.0[name].as_f64().unwrap_or_else(|| panic!("{name}"))
+    }
+
+    fn lengths(&self) -> Vec<i64> {
+        serde_json::from_value(self.0["lengths"].clone()).unwrap()
+    }
+
+    fn tensor(&self, name: &str) -> Tensor {
+        Tensor::from_slice(&self.numbers(name))
+    }
+
+    fn targets(&self, aggregation: Aggregation) -> Targets {
+        let weights: Vec<f64> =
+            token_weights(aggregation, &self.lengths()).into_iter().map(f64::from).collect();
+        Targets {
+            lengths: self.lengths(),
+            rollout_logprobs: self.tensor("rollout_logp"),
+            old_logprobs: self.tensor("old_logp"),
+            advantages: self.tensor("adv"),
+            ref_logprobs: Some(self.tensor("ref_logp")),
+            correction: None,
+            token_weights: Tensor::from_slice(&weights),
+        }
+    }
+
+    fn count(&self, aggregation: Aggregation) -> f64 {
+        let lengths: Vec<f64> = self.lengths().into_iter().map(|length| length as f64).collect();
+        count(aggregation, &lengths)
+    }
+
+    /// The loss and its gradient at `logprobs`, KL included.
+    fn loss(&self, algorithm: &AlgorithmConfig, logprobs: &[f64]) -> (f64, Vec<f64>) {
+        let aggregation = algorithm.aggregation;
+        let count = self.count(aggregation);
+        let (gradient, sums) = gradient(algorithm, logprobs, &self.targets(aggregation), count);
+        ((sums[0] + algorithm.kl_coef * sums[1]) / count, gradient)
+    }
+
+    /// The loss of each token.
+    fn terms(&self, loss: &PolicyLoss) -> policy::Terms {
+        policy::terms(loss, &self.tensor("logp"), &self.targets(Aggregation::TokenMean)).unwrap()
+    }
+}
+
+fn clipped(dual_clip: Option<f64>) -> PolicyLoss {
+    PolicyLoss::Clipped(ClippedConfig { dual_clip, ..ClippedConfig::default() })
+}
+
+#[test]
+fn losses_of_tokens_equal_the_reference() {
+    let golden = Golden::read();
+    for (loss, name) in
+        [(clipped(None), "ppo_clip_lo0.2_hi0.28_mat"), (clipped(Some(3.0)), "ppo_dual_c3_mat")]
+    {
+        let found: Vec<f64> = golden.terms(&loss).loss.try_into().unwrap();
+        check_near(&found, &golden.numbers(name), 1e-12);
+    }
+    let ratio: Vec<f64> = golden.terms(&PolicyLoss::Gspo(GspoConfig::default())).ratio.try_into().unwrap();
+    let lengths = golden.lengths();
+    let firsts: Vec<f64> =
+        (0..lengths.len()).map(|sequence| ratio[lengths[..sequence].iter().sum::<i64>() as usize]).collect();
+    check_near(&firsts, &golden.numbers("gspo_ratio"), 1e-12);
+}
+
+#[test]
+fn aggregated_losses_equal_the_reference() {
+    let golden = Golden::read();
+    let cispo = |min_ratio, max_ratio| PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio });
+    let (token_mean, seq_mean) = (Aggregation::TokenMean, Aggregation::SeqMeanTokenMean);
+    let dual = clipped(Some(3.0));
+    for (loss, aggregation, name) in [
+        (dual, AGGREGATIONS[0], "dual_token-mean"),
+        (dual, AGGREGATIONS[1], "dual_seq-mean-token-mean"),
+        (dual, AGGREGATIONS[2], "dual_seq-mean-token-sum"),
+        (dual, AGGREGATIONS[3], "dual_seq-mean-token-sum-norm"),
+        (PolicyLoss::Gspo(GspoConfig::default()), seq_mean, "gspo_lo3e-4_hi4e-4"),
+        (PolicyLoss::Sapo(SapoConfig::default()), seq_mean, "sapo"),
+        (cispo(0.0, 5.0), token_mean, "cispo_trl_max5_token-mean"),
+        (cispo(0.8, 1.28), token_mean, "cispo_verl_lo0.2_hi0.28_token-mean"),
+    ] {
+        let algorithm = AlgorithmConfig { loss, aggregation, ..AlgorithmConfig::default() };
+        let (found, _) = golden.loss(&algorithm, &golden.numbers("logp"));
+        let expected = golden.number(name);
+        assert!((found - expected).abs() < 1e-6, "{name}: {found} is not {expected}");
+    }
+}
+
+#[test]
+fn statistics_equal_the_reference() {
+    let golden = Golden::read();
+    for (estimator, name) in
+        [(KlEstimator::K1, "kl_k1_mean"), (KlEstimator::K2, "kl_k2_mean"), (KlEstimator::K3, "kl_k3_mean")]
+    {
+        let kl_in = KlTerm::Loss(KlLossConfig { estimator });
+        let algorithm = AlgorithmConfig { kl_in, ..AlgorithmConfig::default() };
+        let targets = golden.targets(Aggregation::TokenMean);
+        let count = golden.count(Aggregation::TokenMean);
+        let (_, sums) = gradient(&algorithm, &golden.numbers("logp"), &targets, count);
+        let means: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
+        check_near(&means[1..3], &[golden.number(name), golden.number("ppo_kl_k1")], 1e-12);
+        check_near(&[means[4] + means[5]], &[golden.number("clipfrac")], 1e-12);
+    }
+}
+
+#[test]
+fn weights_of_the_rollout_equal_the_reference() {
+    let golden = Golden::read();
+    let lengths = golden.lengths();
+    let weights = |config: RolloutCorrection| {
+        let (old, rollout) = (golden.tensor("old_logp"), golden.tensor("rollout_logp"));
+        let correction = Correction::new(&config, &old, &rollout, &lengths).unwrap().unwrap();
+        (Vec::<f64>::try_from(correction.weights).unwrap(), correction.stats.read().unwrap())
+    };
+    let of_tokens = |name: &str| {
+        let of_sequences = golden.numbers(name);
+        let repeated = of_sequences
+            .iter()
+            .zip(&lengths)
+            .flat_map(|(weight, &length)| std::iter::repeat_n(*weight, length as usize));
+        repeated.collect::<Vec<f64>>()
+    };
+    let truncate = |level, max| RolloutCorrection::Truncate(TruncateConfig { level, max });
+    let mask = |level, min, max| RolloutCorrection::Mask(MaskConfig { level, min, max });
+
+    let (tokens, [sum, squares, changed]) = weights(truncate(Level::Token, 2.0));
+    check_near(&tokens, &golden.numbers("tis_token_C2"), 1e-12);
+    check_near(&[sum.powi(2) / squares / tokens.len() as f64], &[golden.number("ess_token")], 1e-12);
+    assert_eq!(changed, 0.0);
+    check_near(&weights(mask(Level::Token, 0.5, 5.0)).0, &golden.numbers("icepop_0.5_5"), 1e-12);
+    check_near(&weights(truncate(Level::Sequence, 2.0)).0, &of_tokens("tis_seq_C2"), 1e-12);
+    check_near(&weights(mask(Level::Sequence, 0.0, 3.0)).0, &of_tokens("mis_seq_C3"), 1e-12);
+    check_near(&weights(mask(Level::Geometric, 0.5, 2.0)).0, &of_tokens("geo_ratio"), 1e-12);
+
+    // Bounds that bind: only the third sequence's weight is above 1.3, only the fourth's below 0.6.
+    let bound = |of: fn(f64) -> f64| of_tokens("tis_seq_C2").into_iter().map(of).collect::<Vec<f64>>();
+    let (found, [.., changed]) = weights(truncate(Level::Sequence, 1.3));
+    check_near(&found, &bound(|weight| weight.min(1.3)), 1e-12);
+    assert_eq!(changed, lengths[2] as f64);
+    let (found, [.., changed]) = weights(mask(Level::Sequence, 0.6, 1.3));
+    check_near(&found, &bound(|weight| if (0.6..1.3).contains(&weight) { weight } else { 0.0 }), 1e-12);
+    assert_eq!(changed, (lengths[2] + lengths[3]) as f64);
+}
+
+#[test]
+fn the_correction_multiplies_the_policy_loss_and_nothing_else() {
+    let golden = Golden::read();
+    let logprobs = golden.numbers("logp");
+    let algorithm = AlgorithmConfig { kl_coef: 0.1, ..AlgorithmConfig::default() };
+    let with = |weight: f64, kl_coef| {
+        let algorithm = AlgorithmConfig { kl_coef, ..algorithm.clone() };
+        let mut targets = golden.targets(algorithm.aggregation);
+        targets.correction = Some(targets.advantages.full_like(weight));
+        gradient(&algorithm, &logprobs, &targets, 1.0).0
+    };
+    let (policy, kl) = (with(1.0, 0.0), with(0.0, 0.1));
+    let expected: Vec<f64> = policy.iter().zip(&kl).map(|(policy, kl)| 3.0 * policy + kl).collect();
+    check_near(&with(3.0, 0.1), &expected, 1e-12);
+    assert!(kl.iter().any(|it| it.abs() > 1e-3) && policy.iter().any(|it| it.abs() > 1e-3));
+}
+
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    let golden = Golden::read();
+    let mut smooth = losses().to_vec();
+    smooth.retain(|loss| !matches!(loss, PolicyLoss::Cispo(_) | PolicyLoss::Topr(_)));
+    for loss in smooth {
+        for aggregation in AGGREGATIONS {
+            for estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
+                let kl_in = KlTerm::Loss(KlLossConfig { estimator });
+                let algorithm =
+                    AlgorithmConfig { loss, aggregation, kl_in, kl_coef: 0.3, ..AlgorithmConfig::default() };
+                let logprobs = golden.numbers("logp");
+                let (_, found) = golden.loss(&algorithm, &logprobs);
+                for token in 0..logprobs.len() {
+                    const STEP: f64 = 1e-6;
+                    let moved = |by: f64| {
+                        let mut moved = logprobs.clone();
+                        moved[token] += by;
+                        golden.loss(&algorithm, &moved).0
+                    };
+                    let expected = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
+                    let off = (found[token] - expected).abs();
+                    assert!(off < 1e-7, "{algorithm:?}, token {token}: {} is not {expected}", found[token]);
+                }
+            }
+        }
+    }
+}
+
+/// A finite difference would see the weights move.
+#[test]
+fn no_gradient_flows_through_weights() {
+    let golden = Golden::read();
+    let (new, old) = (golden.numbers("logp"), golden.numbers("old_logp"));
+    let advantages = golden.numbers("adv");
+    let check = |loss: PolicyLoss, weight: &dyn Fn(f64, f64) -> f64| {
+        let algorithm = AlgorithmConfig { loss, ..AlgorithmConfig::default() };
+        let (_, found) = golden.loss(&algorithm, &new);
+        let expected: Vec<f64> = (0..new.len())
+            .map(|token| {
+                let (ratio, advantage) = ((new[token] - old[token]).exp(), advantages[token]);
+                -weight(ratio, advantage) * advantage / new.len() as f64
+            })
+            .collect();
+        check_near(&found, &expected, 1e-12);
+    };
+    check(PolicyLoss::Cispo(CispoConfig { min_ratio: 0.8, max_ratio: 1.28 }), &|ratio, _| {
+        ratio.clamp(0.8, 1.28)
+    });
+    check(PolicyLoss::Cispo(CispoConfig { min_ratio: 0.0, max_ratio: 1.0 }), &|ratio, _| ratio.min(1.0));
+    check(PolicyLoss::Reinforce, &|_, _| 1.0);
+    check(PolicyLoss::Topr(ToprConfig::default()), &|ratio, advantage| {
+        if advantage > 0.0 { 1.0 } else { ratio.min(1.0) }
+    });
+    check(
+        PolicyLoss::Topr(ToprConfig { positive_weight: 2.0, negative_weight: 0.5 }),
+        &|ratio, advantage| if advantage > 0.0 { 2.0 } else { 0.5 * ratio.min(1.0) },
+    );
+}
+
+#[test]
+fn the_entropy_bonus_is_weighted_as_the_loss_is() {
+    let golden = Golden::read();
+    for aggregation in AGGREGATIONS {
+        let algorithm = AlgorithmConfig { aggregation, entropy_coef: 0.5, ..AlgorithmConfig::default() };
+        let logprobs = golden.tensor("logp");
+        let scores = Scores { entropy: logprobs.ones_like(), logprobs };
+        let targets = golden.targets(aggregation);
+        let grad = policy_loss(&algorithm, &scores, &targets, 4.0, &mut LossStats::default()).unwrap();
+        let OutputGrad::Scores { entropy: Some(entropy), .. } = grad else { panic!("{grad:?}") };
+        let weights: Vec<f64> = targets.token_weights.try_into().unwrap();
+        let expected: Vec<f64> = weights.iter().map(|weight| -0.5 / 4.0 * weight).collect();
+        check_near(&Vec::try_from(entropy).unwrap(), &expected, 1e-12);
+    }
+}

@@ -1,0 +1,53 @@
+//! Losses against an independent implementation, their gradients against finite differences, any split against the
+//! whole, and their means against enumeration.
+
+mod bandit;
+mod golden;
+mod split;
+
+use super::*;
+use crate::config::{
+    Aggregation, CispoConfig, ClippedConfig, GspoConfig, NormConfig, PolicyLoss, SapoConfig, ToprConfig,
+};
+
+const AGGREGATIONS: [Aggregation; 4] = [
+    Aggregation::TokenMean,
+    Aggregation::SeqMeanTokenMean,
+    Aggregation::SeqMeanTokenSum,
+    Aggregation::SeqMeanTokenSumNorm(NormConfig { length: 5 }),
+];
+
+/// One of each kind.
+fn losses() -> [PolicyLoss; 6] {
+    [
+        PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() }),
+        PolicyLoss::Gspo(GspoConfig::default()),
+        PolicyLoss::Cispo(CispoConfig::default()),
+        PolicyLoss::Reinforce,
+        PolicyLoss::Sapo(SapoConfig::default()),
+        PolicyLoss::Topr(ToprConfig::default()),
+    ]
+}
+
+/// The gradient of the loss in fp64, and what [`LossStats`] read.
+fn gradient(
+    algorithm: &AlgorithmConfig,
+    logprobs: &[f64],
+    targets: &Targets,
+    count: f64,
+) -> (Vec<f64>, [f64; SUMS.len()]) {
+    let logprobs = Tensor::from_slice(logprobs);
+    let scores = Scores { entropy: logprobs.zeros_like(), logprobs };
+    let mut stats = LossStats::default();
+    let grad = policy_loss(algorithm, &scores, targets, count, &mut stats).unwrap();
+    let OutputGrad::Scores { logprobs: gradient, .. } = grad else { unreachable!("a loss has scores") };
+    (Vec::try_from(gradient).unwrap(), stats.read().unwrap().0)
+}
+
+#[track_caller]
+fn check_near(found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((found - expected).abs() < tolerance, "{index}: {found} is not {expected}");
+    }
+}

@@ -1,0 +1,156 @@
+//! However a mini-batch is cut into micro-batches and ranks, its gradient is the same.
+
+use std::{net::TcpListener, sync::Arc, thread, time::Duration};
+
+use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, Sequence};
+use anyroll_strategy::{AdamW, Zero, ZeroStage};
+
+use super::*;
+
+const SEQUENCES: usize = 12;
+const PROMPT_LEN: usize = 2;
+
+/// AdamW that moves weights about as far as their gradient is long, so that weights tell gradients apart.
+const NEARLY_SGD: AdamW =
+    AdamW { betas: (0.0, 0.0), eps: 1.0, weight_decay: 0.0, max_grad_norm: f64::INFINITY };
+
+#[test]
+fn any_split_gives_the_same_gradient() {
+    let whole = updates(1, SEQUENCES);
+    for (world_size, micro_batch_size) in [(1, 1), (1, 5), (2, 6), (2, 4), (4, 3), (4, 1)] {
+        let split = updates(world_size, micro_batch_size);
+        for (index, (split, whole)) in split.iter().zip(&whole).enumerate() {
+            let what = format!("{world_size} ranks, micro-batches of {micro_batch_size}, case {index}");
+            assert!(whole.0 > 1e-3, "{what}: no gradient");
+            assert!(
+                (split.0 - whole.0).abs() < 1e-5 * whole.0,
+                "{what}: norm {} is not {}",
+                split.0,
+                whole.0
+            );
+            for (split, whole) in split.1.iter().zip(&whole.1) {
+                assert!((split - whole).abs() < 1e-6, "{what}: {split} is not {whole}");
+            }
+        }
+    }
+}
+
+/// The gradient's norm and the weights after an update, for each loss and aggregation.
+fn updates(world_size: usize, micro_batch_size: usize) -> Vec<(f64, Vec<f32>)> {
+    let mut of_ranks = ranks(world_size, |device, group| {
+        let mut found = Vec::new();
+        for loss in losses() {
+            for aggregation in AGGREGATIONS {
+                let algorithm =
+                    AlgorithmConfig { loss, aggregation, kl_coef: 0.1, ..AlgorithmConfig::default() };
+                found.push(update(&algorithm, device, group.clone(), micro_batch_size));
+            }
+        }
+        found
+    });
+    of_ranks.swap_remove(0)
+}
+
+fn update(
+    algorithm: &AlgorithmConfig,
+    device: &Arc<dyn Device>,
+    group: CollectiveGroup,
+    micro_batch_size: usize,
+) -> (f64, Vec<f32>) {
+    let own = SEQUENCES / group.world_size();
+    let own = group.rank() * own..(group.rank() + 1) * own;
+    let mut zero = Zero::new(decoder(), ZeroStage::Zero0, Some(NEARLY_SGD), device, group, 0).unwrap();
+    let sequences: Vec<Vec<i64>> = (0..SEQUENCES).map(sequence).collect();
+    let lengths: Vec<i64> = sequences.iter().map(|sequence| (sequence.len() - PROMPT_LEN) as i64).collect();
+    let all: Vec<f64> = lengths.iter().map(|&length| length as f64).collect();
+    let count = count(algorithm.aggregation, &all);
+    let targets = targets(algorithm.aggregation, lengths);
+    let starts = own.clone().step_by(micro_batch_size);
+    for part in starts.map(|start| start..(start + micro_batch_size).min(own.end)) {
+        let packed: Vec<Sequence> = sequences[part.clone()]
+            .iter()
+            .map(|tokens| Sequence { tokens, prompt_len: PROMPT_LEN })
+            .collect();
+        let batch = PackedBatch::new(&packed, 1.0, tch::Device::Cpu).unwrap();
+        let targets = targets.part(part).unwrap();
+        let mut stats = LossStats::default();
+        zero.accumulate(&batch, |scores| {
+            Ok(policy_loss(algorithm, scores, &targets, count, &mut stats).unwrap())
+        })
+        .unwrap();
+    }
+    let stats = zero.step(1.0).unwrap();
+    let norm = zero.finish_step(&stats).unwrap();
+    let weights = zero.weights().unwrap();
+    let flat: Vec<Tensor> = weights.iter().flatten().map(|weight| weight.flatten(0, -1)).collect();
+    (norm, Tensor::cat(&flat, 0).try_into().unwrap())
+}
+
+fn decoder() -> Arc<Decoder> {
+    let config = DecoderConfig {
+        vocab_size: 11,
+        hidden_size: 12,
+        num_hidden_layers: 1,
+        num_attention_heads: 2,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        intermediate_size: 20,
+        max_position_embeddings: 16,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        qkv_bias: false,
+        initializer_range: 0.3,
+        qk_norm: false,
+        tie_word_embeddings: false,
+    };
+    Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())
+}
+
+/// Sequences of different lengths.
+fn sequence(index: usize) -> Vec<i64> {
+    let length = PROMPT_LEN + 1 + index * 5 % 7;
+    (0..length).map(|place| ((index * 7 + place * 3 + place * place) % 11) as i64).collect()
+}
+
+/// Different advantages and log-probs in each sequence, some of whose ratios are beyond every bound.
+fn targets(aggregation: Aggregation, lengths: Vec<i64>) -> Targets {
+    let tokens: i64 = lengths.iter().sum();
+    let wave = |speed: f64, size: f64, middle: f64| {
+        (Tensor::arange(tokens, (tch::Kind::Float, tch::Device::Cpu)) * speed).sin() * size + middle
+    };
+    let of_sequences: Vec<f32> = lengths
+        .iter()
+        .enumerate()
+        .flat_map(|(index, &length)| std::iter::repeat_n((index as f32 * 2.3).cos(), length as usize))
+        .collect();
+    Targets {
+        rollout_logprobs: wave(1.1, 0.8, -2.3),
+        old_logprobs: wave(1.3, 0.8, -2.4),
+        advantages: Tensor::from_slice(&of_sequences),
+        ref_logprobs: Some(wave(0.7, 0.5, -2.4)),
+        correction: Some(wave(1.7, 0.3, 1.0)),
+        token_weights: Tensor::from_slice(&token_weights(aggregation, &lengths)),
+        lengths,
+    }
+}
+
+/// Runs `rank` on as many threads, each with a group of its own; returns what each returned.
+fn ranks<R: Send>(world_size: usize, rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync) -> Vec<R> {
+    let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    thread::scope(|scope| {
+        let start = |number: usize| {
+            let rank = &rank;
+            move || {
+                let timeout = Duration::from_secs(60);
+                let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: number }).unwrap();
+                let master_addr = "127.0.0.1".into();
+                let rendezvous = Rendezvous { rank: number, world_size, master_addr, master_port, timeout };
+                let comm = connect(&*device, &rendezvous).unwrap();
+                rank(&device, CollectiveGroup::new("policy", comm, &device, timeout).unwrap())
+            }
+        };
+        let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(start(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,260 @@
+//! What a step's samples are trained towards: log-probs to compare with, advantages, and weights.
+
+use anyroll_strategy::Zero;
+use tch::Tensor;
+
+use super::{
+    Decoder, Roles, Setup,
+    exchange::Exchange,
+    loss::{Correction, CorrectionStats, Targets, token_weights},
+    rollout::Sample,
+    score::Scored,
+};
+use crate::{
+    Result,
+    algorithm::{Moments, returns, sample_advantages},
+    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs},
+    metrics::Metrics,
+};
+
+/// A rank's samples of a step, ready to be trained on.
+pub struct Prepared {
+    /// Of all of the rank's tokens.
+    pub targets: Targets,
+    correction: Option<CorrectionStats>,
+    kl: Option<KlOfSamples>,
+}
+
+/// The KL divergence from the reference, where it goes off the reward.
+struct KlOfSamples {
+    /// Of each of the rank's tokens: old log-prob less the reference's.
+    of_tokens: Vec<f64>,
+    /// Sums over each sample of the step, in its order.
+    of_samples: Vec<f64>,
+    /// What it weighs in this step.
+    coef: f64,
+}
+
+impl Setup {
+    /// Prepares this rank's samples. `kl_coef` weighs the KL divergence if it goes off the reward.
+    pub fn prepare(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        samples: &[Sample],
+        scored: &Scored,
+        kl_coef: f64,
+    ) -> Result<Prepared> {
+        let algorithm = &self.rlvr.algorithm;
+        let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
+        let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
+        let rollout_logprobs = self.to_device(&sampled)?;
+        let old_logprobs = match algorithm.old_logprobs {
+            OldLogprobs::Rollout => rollout_logprobs.shallow_clone(),
+            OldLogprobs::Recompute => self.logprobs(&mut roles.policy, self.micro_batch_size, samples)?,
+        };
+        let reference = match &mut roles.reference {
+            Some(reference) => {
+                reference.model.load_states(&reference.offloaded)?;
+                let logprobs = self.logprobs(&mut reference.model, reference.micro_batch_size, samples)?;
+                reference.model.offload_states(&reference.offloaded)?;
+                Some(logprobs)
+            }
+            None => None,
+        };
+        let (kl, ref_logprobs) = match (reference, algorithm.kl_in) {
+            (Some(reference), KlTerm::Reward(_)) => {
+                let of_tokens = old_logprobs.f_sub(&reference)?;
+                (Some(self.kl_of_samples(exchange, &of_tokens, &lengths, kl_coef)?), None)
+            }
+            (reference, _) => (None, reference),
+        };
+        let advantages = self.advantages(exchange, scored, &lengths, kl.as_ref())?;
+        let correction =
+            Correction::new(&algorithm.rollout_correction, &old_logprobs, &rollout_logprobs, &lengths)?;
+        let (weights, correction) = correction.map(|it| (it.weights, it.stats)).unzip();
+        let targets = Targets {
+            rollout_logprobs,
+            old_logprobs,
+            advantages: self.to_device(&advantages)?,
+            ref_logprobs,
+            correction: weights,
+            token_weights: self.to_device(&token_weights(algorithm.aggregation, &lengths))?,
+            lengths,
+        };
+        Ok(Prepared { targets, correction, kl })
+    }
+
+    /// Log-probs of the samples' completions, fp32, all tokens in a row.
+    fn logprobs(
+        &self,
+        model: &mut Zero<Decoder>,
+        micro_batch_size: usize,
+        samples: &[Sample],
+    ) -> Result<Tensor> {
+        let parts: Result<Vec<Tensor>> = samples
+            .chunks(micro_batch_size)
+            .map(|samples| Ok(model.score(&self.pack(samples)?)?.logprobs))
+            .collect();
+        Ok(Tensor::f_cat(&parts?, 0)?)
+    }
+
+    fn kl_of_samples(
+        &self,
+        exchange: &Exchange,
+        of_tokens: &Tensor,
+        lengths: &[i64],
+        coef: f64,
+    ) -> Result<KlOfSamples> {
+        let of_tokens: Vec<f32> = of_tokens.f_to_device(tch::Device::Cpu)?.try_into()?;
+        let of_tokens: Vec<f64> = of_tokens.into_iter().map(f64::from).collect();
+        let own: Vec<f64> = sequences(&of_tokens, lengths).map(|tokens| tokens.iter().sum()).collect();
+        let of_samples = self.share.ordered(&exchange.gather(&own)?);
+        Ok(KlOfSamples { of_tokens, of_samples, coef })
+    }
+
+    /// The advantage of each of this rank's tokens.
+    fn advantages(
+        &self,
+        exchange: &Exchange,
+        scored: &Scored,
+        lengths: &[i64],
+        kl: Option<&KlOfSamples>,
+    ) -> Result<Vec<f32>> {
+        let algorithm = &self.rlvr.algorithm;
+        let mut rewards = scored.rewards.clone();
+        clip(&mut rewards, algorithm.reward_clip);
+        let own = || self.share.samples_of(exchange.rank());
+        let mut tokens = Vec::new();
+        match algorithm.advantage {
+            // Here, and only here, tokens of a sample differ.
+            Advantage::Reinforce(config) if config.gamma < 1.0 || kl.is_some() => {
+                let count = lengths.iter().sum::<i64>() as usize;
+                let mut of_tokens = vec![0.0; count];
+                if let Some(kl) = kl {
+                    let penalties = kl.of_tokens.iter().map(|of_token| -kl.coef * of_token);
+                    of_tokens = penalties.collect();
+                }
+                for (sample, of_tokens) in own().zip(sequences(&of_tokens, lengths)) {
+                    let mut of_tokens = of_tokens.to_vec();
+                    if let Some(last) = of_tokens.last_mut() {
+                        *last += rewards[sample];
+                    }
+                    tokens.extend(returns(&of_tokens, config.gamma));
+                }
+            }
+            _ => {
+                if let Some(kl) = kl {
+                    rewards.iter_mut().zip(&kl.of_samples).for_each(|(reward, of)| *reward -= kl.coef * of);
+                }
+                let group_size = self.rlvr.group_size;
+                let of_samples =
+                    sample_advantages(&algorithm.advantage, &rewards, &scored.lengths, group_size);
+                for (sample, &length) in own().zip(lengths) {
+                    tokens.extend(std::iter::repeat_n(of_samples[sample], length as usize));
+                }
+            }
+        }
+        if algorithm.whiten_advantages {
+            moments(exchange, &tokens)?.whiten(&mut tokens);
+        }
+        clip(&mut tokens, algorithm.advantage_clip);
+        Ok(tokens.into_iter().map(|advantage| advantage as f32).collect())
+    }
+
+    fn to_device(&self, values: &[f32]) -> Result<Tensor> {
+        Ok(Tensor::f_from_slice(values)?.f_to_device(self.device)?)
+    }
+}
+
+impl Prepared {
+    /// What the rewards' KL divergence and the correction's weights were, over all ranks.
+    pub fn metrics(&self, exchange: &Exchange, scored: &Scored) -> Result<Metrics> {
+        let mut metrics = Metrics::new();
+        if let Some(kl) = &self.kl {
+            metrics.insert("kl/reference", kl.mean(scored));
+            metrics.insert("kl/coef", kl.coef);
+        }
+        if let Some(correction) = &self.correction {
+            let tokens: f64 = scored.lengths.iter().sum();
+            let sums = exchange.sum(&correction.read()?)?;
+            metrics.insert("rollout/weight_mean", sums[0] / tokens);
+            metrics.insert("rollout/weight_changed", sums[2] / tokens);
+            // Kish's effective share of the tokens: 1 if all weigh the same. Nothing is left if all are masked.
+            let effective = if sums[1] > 0.0 { sums[0].powi(2) / (sums[1] * tokens) } else { 0.0 };
+            metrics.insert("rollout/effective_share", effective);
+        }
+        Ok(metrics)
+    }
+
+    /// The next step's weight of the KL divergence off the reward; `None` if no controller moves it.
+    pub fn next_kl_coef(&self, term: KlTerm, scored: &Scored) -> Option<f64> {
+        let (Some(kl), KlTerm::Reward(config)) = (&self.kl, term) else { return None };
+        let samples = scored.lengths.len();
+        config.adaptive.map(|adaptive| next_kl_coef(adaptive, kl.coef, kl.mean(scored), samples))
+    }
+}
+
+impl KlOfSamples {
+    /// The mean over samples of the mean over each one's tokens.
+    fn mean(&self, scored: &Scored) -> f64 {
+        let means = self.of_samples.iter().zip(&scored.lengths).map(|(sum, length)| sum / length);
+        means.sum::<f64>() / scored.lengths.len() as f64
+    }
+}
+
+/// Ziegler et al. (2019), section 2.2: in proportion to how far `kl` is off, by at most a fifth in `horizon` samples.
+fn next_kl_coef(config: AdaptiveKlConfig, coef: f64, kl: f64, samples: usize) -> f64 {
+    let off = (kl / config.target - 1.0).clamp(-0.2, 0.2);
+    coef * (1.0 + off * samples as f64 / config.horizon)
+}
+
+/// The parts of `values` that belong to sequences of these lengths.
+fn sequences<'a>(values: &'a [f64], lengths: &'a [i64]) -> impl Iterator<Item = &'a [f64]> {
+    let mut start = 0;
+    lengths.iter().map(move |&length| {
+        let end = start + length as usize;
+        let part = &values[start..end];
+        start = end;
+        part
+    })
+}
+
+/// Of the values of all ranks, in two passes, since one would cancel.
+fn moments(exchange: &Exchange, own: &[f64]) -> Result<Moments> {
+    let sums = exchange.sum(&[own.len() as f64, own.iter().sum()])?;
+    let (count, mean) = (sums[0], sums[1] / sums[0]);
+    let squares = own.iter().map(|value| (value - mean).powi(2)).sum();
+    Ok(Moments { count, mean, squares: exchange.sum(&[squares])?[0] })
+}
+
+fn clip(values: &mut [f64], bound: Option<f64>) {
+    if let Some(bound) = bound {
+        values.iter_mut().for_each(|value| *value = value.clamp(-bound, bound));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_controller_moves_towards_the_target_by_at_most_a_fifth() {
+        let config = AdaptiveKlConfig { target: 0.1, horizon: 1000.0 };
+        for (kl, expected) in [(0.1, 0.5), (0.11, 0.505), (5.0, 0.51), (0.0, 0.49), (-3.0, 0.49)] {
+            let found = next_kl_coef(config, 0.5, kl, 100);
+            assert!((found - expected).abs() < 1e-12, "{kl}: {found} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn values_are_cut_by_sequence_and_clipped_by_size() {
+        let parts: Vec<&[f64]> = sequences(&[1.0, 2.0, 3.0], &[2, 0, 1]).collect();
+        assert_eq!(parts, [&[1.0, 2.0][..], &[], &[3.0]]);
+        let mut values = [-3.0, 0.5, 3.0];
+        clip(&mut values, None);
+        assert_eq!(values, [-3.0, 0.5, 3.0]);
+        clip(&mut values, Some(2.0));
+        assert_eq!(values, [-2.0, 0.5, 2.0]);
+    }
+}

@@ -1,0 +1,6 @@
+//! The strategy layer as a whole; ranks are threads here.
+
+mod offload;
+mod precision;
+mod stages;
+mod world;

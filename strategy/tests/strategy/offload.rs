@@ -1,0 +1,153 @@
+//! What leaves the device between uses comes back the same, and its memory is free meanwhile.
+
+use anyroll_strategy::{
+    Error, State,
+    State::{Gradients, Optimizer, Params},
+    Zero, ZeroStage, checkpoint,
+};
+
+use crate::world::{
+    ADAMW, STAGES, accumulate, batch, decoder, ranks, sequence, train, train_with, trained, values, zero,
+};
+
+const ALL: [State; 3] = [Optimizer, Gradients, Params];
+
+/// Allocated and pinned bytes, once no collective holds a buffer any more.
+fn memory(zero: &Zero<anyroll_models::Decoder>) -> (usize, usize) {
+    zero.group().stream().synchronize().unwrap();
+    let memory = zero.group().stream().device().memory_info().unwrap();
+    (memory.allocated_bytes, memory.pinned_bytes)
+}
+
+#[test]
+fn states_that_were_away_change_no_bit() {
+    for world_size in [1, 2, 3] {
+        let reference = trained(ZeroStage::Zero0, world_size, true, false, 12);
+        for stage in STAGES {
+            // Also gradients in the middle of a step, which are needed again.
+            let away = ranks(world_size, true, |device, group| {
+                let mut zero = zero(stage, true, device, group);
+                let norms = train_with(&mut zero, 0..4, 12, |zero| {
+                    zero.offload_states(&ALL).unwrap();
+                    zero.load_states(&ALL).unwrap();
+                });
+                (norms, values(&mut zero))
+            });
+            assert!(away.iter().all(|rank| *rank == reference), "{stage:?} x {world_size}");
+        }
+    }
+}
+
+#[test]
+fn states_come_back_from_halfway() {
+    let reference = trained(ZeroStage::Zero0, 2, false, false, 12);
+    for stage in STAGES {
+        let halfway = ranks(2, true, |device, group| {
+            let mut zero = zero(stage, false, device, group);
+            let norms = train_with(&mut zero, 0..4, 12, |zero| {
+                zero.start_offload(&ALL).unwrap();
+                zero.load_states(&ALL).unwrap();
+                zero.start_offload(&[Optimizer]).unwrap();
+                zero.offload_states(&ALL).unwrap();
+                zero.load_states(&ALL).unwrap();
+                zero.start_offload(&[Params, Gradients]).unwrap();
+                zero.load_states(&ALL).unwrap();
+            });
+            (norms, values(&mut zero))
+        });
+        assert!(halfway.iter().all(|rank| *rank == reference), "{stage:?}");
+    }
+}
+
+#[test]
+fn the_device_holds_less_and_pins_once() {
+    for stage in STAGES {
+        ranks(2, false, |device, group| {
+            let mut zero = zero(stage, false, device, group);
+            train(&mut zero, 0..1, 2);
+            let mut pinned = 0;
+            for step in 1..4 {
+                let (before, _) = memory(&zero);
+                let freed = ALL.map(|state| zero.offload_states(&[state]).unwrap());
+                let (after, pinned_now) = memory(&zero);
+                let total: usize = freed.iter().sum();
+                assert!(freed.iter().all(|&bytes| bytes > 0), "{freed:?}");
+                assert!(before - after >= total, "{stage:?}: {before} - {after} bytes, {freed:?} moved");
+                // Two moments, of the same elements as the gradient; each unit's memory is rounded up to pages.
+                assert!(freed[0] > freed[1], "{freed:?}");
+                assert_eq!(zero.offload_states(&ALL).unwrap(), 0, "a second time does nothing");
+                assert_eq!(memory(&zero), (after, pinned_now));
+                assert!(step == 1 || pinned_now == pinned, "pinned memory is made once");
+                pinned = pinned_now;
+
+                zero.load_states(&ALL).unwrap();
+                let (back, _) = memory(&zero);
+                assert_eq!(back, after + total);
+                zero.load_states(&ALL).unwrap();
+                assert_eq!(memory(&zero), (back, pinned), "a second time does nothing");
+                train(&mut zero, step..step + 1, 2);
+                zero.load_wait().unwrap();
+                assert!(zero.load_wait().unwrap().is_zero(), "a wait is counted once");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_on_states_that_are_away_names_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step_000001");
+    ranks(1, false, |device, group| {
+        let mut zero = zero(ZeroStage::Zero1, false, device, group.clone());
+        let mut other = Zero::new(decoder(false), ZeroStage::Zero3, None, device, group, 8).unwrap();
+        train(&mut zero, 0..1, 2);
+        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+        let tokens = batch(&[sequence(0, 3)]);
+        let check = |state: State, op: &str, outcome: Option<Error>| {
+            match &outcome {
+                Some(Error::Offloaded { op: found, state: away }) => assert_eq!((*found, *away), (op, state)),
+                other => panic!("{op}: {other:?}"),
+            }
+            let message = outcome.unwrap().to_string();
+            assert!(message.starts_with(op) && message.contains("call `load_states` first"), "{message}");
+        };
+
+        zero.offload_states(&[Optimizer]).unwrap();
+        assert!(zero.score(&tokens).is_ok() && zero.weights().is_ok(), "these need no optimizer");
+        accumulate(&mut zero, &[sequence(0, 3)], 1.0);
+        check(Optimizer, "step", zero.step(1e-2).err());
+        check(Optimizer, "reset_optimizer", zero.reset_optimizer(ADAMW).err());
+        check(Optimizer, "save", checkpoint::save(&mut zero, &path, serde_json::Value::Null).err());
+        check(Optimizer, "load", checkpoint::load(&mut zero, &path).err());
+        zero.load_states(&[Optimizer]).unwrap();
+
+        zero.start_offload(&[Gradients]).unwrap();
+        check(Gradients, "step", zero.step(1e-2).err());
+        let outcome = zero.accumulate(&tokens, |_| unreachable!("it is refused before"));
+        check(Gradients, "accumulate", outcome.err());
+        zero.load_states(&[Gradients]).unwrap();
+
+        zero.offload_states(&[Params]).unwrap();
+        check(Params, "score", zero.score(&tokens).err());
+        check(Params, "weights", zero.weights().err());
+        check(Params, "copy_weights_from", other.copy_weights_from(&mut zero).err());
+        zero.load_states(&[Params]).unwrap();
+        zero.step(1e-2).unwrap();
+    });
+}
+
+#[test]
+fn a_frozen_model_comes_and_goes() {
+    for stage in STAGES {
+        ranks(2, true, |device, group| {
+            let mut zero = Zero::new(decoder(true), stage, None, device, group, 7).unwrap();
+            let tokens = batch(&[sequence(0, 3), sequence(1, 6)]);
+            let scores = zero.score(&tokens).unwrap();
+            for _ in 0..2 {
+                assert!(zero.offload_states(&ALL).unwrap() > 0);
+                zero.load_states(&ALL).unwrap();
+                assert_eq!(zero.score(&tokens).unwrap().logprobs, scores.logprobs, "{stage:?}");
+            }
+        });
+    }
+}

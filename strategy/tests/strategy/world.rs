@@ -1,0 +1,161 @@
+//! A small decoder, its training, and ranks that are threads.
+
+use std::{net::TcpListener, ops::Range, sync::Arc, thread, time::Duration};
+
+use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, faults, open};
+use anyroll_models::{Decoder, DecoderConfig, OutputGrad, PackedBatch, Sequence};
+use anyroll_strategy::{AdamW, Zero, ZeroConfig, ZeroStage};
+use tch::{Kind, Tensor};
+
+pub const STAGES: [ZeroStage; 4] = [ZeroStage::Zero0, ZeroStage::Zero1, ZeroStage::Zero2, ZeroStage::Zero3];
+pub const ADAMW: AdamW = AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 0.05 };
+/// Divisible by every world size here, so that each rank has equally many micro-batches.
+const SEQUENCES: usize = 12;
+
+pub fn decoder(tied: bool) -> Arc<Decoder> {
+    let config = DecoderConfig {
+        vocab_size: 11,
+        hidden_size: 12,
+        num_hidden_layers: 3,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 6,
+        intermediate_size: 20,
+        max_position_embeddings: 16,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        qkv_bias: true,
+        initializer_range: 0.3,
+        qk_norm: true,
+        tie_word_embeddings: tied,
+    };
+    Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())
+}
+
+/// The same weights and optimizer states at every configuration.
+pub fn zero(
+    config: impl Into<ZeroConfig>,
+    tied: bool,
+    device: &Arc<dyn Device>,
+    group: CollectiveGroup,
+) -> Zero<Decoder> {
+    Zero::new(decoder(tied), config, Some(ADAMW), device, group, 7).unwrap()
+}
+
+/// Runs `rank` on as many threads, each with a group of its own; returns what each returned. A harsh device is late
+/// at random, and memory that it gave back holds NaN when it is there again.
+pub fn ranks<R: Send>(
+    world_size: usize,
+    harsh: bool,
+    rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync,
+) -> Vec<R> {
+    let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    thread::scope(|scope| {
+        let start = |number: usize| {
+            let rank = &rank;
+            move || {
+                let timeout = Duration::from_secs(60);
+                let mut device = open(DeviceId { backend: BackendKind::Cpu, ordinal: number }).unwrap();
+                if harsh {
+                    device = faults::Poisoned::wrap(device);
+                    device = faults::Delayed::wrap(device, number as u64, Duration::from_micros(500));
+                }
+                let master_addr = "127.0.0.1".into();
+                let rendezvous = Rendezvous {
+                    rank: number,
+                    world_size,
+                    master_addr,
+                    master_port,
+                    agent_store: None,
+                    timeout,
+                };
+                let comm = connect(&*device, &rendezvous).unwrap();
+                let group = CollectiveGroup::new("data", comm, &device, timeout).unwrap();
+                rank(&device, group)
+            }
+        };
+        let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(start(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Some steps on the mean negative log-likelihood; the gradients' norms.
+pub fn train(zero: &mut Zero<Decoder>, steps: Range<u64>, micro_batches: usize) -> Vec<f64> {
+    train_with(zero, steps, micro_batches, |_| {})
+}
+
+/// As [`train`]; calls `between` after every micro-batch and after every step.
+pub fn train_with(
+    zero: &mut Zero<Decoder>,
+    steps: Range<u64>,
+    micro_batches: usize,
+    mut between: impl FnMut(&mut Zero<Decoder>),
+) -> Vec<f64> {
+    let (rank, world_size) = (zero.group().rank(), zero.group().world_size());
+    let mine = SEQUENCES / world_size;
+    let micro = SEQUENCES / micro_batches;
+    let mut norms = Vec::new();
+    for step in steps {
+        let sequences: Vec<Vec<i64>> = (0..SEQUENCES as u64).map(|index| sequence(step, index)).collect();
+        let targets: usize = sequences.iter().map(|sequence| sequence.len() - 2).sum();
+        for part in sequences[rank * mine..(rank + 1) * mine].chunks(micro.min(mine)) {
+            accumulate(zero, part, -1.0 / targets as f64);
+            between(zero);
+        }
+        let stats = zero.step(1e-2).unwrap();
+        between(zero);
+        norms.push(zero.finish_step(&stats).unwrap());
+    }
+    norms
+}
+
+/// One micro-batch in which every target's log-prob has this gradient.
+pub fn accumulate(zero: &mut Zero<Decoder>, sequences: &[Vec<i64>], gradient: f64) {
+    zero.accumulate(&batch(sequences), |scores| {
+        let logprobs = Tensor::full_like(&scores.logprobs, gradient);
+        Ok(OutputGrad::Scores { logprobs, entropy: None })
+    })
+    .unwrap();
+}
+
+pub fn batch(sequences: &[Vec<i64>]) -> PackedBatch {
+    let sequences: Vec<Sequence> =
+        sequences.iter().map(|tokens| Sequence { tokens, prompt_len: 2 }).collect();
+    PackedBatch::new(&sequences, 1.0, tch::Device::Cpu).unwrap()
+}
+
+/// Tokens that depend on the step and the sequence alone; lengths differ.
+pub fn sequence(step: u64, index: u64) -> Vec<i64> {
+    (0..4 + index % 7).map(|t| ((step * 7 + index * 5 + t * t * 3 + t) % 11) as i64).collect()
+}
+
+/// All weights in a row.
+pub fn floats(zero: &mut Zero<Decoder>) -> Vec<f32> {
+    let weights = zero.weights().unwrap();
+    let flat = |tensor: &Tensor| Vec::<f32>::try_from(tensor.to_kind(Kind::Float).reshape([-1])).unwrap();
+    weights.iter().flatten().flat_map(flat).collect()
+}
+
+/// The same as bits: equal only if nothing differs, NaN included.
+pub fn values(zero: &mut Zero<Decoder>) -> Vec<u32> {
+    floats(zero).iter().map(|value| value.to_bits()).collect()
+}
+
+/// The norms and weights of four steps, the same on all ranks.
+pub fn trained(
+    config: impl Into<ZeroConfig>,
+    world_size: usize,
+    tied: bool,
+    harsh: bool,
+    micro_batches: usize,
+) -> (Vec<f64>, Vec<u32>) {
+    let config = config.into();
+    let mut results = ranks(world_size, harsh, |device, group| {
+        let mut zero = zero(config, tied, device, group);
+        let norms = train(&mut zero, 0..4, micro_batches);
+        (norms, values(&mut zero))
+    });
+    let first = results.swap_remove(0);
+    assert!(results.iter().all(|other| *other == first), "ranks differ at {config:?}");
+    first
+}

@@ -1,0 +1,267 @@
+//! The programs as a user runs them: started as processes, judged by what they print, leave behind and exit with.
+//!
+//! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
+
+mod commands;
+mod failures;
+mod learning;
+mod other_launchers;
+mod reproducibility;
+mod resume;
+mod run_folder;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+
+const ANYROLL: &str = env!("CARGO_BIN_EXE_anyroll");
+const ONE_RANK: &str = "configs/rlvr_sort_cpu.yaml";
+const TWO_RANKS: &str = "configs/rlvr_sort_cpu_2ranks.yaml";
+
+/// No process of these tests takes longer, also on a machine that does much else.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What makes a run of a published config a matter of a second. Later changes of the same field win.
+const TINY: [&str; 12] = [
+    "pipeline.rlvr.data.sort.digits=3",
+    "pipeline.rlvr.warmup.steps=60",
+    "pipeline.rlvr.warmup.optimizer.schedule.constant.warmup_steps=5",
+    "pipeline.rlvr.steps=12",
+    "pipeline.rlvr.prompts_per_step=8",
+    "pipeline.rlvr.group_size=4",
+    "pipeline.rlvr.optimizer.schedule.linear.warmup_steps=2",
+    "pipeline.rlvr.rollout.max_new_tokens=4",
+    "pipeline.rlvr.evaluation.every=4",
+    "pipeline.rlvr.evaluation.prompts=20",
+    "pipeline.rlvr.checkpoint.every=4",
+    "strategy.micro_batch_size=8",
+];
+
+/// anyroll, in the checkout's root, with no launcher's variables.
+fn anyroll<A: AsRef<str>>(args: impl IntoIterator<Item = A>) -> Command {
+    let mut command = Command::new(ANYROLL);
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ANYROLL_LOG"] {
+        command.env_remove(variable);
+    }
+    for arg in args {
+        command.arg(arg.as_ref());
+    }
+    command
+}
+
+/// A tiny run of `config` with changes to it.
+fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
+    let mut command = anyroll(["run", config]);
+    for set in TINY.iter().chain(sets) {
+        command.args(["--set", set]);
+    }
+    command.arg("--output").arg(run);
+    command
+}
+
+fn resume(run: &Path) -> Command {
+    anyroll(["run", "--resume", run.to_str().unwrap()])
+}
+
+/// A process whose output goes to files, so that nobody who holds a pipe open can keep a test waiting.
+struct Process {
+    child: Child,
+    output: TempDir,
+    started: Instant,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+    took: Duration,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Self {
+        let output = tempfile::tempdir().unwrap();
+        let file = |name: &str| File::create(output.path().join(name)).unwrap();
+        command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+        let child = command.spawn().unwrap();
+        Self { child, output, started: Instant::now() }
+    }
+
+    fn send(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
+    fn finish(mut self) -> Ended {
+        let mut code = None;
+        wait_until("the process has ended", || match self.child.try_wait().unwrap() {
+            Some(status) => {
+                code = status.code();
+                true
+            }
+            None => false,
+        });
+        let text = |name| String::from_utf8_lossy(&fs::read(self.output.path().join(name)).unwrap()).into();
+        Ended { code, stdout: text("stdout"), stderr: text("stderr"), took: self.started.elapsed() }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Of a test that failed; ranks follow their parent. Both calls fail after a process that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// The line that says why a command failed.
+    #[track_caller]
+    fn error(&self) -> &str {
+        assert_eq!(self.code, Some(1), "{self:#?}");
+        let line = self.stderr.lines().find(|line| line.starts_with("error: "));
+        line.unwrap_or_else(|| panic!("no error in {}", self.stderr))
+    }
+}
+
+fn finish(command: Command) -> Ended {
+    Process::start(command).finish()
+}
+
+#[track_caller]
+fn succeed(command: Command) -> Ended {
+    let ended = finish(command);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    ended
+}
+
+/// The first line that says why a command failed.
+#[track_caller]
+fn fail(command: Command) -> String {
+    finish(command).error().to_owned()
+}
+
+/// Runs a tiny run in a new folder of `folder`.
+#[track_caller]
+fn run_tiny(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
+    let run = folder.path().join(name);
+    succeed(tiny(config, &run, sets));
+    run
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within {DEADLINE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The lines of a run's log, of which the last may be unfinished while the run goes on.
+fn whole_lines(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()
+}
+
+#[track_caller]
+fn wait_for_steps(run: &Path, steps: usize) {
+    wait_until("steps are recorded", || whole_lines(&run.join("metrics.jsonl")).len() > steps);
+}
+
+/// A run's metrics, an object a step.
+fn metrics(run: &Path) -> Vec<Map<String, Value>> {
+    let lines = whole_lines(&run.join("metrics.jsonl"));
+    lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Those that do not depend on the clock, which runs have to agree on to the bit.
+fn lasting_metrics(run: &Path) -> Vec<Map<String, Value>> {
+    let mut steps = metrics(run);
+    for step in &mut steps {
+        step.retain(|name, _| !name.starts_with("time/") && !name.starts_with("perf/"));
+    }
+    steps
+}
+
+/// The values of a metric, of the steps that have it.
+fn series(run: &Path, name: &str) -> Vec<f64> {
+    metrics(run).iter().filter_map(|step| step.get(name)?.as_f64()).collect()
+}
+
+/// The names of a run's checkpoints, oldest first.
+fn checkpoints(run: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
+    let mut names: Vec<_> = entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// The name of a run's last checkpoint, and its files' names and bytes.
+fn last_checkpoint(run: &Path) -> (String, BTreeMap<String, Vec<u8>>) {
+    let name = checkpoints(run).pop().expect("a checkpoint");
+    let entries = fs::read_dir(run.join("checkpoints").join(&name)).unwrap().map(Result::unwrap);
+    let files = entries.map(|it| (it.file_name().into_string().unwrap(), fs::read(it.path()).unwrap()));
+    (name, files.collect())
+}
+
+/// Asserts that two runs left the same, but for what the clock decides and for the names of their folders.
+#[track_caller]
+fn assert_same(a: &Path, b: &Path) {
+    assert_same_steps(&lasting_metrics(a), &lasting_metrics(b));
+    assert_eq!(whole_lines(&a.join("samples.jsonl")), whole_lines(&b.join("samples.jsonl")));
+    // Not by assert_eq: it would print megabytes.
+    assert!(last_checkpoint(a) == last_checkpoint(b), "the last checkpoints differ");
+}
+
+/// Asserts that two runs measured the same, and names what differs first.
+#[track_caller]
+fn assert_same_steps(a: &[Map<String, Value>], b: &[Map<String, Value>]) {
+    for (a, b) in a.iter().zip(b) {
+        assert_eq!(a, b, "step {}", a["step"]);
+    }
+    assert_eq!(a.len(), b.len(), "steps");
+    // Runs that never learn anything agree without having shown anything.
+    let learnt = a.iter().filter(|step| step.get("grad_norm").and_then(Value::as_f64) > Some(0.0));
+    assert!(learnt.count() > 2, "nothing was learnt");
+}
+
+/// The processes that have this path among their arguments: a run's launcher and its ranks.
+fn processes_of(run: &Path) -> Vec<Pid> {
+    let pids = fs::read_dir("/proc").unwrap().filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
+    let names_run = |pid: &i32| {
+        // A process that has ended in between has no arguments, and neither has one that nobody has waited for.
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.split(|&byte| byte == 0).any(|argument| argument == run.to_str().unwrap().as_bytes())
+    };
+    pids.filter(names_run).map(Pid::from_raw).collect()
+}
+
+/// The process of a rank.
+fn rank_of(run: &Path, rank: usize) -> Pid {
+    let variable = format!("RANK={rank}");
+    let is_rank = |pid: &Pid| {
+        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        variables.split(|&byte| byte == 0).any(|it| it == variable.as_bytes())
+    };
+    processes_of(run).into_iter().find(is_rank).unwrap_or_else(|| panic!("no rank {rank}"))
+}
+
+/// Asserts that nothing of a run is left, a moment after its launcher has ended.
+#[track_caller]
+fn assert_nothing_left(run: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !processes_of(run).is_empty() {
+        assert!(Instant::now() < deadline, "still running: {:?}", processes_of(run));
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,107 @@
+//! What the other commands say, and runs on a user's own data.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Ended, ONE_RANK, TWO_RANKS, anyroll, fail, finish, series, succeed, tiny, whole_lines};
+
+#[test]
+fn help_teaches_by_examples() {
+    let help = succeed(anyroll(["--help"])).stdout;
+    for part in ["anyroll run configs/", "--set", "--resume", "anyroll check", "anyroll doctor", "torchrun"] {
+        assert!(help.contains(part), "no {part:?} in {help}");
+    }
+    let version = succeed(anyroll(["--version"])).stdout;
+    assert_eq!(version, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
+    // Without arguments, the help; clap's code for a mistaken command line is 2.
+    let ended = finish(anyroll::<&str>([]));
+    assert!(ended.code == Some(2) && ended.stderr.contains("Usage: anyroll"), "{ended:#?}");
+}
+
+#[test]
+fn check_prints_what_a_config_resolves_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let resolved = succeed(anyroll(["check", TWO_RANKS, "--set", "pipeline.rlvr.steps=70"])).stdout;
+    assert!(resolved.contains("steps: 70\n"), "{resolved}");
+    assert!(
+        resolved.contains("# 2 ranks on cpu, 1 CPU threads each; a step has 512 sequences"),
+        "{resolved}"
+    );
+    let path = folder.path().join("resolved.yaml");
+    fs::write(&path, &resolved).unwrap();
+    assert_eq!(succeed(anyroll(["check", path.to_str().unwrap()])).stdout, resolved);
+}
+
+#[test]
+fn a_bad_config_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let check = |set: &str, words: &[&str]| {
+        let ended = finish(tiny(ONE_RANK, &run, &[set]));
+        assert!(ended.error().contains(set), "{ended:#?}");
+        for word in words {
+            assert!(ended.stderr.contains(word), "no {word:?} in {}", ended.stderr);
+        }
+        assert!(!run.exists(), "a folder was made for {set}");
+    };
+    check("pipeline.rlvr.group_sise=4", &["group_sise", "group_size"]);
+    check("strategy.micro_batch_size=many", &["a whole number"]);
+    // What a value cannot be with others is shown at the other, where the file has it.
+    let ended = finish(tiny(ONE_RANK, &run, &["devices=3"]));
+    assert!(ended.error().contains("pipeline.rlvr.warmup.batch_size"), "{ended:#?}");
+    assert!(ended.stderr.contains("a multiple of 3") && !run.exists(), "{ended:#?}");
+}
+
+#[test]
+fn doctor_says_what_is_there_and_why_not() {
+    let Ended { stdout: text, took, .. } = succeed(anyroll(["doctor"]));
+    // A quarter of a second, on a machine that has no other work.
+    assert!(took < Duration::from_secs(5), "doctor took {took:?}");
+    let report: Value = serde_json::from_str(&succeed(anyroll(["doctor", "--json"])).stdout).unwrap();
+    assert_eq!(report["anyroll"], env!("CARGO_PKG_VERSION"));
+    assert!(report["torch"]["version"].as_str().unwrap().starts_with("2.11.0"), "{report}");
+    let backends = report["backends"].as_array().unwrap();
+    for backend in backends {
+        let name = backend["name"].as_str().unwrap();
+        let available = backend["available"].as_bool().unwrap();
+        let reason = backend["reason"].as_str();
+        assert!(available || reason.is_some_and(|reason| !reason.is_empty()), "{backend}");
+        assert!(!available || !backend["devices"].as_array().unwrap().is_empty(), "{backend}");
+        let verdict = if available { "available" } else { "not available: " };
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(name));
+        assert!(line.is_some_and(|line| line.contains(verdict)), "{name} in {text}");
+    }
+    let cpu = backends.iter().find(|backend| backend["name"] == "cpu").unwrap();
+    assert_eq!(cpu["available"], true);
+}
+
+#[test]
+fn a_jsonl_file_is_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sort.jsonl");
+    // Odd numbers, in keys of the user's own.
+    let line = |number: u32| {
+        let prompt = format!("{number:03}>");
+        let mut digits: Vec<char> = prompt.chars().take(3).collect();
+        digits.sort_unstable();
+        serde_json::json!({"question": prompt, "gold": String::from_iter(digits)}).to_string() + "\n"
+    };
+    fs::write(&path, (0..400).map(|number| line(number * 2 + 1)).collect::<String>()).unwrap();
+    let keys = "prompt: question, answer: gold";
+    let data = format!("pipeline.rlvr.data={{jsonl: {{path: \"{}\", {keys}}}}}", path.display());
+    let run = folder.path().join("run");
+    succeed(tiny(ONE_RANK, &run, &[&data]));
+    assert_eq!(series(&run, "reward/mean").len(), 12);
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    for sample in whole_lines(&run.join("samples.jsonl")) {
+        let sample: Value = serde_json::from_str(&sample).unwrap();
+        let number: u32 = sample["prompt"].as_str().unwrap().trim_end_matches('>').parse().unwrap();
+        assert_eq!(number % 2, 1, "{sample}");
+    }
+
+    fs::write(&path, "{\"question\": \"1>\"}\n").unwrap();
+    let error = fail(tiny(ONE_RANK, &folder.path().join("none"), &[&data]));
+    assert!(error.contains("sort.jsonl") && error.contains("gold"), "{error}");
+}

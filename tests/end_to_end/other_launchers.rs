@@ -1,0 +1,65 @@
+//! Ranks that another launcher has started: torchrun, srun, an operator of Kubernetes.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, tiny, wait_until};
+
+fn as_rank(mut command: Command, rank: usize, port: u16) -> Command {
+    let rank = rank.to_string();
+    command.env("RANK", &rank).env("LOCAL_RANK", &rank).env("WORLD_SIZE", "2");
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command
+}
+
+#[test]
+fn ranks_of_another_launcher_are_a_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = run_tiny(&folder, "ours", TWO_RANKS, &[]);
+    let run = folder.path().join("theirs");
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let ranks = [0, 1].map(|rank| Process::start(as_rank(tiny(TWO_RANKS, &run, &[]), rank, port)));
+    for ended in ranks.map(Process::finish) {
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+    }
+    assert_same(&ours, &run);
+}
+
+/// Other launchers end a job whose other ranks failed by SIGTERM, and wait long for a rank that does not heed it.
+#[test]
+fn a_rank_that_waits_for_the_others_ends_by_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    // Rank 0, who does not answer.
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let waiting = Process::start(as_rank(tiny(TWO_RANKS, &folder.path().join("run"), &[]), 1, port));
+    let mut connection = None;
+    wait_until("rank 1 has come to the meeting place", || {
+        connection = listener.accept().ok();
+        connection.is_some()
+    });
+    waiting.send(Signal::SIGTERM);
+    let sent = Instant::now();
+    assert_eq!(waiting.finish().code, None);
+    assert!(sent.elapsed() < Duration::from_secs(5), "it took {:?}", sent.elapsed());
+}
+
+#[test]
+fn half_a_launcher_is_refused() {
+    let run = Path::new("nowhere/run");
+    let check = |variables: &[(&str, &str)], words: &str| {
+        let mut command = tiny(TWO_RANKS, run, &[]);
+        command.envs(variables.iter().copied());
+        let error = fail(command);
+        assert!(error.contains(words), "no {words:?} in {error}");
+    };
+    check(&[("RANK", "0")], "RANK is set and WORLD_SIZE is not");
+    let place = [("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "0")];
+    let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
+    check(&[&place[..], &meeting].concat(), "each host has 2 ranks");
+}

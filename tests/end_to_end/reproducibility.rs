@@ -1,0 +1,117 @@
+//! Runs that have to come to the same numbers.
+
+use super::{
+    ONE_RANK, TWO_RANKS, assert_same, assert_same_steps, last_checkpoint, lasting_metrics, run_tiny, series,
+};
+
+/// A second model and several passes over each batch: all that a step can have.
+const FULL_STEP: [&str; 3] = [
+    "pipeline.rlvr.algorithm.kl_coef=0.05",
+    "pipeline.rlvr.algorithm.entropy_coef=0.01",
+    "pipeline.rlvr.epochs=2",
+];
+
+/// What makes the sums of one rank and of two the same sums: one micro-batch is one rank's part of a mini-batch, in
+/// the warm-up as well, and a rollout batch is one such part, too.
+const SAME_SUMS: [&str; 3] = [
+    "strategy.micro_batch_size=128",
+    "pipeline.rlvr.rollout.batch_size=128",
+    "pipeline.rlvr.warmup.batch_size=256",
+];
+
+#[test]
+fn a_seed_decides_every_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for (config, name) in [(ONE_RANK, "1"), (TWO_RANKS, "2")] {
+        let run = |copy: &str| run_tiny(&folder, &format!("{name}-{copy}"), config, &FULL_STEP);
+        assert_same(&run("a"), &run("b"));
+    }
+    let [first, other] = ["1-a", "other"].map(|name| folder.path().join(name));
+    run_tiny(&folder, "other", ONE_RANK, &[&FULL_STEP[..], &["seed=1"]].concat());
+    for name in ["warmup/loss", "loss/policy", "reward/mean", "eval/pass@1"] {
+        assert_ne!(series(&first, name), series(&other, name), "{name}");
+    }
+}
+
+#[test]
+fn every_zero_stage_computes_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |stage: usize| {
+        let sets = [&format!("strategy.zero_stage={stage}"), "pipeline.rlvr.steps=6"];
+        run_tiny(&folder, &stage.to_string(), TWO_RANKS, &[&FULL_STEP[..], &sets].concat())
+    };
+    let whole = run(0);
+    for stage in 1..=3 {
+        let sharded = run(stage);
+        assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&sharded));
+        assert!(
+            last_checkpoint(&whole) == last_checkpoint(&sharded),
+            "the checkpoint of stage {stage} differs"
+        );
+        let held = [&whole, &sharded].map(|run| series(run, "perf/allocated_bytes")[0]);
+        assert!(held[1] < held[0], "stage {stage} holds {held:?} bytes");
+    }
+}
+
+#[test]
+fn what_leaves_the_device_or_is_recomputed_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, sets: &[&str]| {
+        let sets = [&FULL_STEP[..], &["pipeline.rlvr.steps=6", "strategy.zero_stage=1"], sets].concat();
+        run_tiny(&folder, name, TWO_RANKS, &sets)
+    };
+    let plain = run("plain", &["strategy.offload.optimizer=none"]);
+    let frugal =
+        run("frugal", &["strategy.recompute=full", "roles.reference.strategy.offload.params=between_steps"]);
+    assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&frugal));
+    assert!(last_checkpoint(&plain) == last_checkpoint(&frugal), "the checkpoints differ");
+    let least = |run| series(run, "perf/generate_allocated_bytes")[1];
+    assert!(least(&frugal) < least(&plain), "{} of {} bytes", least(&frugal), least(&plain));
+}
+
+#[test]
+fn bf16_learns_what_fp32_learns() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |precision: &str| {
+        let precision_set = format!("strategy.precision={precision}");
+        run_tiny(&folder, precision, ONE_RANK, &[&precision_set, "pipeline.rlvr.steps=6"])
+    };
+    let [exact, rounded] = ["fp32", "bf16"].map(run);
+    let [exact, rounded] = [exact, rounded].map(|run| series(&run, "warmup/loss")[0]);
+    assert!((exact - rounded).abs() < 0.05 * exact, "warm-up losses {exact} and {rounded}");
+}
+
+/// The published configs, shorter: 20 steps of 512 completions.
+#[test]
+fn one_rank_and_two_compute_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let published = [
+        "pipeline.rlvr.data.sort.digits=6",
+        "pipeline.rlvr.rollout.max_new_tokens=8",
+        "pipeline.rlvr.prompts_per_step=32",
+        "pipeline.rlvr.group_size=16",
+        "pipeline.rlvr.steps=20",
+        "pipeline.rlvr.warmup.steps=30",
+        "pipeline.rlvr.evaluation.every=10",
+    ];
+    let sets = [&published[..], &SAME_SUMS, &["pipeline.rlvr.algorithm.kl_coef=0.05"]].concat();
+    let [one, two] = [ONE_RANK, TWO_RANKS].map(|config| run_tiny(&folder, config, config, &sets));
+    let checked = [
+        "warmup/loss",
+        "reward/mean",
+        "loss/policy",
+        "loss/kl",
+        "entropy",
+        "grad_norm",
+        "eval/greedy",
+        "eval/pass@1",
+    ];
+    for name in checked {
+        let [one, two] = [&one, &two].map(|run| series(run, name));
+        assert!(!one.is_empty() && one.len() == two.len(), "{name}");
+        for (step, (one, two)) in one.iter().zip(&two).enumerate() {
+            assert!((one - two).abs() <= 1e-6, "{name} of record {step}: {one} and {two}");
+        }
+    }
+    assert!(series(&one, "reward/mean").iter().any(|&reward| reward > 0.0), "nothing was learnt");
+}

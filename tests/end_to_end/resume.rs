@@ -1,0 +1,137 @@
+//! A run that is stopped and goes on ends as if it had never been stopped.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+
+use super::{
+    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, checkpoints, fail, metrics,
+    processes_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
+};
+
+/// Steps enough to be caught in the middle.
+const LONG: [&str; 4] = [
+    "pipeline.rlvr.steps=80",
+    "pipeline.rlvr.checkpoint.every=40",
+    "pipeline.rlvr.evaluation.every=20",
+    // The reference is made once, after the warm-up, and has to come back as it was.
+    "pipeline.rlvr.algorithm.kl_coef=0.01",
+];
+
+#[test]
+fn one_rank_goes_on_bitwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [&LONG[..], &["pipeline.rlvr.warmup.steps=200"]].concat();
+    let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
+
+    let run = folder.path().join("interrupted");
+    interrupt_in_the_middle(&run, ONE_RANK, &sets);
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+
+    // Twice: in the warm-up, and then between it and the next checkpoint, which leaves a record of step 0.
+    let run = folder.path().join("twice");
+    interrupt_in_the_warm_up(&run, &sets);
+    let process = Process::start(resume(&run));
+    wait_for_steps(&run, 5);
+    kill_all(process, &run);
+    assert_eq!(checkpoints(&run), ["step_000000"]);
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+}
+
+#[test]
+fn two_ranks_go_on_bitwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = run_tiny(&folder, "whole", TWO_RANKS, &LONG);
+
+    let run = folder.path().join("interrupted");
+    interrupt_in_the_middle(&run, TWO_RANKS, &LONG);
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+
+    // Killed after its checkpoint: the records behind it go, and are written again.
+    let run = folder.path().join("killed");
+    let process = Process::start(tiny(TWO_RANKS, &run, &LONG));
+    wait_for_steps(&run, 45);
+    kill_all(process, &run);
+    let torn = OpenOptions::new().append(true).open(run.join("metrics.jsonl"));
+    torn.unwrap().write_all(b"{\"step\":14").unwrap();
+    let last = checkpoints(&run).pop();
+    let behind = format!("step_{:06}", metrics(&run).len() - 1);
+    assert!(last < Some(behind), "no record behind {last:?}");
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+}
+
+#[test]
+fn a_finished_run_has_nothing_to_go_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_tiny(&folder, "run", ONE_RANK, &[]);
+    let before = fs::read(run.join("metrics.jsonl")).unwrap();
+    succeed(resume(&run));
+    assert_eq!(fs::read(run.join("metrics.jsonl")).unwrap(), before);
+}
+
+#[test]
+fn what_cannot_be_resumed_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |run: &Path, words: &[&str]| {
+        let error = fail(resume(run));
+        for word in words.iter().copied().chain([run.to_str().unwrap()]) {
+            assert!(error.contains(word), "no {word:?} in {error}");
+        }
+    };
+    check(&folder.path().join("nowhere"), &["config.yaml"]);
+
+    let run = run_tiny(&folder, "run", ONE_RANK, &["pipeline.rlvr.steps=4"]);
+    let [checkpoint] = &checkpoints(&run)[..] else { panic!("one checkpoint") };
+    let checkpoint = run.join("checkpoints").join(checkpoint);
+    let shard = checkpoint.join("rank_0000.bin");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&shard, &bytes).unwrap();
+    check(&run, &["rank_0000.bin", "damaged"]);
+    fs::remove_dir_all(&checkpoint).unwrap();
+    check(&run, &["no checkpoint"]);
+}
+
+fn interrupt_in_the_middle(run: &Path, config: &str, sets: &[&str]) {
+    let process = Process::start(tiny(config, run, sets));
+    wait_for_steps(run, 10);
+    process.send(Signal::SIGINT);
+    let ended = process.finish();
+    check_interrupted(&ended, run, "interrupted after step ");
+    let steps = metrics(run).len() - 1;
+    assert!((10..80).contains(&steps), "{steps} steps are done");
+    assert_eq!(checkpoints(run).last(), Some(&format!("step_{steps:06}")));
+}
+
+fn interrupt_in_the_warm_up(run: &Path, sets: &[&str]) {
+    let process = Process::start(tiny(ONE_RANK, run, sets));
+    wait_until("the warm-up has begun", || run.join("metrics.jsonl").exists());
+    process.send(Signal::SIGINT);
+    check_interrupted(&process.finish(), run, "of the warm-up");
+    assert_eq!((metrics(run).len(), checkpoints(run)), (0, vec!["step_000000".to_owned()]));
+}
+
+#[track_caller]
+fn check_interrupted(ended: &Ended, run: &Path, words: &str) {
+    assert_eq!(ended.code, Some(130), "{ended:#?}");
+    let line = ended.stderr.lines().find(|line| line.contains("interrupted after ")).unwrap_or_default();
+    let how = format!("go on with `anyroll run --resume {}`", run.display());
+    assert!(line.contains(words) && line.contains(&how), "{}", ended.stderr);
+    assert_nothing_left(run);
+}
+
+/// As a machine that goes down would: nobody gets to save anything.
+fn kill_all(process: Process, run: &Path) {
+    for pid in processes_of(run) {
+        // It fails for a rank that has just followed its parent.
+        let _ = kill(pid, Signal::SIGKILL);
+    }
+    assert_eq!(process.finish().code, None);
+    assert_nothing_left(run);
+}

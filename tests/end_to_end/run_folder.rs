@@ -1,0 +1,124 @@
+//! What a run leaves in its folder.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{ONE_RANK, anyroll, checkpoints, fail, metrics, run_tiny, succeed, tiny, whole_lines};
+
+#[test]
+fn a_run_leaves_all_of_it_in_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let ended = succeed(tiny(ONE_RANK, &run, &["name=a-tiny-run"]));
+    for part in ["pass@1", run.to_str().unwrap(), "report.html"] {
+        assert!(ended.stderr.contains(part), "no {part:?} at the end of {}", ended.stderr);
+    }
+    check_configs(&run);
+    check_metrics(&run);
+    check_samples(&run);
+    check_report(&run);
+    check_tensorboard(&run);
+    assert_eq!(checkpoints(&run), ["step_000008", "step_000012"]);
+}
+
+#[test]
+fn a_folder_that_holds_a_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_tiny(&folder, "run", ONE_RANK, &["pipeline.rlvr.steps=3"]);
+    let before = whole_lines(&run.join("metrics.jsonl"));
+    let error = fail(tiny(ONE_RANK, &run, &[]));
+    assert!(error.contains(run.to_str().unwrap()) && error.contains("already"), "{error}");
+    assert_eq!(whole_lines(&run.join("metrics.jsonl")), before);
+}
+
+fn check_configs(run: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let as_written = fs::read_to_string(root.join(ONE_RANK)).unwrap();
+    assert_eq!(fs::read_to_string(run.join("config.yaml")).unwrap(), as_written);
+
+    let path = run.join("resolved.yaml");
+    let resolved = fs::read_to_string(&path).unwrap();
+    assert!(resolved.contains("name: a-tiny-run") && resolved.contains("steps: 12"), "{resolved}");
+    let checked = succeed(anyroll(["check", path.to_str().unwrap()])).stdout;
+    assert!(checked.starts_with(&resolved), "{checked}\nis not\n{resolved}");
+}
+
+fn check_metrics(run: &Path) {
+    let steps = metrics(run);
+    let numbers: Vec<u64> = steps.iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert!(numbers.iter().copied().eq(0..=12), "{numbers:?}");
+    let has = |step: &serde_json::Map<String, Value>, name: &str| step.get(name).is_some_and(Value::is_f64);
+    for (number, step) in steps.iter().enumerate() {
+        for name in ["reward/mean", "loss/policy", "grad_norm", "time/step_s"] {
+            assert_eq!(has(step, name), number > 0, "{name} of step {number}");
+        }
+        for name in ["eval/greedy", "eval/pass@1", "eval/pass@4", "time/eval_s"] {
+            assert_eq!(has(step, name), number % 4 == 0, "{name} of step {number}");
+        }
+    }
+    assert!(has(&steps[0], "warmup/loss"));
+}
+
+fn check_samples(run: &Path) {
+    let lines = whole_lines(&run.join("samples.jsonl"));
+    let samples: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let evaluations = |phase: &str| {
+        let mut steps: Vec<u64> = samples
+            .iter()
+            .filter(|sample| sample["phase"] == phase)
+            .map(|sample| sample["step"].as_u64().unwrap())
+            .collect();
+        steps.dedup();
+        steps
+    };
+    let found = ["before", "eval", "after"].map(evaluations);
+    assert_eq!(found, [vec![0], vec![4, 8], vec![12]]);
+    for sample in &samples {
+        let text = |name: &str| sample[name].as_str().unwrap();
+        let mut digits: Vec<char> = text("prompt").trim_end_matches('>').chars().collect();
+        digits.sort_unstable();
+        assert_eq!(text("answer"), digits.iter().collect::<String>());
+        let right = text("completion") == text("answer");
+        assert!(right || sample["reward"] == 0.0, "{sample}");
+    }
+}
+
+/// One file, which a mail or an archive can carry.
+fn check_report(run: &Path) {
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(page.contains("a-tiny-run") && page.contains("</html>"));
+    for reference in ["http:", "https:", "src=", "@import", "url("] {
+        assert!(!page.contains(reference), "the report refers to another file by {reference}");
+    }
+    let answer = whole_lines(&run.join("samples.jsonl"));
+    let answer: Value = serde_json::from_str(answer.last().unwrap()).unwrap();
+    assert!(page.contains(answer["answer"].as_str().unwrap()), "the report shows no sample");
+}
+
+/// Read by TensorBoard itself, where it is.
+fn check_tensorboard(run: &Path) {
+    let found = Command::new("python3").args(["-c", "import tensorboard"]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        // Not by eprintln: the test harness would keep it to itself.
+        let words = "SKIPPED: the TensorBoard events of a run were not read: python3 has no tensorboard\n";
+        io::stderr().write_all(words.as_bytes()).unwrap();
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/read_tensorboard.py");
+    let mut command = Command::new("python3");
+    command.arg(script).arg(run.join("tensorboard"));
+    let read: Value = serde_json::from_str(&succeed(command).stdout).unwrap();
+    for step in metrics(run) {
+        for (name, value) in step.iter().filter(|(name, _)| *name != "step") {
+            let points = read["scalars"][name].as_array().unwrap_or_else(|| panic!("no {name}"));
+            let point = points.iter().find(|point| point[0] == step["step"]);
+            let read = point.unwrap_or_else(|| panic!("no step {} of {name}", step["step"]))[1].as_f64();
+            let written = value.as_f64().unwrap() as f32;
+            assert_eq!(read, Some(f64::from(written)), "{name} of step {}", step["step"]);
+        }
+    }
+}
