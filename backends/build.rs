@@ -27,6 +27,7 @@ fn main() {
         .files([
             "shim/attention.cpp",
             "shim/c10d.cpp",
+            "shim/device.cpp",
             "shim/kernels.cpp",
             "shim/optimizer.cpp",
             "shim/tensor.cpp",

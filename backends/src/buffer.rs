@@ -94,6 +94,26 @@ impl Buffer {
         Self { len: self.len_bytes(), dtype: DType::U8, ..self.clone() }
     }
 
+    /// The same memory as elements of another type, of which there is a whole number.
+    pub(crate) fn cast(&self, dtype: DType) -> Self {
+        assert!(
+            self.len_bytes().is_multiple_of(dtype.size_bytes()),
+            "{} bytes as {dtype:?}",
+            self.len_bytes()
+        );
+        Self { len: self.len_bytes() / dtype.size_bytes(), dtype, ..self.clone() }
+    }
+
+    /// The address of the first element, for kernels and collectives.
+    pub(crate) fn address(&self) -> Result<*mut c_void> {
+        let (raw, device) = (self.raw()?, self.memory.home.device());
+        match device.address(raw.buffer) {
+            // By wrapping: the sum is inside of the allocation, and the memory is the device's.
+            Some(base) => Ok(base.wrapping_add(raw.offset).cast()),
+            None => unsupported(device.id(), "kernels and collectives on memory without an address"),
+        }
+    }
+
     /// The backend's view of it. An error when its arena is released.
     pub fn raw(&self) -> Result<RawSlice> {
         self.memory.check()?;

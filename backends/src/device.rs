@@ -1,6 +1,11 @@
 //! [`Device`]: what a backend supplies. The safe types above it are in [`crate::stream`] and [`crate::buffer`].
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    ffi::{CStr, c_void},
+    fmt,
+    str::FromStr,
+    time::Duration,
+};
 
 use crate::{Error, Result};
 
@@ -289,6 +294,26 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// # Safety
     /// `stream` is live.
     unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()>;
+
+    /// Whether [`Device::launch`] works: the device compiles kernels at run time, and its compiler is there.
+    fn has_kernels(&self) -> bool {
+        false
+    }
+    /// Launches a kernel of `kernels/strategy.cu`. `arguments` are the addresses of its parameters' values, read
+    /// before this returns.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel's signature, and the memory they name lives until the work is done.
+    unsafe fn launch(
+        &self,
+        kernel: &'static CStr,
+        _blocks: u32,
+        _threads: u32,
+        _arguments: &mut [*mut c_void],
+        _stream: RawStream,
+    ) -> Result<()> {
+        unsupported(self.id(), format!("kernels at run time: {kernel:?}"))
+    }
 }
 
 /// Host work in stream order; an error becomes the stream's error.

@@ -2,6 +2,7 @@
 //! NaN, as any may be, and one that breaks the contract, to see that the conformance suite notices.
 
 use std::{
+    ffi::{CStr, c_void},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -146,6 +147,9 @@ macro_rules! forward_safe {
         fn event_create(&self) -> Result<RawEvent> {
             self.device.event_create()
         }
+        fn has_kernels(&self) -> bool {
+            self.device.has_kernels()
+        }
     };
 }
 
@@ -163,6 +167,7 @@ macro_rules! forward {
 // SAFETY: every verb is the wrapped device's, later in the same order.
 unsafe impl Device for Delayed {
     forward_safe!();
+
     forward! {
         alloc(len: usize) -> RawBuffer;
         [stream] free(buffer: RawBuffer, len: usize, stream: RawStream) -> ();
@@ -184,6 +189,9 @@ unsafe impl Device for Delayed {
         event_query(event: RawEvent) -> bool;
         event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
         [stream] enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+        [stream] launch(
+            kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
+        ) -> ();
     }
 }
 
@@ -241,6 +249,9 @@ unsafe impl Device for Faulty {
         event_query(event: RawEvent) -> bool;
         event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
         enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
+        launch(
+            kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
+        ) -> ();
     }
 
     unsafe fn free(&self, buffer: RawBuffer, len: usize, stream: RawStream) -> Result<()> {

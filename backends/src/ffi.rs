@@ -19,6 +19,12 @@ unsafe extern "C" {
         owner: *mut c_void,
     ) -> *mut c_void;
 
+    // device.cpp
+    pub(crate) fn anyroll_torch_start(device_type: c_int) -> c_int;
+    pub(crate) fn anyroll_torch_stream(device_type: c_int, index: c_int, handle: *mut *mut c_void) -> c_int;
+    pub(crate) fn anyroll_exchange_device(device_type: c_int, index: c_int) -> c_int;
+    pub(crate) fn anyroll_restore_device(device_type: c_int, index: c_int);
+
     // c10d.cpp
     pub(crate) fn anyroll_store_tcp(
         host: *const c_char,

@@ -185,28 +185,10 @@ impl Collective for Gloo {
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>> {
         self.check()?;
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
-        let name = |rank: usize| format!("split/{number}/{rank}");
-        let mine = (color.map_or(-1, i64::from), key);
-        self.store.set(&name(self.rank()), format!("{} {}", mine.0, mine.1).as_bytes())?;
-        let mut members = Vec::new();
-        for rank in 0..self.world_size() {
-            let value = String::from_utf8_lossy(&self.store.get(&name(rank))?).into_owned();
-            let (color, key) = value
-                .split_once(' ')
-                .and_then(|(color, key)| Some((color.parse::<i64>().ok()?, key.parse::<i32>().ok()?)))
-                .ok_or_else(|| self.store.rendezvous().error(format!("{} is {value:?}", name(rank))))?;
-            if color == mine.0 {
-                members.push((key, rank));
-            }
+        match self.store.split(number, color, key)? {
+            Some(members) => Ok(Some(Arc::new(Self::connect(members.store)?))),
+            None => Ok(None),
         }
-        if color.is_none() {
-            return Ok(None);
-        }
-        members.sort_unstable();
-        let rank =
-            members.iter().position(|member| member.1 == self.rank()).expect("this rank has its own color");
-        let store = self.store.prefix(&format!("split/{number}/{}/", mine.0), rank, members.len())?;
-        Ok(Some(Arc::new(Self::connect(store)?)))
     }
 
     fn check(&self) -> Result<()> {

@@ -269,7 +269,9 @@ impl Inner {
             recent: recorder.show(),
         };
         tracing::error!("{error}");
-        self.failure.lock().unwrap().get_or_insert(error);
+        // Locked until the communicator has ended: who is told may leave the process next, and the library with it.
+        let mut failure = self.failure.lock().unwrap();
+        failure.get_or_insert(error);
         self.comm.abort();
     }
 }

@@ -8,13 +8,18 @@
 mod buffer;
 mod collective;
 mod cpu;
+mod cuda;
 mod device;
+mod device_kernels;
 mod dtype;
 mod error;
 pub mod faults;
 mod ffi;
 mod gloo;
 mod group;
+mod library;
+mod nccl;
+mod open_devices;
 pub mod ops;
 mod rendezvous;
 mod stream;
@@ -30,36 +35,49 @@ pub use device::{
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use group::{CollectiveGroup, Work};
+pub use library::prefer_library;
 pub use rendezvous::{Rendezvous, Store};
 pub use stream::{Event, Stream};
 
-/// Opens a device. [`Error::Unavailable`] when its library or the device itself is not there.
+/// Variables that vendors' libraries read from the environment, for each rank of a job. NVLink multicast is off: a
+/// rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own calls turns it off.
+pub const RANK_ENVIRONMENT: [(&str, &str); 1] = [("NCCL_NVLS_ENABLE", "0")];
+
+/// Opens a device, or returns the one that this process has open. [`Error::Unavailable`] when its library or the
+/// device itself is not there.
 pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
     match id.backend {
         BackendKind::Cpu => Ok(cpu::CpuDevice::open(id.ordinal)),
-        BackendKind::Cuda | BackendKind::Rocm | BackendKind::Ascend | BackendKind::Vulkan => {
-            Err(Error::Unavailable {
-                backend: id.backend,
-                tried: Vec::new(),
-                reason: "this version has no implementation of it".into(),
-            })
-        }
+        BackendKind::Cuda => open_devices::once(id, || Ok(Arc::new(cuda::CudaDevice::open(id.ordinal)?))),
+        BackendKind::Rocm | BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(id.backend)),
     }
 }
 
 /// Devices of a backend that this process could open; [`Error::Unavailable`] when there is none.
 pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
-    Ok(vec![open(DeviceId { backend, ordinal: 0 })?.info()])
+    match backend {
+        BackendKind::Cpu => Ok(vec![open(DeviceId { backend, ordinal: 0 })?.info()]),
+        BackendKind::Cuda => cuda::devices(),
+        BackendKind::Rocm | BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(backend)),
+    }
 }
 
 /// Connects the ranks of a job for `device`'s backend. Blocks until all are there or the time-out has passed.
+///
+/// Whoever starts the ranks sets [`RANK_ENVIRONMENT`] for them.
 pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn Collective>> {
     let store = Store::connect(rendezvous)?;
     match device.id().backend {
         BackendKind::Cpu => Ok(Arc::new(gloo::Gloo::connect(store)?)),
+        BackendKind::Cuda => Ok(Arc::new(nccl::Nccl::connect(device, &store)?)),
         backend => Err(Error::Unsupported {
             backend,
             what: "collectives: this version has no implementation of them".into(),
         }),
     }
+}
+
+fn not_implemented(backend: BackendKind) -> Error {
+    let reason = "this version has no implementation of it".into();
+    Error::Unavailable { backend, tried: Vec::new(), reason }
 }

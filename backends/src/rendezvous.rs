@@ -36,6 +36,15 @@ impl Rendezvous {
     }
 }
 
+/// The ranks of one color after [`Store::split`], seen from one of them.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Their store, in which this rank has its new number.
+    pub(crate) store: Store,
+    /// The lowest rank among them, as numbered before the split.
+    pub(crate) first: usize,
+}
+
 /// A key-value store shared by all ranks.
 #[derive(Debug)]
 pub struct Store {
@@ -112,6 +121,35 @@ impl Store {
         }
         value.truncate(len);
         Ok(value)
+    }
+
+    /// Divides the ranks by color, each part in the order of `key`, then of rank; a rank without a color is in no
+    /// part. Every rank calls, with the same `number`, which tells this division from others.
+    pub(crate) fn split(&self, number: u64, color: Option<u32>, key: i32) -> Result<Option<Part>> {
+        let name = |rank: usize| format!("split/{number}/{rank}");
+        let (this_rank, world_size) = (self.rendezvous.rank, self.rendezvous.world_size);
+        let mine = color.map_or(-1, i64::from);
+        self.set(&name(this_rank), format!("{mine} {key}").as_bytes())?;
+        let mut members = Vec::new();
+        for rank in 0..world_size {
+            let value = String::from_utf8_lossy(&self.get(&name(rank))?).into_owned();
+            let (color, key) = value
+                .split_once(' ')
+                .and_then(|(color, key)| Some((color.parse::<i64>().ok()?, key.parse::<i32>().ok()?)))
+                .ok_or_else(|| self.rendezvous.error(format!("{} is {value:?}", name(rank))))?;
+            if color == mine {
+                members.push((key, rank));
+            }
+        }
+        if color.is_none() {
+            return Ok(None);
+        }
+        let first = members[0].1;
+        members.sort_unstable();
+        let rank =
+            members.iter().position(|member| member.1 == this_rank).expect("this rank has its own color");
+        let store = self.prefix(&format!("split/{number}/{mine}/"), rank, members.len())?;
+        Ok(Some(Part { store, first }))
     }
 
     pub(crate) fn raw(&self) -> *mut c_void {

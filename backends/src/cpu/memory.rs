@@ -2,7 +2,7 @@
 
 use std::{fs, io, ptr};
 
-pub(super) enum Access {
+pub(crate) enum Access {
     None,
     ReadWrite,
 }
@@ -17,7 +17,7 @@ impl Access {
 }
 
 /// `len` bytes of fresh, zeroed pages, or of bare addresses; `None` when there is no room.
-pub(super) fn map(len: usize, access: Access) -> Option<*mut u8> {
+pub(crate) fn map(len: usize, access: Access) -> Option<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
     let address = unsafe { libc::mmap(ptr::null_mut(), len, access.flags(), flags, -1, 0) };
@@ -28,7 +28,7 @@ pub(super) fn map(len: usize, access: Access) -> Option<*mut u8> {
 ///
 /// # Safety
 /// `address` and `len` are those of a live mapping that nothing uses any more.
-pub(super) unsafe fn unmap(address: *mut u8, len: usize) {
+pub(crate) unsafe fn unmap(address: *mut u8, len: usize) {
     // SAFETY: the caller's promise. With a whole mapping munmap has no way to fail.
     unsafe { libc::munmap(address.cast(), len) };
 }
@@ -37,7 +37,7 @@ pub(super) unsafe fn unmap(address: *mut u8, len: usize) {
 ///
 /// # Safety
 /// The range is a live reservation.
-pub(super) unsafe fn commit(address: *mut u8, len: usize) -> bool {
+pub(crate) unsafe fn commit(address: *mut u8, len: usize) -> bool {
     // SAFETY: the caller's promise.
     unsafe { libc::mprotect(address.cast(), len, Access::ReadWrite.flags()) == 0 }
 }
@@ -46,7 +46,7 @@ pub(super) unsafe fn commit(address: *mut u8, len: usize) -> bool {
 ///
 /// # Safety
 /// The range is a live reservation that nothing uses.
-pub(super) unsafe fn decommit(address: *mut u8, len: usize) {
+pub(crate) unsafe fn decommit(address: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         libc::madvise(address.cast(), len, libc::MADV_DONTNEED);
@@ -54,13 +54,13 @@ pub(super) unsafe fn decommit(address: *mut u8, len: usize) {
     }
 }
 
-pub(super) fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: reads a constant of the kernel.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// Free and total bytes: the machine's, or the control group's where that is less.
-pub(super) fn host() -> io::Result<(usize, usize)> {
+pub(crate) fn host() -> io::Result<(usize, usize)> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let field = |name: &str| {
         let kib =
@@ -80,7 +80,7 @@ pub(super) fn host() -> io::Result<(usize, usize)> {
 
 /// Lets libtorch's activations, which are freed and allocated anew in every pass, stay with the process: by itself
 /// glibc gives them back to the kernel each time, and the page faults cost a tenth of a small model's pass.
-pub(super) fn keep_freed_memory() {
+pub(crate) fn keep_freed_memory() {
     const KEPT_BYTES: libc::c_int = 1 << 30;
     const LARGEST_KEPT_BYTES: libc::c_int = 32 << 20; // glibc's own bound for M_MMAP_THRESHOLD
     #[cfg(target_env = "gnu")]
@@ -91,7 +91,7 @@ pub(super) fn keep_freed_memory() {
     }
 }
 
-pub(super) fn processor_name() -> String {
+pub(crate) fn processor_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
     model.unwrap_or(std::env::consts::ARCH).trim().to_owned()

@@ -4,8 +4,8 @@
 //! eight GPUs. libtorch computes on the caller's thread, so its stream is *inline*: what is enqueued there runs
 //! at once, and waiting for an event blocks the caller.
 
-mod memory;
-mod stream;
+pub(crate) mod memory;
+pub(crate) mod stream;
 
 use std::{
     collections::HashMap,

@@ -45,7 +45,7 @@ impl Worker {
 
 /// Runs `work`. A panic becomes an error and does not end the thread: later work, events among it, would never
 /// run.
-pub(super) fn run(work: HostFn) -> Result<(), String> {
+pub(crate) fn run(work: HostFn) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(words(&*panic)))
 }
 

@@ -1,11 +1,14 @@
 //! The optimizer's passes over flat fp32 buffers: AdamW, and the sum of squares behind the gradient norm.
 
+use std::ffi::c_void;
+
 use tch::{Kind, Tensor};
 
 use super::{
-    Result,
+    Error, Result,
     check::{Args, has_kernel},
 };
+use crate::{Device, device_kernels};
 
 unsafe extern "C" {
     // shim/optimizer.cpp
@@ -42,6 +45,14 @@ pub struct AdamW {
     pub step: u64,
 }
 
+impl AdamW {
+    /// What the first moment, and the root of the second, are divided by in this step.
+    fn bias_corrections(&self) -> (f64, f64) {
+        let step = self.step as f64;
+        (1.0 - self.betas.0.powf(step), (1.0 - self.betas.1.powf(step)).sqrt())
+    }
+}
+
 /// One step of AdamW in place (Loshchilov and Hutter 2019; PyTorch's `torch.optim.AdamW`): all fp32 `[N]`.
 ///
 /// `scale`, one fp32 element on the same device, multiplies the gradient; where it is not finite nothing is
@@ -59,6 +70,9 @@ pub fn adamw_(
 ) -> Result<()> {
     let args = Args("adamw");
     let [len] = args.dims("weights", weights)?;
+    if let Some(device) = device_kernels::device_of(weights) {
+        return device_adamw_(&*device, weights, exp_avg, exp_avg_sq, gradient, scale, adamw);
+    }
     if !has_kernel(weights) {
         return composite_adamw_(weights, exp_avg, exp_avg_sq, gradient, scale, adamw);
     }
@@ -68,6 +82,7 @@ pub fn adamw_(
     let g = args.floats("gradient", gradient, &[len])?;
     let scale = args.floats("scale", &scale.f_reshape([1])?, &[1])?;
     let (beta1, beta2) = adamw.betas;
+    let (bias1, bias2_root) = adamw.bias_corrections();
     // SAFETY: `floats` has checked that each holds `len` dense floats in host memory (one for `scale`), and the
     // mutable borrows keep the three that are written apart from each other and from the gradient.
     unsafe {
@@ -83,8 +98,8 @@ pub fn adamw_(
             beta2 as f32,
             adamw.eps as f32,
             adamw.weight_decay as f32,
-            (1.0 - beta1.powf(adamw.step as f64)) as f32,
-            (1.0 - beta2.powf(adamw.step as f64)).sqrt() as f32,
+            bias1 as f32,
+            bias2_root as f32,
         );
     }
     Ok(())
@@ -98,6 +113,9 @@ pub fn adamw_(
 pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
     let args = Args("sum_of_squares");
     let [len] = args.dims("x", x)?;
+    if let Some(device) = device_kernels::device_of(x) {
+        return device_sum_of_squares(&*device, x);
+    }
     if !has_kernel(x) {
         return composite_sum_of_squares(x);
     }
@@ -106,6 +124,71 @@ pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
     // SAFETY: `floats` has checked `x`; `sum` is one fp64 element of our own.
     unsafe { anyroll_sum_of_squares(data, len, sum.data_ptr().cast()) };
     Ok(sum)
+}
+
+/// [`adamw_`] by the device's own kernel.
+fn device_adamw_(
+    device: &dyn Device,
+    weights: &mut Tensor,
+    exp_avg: &mut Tensor,
+    exp_avg_sq: &mut Tensor,
+    gradient: &Tensor,
+    scale: &Tensor,
+    adamw: &AdamW,
+) -> Result<()> {
+    const OP: &str = "adamw";
+    let len = weights.numel();
+    let at = |argument, tensor: &Tensor| device_floats(OP, argument, tensor, len, weights.device());
+    let states = [at("weights", weights)?, at("exp_avg", exp_avg)?, at("exp_avg_sq", exp_avg_sq)?];
+    let gradient = at("gradient", gradient)?;
+    let scale = device_floats(OP, "scale", &scale.f_reshape([1])?, 1, weights.device())?;
+    let (bias1, bias2_root) = adamw.bias_corrections();
+    let learning_rate = adamw.learning_rate as f32;
+    let numbers = device_kernels::AdamW {
+        learning_rate,
+        beta1: adamw.betas.0 as f32,
+        beta2: adamw.betas.1 as f32,
+        eps: adamw.eps as f32,
+        keep: 1.0 - learning_rate * adamw.weight_decay as f32,
+        bias1: bias1 as f32,
+        bias2_root: bias2_root as f32,
+    };
+    // SAFETY: `device_floats` has checked that each holds `len` dense floats on the device (one for `scale`), and
+    // the mutable borrows keep the three that are written apart from each other and from the gradient. libtorch
+    // takes memory back in the order of the stream on which the kernel runs.
+    let launched = unsafe { device_kernels::adamw(device, states, gradient, scale, len, numbers) };
+    launched.map_err(|error| Error::Kernel { op: OP, message: error.to_string() })
+}
+
+/// [`sum_of_squares`] by the device's own kernel.
+fn device_sum_of_squares(device: &dyn Device, x: &Tensor) -> Result<Tensor> {
+    const OP: &str = "sum_of_squares";
+    let len = x.numel();
+    let data = device_floats(OP, "x", x, len, x.device())?;
+    let partial = Tensor::f_empty([device_kernels::partial_sums(len) as i64], (Kind::Double, x.device()))?;
+    let total = Tensor::f_empty([], (Kind::Double, x.device()))?;
+    // SAFETY: `device_floats` has checked `x`; the others are ours, and as long as the kernels ask.
+    let launched =
+        unsafe { device_kernels::sum_of_squares(device, data, len, partial.data_ptr(), total.data_ptr()) };
+    launched.map_err(|error| Error::Kernel { op: OP, message: error.to_string() })?;
+    Ok(total)
+}
+
+/// The address of `len` dense fp32 values on `device`.
+fn device_floats(
+    op: &'static str,
+    argument: &'static str,
+    tensor: &Tensor,
+    len: usize,
+    device: tch::Device,
+) -> Result<*mut c_void> {
+    let found = (tensor.kind(), tensor.device(), tensor.numel());
+    if found != (Kind::Float, device, len) || !tensor.is_contiguous() {
+        let expected = (Kind::Float, device, len);
+        let problem = format!("is {found:?}, expected {expected:?}, dense");
+        return Err(Args(op).refuse(argument, problem));
+    }
+    Ok(tensor.data_ptr())
 }
 
 /// [`adamw_`] in plain ATen calls.
@@ -122,9 +205,8 @@ fn composite_adamw_(
     let gradient = gradient.f_mul(scale)?;
     let m = exp_avg.f_mul_scalar(beta1)?.f_add(&gradient.f_mul_scalar(1.0 - beta1)?)?;
     let v = exp_avg_sq.f_mul_scalar(beta2)?.f_add(&gradient.f_square()?.f_mul_scalar(1.0 - beta2)?)?;
-    let bias1 = 1.0 - beta1.powf(adamw.step as f64);
-    let bias2 = 1.0 - beta2.powf(adamw.step as f64);
-    let root = v.f_sqrt()?.f_div_scalar(bias2.sqrt())?.f_add_scalar(adamw.eps)?;
+    let (bias1, bias2_root) = adamw.bias_corrections();
+    let root = v.f_sqrt()?.f_div_scalar(bias2_root)?.f_add_scalar(adamw.eps)?;
     let update = m.f_div(&root)?.f_mul_scalar(adamw.learning_rate / bias1)?;
     let w = weights.f_mul_scalar(1.0 - adamw.learning_rate * adamw.weight_decay)?.f_sub(&update)?;
     for (state, new) in [(weights, w), (exp_avg, m), (exp_avg_sq, v)] {

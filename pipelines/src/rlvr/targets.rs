@@ -4,7 +4,7 @@ use anyroll_strategy::Zero;
 use tch::Tensor;
 
 use super::{
-    Decoder, Roles, Setup,
+    Decoder, Reference, Roles, Setup,
     exchange::Exchange,
     loss::{Correction, CorrectionStats, Targets, token_weights},
     rollout::Sample,
@@ -54,10 +54,10 @@ impl Setup {
             OldLogprobs::Recompute => self.logprobs(&mut roles.policy, self.micro_batch_size, samples)?,
         };
         let reference = match &mut roles.reference {
-            Some(reference) => {
-                reference.model.load_states(&reference.offloaded)?;
-                let logprobs = self.logprobs(&mut reference.model, reference.micro_batch_size, samples)?;
-                reference.model.offload_states(&reference.offloaded)?;
+            Some(Reference { model, micro_batch_size, offloaded }) => {
+                model.load_states(offloaded)?;
+                let logprobs = self.logprobs(model, *micro_batch_size, samples)?;
+                model.offload_states(offloaded)?;
                 Some(logprobs)
             }
             None => None,

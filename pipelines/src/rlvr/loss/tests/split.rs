@@ -145,7 +145,14 @@ fn ranks<R: Send>(world_size: usize, rank: impl Fn(&Arc<dyn Device>, CollectiveG
                 let timeout = Duration::from_secs(60);
                 let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: number }).unwrap();
                 let master_addr = "127.0.0.1".into();
-                let rendezvous = Rendezvous { rank: number, world_size, master_addr, master_port, timeout };
+                let rendezvous = Rendezvous {
+                    rank: number,
+                    world_size,
+                    master_addr,
+                    master_port,
+                    agent_store: None,
+                    timeout,
+                };
                 let comm = connect(&*device, &rendezvous).unwrap();
                 rank(&device, CollectiveGroup::new("policy", comm, &device, timeout).unwrap())
             }

@@ -1,0 +1,185 @@
+// Kernels that a strategy needs, in the CUDA C++ that HIP compiles too: no headers, nothing that depends on the
+// width of a warp. They are compiled at run time for the device that is there, without fused multiply-add, so that
+// elementwise results have the bits of the same formula on a CPU.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// What one access to memory moves: 16 bytes.
+template <typename T>
+struct alignas(16) Pack {
+  static constexpr int LANES = 16 / sizeof(T);
+  T lane[LANES];
+};
+
+__device__ inline bool aligned(const void* pointer) { return (u64)pointer % 16 == 0; }
+__device__ inline u64 thread_index() { return blockIdx.x * (u64)blockDim.x + threadIdx.x; }
+__device__ inline u64 thread_count() { return gridDim.x * (u64)blockDim.x; }
+
+// ---- element types ----
+
+struct Bf16 {
+  u16 bits;
+};
+struct F16 {
+  u16 bits;
+};
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ inline float widen(F16 x) {
+#ifdef __HIP_DEVICE_COMPILE__
+  return (float)__builtin_bit_cast(_Float16, x.bits);
+#else
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#endif
+}
+
+// To the nearest, ties to even; a NaN becomes the one that libtorch makes on a CPU.
+__device__ inline void narrow(float x, float& to) { to = x; }
+__device__ inline void narrow(float x, Bf16& to) {
+  u32 bits = __float_as_uint(x);
+  to.bits = x != x ? 0x7fc0 : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+__device__ inline void narrow(float x, F16& to) {
+  if (x != x) {
+    to.bits = (u16)((__float_as_uint(x) >> 16) & 0x8000) | 0x7e00;
+    return;
+  }
+#ifdef __HIP_DEVICE_COMPILE__
+  to.bits = __builtin_bit_cast(u16, (_Float16)x);
+#else
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#endif
+}
+
+// ---- reduction in rank order ----
+
+// The numbers of `ReduceOp`, in its order.
+enum { SUM, AVG, MIN, MAX };
+
+// NaN wins in MIN and MAX, as it does in a sum.
+__device__ inline float combine(float a, float b, int op) {
+  if (op == MIN) return a != a || a < b ? a : b;
+  if (op == MAX) return a != a || a > b ? a : b;
+  return a + b;
+}
+
+// out[i] = in[0 * n + i] op in[1 * n + i] op ..., in fp32, from left to right, rounded once.
+template <typename T>
+__device__ inline void reduce_in_rank_order(T* out, const T* in, u64 n, int world_size, int op) {
+  constexpr int LANES = Pack<T>::LANES;
+  if (n % LANES == 0 && aligned(out) && aligned(in)) {
+    const u64 packs = n / LANES;
+    for (u64 i = thread_index(); i < packs; i += thread_count()) {
+      float sum[LANES];
+      Pack<T> pack = ((const Pack<T>*)in)[i];
+      for (int k = 0; k < LANES; k++) sum[k] = widen(pack.lane[k]);
+      for (int rank = 1; rank < world_size; rank++) {
+        pack = ((const Pack<T>*)in)[rank * packs + i];
+        for (int k = 0; k < LANES; k++) sum[k] = combine(sum[k], widen(pack.lane[k]), op);
+      }
+      for (int k = 0; k < LANES; k++) narrow(op == AVG ? sum[k] / world_size : sum[k], pack.lane[k]);
+      ((Pack<T>*)out)[i] = pack;
+    }
+    return;
+  }
+  for (u64 i = thread_index(); i < n; i += thread_count()) {
+    float sum = widen(in[i]);
+    for (int rank = 1; rank < world_size; rank++) sum = combine(sum, widen(in[rank * n + i]), op);
+    narrow(op == AVG ? sum / world_size : sum, out[i]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_f32(float* out, const float* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_bf16(Bf16* out, const Bf16* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_f16(F16* out, const F16* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+
+// ---- AdamW ----
+
+struct AdamW {
+  float learning_rate, beta1, beta2, eps, keep, bias1, bias2_root;
+};
+
+__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h) {
+  m = h.beta1 * m + (1 - h.beta1) * gradient;
+  v = h.beta2 * v + (1 - h.beta2) * gradient * gradient;
+  w = h.keep * w - h.learning_rate / h.bias1 * m / (sqrtf(v) / h.bias2_root + h.eps);
+}
+
+// One element a thread where they are not aligned, and else four, which is the fastest (docs/cuda.md). The
+// gradient is multiplied by *scale; where that is not finite nothing is written.
+extern "C" __global__ void __launch_bounds__(256)
+    adamw(float* w, float* m, float* v, const float* gradient, const float* scale, u64 n, AdamW h) {
+  const float s = *scale;
+  if ((__float_as_uint(s) & 0x7f800000) == 0x7f800000) return;
+  u64 done = 0;
+  if (aligned(w) && aligned(m) && aligned(v) && aligned(gradient)) {
+    const u64 packs = n / 4;
+    for (u64 i = thread_index(); i < packs; i += thread_count()) {
+      Pack<float> pw = ((Pack<float>*)w)[i], pm = ((Pack<float>*)m)[i], pv = ((Pack<float>*)v)[i];
+      const Pack<float> pg = ((const Pack<float>*)gradient)[i];
+      for (int k = 0; k < 4; k++) adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], pg.lane[k] * s, h);
+      ((Pack<float>*)w)[i] = pw;
+      ((Pack<float>*)m)[i] = pm;
+      ((Pack<float>*)v)[i] = pv;
+    }
+    done = packs * 4;
+  }
+  for (u64 i = done + thread_index(); i < n; i += thread_count()) adamw_one(w[i], m[i], v[i], gradient[i] * s, h);
+}
+
+// ---- sum of squares ----
+
+constexpr int TREE_THREADS = 256;
+constexpr u64 CHUNK = 16384;  // elements of one block; `device_kernels` counts with it
+
+// The sum over the block's threads, as a tree. Thread 0 has the result.
+__device__ inline double block_sum(double sum) {
+  __shared__ double sums[TREE_THREADS];
+  sums[threadIdx.x] = sum;
+  for (int half = TREE_THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  return sums[0];
+}
+
+// partial[b] = the sum of the squares of chunk b, in fp64. Which thread adds what depends on n alone, whatever the
+// alignment and however many blocks run at once.
+extern "C" __global__ void __launch_bounds__(TREE_THREADS) sum_squares(const float* x, u64 n, double* partial) {
+  const u64 begin = blockIdx.x * CHUNK, end = begin + CHUNK < n ? begin + CHUNK : n;
+  const bool wide = aligned(x);
+  double sum = 0;
+  for (u64 i = begin + threadIdx.x * 4; i < end; i += TREE_THREADS * 4) {
+    if (wide && i + 4 <= end) {
+      const Pack<float> pack = *(const Pack<float>*)(x + i);
+      for (int k = 0; k < 4; k++) sum += (double)pack.lane[k] * pack.lane[k];
+    } else {
+      for (u64 k = i; k < i + 4 && k < end; k++) sum += (double)x[k] * x[k];
+    }
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// *total = the sum of all partial sums; one block.
+extern "C" __global__ void __launch_bounds__(TREE_THREADS)
+    sum_partial(const double* partial, u64 count, double* total) {
+  double sum = 0;
+  for (u64 i = threadIdx.x; i < count; i += TREE_THREADS) sum += partial[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) *total = sum;
+}

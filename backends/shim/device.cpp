@@ -1,0 +1,38 @@
+// Accelerators through c10's own interfaces, so that no vendor's header is needed.
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include "shim.h"
+
+static c10::impl::VirtualGuardImpl guard_of(int device_type) {
+  return c10::impl::VirtualGuardImpl(static_cast<c10::DeviceType>(device_type));
+}
+
+extern "C" {
+// Starts libtorch's support of a device type; its library is loaded.
+int anyroll_torch_start(int device_type) {
+  return guarded<int>(-1, [&] {
+    at::globalContext().lazyInitDevice(static_cast<c10::DeviceType>(device_type));
+    return 0;
+  });
+}
+// The vendor's handle of the stream on which libtorch computes in this thread.
+int anyroll_torch_stream(int device_type, int index, void** handle) {
+  return guarded<int>(-1, [&] {
+    c10::Device device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index));
+    *handle = guard_of(device_type).getStream(device).native_handle();
+    return 0;
+  });
+}
+// Makes a device current in this thread, and returns the index of the one that was, or -1.
+int anyroll_exchange_device(int device_type, int index) {
+  return guarded<int>(-1, [&]() -> int {
+    c10::Device device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index));
+    return guard_of(device_type).exchangeDevice(device).index();
+  });
+}
+// Makes the device current again that was; one that this process has not used is not started for it.
+void anyroll_restore_device(int device_type, int index) {
+  guard_of(device_type).uncheckedSetDevice(
+      c10::Device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index)));
+}
+}

@@ -1,0 +1,49 @@
+//! [`Module`]: the kernels of `kernels/strategy.cu`, compiled for one device.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString},
+};
+
+use super::{context::Context, driver::Handle, facts, nvrtc};
+use crate::{Result, device_kernels};
+
+#[derive(Debug)]
+pub(super) struct Module {
+    raw: Handle,
+    functions: HashMap<&'static CStr, Handle>,
+}
+
+impl Module {
+    pub(super) fn compile(context: &Context) -> Result<Self> {
+        let capability = facts::compute_capability(context.driver, context.device)
+            .map_err(|failed| context.error(failed))?;
+        let source = CString::new(device_kernels::SOURCE).expect("source code has no NUL byte");
+        let image = nvrtc::compile(&source, c"strategy.cu", capability)?;
+        let mut raw = 0;
+        let mut functions = HashMap::new();
+        // SAFETY: the compiler's own image; the names end in NUL; the handles are numbers of our own.
+        context.run(|driver| unsafe {
+            driver.module_load(&mut raw, image.as_ptr().cast())?;
+            for name in device_kernels::NAMES {
+                let mut function = 0;
+                driver.module_function(&mut function, raw, name.as_ptr())?;
+                // Now, and not at the first launch, when another kernel may wait for what that launch holds up.
+                driver.function_load(function)?;
+                functions.insert(name, function);
+            }
+            Ok(())
+        })?;
+        Ok(Self { raw, functions })
+    }
+
+    /// A kernel by its name in the source.
+    pub(super) fn function(&self, name: &'static CStr) -> Handle {
+        *self.functions.get(name).expect("every kernel is in `device_kernels::NAMES`")
+    }
+
+    pub(super) fn unload(self, context: &Context) -> Result<()> {
+        // SAFETY: loaded by `compile`, and `self` is gone.
+        context.run(|driver| unsafe { driver.module_unload(self.raw) })
+    }
+}

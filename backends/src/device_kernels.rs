@@ -1,0 +1,371 @@
+//! The kernels of `kernels/strategy.cu`, for devices that compile them at run time.
+
+use std::{
+    ffi::{CStr, c_void},
+    sync::Arc,
+};
+
+use tch::{Kind, Tensor};
+
+use crate::{
+    Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, device::unsupported,
+    open_devices,
+};
+
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCE: &str = include_str!("../kernels/strategy.cu");
+/// Every kernel in it.
+pub(crate) const NAMES: [&CStr; 6] =
+    [c"reduce_f32", c"reduce_bf16", c"reduce_f16", c"adamw", c"sum_squares", c"sum_partial"];
+
+const THREADS: u32 = 256;
+/// What one thread of an elementwise kernel moves at a time.
+const BYTES_OF_A_THREAD: usize = 16;
+/// Elements of one block of `sum_squares`.
+const CHUNK: usize = 16384;
+
+/// The numbers of one step, as the kernel takes them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdamW {
+    pub(crate) learning_rate: f32,
+    pub(crate) beta1: f32,
+    pub(crate) beta2: f32,
+    pub(crate) eps: f32,
+    pub(crate) keep: f32,
+    pub(crate) bias1: f32,
+    pub(crate) bias2_root: f32,
+}
+
+/// The device that holds a tensor, if it is an fp32 one and the device has kernels for it.
+pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
+    let tch::Device::Cuda(index) = tensor.device() else { return None };
+    let device = open_devices::at(TorchDevice { kind: 1, index: index as i32 })?;
+    (tensor.kind() == Kind::Float && device.has_kernels()).then_some(device)
+}
+
+/// `output` becomes the reduction of `received`, which holds as many slices of its length as there are ranks: in
+/// fp32, in rank order, rounded once. Floats only.
+pub(crate) fn reduce_in_rank_order(
+    output: &Buffer,
+    received: &Buffer,
+    op: ReduceOp,
+    stream: &Stream,
+) -> Result<()> {
+    let device = stream.device();
+    let kernel = match output.dtype() {
+        DType::F32 => c"reduce_f32",
+        DType::Bf16 => c"reduce_bf16",
+        DType::F16 => c"reduce_f16",
+        other => return unsupported(device.id(), format!("reductions of {other:?} by a kernel")),
+    };
+    assert!(!output.is_empty() && received.len().is_multiple_of(output.len()), "slices of one length");
+    let mut to = output.address()?;
+    let mut from = received.address()?;
+    let mut len = output.len() as u64;
+    let mut ranks = (received.len() / output.len()) as i32;
+    let mut op = op as i32;
+    let mut arguments =
+        [erase(&mut to), erase(&mut from), erase(&mut len), erase(&mut ranks), erase(&mut op)];
+    let blocks = blocks(output.len_bytes());
+    // SAFETY: the kernel's signature; the caller keeps the buffers until the work is done, as for a copy.
+    unsafe { device.launch(kernel, blocks, THREADS, &mut arguments, stream.raw()) }
+}
+
+/// One step over `len` elements, on libtorch's stream.
+///
+/// # Safety
+/// Each address but that of `scale` has `len` fp32 elements on `device`; `scale` has one. Those that are written
+/// (the first three) do not overlap.
+pub(crate) unsafe fn adamw(
+    device: &dyn Device,
+    mut states: [*mut c_void; 3],
+    mut gradient: *mut c_void,
+    mut scale: *mut c_void,
+    len: usize,
+    mut numbers: AdamW,
+) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let mut count = len as u64;
+    let [weights, exp_avg, exp_avg_sq] = &mut states;
+    let mut arguments = [
+        erase(weights),
+        erase(exp_avg),
+        erase(exp_avg_sq),
+        erase(&mut gradient),
+        erase(&mut scale),
+        erase(&mut count),
+        erase(&mut numbers),
+    ];
+    // SAFETY: the kernel's signature and the caller's promise.
+    unsafe { launch(device, c"adamw", blocks(len * size_of::<f32>()), &mut arguments) }
+}
+
+/// How many partial sums [`sum_of_squares`] makes.
+pub(crate) fn partial_sums(len: usize) -> usize {
+    len.div_ceil(CHUNK)
+}
+
+/// The sum of the squares of `len` elements, on libtorch's stream.
+///
+/// # Safety
+/// `x` has `len` fp32 elements on `device`, `partial` as many fp64 elements as [`partial_sums`] says, `total` one.
+pub(crate) unsafe fn sum_of_squares(
+    device: &dyn Device,
+    mut x: *mut c_void,
+    len: usize,
+    mut partial: *mut c_void,
+    mut total: *mut c_void,
+) -> Result<()> {
+    let (mut count, mut chunks) = (len as u64, partial_sums(len) as u64);
+    if chunks > 0 {
+        let mut arguments = [erase(&mut x), erase(&mut count), erase(&mut partial)];
+        // SAFETY: the kernel's signature and the caller's promise.
+        unsafe { launch(device, c"sum_squares", chunks as u32, &mut arguments)? };
+    }
+    let mut arguments = [erase(&mut partial), erase(&mut chunks), erase(&mut total)];
+    // SAFETY: as above.
+    unsafe { launch(device, c"sum_partial", 1, &mut arguments) }
+}
+
+/// # Safety
+/// As for [`Device::launch`].
+unsafe fn launch(
+    device: &dyn Device,
+    kernel: &'static CStr,
+    blocks: u32,
+    arguments: &mut [*mut c_void],
+) -> Result<()> {
+    let stream: RawStream = device.torch_stream()?;
+    // SAFETY: the caller's promise.
+    unsafe { device.launch(kernel, blocks, THREADS, arguments, stream) }
+}
+
+/// As many blocks as there is work for; a kernel that gets fewer goes around.
+fn blocks(bytes: usize) -> u32 {
+    let blocks = bytes.div_ceil(BYTES_OF_A_THREAD * THREADS as usize);
+    u32::try_from(blocks).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32)
+}
+
+fn erase<T>(argument: &mut T) -> *mut c_void {
+    (&raw mut *argument).cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use half::{bf16, f16};
+    use tch::Tensor;
+
+    use super::*;
+    use crate::{BackendKind, DeviceId, Error, PinnedBuffer, open, ops};
+
+    /// The first GPU; without one says so past the harness, which keeps what passing tests print.
+    fn device() -> Option<Arc<dyn Device>> {
+        match open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }) {
+            Ok(device) => {
+                assert!(device.has_kernels());
+                Some(device)
+            }
+            Err(error @ Error::Unavailable { .. }) => {
+                let _ = writeln!(std::io::stderr(), "SKIPPED: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Values of many sizes and both signs, from a fixed sequence (Knuth's MMIX).
+    fn values(len: usize, mut state: u64) -> Vec<f32> {
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        (0..len).map(|_| (draw() - 0.5) * (draw() * 16.0 - 8.0).exp2()).collect()
+    }
+
+    /// Element types as their bytes, and back.
+    trait Element: Copy {
+        const DTYPE: DType;
+        fn from_f32(value: f32) -> Self;
+        fn to_f32(self) -> f32;
+        fn bytes(self) -> Vec<u8>;
+        fn from_bytes(bytes: &[u8]) -> Self;
+    }
+    macro_rules! element {
+        ($type:ty, $dtype:expr, $narrow:expr, $widen:expr) => {
+            impl Element for $type {
+                const DTYPE: DType = $dtype;
+                fn from_f32(value: f32) -> Self {
+                    $narrow(value)
+                }
+                fn to_f32(self) -> f32 {
+                    $widen(self)
+                }
+                fn bytes(self) -> Vec<u8> {
+                    self.to_le_bytes().to_vec()
+                }
+                fn from_bytes(bytes: &[u8]) -> Self {
+                    Self::from_le_bytes(bytes.try_into().unwrap())
+                }
+            }
+        };
+    }
+    element!(f32, DType::F32, |value| value, |value| value);
+    element!(bf16, DType::Bf16, bf16::from_f32, bf16::to_f32);
+    element!(f16, DType::F16, f16::from_f32, f16::to_f32);
+
+    fn upload(stream: &Stream, bytes: &[u8], dtype: DType) -> Buffer {
+        let buffer = Buffer::zeros(stream, bytes.len() / dtype.size_bytes(), dtype).unwrap();
+        let mut host = PinnedBuffer::new(stream.device(), bytes.len()).unwrap();
+        host.bytes_mut().unwrap().copy_from_slice(bytes);
+        host.copy_to(0, &buffer, stream).unwrap();
+        buffer
+    }
+
+    fn download(buffer: &Buffer, stream: &Stream) -> Vec<u8> {
+        let mut host = PinnedBuffer::new(stream.device(), buffer.len_bytes()).unwrap();
+        host.copy_from(0, buffer, stream).unwrap();
+        host.bytes().unwrap().to_vec()
+    }
+
+    fn reduces_as_the_host_does<T: Element>(device: &Arc<dyn Device>, ranks: usize, len: usize, skip: usize) {
+        let stream = Stream::new(device).unwrap();
+        for op in ReduceOp::ALL {
+            let mut all: Vec<T> = values(ranks * len, len as u64).into_iter().map(T::from_f32).collect();
+            all[len / 2] = T::from_f32(f32::NAN);
+            all[len / 3] = T::from_f32(f32::INFINITY);
+            // `skip` elements in front of each, so that addresses are not aligned.
+            let mut bytes: Vec<u8> = (0..skip).flat_map(|_| T::from_f32(7.0).bytes()).collect();
+            bytes.extend(all.iter().flat_map(|value| value.bytes()));
+            let received = upload(&stream, &bytes, T::DTYPE).slice(skip..skip + all.len());
+            let output = Buffer::zeros(&stream, skip + len, T::DTYPE).unwrap().slice(skip..skip + len);
+            reduce_in_rank_order(&output, &received, op, &stream).unwrap();
+            let got = download(&output, &stream);
+            for (index, bytes) in got.chunks(T::DTYPE.size_bytes()).enumerate() {
+                let slices = all[index..].iter().step_by(len).map(|value| value.to_f32());
+                let reduced = slices
+                    .reduce(|a, b| match op {
+                        ReduceOp::Sum | ReduceOp::Avg => a + b,
+                        _ if a.is_nan() || b.is_nan() => f32::NAN,
+                        ReduceOp::Min => a.min(b),
+                        ReduceOp::Max => a.max(b),
+                    })
+                    .unwrap();
+                let reduced = if op == ReduceOp::Avg { reduced / ranks as f32 } else { reduced };
+                let (got, want) = (T::from_bytes(bytes).to_f32(), T::from_f32(reduced).to_f32());
+                // There are many NaNs, and processors differ in the one they make.
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(
+                    same,
+                    "{op:?} of {ranks} x {len} {:?}, {skip} skipped: {got}, not {want} at {index}",
+                    T::DTYPE
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn reductions_have_the_bits_of_the_host() {
+        let Some(device) = device() else { return };
+        for (ranks, len, skip) in
+            [(1, 9, 0), (2, 64, 0), (3, 1000, 0), (4, 1001, 1), (8, 1 << 20, 0), (5, 48, 1)]
+        {
+            reduces_as_the_host_does::<f32>(&device, ranks, len, skip);
+            reduces_as_the_host_does::<bf16>(&device, ranks, len, skip);
+            reduces_as_the_host_does::<f16>(&device, ranks, len, skip);
+        }
+    }
+
+    /// One element of the step, as `kernels/strategy.cu` and `shim/optimizer.cpp` write it.
+    fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW) -> [f32; 3] {
+        let (learning_rate, beta1, beta2) = (h.learning_rate as f32, h.betas.0 as f32, h.betas.1 as f32);
+        let bias1 = (1.0 - h.betas.0.powi(h.step as i32)) as f32;
+        let bias2_root = (1.0 - h.betas.1.powi(h.step as i32)).sqrt() as f32;
+        let keep = 1.0 - learning_rate * h.weight_decay as f32;
+        let m = beta1 * m + (1.0 - beta1) * gradient;
+        let v = beta2 * v + (1.0 - beta2) * gradient * gradient;
+        [keep * w - learning_rate / bias1 * m / (v.sqrt() / bias2_root + h.eps as f32), m, v]
+    }
+
+    #[test]
+    fn adamw_has_the_bits_of_the_host() {
+        let Some(_open) = device() else { return };
+        let at = tch::Device::Cuda(0);
+        for (len, skip) in [(0, 0), (1, 0), (7, 0), (4096, 0), (100_001, 0), (100_001, 1), (1 << 20, 4)] {
+            let mut host: Vec<[f32; 3]> = values(len, 1).into_iter().map(|w| [w, 0.0, 0.0]).collect();
+            let on_device = |column: &[f32]| {
+                let padded: Vec<f32> = vec![3.0; skip].into_iter().chain(column.iter().copied()).collect();
+                Tensor::from_slice(&padded).to_device(at).narrow(0, skip as i64, len as i64)
+            };
+            let zeros = vec![0.0; len];
+            let weights: Vec<f32> = host.iter().map(|state| state[0]).collect();
+            let mut states = [on_device(&weights), on_device(&zeros), on_device(&zeros)];
+            for step in 1..=5 {
+                let hyper = ops::AdamW {
+                    learning_rate: 1e-2,
+                    betas: (0.9, 0.98),
+                    eps: 1e-8,
+                    weight_decay: 0.1,
+                    step,
+                };
+                let gradient = values(len, 10 + step);
+                let scale = Tensor::from(0.37f32).to_device(at);
+                let [w, m, v] = &mut states;
+                ops::adamw_(w, m, v, &on_device(&gradient), &scale, &hyper).unwrap();
+                for (state, gradient) in host.iter_mut().zip(&gradient) {
+                    *state = adamw_one(*state, gradient * 0.37f32, &hyper);
+                }
+                let scale = Tensor::from(f32::NAN).to_device(at);
+                let [w, m, v] = &mut states;
+                ops::adamw_(w, m, v, &on_device(&gradient), &scale, &hyper).unwrap();
+            }
+            for (column, state) in states.iter().enumerate() {
+                let got = Vec::<f32>::try_from(state.to_device(tch::Device::Cpu)).unwrap();
+                let differ =
+                    got.iter().zip(&host).filter(|(a, b)| a.to_bits() != b[column].to_bits()).count();
+                assert_eq!(differ, 0, "of {len} elements after {skip}, state {column}");
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_squares_depend_on_the_length_alone() {
+        let Some(_open) = device() else { return };
+        let at = tch::Device::Cuda(0);
+        for len in [0, 1, 255, 16_384, 16_385, 1_000_003] {
+            let host = values(len, 5);
+            let exact: f64 = host.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            let sums = [0, 1, 2, 3].map(|skip| {
+                let padded: Vec<f32> = vec![9.0; skip].into_iter().chain(host.iter().copied()).collect();
+                let x = Tensor::from_slice(&padded).to_device(at).narrow(0, skip as i64, len as i64);
+                ops::sum_of_squares(&x).unwrap().double_value(&[])
+            });
+            assert!((sums[0] - exact).abs() <= 1e-12 * exact, "{len} elements: {} and {exact}", sums[0]);
+            assert!(sums.iter().all(|sum| sum.to_bits() == sums[0].to_bits()), "{len} elements: {sums:?}");
+        }
+    }
+
+    #[test]
+    fn tensors_that_a_kernel_cannot_take_are_refused() {
+        let Some(_open) = device() else { return };
+        let make = |at| Tensor::zeros([8], (Kind::Float, at));
+        let on_device = || make(tch::Device::Cuda(0));
+        let hyper =
+            ops::AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.0, step: 1 };
+        let scale = Tensor::from(1f32).to_device(tch::Device::Cuda(0));
+        let check = |gradient: &Tensor, words: &str| {
+            let error =
+                ops::adamw_(&mut on_device(), &mut on_device(), &mut on_device(), gradient, &scale, &hyper);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("`gradient`") && error.contains(words), "{error}");
+        };
+        check(&make(tch::Device::Cpu), "Cpu");
+        check(&on_device().to_kind(Kind::BFloat16), "BFloat16");
+        check(&on_device().narrow(0, 0, 7), "7");
+        check(&Tensor::zeros([16], (Kind::Float, tch::Device::Cuda(0))).slice(0, 0, 16, 2), "dense");
+    }
+}

@@ -1,0 +1,218 @@
+//! Vendors' libraries, opened at run time: where they are looked for, and tables of the functions we call.
+
+use std::{
+    ffi::{CStr, OsStr, c_int},
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+pub(crate) use libloading::os::unix::Library;
+use libloading::os::unix::{RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+
+use crate::{BackendKind, Error, Result, ffi};
+
+/// Paths that the user has named, by file name.
+static PREFERRED: Mutex<Vec<(String, PathBuf)>> = Mutex::new(Vec::new());
+
+/// Makes `path` the first place to look for a vendor's library, such as `libnccl.so.2`. To be called before the
+/// first [`crate::open`]: a library that is open stays open.
+pub fn prefer_library(file: impl Into<String>, path: impl Into<PathBuf>) {
+    PREFERRED.lock().unwrap().insert(0, (file.into(), path.into()));
+}
+
+/// A call that did not return zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failed {
+    /// The vendor's name of the function.
+    pub(crate) call: &'static str,
+    /// What it returned.
+    pub(crate) code: c_int,
+}
+
+impl Failed {
+    pub(crate) fn check(call: &'static str, code: c_int) -> Result<(), Self> {
+        if code == 0 { Ok(()) } else { Err(Self { call, code }) }
+    }
+}
+
+/// A struct of function pointers, with one method a function. Results are plain integers, not enums: a newer
+/// library may return a code that this version has not heard of.
+macro_rules! table {
+    ($(#[$meta:meta])* $name:ident { $( $field:ident = $symbol:literal ( $($argument:ident: $ty:ty),* ); )* }) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        pub(crate) struct $name {
+            $( $field: unsafe extern "C" fn($($ty),*) -> std::ffi::c_int, )*
+        }
+
+        #[allow(clippy::too_many_arguments)] // the vendor's own signatures
+        impl $name {
+            /// Looks every function up; the error names the one that is not there.
+            ///
+            /// # Safety
+            /// The library's functions have these signatures, and it is never closed.
+            pub(crate) unsafe fn load(library: &$crate::library::Library) -> Result<Self, String> {
+                Ok(Self {
+                    // SAFETY: the caller's promise.
+                    $( $field: unsafe { $crate::library::symbol(library, $symbol)? }, )*
+                })
+            }
+
+            $(
+                pub(crate) unsafe fn $field(&self, $($argument: $ty),*) -> Result<(), $crate::library::Failed> {
+                    // SAFETY: the caller keeps the vendor's rules for this function.
+                    $crate::library::Failed::check($symbol, unsafe { (self.$field)($($argument),*) })
+                }
+            )*
+        }
+    };
+}
+pub(crate) use table;
+
+/// A function of a library, or the error that names it.
+///
+/// # Safety
+/// `T` is the function's type, and the library is never closed.
+pub(crate) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
+    // SAFETY: the caller's promise.
+    unsafe { library.get::<T>(name).map(|symbol| *symbol).map_err(|error| words(&error)) }
+}
+
+/// Opens the first file of `names` that loads: where the user said, beside libtorch as its wheels have it, then
+/// wherever the system looks. It stays open to the end of the process, since vendors' libraries do not survive
+/// being closed.
+pub(crate) fn open(backend: BackendKind, names: &[&str], hint: &str) -> Result<&'static Library> {
+    open_first(backend, &candidates(names), RTLD_LOCAL, hint)
+}
+
+/// Opens libtorch's own library for a vendor, and starts it. Its kernels register themselves with libtorch, so
+/// this comes before any operation that could ask for them: libtorch remembers that they were not there.
+pub(crate) fn open_libtorch(backend: BackendKind, file: &str, device_type: c_int) -> Result<()> {
+    let hint = "this libtorch is built without it: install the one for GPUs with `cargo xtask setup --gpu`";
+    let path = libtorch_folder().map_or_else(|| file.into(), |folder| folder.join(file));
+    open_first(backend, &[path], RTLD_GLOBAL, hint)?;
+    // SAFETY: the library that registers this device type is loaded.
+    if unsafe { ffi::anyroll_torch_start(device_type) } != 0 {
+        return Err(Error::Torch(ffi::last_error()));
+    }
+    Ok(())
+}
+
+fn open_first(backend: BackendKind, paths: &[PathBuf], scope: c_int, hint: &str) -> Result<&'static Library> {
+    let mut reason = String::new();
+    for path in paths {
+        // SAFETY: a vendor's library; its initializers are meant to run in any process.
+        match unsafe { Library::open(Some(path), RTLD_NOW | scope) } {
+            Ok(library) => return Ok(Box::leak(Box::new(library))),
+            Err(error) => reason = words(&error),
+        }
+    }
+    let tried = paths.iter().map(|path| path.display().to_string()).collect();
+    Err(Error::Unavailable { backend, tried, reason: format!("{reason}; {hint}") })
+}
+
+/// The loader's own words: they name what is missing.
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn candidates(names: &[&str]) -> Vec<PathBuf> {
+    let preferred = PREFERRED.lock().unwrap();
+    let named = |name: &&str| {
+        preferred.iter().filter(|(file, _)| file == name).map(|(_, path)| path.clone()).collect::<Vec<_>>()
+    };
+    let wheels = wheel_folders();
+    let beside = |name: &&str| {
+        wheels.iter().map(|folder| folder.join(name)).filter(|path| path.exists()).collect::<Vec<_>>()
+    };
+    let system = names.iter().map(PathBuf::from);
+    names.iter().flat_map(named).chain(names.iter().flat_map(beside)).chain(system).collect()
+}
+
+/// Folders beside libtorch in which the vendors' wheels keep their libraries.
+pub(crate) fn wheel_folders() -> Vec<PathBuf> {
+    let Some(torch) = libtorch_folder() else { return Vec::new() };
+    let mut folders = vec![torch.clone()];
+    for vendor in ["../nvidia", "../../nvidia"] {
+        let Ok(entries) = fs::read_dir(torch.join(vendor)) else { continue };
+        folders.extend(entries.flatten().map(|entry| entry.path().join("lib")).filter(|path| path.is_dir()));
+    }
+    folders.sort();
+    folders
+}
+
+/// The folder from which this process has loaded libtorch, symbolic links followed.
+pub(crate) fn libtorch_folder() -> Option<PathBuf> {
+    // Any function that libtorch_cpu exports under a C name would do.
+    const EXPORTED: &CStr = c"aoti_torch_device_type_cpu";
+    // SAFETY: looks a name up in what is loaded.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, EXPORTED.as_ptr()) };
+    // SAFETY: `Dl_info` is plain data, for which zeros are valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` is writable, and an address that is in no library is answered with zero.
+    if address.is_null() || unsafe { libc::dladdr(address, &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own NUL-terminated string, which lives as long as libtorch is loaded.
+    let file = unsafe { CStr::from_ptr(info.dli_fname) };
+    let file = Path::new(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(file.to_bytes()));
+    Some(file.canonicalize().ok()?.parent()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    table! {
+        /// Functions of the C library, which is there on every machine.
+        Present {
+            abs = "abs"(number: c_int);
+        }
+    }
+    table! {
+        /// The same, and one that no library has.
+        Incomplete {
+            abs = "abs"(number: c_int);
+            missing = "anyroll_no_such_function"(number: c_int);
+        }
+    }
+
+    const LIBC: &str = "libc.so.6";
+
+    #[test]
+    fn a_result_that_is_not_zero_is_the_vendors_code() {
+        let library = open(BackendKind::Cuda, &[LIBC], "").unwrap();
+        // SAFETY: the signature of the C standard.
+        let present = unsafe { Present::load(library) }.unwrap();
+        // SAFETY: takes any number.
+        let call = |number| unsafe { present.abs(number) };
+        assert_eq!(call(0), Ok(()));
+        assert_eq!(call(-700), Err(Failed { call: "abs", code: 700 }));
+    }
+
+    #[test]
+    fn a_missing_function_is_named() {
+        let library = open(BackendKind::Cuda, &[LIBC], "").unwrap();
+        // SAFETY: the signature of the C standard, and a function that is not there.
+        let incomplete = unsafe { Incomplete::load(library) };
+        // SAFETY: takes any number, and would be reached only if the other were there.
+        let called = incomplete.map(|table| unsafe { (table.abs(1), table.missing(1)) });
+        assert!(called.unwrap_err().contains("anyroll_no_such_function"));
+    }
+
+    #[test]
+    fn an_absent_library_says_where_it_was_looked_for() {
+        prefer_library("libanyroll_absent.so", "/named/by/the/user.so");
+        let error = open(BackendKind::Rocm, &["libanyroll_absent.so"], "install it").unwrap_err();
+        let Error::Unavailable { backend, tried, reason } = error else { panic!("{error}") };
+        assert_eq!(backend, BackendKind::Rocm);
+        assert_eq!(tried, ["/named/by/the/user.so", "libanyroll_absent.so"]);
+        assert!(reason.contains("libanyroll_absent.so") && reason.ends_with("; install it"), "{reason}");
+    }
+
+    #[test]
+    fn libtorch_is_found_where_it_was_loaded_from() {
+        assert!(libtorch_folder().unwrap().join("libtorch_cpu.so").exists());
+    }
+}

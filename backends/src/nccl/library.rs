@@ -1,0 +1,217 @@
+//! The functions of NCCL that are called. RCCL exports them under the same names, with the same numbers.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    ptr,
+    sync::OnceLock,
+};
+
+use crate::{
+    BackendKind, DType, Error, ReduceOp, Result,
+    library::{self, Failed, table},
+};
+
+/// A communicator.
+pub(super) type Handle = usize;
+/// A stream of the vendor's.
+pub(super) type StreamHandle = usize;
+
+/// `ncclInProgress`: a communicator that does not block has not finished the call.
+pub(super) const IN_PROGRESS: c_int = 7;
+/// `NCCL_SPLIT_NOCOLOR`
+pub(super) const NO_COLOR: c_int = -1;
+/// `ncclUint8`, for what is moved and not reduced.
+pub(super) const BYTES: c_int = 1;
+
+/// `ncclUniqueId`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId(pub(super) [u8; 128]);
+
+/// `ncclConfig_t` as of 2.17. Later libraries have more fields, and take this form by its `version`.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// Calls return at once, so that every wait can have a deadline.
+    pub(super) const NON_BLOCKING: Self = Self {
+        size: size_of::<Self>(),
+        magic: 0xcafe_beef,
+        version: 21_700,
+        blocking: 0,
+        cga_cluster_size: c_int::MIN, // undefined: the library's own choice
+        min_ctas: c_int::MIN,
+        max_ctas: c_int::MIN,
+        net_name: ptr::null(),
+        split_share: c_int::MIN,
+    };
+}
+
+table! {
+    /// What every version since 2.18 has.
+    Calls {
+        unique_id = "ncclGetUniqueId"(id: *mut UniqueId);
+        comm_init = "ncclCommInitRankConfig"(
+            comm: *mut Handle, world_size: c_int, id: UniqueId, rank: c_int, config: *const Config
+        );
+        comm_split = "ncclCommSplit"(
+            comm: Handle, color: c_int, key: c_int, child: *mut Handle, config: *const Config
+        );
+        comm_async_error = "ncclCommGetAsyncError"(comm: Handle, state: *mut c_int);
+        comm_finalize = "ncclCommFinalize"(comm: Handle);
+        comm_destroy = "ncclCommDestroy"(comm: Handle);
+        comm_abort = "ncclCommAbort"(comm: Handle);
+        group_start = "ncclGroupStart"();
+        group_end = "ncclGroupEnd"();
+        broadcast = "ncclBroadcast"(
+            src: *const c_void, dst: *mut c_void, count: usize, dtype: c_int, root: c_int,
+            comm: Handle, stream: StreamHandle
+        );
+        all_reduce = "ncclAllReduce"(
+            src: *const c_void, dst: *mut c_void, count: usize, dtype: c_int, op: c_int,
+            comm: Handle, stream: StreamHandle
+        );
+        all_gather = "ncclAllGather"(
+            src: *const c_void, dst: *mut c_void, count: usize, dtype: c_int, comm: Handle, stream: StreamHandle
+        );
+        reduce_scatter = "ncclReduceScatter"(
+            src: *const c_void, dst: *mut c_void, count: usize, dtype: c_int, op: c_int,
+            comm: Handle, stream: StreamHandle
+        );
+        send = "ncclSend"(
+            src: *const c_void, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: StreamHandle
+        );
+        recv = "ncclRecv"(
+            dst: *mut c_void, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: StreamHandle
+        );
+    }
+}
+
+type AllToAll = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, StreamHandle) -> c_int;
+
+/// A loaded library.
+#[derive(Debug)]
+pub(super) struct Library {
+    pub(super) calls: Calls,
+    /// Not in every version, and spelled in two ways.
+    all_to_all: Option<(&'static str, AllToAll)>,
+    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    last_error: unsafe extern "C" fn(Handle) -> *const c_char,
+}
+
+impl Library {
+    /// NCCL, opened once: beside libtorch, in the system, or where [`crate::prefer_library`] says.
+    pub(super) fn nccl() -> Result<&'static Self> {
+        static NCCL: OnceLock<Result<Library>> = OnceLock::new();
+        let open = || Self::open(BackendKind::Cuda, &["libnccl.so.2", "libnccl.so"]);
+        NCCL.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    fn open(backend: BackendKind, files: &[&str]) -> Result<Self> {
+        let hint = "it comes with libtorch for GPUs: `cargo xtask setup --gpu`";
+        let library = library::open(backend, files, hint)?;
+        // SAFETY: the signatures are those of nccl.h, and `open` never closes a library.
+        unsafe { Self::load(library) }.map_err(|reason| Error::Unavailable {
+            backend,
+            tried: files.iter().map(|file| (*file).to_owned()).collect(),
+            reason,
+        })
+    }
+
+    /// # Safety
+    /// As for [`Calls::load`].
+    unsafe fn load(library: &'static library::Library) -> Result<Self, String> {
+        const ALL_TO_ALL: [&str; 2] = ["ncclAlltoAll", "ncclAllToAll"];
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok(Self {
+                calls: Calls::load(library)?,
+                all_to_all: ALL_TO_ALL
+                    .into_iter()
+                    .find_map(|name| Some((name, library::symbol(library, name).ok()?))),
+                error_string: library::symbol(library, "ncclGetErrorString")?,
+                last_error: library::symbol(library, "ncclGetLastError")?,
+            })
+        }
+    }
+
+    /// The library's own all-to-all, or `None` where it has none.
+    ///
+    /// # Safety
+    /// `src` and `dst` have `count` elements a rank on the communicator's device, which is live.
+    pub(super) unsafe fn all_to_all(
+        &self,
+        src: *const c_void,
+        dst: *mut c_void,
+        count: usize,
+        dtype: c_int,
+        comm: Handle,
+        stream: StreamHandle,
+    ) -> Option<Result<(), Failed>> {
+        let (name, call) = self.all_to_all?;
+        // SAFETY: the caller's promise.
+        Some(Failed::check(name, unsafe { call(src, dst, count, dtype, comm, stream) }))
+    }
+
+    /// The library's words for a code, and what it last complained about.
+    ///
+    /// # Safety
+    /// `comm` is live or zero.
+    pub(super) unsafe fn text(&self, code: c_int, comm: Handle) -> String {
+        let read = |text: *const c_char| {
+            // SAFETY: not null, so a string of the library's own.
+            let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
+            text.map(|text| text.to_string_lossy().trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        // SAFETY: any number has a string; the communicator is the caller's promise.
+        let (words, detail) = unsafe { (read((self.error_string)(code)), read((self.last_error)(comm))) };
+        let words = words.unwrap_or_else(|| "unknown".into());
+        match detail {
+            Some(detail) => format!("{words} (code {code}): {detail}"),
+            None => format!("{words} (code {code})"),
+        }
+    }
+}
+
+/// `ncclDataType_t`
+pub(super) const fn dtype_number(dtype: DType) -> c_int {
+    match dtype {
+        DType::U8 => BYTES,
+        DType::I32 => 2,
+        DType::I64 => 4,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::Bf16 => 9,
+    }
+}
+
+/// `ncclRedOp_t`
+pub(super) const fn op_number(op: ReduceOp) -> c_int {
+    match op {
+        ReduceOp::Sum => 0,
+        ReduceOp::Max => 2,
+        ReduceOp::Min => 3,
+        ReduceOp::Avg => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_have_the_sizes_of_the_header() {
+        assert_eq!((size_of::<Config>(), Config::NON_BLOCKING.size), (48, 48));
+        assert_eq!((size_of::<UniqueId>(), align_of::<UniqueId>()), (128, 1));
+    }
+}

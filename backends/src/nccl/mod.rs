@@ -1,0 +1,319 @@
+//! [`Collective`] over NCCL, written so that RCCL can share it: the two have one ABI.
+//!
+//! The library moves floats and does not add them up: its reductions round in an order of their own, and
+//! its reduce-scatter and all-reduce differ from each other in a third of the bf16 elements. Here slices travel by
+//! all-to-all, and a kernel sums them in fp32, in rank order, rounding once, so that every rank, stage and backend
+//! gets the same bits. Integers have no such trouble, and go the library's own way.
+
+mod communicator;
+mod library;
+
+use std::{
+    collections::HashMap,
+    ffi::c_int,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    Buffer, Collective, DType, Device, P2p, ReduceOp, Rendezvous, Result, Store, Stream, device::unsupported,
+    device_kernels::reduce_in_rank_order, library::Failed,
+};
+use communicator::Communicator;
+use library::{Handle, IN_PROGRESS, Library, StreamHandle, dtype_number, op_number};
+
+/// Up to here everybody gets everything and reduces it all: one trip instead of two, which is what counts.
+const SMALL_BYTES: usize = 32 << 10;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Nccl {
+    comm: Communicator,
+    device: Arc<dyn Device>,
+    store: Store,
+    splits: AtomicU64,
+    /// What other ranks send, until it is summed. Grows to the largest reduction, and is used in stream order.
+    workspace: Mutex<Option<Buffer>>,
+}
+
+impl Nccl {
+    /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
+    pub fn connect(device: &dyn Device, store: &Store) -> Result<Self> {
+        let library = Library::nccl()?;
+        // As it is open, without what a test has wrapped it in: operations have streams of their own.
+        let device = crate::open(device.id())?;
+        let Some(torch) = device.torch_device() else {
+            return unsupported(device.id(), "collectives: libtorch does not know it");
+        };
+        if !device.has_kernels() {
+            return unsupported(
+                device.id(),
+                "collectives without run-time kernels, which sum what ranks send",
+            );
+        }
+        let number = count_connection(store.rendezvous());
+        let store = store.prefix(
+            &format!("nccl/{number}/"),
+            store.rendezvous().rank,
+            store.rendezvous().world_size,
+        )?;
+        Self::over(Communicator::connect(library, torch, &store)?, device, store)
+    }
+
+    fn over(comm: Communicator, device: Arc<dyn Device>, store: Store) -> Result<Self> {
+        let nccl = Self { comm, device, store, splits: AtomicU64::new(0), workspace: Mutex::default() };
+        nccl.make_connections()?;
+        Ok(nccl)
+    }
+
+    /// Runs each kind of operation once. The library connects two ranks in the first operation that needs it, and
+    /// waits for the other rank then; here that is allowed, and in an operation it is not.
+    fn make_connections(&self) -> Result<()> {
+        let stream = Stream::new(&self.device)?;
+        let input = Buffer::zeros(&stream, self.world_size(), DType::I32)?;
+        let output = Buffer::zeros(&stream, self.world_size(), DType::I32)?;
+        self.gather(&output, &input.slice(0..1), &stream)?;
+        self.exchange(&output, &input, &stream)?;
+        self.all_reduce(&input, ReduceOp::Sum, &stream)?;
+        let done = stream.record()?.wait_for(self.comm.timeout)?;
+        if !done {
+            self.abort();
+            let message = format!("the first operations were not done within {:?}", self.comm.timeout);
+            return Err(self.store.rendezvous().error(message));
+        }
+        self.check()
+    }
+
+    /// Memory for `bytes`, ready for `stream`.
+    fn workspace(&self, bytes: usize, stream: &Stream) -> Result<Buffer> {
+        let mut kept = self.workspace.lock().unwrap();
+        if kept.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
+            if let Some(small) = kept.take() {
+                // Released in its home's order, before there is another.
+                small.home().wait_stream(stream)?;
+            }
+            *kept = Some(Buffer::zeros(stream, bytes, DType::U8)?);
+        }
+        let buffer = kept.as_ref().expect("made above");
+        stream.wait_stream(buffer.home())?;
+        Ok(buffer.slice(0..bytes))
+    }
+
+    fn gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        let (dst, src) = (output.address()?, input.address()?);
+        let (count, dtype, stream) = (input.len(), dtype_number(input.dtype()), handle(stream));
+        // SAFETY: the lengths fit, and the buffers live until the operation is done, by the trait's contract.
+        self.comm.enqueue("all_gather", |library, comm| unsafe {
+            library.calls.all_gather(src, dst, count, dtype, comm, stream)
+        })
+    }
+
+    fn exchange(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        let (dst, src) = (output.address()?, input.address()?);
+        let count = input.len() / self.world_size();
+        let (dtype, size) = (dtype_number(input.dtype()), input.dtype().size_bytes());
+        let (world_size, stream) = (self.world_size(), handle(stream));
+        self.comm.enqueue("all_to_all", |library, comm| {
+            // SAFETY: the lengths fit, and the buffers live until the operation is done, by the trait's contract.
+            let native = unsafe { library.all_to_all(src, dst, count, dtype, comm, stream) };
+            native.unwrap_or_else(|| {
+                grouped(
+                    library,
+                    (0..world_size).flat_map(|peer| [(peer, true), (peer, false)]),
+                    |(peer, is_send)| {
+                        let (offset, peer) = (peer * count * size, peer as c_int);
+                        // SAFETY: as above, slice by slice.
+                        unsafe {
+                            if is_send {
+                                library.calls.send(src.byte_add(offset), count, dtype, peer, comm, stream)
+                            } else {
+                                library.calls.recv(dst.byte_add(offset), count, dtype, peer, comm, stream)
+                            }
+                        }
+                    },
+                )
+            })
+        })
+    }
+
+    /// Everybody's `buffer` becomes the reduction of all, each rank computing all of it.
+    fn reduce_everywhere(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        let received = self.workspace(buffer.len_bytes() * self.world_size(), stream)?;
+        let received = received.cast(buffer.dtype());
+        self.gather(&received, buffer, stream)?;
+        reduce_in_rank_order(buffer, &received, op, stream)
+    }
+
+    /// `output` becomes this rank's slice of the reduction of everybody's `input`.
+    fn reduce_slice(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        let received = self.workspace(input.len_bytes(), stream)?.cast(input.dtype());
+        self.exchange(&received, input, stream)?;
+        reduce_in_rank_order(output, &received, op, stream)
+    }
+}
+
+impl Collective for Nccl {
+    fn rank(&self) -> usize {
+        self.comm.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.comm.world_size
+    }
+
+    fn sums_in_rank_order(&self) -> bool {
+        true
+    }
+
+    fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
+        if buffer.is_empty() {
+            return self.check();
+        }
+        let (at, stream) = (buffer.address()?, handle(stream));
+        let (count, dtype, root) = (buffer.len(), dtype_number(buffer.dtype()), root as c_int);
+        // SAFETY: the buffer lives until the operation is done, by the trait's contract.
+        self.comm.enqueue("broadcast", |library, comm| unsafe {
+            library.calls.broadcast(at, at, count, dtype, root, comm, stream)
+        })
+    }
+
+    fn all_reduce(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        op.check(buffer.dtype())?;
+        if buffer.is_empty() {
+            return self.check();
+        }
+        if !buffer.dtype().is_float() {
+            let (at, stream) = (buffer.address()?, handle(stream));
+            let (count, dtype, op) = (buffer.len(), dtype_number(buffer.dtype()), op_number(op));
+            // SAFETY: the buffer lives until the operation is done, by the trait's contract.
+            return self.comm.enqueue("all_reduce", |library, comm| unsafe {
+                library.calls.all_reduce(at, at, count, dtype, op, comm, stream)
+            });
+        }
+        if buffer.len_bytes() <= SMALL_BYTES {
+            return self.reduce_everywhere(buffer, op, stream);
+        }
+        // Each rank reduces one slice, then everybody gets every slice. Equal slices leave a rest of less than
+        // an element a rank.
+        let slice = buffer.len() / self.world_size();
+        let whole = buffer.slice(0..slice * self.world_size());
+        let mine = whole.slice(self.rank() * slice..(self.rank() + 1) * slice);
+        self.reduce_slice(&mine, &whole, op, stream)?;
+        self.gather(&whole, &mine, stream)?;
+        let rest = buffer.slice(whole.len()..buffer.len());
+        if rest.is_empty() { Ok(()) } else { self.reduce_everywhere(&rest, op, stream) }
+    }
+
+    fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        if input.is_empty() { self.check() } else { self.gather(output, input, stream) }
+    }
+
+    fn reduce_scatter(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        op.check(input.dtype())?;
+        if output.is_empty() {
+            return self.check();
+        }
+        if input.dtype().is_float() {
+            return self.reduce_slice(output, input, op, stream);
+        }
+        let (dst, src, stream) = (output.address()?, input.address()?, handle(stream));
+        let (count, dtype, op) = (output.len(), dtype_number(input.dtype()), op_number(op));
+        // SAFETY: the lengths fit, and the buffers live until the operation is done, by the trait's contract.
+        self.comm.enqueue("reduce_scatter", |library, comm| unsafe {
+            library.calls.reduce_scatter(src, dst, count, dtype, op, comm, stream)
+        })
+    }
+
+    fn all_to_all(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        if input.is_empty() { self.check() } else { self.exchange(output, input, stream) }
+    }
+
+    fn batch(&self, transfers: &[P2p], stream: &Stream) -> Result<()> {
+        let mut ready = Vec::with_capacity(transfers.len());
+        for transfer in transfers.iter().filter(|transfer| !transfer.buffer().is_empty()) {
+            let at = transfer.buffer().address()?;
+            let (count, dtype) = (transfer.buffer().len(), dtype_number(transfer.buffer().dtype()));
+            let (peer, is_send) = match transfer {
+                P2p::Send { to, .. } => (*to as c_int, true),
+                P2p::Recv { from, .. } => (*from as c_int, false),
+            };
+            ready.push((at, count, dtype, peer, is_send));
+        }
+        if ready.is_empty() {
+            return self.check();
+        }
+        let stream = handle(stream);
+        self.comm.enqueue("batch", |library, comm| {
+            grouped(library, ready, |(at, count, dtype, peer, is_send)| {
+                // SAFETY: the buffers live until the operation is done, by the trait's contract.
+                unsafe {
+                    if is_send {
+                        library.calls.send(at, count, dtype, peer, comm, stream)
+                    } else {
+                        library.calls.recv(at, count, dtype, peer, comm, stream)
+                    }
+                }
+            })
+        })
+    }
+
+    fn barrier(&self, stream: &Stream) -> Result<()> {
+        // One byte of everybody.
+        let bytes = self.workspace(self.world_size(), stream)?;
+        self.gather(&bytes, &bytes.slice(self.rank()..self.rank() + 1), stream)
+    }
+
+    fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>> {
+        self.check()?;
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let part = self.store.split(number, color, key)?;
+        match (self.comm.split(part.as_ref())?, part) {
+            (Some(comm), Some(part)) => {
+                Ok(Some(Arc::new(Self::over(comm, self.device.clone(), part.store)?)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.comm.check()
+    }
+
+    fn abort(&self) {
+        self.comm.abort();
+    }
+}
+
+/// Makes one call for each of `items` as one group. The group is closed whatever happens inside of it.
+fn grouped<T>(
+    library: &Library,
+    items: impl IntoIterator<Item = T>,
+    call: impl FnMut(T) -> Result<(), Failed>,
+) -> Result<(), Failed> {
+    // SAFETY: closed below, in this thread.
+    unsafe { library.calls.group_start()? };
+    let inside = items.into_iter().map(call).find(|outcome| {
+        // In a group nothing has started yet, and a call that says so has not failed.
+        outcome.is_err_and(|failed| failed.code != IN_PROGRESS)
+    });
+    // SAFETY: opened above.
+    let end = unsafe { library.calls.group_end() };
+    inside.unwrap_or(end)
+}
+
+fn handle(stream: &Stream) -> StreamHandle {
+    stream.raw().0 as Handle
+}
+
+/// How often this rank has connected through this store before: each time needs keys of its own.
+fn count_connection(rendezvous: &Rendezvous) -> usize {
+    type Counts = HashMap<(String, u16, usize), usize>;
+    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
+    let mut connections = CONNECTIONS.lock().unwrap();
+    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
+    let count = connections.get_or_insert_default().entry(place).or_default();
+    *count += 1;
+    *count - 1
+}
