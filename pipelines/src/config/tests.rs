@@ -99,11 +99,11 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    reward: [{exact: 1}]\n    steps: 20", "10:22", "pipeline.rlvr.reward[0].exact", "found the number 1", "write a mapping";
     "    steps: 20" => "    reward: [math]\n    steps: 20", "10:14", "pipeline.rlvr.reward[0]", "found the text `math`", "write a mapping";
     "    steps: 20" => "    reward: [{math: {}, weight: 0}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].weight", "0.0 is out of range", "other than 0";
-    "    steps: 20" => "    reward: [{math: {}, on_error: skip}]\n    steps: 20", "10:35", "pipeline.rlvr.reward[0].on_error", "no `skip` here", "`drop`";
+    "    steps: 20" => "    reward: [{math: {}, on_error: ignore}]\n    steps: 20", "10:35", "pipeline.rlvr.reward[0].on_error", "no `ignore` here", "`drop`";
     "    steps: 20" => "    reward: [{exact: {}}, {math: {tolerance: 1}}]\n    steps: 20", "10:46", "pipeline.rlvr.reward[1].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
     "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is no pattern: unclosed group", "mend the pattern";
     "    steps: 20" => "    reward: [{regex: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].regex.pattern", "it is missing", "add `pattern:`";
-    "    steps: 20" => "    reward: [{length: {max_tokens: 4, buffer_tokens: 8}}]\n    steps: 20", "10:53", "pipeline.rlvr.reward[0].length.buffer_tokens", "8 is more than `max_tokens`", "write 4 or fewer";
+    "    steps: 20" => "    reward: [{length: {max_tokens: 4, buffer_tokens: 8}}]\n    steps: 20", "10:54", "pipeline.rlvr.reward[0].length.buffer_tokens", "8 is more than `max_tokens`", "write 4 or fewer";
     "    steps: 20" => "    reward: [{repetition: {ngram_words: 0}}]\n    steps: 20", "10:41", "pipeline.rlvr.reward[0].repetition.ngram_words", "it is 0", "1 or above";
 
     // Types.

@@ -11,14 +11,17 @@ use crate::{
 };
 
 /// What all ranks know of the step's samples, in the step's order.
-pub(super) struct Scored {
-    pub(super) rewards: Vec<f64>,
-    pub(super) lengths: Vec<f64>,
-    pub(super) finished: Vec<f64>,
+pub struct Scored {
+    /// What each earned.
+    pub rewards: Vec<f64>,
+    /// Tokens of each completion.
+    pub lengths: Vec<f64>,
+    /// 1 for a completion that ended by itself, else 0.
+    pub finished: Vec<f64>,
     /// Whether some rank was asked to stop.
-    pub(super) stop: bool,
+    pub stop: bool,
     /// Of the reward's terms, and how many samples were left out.
-    pub(super) terms: Metrics,
+    pub terms: Metrics,
 }
 
 /// What this rank's samples earned.
@@ -70,41 +73,66 @@ impl Setup {
         Ok(Scored { rewards, lengths: part(1), finished: part(2), stop: sum(0) > 0.0, terms })
     }
 
-    /// A sample that is left out has the mean of its group's others for a reward: that is an advantage of 0, and
-    /// leaves the others' mean as it is.
     fn score_own(&self, rank: usize, records: &[Record], samples: &[Sample]) -> Result<Own> {
         let group_size = self.rlvr.group_size;
-        let mut own = Own {
-            rewards: Vec::with_capacity(samples.len()),
-            sums: vec![0.0; self.reward.names().count()],
-            dropped: 0,
-        };
-        let numbers: Vec<usize> = self.share.samples_of(rank).collect();
-        for (numbers, samples) in numbers.chunks(group_size).zip(samples.chunks(group_size)) {
-            let record = &records[numbers[0] / group_size];
-            let mut totals = Vec::with_capacity(group_size);
-            let mut failure = None;
-            for sample in samples {
-                match self.reward.score(record, &sample.completion(&self.text(sample)))? {
-                    Outcome::Scored { total, parts } => {
-                        own.sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
-                        totals.push(Some(total));
-                    }
-                    Outcome::Dropped(error) => {
-                        tracing::warn!(error = one_line(&error), "a sample is left out of the step");
-                        own.dropped += 1;
-                        totals.push(None);
-                        failure = Some(error);
-                    }
+        let mut totals = Vec::with_capacity(samples.len());
+        let mut sums = vec![0.0; self.reward.names().count()];
+        let mut dropped = 0;
+        let mut failure = None;
+        for (number, sample) in self.share.samples_of(rank).zip(samples) {
+            let record = &records[number / group_size];
+            match self.reward.score(record, &sample.completion(&self.text(sample)))? {
+                Outcome::Scored { total, parts } => {
+                    sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
+                    totals.push(Some(total));
+                }
+                Outcome::Dropped(error) => {
+                    tracing::warn!(error = one_line(&error), "a sample is left out of the step");
+                    dropped += 1;
+                    totals.push(None);
+                    failure = Some(error);
                 }
             }
-            let scored: Vec<f64> = totals.iter().copied().flatten().collect();
-            if let (true, Some(error)) = (scored.is_empty(), failure) {
-                return Err(error.into());
-            }
-            let mean = scored.iter().sum::<f64>() / scored.len() as f64;
-            own.rewards.extend(totals.into_iter().map(|total| total.unwrap_or(mean)));
         }
-        Ok(own)
+        match (fill(&totals, group_size), failure) {
+            (Some(rewards), _) => Ok(Own { rewards, sums, dropped }),
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Ok(Own { rewards: Vec::new(), sums, dropped }),
+        }
+    }
+}
+
+/// The rewards, where a sample that is left out has the mean of its group's others: that is an advantage of 0, and
+/// leaves the others' mean as it is. A group of which none is scored has the mean of all, for each sample the same.
+/// `None` if nothing is scored.
+fn fill(totals: &[Option<f64>], group_size: usize) -> Option<Vec<f64>> {
+    let mean = |totals: &[Option<f64>]| {
+        let scored: Vec<f64> = totals.iter().copied().flatten().collect();
+        (!scored.is_empty()).then(|| scored.iter().sum::<f64>() / scored.len() as f64)
+    };
+    let of_all = mean(totals)?;
+    let groups = totals.chunks(group_size);
+    let filled = groups.flat_map(|group| {
+        let missing = mean(group).unwrap_or(of_all);
+        group.iter().map(move |total| total.unwrap_or(missing))
+    });
+    Some(filled.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_has_the_mean_of_the_others() {
+        let check = |totals: &[Option<f64>], expected: Option<&[f64]>| {
+            assert_eq!(fill(totals, 3).as_deref(), expected, "{totals:?}");
+        };
+        let (zero, one) = (Some(0.0), Some(1.0));
+        check(&[one, zero, one], Some(&[1.0, 0.0, 1.0]));
+        check(&[one, None, zero], Some(&[1.0, 0.5, 0.0]));
+        check(&[one, None, None], Some(&[1.0, 1.0, 1.0]));
+        check(&[one, zero, None, None, None, None], Some(&[1.0, 0.0, 0.5, 0.5, 0.5, 0.5]));
+        check(&[None, None, None], None);
     }
 }
