@@ -2,6 +2,7 @@
 
 mod conformance;
 mod doctor;
+mod reward;
 mod run;
 
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ Examples:
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    go on from the last checkpoint, bitwise
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
   anyroll doctor                                             which backends this machine has, and why not
+  anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -42,6 +44,8 @@ enum Command {
     Check(ConfigArgs),
     /// Check that a backend holds its contract on this machine
     Conformance(conformance::ConformanceArgs),
+    /// Score completions from a file with a reward, before training with it
+    Reward(reward::RewardArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -86,6 +90,7 @@ pub fn main() -> u8 {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
         Command::Conformance(args) => conformance::conformance(&args),
+        Command::Reward(args) => reward::reward(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

@@ -2,10 +2,12 @@
 
 use super::algorithm::*;
 use super::error::{Problem, list};
+use super::reward::*;
 use super::schema::*;
 use super::tree::Node;
 use crate::data::{self, Dataset};
 use crate::error_chain::one_line;
+use crate::reward::Pattern;
 
 /// The precisions that the strategy layer has; the others are refused by name.
 const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
@@ -26,6 +28,11 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
     check.rlvr(rlvr)?;
     check.data(rlvr, decoder)
+}
+
+/// Checks a reward that stands alone, read from `tree`.
+pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
+    Check { tree }.reward_kind("", kind)
 }
 
 /// Errors that point at the field they name.
@@ -195,6 +202,7 @@ impl Check<'_> {
             ),
             "write a divisor of `prompts_per_step`",
         )?;
+        self.reward(&field("reward"), &rlvr.reward)?;
         self.rollout(&rlvr.rollout)?;
         self.algorithm(&rlvr.algorithm)?;
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
@@ -212,6 +220,49 @@ impl Check<'_> {
             self.positive(&field(name), value)?;
         }
         Ok(())
+    }
+
+    fn reward(&self, path: &str, reward: &RewardConfig) -> Result<(), Problem> {
+        let RewardConfig::Sum(terms) = reward else { return Ok(()) };
+        self.ensure(!terms.is_empty(), path, "the list is empty", "add a term, such as `- math: {}`")?;
+        for (index, term) in terms.iter().enumerate() {
+            let field = format!("{path}[{index}]");
+            let holds = term.weight.is_finite() && term.weight != 0.0;
+            self.number(&format!("{field}.weight"), term.weight, holds, "other than 0")?;
+            self.reward_kind(&format!("{field}."), &term.kind)?;
+        }
+        Ok(())
+    }
+
+    /// What must hold for a reward's own fields, whose paths start with `path`.
+    fn reward_kind(&self, path: &str, kind: &RewardKind) -> Result<(), Problem> {
+        match kind {
+            RewardKind::Exact(_) | RewardKind::Choice(_) => Ok(()),
+            RewardKind::Math(math) => {
+                let holds = (0.0..=0.1).contains(&math.tolerance);
+                self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
+            }
+            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|error| {
+                let error = error.to_string();
+                let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
+                let help = "mend the pattern; it has no look-around and no back-references";
+                self.problem(&format!("{path}regex.pattern"), format!("it is no pattern: {why}"), help)
+            }),
+            RewardKind::Length(length) => {
+                self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
+                let field = format!("{path}length.buffer_tokens");
+                self.positive(&field, length.buffer_tokens)?;
+                self.ensure(
+                    length.buffer_tokens <= length.max_tokens,
+                    &field,
+                    format!("{} is more than `max_tokens`", length.buffer_tokens),
+                    format!("write {} or fewer", length.max_tokens),
+                )
+            }
+            RewardKind::Repetition(repetition) => {
+                self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
+            }
+        }
     }
 
     fn rollout(&self, rollout: &RolloutConfig) -> Result<(), Problem> {

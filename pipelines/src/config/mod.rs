@@ -14,6 +14,7 @@ mod check;
 mod de;
 mod error;
 mod resolve;
+mod reward;
 mod schema;
 mod tree;
 
@@ -22,6 +23,7 @@ use std::path::Path;
 pub use algorithm::*;
 pub use error::{Error, Invalid};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
+pub use reward::*;
 pub use schema::*;
 
 use crate::data::Dataset;
@@ -68,6 +70,21 @@ impl Loaded {
     pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
         resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
     }
+}
+
+/// The reward `name` with the fields that `sets` give it, such as `tolerance=1e-3`, checked.
+pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
+    let source = Source { path: "reward".into(), text: format!("{name}: {{}}"), sets: sets.to_vec() };
+    let parsed = || {
+        let mut tree = Node::parse(&source.text)?;
+        for (index, set) in sets.iter().enumerate() {
+            tree.set(index, &format!("{name}.{set}"))?;
+        }
+        let term: RewardTerm = de::from_node(&tree)?;
+        check::check_reward(&term.kind, &tree)?;
+        Ok(term.kind)
+    };
+    parsed().map_err(|problem| source.render(problem))
 }
 
 impl Config {

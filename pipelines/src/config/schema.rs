@@ -11,6 +11,7 @@ use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::AlgorithmConfig;
+use super::reward::RewardConfig;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -333,17 +334,6 @@ pub struct JsonlConfig {
     /// Percent of the prompts that are held out, 1 to 99. Default 10.
     #[serde(default = "ten")]
     pub held_out_percent: u32,
-}
-
-/// What a completion earns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RewardConfig {
-    /// 1 for a finished completion that equals the answer, else 0.
-    #[default]
-    Exact,
-    /// The control: coin flips with the mean that `exact` has in the same step. Nothing is to be learnt.
-    Random,
 }
 
 /// Supervised steps on the gold answers.

@@ -90,7 +90,21 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
     "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `jsonl`, found `sort`, `addition`", "keep one of them";
-    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "`exact` has no fields", "write `exact`";
+    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write `exact`, `random`, or a list";
+    "    steps: 20" => "    reward: []\n    steps: 20", "10:5", "pipeline.rlvr.reward", "the list is empty", "add a term";
+    "    steps: 20" => "    reward: [{maths: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].maths", "no such field", "did you mean `math`?";
+    "    steps: 20" => "    reward: [{math: {tol: 1}}]\n    steps: 20", "10:22", "pipeline.rlvr.reward[0].math.tol", "no such field", "choose from `tolerance`, `only_boxed`";
+    "    steps: 20" => "    reward: [{weight: 2}]\n    steps: 20", "10:14", "pipeline.rlvr.reward[0]", "expected exactly one reward in a term, found 0", "exactly one";
+    "    steps: 20" => "    reward: [{math: {}, exact: {}}]\n    steps: 20", "10:14", "pipeline.rlvr.reward[0]", "expected exactly one reward in a term, found 2", "exactly one";
+    "    steps: 20" => "    reward: [{exact: 1}]\n    steps: 20", "10:22", "pipeline.rlvr.reward[0].exact", "found the number 1", "write a mapping";
+    "    steps: 20" => "    reward: [math]\n    steps: 20", "10:14", "pipeline.rlvr.reward[0]", "found the text `math`", "write a mapping";
+    "    steps: 20" => "    reward: [{math: {}, weight: 0}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].weight", "0.0 is out of range", "other than 0";
+    "    steps: 20" => "    reward: [{math: {}, on_error: ignore}]\n    steps: 20", "10:35", "pipeline.rlvr.reward[0].on_error", "no `ignore` here", "`drop`";
+    "    steps: 20" => "    reward: [{exact: {}}, {math: {tolerance: 1}}]\n    steps: 20", "10:46", "pipeline.rlvr.reward[1].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
+    "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is no pattern: unclosed group", "mend the pattern";
+    "    steps: 20" => "    reward: [{regex: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].regex.pattern", "it is missing", "add `pattern:`";
+    "    steps: 20" => "    reward: [{length: {max_tokens: 4, buffer_tokens: 8}}]\n    steps: 20", "10:54", "pipeline.rlvr.reward[0].length.buffer_tokens", "8 is more than `max_tokens`", "write 4 or fewer";
+    "    steps: 20" => "    reward: [{repetition: {ngram_words: 0}}]\n    steps: 20", "10:41", "pipeline.rlvr.reward[0].repetition.ngram_words", "it is 0", "1 or above";
 
     // Types.
     "group_size: 4" => "group_size: four", "12:17", "pipeline.rlvr.group_size", "expected a whole number, 0 or above, found the text `four`", "write a whole number";

@@ -84,10 +84,17 @@ impl Node {
     pub(super) fn origin_of(&self, path: &str) -> Origin {
         let mut node = self;
         for key in path.split('.') {
-            let key = key.split('[').next().unwrap_or(key);
+            let (key, index) = match key.split_once('[') {
+                Some((key, index)) => (key, index.trim_end_matches(']').parse::<usize>().ok()),
+                None => (key, None),
+            };
             let Value::Map(entries) = &node.value else { break };
             let Some(entry) = entries.iter().find(|entry| entry.key == key) else { break };
             node = &entry.node;
+            if let (Some(index), Value::List(items)) = (index, &node.value) {
+                let Some(item) = items.get(index) else { break };
+                node = item;
+            }
         }
         node.origin
     }

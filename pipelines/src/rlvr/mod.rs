@@ -9,6 +9,7 @@ mod exchange;
 mod loss;
 mod roles;
 mod rollout;
+mod score;
 mod share;
 mod step;
 mod targets;

@@ -15,7 +15,7 @@ use crate::{
     },
     data::{CharTokenizer, Dataset, Record},
     launch::Rank,
-    reward::{Exact, Reward},
+    reward::RewardSum,
 };
 
 /// What a run is made of, apart from the weights.
@@ -31,7 +31,7 @@ pub struct Setup {
     /// Text to tokens.
     pub tokenizer: CharTokenizer,
     /// What a completion earns.
-    pub reward: Box<dyn Reward>,
+    pub reward: RewardSum,
     /// Which rank samples what.
     pub share: Share,
     /// Sequences that a rank puts through forward and backward at a time.
@@ -110,7 +110,7 @@ impl Setup {
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
             tokenizer,
-            reward: Box::new(Exact),
+            reward: RewardSum::new(&rlvr.reward),
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,

@@ -8,6 +8,7 @@ use super::Setup;
 use crate::{
     Result,
     data::{Record, stream},
+    reward,
 };
 
 /// A sampled completion.
@@ -28,6 +29,11 @@ impl Sample {
     /// Tokens of the completion.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
+    }
+
+    /// As rewards see it, its completion being `text`.
+    pub fn completion<'a>(&self, text: &'a str) -> reward::Completion<'a> {
+        reward::Completion { text, tokens: Some(self.completion_len()), finished: self.finished }
     }
 
     /// As the model trains on it.

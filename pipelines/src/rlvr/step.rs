@@ -9,14 +9,14 @@ use super::{
     exchange::Exchange,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
     rollout::{Purpose, Sample, Sampling, sample_seed},
+    score::Scored,
 };
 use crate::{
     Result,
     algorithm::count_groups,
-    config::{KlTerm, PolicyLoss, RewardConfig},
+    config::{KlTerm, PolicyLoss},
     data::{Draw, Record},
     metrics::Metrics,
-    reward::coin_flips,
 };
 
 /// What a step leaves: its metrics, and whether some rank was asked to stop.
@@ -28,16 +28,6 @@ pub struct StepOutcome {
     pub stop: bool,
     /// The next step's weight of the KL divergence off the reward, if a controller moves it.
     pub kl_coef: Option<f64>,
-}
-
-/// What all ranks know of the step's samples, in the step's order.
-pub struct Scored {
-    /// What each earned.
-    pub rewards: Vec<f64>,
-    /// Tokens of each completion.
-    pub lengths: Vec<f64>,
-    finished: Vec<f64>,
-    stop: bool,
 }
 
 impl Setup {
@@ -74,6 +64,7 @@ impl Setup {
         let trained = Instant::now();
 
         let mut metrics = self.sample_metrics(&scored);
+        metrics.merge(scored.terms.clone());
         metrics.merge(update);
         metrics.merge(prepared.metrics(exchange, &scored)?);
         let tokens: f64 = scored.lengths.iter().sum();
@@ -106,39 +97,6 @@ impl Setup {
             .map(|sample| (&records[sample / self.rlvr.group_size], seed(sample)))
             .collect();
         self.sample(weights, &asked, how)
-    }
-
-    /// Scores this rank's samples and learns the others' scores.
-    fn score(
-        &self,
-        exchange: &Exchange,
-        records: &[Record],
-        samples: &[Sample],
-        step: u64,
-        stop: bool,
-    ) -> Result<Scored> {
-        let count = samples.len();
-        let mut values = Vec::with_capacity(3 * count + 1);
-        for (number, sample) in self.share.samples_of(exchange.rank()).zip(samples) {
-            let record = &records[number / self.rlvr.group_size];
-            values.push(self.reward.score(record, &self.text(sample), sample.finished)?);
-        }
-        values.extend(samples.iter().map(|sample| sample.completion_len() as f64));
-        values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished))));
-        values.push(f64::from(u8::from(stop)));
-        let gathered = exchange.gather(&values)?;
-        let part = |index: usize| {
-            let of_ranks: Vec<Vec<f64>> =
-                gathered.iter().map(|values| values[index * count..(index + 1) * count].to_vec()).collect();
-            self.share.ordered(&of_ranks)
-        };
-        let mut rewards = part(0);
-        if self.rlvr.reward == RewardConfig::Random {
-            let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
-            rewards = coin_flips(mean, self.seed, step, 0, rewards.len());
-        }
-        let stop = gathered.iter().any(|values| values.last() == Some(&1.0));
-        Ok(Scored { rewards, lengths: part(1), finished: part(2), stop })
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.

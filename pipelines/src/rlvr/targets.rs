@@ -8,7 +8,7 @@ use super::{
     exchange::Exchange,
     loss::{Correction, CorrectionStats, Targets, token_weights},
     rollout::Sample,
-    step::Scored,
+    score::Scored,
 };
 use crate::{
     Result,

@@ -1,29 +1,9 @@
-//! What a completion earns.
+//! The answer, to the character; and the control beside it.
 
-use crate::data::{Record, stream};
 use rand_chacha::rand_core::Rng;
 
-/// A reward that could not be computed.
-#[derive(Debug, thiserror::Error)]
-#[error("the reward `{name}` failed for record {record}")]
-pub struct Error {
-    /// The reward's name.
-    pub name: &'static str,
-    /// The record's id.
-    pub record: String,
-    /// Why.
-    pub source: Box<dyn std::error::Error + Send + Sync>,
-}
-
-/// Scores a completion against its record.
-pub trait Reward: Send + Sync {
-    /// Its name in metrics and errors.
-    fn name(&self) -> &'static str;
-
-    /// The score of `completion`, the text without its end token; `finished` tells whether it ended by
-    /// itself and was not cut at its longest length.
-    fn score(&self, record: &Record, completion: &str, finished: bool) -> Result<f64, Error>;
-}
+use super::{Completion, Error, Reward};
+use crate::data::{Record, stream};
 
 /// 1 for a completion that ended and equals the answer, else 0. One that was cut earns nothing even if the
 /// answer is all it holds: a policy that never stops has not learnt the task.
@@ -35,8 +15,8 @@ impl Reward for Exact {
         "exact"
     }
 
-    fn score(&self, record: &Record, completion: &str, finished: bool) -> Result<f64, Error> {
-        Ok(if finished && completion == record.answer { 1.0 } else { 0.0 })
+    fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
+        Ok(if completion.finished && completion.text == record.answer { 1.0 } else { 0.0 })
     }
 }
 
@@ -65,7 +45,8 @@ mod tests {
     fn only_the_finished_answer_is_exact() {
         let record = Record { id: "20".to_owned(), prompt: "20>".to_owned(), answer: "02".to_owned() };
         let check = |completion, finished, expected| {
-            assert_eq!(Exact.score(&record, completion, finished).unwrap(), expected, "{completion}");
+            let completion = Completion { text: completion, tokens: None, finished };
+            assert_eq!(Exact.score(&record, &completion).unwrap(), expected, "{completion:?}");
         };
         check("02", true, 1.0);
         check("02", false, 0.0);

@@ -1,0 +1,130 @@
+//! `anyroll reward`: a reward, tried on completions from a file.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Result,
+    config::read_reward,
+    data::Record,
+    error_chain::one_line,
+    output_error::OutputError,
+    reward::{Completion, Reward, build},
+};
+
+#[derive(Debug, Args)]
+pub(super) struct RewardArgs {
+    /// Which: exact, math, choice, regex, length or repetition
+    name: String,
+    /// Lines of {"completion": ..., "answer": ...}, with "finished" and "tokens" where they matter; `-` reads standard
+    /// input
+    #[arg(long, value_name = "FILE")]
+    file: PathBuf,
+    /// Change one of the reward's fields, as in `--set tolerance=1e-3`; may be given more than once
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    sets: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    completion: String,
+    #[serde(default)]
+    answer: String,
+    #[serde(default = "yes")]
+    finished: bool,
+    tokens: Option<usize>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Debug, Serialize)]
+struct Scored {
+    line: usize,
+    score: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extracted: Option<String>,
+}
+
+/// Exit code 0 only if every line was scored.
+pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
+    let reward = build(&read_reward(&args.name, &args.sets)?);
+    let unreadable = |source| OutputError::io("read", &args.file, source);
+    let mut out = io::stdout().lock();
+    let (mut count, mut sum, mut failed) = (0, 0.0, 0);
+    for (index, text) in lines(&args.file).map_err(unreadable)?.enumerate() {
+        let text = text.map_err(unreadable)?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        match score(&*reward, index + 1, &text) {
+            Ok(scored) => {
+                count += 1;
+                sum += scored.score;
+                let line = serde_json::to_string(&scored).expect("plain data");
+                // Whoever reads may have had enough, as `head` does.
+                if writeln!(out, "{line}").is_err() {
+                    return Ok(0);
+                }
+            }
+            Err(message) => {
+                failed += 1;
+                eprintln!("{}:{}: {message}", args.file.display(), index + 1);
+            }
+        }
+    }
+    let mean = if count > 0 { format!(", mean {:.4}", sum / f64::from(count)) } else { String::new() };
+    eprintln!("{}: {count} scored{mean}, {failed} failed", reward.name());
+    Ok(u8::from(failed > 0))
+}
+
+fn lines(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>> {
+    if file == Path::new("-") {
+        return Ok(Box::new(io::stdin().lock().lines()));
+    }
+    Ok(Box::new(BufReader::new(File::open(file)?).lines()))
+}
+
+fn score(reward: &dyn Reward, line: usize, text: &str) -> Result<Scored, String> {
+    let case: Case = serde_json::from_str(text)
+        .map_err(|error| format!("the line is no completion with an answer: {error}"))?;
+    let record = Record { id: format!("line {line}"), prompt: String::new(), answer: case.answer };
+    let completion = Completion { text: &case.completion, tokens: case.tokens, finished: case.finished };
+    let score = reward.score(&record, &completion).map_err(|error| one_line(&error))?;
+    Ok(Scored { line, score, extracted: reward.extracted(&completion) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_lines_and_names_what_is_wrong() {
+        let math = build(&read_reward("math", &["tolerance=0.01".to_owned()]).unwrap());
+        let scored = score(&*math, 3, r#"{"completion": "so \\boxed{1/2}", "answer": "0.5"}"#).unwrap();
+        let json = serde_json::to_string(&scored).unwrap();
+        assert_eq!(json, r#"{"line":3,"score":1.0,"extracted":"1/2"}"#);
+        for wrong in ["{", "{}", r#"{"completion": 1}"#, r#"{"completion": "1", "anser": "2"}"#] {
+            assert!(score(&*math, 1, wrong).unwrap_err().contains("no completion"), "{wrong}");
+        }
+        assert!(score(&*math, 1, r#"{"completion": "1"}"#).unwrap_err().contains("its answer is empty"));
+
+        for (name, set, message) in [
+            ("maths", None, "did you mean `math`?"),
+            ("math", Some("tol=1"), "choose from `tolerance`"),
+            ("math", Some("tolerance=1"), "from 0 to 0.1"),
+            ("regex", None, "add `pattern:`"),
+            ("regex", Some("pattern=(a"), "unclosed group"),
+        ] {
+            let sets: Vec<String> = set.into_iter().map(str::to_owned).collect();
+            let error = read_reward(name, &sets).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Walking an expression with one kind of numbers or another.
+//!
+//! [`Exact`] has rationals, [`Field`] residues of a large prime, and `ball.rs` complex numbers with bounds on their
+//! errors. Work is paid for out of [`Fuel`], so that it ends.
+
+use std::cell::Cell;
+
+use num_bigint::BigInt;
+use num_rational::BigRational;
+use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
+
+use super::expr::{Constant, Expr, Function, Scale};
+
+/// How much may still be computed; a unit takes about 60 ns.
+#[derive(Debug)]
+pub(super) struct Fuel(Cell<u64>);
+
+impl Fuel {
+    pub(super) fn new(units: u64) -> Self {
+        Self(Cell::new(units))
+    }
+
+    /// Takes `units`; `None` once there are too few.
+    pub(super) fn burn(&self, units: u64) -> Option<()> {
+        let left = self.0.get().checked_sub(units);
+        self.0.set(left.unwrap_or(0));
+        left.map(|_| ())
+    }
+}
+
+/// Numbers that expressions are evaluated with; `None` is what they cannot express.
+pub(super) trait Arithmetic {
+    /// A number.
+    type Value: Clone;
+
+    fn number(&self, number: &BigRational) -> Option<Self::Value>;
+    fn constant(&self, constant: Constant) -> Option<Self::Value>;
+    fn symbol(&self, name: &str) -> Option<Self::Value>;
+    fn add(&self, a: &Self::Value, b: &Self::Value) -> Option<Self::Value>;
+    fn mul(&self, a: &Self::Value, b: &Self::Value) -> Option<Self::Value>;
+    fn div(&self, a: &Self::Value, b: &Self::Value) -> Option<Self::Value>;
+    fn powi(&self, base: &Self::Value, exponent: i64) -> Option<Self::Value>;
+    fn pow(&self, base: &Self::Value, exponent: &Self::Value) -> Option<Self::Value>;
+    fn call(&self, function: Function, arguments: &[Self::Value]) -> Option<Self::Value>;
+    /// What a result pays for.
+    fn cost(&self, value: &Self::Value) -> u64;
+}
+
+/// The value of `expr`, or `None` if it has none, or none that `arithmetic` has, or the fuel is spent.
+pub(super) fn evaluate<A: Arithmetic>(expr: &Expr, arithmetic: &A, fuel: &Fuel) -> Option<A::Value> {
+    fuel.burn(1)?;
+    let value = |expr: &Expr| evaluate(expr, arithmetic, fuel);
+    let result = match expr {
+        Expr::Number(number) => arithmetic.number(&number.value),
+        Expr::Constant(constant) => arithmetic.constant(*constant),
+        Expr::Symbol(name) => arithmetic.symbol(name),
+        Expr::Neg(a) => negate(&value(a)?, arithmetic),
+        Expr::Add(terms) => fold(terms, value, |a, b| arithmetic.add(a, b)),
+        Expr::Mul(factors) => fold(factors, value, |a, b| arithmetic.mul(a, b)),
+        Expr::Div(a, b) => arithmetic.div(&value(a)?, &value(b)?),
+        Expr::Pow(base, exponent) => {
+            let integer = constant_value(exponent, fuel)
+                .filter(BigRational::is_integer)
+                .and_then(|exponent| exponent.numer().to_i64());
+            match integer {
+                Some(exponent) => arithmetic.powi(&value(base)?, exponent),
+                None => arithmetic.pow(&value(base)?, &value(exponent)?),
+            }
+        }
+        Expr::Scaled(Scale::Percent, a) => arithmetic.div(&value(a)?, &arithmetic.number(&integer(100))?),
+        Expr::Scaled(Scale::Degree, a) => {
+            let pi = arithmetic.constant(Constant::Pi)?;
+            let radian = arithmetic.div(&pi, &arithmetic.number(&integer(180))?)?;
+            arithmetic.mul(&value(a)?, &radian)
+        }
+        Expr::Call(function, arguments) => match exact_call(*function, arguments, fuel) {
+            Some(number) => arithmetic.number(&number),
+            None => {
+                let arguments: Option<Vec<_>> = arguments.iter().map(value).collect();
+                arithmetic.call(*function, &arguments?)
+            }
+        },
+        _ => None,
+    }?;
+    fuel.burn(arithmetic.cost(&result))?;
+    Some(result)
+}
+
+fn negate<A: Arithmetic>(value: &A::Value, arithmetic: &A) -> Option<A::Value> {
+    arithmetic.mul(value, &arithmetic.number(&integer(-1))?)
+}
+
+fn fold<V>(
+    parts: &[Expr],
+    value: impl Fn(&Expr) -> Option<V>,
+    join: impl Fn(&V, &V) -> Option<V>,
+) -> Option<V> {
+    let (first, rest) = parts.split_first()?;
+    rest.iter().try_fold(value(first)?, |sum, part| join(&sum, &value(part)?))
+}
+
+fn integer(value: i64) -> BigRational {
+    BigRational::from(BigInt::from(value))
+}
+
+/// The exact value of an expression without variables, if it is rational.
+pub(super) fn constant_value(expr: &Expr, fuel: &Fuel) -> Option<BigRational> {
+    evaluate(expr, &Exact, fuel)
+}
+
+/// A function of exact numbers whose value is one.
+fn exact_call(function: Function, arguments: &[Expr], fuel: &Fuel) -> Option<BigRational> {
+    use Function::{Abs, Binomial, Ceiling, Factorial, Floor, Log, Root};
+    if !matches!(function, Abs | Binomial | Ceiling | Factorial | Floor | Log | Root) {
+        return None;
+    }
+    let arguments: Option<Vec<_>> = arguments.iter().map(|argument| constant_value(argument, fuel)).collect();
+    match (function, arguments?.as_slice()) {
+        (Abs, [a]) => Some(a.abs()),
+        (Floor, [a]) => Some(a.floor()),
+        (Ceiling, [a]) => Some(a.ceil()),
+        (Factorial, [a]) => small(a, 170).map(factorial),
+        (Binomial, [n, k]) => {
+            let (n, k) = (small(n, 170)?, small(k, 170)?);
+            if k > n { Some(integer(0)) } else { Some(factorial(n) / (factorial(k) * factorial(n - k))) }
+        }
+        (Root, [degree, a]) => exact_root(a, small(degree, 64)?),
+        (Log, [base, a]) => exact_log(base, a),
+        _ => None,
+    }
+}
+
+/// A whole number from 0 to `most`.
+fn small(value: &BigRational, most: u32) -> Option<u32> {
+    let whole = value.is_integer().then(|| value.numer().to_u32())??;
+    (whole <= most).then_some(whole)
+}
+
+fn factorial(n: u32) -> BigRational {
+    (2..=n).fold(BigInt::one(), |product, factor| product * factor).into()
+}
+
+/// The real root, if it is rational.
+fn exact_root(value: &BigRational, degree: u32) -> Option<BigRational> {
+    if degree == 0 || (value.is_negative() && degree.is_multiple_of(2)) {
+        return None;
+    }
+    let root = BigRational::new(value.numer().nth_root(degree), value.denom().nth_root(degree));
+    (Pow::pow(&root, degree) == *value).then_some(root)
+}
+
+/// The whole exponent that makes `base` to `value`.
+fn exact_log(base: &BigRational, value: &BigRational) -> Option<BigRational> {
+    if !base.is_positive() || !value.is_positive() || base.is_one() {
+        return None;
+    }
+    let exponent = (value.to_f64()?.ln() / base.to_f64()?.ln()).round();
+    let exponent = (exponent.abs() < 512.0).then_some(exponent as i32)?;
+    (Exact.powi(base, i64::from(exponent))? == *value).then(|| integer(i64::from(exponent)))
+}
+
+/// Rationals of bounded size, and no variables.
+pub(super) struct Exact;
+
+/// Bits of a numerator or denominator that is computed.
+const MOST_BITS: u64 = 2048;
+
+fn bits(value: &BigRational) -> u64 {
+    value.numer().bits().max(value.denom().bits())
+}
+
+fn bounded(value: BigRational) -> Option<BigRational> {
+    (bits(&value) <= MOST_BITS).then_some(value)
+}
+
+impl Arithmetic for Exact {
+    type Value = BigRational;
+
+    fn number(&self, number: &BigRational) -> Option<BigRational> {
+        Some(number.clone())
+    }
+
+    fn constant(&self, _constant: Constant) -> Option<BigRational> {
+        None
+    }
+
+    fn symbol(&self, _name: &str) -> Option<BigRational> {
+        None
+    }
+
+    fn add(&self, a: &BigRational, b: &BigRational) -> Option<BigRational> {
+        bounded(a + b)
+    }
+
+    fn mul(&self, a: &BigRational, b: &BigRational) -> Option<BigRational> {
+        bounded(a * b)
+    }
+
+    fn div(&self, a: &BigRational, b: &BigRational) -> Option<BigRational> {
+        if b.is_zero() { None } else { bounded(a / b) }
+    }
+
+    fn powi(&self, base: &BigRational, exponent: i64) -> Option<BigRational> {
+        if base.is_zero() && exponent <= 0 {
+            return None;
+        }
+        if bits(base).saturating_mul(exponent.unsigned_abs()) > MOST_BITS && !base.abs().is_one() {
+            return None;
+        }
+        // Only 0, 1 and -1 have powers beyond this, and their parity is all that matters.
+        let exponent = if base.abs().is_one() || base.is_zero() { exponent % 2 + 2 } else { exponent };
+        Some(Pow::pow(base, exponent as i32))
+    }
+
+    fn pow(&self, base: &BigRational, exponent: &BigRational) -> Option<BigRational> {
+        if base.is_negative() {
+            return None;
+        }
+        let root = exact_root(base, exponent.denom().to_u32().filter(|degree| *degree <= 64)?)?;
+        self.powi(&root, exponent.numer().to_i64()?)
+    }
+
+    fn call(&self, _function: Function, _arguments: &[BigRational]) -> Option<BigRational> {
+        None
+    }
+
+    fn cost(&self, value: &BigRational) -> u64 {
+        // The greatest common divisor takes as many steps as bits, over as many words.
+        let bits = bits(value);
+        4 + bits * bits / 2048
+    }
+}
+
+/// The integers modulo 2^61 - 1, with a random one for each variable: two rational functions that are not the same
+/// agree at such a point with a chance of about their degree in 2^61.
+pub(super) struct Field {
+    /// Which random numbers the variables have.
+    pub(super) point: u64,
+}
+
+const PRIME: u64 = (1 << 61) - 1;
+
+impl Field {
+    fn residue(value: &BigInt) -> u64 {
+        let prime = BigInt::from(PRIME);
+        let residue = value % &prime;
+        let residue = if residue.is_negative() { residue + prime } else { residue };
+        residue.to_u64().expect("a residue of a 61-bit prime")
+    }
+
+    fn times(a: u64, b: u64) -> u64 {
+        (u128::from(a) * u128::from(b) % u128::from(PRIME)) as u64
+    }
+
+    fn power(base: u64, mut exponent: u64) -> u64 {
+        let (mut result, mut square) = (1, base);
+        while exponent > 0 {
+            if exponent % 2 == 1 {
+                result = Self::times(result, square);
+            }
+            square = Self::times(square, square);
+            exponent /= 2;
+        }
+        result
+    }
+
+    fn inverse(value: u64) -> Option<u64> {
+        // Fermat's little theorem.
+        (value != 0).then(|| Self::power(value, PRIME - 2))
+    }
+}
+
+impl Arithmetic for Field {
+    type Value = u64;
+
+    fn number(&self, number: &BigRational) -> Option<u64> {
+        Some(Self::times(Self::residue(number.numer()), Self::inverse(Self::residue(number.denom()))?))
+    }
+
+    fn constant(&self, _constant: Constant) -> Option<u64> {
+        None
+    }
+
+    fn symbol(&self, name: &str) -> Option<u64> {
+        Some(draw(self.point, name) % PRIME)
+    }
+
+    fn add(&self, a: &u64, b: &u64) -> Option<u64> {
+        Some((a + b) % PRIME)
+    }
+
+    fn mul(&self, a: &u64, b: &u64) -> Option<u64> {
+        Some(Self::times(*a, *b))
+    }
+
+    fn div(&self, a: &u64, b: &u64) -> Option<u64> {
+        Some(Self::times(*a, Self::inverse(*b)?))
+    }
+
+    fn powi(&self, base: &u64, exponent: i64) -> Option<u64> {
+        /// A polynomial of a higher degree is too often zero by chance.
+        const MOST_DEGREE: u64 = 1 << 20;
+        if exponent.unsigned_abs() > MOST_DEGREE || (*base == 0 && exponent <= 0) {
+            return None;
+        }
+        let base = if exponent < 0 { Self::inverse(*base)? } else { *base };
+        Some(Self::power(base, exponent.unsigned_abs()))
+    }
+
+    fn pow(&self, _base: &u64, _exponent: &u64) -> Option<u64> {
+        None
+    }
+
+    fn call(&self, _function: Function, _arguments: &[u64]) -> Option<u64> {
+        None
+    }
+
+    fn cost(&self, _value: &u64) -> u64 {
+        4
+    }
+}
+
+/// 64 random bits for a variable at a point: SplitMix64 (Steele et al., 2014) of both.
+pub(super) fn draw(point: u64, name: &str) -> u64 {
+    let seed = u64::from(crc32fast::hash(name.as_bytes())) << 32 | point;
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

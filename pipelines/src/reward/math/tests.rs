@@ -1,0 +1,291 @@
+use std::time::{Duration, Instant};
+
+use proptest::test_runner::{Config, TestRunner};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::*;
+
+fn record(answer: &str) -> Record {
+    Record { id: "1".to_owned(), prompt: String::new(), answer: answer.to_owned() }
+}
+
+fn score(answer: &str, text: &str, finished: bool) -> f64 {
+    Math::default().score(&record(answer), &Completion { text, tokens: None, finished }).unwrap()
+}
+
+/// Kind, gold answer and predicted answer of each case.
+fn cases() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let lines = include_str!("cases.tsv").lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| {
+        let mut fields = line.split('\t');
+        let mut field = || fields.next().unwrap_or_else(|| panic!("three fields: {line}"));
+        (field(), field(), field())
+    })
+}
+
+#[test]
+fn every_case_of_the_table() {
+    let mut failures = Vec::new();
+    let (mut right, mut wrong) = (0, 0);
+    for (kind, gold, predicted) in cases() {
+        let expected = kind == "right";
+        if expected {
+            right += 1
+        } else {
+            wrong += 1
+        }
+        let boxed = format!(r"So it is \boxed{{{predicted}}}.");
+        if score(gold, &boxed, true) != f64::from(u8::from(expected)) {
+            failures.push(format!("{kind}: {gold}  |  {predicted}"));
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(right >= 180 && wrong >= 120 && right + wrong >= 300, "{right} right, {wrong} wrong");
+}
+
+#[test]
+fn every_gold_answer_equals_itself() {
+    for (_, gold, _) in cases() {
+        let undefined = gold.contains(r"\frac{1}{0}");
+        assert!(undefined || score(gold, &format!(r"\boxed{{{gold}}}"), true) == 1.0, "{gold}");
+    }
+}
+
+#[test]
+fn finds_the_answer() {
+    let check = |text: &str, expected: Option<&str>| {
+        assert_eq!(extract::extract(text, false), expected, "{text}");
+    };
+    check(r"\boxed{5}", Some("5"));
+    check(r"\boxed{1}, or rather \boxed{\frac{1}{2}}.", Some(r"\frac{1}{2}"));
+    check(r"\fbox{7}", Some("7"));
+    check(r"\boxed {7}", Some("7"));
+    check(r"\boxed{\boxed{7}}", Some("7"));
+    check(r"\boxed{3} and then \boxed{4", Some("3"));
+    check(r"\boxed{\{1,2\}}", Some(r"\{1,2\}"));
+    check(r"{ \boxed{3} } }", Some("3"));
+    check("<think>\\boxed{1}</think> it is \\boxed{2}", Some("2"));
+    check("<think>\\boxed{1}</think> it is 2", Some("2"));
+    check("3 + 4\n#### 7", Some("7"));
+    check("The final answer is $\\frac{1}{2}$.", Some(r"\frac{1}{2}"));
+    check("The answer is 12. I hope it is right.", Some("12"));
+    check("**Answer:** 12", Some("12"));
+    check("The answer is $30.", Some("$30"));
+    check("answer: 1\nanswer: 2", Some("2"));
+    check(r"We have $x=1$, so \(y=2\).", Some("y=2"));
+    check(r"Thus \[ z = 3 \]", Some("z = 3"));
+    check("It is 3, then 4,500.25 in all.", Some("4,500.25"));
+    check("x-5", Some("5"));
+    check("it is -5", Some("-5"));
+    check("3/4 of it", Some("3/4"));
+    check("12% of it", Some("12%"));
+    check("nothing here", None);
+    check("", None);
+}
+
+#[test]
+fn only_a_box_counts_in_what_was_cut_or_if_asked() {
+    assert_eq!(score("5", "it is 5", true), 1.0);
+    assert_eq!(score("5", "it is 5", false), 0.0);
+    assert_eq!(score("5", r"it is \boxed{5}, since", false), 1.0);
+    let boxed = Math::new(MathConfig { only_boxed: true, ..MathConfig::default() });
+    let completion = Completion { text: "it is 5", tokens: None, finished: true };
+    assert_eq!(boxed.score(&record("5"), &completion).unwrap(), 0.0);
+}
+
+#[test]
+fn the_gold_answer_may_be_a_solution() {
+    assert_eq!(score("2 + 3 = 5\n#### 5", "5", true), 1.0);
+    assert_eq!(score(r"hence $\boxed{\frac{1}{2}}$", "0.5", true), 1.0);
+    let error = Math::default().score(&record(" "), &Completion { text: "5", tokens: None, finished: true });
+    assert_eq!(error.unwrap_err().record, "1");
+}
+
+#[test]
+fn the_tolerance_is_bounded_by_the_last_digit() {
+    let within = |tolerance, gold, predicted| {
+        Math::new(MathConfig { tolerance, ..MathConfig::default() }).is_right(gold, predicted)
+    };
+    assert!(within(0.01, "3.14", r"\pi") && !within(1e-6, "3.14", r"\pi"));
+    assert!(!within(0.1, "3.14", "3.15") && !within(0.1, "3", "3.01"));
+    assert!(within(0.0, "0.5", "1/2"));
+}
+
+/// The longest that a completion may take; a machine that is busy gets more chances below.
+const LONGEST: Duration = Duration::from_millis(50);
+
+fn check_time(gold: &str, text: &str) {
+    let mut tries = (0..3).map(|_| {
+        let started = Instant::now();
+        // An empty gold answer is an error, which has to come in time too.
+        Math::default().score(&record(gold), &Completion { text, tokens: None, finished: true }).ok();
+        started.elapsed()
+    });
+    let in_time = tries.any(|elapsed| elapsed <= LONGEST);
+    assert!(in_time, "slow: {gold} | {text}");
+}
+
+#[test]
+fn hostile_text_is_wrong_and_not_slow() {
+    for piece in [
+        r"\boxed{",
+        r"\boxed{}",
+        "{",
+        "(",
+        "[",
+        "|",
+        "-",
+        r"\frac",
+        r"\sqrt",
+        "x^",
+        "!",
+        "2^",
+        r"\sin ",
+        "$",
+        r"\(",
+        "answer is ",
+        "#### ",
+        "9",
+        "1,",
+        "1,234",
+        "e",
+        r"\pm ",
+        "9^9",
+        "(((",
+        r"\{",
+        "x+",
+        "/x",
+        "</think>",
+        " ",
+        "\\",
+        r"\text{",
+        "½",
+        "=",
+        r"\begin{pmatrix}",
+        "&",
+        "_1",
+        "%",
+        "|x",
+        "x|",
+        "1e9",
+        r"\overline{",
+    ] {
+        for count in [10, 60, 300, 20_000] {
+            let text = piece.repeat(count);
+            check_time("5", &text);
+            check_time("5", &format!(r"\boxed{{{text}}}"));
+            check_time(&text.clone(), &format!(r"\boxed{{{text}1}}"));
+        }
+    }
+    let tower = "9^{".repeat(30) + "9" + &"}".repeat(30);
+    let absolute = r"\left|".repeat(35) + "x" + &r"\right|".repeat(35);
+    let set: Vec<String> = (0..60).map(|n| format!("\\sin({n}x)")).collect();
+    let other: Vec<String> = (0..60).map(|n| format!("\\cos({n}x)")).collect();
+    let (set, other) = (set.join(", "), other.join(", "));
+    for (gold, predicted) in
+        [(&tower, &absolute), (&absolute, &tower), (&set, &other), (&set, &set), (&other, &set)]
+    {
+        check_time(gold, &format!(r"\boxed{{{predicted}}}"));
+    }
+}
+
+#[test]
+fn any_text_is_scored() {
+    let mut runner = TestRunner::new(Config { cases: 3000, failure_persistence: None, ..Config::default() });
+    runner
+        .run(&(".{0,40}", ".{0,200}"), |(gold, text)| {
+            check_time(&format!("1{gold}"), &text);
+            check_time(&format!("1{gold}"), &format!(r"\boxed{{{text}}}"));
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Random strings of tokens, and known answers with a random change. After a change of the parser, try a million with
+/// `PROPTEST_CASES=1000000`.
+#[test]
+fn text_of_the_right_shape_is_scored() {
+    let count = Config::default().cases.max(20_000);
+    const TOKENS: [&str; 60] = [
+        "1",
+        "2",
+        "10",
+        "0.5",
+        "x",
+        "y",
+        "e",
+        "i",
+        r"\pi ",
+        "+",
+        "-",
+        "*",
+        "/",
+        "^",
+        "_",
+        "!",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        r"\{",
+        r"\}",
+        "|",
+        ",",
+        ";",
+        ":",
+        "=",
+        "<",
+        ">",
+        r"\le ",
+        r"\frac",
+        r"\sqrt",
+        r"\sin ",
+        r"\ln ",
+        r"\log_",
+        r"\pm ",
+        r"\cup ",
+        r"\infty ",
+        r"\in ",
+        r"\text{cm}",
+        r"\text{ or }",
+        "%",
+        r"^\circ ",
+        "$",
+        " ",
+        r"\boxed{",
+        r"\begin{pmatrix}",
+        r"\end{pmatrix}",
+        "&",
+        r"\\",
+        r"\binom",
+        r"\left|",
+        r"\right|",
+        r"\overline{3}",
+        "e5",
+        ".",
+        "1,234",
+        "½",
+    ];
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let known: Vec<&str> = cases().flat_map(|(_, gold, predicted)| [gold, predicted]).collect();
+    for _ in 0..count {
+        let mut text = || {
+            let mut below = |bound: usize| rng.next_u32() as usize % bound;
+            if below(2) == 0 {
+                let length = 1 + below(24);
+                return (0..length).map(|_| TOKENS[below(TOKENS.len())]).collect::<String>();
+            }
+            let mut text = known[below(known.len())].to_owned();
+            let at =
+                (0..=text.len()).rev().find(|at| *at <= below(text.len() + 1) && text.is_char_boundary(*at));
+            text.insert_str(at.unwrap_or(0), TOKENS[below(TOKENS.len())]);
+            text
+        };
+        let (gold, predicted) = (text(), text());
+        check_time(&format!("1{gold}"), &format!(r"\boxed{{{predicted}}}"));
+        check_time(&format!("1{gold}"), &predicted);
+    }
+}

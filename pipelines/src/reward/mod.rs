@@ -1,0 +1,90 @@
+//! What a completion earns.
+//!
+//! A [`Reward`] scores one completion; [`RewardSum`] is what a run trains on, the weighted sum of those that its config
+//! names. `docs/rewards.md` has an example of each.
+
+mod choice;
+mod exact;
+mod length;
+mod math;
+mod pattern;
+mod repetition;
+mod sum;
+
+pub use choice::Choice;
+pub use exact::{Exact, coin_flips};
+pub use length::Length;
+pub use math::Math;
+pub use pattern::Pattern;
+pub use repetition::Repetition;
+pub use sum::{Outcome, RewardSum};
+
+use crate::config::RewardKind;
+use crate::data::Record;
+
+/// A reward that could not be computed.
+#[derive(Debug, thiserror::Error)]
+#[error("the reward `{name}` failed for record {record}")]
+pub struct Error {
+    /// The reward's name.
+    pub name: &'static str,
+    /// The record's id.
+    pub record: String,
+    /// Why.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl Error {
+    /// The reward `name` cannot score `record`, since `why`.
+    pub fn new(
+        name: &'static str,
+        record: &Record,
+        why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { name, record: record.id.clone(), source: why.into() }
+    }
+}
+
+/// What a policy wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion<'a> {
+    /// Without its end token.
+    pub text: &'a str,
+    /// Its length in tokens, its end token included; `None` where nothing was tokenized.
+    pub tokens: Option<usize>,
+    /// Whether it ended by itself and was not cut at its longest length.
+    pub finished: bool,
+}
+
+/// Scores a completion against its record.
+pub trait Reward: Send + Sync {
+    /// Its name in metrics and errors.
+    fn name(&self) -> &'static str;
+
+    /// The score of `completion`. An error is for what is not the policy's doing, such as an answer that cannot be
+    /// right in any form; a completion that is no answer scores low.
+    fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error>;
+
+    /// The part of `completion` that is taken for the answer, where the reward looks for one.
+    fn extracted(&self, _completion: &Completion) -> Option<String> {
+        None
+    }
+}
+
+/// The reward that `kind` names.
+///
+/// # Panics
+///
+/// If a pattern does not compile, which the config's check has seen to.
+pub fn build(kind: &RewardKind) -> Box<dyn Reward> {
+    match kind {
+        RewardKind::Exact(_) => Box::new(Exact),
+        RewardKind::Math(config) => Box::new(Math::new(*config)),
+        RewardKind::Choice(_) => Box::new(Choice),
+        RewardKind::Regex(config) => {
+            Box::new(Pattern::new(&config.pattern).expect("a pattern that was checked"))
+        }
+        RewardKind::Length(config) => Box::new(Length::new(*config)),
+        RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),
+    }
+}

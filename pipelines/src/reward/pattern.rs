@@ -1,0 +1,58 @@
+//! The form of a completion.
+
+use regex::{Regex, RegexBuilder};
+
+use super::{Completion, Error, Reward};
+use crate::data::Record;
+
+/// 1 if the pattern matches the whole completion, which ended by itself, else 0.
+///
+/// A dot matches a line break too. The engine has no backtracking, so a match takes linear time.
+#[derive(Clone, Debug)]
+pub struct Pattern(Regex);
+
+impl Pattern {
+    /// Compiles `pattern`; the error says where it is wrong.
+    pub fn new(pattern: &str) -> Result<Self, regex::Error> {
+        // Alone first: a stray parenthesis must not close the one that is put around it.
+        Regex::new(pattern)?;
+        let whole = format!(r"\A(?:{pattern})\z");
+        RegexBuilder::new(&whole).dot_matches_new_line(true).build().map(Self)
+    }
+}
+
+impl Reward for Pattern {
+    fn name(&self) -> &'static str {
+        "regex"
+    }
+
+    fn score(&self, _record: &Record, completion: &Completion) -> Result<f64, Error> {
+        Ok(if completion.finished && self.0.is_match(completion.text) { 1.0 } else { 0.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_whole_completions() {
+        let record = Record { id: "1".to_owned(), prompt: String::new(), answer: String::new() };
+        let check = |pattern: &str, text: &str, finished: bool, expected: f64| {
+            let completion = Completion { text, tokens: None, finished };
+            let score = Pattern::new(pattern).unwrap().score(&record, &completion).unwrap();
+            assert_eq!(score, expected, "{pattern} on {text}");
+        };
+        let tags = "<think>.*</think>\\s*<answer>.*</answer>";
+        check(tags, "<think>1\n2</think>\n<answer>3</answer>", true, 1.0);
+        check(tags, "<think>1\n2</think>\n<answer>3</answer>", false, 0.0);
+        check(tags, "<think>1</think><answer>3</answer> and more", true, 0.0);
+        check(tags, "so <think>1</think><answer>3</answer>", true, 0.0);
+        check("^a|b$", "b", true, 1.0);
+        check("a|b", "ab", true, 0.0);
+        check("", "", true, 1.0);
+        for wrong in ["(", ")", "a)(b", "[", r"(a)\1"] {
+            assert!(Pattern::new(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The penalty for saying the same again.
+
+use std::collections::HashSet;
+
+use super::{Completion, Error, Reward};
+use crate::config::RepetitionConfig;
+use crate::data::Record;
+
+/// Minus the share of word n-grams that stood in the completion before: 0 if none comes twice, close to -1 for a loop.
+#[derive(Clone, Copy, Debug)]
+pub struct Repetition {
+    config: RepetitionConfig,
+}
+
+impl Repetition {
+    /// As `config` says.
+    pub fn new(config: RepetitionConfig) -> Self {
+        Self { config }
+    }
+}
+
+impl Reward for Repetition {
+    fn name(&self) -> &'static str {
+        "repetition"
+    }
+
+    fn score(&self, _record: &Record, completion: &Completion) -> Result<f64, Error> {
+        let words: Vec<&str> = completion.text.split_whitespace().collect();
+        let grams = words.windows(self.config.ngram_words);
+        let count = grams.len();
+        if count == 0 {
+            return Ok(0.0);
+        }
+        let distinct = grams.collect::<HashSet<_>>().len();
+        Ok((distinct as f64 - count as f64) / count as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_the_share_of_repeated_ngrams() {
+        let record = Record { id: "1".to_owned(), prompt: String::new(), answer: String::new() };
+        let check = |ngram_words, text: &str, expected: f64| {
+            let repetition = Repetition::new(RepetitionConfig { ngram_words });
+            let completion = Completion { text, tokens: None, finished: true };
+            assert_eq!(repetition.score(&record, &completion).unwrap(), expected, "{text}");
+        };
+        check(3, "", 0.0);
+        check(3, "a b", 0.0);
+        check(3, "a b c d", 0.0);
+        // abc, bca, cab, abc: one of four comes again.
+        check(3, "a b c  a\nb c", -0.25);
+        check(1, "a a a a", -0.75);
+        check(2, "no no no no no", -0.75);
+    }
+}
