@@ -86,7 +86,9 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
             threads: 1,
             env: vec![(OUTCOMES.into(), file.clone().into())],
         };
-        launch::launch(&plan)?;
+        if launch::launch(&plan)? == launch::Outcome::Interrupted {
+            return Err(Error::Conformance(std::io::ErrorKind::Interrupted.into()));
+        }
         let bytes = fs::read(&file).map_err(Error::Conformance)?;
         outcomes.extend(
             serde_json::from_slice::<Vec<Outcome>>(&bytes)
