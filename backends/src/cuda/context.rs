@@ -27,9 +27,15 @@ impl Context {
 
     /// Makes the context current in this thread until the result is dropped; the thread is then as it was.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
-        // SAFETY: the context is live as long as `self`; `Entered` pops it, and the borrow keeps `self`.
-        unsafe { self.driver.context_push(self.raw) }.map_err(|failed| self.error(failed))?;
-        Ok(Entered { context: self, of_this_thread: PhantomData })
+        let mut current = 0;
+        // SAFETY: a number of our own.
+        unsafe { self.driver.context_current(&mut current) }.map_err(|failed| self.error(failed))?;
+        let is_pushed = current != self.raw; // libtorch mostly leaves it current
+        if is_pushed {
+            // SAFETY: the context is live as long as `self`; `Entered` pops it, and the borrow keeps `self`.
+            unsafe { self.driver.context_push(self.raw) }.map_err(|failed| self.error(failed))?;
+        }
+        Ok(Entered { context: self, is_pushed, of_this_thread: PhantomData })
     }
 
     /// Runs `call` with the context current.
@@ -81,12 +87,16 @@ impl Drop for Context {
 /// See [`Context::enter`].
 pub(super) struct Entered<'a> {
     context: &'a Context,
+    is_pushed: bool,
     /// What is current is a matter of one thread, so this must not move to another.
     of_this_thread: PhantomData<*mut ()>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        if !self.is_pushed {
+            return;
+        }
         let mut popped = 0;
         // SAFETY: pops what `enter` has pushed in this thread.
         let outcome = unsafe { self.context.driver.context_pop(&mut popped) };

@@ -35,7 +35,10 @@ const READ_WRITE: c_int = 3;
 pub(super) mod attribute {
     use std::ffi::c_int;
 
+    pub(in super::super) const CLOCK_KHZ: c_int = 13;
     pub(in super::super) const MULTIPROCESSORS: c_int = 16;
+    pub(in super::super) const MEMORY_CLOCK_KHZ: c_int = 36;
+    pub(in super::super) const MEMORY_BUS_BITS: c_int = 37;
     pub(in super::super) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     pub(in super::super) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
 }
@@ -132,6 +135,7 @@ table! {
         primary_context_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);
         context_push = "cuCtxPushCurrent_v2"(context: Handle);
         context_pop = "cuCtxPopCurrent_v2"(context: *mut Handle);
+        context_current = "cuCtxGetCurrent"(context: *mut Handle);
         context_synchronize = "cuCtxSynchronize"();
         memory_info = "cuMemGetInfo_v2"(free: *mut usize, total: *mut usize);
         pool_create = "cuMemPoolCreate"(pool: *mut Handle, properties: *const PoolProperties);

@@ -14,6 +14,7 @@ mod context;
 mod driver;
 mod facts;
 mod module;
+mod nvml;
 mod nvrtc;
 mod pinned;
 
@@ -29,8 +30,9 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed, stream::report,
+    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice,
+    RawStream, Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed,
+    stream::report,
 };
 use context::Context;
 use driver::{
@@ -49,6 +51,8 @@ pub struct CudaDevice {
     granularity_bytes: usize,
     allocated_bytes: AtomicUsize,
     pinned: Pinned,
+    /// Events that nobody uses at the moment: to make one takes longer than to record it.
+    events: Mutex<Vec<Handle>>,
     /// The first failure of host work, a stream.
     failures: Mutex<HashMap<u64, Failure>>,
     module: OnceLock<Result<Module>>,
@@ -74,6 +78,11 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     devices
 }
 
+/// What takes a while to find out about a device.
+pub fn diagnose(ordinal: usize) -> Result<Diagnosis> {
+    facts::diagnose(Driver::get()?, ordinal)
+}
+
 impl CudaDevice {
     /// Opens a device. Everything that could be missing is looked for here.
     pub fn open(ordinal: usize) -> Result<Self> {
@@ -97,6 +106,7 @@ impl CudaDevice {
             granularity_bytes,
             allocated_bytes: AtomicUsize::new(0),
             pinned: Pinned::default(),
+            events: Mutex::default(),
             failures: Mutex::default(),
             module: OnceLock::new(),
             pool,
@@ -338,6 +348,9 @@ unsafe impl Device for CudaDevice {
 
     fn event_create(&self) -> Result<RawEvent> {
         const WITH_TIME: u32 = 0;
+        if let Some(event) = self.events.lock().unwrap().pop() {
+            return Ok(RawEvent(event as u64));
+        }
         let mut event = 0;
         // SAFETY: a number of our own; the caller gives the event back.
         self.context.run(|driver| unsafe { driver.event_create(&mut event, WITH_TIME) })?;
@@ -345,8 +358,9 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller's promise; the driver keeps what pending waits need.
-        self.context.run(|driver| unsafe { driver.event_destroy(handle(event.0)) })
+        // Waits that are enqueued already hold on to the record that they were made for.
+        self.events.lock().unwrap().push(handle(event.0));
+        Ok(())
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
@@ -409,8 +423,10 @@ impl Drop for CudaDevice {
         if let Some(Ok(module)) = self.module.take() {
             report(module.unload(&self.context));
         }
-        // SAFETY: made by `open`; the safe types hold the device as long as they hold its memory.
+        let events = std::mem::take(self.events.get_mut().unwrap());
+        // SAFETY: made by `open` and `event_create`; the safe types hold the device as long as they hold these.
         let released = self.context.run(|driver| unsafe {
+            events.into_iter().try_for_each(|event| driver.event_destroy(event))?;
             driver.stream_destroy(self.allocations)?;
             driver.pool_destroy(self.pool)
         });

@@ -8,7 +8,7 @@ use std::{
 
 use super::driver::Handle;
 use crate::{
-    BackendKind, Error, Result,
+    BackendKind, Error, Result, kernel_cache,
     library::{self, Failed, table},
 };
 
@@ -18,6 +18,7 @@ const FILES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 table! {
     /// The compiler's table.
     Nvrtc {
+        version = "nvrtcVersion"(major: *mut c_int, minor: *mut c_int);
         create = "nvrtcCreateProgram"(
             program: *mut Handle, source: *const c_char, name: *const c_char, count: c_int,
             headers: *const *const c_char, names: *const *const c_char
@@ -31,17 +32,23 @@ table! {
     }
 }
 
-/// Compiles CUDA C++ for a compute capability; the result is what the driver loads.
+/// Compiles CUDA C++ for a compute capability, unless that was done before; the result is what the driver loads.
 pub(super) fn compile(source: &CStr, name: &CStr, (major, minor): (c_int, c_int)) -> Result<Vec<u8>> {
+    let architecture = CString::new(format!("--gpu-architecture=sm_{major}{minor}")).expect("digits");
+    // A sum must have the same bits as on a CPU, so no multiplication is fused into an addition.
+    let options = [&*architecture, c"--fmad=false", c"--std=c++17"];
+    let key: Vec<&[u8]> = [source].iter().chain(&options).map(|part| part.to_bytes()).collect();
+    kernel_cache::cached(&key, || compile_now(source, name, &options))
+}
+
+fn compile_now(source: &CStr, name: &CStr, options: &[&CStr]) -> Result<Vec<u8>> {
     let nvrtc = Nvrtc::get()?;
     let mut program = 0;
     // SAFETY: strings that live through the call, and no headers.
     let created =
         unsafe { nvrtc.create(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
     created.map_err(|failed| unavailable(failed, String::new()))?;
-    // A sum must have the same bits as on a CPU, so no multiplication is fused into an addition.
-    let architecture = CString::new(format!("--gpu-architecture=sm_{major}{minor}")).expect("digits");
-    let options = [architecture.as_ptr(), c"--fmad=false".as_ptr(), c"--std=c++17".as_ptr()];
+    let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
     // SAFETY: the program is live, and so are the options.
     let compiled = unsafe { nvrtc.compile(program, options.len() as c_int, options.as_ptr()) };
     let image = match compiled {
@@ -51,6 +58,14 @@ pub(super) fn compile(source: &CStr, name: &CStr, (major, minor): (c_int, c_int)
     // SAFETY: made above, and not used again. It has no way to fail for a live program.
     let _ = unsafe { nvrtc.destroy(&mut program) };
     image
+}
+
+/// The compiler's version, as `13.0`; `None` where there is no compiler.
+pub(super) fn version() -> Option<String> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: numbers of our own.
+    unsafe { Nvrtc::get().ok()?.version(&mut major, &mut minor) }.ok()?;
+    Some(format!("{major}.{minor}"))
 }
 
 impl Nvrtc {

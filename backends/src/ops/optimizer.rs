@@ -53,7 +53,8 @@ impl AdamW {
     }
 }
 
-/// One step of AdamW in place (Loshchilov and Hutter 2019; PyTorch's `torch.optim.AdamW`): all fp32 `[N]`.
+/// One step of AdamW in place (Loshchilov and Hutter 2019; PyTorch's `torch.optim.AdamW`): all fp32 `[N]`, but that
+/// the gradient may be bf16.
 ///
 /// `scale`, one fp32 element on the same device, multiplies the gradient; where it is not finite nothing is
 /// written, so that a step with a NaN in its gradient leaves weights and moments as they were.
@@ -73,6 +74,14 @@ pub fn adamw_(
     if let Some(device) = device_kernels::device_of(weights) {
         return device_adamw_(&*device, weights, exp_avg, exp_avg_sq, gradient, scale, adamw);
     }
+    let widened; // exact
+    let gradient = match gradient.kind() {
+        Kind::BFloat16 => {
+            widened = gradient.f_to_kind(Kind::Float)?;
+            &widened
+        }
+        _ => gradient,
+    };
     if !has_kernel(weights) {
         return composite_adamw_(weights, exp_avg, exp_avg_sq, gradient, scale, adamw);
     }
@@ -138,10 +147,13 @@ fn device_adamw_(
 ) -> Result<()> {
     const OP: &str = "adamw";
     let len = weights.numel();
-    let at = |argument, tensor: &Tensor| device_floats(OP, argument, tensor, len, weights.device());
+    let at =
+        |argument, tensor: &Tensor| on_device(OP, argument, tensor, (Kind::Float, weights.device(), len));
     let states = [at("weights", weights)?, at("exp_avg", exp_avg)?, at("exp_avg_sq", exp_avg_sq)?];
-    let gradient = at("gradient", gradient)?;
-    let scale = device_floats(OP, "scale", &scale.f_reshape([1])?, 1, weights.device())?;
+    let is_bf16 = gradient.kind() == Kind::BFloat16;
+    let kind = if is_bf16 { Kind::BFloat16 } else { Kind::Float };
+    let gradient = on_device(OP, "gradient", gradient, (kind, weights.device(), len))?;
+    let scale = on_device(OP, "scale", &scale.f_reshape([1])?, (Kind::Float, weights.device(), 1))?;
     let (bias1, bias2_root) = adamw.bias_corrections();
     let learning_rate = adamw.learning_rate as f32;
     let numbers = device_kernels::AdamW {
@@ -153,10 +165,10 @@ fn device_adamw_(
         bias1: bias1 as f32,
         bias2_root: bias2_root as f32,
     };
-    // SAFETY: `device_floats` has checked that each holds `len` dense floats on the device (one for `scale`), and
-    // the mutable borrows keep the three that are written apart from each other and from the gradient. libtorch
+    // SAFETY: `on_device` has checked that each holds `len` dense elements of its kind (one for `scale`), and the
+    // mutable borrows keep the three that are written apart from each other and from the gradient. libtorch
     // takes memory back in the order of the stream on which the kernel runs.
-    let launched = unsafe { device_kernels::adamw(device, states, gradient, scale, len, numbers) };
+    let launched = unsafe { device_kernels::adamw(device, states, (gradient, is_bf16), scale, len, numbers) };
     launched.map_err(|error| Error::Kernel { op: OP, message: error.to_string() })
 }
 
@@ -164,27 +176,25 @@ fn device_adamw_(
 fn device_sum_of_squares(device: &dyn Device, x: &Tensor) -> Result<Tensor> {
     const OP: &str = "sum_of_squares";
     let len = x.numel();
-    let data = device_floats(OP, "x", x, len, x.device())?;
+    let data = on_device(OP, "x", x, (Kind::Float, x.device(), len))?;
     let partial = Tensor::f_empty([device_kernels::partial_sums(len) as i64], (Kind::Double, x.device()))?;
     let total = Tensor::f_empty([], (Kind::Double, x.device()))?;
-    // SAFETY: `device_floats` has checked `x`; the others are ours, and as long as the kernels ask.
+    // SAFETY: `on_device` has checked `x`; the others are ours, and as long as the kernels ask.
     let launched =
         unsafe { device_kernels::sum_of_squares(device, data, len, partial.data_ptr(), total.data_ptr()) };
     launched.map_err(|error| Error::Kernel { op: OP, message: error.to_string() })?;
     Ok(total)
 }
 
-/// The address of `len` dense fp32 values on `device`.
-fn device_floats(
+/// The address of a dense tensor of this kind, on this device and with so many elements.
+fn on_device(
     op: &'static str,
     argument: &'static str,
     tensor: &Tensor,
-    len: usize,
-    device: tch::Device,
+    expected: (Kind, tch::Device, usize),
 ) -> Result<*mut c_void> {
     let found = (tensor.kind(), tensor.device(), tensor.numel());
-    if found != (Kind::Float, device, len) || !tensor.is_contiguous() {
-        let expected = (Kind::Float, device, len);
+    if found != expected || !tensor.is_contiguous() {
         let problem = format!("is {found:?}, expected {expected:?}, dense");
         return Err(Args(op).refuse(argument, problem));
     }
@@ -261,6 +271,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_bf16_gradient_counts_as_its_values() {
+        let hyper = AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, step: 1 };
+        let gradient = Tensor::randn([1000], (Kind::BFloat16, Device::Cpu));
+        let step = |gradient: &Tensor| {
+            let [mut w, mut m, mut v] = [1.0, 0.5, 0.25].map(|value| Tensor::full([1000], value, FLOAT));
+            adamw_(&mut w, &mut m, &mut v, gradient, &Tensor::from(0.5f32), &hyper).unwrap();
+            w
+        };
+        assert!(step(&gradient).equal(&step(&gradient.to_kind(Kind::Float))));
     }
 
     #[test]
