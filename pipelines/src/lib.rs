@@ -18,6 +18,7 @@ pub mod headline;
 pub mod journal;
 pub(crate) mod json_lines;
 pub mod launch;
+pub(crate) mod measure;
 pub mod metrics;
 pub mod output_error;
 pub mod progress;

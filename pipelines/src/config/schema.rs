@@ -120,9 +120,24 @@ pub struct StrategyConfig {
     /// Sequences that a rank puts through forward and backward at a time. Memory grows with it; the
     /// result does not depend on it but for rounding.
     pub micro_batch_size: usize,
+    /// Who adds up what the ranks send to one another. Default ordered. The ranks of all roles do it alike.
+    #[serde(default)]
+    pub reduction: Reduction,
     /// Seconds after which a collective that has not finished is aborted. Default 60.
     #[serde(default = "one_minute")]
     pub collective_timeout_s: f64,
+}
+
+/// Who adds up what the ranks send to one another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// The receiver, in rank order: the same bits at every stage and on every machine.
+    #[default]
+    Ordered,
+    /// The communication library, in an order of its own: faster on some GPUs, equal within rounding. A backend
+    /// without such a library does it in order.
+    Library,
 }
 
 /// A dtype of weights and activations; master weights and optimizer states are fp32 in any case.

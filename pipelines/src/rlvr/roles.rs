@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
+use anyroll_backends::{
+    BackendKind, CollectiveGroup, Device, DeviceId, Reduction, Rendezvous, connect_with, open,
+};
 use anyroll_models::DecoderConfig;
 use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
 
@@ -87,7 +89,11 @@ impl Place {
             agent_store: rank.agent_store.clone(),
             timeout,
         };
-        let comm = connect(&*device, &rendezvous)?;
+        let reduction = match run.policy.strategy.reduction {
+            config::Reduction::Ordered => Reduction::Ordered,
+            config::Reduction::Library => Reduction::Library,
+        };
+        let comm = connect_with(reduction, &*device, &rendezvous)?;
         let group = CollectiveGroup::new("policy", comm, &device, timeout)?;
         Ok(Self { device, group })
     }
