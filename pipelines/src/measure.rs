@@ -39,6 +39,8 @@ pub struct Sizes {
     pub kind: Kind,
     /// Bytes of the whole tensor of a collective.
     pub collective_bytes: &'static [usize],
+    /// How often a collective of up to 10 MB is timed, and how often anything larger.
+    pub repetitions: (u32, u32),
 }
 
 impl Sizes {
@@ -46,10 +48,11 @@ impl Sizes {
     pub fn of(is_host: bool) -> Self {
         if is_host {
             Self {
-                copy_bytes: 256 << 20,
+                copy_bytes: 64 << 20,
                 matrix: 1024,
                 kind: Kind::Float,
                 collective_bytes: &[1_000_000, 16_000_000],
+                repetitions: (20, 4),
             }
         } else {
             Self {
@@ -57,6 +60,7 @@ impl Sizes {
                 matrix: 8192,
                 kind: Kind::BFloat16,
                 collective_bytes: &[1_000_000, 64_000_000, 1_000_000_000],
+                repetitions: (200, 20),
             }
         }
     }
@@ -115,7 +119,8 @@ impl Bench {
             let measure = |lanes: &mut [&mut Lane]| -> Result<Vec<f64>> {
                 self.barrier()?;
                 let idle = *alone && self.group.rank() != 0;
-                let seconds = if idle { vec![0.0; lanes.len()] } else { copy(lanes)? };
+                let seconds =
+                    if idle { vec![0.0; lanes.len()] } else { copy(lanes, self.sizes.repetitions.1)? };
                 self.slowest(&seconds)
             };
             let (to_host, to_device) = (measure(&mut [&mut down])?, measure(&mut [&mut up])?);
@@ -144,7 +149,7 @@ impl Bench {
         let zeros = || Buffer::zeros(&stream, self.sizes.copy_bytes, DType::U8);
         let (from, to) = (zeros()?, zeros()?);
         self.barrier()?;
-        let seconds = time(&stream, 10, || Ok(to.copy_from(&from, &stream)?))?;
+        let seconds = time(&stream, self.sizes.repetitions.1, || Ok(to.copy_from(&from, &stream)?))?;
         let seconds = self.slowest(&[seconds])?[0];
         let what = "device copy, read and written".into();
         Ok(bytes_figure(what, 2 * self.sizes.copy_bytes, seconds, self.limits.memory_bytes_per_s))
@@ -156,7 +161,7 @@ impl Bench {
         let (a, b) = (Tensor::f_randn([size, size], (kind, at))?, Tensor::f_randn([size, size], (kind, at))?);
         let stream = Stream::torch(&self.device)?;
         self.barrier()?;
-        let seconds = time(&stream, 20, || Ok(a.f_matmul(&b).map(drop)?))?;
+        let seconds = time(&stream, self.sizes.repetitions.1, || Ok(a.f_matmul(&b).map(drop)?))?;
         let seconds = self.slowest(&[seconds])?[0];
         let limit = (kind == Kind::BFloat16).then_some(self.limits.bf16_flops).flatten();
         Ok(Figure {
@@ -179,7 +184,8 @@ impl Bench {
         let zeros = |group: &CollectiveGroup| Buffer::zeros(group.stream(), slice * ranks, DType::Bf16);
         let mut add =
             |name: &str, trips: usize, stream: &Stream, start: &dyn Fn() -> Result<Work>| -> Result<()> {
-                let repetitions = if bytes < 10_000_000 { 200 } else { 20 };
+                let (small, large) = self.sizes.repetitions;
+                let repetitions = if bytes <= 10_000_000 { small } else { large };
                 self.barrier()?;
                 let seconds = time(stream, repetitions, || start().map(drop))?;
                 let seconds = self.slowest(&[seconds])?[0];
@@ -238,14 +244,13 @@ impl Lane {
 }
 
 /// Seconds of one copy on each lane, all at once.
-fn copy(lanes: &mut [&mut Lane]) -> Result<Vec<f64>> {
-    const REPETITIONS: u32 = 8;
+fn copy(lanes: &mut [&mut Lane], repetitions: u32) -> Result<Vec<f64>> {
     for lane in lanes.iter_mut() {
         lane.start()?;
         lane.stream.synchronize()?;
     }
     let starts = lanes.iter().map(|lane| lane.stream.record()).collect::<Result<Vec<_>, _>>()?;
-    for _ in 0..REPETITIONS {
+    for _ in 0..repetitions {
         lanes.iter_mut().try_for_each(|lane| lane.start())?;
     }
     let ends = lanes.iter().map(|lane| lane.stream.record()).collect::<Result<Vec<_>, _>>()?;
@@ -253,13 +258,13 @@ fn copy(lanes: &mut [&mut Lane]) -> Result<Vec<f64>> {
     let seconds = starts
         .iter()
         .zip(&ends)
-        .map(|(start, end)| Ok(start.elapsed(end)?.as_secs_f64() / f64::from(REPETITIONS)));
+        .map(|(start, end)| Ok(start.elapsed(end)?.as_secs_f64() / f64::from(repetitions)));
     seconds.collect()
 }
 
 /// Mean seconds of what `work` enqueues on `stream`.
 fn time(stream: &Stream, repetitions: u32, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
-    for _ in 0..5 {
+    for _ in 0..3 {
         work()?;
     }
     stream.synchronize()?;
