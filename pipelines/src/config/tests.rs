@@ -135,6 +135,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: fp16}", "5:44", "strategy.precision", "`fp16` is not there yet", "write one of `fp32`, `bf16`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: some_blocks}", "5:44", "strategy.recompute", "no `some_blocks` here", "choose from `none`, `full`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, reduction: some_tree}", "5:44", "strategy.reduction", "no `some_tree` here", "choose from `ordered`, `library`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimiser: none}}", "5:43", "strategy.offload.optimiser", "no such field", "did you mean `optimizer`?";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimizer: cpu_step}}", "5:54", "strategy.offload.optimizer", "no `cpu_step` here", "choose from `none`, `between_steps`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {params: between_steps}}", "5:51", "strategy.offload.params", "the policy's weights are needed at all times", "roles.reference.strategy.offload.params";
