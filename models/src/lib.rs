@@ -21,5 +21,7 @@ pub use decoder::{Decoder, DecoderConfig};
 pub use error::{Error, Result};
 pub use generate::{Completion, generate};
 pub use kv_cache::KvCache;
-pub use model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, UnitGrads, Weights};
+pub use model::{
+    Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
+};
 pub use sampling::SamplingParams;
