@@ -29,7 +29,10 @@ pub struct Sample {
 /// Told a completion's tokens after each new one, says whether it ends there: for stop strings, which need a
 /// tokenizer.
 #[derive(Clone)]
-pub struct StopCondition(pub Arc<dyn Fn(&[i64]) -> bool + Send + Sync>);
+pub struct StopCondition(pub Arc<Ends>);
+
+/// Whether a completion ends with these tokens.
+type Ends = dyn Fn(&[i64]) -> bool + Send + Sync;
 
 impl fmt::Debug for StopCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
