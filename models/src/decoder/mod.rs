@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
-pub(crate) use cached::{Prefill, Step};
+pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
 
 use crate::model::{

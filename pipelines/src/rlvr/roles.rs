@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyroll_backends::Stream;
 use anyroll_models::DecoderConfig;
 use anyroll_strategy::{State, Zero};
 
@@ -36,6 +37,8 @@ pub struct Setup {
     pub offloaded: Vec<State>,
     /// Where batches go.
     pub device: tch::Device,
+    /// The stream on which libtorch computes there.
+    pub compute: Stream,
     /// The policy's model.
     pub model: Arc<Decoder>,
 }
@@ -83,6 +86,7 @@ impl Setup {
             micro_batch_size: run.policy.strategy.micro_batch_size,
             offloaded: offloaded(&run.policy.strategy),
             device,
+            compute: Stream::torch(&place.device)?,
             model: Arc::new(model),
             rlvr: (**rlvr).clone(),
         })
