@@ -11,7 +11,7 @@ use anyroll_backends::{
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use crate::{Result, rlvr::Exchange};
+use crate::{Result, train::Exchange};
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
