@@ -64,11 +64,11 @@ fn time(stream: &Stream, repetitions: u32, mut work: impl FnMut()) -> f64 {
         work();
     }
     stream.synchronize().unwrap();
-    let start = stream.record().unwrap();
+    let start = stream.record_timed().unwrap();
     for _ in 0..repetitions {
         work();
     }
-    let end = stream.record().unwrap();
+    let end = stream.record_timed().unwrap();
     stream.synchronize().unwrap();
     start.elapsed(&end).unwrap().as_secs_f64() / f64::from(repetitions)
 }

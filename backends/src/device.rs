@@ -288,8 +288,9 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// The stream that libtorch's operations of the calling thread go to. Owned by libtorch.
     fn torch_stream(&self) -> Result<RawStream>;
 
-    /// An event to record, whatever it says before that.
-    fn event_create(&self) -> Result<RawEvent>;
+    /// An event to record, whatever it says before that. Only one that is `timed` knows when it was reached; streams
+    /// pass one that is not in less time.
+    fn event_create(&self, timed: bool) -> Result<RawEvent>;
     /// Releases an event; waits that were already enqueued stay valid.
     ///
     /// # Safety
@@ -305,7 +306,7 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// # Safety
     /// `event` is live.
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool>;
-    /// Time between the last records of two events that are both complete.
+    /// Time between the last records of two events that are both timed and complete.
     ///
     /// # Safety
     /// Both are live and of this device.

@@ -20,12 +20,22 @@ pub struct Figure {
     pub what: String,
     /// How long one of it took, in seconds.
     pub seconds: f64,
-    /// Bytes or operations a second, in units of 1e9.
-    pub giga_per_s: f64,
-    /// What is counted: `GB` or `GFLOP`.
-    pub unit: String,
-    /// What the hardware could do at most, as `giga_per_s`; `None` where it does not say.
+    /// Bytes or operations a second.
+    pub per_s: f64,
+    /// Which of the two.
+    pub unit: Unit,
+    /// What the hardware could do at most in a second; `None` where it does not say.
     pub limit: Option<f64>,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Bytes that are moved.
+    Bytes,
+    /// Additions and multiplications.
+    Operations,
 }
 
 /// How much is moved and computed.
@@ -148,9 +158,7 @@ impl Bench {
         let stream = Stream::new(&self.device)?;
         let zeros = || Buffer::zeros(&stream, self.sizes.copy_bytes, DType::U8);
         let (from, to) = (zeros()?, zeros()?);
-        self.barrier()?;
-        let seconds = time(&stream, self.sizes.repetitions.1, || Ok(to.copy_from(&from, &stream)?))?;
-        let seconds = self.slowest(&[seconds])?[0];
+        let seconds = self.time(&stream, self.sizes.repetitions.1, || Ok(to.copy_from(&from, &stream)?))?;
         let what = "device copy, read and written".into();
         Ok(bytes_figure(what, 2 * self.sizes.copy_bytes, seconds, self.limits.memory_bytes_per_s))
     }
@@ -160,16 +168,14 @@ impl Bench {
         let at = self.device.torch_device().and_then(TorchDevice::tch).unwrap_or(tch::Device::Cpu);
         let (a, b) = (Tensor::f_randn([size, size], (kind, at))?, Tensor::f_randn([size, size], (kind, at))?);
         let stream = Stream::torch(&self.device)?;
-        self.barrier()?;
-        let seconds = time(&stream, self.sizes.repetitions.1, || Ok(a.f_matmul(&b).map(drop)?))?;
-        let seconds = self.slowest(&[seconds])?[0];
+        let seconds = self.time(&stream, self.sizes.repetitions.1, || Ok(a.f_matmul(&b).map(drop)?))?;
         let limit = (kind == Kind::BFloat16).then_some(self.limits.bf16_flops).flatten();
         Ok(Figure {
             what: format!("product of {size} x {size} {kind:?} matrices"),
             seconds,
-            giga_per_s: 2.0 * (size as f64).powi(3) / seconds / 1e9,
-            unit: "GFLOP".into(),
-            limit: limit.map(|flops| flops / 1e9),
+            per_s: 2.0 * (size as f64).powi(3) / seconds,
+            unit: Unit::Operations,
+            limit,
         })
     }
 
@@ -186,9 +192,7 @@ impl Bench {
             |name: &str, trips: usize, stream: &Stream, start: &dyn Fn() -> Result<Work>| -> Result<()> {
                 let (small, large) = self.sizes.repetitions;
                 let repetitions = if bytes <= 10_000_000 { small } else { large };
-                self.barrier()?;
-                let seconds = time(stream, repetitions, || start().map(drop))?;
-                let seconds = self.slowest(&[seconds])?[0];
+                let seconds = self.time(stream, repetitions, || start().map(drop))?;
                 let sent = trips * slice * DType::Bf16.size_bytes() * (ranks - 1);
                 let what = format!("{name}, {} MB", bytes / 1_000_000);
                 figures.push(bytes_figure(what, sent, seconds, self.limits.peer_bytes_per_s));
@@ -214,6 +218,23 @@ impl Bench {
             })?;
         }
         Ok(())
+    }
+
+    /// Mean seconds of what `work` enqueues on `stream`. All ranks start together, and the slowest counts.
+    fn time(&self, stream: &Stream, repetitions: u32, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+        for _ in 0..3 {
+            work()?;
+        }
+        stream.synchronize()?;
+        // The devices meet, and not the hosts, which wake up at different times.
+        self.group.barrier(stream)?.wait_stream(stream)?;
+        let start = stream.record_timed()?;
+        for _ in 0..repetitions {
+            work()?;
+        }
+        let end = stream.record_timed()?;
+        stream.synchronize()?;
+        Ok(self.slowest(&[start.elapsed(&end)?.as_secs_f64() / f64::from(repetitions)])?[0])
     }
 
     fn barrier(&self) -> Result<()> {
@@ -249,11 +270,11 @@ fn copy(lanes: &mut [&mut Lane], repetitions: u32) -> Result<Vec<f64>> {
         lane.start()?;
         lane.stream.synchronize()?;
     }
-    let starts = lanes.iter().map(|lane| lane.stream.record()).collect::<Result<Vec<_>, _>>()?;
+    let starts = lanes.iter().map(|lane| lane.stream.record_timed()).collect::<Result<Vec<_>, _>>()?;
     for _ in 0..repetitions {
         lanes.iter_mut().try_for_each(|lane| lane.start())?;
     }
-    let ends = lanes.iter().map(|lane| lane.stream.record()).collect::<Result<Vec<_>, _>>()?;
+    let ends = lanes.iter().map(|lane| lane.stream.record_timed()).collect::<Result<Vec<_>, _>>()?;
     lanes.iter().try_for_each(|lane| lane.stream.synchronize())?;
     let seconds = starts
         .iter()
@@ -262,22 +283,6 @@ fn copy(lanes: &mut [&mut Lane], repetitions: u32) -> Result<Vec<f64>> {
     seconds.collect()
 }
 
-/// Mean seconds of what `work` enqueues on `stream`.
-fn time(stream: &Stream, repetitions: u32, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
-    for _ in 0..3 {
-        work()?;
-    }
-    stream.synchronize()?;
-    let start = stream.record()?;
-    for _ in 0..repetitions {
-        work()?;
-    }
-    let end = stream.record()?;
-    stream.synchronize()?;
-    Ok(start.elapsed(&end)?.as_secs_f64() / f64::from(repetitions))
-}
-
 fn bytes_figure(what: String, bytes: usize, seconds: f64, limit: Option<f64>) -> Figure {
-    let giga_per_s = bytes as f64 / seconds / 1e9;
-    Figure { what, seconds, giga_per_s, unit: "GB".into(), limit: limit.map(|rate| rate / 1e9) }
+    Figure { what, seconds, per_s: bytes as f64 / seconds, unit: Unit::Bytes, limit }
 }

@@ -187,9 +187,9 @@ impl Movable {
     pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
         assert!(!self.is_away(), "public calls check that what they need is there");
         if let Place::Arriving(copied) = &self.place {
-            let before = compute.record()?;
+            let before = compute.record_timed()?;
             compute.wait(copied)?;
-            self.stood_still = Some((before, compute.record()?));
+            self.stood_still = Some((before, compute.record_timed()?));
             self.place = Place::Here;
         }
         self.last_use = None;

@@ -24,14 +24,17 @@ DEADLINE_S = 3
 MOST_S = 10.0
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def free_port(number):
+    """Below the ports that the system hands out, of which a rank of another job may take one at any time."""
+    for port in range(20_000 + 100 * number, 20_100 + 100 * number):
+        with socket.socket() as free:
+            if free.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    sys.exit("no port is free")
 
 
-def start(endure, backend, ranks):
-    port = free_port()
+def start(number, endure, backend, ranks):
+    port = free_port(number)
     environment = os.environ | {"NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
     return [
         subprocess.Popen(
@@ -49,7 +52,7 @@ def one(number, draw, arguments):
     """Returns what went wrong, or nothing, and a line that tells what happened."""
     victim, fault = draw.randrange(arguments.ranks), draw.choice([signal.SIGKILL, signal.SIGSTOP])
     delay_s = draw.uniform(0.0, 1.0)
-    ranks = start(arguments.endure, arguments.backend, arguments.ranks)
+    ranks = start(number, arguments.endure, arguments.backend, arguments.ranks)
     try:
         for rank, process in enumerate(ranks):
             line = process.stdout.readline()
@@ -90,7 +93,7 @@ def main():
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--at-once", type=int, default=1, help="jobs beside each other, on the same devices")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs beside each other, which slow each other down")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--endure", type=Path, default=ROOT / "target/release/examples/endure")
     arguments = parser.parse_args()

@@ -24,6 +24,8 @@ pub(super) const OUT_OF_MEMORY: c_int = 2;
 const NOT_READY: c_int = 600;
 /// `CU_STREAM_NON_BLOCKING`: in no order with libtorch's default stream.
 pub(super) const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`
+pub(super) const WITHOUT_TIME: c_uint = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
 const LOCATION_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`: physical memory that stays where it is.

@@ -19,7 +19,7 @@ mod nvrtc;
 mod pinned;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::{CStr, c_int, c_void},
     ptr,
     sync::{
@@ -37,6 +37,7 @@ use crate::{
 use context::Context;
 use driver::{
     Address, Driver, Handle, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    WITHOUT_TIME,
 };
 use module::Module;
 use pinned::Pinned;
@@ -51,8 +52,10 @@ pub struct CudaDevice {
     granularity_bytes: usize,
     allocated_bytes: AtomicUsize,
     pinned: Pinned,
-    /// Events that nobody uses at the moment: to make one takes longer than to record it.
+    /// Events without time that nobody uses at the moment: to make one takes longer than to record it.
     events: Mutex<Vec<Handle>>,
+    /// Events with time; they are few, and go away when they are not used any more.
+    timed: Mutex<HashSet<Handle>>,
     /// The first failure of host work, a stream.
     failures: Mutex<HashMap<u64, Failure>>,
     module: OnceLock<Result<Module>>,
@@ -107,6 +110,7 @@ impl CudaDevice {
             allocated_bytes: AtomicUsize::new(0),
             pinned: Pinned::default(),
             events: Mutex::default(),
+            timed: Mutex::default(),
             failures: Mutex::default(),
             module: OnceLock::new(),
             pool,
@@ -346,20 +350,29 @@ unsafe impl Device for CudaDevice {
         Ok(RawStream(stream as u64))
     }
 
-    fn event_create(&self) -> Result<RawEvent> {
-        const WITH_TIME: u32 = 0;
-        if let Some(event) = self.events.lock().unwrap().pop() {
+    fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        let kept = if timed { None } else { self.events.lock().unwrap().pop() };
+        if let Some(event) = kept {
             return Ok(RawEvent(event as u64));
         }
+        let flags = if timed { 0 } else { WITHOUT_TIME };
         let mut event = 0;
         // SAFETY: a number of our own; the caller gives the event back.
-        self.context.run(|driver| unsafe { driver.event_create(&mut event, WITH_TIME) })?;
+        self.context.run(|driver| unsafe { driver.event_create(&mut event, flags) })?;
+        if timed {
+            self.timed.lock().unwrap().insert(event);
+        }
         Ok(RawEvent(event as u64))
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        let event = handle(event.0);
+        if self.timed.lock().unwrap().remove(&event) {
+            // SAFETY: the caller's promise; the driver keeps what pending waits need.
+            return self.context.run(|driver| unsafe { driver.event_destroy(event) });
+        }
         // Waits that are enqueued already hold on to the record that they were made for.
-        self.events.lock().unwrap().push(handle(event.0));
+        self.events.lock().unwrap().push(event);
         Ok(())
     }
 

@@ -26,7 +26,7 @@ use library::{Handle, Library, StreamHandle, dtype_number, op_number};
 
 /// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
 /// is what counts.
-const SMALL_BYTES: usize = 4 << 20;
+const SMALL_BYTES: usize = 2 << 20;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -277,6 +277,10 @@ impl Collective for Nccl {
             }
             _ => Ok(None),
         }
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.workspace.lock().unwrap().as_ref().map_or(0, Buffer::len_bytes)
     }
 
     fn check(&self) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::{
     Error, Result,
     atomic_file::write_atomic,
     launch::{self, LaunchPlan, Rank},
-    measure::{Bench, Figure, Sizes},
+    measure::{Bench, Figure, Sizes, Unit},
 };
 
 /// Where rank 0 leaves the figures, for the parent that started it.
@@ -35,8 +35,8 @@ struct Report {
 pub(super) fn bench(backend: Option<BackendKind>, json: bool) -> Result<u8> {
     launch::watch_parent();
     let is_there = |kind: &BackendKind| devices(*kind).is_ok();
-    let backend = backend.or_else(|| BackendKind::ALL.into_iter().find(is_there));
-    let backend = backend.expect("the host is always there");
+    let found = || BackendKind::ALL.into_iter().find(is_there).expect("the host is always there");
+    let backend = backend.unwrap_or_else(found);
     match Rank::from_env()? {
         Some(rank) => work(backend, &rank),
         None => supervise(backend, json),
@@ -108,13 +108,17 @@ fn table(report: &Report) -> String {
     let Report { backend, device, ranks, figures } = report;
     let mut text = format!("{backend}: {device}, {ranks} ranks; all at once unless said otherwise\n\n");
     let wide = figures.iter().map(|figure| figure.what.len()).max().unwrap_or(0);
-    for Figure { what, seconds, giga_per_s, unit, limit } in figures {
+    for Figure { what, seconds, per_s, unit, limit } in figures {
+        let (scale, unit) = match unit {
+            Unit::Bytes => (1e9, "GB/s"),
+            Unit::Operations => (1e12, "TFLOP/s"),
+        };
         let limit = match limit {
-            Some(limit) => format!("{:3.0} % of {limit:.0}", 100.0 * giga_per_s / limit),
+            Some(limit) => format!("{:3.0} % of {:.0}", 100.0 * per_s / limit, limit / scale),
             None => "-".into(),
         };
-        let line = format!("{what:<wide$}  {:9.3} ms  {giga_per_s:9.1} {unit}/s  {limit}", seconds * 1e3);
-        text += &format!("{line}\n");
+        let (ms, rate) = (seconds * 1e3, per_s / scale);
+        text += &format!("{what:<wide$}  {ms:9.3} ms  {rate:8.1} {unit:<7}  {limit}\n");
     }
     text
 }
@@ -125,18 +129,21 @@ mod tests {
 
     #[test]
     fn a_figure_stands_beside_its_limit() {
-        let figure = |what: &str, limit| Figure {
+        let figure = |what: &str, per_s, unit, limit| Figure {
             what: what.into(),
             seconds: 0.0195,
-            giga_per_s: 55.1,
-            unit: "GB".into(),
+            per_s,
+            unit,
             limit,
         };
-        let figures = vec![figure("copy", Some(63.0)), figure("a longer one", None)];
+        let figures = vec![
+            figure("copy", 55.1e9, Unit::Bytes, Some(63.0e9)),
+            figure("a product", 788.4e12, Unit::Operations, None),
+        ];
         let report = Report { backend: "cuda".into(), device: "a GPU".into(), ranks: 4, figures };
         let text = table(&report);
         let lines: Vec<&str> = text.lines().skip(2).collect();
-        assert_eq!(lines[0], "copy             19.500 ms       55.1 GB/s   87 % of 63");
-        assert_eq!(lines[1], "a longer one     19.500 ms       55.1 GB/s  -");
+        assert_eq!(lines[0], "copy          19.500 ms      55.1 GB/s      87 % of 63");
+        assert_eq!(lines[1], "a product     19.500 ms     788.4 TFLOP/s  -");
     }
 }

@@ -137,7 +137,10 @@ impl<'a> Round<'a> {
         let prefix = format!("conformance/{}/{number}", self.name);
         let member = Member::new(self.peers, under_test.clone(), &prefix)?;
         let Case { name, check } = case;
-        let case = Case::new(name, |member: &Member| leaves_no_memory(&member.device, || check(member)));
+        let case = Case::new(name, |member: &Member| {
+            let kept_bytes = || member.group.workspace_bytes() + member.world.workspace_bytes();
+            leaves_no_memory(&member.device, kept_bytes, || check(member))
+        });
         let mut outcome = case.run(group, member, timeout / 2);
         outcome.status = self.merge(&prefix, outcome.status)?;
         if matches!(outcome.status, Status::Failed(_)) {
