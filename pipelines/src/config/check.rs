@@ -208,6 +208,9 @@ impl Check<'_> {
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
         if let Some(warmup) = &rlvr.warmup {
             self.positive(&field("warmup.batch_size"), warmup.batch_size)?;
+            if let Some(size) = warmup.micro_batch_size {
+                self.positive(&field("warmup.micro_batch_size"), size)?;
+            }
             self.optimizer(&field("warmup.optimizer"), &warmup.optimizer, warmup.steps)?;
         }
         for (name, value) in [

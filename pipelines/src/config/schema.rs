@@ -344,6 +344,9 @@ pub struct WarmupConfig {
     pub steps: u64,
     /// Records of a step, over all ranks; a multiple of the number of ranks.
     pub batch_size: usize,
+    /// Instead of `strategy.micro_batch_size`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<usize>,
     /// An optimizer of its own, with its own states; its schedule counts warm-up steps.
     pub optimizer: OptimizerConfig,
 }
