@@ -67,7 +67,7 @@ impl Holder {
             let mut grads: Vec<(usize, &mut UnitGrads)> =
                 self.grads.iter_mut().enumerate().filter(|(unit, _)| wanted.contains(unit)).collect();
             grads.sort_by_key(|(unit, _)| wanted.iter().position(|wanted| wanted == unit));
-            let trained = |(unit, grads)| self.decoder.units()[unit].trainable.then_some(grads);
+            let trained = |(unit, grads): (usize, _)| self.decoder.units()[unit].trainable.then_some(grads);
             let mut grads = Grads::new(grads.into_iter().map(trained).collect());
             let units: Vec<&[Tensor]> = wanted.iter().map(|&unit| self.weights[unit].as_slice()).collect();
             let weights = Weights::new(&units);

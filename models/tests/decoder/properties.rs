@@ -1,6 +1,6 @@
 //! What must hold of any decoder, without a reference.
 
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, Sequence};
 use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
