@@ -203,7 +203,8 @@ fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
         "WarmupDecayLR" => "linear",
         "WarmupCosineLR" => "cosine",
         _ => {
-            return ledger.refuse(&kind_key, "schedules here are constant, linear and cosine, with a warm-up");
+            return ledger
+                .refuse(&kind_key, "schedules here are constant, linear and cosine, with a warm-up");
         }
     };
     let field = format!("pipeline.rlvr.optimizer.schedule.{ours}.warmup_steps");
