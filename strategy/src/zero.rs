@@ -16,7 +16,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use anyroll_backends::{Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work, ops};
-use anyroll_models::{Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads, model::Scores};
+use anyroll_models::{Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -48,7 +48,7 @@ pub(crate) struct Training {
     step: u64,
     /// Of every unit that is trained.
     pub(crate) states: Vec<Option<OptimizerState>>,
-    /// The first block that reads a trained unit: backward ends there.
+    /// The first block that reads a trained unit: nothing below it needs a gradient.
     first_block: usize,
     /// Whole gradients: as blocks write them, and in fp32.
     gradients: Pool,
@@ -111,21 +111,35 @@ impl<M: Model> Zero<M> {
     pub fn accumulate(
         &mut self,
         batch: &M::Batch,
-        loss: impl FnOnce(&Scores) -> Result<OutputGrad>,
+        loss: impl FnOnce(&M::Scores) -> Result<M::ScoresGrad>,
     ) -> Result<()> {
         self.trainable("accumulate")?;
         self.needs("accumulate", &[State::Params, State::Gradients])?;
         let first = self.training_mut().first_block;
-        let (scores, mut kept) = self.forward(batch, first)?;
-        let mut grad = loss(&scores)?;
-        for block in (first..self.model.blocks()).rev() {
-            let kept = kept.pop().expect("forward kept something for each of these");
-            let Some(below) = self.backward_block(block, batch, kept, grad)? else { break };
-            grad = OutputGrad::Hidden(below);
-        }
-        self.settle(0)?;
-        self.training_mut().accumulated = true;
+        let (scores, kept) = self.forward(batch, first)?;
+        let grad = loss(&scores)?;
+        self.backward_to(first, batch, kept, grad)?;
         Ok(())
+    }
+
+    /// The first half of [`Self::accumulate`]: the scores of a micro-batch, and what its backward needs. Several
+    /// tapes may be open at a time, as of passes that feed each other.
+    pub fn record(&mut self, batch: &M::Batch) -> Result<(M::Scores, Tape)> {
+        self.trainable("record")?;
+        self.needs("record", &[State::Params, State::Gradients])?;
+        let (scores, kept) = self.forward(batch, 0)?;
+        Ok((scores, Tape(kept)))
+    }
+
+    /// The second half: adds the micro-batch's gradient to those of the step, and returns that of what the first
+    /// block read, if the model has one.
+    pub fn backward(
+        &mut self,
+        batch: &M::Batch,
+        Tape(kept): Tape,
+        grad: M::ScoresGrad,
+    ) -> Result<Option<Tensor>> {
+        self.backward_to(0, batch, kept, grad)
     }
 
     /// One optimizer step with the gradients accumulated since the last one.
@@ -170,7 +184,7 @@ impl<M: Model> Zero<M> {
     }
 
     /// The head's scores of a batch, without a gradient.
-    pub fn score(&mut self, batch: &M::Batch) -> Result<Scores> {
+    pub fn score(&mut self, batch: &M::Batch) -> Result<M::Scores> {
         self.needs("score", &[State::Params])?;
         Ok(self.forward(batch, self.model.blocks())?.0)
     }
@@ -230,7 +244,7 @@ impl<M: Model> Zero<M> {
 /// The phases of a micro-batch.
 impl<M: Model> Zero<M> {
     /// Runs all blocks. What backward needs is kept of each from block `first_kept` on.
-    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(Scores, Vec<Kept>)> {
+    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<Kept>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
         let recomputes = self.config.recompute == Recompute::Full;
@@ -258,13 +272,34 @@ impl<M: Model> Zero<M> {
         Ok((scores, kept))
     }
 
+    /// Goes back through the blocks from the last to `first`, and returns the gradient of what that one read.
+    fn backward_to(
+        &mut self,
+        first: usize,
+        batch: &M::Batch,
+        kept: Vec<Kept>,
+        grad: M::ScoresGrad,
+    ) -> Result<Option<Tensor>> {
+        let mut grad = Some(OutputGrad::Scores(grad));
+        for (block, kept) in (first..self.model.blocks()).zip(kept).rev() {
+            let above = grad.expect("an inner block has an input");
+            grad = self.backward_block(block, first, batch, kept, above)?.map(OutputGrad::Hidden);
+        }
+        self.settle(0)?;
+        self.training_mut().accumulated = true;
+        Ok(match grad {
+            Some(OutputGrad::Hidden(below)) => Some(below),
+            _ => None,
+        })
+    }
+
     fn run_forward(
         &self,
         block: usize,
         x: Option<&Tensor>,
         batch: &M::Batch,
         save: bool,
-    ) -> Result<(Output, Saved)> {
+    ) -> Result<(Output<M::Scores>, Saved)> {
         let views: Vec<&[Tensor]> = self.views(block);
         Ok(self.model.forward(block, &anyroll_models::Weights::new(&views), x, batch, save)?)
     }
@@ -272,11 +307,11 @@ impl<M: Model> Zero<M> {
     fn backward_block(
         &mut self,
         block: usize,
+        first: usize,
         batch: &M::Batch,
         kept: Kept,
-        grad: OutputGrad,
+        grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
-        let first = self.training_mut().first_block;
         self.enter(block, (block > first).then(|| block - 1))?;
         let saved = match kept {
             Kept::Saved(saved) => saved,
@@ -470,7 +505,12 @@ impl<M: Model> Zero<M> {
     }
 }
 
+/// What a forward pass keeps for its backward. It holds device memory until then.
+#[derive(Debug)]
+pub struct Tape(Vec<Kept>);
+
 /// What backward has of a block's forward.
+#[derive(Debug)]
 enum Kept {
     Saved(Saved),
     /// The block's input, to run it again.

@@ -87,7 +87,8 @@ fn one_rank_and_two_compute_the_same() {
         for set in sets {
             command.args(["--set", set]);
         }
-        succeed(command.arg("--output").arg(&run));
+        command.arg("--output").arg(&run);
+        succeed(command);
         run
     });
     let checked = [

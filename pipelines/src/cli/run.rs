@@ -18,10 +18,12 @@ use super::{RunArgs, machine};
 use crate::{
     Error, Result,
     config::{Loaded, Run},
+    import::{Origin, import},
     launch::{self, LaunchPlan, Outcome, Rank},
     progress::Screen,
-    rlvr::{Ended, Job, Place, train},
+    rlvr::Rlvr,
     run_dir::RunDir,
+    train::{Ended, Exchange, Job, Place, train},
 };
 
 /// The run folder that the parent has made, for the ranks that it starts.
@@ -31,7 +33,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
     let rank = Rank::from_env()?;
     let loaded = match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &args.sets)?,
+        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
         (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
         (None, None) => unreachable!("clap requires one of them"),
     };
@@ -40,6 +42,19 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         None => supervise(args, &loaded, &run),
         Some(rank) => work(args, loaded, run, rank),
     }
+}
+
+/// What changes the config: another system's file first, then what the user says.
+fn sets(args: &RunArgs) -> Result<Vec<String>> {
+    let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
+    let mut sets = Vec::new();
+    for (file, origin) in files {
+        if let Some(file) = file {
+            sets.extend(import(file, Some(origin))?.sets(file)?);
+        }
+    }
+    sets.extend_from_slice(&args.sets);
+    Ok(sets)
 }
 
 /// Starts the ranks of this host and stays until they have ended.
@@ -94,9 +109,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let place = Place::open(&run, &rank)?;
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
-    let resume = args.resume.is_some();
-    let job = Job { run, dataset: loaded.dataset, place, dir, resume };
-    match train(job, &screen, &stop)? {
+    let exchange = Exchange::new(&place.group)?;
+    let name = run.config.name.clone();
+    let job = Job { name: &name, dir, resume: args.resume.is_some() };
+    let pipeline = Rlvr::new(run, loaded.dataset, place)?;
+    match train(pipeline, exchange, job, &screen, &stop)? {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
         Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
     }

@@ -4,7 +4,6 @@ use anyroll_strategy::Zero;
 
 use super::{
     Decoder, Setup,
-    exchange::Exchange,
     rollout::{Purpose, Sampling, sample_seed},
 };
 use crate::{
@@ -13,6 +12,7 @@ use crate::{
     data::Record,
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine},
+    train::{Evaluation, Exchange},
 };
 
 /// Completions that go into `samples.jsonl` at each evaluation.
@@ -27,14 +27,13 @@ impl Setup {
         exchange: &Exchange,
         step: u64,
         phase: Phase,
-    ) -> Result<(Metrics, Vec<SampleLine>)> {
+    ) -> Result<Evaluation> {
         policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
         let asked: Vec<(&Record, u64)> = records.iter().map(|record| (record, 0)).collect();
-        let completions = self.sample(&weights, &asked, greedy)?;
+        let completions = self.sample(&weights, step, &asked, Sampling::GREEDY)?;
         let mut right = Vec::with_capacity(records.len());
         let mut lines = Vec::new();
         for (record, sample) in records.iter().zip(&completions) {
@@ -47,7 +46,6 @@ impl Setup {
             }
         }
 
-        let free = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0 };
         let mut asked = Vec::with_capacity(records.len() * samples);
         for (index, record) in records.iter().enumerate() {
             // The same random numbers at every evaluation, so that a change is the policy's.
@@ -55,7 +53,7 @@ impl Setup {
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
             asked.extend((0..samples).map(|sample| (record, seed(sample))));
         }
-        let completions = self.sample(&weights, &asked, free)?;
+        let completions = self.sample(&weights, step, &asked, Sampling::FREE)?;
         let mut passed = vec![0; records.len()];
         for (index, (sample, (record, _))) in completions.iter().zip(&asked).enumerate() {
             let reward = self.reward.measure(record, &sample.completion(&self.text(sample)))?;
@@ -69,7 +67,8 @@ impl Setup {
         if samples > 1 {
             metrics.insert(format!("eval/pass@{samples}"), sums[3] / sums[0]);
         }
-        Ok((metrics, lines))
+        let summary = format!("held-out greedy {:.3}, pass@1 {:.3}", sums[1] / sums[0], sums[2] / sums[0]);
+        Ok(Evaluation { metrics, samples: lines, summary })
     }
 
     /// This rank's part of the held-out prompts, and the number of the first among all.
