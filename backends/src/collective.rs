@@ -108,10 +108,6 @@ pub trait Collective: Send + Sync + fmt::Debug {
     /// A communicator of the ranks with the same color, ordered by `key`, then by rank; `None` for a rank
     /// without a color. Every rank of `self` calls; blocks the host.
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>>;
-    /// Device memory that it keeps from one operation to the next.
-    fn workspace_bytes(&self) -> usize {
-        0
-    }
     /// The error that ended this communicator, if one has.
     fn check(&self) -> Result<()>;
     /// Ends the communicator: pending and later operations fail, and nobody on this rank waits for them.

@@ -166,11 +166,6 @@ impl CollectiveGroup {
         comm.map(|comm| Self::new(name, comm, self.0.stream.device(), self.0.timeout)).transpose()
     }
 
-    /// See [`Collective::workspace_bytes`].
-    pub fn workspace_bytes(&self) -> usize {
-        self.0.comm.workspace_bytes()
-    }
-
     /// The error that ended this group, if one has.
     pub fn check(&self) -> Result<()> {
         self.0.check()

@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 
-use super::driver::Handle;
 use crate::{
     BackendKind,
+    gpu::Handle,
     library::{self, table},
 };
 
@@ -33,7 +33,7 @@ impl Nvml {
     pub(super) fn open() -> Option<Self> {
         let library = library::open(BackendKind::Cuda, &["libnvidia-ml.so.1"], "").ok()?;
         // SAFETY: the signatures are those of nvml.h, and `open` never closes a library.
-        let nvml = unsafe { Self::load(library) }.ok()?;
+        let nvml = unsafe { Self::load(library, 0) }.ok()?;
         // SAFETY: takes nothing, and may be called more than once.
         unsafe { nvml.init() }.ok()?;
         Some(nvml)

@@ -1,4 +1,4 @@
-//! [`Collective`] over NCCL, written so that RCCL can share it: the two have one ABI.
+//! [`Collective`] over NCCL and RCCL, which have one ABI.
 //!
 //! In rank order ([`Reduction::Ordered`]) the library moves elements and does not add them up: its reductions round
 //! in an order of their own, and its reduce-scatter and all-reduce differ from each other in a third of the bf16
@@ -18,8 +18,8 @@ use std::{
 };
 
 use crate::{
-    Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Rendezvous, Result, Store, Stream,
-    device::unsupported, device_kernels::reduce_in_rank_order, library::Failed,
+    BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Rendezvous, Result, Store,
+    Stream, device::unsupported, device_kernels::reduce_in_rank_order, library::Failed,
 };
 use communicator::Communicator;
 use library::{Handle, Library, StreamHandle, dtype_number, op_number};
@@ -43,7 +43,7 @@ pub struct Nccl {
 impl Nccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
     pub fn connect(device: &dyn Device, store: &Store, reduction: Reduction) -> Result<Self> {
-        let library = Library::nccl()?;
+        let library = Library::of(device.id().backend)?;
         // As it is open, without what a test has wrapped it in: operations have streams of their own.
         let device = crate::open(device.id())?;
         let Some(torch) = device.torch_device() else {
@@ -279,10 +279,6 @@ impl Collective for Nccl {
         }
     }
 
-    fn workspace_bytes(&self) -> usize {
-        self.workspace.lock().unwrap().as_ref().map_or(0, Buffer::len_bytes)
-    }
-
     fn check(&self) -> Result<()> {
         self.comm.check()
     }
@@ -310,11 +306,11 @@ fn handle(stream: &Stream) -> StreamHandle {
     stream.raw().0 as Handle
 }
 
-/// The library's version, as `2.28.9`; `None` where there is no library.
-pub(crate) fn version() -> Option<String> {
+/// The version of a backend's library, as `2.28.9`; `None` where there is no library.
+pub(crate) fn version(backend: BackendKind) -> Option<String> {
     let mut version = 0;
     // SAFETY: a number of our own.
-    unsafe { Library::nccl().ok()?.calls.version(&mut version) }.ok()?;
+    unsafe { Library::of(backend).ok()?.calls.version(&mut version) }.ok()?;
     Some(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
 }
 

@@ -101,9 +101,14 @@ struct DoctorArgs {
     backend: Option<anyroll_backends::BackendKind>,
 }
 
+/// Folders in which vendors' libraries are looked for before anywhere else, as in `PATH`.
+const LIBRARIES: &str = "ANYROLL_LIBRARIES";
+
 /// Runs the command that the arguments name, and returns the exit code: 0 only if all was done, 130 after an
 /// interrupt, 1 after an error, which has been told.
 pub fn main() -> u8 {
+    let folders = env::var_os(LIBRARIES).unwrap_or_default();
+    env::split_paths(&folders).for_each(anyroll_backends::prefer_folder);
     if let Some(folder) = cache_folder() {
         anyroll_backends::cache_kernels_in(folder);
     }

@@ -88,14 +88,9 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) ->
     Ok(())
 }
 
-/// Runs a check and fails unless all memory that it took is back: also what it dropped with work pending, and all but
-/// the `kept_bytes` of what lives longer than it.
-pub(crate) fn leaves_no_memory(
-    device: &Arc<dyn Device>,
-    kept_bytes: impl Fn() -> usize,
-    check: impl FnOnce() -> Verdict,
-) -> Verdict {
-    let held = || device.memory_info().map(|info| (info.allocated_bytes - kept_bytes(), info.pinned_bytes));
+/// Runs a check and fails unless all memory that it took is back: also what it dropped with work pending.
+pub(crate) fn leaves_no_memory(device: &Arc<dyn Device>, check: impl FnOnce() -> Verdict) -> Verdict {
+    let held = || device.memory_info().map(|info| (info.allocated_bytes, info.pinned_bytes));
     let before = held()?;
     check()?;
     eventually("all memory that the case took is back", || Ok(held()? == before))

@@ -38,7 +38,7 @@ fn round(group: &str, device: &Arc<dyn Device>, filter: Option<&str>) -> Vec<Out
     let rules = [memory::RULES, arenas::RULES, streams::RULES, tensors::RULES].into_iter().flatten();
     rules
         .filter(|(name, _)| name.contains(filter.unwrap_or_default()))
-        .map(|(name, check)| Case::new(*name, |device| leaves_no_memory(device, || 0, || check(device))))
+        .map(|(name, check)| Case::new(*name, |device| leaves_no_memory(device, || check(device))))
         .map(|case| case.run(group, device.clone(), DEADLINE))
         .collect()
 }
