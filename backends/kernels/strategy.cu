@@ -113,17 +113,30 @@ __device__ inline void reduce_in_rank_order(T* out, const T* in, u64 n, int worl
   }
 }
 
-#define REDUCE(NAME, T)                                                     \
-  extern "C" __global__ void __launch_bounds__(256)                         \
-      NAME(T* out, const T* in, u64 n, int world_size, int op) {            \
-    reduce_in_rank_order(out, in, n, world_size, op);                       \
-  }
-REDUCE(reduce_f32, float)
-REDUCE(reduce_bf16, Bf16)
-REDUCE(reduce_f16, F16)
-REDUCE(reduce_i32, int)
-REDUCE(reduce_i64, i64)
-REDUCE(reduce_u8, unsigned char)
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_f32(float* out, const float* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_bf16(Bf16* out, const Bf16* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_f16(F16* out, const F16* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_i32(int* out, const int* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_i64(i64* out, const i64* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_u8(unsigned char* out, const unsigned char* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
 
 // ---- AdamW ----
 
@@ -164,13 +177,14 @@ __device__ inline void adamw_all(float* w, float* m, float* v, const G* gradient
     adamw_one(w[i], m[i], v[i], widen(gradient[i]) * s, h);
 }
 
-#define ADAMW(NAME, G)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(256)                                                          \
-      NAME(float* w, float* m, float* v, const G* gradient, const float* scale, u64 n, AdamW h) {            \
-    adamw_all(w, m, v, gradient, scale, n, h);                                                               \
-  }
-ADAMW(adamw_f32, float)
-ADAMW(adamw_bf16, Bf16)
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_f32(float* w, float* m, float* v, const float* gradient, const float* scale, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, scale, n, h);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_bf16(float* w, float* m, float* v, const Bf16* gradient, const float* scale, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, scale, n, h);
+}
 
 // ---- sum of squares ----
 
