@@ -8,6 +8,7 @@ mod learning;
 mod other_launchers;
 mod reproducibility;
 mod resume;
+mod rewards;
 mod run_folder;
 
 use std::collections::BTreeMap;

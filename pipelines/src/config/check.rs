@@ -2,12 +2,10 @@
 
 use super::algorithm::*;
 use super::error::{Problem, list};
-use super::reward::*;
 use super::schema::*;
 use super::tree::Node;
 use crate::data::{self, Dataset};
 use crate::error_chain::one_line;
-use crate::reward::Pattern;
 
 /// The precisions that the strategy layer has; the others are refused by name.
 const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
@@ -28,11 +26,6 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
     check.rlvr(rlvr)?;
     check.data(rlvr, decoder)
-}
-
-/// Checks a reward that stands alone, read from `tree`.
-pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
-    Check { tree }.reward_kind("", kind)
 }
 
 /// Errors that point at the field they name.
@@ -63,7 +56,7 @@ impl Check<'_> {
     }
 
     /// A size from 1 to a bound that keeps products of sizes within 64 bits.
-    fn positive(&self, field: &str, value: impl TryInto<u64>) -> Result<(), Problem> {
+    pub(super) fn positive(&self, field: &str, value: impl TryInto<u64>) -> Result<(), Problem> {
         const MOST: u64 = 1 << 31;
         let value = value.try_into().unwrap_or(u64::MAX);
         let message = if value == 0 { "it is 0" } else { "it is too large" };
@@ -76,7 +69,7 @@ impl Check<'_> {
     }
 
     /// `range` says in words what `holds` tests.
-    fn number(&self, field: &str, value: f64, holds: bool, range: &str) -> Result<(), Problem> {
+    pub(super) fn number(&self, field: &str, value: f64, holds: bool, range: &str) -> Result<(), Problem> {
         let holds = holds && value.is_finite();
         self.ensure(holds, field, format!("{value:?} is out of range"), format!("write a number {range}"))
     }
@@ -203,6 +196,8 @@ impl Check<'_> {
             "write a divisor of `prompts_per_step`",
         )?;
         self.reward(&field("reward"), &rlvr.reward)?;
+        self.positive(&field("scoring.workers"), rlvr.scoring.workers)?;
+        self.selection(&rlvr.selection)?;
         self.rollout(&rlvr.rollout)?;
         self.algorithm(&rlvr.algorithm)?;
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
@@ -222,47 +217,14 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn reward(&self, path: &str, reward: &RewardConfig) -> Result<(), Problem> {
-        let RewardConfig::Sum(terms) = reward else { return Ok(()) };
-        self.ensure(!terms.is_empty(), path, "the list is empty", "add a term, such as `- math: {}`")?;
-        for (index, term) in terms.iter().enumerate() {
-            let field = format!("{path}[{index}]");
-            let holds = term.weight.is_finite() && term.weight != 0.0;
-            self.number(&format!("{field}.weight"), term.weight, holds, "other than 0")?;
-            self.reward_kind(&format!("{field}."), &term.kind)?;
+    fn selection(&self, selection: &SelectionConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.selection.{name}");
+        if let Some(MixedGroupsConfig { max_batches }) = selection.mixed_groups {
+            self.positive(&field("mixed_groups.max_batches"), max_batches)?;
         }
-        Ok(())
-    }
-
-    /// What must hold for a reward's own fields, whose paths start with `path`.
-    fn reward_kind(&self, path: &str, kind: &RewardKind) -> Result<(), Problem> {
-        match kind {
-            RewardKind::Exact(_) | RewardKind::Choice(_) => Ok(()),
-            RewardKind::Math(math) => {
-                let holds = (0.0..=0.1).contains(&math.tolerance);
-                self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
-            }
-            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|error| {
-                let error = error.to_string();
-                let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
-                let help = "mend the pattern; it has no look-around and no back-references";
-                self.problem(&format!("{path}regex.pattern"), format!("it is no pattern: {why}"), help)
-            }),
-            RewardKind::Length(length) => {
-                self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
-                let field = format!("{path}length.buffer_tokens");
-                self.positive(&field, length.buffer_tokens)?;
-                self.ensure(
-                    length.buffer_tokens <= length.max_tokens,
-                    &field,
-                    format!("{} is more than `max_tokens`", length.buffer_tokens),
-                    format!("write {} or fewer", length.max_tokens),
-                )
-            }
-            RewardKind::Repetition(repetition) => {
-                self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
-            }
-        }
+        let Some(DifficultyConfig { min, max }) = selection.difficulty else { return Ok(()) };
+        self.number(&field("difficulty.min"), min, true, "such as 0.1")?;
+        self.number(&field("difficulty.max"), max, max >= min, "not below `min`")
     }
 
     fn rollout(&self, rollout: &RolloutConfig) -> Result<(), Problem> {

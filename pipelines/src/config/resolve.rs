@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::error::{Problem, suggestion};
+use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::tree::Node;
 use crate::launch::Rank;
@@ -288,6 +289,13 @@ impl Resolver<'_> {
         if let DataConfig::Jsonl(file) = &mut rlvr.data {
             // A run that resumes may be started from another folder.
             file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        }
+        if let RewardConfig::Sum(terms) = &mut rlvr.reward {
+            for term in terms {
+                if let RewardKind::Python(python) = &mut term.kind {
+                    python.path = std::path::absolute(&python.path).unwrap_or_else(|_| python.path.clone());
+                }
+            }
         }
         Ok(config)
     }

@@ -256,6 +256,12 @@ pub struct RlvrConfig {
     /// What a completion earns. Default `exact`.
     #[serde(default)]
     pub reward: RewardConfig,
+    /// How completions are scored.
+    #[serde(default)]
+    pub scoring: ScoringConfig,
+    /// Which completions are trained on. Default: all.
+    #[serde(default)]
+    pub selection: SelectionConfig,
     /// Supervised steps on the gold answers, before the first RL step. Default: none.
     #[serde(default)]
     pub warmup: Option<WarmupConfig>,
@@ -285,6 +291,58 @@ pub struct RlvrConfig {
     /// When the run is saved.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+}
+
+/// How completions are scored.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScoringConfig {
+    /// Completions that a rank scores at a time, beside generation; rewards that wait for a process or an endpoint need
+    /// more. Default 4.
+    pub workers: usize,
+    /// The control: the rewards of a step are dealt to its completions at random. Their distribution stays, and nothing
+    /// is to be learnt. Default false.
+    pub random: bool,
+}
+
+impl Default for ScoringConfig {
+    fn default() -> Self {
+        Self { workers: 4, random: false }
+    }
+}
+
+/// Which completions are trained on. A completion that is left out counts in no mean of the loss; its reward counts in
+/// its group's advantages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SelectionConfig {
+    /// Dynamic sampling (DAPO): groups whose completions are all equally right are replaced by those of further prompts.
+    /// Default: no.
+    pub mixed_groups: Option<MixedGroupsConfig>,
+    /// Groups outside of a range of difficulty are left out, or replaced with `mixed_groups`. Default: none is.
+    pub difficulty: Option<DifficultyConfig>,
+    /// Overlong filtering (DAPO): completions that were cut at `rollout.max_new_tokens` are left out. Default false.
+    pub leave_out_cut: bool,
+}
+
+/// How long is looked for groups that teach something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedGroupsConfig {
+    /// Batches of `prompts_per_step` prompts that a step samples at most; if there are still too few groups then, others
+    /// fill it up, and are counted. Default 10.
+    #[serde(default = "ten_batches")]
+    pub max_batches: u64,
+}
+
+/// Which groups are neither too hard nor too easy.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DifficultyConfig {
+    /// The least mean of what evaluation measures, over a group's completions.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
 }
 
 /// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
@@ -531,6 +589,10 @@ fn one() -> usize {
 
 fn one_f64() -> f64 {
     1.0
+}
+
+fn ten_batches() -> u64 {
+    10
 }
 
 fn ten() -> u32 {

@@ -46,7 +46,11 @@ fn parse(config: &JsonlConfig, line: usize, text: &str) -> Result<Record, String
     let answer = match field(&config.answer)? {
         Value::String(answer) => answer.clone(),
         Value::Number(number) => number.to_string(),
-        _ => return Err(format!("`{}` is neither a text nor a number", config.answer)),
+        // Tests of a program, say: the reward that needs them reads them.
+        value @ (Value::Object(_) | Value::Array(_)) => value.to_string(),
+        _ => return Err(format!("`{}` is neither a text, a number, a list nor an object", config.answer)),
     };
-    Ok(Record { id: format!("line {line}"), prompt, answer })
+    let mut columns = object;
+    columns.shift_remove(&config.prompt);
+    Ok(Record { id: format!("line {line}"), prompt, answer, columns, ..Record::default() })
 }

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde_json::{Map, Value};
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 
@@ -24,7 +25,7 @@ use made::Made;
 const MADE_HELD_OUT_PERCENT: u32 = 10;
 
 /// A prompt and the answer that is right.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Names the record in logs: the prompt's number for a made one, `line 12` for one from a file.
     pub id: String,
@@ -32,6 +33,10 @@ pub struct Record {
     pub prompt: String,
     /// What it should write, without an end mark.
     pub answer: String,
+    /// Which of a mix's sources it is from; empty without a mix.
+    pub domain: String,
+    /// What else the file says of it, for rewards that read it.
+    pub columns: Map<String, Value>,
 }
 
 /// Data that cannot be used.
@@ -238,17 +243,22 @@ pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(key)
 }
 
+/// `values` in a random order (Fisher and Yates).
+pub(crate) fn shuffle<T>(values: &mut [T], rng: &mut ChaCha8Rng) {
+    for last in (1..values.len()).rev() {
+        values.swap(last, below(rng, last as u64 + 1) as usize);
+    }
+}
+
 /// A number below `limit`, uniform but for a bias of at most `limit / 2^64`.
 fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
     ((u128::from(rng.next_u64()) * u128::from(limit)) >> 64) as u64
 }
 
-/// The numbers below `length` in a random order (Fisher and Yates).
+/// The numbers below `length` in a random order.
 fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
-    for last in (1..length).rev() {
-        order.swap(last, below(rng, last as u64 + 1) as usize);
-    }
+    shuffle(&mut order, rng);
     order
 }
 
@@ -392,7 +402,7 @@ mod tests {
         };
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");
         check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is no text");
-        check("{\"prompt\": \"a\", \"answer\": []}\n", ":1: `answer` is neither a text nor a number");
+        check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
         check("\n[1]\n", ":2: the line is no JSON object");
         check("{\"prompt\": \n", ":1: the line is no JSON object");

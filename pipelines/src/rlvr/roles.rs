@@ -110,7 +110,8 @@ impl Setup {
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
             tokenizer,
-            reward: RewardSum::new(&rlvr.reward),
+            reward: RewardSum::new(&rlvr.reward)
+                .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,

@@ -2,17 +2,17 @@
 
 use anyroll_models::{Completion, KvCache, PackedBatch, SamplingParams, Sequence, generate};
 use anyroll_strategy::Weights;
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::Setup;
 use crate::{
     Result,
     data::{Record, stream},
-    reward,
 };
 
 /// A sampled completion.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Prompt, then completion, with its end token if it has one.
     pub tokens: Vec<i64>,
@@ -29,11 +29,6 @@ impl Sample {
     /// Tokens of the completion.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
-    }
-
-    /// As rewards see it, its completion being `text`.
-    pub fn completion<'a>(&self, text: &'a str) -> reward::Completion<'a> {
-        reward::Completion { text, tokens: Some(self.completion_len()), finished: self.finished }
     }
 
     /// As the model trains on it.
@@ -56,8 +51,14 @@ pub struct Sampling {
 impl Setup {
     /// One completion a record, sampled with the seed beside it. Records come in batches of
     /// `rollout.batch_size`: the bits of a sample may depend on its batch's size, so the size must not depend on
-    /// the number of ranks.
-    pub fn sample(&self, weights: &Weights, asked: &[(&Record, u64)], how: Sampling) -> Result<Vec<Sample>> {
+    /// the number of ranks. `done` is told of each sample, by its number, as soon as it is there.
+    pub fn sample(
+        &self,
+        weights: &Weights,
+        asked: &[(&Record, u64)],
+        how: Sampling,
+        mut done: impl FnMut(usize, &Sample),
+    ) -> Result<Vec<Sample>> {
         let rollout = &self.rlvr.rollout;
         let mut samples = Vec::with_capacity(asked.len());
         for batch in asked.chunks(rollout.batch_size) {
@@ -71,7 +72,9 @@ impl Setup {
                 let mut tokens = prompt;
                 tokens.extend(&completion.tokens);
                 let (logprobs, finished) = (completion.logprobs, completion.finished);
-                samples.push(Sample { tokens, prompt_len, logprobs, finished });
+                let sample = Sample { tokens, prompt_len, logprobs, finished };
+                done(samples.len(), &sample);
+                samples.push(sample);
             }
         }
         Ok(samples)

@@ -55,6 +55,9 @@ struct Position {
     warmup_steps: u64,
     /// RL steps that are done.
     steps: u64,
+    /// Batches of prompts that they drew: as many, but with `mixed_groups`.
+    #[serde(default)]
+    batches: u64,
     /// The weight of the KL divergence off the reward, once a controller has moved it.
     #[serde(default)]
     kl_coef: Option<f64>,
@@ -178,10 +181,12 @@ impl<'a> Training<'a> {
         let rlvr = self.setup.rlvr.clone();
         while self.position.steps < rlvr.steps {
             let wish = stop.load(Ordering::Relaxed);
-            let Position { steps, kl_coef, .. } = self.position;
+            let Position { steps, batches, kl_coef, .. } = self.position;
             let kl_coef = kl_coef.unwrap_or(rlvr.algorithm.kl_coef);
-            let outcome = self.setup.step(&mut self.roles, &self.exchange, steps, kl_coef, wish)?;
+            let outcome =
+                self.setup.step(&mut self.roles, &self.exchange, (steps, batches), kl_coef, wish)?;
             self.position.steps += 1;
+            self.position.batches += outcome.batches;
             self.position.kl_coef = outcome.kl_coef;
             let (step, metrics) = (self.position.steps, outcome.metrics);
             let is_last = step == rlvr.steps;
