@@ -20,6 +20,9 @@ pub enum Error {
         /// What is wrong with it, and what it should be.
         problem: String,
     },
+    /// A device could not do what was asked of it (out of memory).
+    #[error(transparent)]
+    Device(#[from] anyroll_backends::Error),
     /// A tensor operation failed.
     #[error("tensor operation failed")]
     Op(#[from] anyroll_backends::ops::Error),

@@ -75,7 +75,7 @@ impl Sandbox {
         serde_json::from_slice(&stdout).map_err(|error| self.unusable(error.into()))
     }
 
-    /// Runs `command` beside `files` on the input `stdin`. Returns when none of its processes is left.
+    /// Runs `command` beside `files` on the input `stdin`. A moment after it returns none of its processes is left.
     ///
     /// # Errors
     /// If it could not be started; whatever it does then is no error.

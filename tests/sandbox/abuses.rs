@@ -142,9 +142,9 @@ if os.fork() == 0:
 print('parent')
 ";
     "a child with its pipes closed", WELL, "parent", "
-subprocess.Popen([sys.executable, '-I', 'main.py', 'child'] if len(sys.argv) == 1 else ['true'],
-    stdin=-3, stdout=-3, stderr=-3, start_new_session=True)
-if len(sys.argv) > 1: time.sleep(3600)
+again = [sys.executable, '-I', 'main.py', 'child', 'main.py', 'abuse']
+if 'child' in sys.argv: time.sleep(3600)
+subprocess.Popen(again, stdin=-3, stdout=-3, stderr=-3, start_new_session=True)
 print('parent')
 ";
 

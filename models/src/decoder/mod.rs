@@ -18,10 +18,12 @@ use std::sync::{Mutex, PoisonError};
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
-pub(crate) use cached::{Prefill, Step};
+pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
 
-use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
+use crate::model::{
+    Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
+};
 use crate::{PackedBatch, Result};
 use block::Block;
 use embedding::Embedding;
@@ -75,6 +77,8 @@ impl Decoder {
 
 impl Model for Decoder {
     type Batch = PackedBatch;
+    type Scores = Scores;
+    type ScoresGrad = ScoresGrad;
 
     fn units(&self) -> &[Unit] {
         &self.units
@@ -95,7 +99,7 @@ impl Model for Decoder {
         x: Option<&Tensor>,
         batch: &PackedBatch,
         save: bool,
-    ) -> Result<(Output, Saved)> {
+    ) -> Result<(Output<Scores>, Saved)> {
         if block == 0 {
             self.check_length(batch.packing.max_len())?;
             let hidden = self.embedding.forward(weights, &batch.tokens)?;
@@ -116,7 +120,7 @@ impl Model for Decoder {
         weights: &Weights,
         grads: &mut Grads,
         saved: Saved,
-        grad_output: OutputGrad,
+        grad_output: OutputGrad<ScoresGrad>,
         batch: &PackedBatch,
     ) -> Result<Option<Tensor>> {
         match grad_output {
@@ -128,7 +132,7 @@ impl Model for Decoder {
                 let table = self.rope_table();
                 Ok(Some(self.block.backward(weights, grads, saved, dy, &batch.packing, &table)?))
             }
-            OutputGrad::Scores { logprobs, entropy } => {
+            OutputGrad::Scores(ScoresGrad { logprobs, entropy }) => {
                 let dscores = (&logprobs, entropy.as_ref());
                 Ok(Some(self.head.backward(weights, grads, saved, dscores, batch)?))
             }

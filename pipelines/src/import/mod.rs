@@ -182,13 +182,17 @@ impl Source {
         let Some(rule) = self.rule(key) else {
             return Some(Became::Refused("there is no such key in what is known of this system".into()));
         };
+        if matches!(rule, (name, Rule::Together) if name.ends_with(".*")) {
+            // A section that is taken over whole, with all that it does not set.
+            return None;
+        }
         if value.is_null() {
             return Some(Became::NoEffect("it is not set".into()));
         }
         if value == "auto" {
             return Some(Became::NoEffect("it is decided elsewhere".into()));
         }
-        Some(match rule {
+        Some(match &rule.1 {
             Rule::Together => return None,
             Rule::Same(field) => {
                 import.set(field, value.clone());
@@ -205,8 +209,8 @@ impl Source {
     }
 
     /// The rule of the key itself, or else of the nearest `a.*` above it.
-    fn rule(&self, key: &str) -> Option<&Rule> {
-        let named = |name: &str| self.rules.iter().find(|(it, _)| *it == name).map(|(_, rule)| rule);
+    fn rule(&self, key: &str) -> Option<&(&'static str, Rule)> {
+        let named = |name: &str| self.rules.iter().find(|(it, _)| *it == name);
         named(key).or_else(|| {
             let above = key.match_indices('.').rev().map(|(at, _)| format!("{}.*", &key[..at]));
             above.into_iter().find_map(|name| named(&name))

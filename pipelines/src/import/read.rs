@@ -41,8 +41,11 @@ pub(super) fn tree(system: System, path: &Path, text: &str) -> Result<Tree, Stri
         System::Openrlhf => command_line::tree(text),
         System::Roll => {
             let mut tree = parse(text)?;
-            defaults(&mut tree, folder)?;
-            references(tree)
+            let named = defaults(&mut tree, folder)?;
+            let mut tree = references(tree)?;
+            // What was only there to be named is no key of the run.
+            tree.retain(|key, value| !(value.is_object() && named.contains(key)));
+            Ok(tree)
         }
         System::Accelerate => {
             let mut tree = parse(text)?;
@@ -64,9 +67,9 @@ fn parse(text: &str) -> Result<Tree, String> {
 }
 
 /// Hydra's `defaults: [../config/deepspeed_zero3@_here_]`: the keys of these files come first. ROLL's own DeepSpeed files
-/// are known by their names where they do not lie beside.
-fn defaults(tree: &mut Tree, folder: &Path) -> Result<(), String> {
-    let Some(Value::Array(list)) = tree.shift_remove("defaults") else { return Ok(()) };
+/// are known by their names where they do not lie beside. Returns the keys that these files have.
+fn defaults(tree: &mut Tree, folder: &Path) -> Result<Vec<String>, String> {
+    let Some(Value::Array(list)) = tree.shift_remove("defaults") else { return Ok(Vec::new()) };
     let mut merged = Tree::new();
     for entry in list.iter().filter_map(Value::as_str).filter(|entry| *entry != "_self_") {
         let relative = entry.split('@').next().unwrap_or(entry);
@@ -83,9 +86,10 @@ fn defaults(tree: &mut Tree, folder: &Path) -> Result<(), String> {
             }
         }
     }
+    let named = merged.keys().cloned().collect();
     merged.extend(std::mem::take(tree));
     *tree = merged;
-    Ok(())
+    Ok(named)
 }
 
 fn known_defaults(name: &str) -> Option<Tree> {
@@ -147,10 +151,7 @@ fn references(tree: Tree) -> Result<Tree, String> {
     }
     let root = tree.clone();
     match resolve(&Value::Object(tree), &root, 0)? {
-        // What was only there to be named is no key of the run.
-        Value::Object(tree) => {
-            Ok(tree.into_iter().filter(|(key, _)| known_defaults(key).is_none()).collect())
-        }
+        Value::Object(tree) => Ok(tree),
         _ => unreachable!("a mapping stays one"),
     }
 }

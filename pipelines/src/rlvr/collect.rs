@@ -7,7 +7,6 @@ use anyroll_strategy::Weights;
 
 use super::{
     Setup,
-    exchange::Exchange,
     rollout::{Purpose, Sample, Sampling, sample_seed},
     score::Scored,
 };
@@ -16,6 +15,7 @@ use crate::{
     data::{Draw, Record},
     metrics::Metrics,
     reward::Case,
+    train::Exchange,
 };
 
 /// A step's completions.
@@ -43,17 +43,18 @@ struct Batch {
 }
 
 impl Setup {
-    /// Collects a step's completions, of the prompts from batch `first` on. `stop` is this rank's wish to end the run.
+    /// Collects the completions of step `step`, of the prompts from batch `first` on. `stop` is this rank's wish to end
+    /// the run.
     pub(super) fn collect(
         &self,
         weights: &Weights,
         exchange: &Exchange,
-        first: u64,
+        (step, first): (u64, u64),
         stop: bool,
     ) -> Result<Collected> {
-        let batch = self.batch(weights, exchange, first, stop)?;
+        let batch = self.batch(weights, exchange, (step, first), stop)?;
         match self.rlvr.selection.mixed_groups {
-            Some(mixed) => self.refill(weights, exchange, first, mixed.max_batches, batch),
+            Some(mixed) => self.refill(weights, exchange, (step, first), mixed.max_batches, batch),
             None => {
                 let Batch { samples, mut scored, generating, rewarding } = batch;
                 self.leave_out_difficulties(&mut scored);
@@ -62,20 +63,32 @@ impl Setup {
         }
     }
 
-    /// Samples and scores the groups of batch number `number`.
-    fn batch(&self, weights: &Weights, exchange: &Exchange, number: u64, stop: bool) -> Result<Batch> {
+    /// Samples and scores the groups of batch number `number`, with the weights of step `step`.
+    fn batch(
+        &self,
+        weights: &Weights,
+        exchange: &Exchange,
+        (step, number): (u64, u64),
+        stop: bool,
+    ) -> Result<Batch> {
         let started = Instant::now();
         let rlvr = &self.rlvr;
         let records = self.dataset.train_batch(Draw::Rollout, self.seed, number, rlvr.prompts_per_step);
         let rollout = &rlvr.rollout;
-        let how = Sampling { temperature: rollout.temperature, top_k: rollout.top_k, top_p: rollout.top_p };
+        let how = Sampling {
+            temperature: rollout.temperature,
+            top_k: rollout.top_k,
+            top_p: rollout.top_p,
+            min_p: rollout.min_p,
+            repetition_penalty: rollout.repetition_penalty,
+        };
         let seed = |sample| sample_seed(Purpose::Rollout, self.seed, number, sample);
         let own = self.share.samples_of(exchange.rank());
         let asked: Vec<(&Record, u64)> =
             own.map(|sample| (&records[sample / rlvr.group_size], seed(sample))).collect();
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
         let ((samples, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
-            let samples = self.sample(weights, &asked, how, |index, sample| {
+            let samples = self.sample(weights, step, &asked, how, |index, sample| {
                 hand_over(index, self.case(asked[index].0, sample));
             })?;
             Ok::<_, crate::Error>((samples, started.elapsed()))
@@ -98,7 +111,7 @@ impl Setup {
         &self,
         weights: &Weights,
         exchange: &Exchange,
-        first: u64,
+        (step, first): (u64, u64),
         max_batches: u64,
         batch: Batch,
     ) -> Result<Collected> {
@@ -108,7 +121,7 @@ impl Setup {
         while teaching(&batches).len() < prompts && (batches.len() as u64) < max_batches {
             let last = batches.last().expect("there is one").scored.stop;
             let number = first + batches.len() as u64;
-            batches.push(self.batch(weights, exchange, number, last)?);
+            batches.push(self.batch(weights, exchange, (step, number), last)?);
         }
         let mut picked = teaching(&batches);
         let found = picked.len();

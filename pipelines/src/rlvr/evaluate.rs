@@ -7,7 +7,6 @@ use anyroll_strategy::{Weights, Zero};
 
 use super::{
     Decoder, Setup,
-    exchange::Exchange,
     rollout::{Purpose, Sample, Sampling, sample_seed},
 };
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     metrics::Metrics,
     reward::Outcome,
     samples::{Phase, Sample as SampleLine},
+    train::{Evaluation, Exchange},
 };
 
 /// Completions that go into `samples.jsonl` at each evaluation.
@@ -42,17 +42,15 @@ impl Setup {
         exchange: &Exchange,
         step: u64,
         phase: Phase,
-    ) -> Result<(Metrics, Vec<SampleLine>)> {
+    ) -> Result<Evaluation> {
         policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
         let asked: Vec<(&Record, u64)> = records.iter().map(|record| (record, 0)).collect();
-        let best = self.measure(&weights, exchange, &asked, greedy)?;
+        let best = self.measure(&weights, exchange, step, &asked, Sampling::GREEDY)?;
         let lines = self.lines(records, &best, step, phase);
 
-        let free = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0 };
         let mut asked = Vec::with_capacity(records.len() * samples);
         for (index, record) in records.iter().enumerate() {
             // The same random numbers at every evaluation, so that a change is the policy's.
@@ -60,26 +58,30 @@ impl Setup {
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
             asked.extend((0..samples).map(|sample| (record, seed(sample))));
         }
-        let drawn = self.measure(&weights, exchange, &asked, free)?;
+        let drawn = self.measure(&weights, exchange, step, &asked, Sampling::FREE)?;
         let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
         let mut metrics = self.summary(exchange, records, &best, &drawn)?;
         if failed > 0.0 {
             metrics.insert("eval/errors", failed);
         }
-        Ok((metrics, lines))
+        let value = |name| metrics.get(name).unwrap_or(f64::NAN);
+        let summary =
+            format!("held-out greedy {:.3}, pass@1 {:.3}", value("eval/greedy"), value("eval/pass@1"));
+        Ok(Evaluation { metrics, samples: lines, summary })
     }
 
-    /// Samples, and measures while it samples.
+    /// Samples with the weights `version`, and measures while it samples.
     fn measure(
         &self,
         weights: &Weights,
         exchange: &Exchange,
+        version: u64,
         asked: &[(&Record, u64)],
         how: Sampling,
     ) -> Result<Measured> {
         let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
         let (samples, outcomes) = self.reward.score_while(workers, |hand_over| {
-            self.sample(weights, asked, how, |index, sample| {
+            self.sample(weights, version, asked, how, |index, sample| {
                 hand_over(index, self.case(asked[index].0, sample))
             })
         })?;

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use super::{Setup, exchange::Exchange, rollout::Sample};
+use super::{Setup, rollout::Sample};
 use crate::{
     Error, Result,
+    algorithm::fill_missing,
     data::{shuffle, stream},
     error_chain::one_line,
     metrics::Metrics,
     reward::{self, Outcome, Score},
+    train::Exchange,
 };
 
 /// What all ranks know of some groups, in the order of their prompts.
@@ -189,16 +191,10 @@ impl Setup {
     }
 }
 
-/// The rewards, where one that is missing (NaN) is the mean of its group's others: that leaves the others' mean as it
-/// is. In a group of which none is there it is 0; none of its samples is trained on.
-fn fill(rewards: &[f64], group_size: usize) -> Vec<f64> {
-    let groups = rewards.chunks(group_size);
-    let filled = groups.flat_map(|group| {
-        let there: Vec<f64> = group.iter().copied().filter(|reward| reward.is_finite()).collect();
-        let mean = there.iter().sum::<f64>() / there.len().max(1) as f64;
-        group.iter().map(move |reward| if reward.is_finite() { *reward } else { mean })
-    });
-    filled.collect()
+/// Values of which NaN is missing, filled as [`fill_missing`] does. Nothing that is missing is trained on.
+fn fill(values: &[f64], group_size: usize) -> Vec<f64> {
+    let values: Vec<Option<f64>> = values.iter().map(|value| value.is_finite().then_some(*value)).collect();
+    fill_missing(&values, group_size).unwrap_or_else(|| vec![0.0; values.len()])
 }
 
 /// The control: gives each sample what a random one earned. What could not be scored stays so.
@@ -213,15 +209,6 @@ fn deal(scored: &mut Scored, seed: u64, batch: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_missing_has_the_mean_of_the_others() {
-        let nan = f64::NAN;
-        let check = |rewards: &[f64], expected: &[f64]| assert_eq!(fill(rewards, 3), expected, "{rewards:?}");
-        check(&[1.0, 0.0, 1.0], &[1.0, 0.0, 1.0]);
-        check(&[1.0, nan, 0.0], &[1.0, 0.5, 0.0]);
-        check(&[1.0, nan, nan, nan, nan, nan], &[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
-    }
 
     #[test]
     fn the_control_keeps_what_was_earned_and_not_who_earned_it() {

@@ -7,8 +7,8 @@ use anyroll_strategy::{StepStats, Zero};
 use super::{
     Decoder, Roles, Setup,
     collect::Collected,
-    exchange::Exchange,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
+    pipeline::Carried,
     rollout::Sample,
     score::Scored,
 };
@@ -17,33 +17,21 @@ use crate::{
     algorithm::count_groups,
     config::{KlTerm, PolicyLoss},
     metrics::Metrics,
+    train::{Exchange, StepOutcome, schedule},
 };
 
-/// What a step leaves: its metrics, and whether some rank was asked to stop.
-#[derive(Debug)]
-pub struct StepOutcome {
-    /// Over all ranks.
-    pub metrics: Metrics,
-    /// Whether the run should end here.
-    pub stop: bool,
-    /// Batches of prompts that it drew.
-    pub batches: u64,
-    /// The next step's weight of the KL divergence off the reward, if a controller moves it.
-    pub kl_coef: Option<f64>,
-}
-
 impl Setup {
-    /// Step `step`, from 0, on prompts from batch `batch` on. Every rank calls; `kl_coef` weighs the KL divergence if
-    /// that goes off the reward, and `stop` is this rank's wish to end the run after the step.
+    /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
     pub fn step(
         &self,
         roles: &mut Roles,
         exchange: &Exchange,
-        (step, batch): (u64, u64),
-        kl_coef: f64,
+        step: u64,
+        carried: &mut Carried,
         stop: bool,
     ) -> Result<StepOutcome> {
         let rlvr = &self.rlvr;
+        let kl_coef = carried.kl_coef.unwrap_or(rlvr.algorithm.kl_coef);
         let started = Instant::now();
         roles.policy.offload_states(&self.offloaded)?;
         if let Some(reference) = &mut roles.reference {
@@ -52,7 +40,7 @@ impl Setup {
         let offloaded = Instant::now();
         let weights = roles.policy.weights()?;
         let generate_bytes = allocated_bytes(&roles.policy)?;
-        let collected = self.collect(&weights, exchange, batch, stop)?;
+        let collected = self.collect(&weights, exchange, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
         drop(weights);
         roles.policy.load_states(&self.offloaded)?; // behind all that comes before the first step
@@ -76,8 +64,9 @@ impl Setup {
         metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
         metrics.insert("time/step_s", step_s);
-        let kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, scored);
-        Ok(StepOutcome { metrics, stop: scored.stop, batches: collected.batches, kl_coef })
+        carried.kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, scored);
+        carried.batches += collected.batches;
+        Ok(StepOutcome { metrics, stop: scored.stop })
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
@@ -91,8 +80,9 @@ impl Setup {
         step: u64,
     ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
-        let schedule = self.schedule(&rlvr.optimizer.schedule);
-        let learning_rate = rlvr.optimizer.adamw.learning_rate * schedule.factor(step, rlvr.steps);
+        let optimizer = &rlvr.optimizer;
+        let learning_rate =
+            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
         let (mut stats, mut drift) = (LossStats::default(), Drift::default());
         let mut steps: Vec<StepStats> = Vec::new();
         for epoch in 0..rlvr.epochs {
