@@ -10,9 +10,6 @@ pub enum Error {
     /// The configuration is not one that can run.
     #[error(transparent)]
     Config(#[from] crate::config::Error),
-    /// Another system's config cannot be taken over.
-    #[error(transparent)]
-    Import(#[from] crate::import::Error),
     /// The ranks' environment is not one that a launcher makes.
     #[error(transparent)]
     Rank(#[from] crate::launch::RankError),

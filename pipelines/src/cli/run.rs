@@ -18,7 +18,6 @@ use super::{RunArgs, machine};
 use crate::{
     Error, Result,
     config::{Loaded, Run},
-    import::{self, System, import},
     launch::{self, LaunchPlan, Outcome, Rank},
     progress::Screen,
     rlvr::Rlvr,
@@ -33,7 +32,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
     let rank = Rank::from_env()?;
     let loaded = match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
+        (Some(config), _) => Loaded::read(config, &args.sets)?,
         (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
         (None, None) => unreachable!("clap requires one of them"),
     };
@@ -42,24 +41,6 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         None => supervise(args, &loaded, &run),
         Some(rank) => work(args, loaded, run, rank),
     }
-}
-
-/// What the files of other systems say, then what the user says. What of them is refused is an error: nothing that was
-/// asked for is left out in silence.
-fn sets(args: &RunArgs) -> Result<Vec<String>> {
-    let given = [(&args.accelerate_config, System::Accelerate), (&args.deepspeed_config, System::Deepspeed)];
-    let mut sets = Vec::new();
-    for (path, system) in given {
-        let Some(path) = path else { continue };
-        let import = import(path, Some(system))?;
-        if import.refused() > 0 {
-            let problem = format!("not all of it can be had here\n{}", import.report());
-            return Err(import::Error { path: path.clone(), problem }.into());
-        }
-        sets.extend(import.sets());
-    }
-    sets.extend(args.sets.iter().cloned());
-    Ok(sets)
 }
 
 /// Starts the ranks of this host and stays until they have ended.
