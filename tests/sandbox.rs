@@ -107,7 +107,8 @@ fn abuses_are_contained() {
             .replace("HOST_PID", &std::process::id().to_string());
         let waits = ended.contains(&Ended::TimedOut);
         let started = Instant::now();
-        let finished = run(if waits { &hasty } else { &patient }, &format!("{PRELUDE}{program}"), "abuse", "");
+        let finished =
+            run(if waits { &hasty } else { &patient }, &format!("{PRELUDE}{program}"), "abuse", "");
         assert!(started.elapsed() < Duration::from_secs(if waits { 10 } else { 25 }), "{name}");
         let said = text(&finished.stdout);
         assert!(!said.contains("ESCAPED"), "{name}: {said}");
