@@ -6,13 +6,13 @@ use std::path::Path;
 use super::{ONE_RANK, TWO_RANKS, assert_same, fail, resume, run_tiny, series, succeed, tiny};
 
 const FUNCTIONS: &str = r#"
-def exact(completions, answer):
-    return [float(a == b) for a, b in zip(completions, answer)]
+def exact(completions, answer, finished):
+    return [float(a == b and end) for a, b, end in zip(completions, answer, finished)]
 
-def moody(prompts, completions, answer):
+def moody(prompts, completions, answer, finished):
     if prompts[0].startswith("1"):
         raise ValueError("a prompt that it does not like")
-    return exact(completions, answer)
+    return exact(completions, answer, finished)
 "#;
 
 /// The `--set` of a Python reward in a file of `folder`.
@@ -29,10 +29,27 @@ fn a_python_function_trains_as_the_same_reward_in_rust() {
     let own = python(folder.path(), "exact", 0.0);
     let python = run_tiny(&folder, "python", ONE_RANK, &[&own]);
     let rust = run_tiny(&folder, "rust", ONE_RANK, &[]);
-    // A greedy completion that was cut has no end, which only `exact` minds.
     assert_eq!(series(&python, "loss/policy").len(), 12);
     assert_eq!(series(&python, "reward/mean"), series(&rust, "reward/mean"));
     assert_eq!(series(&python, "grad_norm"), series(&rust, "grad_norm"));
+}
+
+#[test]
+fn a_mix_of_domains_is_trained_on_and_measured_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = "[{domain: sorting, weight: 3, data: {sort: {digits: 3}}}, \
+                   {domain: sums, data: {addition: {digits: 1}}}]";
+    let data = format!("pipeline.rlvr.data={{mix: {sources}}}");
+    let reward = "pipeline.rlvr.reward=[{exact: {}, domains: [sorting]}, {exact: {}, domains: [sums]}]";
+    let run = run_tiny(&folder, "mix", TWO_RANKS, &[&data, reward]);
+    for name in ["eval/greedy", "eval/sorting/greedy", "eval/sums/pass@1", "eval/maj@4", "eval/sums/maj@4"] {
+        assert!(!series(&run, name).is_empty(), "{name}");
+    }
+    let mean = |name: &str| series(&run, name)[0];
+    // Three of four prompts are to be sorted.
+    let both = 0.75 * mean("eval/sorting/pass@1") + 0.25 * mean("eval/sums/pass@1");
+    assert!((mean("eval/pass@1") - both).abs() < 1e-9, "{both}");
+    assert!(!series(&run, "reward/exact_2/mean").is_empty());
 }
 
 #[test]

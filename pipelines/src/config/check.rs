@@ -2,6 +2,7 @@
 
 use super::algorithm::*;
 use super::error::{Problem, list};
+use super::reward::{RewardConfig, RewardTerm};
 use super::schema::*;
 use super::tree::Node;
 use crate::data::{self, Dataset};
@@ -392,7 +393,7 @@ impl Check<'_> {
 
     fn data(&self, rlvr: &RlvrConfig, decoder: &DecoderConfig) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("pipeline.rlvr.{name}");
-        self.data_ranges(&rlvr.data)?;
+        self.data_ranges(&field("data"), &rlvr.data)?;
         let dataset = Dataset::open(&rlvr.data).map_err(|error| {
             let help = match &error {
                 data::Error::Line { .. } => "mend the line, or name its keys with `prompt:` and `answer:`",
@@ -402,6 +403,7 @@ impl Check<'_> {
             self.problem(&field("data.jsonl.path"), one_line(&error), help)
         })?;
 
+        self.domains(rlvr, &dataset)?;
         let wanted = dataset.longest_answer() + 1;
         let new_tokens = rlvr.rollout.max_new_tokens;
         self.ensure(
@@ -438,18 +440,57 @@ impl Check<'_> {
         Ok(dataset)
     }
 
-    fn data_ranges(&self, data: &DataConfig) -> Result<(), Problem> {
+    fn data_ranges(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {
         let (name, value, range) = match data {
             DataConfig::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
             DataConfig::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
+            DataConfig::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
             DataConfig::Jsonl(file) => ("jsonl.held_out_percent", file.held_out_percent, 1..=99),
+            DataConfig::Mix(sources) => return self.mix(&format!("{path}.mix"), sources),
         };
         self.ensure(
             range.contains(&value),
-            &format!("pipeline.rlvr.data.{name}"),
+            &format!("{path}.{name}"),
             format!("{value} is out of range"),
             format!("write a whole number from {} to {}", range.start(), range.end()),
         )
+    }
+
+    fn mix(&self, path: &str, sources: &[MixedConfig]) -> Result<(), Problem> {
+        let help = "add a source, such as `- {domain: sums, data: {addition: {digits: 2}}}`";
+        self.ensure(!sources.is_empty(), path, "the list is empty", help)?;
+        for (index, MixedConfig { domain, weight, data }) in sources.iter().enumerate() {
+            let field = format!("{path}[{index}]");
+            let first = sources.iter().position(|other| other.domain == *domain);
+            let help = "give each source a name of its own";
+            self.ensure(
+                first == Some(index) && !domain.is_empty(),
+                &format!("{field}.domain"),
+                format!("`{domain}` is no name of its own"),
+                help,
+            )?;
+            self.number(&format!("{field}.weight"), *weight, *weight > 0.0, "above 0")?;
+            let nested = matches!(data, DataConfig::Mix(_));
+            self.ensure(!nested, &format!("{field}.data"), "it is a mix itself", "list its sources here")?;
+            self.data_ranges(&format!("{field}.data"), data)?;
+        }
+        Ok(())
+    }
+
+    /// Every record has a reward.
+    fn domains(&self, rlvr: &RlvrConfig, dataset: &Dataset) -> Result<(), Problem> {
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+        for domain in dataset.domains() {
+            let has =
+                |term: &RewardTerm| term.domains.is_empty() || term.domains.iter().any(|it| it == domain);
+            self.ensure(
+                terms.iter().any(has),
+                "pipeline.rlvr.reward",
+                format!("no term is for the records of the domain `{domain}`"),
+                "add it to a term's `domains`, or leave a term's `domains` out",
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -36,7 +36,10 @@ impl Check<'_> {
     /// What must hold for a reward's own fields, whose paths start with `path`.
     fn reward_kind(&self, path: &str, kind: &RewardKind) -> Result<(), Problem> {
         match kind {
-            RewardKind::Exact(_) | RewardKind::Choice(_) | RewardKind::Ifeval(_) => Ok(()),
+            RewardKind::Exact(_)
+            | RewardKind::Choice(_)
+            | RewardKind::Countdown(_)
+            | RewardKind::Ifeval(_) => Ok(()),
             RewardKind::Math(math) => {
                 let holds = (0.0..=0.1).contains(&math.tolerance);
                 self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")

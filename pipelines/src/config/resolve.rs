@@ -286,10 +286,7 @@ impl Resolver<'_> {
         let ModelConfig::Decoder(decoder) = &mut config.model;
         decoder.kv_heads.get_or_insert(decoder.heads);
         let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline;
-        if let DataConfig::Jsonl(file) = &mut rlvr.data {
-            // A run that resumes may be started from another folder.
-            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
-        }
+        absolute_paths(&mut rlvr.data);
         if let RewardConfig::Sum(terms) = &mut rlvr.reward {
             for term in terms {
                 if let RewardKind::Python(python) = &mut term.kind {
@@ -298,5 +295,16 @@ impl Resolver<'_> {
             }
         }
         Ok(config)
+    }
+}
+
+/// A run that resumes may be started from another folder.
+fn absolute_paths(data: &mut DataConfig) {
+    match data {
+        DataConfig::Jsonl(file) => {
+            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        }
+        DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),
+        DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => {}
     }
 }

@@ -54,6 +54,8 @@ pub enum RewardKind {
     Math(MathConfig),
     /// 1 for the right letter of a multiple choice, else 0.
     Choice(NoFields),
+    /// 1 for an expression that solves a countdown problem, else 0.
+    Countdown(NoFields),
     /// 1 for a finished completion that a pattern matches as a whole, else 0.
     Regex(RegexConfig),
     /// 1 for a completion that follows its verifiable instructions (IFEval).
@@ -365,6 +367,7 @@ enum Key {
     Exact,
     Math,
     Choice,
+    Countdown,
     Regex,
     Ifeval,
     Code,
@@ -396,6 +399,7 @@ impl<'de> Deserialize<'de> for RewardTerm {
                         Key::Exact => kinds.push(RewardKind::Exact(entries.next_value()?)),
                         Key::Math => kinds.push(RewardKind::Math(entries.next_value()?)),
                         Key::Choice => kinds.push(RewardKind::Choice(entries.next_value()?)),
+                        Key::Countdown => kinds.push(RewardKind::Countdown(entries.next_value()?)),
                         Key::Regex => kinds.push(RewardKind::Regex(entries.next_value()?)),
                         Key::Ifeval => kinds.push(RewardKind::Ifeval(entries.next_value()?)),
                         Key::Code => kinds.push(RewardKind::Code(entries.next_value()?)),
@@ -427,6 +431,7 @@ impl Serialize for RewardTerm {
             RewardKind::Exact(config) => map.serialize_entry("exact", config)?,
             RewardKind::Math(config) => map.serialize_entry("math", config)?,
             RewardKind::Choice(config) => map.serialize_entry("choice", config)?,
+            RewardKind::Countdown(config) => map.serialize_entry("countdown", config)?,
             RewardKind::Regex(config) => map.serialize_entry("regex", config)?,
             RewardKind::Ifeval(config) => map.serialize_entry("ifeval", config)?,
             RewardKind::Code(config) => map.serialize_entry("code", config)?,

@@ -5,6 +5,7 @@
 
 mod choice;
 mod code;
+mod countdown;
 mod exact;
 mod ifeval;
 mod judge;
@@ -17,6 +18,7 @@ mod sum;
 
 pub use choice::Choice;
 pub use code::Code;
+pub use countdown::Countdown;
 pub use exact::Exact;
 pub use ifeval::Ifeval;
 pub use judge::Judge;
@@ -120,6 +122,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Exact(_) => Box::new(Exact),
         RewardKind::Math(config) => Box::new(Math::new(*config)),
         RewardKind::Choice(_) => Box::new(Choice),
+        RewardKind::Countdown(_) => Box::new(Countdown),
         RewardKind::Regex(config) => {
             Box::new(Pattern::new(&config.pattern).expect("a pattern that was checked"))
         }

@@ -28,6 +28,7 @@ pub struct Python {
 struct Case<'a> {
     prompt: &'a str,
     completion: &'a str,
+    finished: bool,
     answer: &'a str,
     columns: &'a Map<String, Value>,
 }
@@ -66,7 +67,8 @@ impl Reward for Python {
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         let Record { prompt, answer, columns, .. } = record;
-        let case = Case { prompt, completion: completion.text, answer, columns };
+        let Completion { text, finished, .. } = *completion;
+        let case = Case { prompt, completion: text, finished, answer, columns };
         self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
     }
 }
@@ -92,8 +94,8 @@ def lengths(completions, answer, **columns):
     print("printed while scoring")
     return [float(len(c)) + float(len(a)) for c, a in zip(completions, answer)]
 
-def by_column(prompts, completions, bonus):
-    return [bonus[0] + len(prompts[0])]
+def by_column(prompts, completions, bonus, finished):
+    return [bonus[0] + len(prompts[0]) + finished[0]]
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0 if solution_str == ground_truth else 0.0, "acc": data_source}
@@ -157,7 +159,7 @@ def moody(completions):
             assert_eq!(score(&python.unwrap(), text).unwrap(), expected, "{function}");
         };
         check("lengths", Signature::Trl, "abc", 4.0);
-        check("by_column", Signature::Trl, "abc", 4.5);
+        check("by_column", Signature::Trl, "abc", 5.5);
         check("later", Signature::Trl, "abc", 0.25);
         check("compute_score", Signature::Verl, "4", 1.0);
         check("compute_score", Signature::Verl, "5", 0.0);

@@ -1,7 +1,7 @@
 """A reward worker of anyroll: the user's function in a process of its own, one JSON object a line in and out.
 
 Started as `python -c <this file> FILE FUNCTION SIGNATURE`. It says {"ready": true} once, then answers each
-{"prompt", "completion", "answer", "columns"} with {"score": number} or {"error": text}.
+{"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def accepted(function, arguments):
 
 def call_trl(function, case):
     """TRL's: lists of prompts, of completions and of each column, and a list of scores back."""
-    columns = {"answer": case["answer"], **case["columns"]}
+    columns = {"answer": case["answer"], "finished": case["finished"], **case["columns"]}
     lists = {name: [value] for name, value in columns.items()}
     lists.update(prompts=[case["prompt"]], completions=[case["completion"]])
     scores = function(**accepted(function, lists))
@@ -62,6 +62,7 @@ def call_verl(function, case):
                 "solution_str": case["completion"],
                 "ground_truth": case["answer"],
                 "extra_info": columns.get("extra_info"),
+                "finished": case["finished"],
             },
         )
     )
