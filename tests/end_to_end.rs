@@ -10,6 +10,7 @@ mod reproducibility;
 mod resume;
 mod rewards;
 mod run_folder;
+mod shims;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -197,7 +197,7 @@ impl Dataset {
                 // A source's own positions follow one another.
                 let range = |source: usize| {
                     let mut own = places.iter().filter(|(it, _)| *it == source).map(|(_, own)| *own);
-                    own.next().map_or(0..0, |first| first..own.last().unwrap_or(first) + 1)
+                    own.next().map_or(0..0, |first| first..own.next_back().unwrap_or(first) + 1)
                 };
                 let drawn = sources.iter().enumerate().map(|(source, (domain, data))| {
                     named(domain, data.train_range(draw, seed, range(source)))
