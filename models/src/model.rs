@@ -183,6 +183,11 @@ impl<'a> Weights<'a> {
         Weights { units }
     }
 
+    /// All of them, unit by unit.
+    pub(crate) fn units(&self) -> &'a [&'a [Tensor]] {
+        self.units
+    }
+
     /// The parameter `param` of the block's `unit`-th unit.
     pub(crate) fn get(&self, unit: usize, param: usize) -> &'a Tensor {
         &self.units[unit][param]

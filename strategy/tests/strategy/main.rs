@@ -1,6 +1,7 @@
 //! The strategy layer as a whole; ranks are threads here.
 
 mod offload;
+mod passes;
 mod precision;
 mod stages;
 mod world;
