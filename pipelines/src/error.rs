@@ -34,6 +34,9 @@ pub enum Error {
     /// A record has a character that the model has no token for.
     #[error(transparent)]
     Character(#[from] crate::data::UnknownCharacter),
+    /// Another system's config could not be imported.
+    #[error(transparent)]
+    Import(#[from] crate::import::Error),
     /// A reward could not be computed.
     #[error(transparent)]
     Reward(#[from] crate::reward::Error),
