@@ -160,15 +160,17 @@ fn every_method_and_sampler_runs() {
 #[test]
 fn what_a_method_cannot_do_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let check = |config: &str, set: &str, field: &str| {
-        let error = fail(tiny(config, &folder.path().join("never"), &[set]));
+    let [refl, flow_grpo, nft] = METHODS;
+    let check = |(config, own): (&str, &[&str]), set: &str, field: &str| {
+        let error = fail(tiny(config, &folder.path().join("never"), &[own, &[set]].concat()));
         assert!(error.contains(field), "{error}");
     };
-    check(REFL, "pipeline.diffusion.reward=lit", "pipeline.diffusion.reward");
-    check(REFL, "pipeline.diffusion.shuffle_rewards=true", "shuffle_rewards");
-    check(FLOW_GRPO, "pipeline.diffusion.group_size=1", "group_size");
-    check(NFT, "pipeline.diffusion.sampler.guidance=2", "guidance");
-    check(NFT, "model.dit.patch_size=3", "patch_size");
+    check(refl, "pipeline.diffusion.reward=lit", "pipeline.diffusion.reward");
+    check(refl, "pipeline.diffusion.shuffle_rewards=true", "shuffle_rewards");
+    check(flow_grpo, "pipeline.diffusion.group_size=1", "group_size");
+    check(nft, "pipeline.diffusion.sampler.guidance=2", "guidance");
+    check(nft, "model.dit.patch_size=3", "patch_size");
+    check(nft, "pipeline.diffusion.method.diffusion_nft.timesteps=5", "timesteps");
 }
 
 fn pictures(run: &Path) -> Vec<PathBuf> {
