@@ -23,23 +23,27 @@ pub(crate) fn backward(
     grad_output: &Tensor,
     function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
-    let mut leaves = Vec::with_capacity(weights.units().len());
-    for unit in weights.units() {
-        leaves.push(unit.iter().map(leaf).collect::<Result<Vec<Tensor>>>()?);
+    let mut tensors = Vec::with_capacity(weights.units().len());
+    for (unit, params) in weights.units().iter().enumerate() {
+        let as_leaf = |param: &Tensor| if grads.wants(unit) { leaf(param) } else { Ok(param.f_detach()?) };
+        tensors.push(params.iter().map(as_leaf).collect::<Result<Vec<Tensor>>>()?);
     }
-    let views: Vec<&[Tensor]> = leaves.iter().map(Vec::as_slice).collect();
+    let views: Vec<&[Tensor]> = tensors.iter().map(Vec::as_slice).collect();
     let input = if input_grad { leaf(input)? } else { input.f_detach()? };
+    let trained = |unit: &usize| grads.wants(*unit);
+    let params_of = |unit: usize| (0..views[unit].len()).map(move |param| (unit, param));
+    let wanted: Vec<(usize, usize)> = (0..views.len()).filter(trained).flat_map(params_of).collect();
+    let mut leaves: Vec<&Tensor> = wanted.iter().map(|&(unit, param)| &views[unit][param]).collect();
+    leaves.extend(input_grad.then_some(&input));
+    if leaves.is_empty() {
+        return Ok(None);
+    }
     let output = function(&Weights::new(&views), &input)?;
     let objective = output.f_mul(grad_output)?.f_sum(output.kind())?;
-
-    let mut wanted: Vec<&Tensor> = leaves.iter().flatten().collect();
-    wanted.extend(input_grad.then_some(&input));
-    let mut found = Tensor::f_run_backward(&[objective], &wanted, false, false)?.into_iter();
-    for (unit, params) in leaves.iter().enumerate() {
-        for param in 0..params.len() {
-            let gradient = found.next().expect("one gradient for each that was wanted");
-            grads.put(unit, param, |buffer, how| store(buffer, &gradient, how))?;
-        }
+    let mut found = Tensor::f_run_backward(&[objective], &leaves, false, false)?.into_iter();
+    for (unit, param) in wanted {
+        let gradient = found.next().expect("one gradient for each leaf");
+        grads.put(unit, param, |buffer, how| store(buffer, &gradient, how))?;
     }
     Ok(found.next())
 }

@@ -241,6 +241,11 @@ impl<'a> Grads<'a> {
         Grads { units }
     }
 
+    /// Whether a unit has gradients, and is not frozen.
+    pub(crate) fn wants(&self, unit: usize) -> bool {
+        self.units[unit].is_some()
+    }
+
     /// Hands the buffer of a parameter to `put`, with the way in which it must be stored. Nothing is called for a
     /// frozen parameter.
     pub(crate) fn put(

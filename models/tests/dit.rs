@@ -90,7 +90,7 @@ fn backward_by_blocks(
         let mut grad = OutputGrad::Scores(half);
         for block in (0..dit.blocks()).rev() {
             let units = [detached[block].as_slice()];
-            let mut block_grads = Grads::new(vec![&mut grads[block]]);
+            let mut block_grads = Grads::new(vec![Some(&mut grads[block])]);
             let kept = saved.pop().unwrap();
             let weights = Weights::new(&units);
             let dx = dit.backward(block, &weights, &mut block_grads, kept, grad, batch).unwrap().unwrap();

@@ -25,7 +25,7 @@ pub(super) fn unit(config: &DitConfig, layer: usize) -> Unit {
     ] {
         params.extend(linear(&format!("{name}.{rest}"), rows, columns, init));
     }
-    Unit { name, params }
+    Unit { name, params, trainable: true }
 }
 
 /// `x` `[B, 1 + T, C]` to the same shape; the conditioning goes through.

@@ -29,7 +29,7 @@ pub(super) fn unit(config: &DitConfig) -> Unit {
     params.extend(linear("t_embedder.mlp.2", hidden, hidden, usual(hidden)));
     let table = "y_embedder.embedding_table.weight".into();
     params.push(param(table, vec![config.classes + 1, hidden], Init::Normal { std: 1.0 }));
-    Unit { name: "embedding".into(), params }
+    Unit { name: "embedding".into(), params, trainable: true }
 }
 
 /// `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.

@@ -14,7 +14,7 @@ pub(super) fn unit(config: &DitConfig) -> Unit {
     let mut params: Vec<ParamSpec> =
         linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden, Init::Zeros).into();
     params.extend(linear("final_layer.linear", config.patch_len(), hidden, Init::Zeros));
-    Unit { name: "final_layer".into(), params }
+    Unit { name: "final_layer".into(), params, trainable: true }
 }
 
 /// `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
