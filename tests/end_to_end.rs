@@ -10,6 +10,7 @@ mod other_launchers;
 mod reproducibility;
 mod resume;
 mod run_folder;
+mod shims;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
