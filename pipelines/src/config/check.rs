@@ -15,18 +15,33 @@ const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
 const MOST_EVALUATED: usize = 1_000_000;
 
 /// Checks `config`, read from `tree`, and opens its data to see whether they fit.
-pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
+pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Problem> {
     let check = Check { tree };
     check.name(&config.name)?;
     if let Some(threads) = config.threads {
         check.positive("threads", threads)?;
     }
-    let ModelConfig::Decoder(decoder) = &config.model;
-    check.decoder(decoder)?;
+    match &config.model {
+        ModelConfig::Decoder(decoder) => check.decoder(decoder)?,
+        ModelConfig::Dit(dit) => check.dit(dit)?,
+    }
     check.strategies(config)?;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
-    check.rlvr(rlvr)?;
-    check.data(rlvr, decoder)
+    match (&config.pipeline, &config.model) {
+        (PipelineConfig::Rlvr(rlvr), ModelConfig::Decoder(decoder)) => {
+            check.rlvr(rlvr)?;
+            check.data(rlvr, decoder).map(Some)
+        }
+        (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
+            check.diffusion(diffusion)?;
+            Ok(None)
+        }
+        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_)) => {
+            Err(check.problem("model", "`rlvr` trains a language model", "write `decoder`"))
+        }
+        (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_)) => {
+            Err(check.problem("model", "`diffusion` trains a model of images", "write `dit`"))
+        }
+    }
 }
 
 /// Errors that point at the field they name.
@@ -363,7 +378,12 @@ impl Check<'_> {
         )
     }
 
-    fn optimizer(&self, path: &str, optimizer: &OptimizerConfig, steps: u64) -> Result<(), Problem> {
+    pub(super) fn optimizer(
+        &self,
+        path: &str,
+        optimizer: &OptimizerConfig,
+        steps: u64,
+    ) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         let AdamWConfig { learning_rate, betas, eps, weight_decay } = optimizer.adamw;
         self.number(&field("adamw.learning_rate"), learning_rate, learning_rate > 0.0, "above 0")?;

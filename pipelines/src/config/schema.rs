@@ -11,6 +11,7 @@ use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::AlgorithmConfig;
+use super::diffusion::{DiffusionConfig, DitConfig};
 use super::reward::RewardConfig;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
@@ -64,6 +65,8 @@ impl Default for Devices {
 pub enum ModelConfig {
     /// A decoder language model made from scratch, its weights drawn from the run's seed.
     Decoder(DecoderConfig),
+    /// A diffusion transformer for images of a class, made from scratch as well.
+    Dit(DitConfig),
 }
 
 /// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
@@ -245,6 +248,8 @@ pub struct OffloadOverride {
 pub enum PipelineConfig {
     /// Reinforcement learning with a verifiable reward.
     Rlvr(Box<RlvrConfig>),
+    /// Reward training of a model of images.
+    Diffusion(Box<DiffusionConfig>),
 }
 
 /// Reinforcement learning with a verifiable reward: a supervised warm-up, then policy gradients.

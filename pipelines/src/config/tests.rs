@@ -281,7 +281,7 @@ fn set_overrides_the_file() {
         "seed=8",
     ];
     let config = read(SMALL, &sets).unwrap().config;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(config.seed, 8, "the last one counts");
     assert_eq!((rlvr.steps, rlvr.evaluation.every), (3, 1));
     assert_eq!(rlvr.optimizer.adamw.betas, [0.5, 0.6]);
@@ -323,7 +323,7 @@ fn anchors_and_merges_are_read_and_errors_point_at_the_text() {
         .replace("    steps: 20", "    warmup:\n      steps: 5\n      batch_size: 4\n      optimizer: &adam {adamw: {learning_rate: 0.1}}\n    steps: 20")
         .replace("    optimizer:\n      adamw: {learning_rate: 1.0e-3}", "    optimizer: *adam");
     let config = read(&text, &[]).unwrap().config;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(rlvr.warmup.as_ref().unwrap().optimizer, rlvr.optimizer);
     let error = invalid(&text.replace("0.1}", "-0.1}"), &[]);
     assert!(error.position.ends_with(":13:48"), "{error}");
@@ -334,7 +334,7 @@ fn an_algorithm_is_read_with_its_constants() {
     let check = |algorithm: &str, expected: AlgorithmConfig| {
         let set = format!("pipeline.rlvr.algorithm={algorithm}");
         let config = read(SMALL, &[&set]).unwrap_or_else(|error| panic!("{error}")).config;
-        let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
         assert_eq!(rlvr.algorithm, expected, "{algorithm}");
         assert_eq!(read(&config.to_yaml(), &[]).unwrap().config, config, "{algorithm}");
     };
@@ -405,7 +405,7 @@ fn a_resolved_data_file_is_found_from_any_folder() {
     let name = file.path().file_name().unwrap().to_str().unwrap();
     let data = format!("pipeline.rlvr.data={{jsonl: {{path: {name}}}}}");
     let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
-    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
     let DataConfig::Jsonl(jsonl) = &rlvr.data else { panic!("{:?}", rlvr.data) };
     assert_eq!(jsonl.path, std::env::current_dir().unwrap().join(name));
 }

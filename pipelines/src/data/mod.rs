@@ -343,7 +343,7 @@ fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
 }
 
 /// The numbers below `length` in a random order.
-fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
+pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     shuffle(&mut order, rng);
     order

@@ -67,7 +67,7 @@ impl Setup {
         let value = |name| metrics.get(name).unwrap_or(f64::NAN);
         let summary =
             format!("held-out greedy {:.3}, pass@1 {:.3}", value("eval/greedy"), value("eval/pass@1"));
-        Ok(Evaluation { metrics, samples: lines, summary })
+        Ok(Evaluation { metrics, samples: lines, picture: None, summary })
     }
 
     /// Samples with the weights `version`, and measures while it samples.

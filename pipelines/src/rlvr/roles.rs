@@ -66,10 +66,13 @@ pub struct Reference {
 impl Setup {
     /// Prepares a run over `world_size` ranks on `place`.
     pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
-        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+        let (PipelineConfig::Rlvr(rlvr), ModelConfig::Decoder(decoder)) =
+            (&run.config.pipeline, &run.config.model)
+        else {
+            unreachable!("a checked config has a language model for rlvr")
+        };
         let tokenizer = CharTokenizer::new(&dataset.characters());
         let device = place.torch_device()?;
-        let ModelConfig::Decoder(decoder) = &run.config.model;
         let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?;
         Ok(Self {
             seed: run.config.seed,
