@@ -3,11 +3,13 @@
 //! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
 
 mod commands;
+mod diffusion;
 mod failures;
 mod learning;
 mod other_launchers;
 mod reproducibility;
 mod resume;
+mod rewards;
 mod run_folder;
 mod shims;
 

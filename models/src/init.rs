@@ -16,22 +16,9 @@ pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
             let mut values = Vec::with_capacity(spec.elements());
             for part in &spec.parts {
                 let mut random = Stream::new(seed, name_hash(&part.name));
-                extend_normal(&mut values, part.rows as usize * row, std, &mut random);
+                random.extend_normal(&mut values, part.rows as usize * row, std);
             }
             values
-        }
-    }
-}
-
-/// Appends `count` values of N(0, std^2), by Box and Muller's method in pairs.
-fn extend_normal(values: &mut Vec<f32>, count: usize, std: f64, random: &mut Stream) {
-    let end = values.len() + count;
-    while values.len() < end {
-        let radius = std * (-2.0 * (1.0 - random.uniform()).ln()).sqrt(); // 1 - u is never 0
-        let (sin, cos) = (std::f64::consts::TAU * random.uniform()).sin_cos();
-        values.push((radius * cos) as f32);
-        if values.len() < end {
-            values.push((radius * sin) as f32);
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Models as stacks of blocks with hand-written forward and backward passes, and generation with them.
 //!
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
-//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]. Nothing here knows ranks,
-//! shards, configuration files or vendors: weights come as tensors, gradients go into tensors, and who laid those
-//! out is not asked.
+//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]; [`diffusion`] has models of
+//! images. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors, gradients go
+//! into tensors, and who laid those out is not asked.
 #![forbid(unsafe_code)]
 
+mod autograd;
 pub mod batch;
 pub mod decoder;
+pub mod diffusion;
 mod error;
 pub mod generation;
 pub mod init;
@@ -21,3 +23,4 @@ pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParam
 pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };
+pub use random::normals;

@@ -7,11 +7,14 @@
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
 //! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
-//! and `algorithm` for those of its section.
+//! `algorithm` for those of its section, and `diffusion` for those of models of images.
 
 mod algorithm;
 mod check;
+mod check_diffusion;
+mod check_reward;
 mod de;
+mod diffusion;
 mod error;
 mod resolve;
 mod reward;
@@ -21,6 +24,7 @@ mod tree;
 use std::path::Path;
 
 pub use algorithm::*;
+pub use diffusion::*;
 pub use error::{Error, Invalid};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;
@@ -35,8 +39,8 @@ use tree::Node;
 pub struct Loaded {
     /// What the file says, `--set`s applied and defaults filled in.
     pub config: Config,
-    /// Its prompts and answers: read to check that they fit the other fields.
-    pub dataset: Dataset,
+    /// Its prompts and answers, if it has any: read to check that they fit the other fields.
+    pub dataset: Option<Dataset>,
     source: Source,
     tree: Node,
 }
@@ -81,7 +85,7 @@ pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
             tree.set(index, &format!("{name}.{set}"))?;
         }
         let term: RewardTerm = de::from_node(&tree)?;
-        check::check_reward(&term.kind, &tree)?;
+        check_reward::check_reward(&term.kind, &tree)?;
         Ok(term.kind)
     };
     parsed().map_err(|problem| source.render(problem))

@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::error::{Problem, suggestion};
+use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::tree::Node;
 use crate::launch::Rank;
@@ -80,8 +81,11 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let check = Check { tree };
     let resolver = Resolver { check: &check, config, machine };
     let policy = resolver.role("roles.policy", &config.roles.policy)?;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
-    let reference = match rlvr.algorithm.kl_coef > 0.0 {
+    let kl_coef = match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => rlvr.algorithm.kl_coef,
+        PipelineConfig::Diffusion(diffusion) => diffusion.method.kl_coef(),
+    };
+    let reference = match kl_coef > 0.0 {
         true => Some(resolver.role("roles.reference", &config.roles.reference)?),
         false => None,
     };
@@ -91,9 +95,41 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     }
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
-    let batches = resolver.batches(rlvr, world_size, policy.strategy.micro_batch_size)?;
+    let batches =
+        resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
     let config = resolver.filled(threads)?;
     Ok(Run { config, world_size, threads, policy, reference, batches })
+}
+
+/// What the ranks share of a step.
+struct Step {
+    /// The pipeline's name in YAML.
+    pipeline: &'static str,
+    warmup_batch_size: Option<usize>,
+    prompts: usize,
+    group_size: usize,
+    mini_batches: usize,
+}
+
+impl Step {
+    fn of(pipeline: &PipelineConfig) -> Self {
+        match pipeline {
+            PipelineConfig::Rlvr(rlvr) => Self {
+                pipeline: "rlvr",
+                warmup_batch_size: rlvr.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: rlvr.prompts_per_step,
+                group_size: rlvr.group_size,
+                mini_batches: rlvr.mini_batches,
+            },
+            PipelineConfig::Diffusion(diffusion) => Self {
+                pipeline: "diffusion",
+                warmup_batch_size: diffusion.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: diffusion.prompts_per_step,
+                group_size: diffusion.group_size,
+                mini_batches: diffusion.mini_batches,
+            },
+        }
+    }
 }
 
 struct Resolver<'a> {
@@ -240,12 +276,7 @@ impl Resolver<'_> {
         Ok(rank.world_size)
     }
 
-    fn batches(
-        &self,
-        rlvr: &RlvrConfig,
-        world_size: usize,
-        micro_batch_size: usize,
-    ) -> Result<Batches, Problem> {
+    fn batches(&self, step: &Step, world_size: usize, micro_batch_size: usize) -> Result<Batches, Problem> {
         let shared = |field: &str, value: usize, parts: usize, what: &str, by: &str| {
             self.check.ensure(
                 value.is_multiple_of(parts),
@@ -257,15 +288,15 @@ impl Resolver<'_> {
                 ),
             )
         };
-        if let Some(warmup) = &rlvr.warmup {
-            shared("pipeline.rlvr.warmup.batch_size", warmup.batch_size, world_size, "records", "ranks")?;
+        let field = |name: &str| format!("pipeline.{}.{name}", step.pipeline);
+        if let Some(batch_size) = step.warmup_batch_size {
+            shared(&field("warmup.batch_size"), batch_size, world_size, "records", "ranks")?;
         }
-        let parts = world_size * rlvr.mini_batches;
-        let field = "pipeline.rlvr.prompts_per_step";
-        shared(field, rlvr.prompts_per_step, parts, "prompts", "ranks x mini-batches")?;
-        let prompts_per_rank = rlvr.prompts_per_step / world_size;
-        let sequences = prompts_per_rank * rlvr.group_size;
-        let sequences_per_update = sequences / rlvr.mini_batches;
+        let parts = world_size * step.mini_batches;
+        shared(&field("prompts_per_step"), step.prompts, parts, "prompts", "ranks x mini-batches")?;
+        let prompts_per_rank = step.prompts / world_size;
+        let sequences = prompts_per_rank * step.group_size;
+        let sequences_per_update = sequences / step.mini_batches;
         Ok(Batches {
             prompts_per_rank,
             sequences_per_step: sequences * world_size,
@@ -283,13 +314,31 @@ impl Resolver<'_> {
             config.devices = Devices::Count(facts.devices.unwrap_or(1));
         }
         config.threads = Some(threads);
-        let ModelConfig::Decoder(decoder) = &mut config.model;
-        decoder.kv_heads.get_or_insert(decoder.heads);
-        let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline;
-        if let DataConfig::Jsonl(file) = &mut rlvr.data {
-            // A run that resumes may be started from another folder.
-            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        if let ModelConfig::Decoder(decoder) = &mut config.model {
+            decoder.kv_heads.get_or_insert(decoder.heads);
+        }
+        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
+            absolute_paths(&mut rlvr.data);
+            if let RewardConfig::Sum(terms) = &mut rlvr.reward {
+                for term in terms {
+                    if let RewardKind::Python(python) = &mut term.kind {
+                        python.path =
+                            std::path::absolute(&python.path).unwrap_or_else(|_| python.path.clone());
+                    }
+                }
+            }
         }
         Ok(config)
+    }
+}
+
+/// A run that resumes may be started from another folder.
+fn absolute_paths(data: &mut DataConfig) {
+    match data {
+        DataConfig::Jsonl(file) => {
+            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        }
+        DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),
+        DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => {}
     }
 }

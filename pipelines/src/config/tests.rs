@@ -80,7 +80,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "head: 2", "4:41", "model.decoder.head", "no such field", "did you mean `heads`?";
     "    steps: 20" => "    steps: 20\n    bogus_thing: 1", "11:5", "pipeline.rlvr.bogus_thing", "no such field", "choose from `data`, `reward`";
     "learning_rate" => "lr", "15:15", "pipeline.rlvr.optimizer.adamw.lr", "no such field", "choose from `learning_rate`, `betas`";
-    "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `jsonl`";
+    "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `countdown`, `jsonl`, `mix`";
     "rlvr:" => "rlhf:", "7:3", "pipeline", "no `rlhf` here", "did you mean `rlvr`?";
     "decoder:" => "encoder:", "4:3", "model", "no `encoder` here", "did you mean `decoder`?";
     "    steps: 20" => "    reward: exakt\n    steps: 20", "10:13", "pipeline.rlvr.reward", "no `exakt` here", "did you mean `exact`?";
@@ -89,8 +89,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "digits: 6" => "", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
-    "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `jsonl`, found `sort`, `addition`", "keep one of them";
-    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write `exact`, `random`, or a list";
+    "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `countdown`, `jsonl`, `mix`, found `sort`, `addition`", "keep one of them";
+    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write `exact`, or a list";
     "    steps: 20" => "    reward: []\n    steps: 20", "10:5", "pipeline.rlvr.reward", "the list is empty", "add a term";
     "    steps: 20" => "    reward: [{maths: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].maths", "no such field", "did you mean `math`?";
     "    steps: 20" => "    reward: [{math: {tol: 1}}]\n    steps: 20", "10:22", "pipeline.rlvr.reward[0].math.tol", "no such field", "choose from `tolerance`, `only_boxed`";
@@ -99,7 +99,18 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    reward: [{exact: 1}]\n    steps: 20", "10:22", "pipeline.rlvr.reward[0].exact", "found the number 1", "write a mapping";
     "    steps: 20" => "    reward: [math]\n    steps: 20", "10:14", "pipeline.rlvr.reward[0]", "found the text `math`", "write a mapping";
     "    steps: 20" => "    reward: [{math: {}, weight: 0}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].weight", "0.0 is out of range", "other than 0";
-    "    steps: 20" => "    reward: [{math: {}, on_error: ignore}]\n    steps: 20", "10:35", "pipeline.rlvr.reward[0].on_error", "no `ignore` here", "`drop`";
+    "    steps: 20" => "    reward: [{math: {}, max_error_rate: 2}]\n    steps: 20", "10:41", "pipeline.rlvr.reward[0].max_error_rate", "2.0 is out of range", "from 0 to 1";
+    "    steps: 20" => "    reward: [{python: {path: none.py, function: f}}]\n    steps: 20", "10:30", "pipeline.rlvr.reward[0].python.path", "there is no file none.py", "give its path";
+    "    steps: 20" => "    reward: [{code: {timeout_s: 0}}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].code.timeout_s", "0.0 is out of range", "at most an hour";
+    "    steps: 20" => "    reward: [{code: {readable: [usr]}}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].code.readable[0]", "usr is not there", "path from the root";
+    "    steps: 20" => "    reward: [{judge: {url: a, model: m, template: t}}]\n    steps: 20", "10:28", "pipeline.rlvr.reward[0].judge.url", "`a` is no URL", "http://";
+    "    steps: 20" => "    selection: {difficulty: {min: 0.5, max: 0.1}}\n    steps: 20", "10:45", "pipeline.rlvr.selection.difficulty.max", "0.1 is out of range", "not below `min`";
+    "    steps: 20" => "    selection: {mixed_groups: {max_batches: 0}}\n    steps: 20", "10:45", "pipeline.rlvr.selection.mixed_groups.max_batches", "it is 0", "1 or above";
+    "sort: {digits: 6}" => "mix: [{domain: a, data: {sort: {digits: 6}}}, {domain: a, data: {sort: {digits: 5}}}]", "9:62", "pipeline.rlvr.data.mix[1].domain", "`a` is no name of its own", "a name of its own";
+    "sort: {digits: 6}" => "mix: [{domain: a, weight: 0, data: {sort: {digits: 6}}}]", "9:33", "pipeline.rlvr.data.mix[0].weight", "0.0 is out of range", "above 0";
+    "sort: {digits: 6}" => "mix: [{domain: a, data: {sort: {digits: 1}}}]", "9:47", "pipeline.rlvr.data.mix[0].data.sort.digits", "1 is out of range", "from 2 to 18";
+    "sort: {digits: 6}" => "sort: {digits: 6}\n    reward: [{exact: {}, domains: [a]}]", "10:5", "pipeline.rlvr.reward", "no term is for the records of the domain ``", "leave a term's `domains` out";
+    "    steps: 20" => "    scoring: {workers: 0}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "it is 0", "1 or above";
     "    steps: 20" => "    reward: [{exact: {}}, {math: {tolerance: 1}}]\n    steps: 20", "10:46", "pipeline.rlvr.reward[1].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
     "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is no pattern: unclosed group", "mend the pattern";
     "    steps: 20" => "    reward: [{regex: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].regex.pattern", "it is missing", "add `pattern:`";
@@ -150,7 +161,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";
     "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
     "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
-    "batch_size: 16" => "batch_size: 16, kv_cache: {memory: 0}", "13:71", "pipeline.rlvr.rollout.kv_cache.memory", "0.0 is out of range", "above 0, at most 1";
+    "batch_size: 16" => "batch_size: 16, kv_cache: {memory: 0}", "13:69", "pipeline.rlvr.rollout.kv_cache.memory", "0.0 is out of range", "above 0, at most 1";
     "batch_size: 16" => "batch_size: 16, min_p: 2", "13:57", "pipeline.rlvr.rollout.min_p", "2.0 is out of range", "from 0 to 1";
     "batch_size: 16" => "batch_size: 16, repetition_penalty: 0", "13:70", "pipeline.rlvr.rollout.repetition_penalty", "0.0 is out of range", "above 0";
     "batch_size: 16" => "batch_size: 16, top_p: 1.5", "13:57", "pipeline.rlvr.rollout.top_p", "1.5 is out of range", "above 0, at most 1";
@@ -271,7 +282,7 @@ fn set_overrides_the_file() {
         "seed=8",
     ];
     let config = read(SMALL, &sets).unwrap().config;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(config.seed, 8, "the last one counts");
     assert_eq!((rlvr.steps, rlvr.evaluation.every), (3, 1));
     assert_eq!(rlvr.optimizer.adamw.betas, [0.5, 0.6]);
@@ -313,7 +324,7 @@ fn anchors_and_merges_are_read_and_errors_point_at_the_text() {
         .replace("    steps: 20", "    warmup:\n      steps: 5\n      batch_size: 4\n      optimizer: &adam {adamw: {learning_rate: 0.1}}\n    steps: 20")
         .replace("    optimizer:\n      adamw: {learning_rate: 1.0e-3}", "    optimizer: *adam");
     let config = read(&text, &[]).unwrap().config;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(rlvr.warmup.as_ref().unwrap().optimizer, rlvr.optimizer);
     let error = invalid(&text.replace("0.1}", "-0.1}"), &[]);
     assert!(error.position.ends_with(":13:48"), "{error}");
@@ -324,7 +335,7 @@ fn an_algorithm_is_read_with_its_constants() {
     let check = |algorithm: &str, expected: AlgorithmConfig| {
         let set = format!("pipeline.rlvr.algorithm={algorithm}");
         let config = read(SMALL, &[&set]).unwrap_or_else(|error| panic!("{error}")).config;
-        let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
         assert_eq!(rlvr.algorithm, expected, "{algorithm}");
         assert_eq!(read(&config.to_yaml(), &[]).unwrap().config, config, "{algorithm}");
     };
@@ -395,7 +406,7 @@ fn a_resolved_data_file_is_found_from_any_folder() {
     let name = file.path().file_name().unwrap().to_str().unwrap();
     let data = format!("pipeline.rlvr.data={{jsonl: {{path: {name}}}}}");
     let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
-    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
     let DataConfig::Jsonl(jsonl) = &rlvr.data else { panic!("{:?}", rlvr.data) };
     assert_eq!(jsonl.path, std::env::current_dir().unwrap().join(name));
 }

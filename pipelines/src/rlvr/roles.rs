@@ -8,7 +8,7 @@ use anyroll_strategy::{State, Zero};
 
 use super::Decoder;
 use crate::{
-    Result,
+    Error, Result,
     config::{self, ModelConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run},
     data::{CharTokenizer, Dataset, Record},
     reward::RewardSum,
@@ -66,17 +66,21 @@ pub struct Reference {
 impl Setup {
     /// Prepares a run over `world_size` ranks on `place`.
     pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
-        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+        let (PipelineConfig::Rlvr(rlvr), ModelConfig::Decoder(decoder)) =
+            (&run.config.pipeline, &run.config.model)
+        else {
+            unreachable!("a checked config has a language model for rlvr")
+        };
         let tokenizer = CharTokenizer::new(&dataset.characters());
         let device = place.torch_device()?;
-        let ModelConfig::Decoder(decoder) = &run.config.model;
         let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?;
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
             tokenizer,
-            reward: RewardSum::new(&rlvr.reward),
+            reward: RewardSum::new(&rlvr.reward)
+                .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,
