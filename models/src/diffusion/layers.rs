@@ -9,7 +9,7 @@ use crate::model::{Init, ParamSpec, Part, Weights};
 #[derive(Default)]
 pub(crate) struct Params(pub Vec<ParamSpec>);
 
-/// Where a linear layer's matrix and bias lie in a unit.
+/// Where a layer's weight and bias lie in a unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear(usize);
 
@@ -42,6 +42,17 @@ impl Params {
         Linear(index)
     }
 
+    /// The weight and bias of a norm of groups of channels.
+    pub(crate) fn group_norm(&mut self, name: &str, channels: i64) -> Linear {
+        let index = self.0.len();
+        for (kind, init) in [("weight", Init::Ones), ("bias", Init::Zeros)] {
+            let name = format!("{name}.{kind}");
+            let parts = vec![Part { name: name.clone(), rows: channels }];
+            self.0.push(ParamSpec { name, shape: vec![channels], parts, init, decay: false });
+        }
+        Linear(index)
+    }
+
     /// The weight of an RMS norm.
     pub fn norm(&mut self, name: &str, size: i64) -> usize {
         let name = format!("{name}.weight");
@@ -55,6 +66,18 @@ impl Linear {
     /// Of the block's only unit.
     pub fn forward(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         Ok(x.f_linear(weights.get(0, self.0), Some(weights.get(0, self.0 + 1)))?)
+    }
+
+    /// As a convolution, with as much padding on each side.
+    pub(crate) fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
+        let (kernel, bias) = (weights.get(0, self.0), Some(weights.get(0, self.0 + 1)));
+        Ok(x.f_conv2d(kernel, bias, [1, 1], [padding, padding], [1, 1], 1)?)
+    }
+
+    /// As a norm of `groups` groups of channels.
+    pub(crate) fn group_norm(self, weights: &Weights, x: &Tensor, groups: i64) -> Result<Tensor> {
+        let (weight, bias) = (Some(weights.get(0, self.0)), Some(weights.get(0, self.0 + 1)));
+        Ok(x.f_group_norm(groups, weight, bias, EPS, false)?)
     }
 }
 
