@@ -9,6 +9,7 @@ mod learning;
 mod other_launchers;
 mod reproducibility;
 mod resume;
+mod rewards;
 mod run_folder;
 mod shims;
 

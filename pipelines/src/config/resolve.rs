@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::error::{Problem, suggestion};
+use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::tree::Node;
 use crate::launch::Rank;
@@ -315,12 +316,28 @@ impl Resolver<'_> {
         if let ModelConfig::Decoder(decoder) = &mut config.model {
             decoder.kv_heads.get_or_insert(decoder.heads);
         }
-        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline
-            && let DataConfig::Jsonl(file) = &mut rlvr.data
-        {
-            // A run that resumes may be started from another folder.
-            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
+            absolute_paths(&mut rlvr.data);
+            if let RewardConfig::Sum(terms) = &mut rlvr.reward {
+                for term in terms {
+                    if let RewardKind::Python(python) = &mut term.kind {
+                        python.path =
+                            std::path::absolute(&python.path).unwrap_or_else(|_| python.path.clone());
+                    }
+                }
+            }
         }
         Ok(config)
+    }
+}
+
+/// A run that resumes may be started from another folder.
+fn absolute_paths(data: &mut DataConfig) {
+    match data {
+        DataConfig::Jsonl(file) => {
+            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        }
+        DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),
+        DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => {}
     }
 }

@@ -8,7 +8,7 @@ use anyroll_strategy::{State, Zero};
 
 use super::Decoder;
 use crate::{
-    Result,
+    Error, Result,
     config::{self, ModelConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run},
     data::{CharTokenizer, Dataset, Record},
     reward::RewardSum,
@@ -79,7 +79,8 @@ impl Setup {
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
             tokenizer,
-            reward: RewardSum::new(&rlvr.reward),
+            reward: RewardSum::new(&rlvr.reward)
+                .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,
