@@ -30,7 +30,7 @@ pub struct Unit {
 pub struct ParamSpec {
     /// The name of the whole; equal to the part's if there is one part.
     pub name: String,
-    /// `[rows, columns]` or `[rows]`.
+    /// `[rows, columns]` or `[rows]`; of a convolution `[rows, columns, height, width]`.
     pub shape: Vec<i64>,
     /// What it is cut into along its rows, from the first row on.
     pub parts: Vec<Part>,
