@@ -110,20 +110,22 @@ extern "C" __global__ void __launch_bounds__(256)
 // ---- AdamW ----
 
 struct AdamW {
-  float learning_rate, beta1, beta2, eps, keep, bias1, bias2_root;
+  float learning_rate, beta1, beta2, eps, keep;
 };
 
-__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h) {
+__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h, float bias1,
+                                 float bias2_root) {
   m = h.beta1 * m + (1 - h.beta1) * gradient;
   v = h.beta2 * v + (1 - h.beta2) * gradient * gradient;
-  w = h.keep * w - h.learning_rate / h.bias1 * m / (sqrtf(v) / h.bias2_root + h.eps);
+  w = h.keep * w - h.learning_rate / bias1 * m / (sqrtf(v) / bias2_root + h.eps);
 }
 
 // One element a thread where they are not aligned, and else four, which is the fastest (docs/cuda.md). The
-// gradient is multiplied by *scale; where that is not finite nothing is written.
+// gradient is multiplied by factors[0]; where that is not finite nothing is written. The other two correct the
+// moments' bias.
 extern "C" __global__ void __launch_bounds__(256)
-    adamw(float* w, float* m, float* v, const float* gradient, const float* scale, u64 n, AdamW h) {
-  const float s = *scale;
+    adamw(float* w, float* m, float* v, const float* gradient, const float* factors, u64 n, AdamW h) {
+  const float s = factors[0], bias1 = factors[1], bias2_root = factors[2];
   if ((__float_as_uint(s) & 0x7f800000) == 0x7f800000) return;
   u64 done = 0;
   if (aligned(w) && aligned(m) && aligned(v) && aligned(gradient)) {
@@ -131,14 +133,15 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u64 i = thread_index(); i < packs; i += thread_count()) {
       Pack<float> pw = ((Pack<float>*)w)[i], pm = ((Pack<float>*)m)[i], pv = ((Pack<float>*)v)[i];
       const Pack<float> pg = ((const Pack<float>*)gradient)[i];
-      for (int k = 0; k < 4; k++) adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], pg.lane[k] * s, h);
+      for (int k = 0; k < 4; k++) adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], pg.lane[k] * s, h, bias1, bias2_root);
       ((Pack<float>*)w)[i] = pw;
       ((Pack<float>*)m)[i] = pm;
       ((Pack<float>*)v)[i] = pv;
     }
     done = packs * 4;
   }
-  for (u64 i = done + thread_index(); i < n; i += thread_count()) adamw_one(w[i], m[i], v[i], gradient[i] * s, h);
+  for (u64 i = done + thread_index(); i < n; i += thread_count())
+    adamw_one(w[i], m[i], v[i], gradient[i] * s, h, bias1, bias2_root);
 }
 
 // ---- sum of squares ----

@@ -23,7 +23,7 @@ use anyroll_models::Model;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use crate::{Error, Result, State, Zero};
+use crate::{Error, Result, State, Zero, loss_scale::Counters};
 
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 2;
@@ -34,9 +34,8 @@ const F32_BYTES: usize = size_of::<f32>();
 struct Manifest {
     format: u32,
     world_size: usize,
-    /// Optimizer steps done.
-    step: u64,
-    has_moments: bool,
+    /// What the optimizer counts, if there is one: its moments are then here, too.
+    optimizer: Option<Counters>,
     units: Vec<UnitEntry>,
     /// What the caller wants back.
     extra: serde_json::Value,
@@ -80,8 +79,8 @@ pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value)
     write_synced(&aside.join(shard_name(rank)), &shard)?;
     barrier(zero)?;
     if rank == 0 {
-        let manifest =
-            serde_json::to_vec_pretty(&manifest_of(zero, extra)).expect("a manifest is plain data");
+        let manifest = Manifest { optimizer: zero.counters()?, extra, ..manifest_of(zero) };
+        let manifest = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
         write_synced(&aside.join(MANIFEST), &manifest)?;
         sync_folder(&aside)?;
         // A checkpoint of this name gives way only once the new one is whole.
@@ -109,7 +108,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     let manifest = read_manifest(path)?;
     check_model(&manifest, zero, path)?;
     let mut targets = Targets::new(zero);
-    if targets.moments.iter().any(Option::is_some) && !manifest.has_moments {
+    if targets.moments.iter().any(Option::is_some) && manifest.optimizer.is_none() {
         return Err(mismatch(path, "it has no optimizer state, so training cannot go on from it".into()));
     }
     for rank in 0..manifest.world_size {
@@ -126,7 +125,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
             zero.restore_moments(index, exp_avg, exp_avg_sq)?;
         }
     }
-    zero.restore_step(manifest.step);
+    zero.restore_counters(manifest.optimizer)?;
     Ok(manifest.extra)
 }
 
@@ -199,7 +198,7 @@ impl Targets {
             };
             let (range, [weights]) = &mut self.weights[index];
             copy_overlap(range, weights, &held, next());
-            if manifest.has_moments {
+            if manifest.optimizer.is_some() {
                 let values = [next(), next()];
                 if let Some((range, moments)) = &mut self.moments[index] {
                     for (moment, values) in moments.iter_mut().zip(values) {
@@ -219,7 +218,8 @@ fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usiz
     }
 }
 
-fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
+/// All but what changes from step to step.
+fn manifest_of<M: Model>(zero: &Zero<M>) -> Manifest {
     let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
         name: unit.name.clone(),
         len: layout.len,
@@ -238,15 +238,14 @@ fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
     Manifest {
         format: FORMAT,
         world_size: zero.group().world_size(),
-        step: zero.steps_done(),
-        has_moments: zero.has_optimizer(),
+        optimizer: None,
         units: units.collect(),
-        extra,
+        extra: serde_json::Value::Null,
     }
 }
 
 fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Result<()> {
-    let ours = manifest_of(zero, serde_json::Value::Null);
+    let ours = manifest_of(zero);
     if manifest.units.len() != ours.units.len() {
         let problem = format!("it has {} units, the model has {}", manifest.units.len(), ours.units.len());
         return Err(mismatch(path, problem));
@@ -315,7 +314,7 @@ fn append(bytes: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
 /// The values of a shard file, whose sum has been checked.
 fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
     let bytes = fs::read(file).map_err(failed(file))?;
-    let states = if manifest.has_moments { 3 } else { 1 };
+    let states = if manifest.optimizer.is_some() { 3 } else { 1 };
     let saved = manifest.units.iter().filter(|unit| unit.trainable);
     let elements: usize = saved.map(|unit| unit.len / manifest.world_size * states).sum();
     let expected = elements * F32_BYTES + F32_BYTES;
