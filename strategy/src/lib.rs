@@ -10,6 +10,7 @@
 
 pub mod checkpoint;
 mod config;
+pub mod disk;
 mod error;
 pub mod layout;
 mod loss_scale;

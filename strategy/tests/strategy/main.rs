@@ -1,5 +1,6 @@
 //! The strategy layer as a whole; ranks are threads here.
 
+mod checkpoints;
 mod fp16;
 mod frozen;
 mod offload;
