@@ -79,16 +79,17 @@ fn kernels(device: &Arc<dyn Device>, say: &dyn Fn(String)) {
     let stream = Stream::torch(device).unwrap();
     let random = || Tensor::randn([LEN], (Kind::Float, at));
     let (mut w, mut m, mut v, g) = (random(), random(), random().abs(), random());
-    let scale = Tensor::from(1f32).to_device(at);
-    let hyper = ops::AdamW { learning_rate: 1e-6, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, step: 9 };
+    let hyper = ops::AdamW { learning_rate: 1e-6, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
+    let (scale, step) = (Tensor::from(1f32).to_device(at), Tensor::from(9).to_device(at));
+    let factors = hyper.factors(&scale, &step).unwrap();
     let rate = |bytes: i64, seconds: f64| {
         format!("{:.3} ms, {:.0} GB/s", seconds * 1e3, bytes as f64 / seconds / 1e9)
     };
-    let adamw = time(&stream, 20, || ops::adamw_(&mut w, &mut m, &mut v, &g, &scale, &hyper).unwrap());
+    let adamw = time(&stream, 20, || ops::adamw_(&mut w, &mut m, &mut v, &g, &factors, &hyper).unwrap());
     let squares = time(&stream, 20, || drop(ops::sum_of_squares(&g).unwrap()));
     let copy = time(&stream, 20, || w.copy_(&g));
     let g16 = g.to_kind(Kind::BFloat16);
-    let adamw16 = time(&stream, 20, || ops::adamw_(&mut w, &mut m, &mut v, &g16, &scale, &hyper).unwrap());
+    let adamw16 = time(&stream, 20, || ops::adamw_(&mut w, &mut m, &mut v, &g16, &factors, &hyper).unwrap());
     say(format!("AdamW of {LEN} elements, 28 bytes each: {}", rate(28 * LEN, adamw)));
     say(format!("AdamW of {LEN} elements, bf16 gradients, 26 bytes each: {}", rate(26 * LEN, adamw16)));
     say(format!("sum of squares of {LEN} elements, 4 bytes each: {}", rate(4 * LEN, squares)));

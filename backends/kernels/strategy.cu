@@ -141,23 +141,25 @@ extern "C" __global__ void __launch_bounds__(256)
 // ---- AdamW ----
 
 struct AdamW {
-  float learning_rate, beta1, beta2, eps, keep, bias1, bias2_root;
+  float learning_rate, beta1, beta2, eps, keep;
 };
 
-__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h) {
+__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h, float bias1,
+                                 float bias2_root) {
   m = h.beta1 * m + (1 - h.beta1) * gradient;
   v = h.beta2 * v + (1 - h.beta2) * gradient * gradient;
-  w = h.keep * w - h.learning_rate / h.bias1 * m / (sqrtf(v) / h.bias2_root + h.eps);
+  w = h.keep * w - h.learning_rate / bias1 * m / (sqrtf(v) / bias2_root + h.eps);
 }
 
 // One element a thread where they are not aligned, and else four, which is the fastest (docs/cuda.md). The
-// gradient is multiplied by *scale; where that is not finite nothing is written.
+// gradient is multiplied by factors[0]; where that is not finite nothing is written. The other two correct the
+// moments' bias.
 template <typename G>
-__device__ inline void adamw_all(float* w, float* m, float* v, const G* gradient, const float* scale, u64 n,
+__device__ inline void adamw_all(float* w, float* m, float* v, const G* gradient, const float* factors, u64 n,
                                  const AdamW& h) {
   using States = Pack<float>;
   using Gradients = Pack<G, States::LANES>;
-  const float s = *scale;
+  const float s = factors[0], bias1 = factors[1], bias2_root = factors[2];
   if ((__float_as_uint(s) & 0x7f800000) == 0x7f800000) return;
   u64 done = 0;
   if (aligned(w) && aligned(m) && aligned(v) && aligned<Gradients>(gradient)) {
@@ -166,7 +168,7 @@ __device__ inline void adamw_all(float* w, float* m, float* v, const G* gradient
       States pw = ((States*)w)[i], pm = ((States*)m)[i], pv = ((States*)v)[i];
       const Gradients pg = ((const Gradients*)gradient)[i];
       for (int k = 0; k < States::LANES; k++)
-        adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], widen(pg.lane[k]) * s, h);
+        adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], widen(pg.lane[k]) * s, h, bias1, bias2_root);
       ((States*)w)[i] = pw;
       ((States*)m)[i] = pm;
       ((States*)v)[i] = pv;
@@ -174,16 +176,16 @@ __device__ inline void adamw_all(float* w, float* m, float* v, const G* gradient
     done = packs * States::LANES;
   }
   for (u64 i = done + thread_index(); i < n; i += thread_count())
-    adamw_one(w[i], m[i], v[i], widen(gradient[i]) * s, h);
+    adamw_one(w[i], m[i], v[i], widen(gradient[i]) * s, h, bias1, bias2_root);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    adamw_f32(float* w, float* m, float* v, const float* gradient, const float* scale, u64 n, AdamW h) {
-  adamw_all(w, m, v, gradient, scale, n, h);
+    adamw_f32(float* w, float* m, float* v, const float* gradient, const float* factors, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, factors, n, h);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    adamw_bf16(float* w, float* m, float* v, const Bf16* gradient, const float* scale, u64 n, AdamW h) {
-  adamw_all(w, m, v, gradient, scale, n, h);
+    adamw_bf16(float* w, float* m, float* v, const Bf16* gradient, const float* factors, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, factors, n, h);
 }
 
 // ---- sum of squares ----

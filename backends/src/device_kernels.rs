@@ -40,8 +40,6 @@ pub(crate) struct AdamW {
     pub(crate) beta2: f32,
     pub(crate) eps: f32,
     pub(crate) keep: f32,
-    pub(crate) bias1: f32,
-    pub(crate) bias2_root: f32,
 }
 
 /// The device that holds a tensor, if it is an fp32 one and the device has kernels for it.
@@ -84,13 +82,13 @@ pub(crate) fn reduce_in_rank_order(
 /// One step over `len` elements, on libtorch's stream. The gradient is fp32, or bf16 where `is_bf16`.
 ///
 /// # Safety
-/// Each address but that of `scale` has `len` elements on `device`, fp32 but for the gradient's; `scale` has one.
-/// Those that are written (the first three) do not overlap.
+/// Each address but that of `factors` has `len` elements on `device`, fp32 but for the gradient's; `factors` has
+/// three, fp32. Those that are written (the first three) do not overlap.
 pub(crate) unsafe fn adamw(
     device: &dyn Device,
     mut states: [*mut c_void; 3],
     (mut gradient, is_bf16): (*mut c_void, bool),
-    mut scale: *mut c_void,
+    mut factors: *mut c_void,
     len: usize,
     mut numbers: AdamW,
 ) -> Result<()> {
@@ -105,7 +103,7 @@ pub(crate) unsafe fn adamw(
         erase(exp_avg),
         erase(exp_avg_sq),
         erase(&mut gradient),
-        erase(&mut scale),
+        erase(&mut factors),
         erase(&mut count),
         erase(&mut numbers),
     ];
@@ -334,10 +332,10 @@ mod tests {
     }
 
     /// One element of the step, as `kernels/strategy.cu` and `shim/optimizer.cpp` write it.
-    fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW) -> [f32; 3] {
+    fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW, step: i32) -> [f32; 3] {
         let (learning_rate, beta1, beta2) = (h.learning_rate as f32, h.betas.0 as f32, h.betas.1 as f32);
-        let bias1 = (1.0 - h.betas.0.powi(h.step as i32)) as f32;
-        let bias2_root = (1.0 - h.betas.1.powi(h.step as i32)).sqrt() as f32;
+        let bias1 = (1.0 - h.betas.0.powi(step)) as f32;
+        let bias2_root = (1.0 - h.betas.1.powi(step)).sqrt() as f32;
         let keep = 1.0 - learning_rate * h.weight_decay as f32;
         let m = beta1 * m + (1.0 - beta1) * gradient;
         let v = beta2 * v + (1.0 - beta2) * gradient * gradient;
@@ -357,19 +355,19 @@ mod tests {
         let weights: Vec<f32> = host.iter().map(|state| state[0]).collect();
         let mut states = [&weights, &zeros, &zeros].map(|column| on_device(column, Kind::Float));
         for step in 1..=5 {
-            let hyper =
-                ops::AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, step };
-            let mut gradient = values(len, 10 + step);
+            let hyper = ops::AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
+            let mut gradient = values(len, 10 + step as u64);
             if gradient_kind == Kind::BFloat16 {
                 gradient.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
             }
             for scale in [0.37f32, f32::NAN] {
-                let scale = Tensor::from(scale).to_device(at);
+                let (scale, step) = (Tensor::from(scale), Tensor::from(f64::from(step)));
+                let factors = hyper.factors(&scale.to_device(at), &step.to_device(at)).unwrap();
                 let [w, m, v] = &mut states;
-                ops::adamw_(w, m, v, &on_device(&gradient, gradient_kind), &scale, &hyper).unwrap();
+                ops::adamw_(w, m, v, &on_device(&gradient, gradient_kind), &factors, &hyper).unwrap();
             }
             for (state, gradient) in host.iter_mut().zip(&gradient) {
-                *state = adamw_one(*state, gradient * 0.37f32, &hyper);
+                *state = adamw_one(*state, gradient * 0.37f32, &hyper, step);
             }
         }
         for (column, state) in states.iter().enumerate() {
@@ -420,12 +418,11 @@ mod tests {
         let Some(_open) = device() else { return };
         let make = |at| Tensor::zeros([8], (Kind::Float, at));
         let on_device = || make(tch::Device::Cuda(0));
-        let hyper =
-            ops::AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.0, step: 1 };
-        let scale = Tensor::from(1f32).to_device(tch::Device::Cuda(0));
+        let hyper = ops::AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.0 };
+        let factors = Tensor::from_slice(&[1f32, 0.1, 0.1]).to_device(tch::Device::Cuda(0));
         let check = |gradient: &Tensor, words: &str| {
             let error =
-                ops::adamw_(&mut on_device(), &mut on_device(), &mut on_device(), gradient, &scale, &hyper);
+                ops::adamw_(&mut on_device(), &mut on_device(), &mut on_device(), gradient, &factors, &hyper);
             let error = error.unwrap_err().to_string();
             assert!(error.contains("`gradient`") && error.contains(words), "{error}");
         };
