@@ -20,6 +20,10 @@ use crate::{
 /// The most logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
 
+/// Rows that a product of matrices has at least. With fewer, libraries take another way, which adds in another order;
+/// with these, what a row comes to depends on that row alone, and so a sample on nobody that it is generated beside.
+const LEAST_ROWS: usize = 8;
+
 /// A decoder with its weights and its cache.
 #[derive(Debug)]
 pub(super) struct Passes {
@@ -57,6 +61,11 @@ impl Passes {
             lengths.push(group.len() as i64);
             last_rows.push(tokens.len() as i64 - 1);
         }
+        if tokens.len() < LEAST_ROWS {
+            lengths.push((LEAST_ROWS - tokens.len()) as i64); // a prompt that nobody asked for
+            tokens.resize(LEAST_ROWS, 0);
+        }
+        repeat_last(&mut last_rows, LEAST_ROWS);
         let inputs = Prefill {
             tokens: self.upload(&tokens)?,
             packing: Packing::new(&lengths, self.device)?,
@@ -95,11 +104,17 @@ impl Passes {
 
     /// Runs the last token of each sequence, and returns the next.
     pub fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
-        let of_live =
-            |value: &dyn Fn(&Sequence) -> i64| self.upload(&live.iter().map(value).collect::<Vec<_>>());
+        // The last sequence fills the rows up: it writes the same key and value to its place more than once.
+        let rows = live.len().max(LEAST_ROWS);
+        let of_live = |value: &dyn Fn(&Sequence) -> i64| {
+            let mut values: Vec<i64> = live.iter().map(value).collect();
+            repeat_last(&mut values, rows);
+            self.upload(&values)
+        };
         let table_len = live.iter().map(|sequence| blocks_of(sequence.len())).max().unwrap_or(0);
-        let mut tables = vec![i64::from(SCRATCH_BLOCK); live.len() * table_len];
-        for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live) {
+        let mut tables = vec![i64::from(SCRATCH_BLOCK); rows * table_len];
+        let last = live.last().into_iter().cycle();
+        for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live.iter().chain(last)) {
             let blocks = &sequence.blocks[..table_len.min(sequence.blocks.len())];
             table.iter_mut().zip(blocks).for_each(|(entry, &block)| *entry = i64::from(block));
         }
@@ -128,6 +143,13 @@ impl Passes {
 
     fn upload(&self, values: &[i64]) -> Result<Tensor> {
         Ok(Tensor::f_from_slice(values)?.f_to_device(self.device)?)
+    }
+}
+
+/// Repeats the last value until there are `len` of them.
+fn repeat_last(values: &mut Vec<i64>, len: usize) {
+    if let Some(&last) = values.last() {
+        values.resize(values.len().max(len), last);
     }
 }
 
