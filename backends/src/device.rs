@@ -318,11 +318,15 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// `stream` is live.
     unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()>;
 
+    /// How many blocks of a large kernel run side by side, where the driver says so.
+    fn multiprocessors(&self) -> Option<i64> {
+        None
+    }
     /// Whether [`Device::launch`] works: the device compiles kernels at run time, and its compiler is there.
     fn has_kernels(&self) -> bool {
         false
     }
-    /// Launches a kernel of `kernels/strategy.cu`. `arguments` are the addresses of its parameters' values, read
+    /// Launches a kernel of `kernels/`. `arguments` are the addresses of its parameters' values, read
     /// before this returns.
     ///
     /// # Safety

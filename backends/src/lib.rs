@@ -22,6 +22,7 @@ mod gpu;
 mod group;
 mod kernel_cache;
 mod library;
+mod model_kernels;
 mod nccl;
 mod open_devices;
 pub mod ops;

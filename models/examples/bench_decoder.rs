@@ -133,7 +133,7 @@ fn operations(config: &DecoderConfig, passes: usize) {
     time("attention", passes, || drop(ops::attention(&q, &k, &v, &packing, 0.25).unwrap()));
     time("attention_backward", passes, || {
         let gradients = (&mut dq, &mut dk, &mut dv);
-        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), &packing, 0.25, gradients).unwrap();
+        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), (&packing, 0.25, true), gradients).unwrap();
     });
     let padded: Vec<Tensor> = [&q, &k, &v]
         .iter()

@@ -1,6 +1,6 @@
 //! What a decoder reads in training: sequences of unequal length, packed without padding.
 
-use anyroll_backends::ops::Packing;
+use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
 use crate::{Error, Result};
@@ -56,7 +56,7 @@ impl PackedBatch {
             targets.extend_from_slice(completion);
             target_rows.extend((0..completion.len()).map(|t| (start + prompt_len - 1 + t) as i64));
         }
-        let to_device = |values: &[i64]| Tensor::f_from_slice(values)?.f_to_device(device);
+        let to_device = |values: &[i64]| upload(values, device);
         Ok(PackedBatch {
             tokens: to_device(&tokens)?,
             packing: Packing::new(&lengths, device)?,

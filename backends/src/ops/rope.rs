@@ -2,8 +2,9 @@
 
 use tch::{Device, Tensor};
 
-use super::check::{Args, has_kernel};
+use super::check::{Args, Engine};
 use super::{Result, composite, kernels};
+use crate::model_kernels;
 
 /// Which way [`rope_`] turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,28 +44,26 @@ pub fn rope_table(positions: i64, dim: i64, theta: f64, device: Device) -> Resul
 /// [`super::Error::Argument`] for shapes that do not fit or a position outside of the table, or libtorch's
 /// error.
 pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotation) -> Result<()> {
-    if !has_kernel(x) {
-        return composite::rope_(x, positions, table, rotation);
-    }
-    let args = Args("rope_");
+    let Some(engine) = Engine::of(x) else { return composite::rope_(x, positions, table, rotation) };
+    let args = Args::new("rope_", x);
     let [rows, heads, dim] = args.dims("x", x)?;
     let [max_position, _] = args.dims("table", table)?;
+    let x = args.heads("x", x, [rows, heads, dim])?;
+    let positions = args.indices("positions", positions, &[rows], max_position)?;
+    let table = args.floats("table", table, &[max_position, dim])?;
     let sign = match rotation {
         Rotation::Forward => 1.0,
         Rotation::Inverse => -1.0,
     };
-    // SAFETY: the sizes of all tensors and the range of the positions were checked, `x` is borrowed mutably,
-    // and all outlive the call.
-    let code = unsafe {
-        kernels::anyroll_rope(
-            args.heads("x", x, [rows, heads, dim])?,
-            args.indices("positions", positions, &[rows], max_position)?,
-            args.floats("table", table, &[max_position, dim])?,
-            sign,
-            rows,
-            heads,
-            dim,
-        )
-    };
-    kernels::check(args.0, code)
+    // SAFETY: the sizes of all tensors and on a CPU the range of the positions were checked, `x` is borrowed mutably,
+    // and all outlive the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => args.ran(kernels::anyroll_rope(x, positions, table, sign, rows, heads, dim)),
+            Engine::Device(device) => {
+                let sizes = [rows, heads, dim, max_position];
+                args.launched(model_kernels::rope(&*device, args.kind(), x, positions, table, sign, sizes))
+            }
+        }
+    }
 }

@@ -38,6 +38,8 @@ pub(super) struct Block {
     eps: f64,
     /// 1 / sqrt(D), on the scores.
     scale: f64,
+    /// Whether attention's backward repeats to the bit.
+    pub deterministic: bool,
 }
 
 /// The units of all decoder blocks, and the block that they have in common.
@@ -133,6 +135,7 @@ impl Block {
             head_dim: dim,
             eps: config.rms_norm_eps,
             scale: 1.0 / (dim as f64).sqrt(),
+            deterministic: true,
         };
         (params, block)
     }
@@ -294,9 +297,10 @@ impl Block {
         let [q, k, v] = self.split(&qkv)?;
         let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
         let positions = packing.positions();
+        let how = (packing, self.scale, self.deterministic);
         let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
             let gradients = (&mut dq, &mut dk, &mut dv);
-            ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), packing, self.scale, gradients)?;
+            ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients)?;
             let mut dqk = dqkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
             ops::rope_(&mut dqk, positions, rope_table, Rotation::Inverse)?;
             return Ok(dqkv.f_view(flat)?);
@@ -306,7 +310,7 @@ impl Block {
         let inputs = (&q_normed, &k_normed, &v);
         let gradients = (&mut dq_normed, &mut dk_normed, &mut dv);
         drop(dqkv.f_zero_()?); // the norms add to what is there
-        ops::attention_backward(&dout, inputs, (&out, &lse), packing, self.scale, gradients)?;
+        ops::attention_backward(&dout, inputs, (&out, &lse), how, gradients)?;
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
         ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
         let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");

@@ -65,6 +65,14 @@ impl Decoder {
         Ok(Decoder { config, units, units_of, embedding: Embedding, block, head, rope_table })
     }
 
+    /// The same decoder, whose gradients repeat to the bit (as they do unless this says otherwise) or may differ from
+    /// run to run where that is faster.
+    #[must_use]
+    pub fn deterministic(mut self, deterministic: bool) -> Decoder {
+        self.block.deterministic = deterministic;
+        self
+    }
+
     /// The same decoder, in which the units that `is_frozen` accepts are not trained.
     #[must_use]
     pub fn freeze(mut self, is_frozen: impl Fn(&Unit) -> bool) -> Decoder {
