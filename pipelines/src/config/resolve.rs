@@ -155,6 +155,7 @@ impl Resolver<'_> {
             zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
             precision: own.precision.unwrap_or(top.precision),
             recompute: own.recompute.unwrap_or(top.recompute),
+            deterministic: top.deterministic,
             offload: OffloadConfig {
                 optimizer: own.offload.optimizer.unwrap_or(top.offload.optimizer),
                 params: own.offload.params.unwrap_or(top.offload.params),

@@ -117,6 +117,10 @@ pub struct StrategyConfig {
     /// What backward runs again instead of keeping it; the result does not depend on it. Default none.
     #[serde(default)]
     pub recompute: Recompute,
+    /// Whether gradients repeat to the bit from run to run. `false` allows a device's faster kernels that do not, where
+    /// it has any: attention in 16 bits on GPUs. Default true.
+    #[serde(default = "yes")]
+    pub deterministic: bool,
     /// What leaves the device while it is not needed; the result does not depend on it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadConfig,
@@ -748,6 +752,10 @@ fn ten_thousand() -> f64 {
 
 fn one_millionth() -> f64 {
     1e-6
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one_minute() -> f64 {

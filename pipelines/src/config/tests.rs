@@ -475,12 +475,14 @@ fn a_run_knows_its_ranks_and_their_share() {
         "pipeline.rlvr.algorithm.kl_coef=0.1",
         "strategy.precision=bf16",
         "strategy.recompute=full",
+        "strategy.deterministic=false",
         "roles.reference={strategy: {precision: fp32, offload: {params: between_steps}}}",
     ];
     let run = resolve(&sets, &machine()).unwrap();
     let (policy, reference) = (run.policy.strategy, run.reference.unwrap().strategy);
     assert_eq!((policy.precision, policy.recompute), (Precision::Bf16, Recompute::Full));
     assert_eq!((reference.precision, reference.recompute), (Precision::Fp32, Recompute::Full));
+    assert!(!policy.deterministic);
     assert_eq!((policy.offload.params, reference.offload.params), (Offload::None, Offload::BetweenSteps));
 
     let run = resolve(&["backend=gpu", "devices=[3, 1]", "threads=1"], &machine()).unwrap();

@@ -73,7 +73,8 @@ impl Setup {
         };
         let tokenizer = CharTokenizer::new(&dataset.characters());
         let device = place.torch_device()?;
-        let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?;
+        let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?
+            .deterministic(run.policy.strategy.deterministic);
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
