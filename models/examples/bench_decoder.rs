@@ -13,7 +13,9 @@ mod holder;
 use std::time::Instant;
 
 use anyroll_backends::ops::{self, Packing, Rotation, Store};
-use anyroll_models::{Decoder, DecoderConfig, KvCache, PackedBatch, SamplingParams, Sequence, generate};
+use anyroll_models::{
+    Decoder, DecoderConfig, KvCache, PackedBatch, RopeScaling, SamplingParams, Sequence, generate,
+};
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
 
@@ -38,7 +40,9 @@ fn main() {
         intermediate_size: 176,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 64,
+        sliding_window: None,
         qkv_bias: false,
         qk_norm: false,
         tie_word_embeddings: true,
@@ -88,7 +92,7 @@ fn operations(config: &DecoderConfig, passes: usize) {
     let rows = (SEQUENCES * (LENGTH - 1)) as i64;
     let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
     let packing = Packing::new(&[LENGTH as i64 - 1; SEQUENCES], Device::Cpu).unwrap();
-    let table = ops::rope_table(64, dim, 10_000.0, Device::Cpu).unwrap();
+    let table = ops::rope_table(64, &ops::rope_frequencies(dim, 10_000.0), 1.0, Device::Cpu).unwrap();
 
     for (name, rows_in, columns) in [
         ("qkv", hidden, 3 * hidden),

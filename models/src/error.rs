@@ -20,6 +20,12 @@ pub enum Error {
         /// What is wrong with it, and what it should be.
         problem: String,
     },
+    /// A published model's folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] crate::hf::Error),
+    /// A source of weights failed.
+    #[error("cannot read the weights")]
+    Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A tensor operation failed.
     #[error("tensor operation failed")]
     Op(#[from] anyroll_backends::ops::Error),

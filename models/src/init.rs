@@ -1,7 +1,30 @@
-//! The first values of parameters, made on the host from a seed.
+//! The first values of parameters, on the host: made from a seed, or read from somewhere.
 
+use std::ops::Range;
+
+use crate::Result;
 use crate::model::{Init, ParamSpec};
 use crate::random::Stream;
+
+/// Where the values of parameters come from.
+pub trait WeightSource {
+    /// Puts the values `range` of a parameter, row-major, into `values`, which is as long.
+    ///
+    /// # Errors
+    /// The source's own.
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()>;
+}
+
+/// Values as [`fill`] makes them from this seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl WeightSource for Seed {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        values.copy_from_slice(&fill(spec, self.0)[range]);
+        Ok(())
+    }
+}
 
 /// The first values of a parameter, row-major.
 ///

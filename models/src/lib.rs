@@ -3,13 +3,15 @@
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
 //! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generate()`] with [`kv_cache`] and
 //! [`sampling`]. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors,
-//! gradients go into tensors, and who laid those out is not asked.
+//! gradients go into tensors, and who laid those out is not asked. [`hf`] reads and writes the folders in which
+//! models are published.
 #![forbid(unsafe_code)]
 
 pub mod batch;
 pub mod decoder;
 mod error;
 pub mod generate;
+pub mod hf;
 pub mod init;
 pub mod kv_cache;
 pub mod model;
@@ -17,7 +19,7 @@ mod random;
 pub mod sampling;
 
 pub use batch::{PackedBatch, Sequence};
-pub use decoder::{Decoder, DecoderConfig};
+pub use decoder::{Decoder, DecoderConfig, RopeScaling};
 pub use error::{Error, Result};
 pub use generate::{Completion, generate};
 pub use kv_cache::KvCache;

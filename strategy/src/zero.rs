@@ -16,7 +16,11 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use anyroll_backends::{Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work, ops};
-use anyroll_models::{Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads, model::Scores};
+use anyroll_models::{
+    Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads,
+    init::{Seed, WeightSource},
+    model::Scores,
+};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -68,6 +72,18 @@ impl<M: Model> Zero<M> {
         group: CollectiveGroup,
         seed: u64,
     ) -> Result<Self> {
+        Self::from_source(model, config, adamw, device, group, &Seed(seed))
+    }
+
+    /// As [`Self::new`], with weights from `source`; a rank reads what it keeps.
+    pub fn from_source(
+        model: Arc<M>,
+        config: impl Into<ZeroConfig>,
+        adamw: Option<AdamW>,
+        device: &Arc<dyn Device>,
+        group: CollectiveGroup,
+        source: &dyn WeightSource,
+    ) -> Result<Self> {
         let config = config.into();
         let compute = Stream::torch(device)?;
         let units: Result<Vec<_>> = model
@@ -80,7 +96,7 @@ impl<M: Model> Zero<M> {
         let mut zero =
             Self { model, config, group, compute, transfers, units: units?, gathered, training: None };
         zero.training = adamw.map(|adamw| zero.training_state(adamw)).transpose()?;
-        zero.init_weights(seed)?;
+        zero.init_weights(source)?;
         Ok(zero)
     }
 

@@ -12,6 +12,7 @@ mod cached;
 mod config;
 mod embedding;
 mod head;
+mod rope;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,6 +21,7 @@ use tch::{Device, Tensor};
 
 pub(crate) use cached::{Prefill, Step};
 pub use config::DecoderConfig;
+pub use rope::RopeScaling;
 
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
@@ -50,16 +52,12 @@ impl Decoder {
     pub fn new(config: DecoderConfig, device: Device) -> Result<Decoder> {
         config.validate()?;
         let layers = config.num_hidden_layers;
-        let mut units = vec![embedding::unit(&config)];
-        let (mut block_units, block): (Vec<Unit>, Block) = block::layout(&config);
-        units.append(&mut block_units);
-        let (head_unit, head) = head::layout(&config);
-        units.push(head_unit);
-
+        let (units, block, head) = layout(&config);
         let mut units_of: Vec<Vec<usize>> = (0..=layers).map(|unit| vec![unit]).collect();
         units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
-        let (positions, dim) = (config.max_position_embeddings, config.head_dim);
-        let rope_table = Mutex::new(ops::rope_table(positions, dim, config.rope_theta, device)?);
+        let frequencies = config.rope_scaling.frequencies(config.head_dim, config.rope_theta);
+        let (positions, scale) = (config.max_position_embeddings, config.rope_scaling.table_scale());
+        let rope_table = Mutex::new(ops::rope_table(positions, &frequencies, scale, device)?);
         Ok(Decoder { config, units, units_of, embedding: Embedding, block, head, rope_table })
     }
 
@@ -134,6 +132,20 @@ impl Model for Decoder {
             }
         }
     }
+}
+
+/// The units of a decoder, from the embedding's to the head's.
+pub(crate) fn units(config: &DecoderConfig) -> Vec<Unit> {
+    layout(config).0
+}
+
+fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block, Head) {
+    let mut units = vec![embedding::unit(config)];
+    let (mut block_units, block) = block::layout(config);
+    units.append(&mut block_units);
+    let (head_unit, head) = head::layout(config);
+    units.push(head_unit);
+    (units, block, head)
 }
 
 /// A norm's weight.

@@ -2,7 +2,7 @@
 
 use crate::holder::Holder;
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, KvCache, PackedBatch, SamplingParams, Sequence, generate,
+    Completion, Decoder, DecoderConfig, KvCache, PackedBatch, RopeScaling, SamplingParams, Sequence, generate,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -20,7 +20,9 @@ fn holder(qk_norm: bool) -> Holder {
         intermediate_size: 40,
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 40,
+        sliding_window: None,
         qkv_bias: true,
         qk_norm,
         tie_word_embeddings: false,

@@ -2,5 +2,6 @@
 
 mod generation;
 mod golden;
+mod hf;
 mod holder;
 mod properties;

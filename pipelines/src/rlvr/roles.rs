@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
-use anyroll_models::DecoderConfig;
+use anyroll_models::{DecoderConfig, RopeScaling};
 use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
 
 use super::{Decoder, share::Share};
@@ -214,7 +214,9 @@ fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> Decoder
         intermediate_size: decoder.intermediate_size as i64,
         rms_norm_eps: decoder.norm_eps,
         rope_theta: decoder.rope_theta,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: decoder.max_length as i64,
+        sliding_window: None,
         qkv_bias: decoder.qkv_bias,
         qk_norm: decoder.qk_norm,
         tie_word_embeddings: decoder.tie_embeddings,

@@ -1,0 +1,56 @@
+"""Writes tests/golden/tokenizer/*: a small byte-level BPE tokenizer with a chat template, and what Python makes of texts.
+
+    python tests/python/make_tokenizer_golden.py
+
+Needs transformers 4.57. The pattern that cuts texts is that of Qwen2's tokenizer.
+"""
+
+import json
+import pathlib
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXTS = [
+    "What is 12 + 34?",
+    " It's\n\n  the   end. \t",
+    "Grüße, 你好 \U0001f600 <|im_end|>",
+    "",
+    "<|im_start|>user\nsort 314159<|im_end|>\n",
+    "we'll've DON'T x=y**2;\r\n",
+]
+CHATS = [
+    [{"role": "user", "content": "What is 1+1?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3*3"}],
+]
+root = pathlib.Path(__file__).parent.parent
+folder = root / "golden" / "tokenizer"
+folder.mkdir(parents=True, exist_ok=True)
+tokenizer = Tokenizer(models.BPE())
+tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+tokenizer.decoder = decoders.ByteLevel()
+trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+tokenizer.train_from_iterator([pathlib.Path(__file__).read_text()], trainer)
+tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")
+fast.chat_template = (root / "golden" / "chat" / "chatml.jinja").read_text()
+fast.save_pretrained(folder, save_jinja_files=False)
+golden = {
+    "eos": fast.eos_token_id,
+    "texts": [
+        {"text": text, "ids": fast(text).input_ids, "decoded": fast.decode(fast(text).input_ids, True, False)}
+        for text in TEXTS
+    ],
+    "chats": [
+        {"messages": chat, "ids": fast.apply_chat_template(chat, add_generation_prompt=True)} for chat in CHATS
+    ],
+}
+(folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
