@@ -6,6 +6,7 @@ mod commands;
 mod failures;
 mod learning;
 mod other_launchers;
+mod published_model;
 mod reproducibility;
 mod resume;
 mod run_folder;

@@ -31,9 +31,9 @@ pub enum Error {
     /// The data do not fit.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
-    /// A record has a character that the model has no token for.
+    /// A text could not be turned into tokens, or back.
     #[error(transparent)]
-    Character(#[from] crate::data::UnknownCharacter),
+    Tokenizer(#[from] crate::data::TokenizerError),
     /// A reward could not be computed.
     #[error(transparent)]
     Reward(#[from] crate::reward::Error),

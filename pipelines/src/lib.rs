@@ -8,6 +8,7 @@
 
 pub mod algorithm;
 pub(crate) mod atomic_file;
+mod base_model;
 pub mod cli;
 pub mod config;
 pub mod data;

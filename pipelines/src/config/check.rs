@@ -1,11 +1,14 @@
 //! What must hold between the fields of a config on any machine.
 
+use anyroll_models::hf::ModelFolder;
+
 use super::algorithm::*;
 use super::error::{Problem, list};
+use super::model::FolderConfig;
 use super::reward::*;
 use super::schema::*;
 use super::tree::Node;
-use crate::data::{self, Dataset};
+use crate::data::{self, Dataset, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 use crate::reward::Pattern;
 
@@ -22,12 +25,20 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
     if let Some(threads) = config.threads {
         check.positive("threads", threads)?;
     }
-    let ModelConfig::Decoder(decoder) = &config.model;
-    check.decoder(decoder)?;
+    let folder = check.model(&config.model)?;
     check.strategies(config)?;
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
     check.rlvr(rlvr)?;
-    check.data(rlvr, decoder)
+    let dataset = check.data(rlvr)?;
+    match (&config.model, &folder) {
+        (ModelConfig::Folder(model), Some(folder)) => check.tokens(rlvr, model, folder, &dataset)?,
+        (ModelConfig::Decoder(decoder), _) => {
+            let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
+            check.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))?;
+        }
+        (ModelConfig::Folder(_), None) => unreachable!("a folder was opened for it"),
+    }
+    Ok(dataset)
 }
 
 /// Checks a reward that stands alone, read from `tree`.
@@ -86,6 +97,20 @@ impl Check<'_> {
         let holds = name.chars().all(is_plain) && name.starts_with(|c: char| c.is_ascii_alphanumeric());
         let message = format!("`{name}` cannot start the name of a folder");
         self.ensure(holds, "name", message, "use letters, digits, `-`, `_` and `.`, first a letter or digit")
+    }
+
+    /// Opens the folder, if the model is one.
+    fn model(&self, model: &ModelConfig) -> Result<Option<ModelFolder>, Problem> {
+        match model {
+            ModelConfig::Decoder(decoder) => self.decoder(decoder).map(|()| None),
+            ModelConfig::Folder(folder) => match ModelFolder::open(&folder.path) {
+                Ok(folder) => Ok(Some(folder)),
+                Err(error) => {
+                    let help = "give the folder of a model as Hugging Face publishes it; docs/models.md has the families";
+                    Err(self.problem("model.path", one_line(&error), help))
+                }
+            },
+        }
     }
 
     fn decoder(&self, decoder: &DecoderConfig) -> Result<(), Problem> {
@@ -420,7 +445,7 @@ impl Check<'_> {
         )
     }
 
-    fn data(&self, rlvr: &RlvrConfig, decoder: &DecoderConfig) -> Result<Dataset, Problem> {
+    fn data(&self, rlvr: &RlvrConfig) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("pipeline.rlvr.{name}");
         self.data_ranges(&rlvr.data)?;
         let dataset = Dataset::open(&rlvr.data).map_err(|error| {
@@ -431,26 +456,6 @@ impl Check<'_> {
             };
             self.problem(&field("data.jsonl.path"), one_line(&error), help)
         })?;
-
-        let wanted = dataset.longest_answer() + 1;
-        let new_tokens = rlvr.rollout.max_new_tokens;
-        self.ensure(
-            new_tokens >= wanted,
-            &field("rollout.max_new_tokens"),
-            format!("the longest answer and its end are {wanted} tokens, and only {new_tokens} are sampled"),
-            format!("write {wanted} or above"),
-        )?;
-        let prompt = dataset.longest_prompt();
-        self.ensure(
-            prompt + new_tokens <= decoder.max_length,
-            "model.decoder.max_length",
-            format!(
-                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
-                 it exceeds {}",
-                decoder.max_length
-            ),
-            format!("write {} or above", prompt + new_tokens),
-        )?;
         let asked = rlvr.evaluation.prompts;
         self.ensure(
             asked <= MOST_EVALUATED,
@@ -466,6 +471,53 @@ impl Check<'_> {
             format!("write {available} or fewer"),
         )?;
         Ok(dataset)
+    }
+
+    /// Whether a published model's tokenizer can read the data, and the model has room for them.
+    fn tokens(
+        &self,
+        rlvr: &RlvrConfig,
+        model: &FolderConfig,
+        folder: &ModelFolder,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        let help = "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
+        let refused = |error: TokenizerError| self.problem("model.path", one_line(&error), help);
+        let tokenizer = Tokenizer::of_folder(folder, model).map_err(refused)?;
+        let (mut prompt, mut answer) = (0, 0);
+        for record in dataset.examples() {
+            prompt = prompt.max(tokenizer.encode_prompt(&record).map_err(refused)?.len());
+            answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
+        }
+        let config = folder.decoder_config();
+        let max_length = config.max_position_embeddings.min(config.sliding_window.unwrap_or(i64::MAX));
+        self.lengths(rlvr, (prompt, answer), ("model.path", max_length as usize))
+    }
+
+    /// Whether the longest prompt and answer fit: `max_length` is a field and how many tokens it allows.
+    fn lengths(
+        &self,
+        rlvr: &RlvrConfig,
+        (prompt, answer): (usize, usize),
+        (field, max_length): (&str, usize),
+    ) -> Result<(), Problem> {
+        let new_tokens = rlvr.rollout.max_new_tokens;
+        self.ensure(
+            new_tokens >= answer,
+            "pipeline.rlvr.rollout.max_new_tokens",
+            format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
+            format!("write {answer} or above"),
+        )?;
+        let sum = prompt + new_tokens;
+        self.ensure(
+            sum <= max_length,
+            field,
+            format!(
+                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
+                 it exceeds {max_length}"
+            ),
+            format!("write {sum} or above, or fewer new tokens"),
+        )
     }
 
     fn data_ranges(&self, data: &DataConfig) -> Result<(), Problem> {

@@ -13,6 +13,7 @@ mod algorithm;
 mod check;
 mod de;
 mod error;
+mod model;
 mod resolve;
 mod reward;
 mod schema;
@@ -22,6 +23,7 @@ use std::path::Path;
 
 pub use algorithm::*;
 pub use error::{Error, Invalid};
+pub use model::FolderConfig;
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;
 pub use schema::*;

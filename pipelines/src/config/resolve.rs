@@ -1,5 +1,7 @@
 //! What a config comes to on a machine: its ranks, their devices and threads, and how batches are shared.
 
+use std::path::{Path, PathBuf};
+
 use super::check::Check;
 use super::error::{Problem, suggestion};
 use super::schema::*;
@@ -94,6 +96,11 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let batches = resolver.batches(rlvr, world_size, policy.strategy.micro_batch_size)?;
     let config = resolver.filled(threads)?;
     Ok(Run { config, world_size, threads, policy, reference, batches })
+}
+
+/// A path that holds from any folder: a run that resumes may be started from another one.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 struct Resolver<'a> {
@@ -282,12 +289,13 @@ impl Resolver<'_> {
             config.devices = Devices::Count(facts.devices.unwrap_or(1));
         }
         config.threads = Some(threads);
-        let ModelConfig::Decoder(decoder) = &mut config.model;
-        decoder.kv_heads.get_or_insert(decoder.heads);
+        match &mut config.model {
+            ModelConfig::Decoder(decoder) => drop(decoder.kv_heads.get_or_insert(decoder.heads)),
+            ModelConfig::Folder(folder) => folder.path = absolute(&folder.path),
+        }
         let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline;
         if let DataConfig::Jsonl(file) = &mut rlvr.data {
-            // A run that resumes may be started from another folder.
-            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+            file.path = absolute(&file.path);
         }
         Ok(config)
     }

@@ -7,7 +7,7 @@
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, escape_formatter};
 use serde::Serialize;
 use serde_json::Map;
@@ -77,7 +77,7 @@ impl ChatTemplate {
         let serde_json::Value::Object(conversation) = conversation else { unreachable!("a struct") };
         context.extend(conversation);
         context.extend(variables.clone());
-        self.environment.get_template(NAME)?.render(Value::from_serialize(&context))
+        self.environment.get_template(NAME)?.render(Serde(&context))
     }
 }
 
@@ -95,7 +95,8 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         None => value.serialize(&mut Serializer::with_formatter(&mut bytes, PythonFormatter)),
         Some(width) => {
             let indent = vec![b' '; width];
-            value.serialize(&mut Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(&indent)))
+            value
+                .serialize(&mut Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(&indent)))
         }
     };
     written

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::UnknownCharacter;
 use super::chat_template::{ChatTemplate, Conversation};
 
 /// Text to tokens and back, as the model was taught.
@@ -42,6 +43,15 @@ pub enum TokenizerError {
         /// The model's folder.
         path: PathBuf,
     },
+    /// Nothing says which token ends a completion.
+    #[error("{} names no eos_token_id in generation_config.json or config.json", path.display())]
+    NoStop {
+        /// The model's folder.
+        path: PathBuf,
+    },
+    /// A record has a character that the model has no token for.
+    #[error(transparent)]
+    Character(#[from] UnknownCharacter),
     /// The chat template refuses the messages.
     #[error("the chat template of {} refuses the messages", path.display())]
     Template {
@@ -91,7 +101,8 @@ impl HfTokenizer {
             false => template_of(&config),
         };
         let template = source.map(|source| ChatTemplate::new(source, special_tokens)).transpose();
-        let template = template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })?;
+        let template =
+            template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })?;
         Ok(HfTokenizer { path: path.to_owned(), tokenizer, template, eos })
     }
 
@@ -174,15 +185,15 @@ mod tests {
 
     use super::*;
 
-    /// Against the `tokenizers` package of Python: tests/python/make_tokenizer_golden.py.
+    /// Against the `tokenizers` package of Python: tests/python/make_tiny_model.py.
     fn folder() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tokenizer")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
     }
 
     #[test]
     fn texts_are_cut_as_in_python_and_come_back() {
         let tokenizer = HfTokenizer::open(&folder()).unwrap();
-        let golden = fs::read(folder().join("golden.json")).unwrap();
+        let golden = fs::read(folder().join("tokens.json")).unwrap();
         let golden: Value = serde_json::from_slice(&golden).unwrap();
         let ids = |value: &Value| -> Vec<i64> { serde_json::from_value(value.clone()).unwrap() };
         for case in golden["texts"].as_array().unwrap() {
@@ -216,16 +227,24 @@ mod tests {
             let messages = [json!({"role": "user", "content": "a"})];
             let conversation = Conversation { messages: &messages, ..Conversation::default() };
             let opened = HfTokenizer::open(scratch.path());
-            let error = opened.and_then(|it| it.encode_chat(conversation, &Map::new())).unwrap_err().to_string();
+            let error =
+                opened.and_then(|it| it.encode_chat(conversation, &Map::new())).unwrap_err().to_string();
             assert!(expected.iter().all(|word| error.contains(word)), "{error} has not {expected:?}");
         };
         let tokenizer = "tokenizer.json";
         check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
-        check(&|folder| fs::write(folder.join(tokenizer), "{}").unwrap(), &[tokenizer, "cannot be understood"]);
+        check(
+            &|folder| fs::write(folder.join(tokenizer), "{}").unwrap(),
+            &[tokenizer, "cannot be understood"],
+        );
         let config = "tokenizer_config.json";
         check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "cannot be understood"]);
         check(&|folder| fs::write(folder.join(config), "{}").unwrap(), &["has no chat template"]);
-        let raises = json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});
-        check(&|folder| fs::write(folder.join(config), raises.to_string()).unwrap(), &["refuses the messages"]);
+        let raises =
+            json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});
+        check(
+            &|folder| fs::write(folder.join(config), raises.to_string()).unwrap(),
+            &["refuses the messages"],
+        );
     }
 }

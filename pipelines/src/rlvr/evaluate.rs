@@ -38,7 +38,7 @@ impl Setup {
         let mut right = Vec::with_capacity(records.len());
         let mut lines = Vec::new();
         for (record, sample) in records.iter().zip(&completions) {
-            let completion = self.text(sample);
+            let completion = self.text(sample)?;
             let reward = self.reward.measure(record, &sample.completion(&completion))?;
             right.push(reward);
             if lines.len() < SHOWN {
@@ -58,7 +58,7 @@ impl Setup {
         let completions = self.sample(&weights, &asked, free)?;
         let mut passed = vec![0; records.len()];
         for (index, (sample, (record, _))) in completions.iter().zip(&asked).enumerate() {
-            let reward = self.reward.measure(record, &sample.completion(&self.text(sample)))?;
+            let reward = self.reward.measure(record, &sample.completion(&self.text(sample)?))?;
             passed[index / samples] += usize::from(reward >= 1.0);
         }
         let pass = |k| passed.iter().map(|&correct| pass_at_k(samples, correct, k)).sum::<f64>();

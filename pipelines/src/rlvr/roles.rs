@@ -3,17 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
-use anyroll_models::{DecoderConfig, RopeScaling};
+use anyroll_models::init::WeightSource;
 use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
 
 use super::{Decoder, share::Share};
 use crate::{
     Error, Result,
+    base_model::BaseModel,
     config::{
-        self, ModelConfig, Offload, OffloadConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run,
-        ScheduleConfig,
+        self, Offload, OffloadConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run, ScheduleConfig,
     },
-    data::{CharTokenizer, Dataset, Record},
+    data::{Dataset, Record, Tokenizer},
     launch::Rank,
     reward::RewardSum,
 };
@@ -29,7 +29,9 @@ pub struct Setup {
     /// The prompts of every evaluation.
     pub held_out: Vec<Record>,
     /// Text to tokens.
-    pub tokenizer: CharTokenizer,
+    pub tokenizer: Tokenizer,
+    /// The policy's first weights.
+    pub weights: Box<dyn WeightSource>,
     /// What a completion earns.
     pub reward: RewardSum,
     /// Which rank samples what.
@@ -97,19 +99,19 @@ impl Setup {
     /// Prepares a run over `world_size` ranks on `place`.
     pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
         let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
-        let tokenizer = CharTokenizer::new(&dataset.characters());
+        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.device.torch_device().and_then(anyroll_backends::TorchDevice::tch);
         let device = device.ok_or_else(|| anyroll_backends::Error::Unsupported {
             backend: place.device.id().backend,
             what: "models: libtorch does not compute on it".into(),
         })?;
-        let ModelConfig::Decoder(decoder) = &run.config.model;
-        let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?;
+        let model = Decoder::new(base.config, device)?;
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
-            tokenizer,
+            tokenizer: base.tokenizer,
+            weights: base.weights,
             reward: RewardSum::new(&rlvr.reward),
             share: Share {
                 prompts: rlvr.prompts_per_step,
@@ -125,7 +127,7 @@ impl Setup {
         })
     }
 
-    /// The policy, with random weights, ready to be trained by `optimizer`.
+    /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
         self.zero(&run.policy.strategy, place, Some(adamw(optimizer)))
     }
@@ -175,7 +177,8 @@ impl Setup {
                 config::Recompute::Full => Recompute::Full,
             },
         };
-        Ok(Zero::new(self.model.clone(), config, adamw, &place.device, place.group.clone(), self.seed)?)
+        let (model, group) = (self.model.clone(), place.group.clone());
+        Ok(Zero::from_source(model, config, adamw, &place.device, group, &*self.weights)?)
     }
 }
 
@@ -200,26 +203,5 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
         eps: optimizer.adamw.eps,
         weight_decay: optimizer.adamw.weight_decay,
         max_grad_norm: optimizer.max_grad_norm,
-    }
-}
-
-fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
-    DecoderConfig {
-        vocab_size: vocab_size as i64,
-        hidden_size: decoder.hidden_size as i64,
-        num_hidden_layers: decoder.layers,
-        num_attention_heads: decoder.heads as i64,
-        num_key_value_heads: decoder.kv_heads.unwrap_or(decoder.heads) as i64,
-        head_dim: (decoder.hidden_size / decoder.heads) as i64,
-        intermediate_size: decoder.intermediate_size as i64,
-        rms_norm_eps: decoder.norm_eps,
-        rope_theta: decoder.rope_theta,
-        rope_scaling: RopeScaling::None,
-        max_position_embeddings: decoder.max_length as i64,
-        sliding_window: None,
-        qkv_bias: decoder.qkv_bias,
-        qk_norm: decoder.qk_norm,
-        tie_word_embeddings: decoder.tie_embeddings,
-        initializer_range: 0.02,
     }
 }

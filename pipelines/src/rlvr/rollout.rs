@@ -87,7 +87,7 @@ impl Setup {
     ) -> Result<Vec<Completion>> {
         let max_new_tokens = self.rlvr.rollout.max_new_tokens;
         let Sampling { temperature, top_k, top_p } = how;
-        let stop_tokens = vec![self.tokenizer.eos()];
+        let stop_tokens = self.tokenizer.stop_tokens();
         let params = SamplingParams { temperature, top_k, top_p, max_new_tokens, stop_tokens };
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + max_new_tokens;
         let kind = weights[0][0].kind();
@@ -97,8 +97,8 @@ impl Setup {
     }
 
     /// The completion's text, without its end.
-    pub fn text(&self, sample: &Sample) -> String {
-        self.tokenizer.decode(&sample.tokens[sample.prompt_len..])
+    pub fn text(&self, sample: &Sample) -> Result<String> {
+        Ok(self.tokenizer.decode(&sample.tokens[sample.prompt_len..])?)
     }
 
     /// Packs samples for a forward pass.

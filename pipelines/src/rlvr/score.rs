@@ -81,7 +81,7 @@ impl Setup {
         let mut failure = None;
         for (number, sample) in self.share.samples_of(rank).zip(samples) {
             let record = &records[number / group_size];
-            match self.reward.score(record, &sample.completion(&self.text(sample)))? {
+            match self.reward.score(record, &sample.completion(&self.text(sample)?))? {
                 Outcome::Scored { total, parts } => {
                     sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
                     totals.push(Some(total));
