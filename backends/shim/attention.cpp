@@ -266,26 +266,32 @@ FOR_EACH_ISA void attention_backward_range(const Attention& a, const AttentionGr
   }
 }
 
-// One new token of each sequence against its cache [slots, cache_len, kv_heads, dim]; tasks are (row, head).
+// One new token of each sequence against its blocks of the cache [blocks, block_tokens, kv_heads, dim]; tasks are
+// (row, head). Row `b` reads the blocks tables[b, 0 .. table_len].
 struct Decode {
   Heads q;
   const float *keys, *values;
-  const int64_t *slots, *lengths;
-  int64_t cache_len, heads, kv_heads, dim;
+  const int64_t *tables, *lengths;
+  int64_t table_len, block_tokens, heads, kv_heads, dim;
   float scale;
+
+  // The cached row of token `t` of a sequence.
+  const float* at(const float* cache, const int64_t* table, int64_t t, int64_t column) const {
+    return cache + (table[t / block_tokens] * block_tokens + t % block_tokens) * kv_heads * dim + column;
+  }
 };
 
 FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* scores, int64_t begin,
                                          int64_t end) {
-  const int64_t stride = d.kv_heads * d.dim;
   for (int64_t task = begin; task < end; ++task) {
     const int64_t row = task / d.heads, head = task % d.heads, len = d.lengths[row], columns = round_up(len);
-    const int64_t start = d.slots[row] * d.cache_len * stride + head / (d.heads / d.kv_heads) * d.dim;
+    const int64_t column = head / (d.heads / d.kv_heads) * d.dim;
+    const int64_t* table = d.tables + row * d.table_len;
     const float* query = d.q.data + row * d.q.stride + head * d.dim;
     for (int64_t t = 0; t < len; ++t) {
+      const float* key = d.at(d.keys, table, t, column);
       Vec dots = {};
-      for (int64_t i = 0; i < d.dim; i += LANES)
-        dots += load(query + i, d.dim - i) * load(d.keys + start + t * stride + i, d.dim - i);
+      for (int64_t i = 0; i < d.dim; i += LANES) dots += load(query + i, d.dim - i) * load(key + i, d.dim - i);
       scores[t] = sum_lanes(dots);
     }
     std::fill(scores + len, scores + columns, 0.0f);
@@ -294,7 +300,7 @@ FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* sco
     for (int64_t i = 0; i < d.dim; i += LANES) {
       Vec sums = {};
       for (int64_t t = 0; t < len; ++t)
-        sums += scores[t] * load(d.values + start + t * stride + i, d.dim - i);
+        sums += scores[t] * load(d.at(d.values, table, t, column) + i, d.dim - i);
       store(out + task * d.dim + i, sums * inverse, d.dim - i);
     }
   }
@@ -331,13 +337,13 @@ int anyroll_attention_backward(Heads q, Heads k, Heads v, const float* dout, con
   });
 }
 
-int anyroll_decode_attention(Heads q, const float* keys, const float* values, const int64_t* slots,
-                             const int64_t* lengths, float scale, float* out, int64_t rows, int64_t cache_len,
-                             int64_t heads, int64_t kv_heads, int64_t dim) {
+int anyroll_decode_attention(Heads q, const float* keys, const float* values, const int64_t* tables,
+                             const int64_t* lengths, float scale, float* out, int64_t rows, int64_t table_len,
+                             int64_t block_tokens, int64_t heads, int64_t kv_heads, int64_t dim) {
   return guarded(-1, [&] {
-    const Decode d{q, keys, values, slots, lengths, cache_len, heads, kv_heads, dim, scale};
+    const Decode d{q, keys, values, tables, lengths, table_len, block_tokens, heads, kv_heads, dim, scale};
     at::parallel_for(0, rows * heads, grain(16 * dim), [&](int64_t begin, int64_t end) {
-      std::vector<float> scores(round_up(cache_len));
+      std::vector<float> scores(round_up(table_len * block_tokens));
       decode_attention_range(d, out, scores.data(), begin, end);
     });
     return 0;

@@ -50,6 +50,11 @@ impl DType {
         }
     }
 
+    /// The element type with libtorch's name `kind`, if it is one of these.
+    pub fn of(kind: Kind) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.kind() == kind)
+    }
+
     /// `c10::ScalarType`'s number.
     pub(crate) const fn scalar_type(self) -> i32 {
         match self {

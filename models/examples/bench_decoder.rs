@@ -10,11 +10,15 @@
 #[path = "../tests/decoder/holder.rs"]
 mod holder;
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use anyroll_backends::ops::{self, Packing, Rotation, Store};
+use anyroll_backends::{
+    BackendKind, DType, DeviceId, Stream, open,
+    ops::{self, Packing, Rotation, Store},
+};
 use anyroll_models::{
-    Decoder, DecoderConfig, KvCache, PackedBatch, RopeScaling, SamplingParams, Sequence, generate,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample, SamplingParams,
+    Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -67,21 +71,26 @@ fn main() {
 
 /// Completions of groups of 16 equal prompts, none of which stops early.
 fn generation(holder: &Holder, passes: usize) {
-    let prompts: Vec<Vec<i64>> =
-        (0..SEQUENCES).map(|sample| (0..PROMPT).map(|i| ((sample / 16 + i) % 12) as i64).collect()).collect();
-    let seeds: Vec<u64> = (0..SEQUENCES as u64).collect();
-    let weights: Vec<&[Tensor]> = holder.weights.iter().map(Vec::as_slice).collect();
-    let params = SamplingParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        max_new_tokens: LENGTH - PROMPT,
-        stop_tokens: vec![],
-    };
+    const GROUP: usize = 16;
+    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
+    let stream = Stream::torch(&device).unwrap();
+    let params = Arc::new(SamplingParams { max_new_tokens: LENGTH - PROMPT, ..SamplingParams::default() });
+    let config = holder.decoder.config();
+    let decoder = Arc::new(Decoder::new(config.clone(), Device::Cpu).unwrap());
     time("generate", passes, || {
-        let config = holder.decoder.config();
-        let mut cache = KvCache::new(config, SEQUENCES, LENGTH, Kind::Float, Device::Cpu).unwrap();
-        drop(generate(&holder.decoder, &weights, &prompts, &params, &seeds, &mut cache).unwrap());
+        let weights =
+            holder.weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
+        let blocks = KvCache::blocks_for(SEQUENCES, LENGTH);
+        let cache = KvCache::new(config, blocks, DType::F32, &stream).unwrap();
+        let mut engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(SEQUENCES)).unwrap();
+        for group in 0..SEQUENCES / GROUP {
+            let prompt = (0..PROMPT).map(|i| ((group + i) % 12) as i64).collect();
+            let sample =
+                |number| Sample { seed: (group * GROUP + number) as u64, begun: Completion::default() };
+            let samples = (0..GROUP).map(sample).collect();
+            engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
+        }
+        engine.run(|_, _| ()).unwrap();
     });
 }
 

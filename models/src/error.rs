@@ -26,6 +26,9 @@ pub enum Error {
     /// A source of weights failed.
     #[error("cannot read the weights")]
     Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A device could not do what was asked of it (out of memory).
+    #[error(transparent)]
+    Device(#[from] anyroll_backends::Error),
     /// A tensor operation failed.
     #[error("tensor operation failed")]
     Op(#[from] anyroll_backends::ops::Error),

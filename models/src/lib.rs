@@ -1,27 +1,22 @@
 //! Models as stacks of blocks with hand-written forward and backward passes, and generation with them.
 //!
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
-//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generate()`] with [`kv_cache`] and
-//! [`sampling`]. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors,
-//! gradients go into tensors, and who laid those out is not asked. [`hf`] reads and writes the folders in which
-//! models are published.
+//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]. Nothing here knows ranks,
+//! shards, configuration files or vendors: weights come as tensors, gradients go into tensors, and who laid those
+//! out is not asked. [`hf`] reads and writes the folders in which models are published.
 #![forbid(unsafe_code)]
 
 pub mod batch;
 pub mod decoder;
 mod error;
-pub mod generate;
+pub mod generation;
 pub mod hf;
 pub mod init;
-pub mod kv_cache;
 pub mod model;
 mod random;
-pub mod sampling;
 
 pub use batch::{PackedBatch, Sequence};
 pub use decoder::{Decoder, DecoderConfig, RopeScaling};
 pub use error::{Error, Result};
-pub use generate::{Completion, generate};
-pub use kv_cache::KvCache;
+pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};
 pub use model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, UnitGrads, Weights};
-pub use sampling::SamplingParams;

@@ -97,40 +97,44 @@ pub fn attention_backward(
 /// Attention of one new token per row over what its sequence has cached, the token's own key and value
 /// included.
 ///
-/// `q` `[B, H, D]` may be a view whose rows lie apart; the caches are dense `[S, L, K, D]`. Row `b` reads the
-/// first `lengths[b]` places (at least 1) of cached sequence `slots[b]`; both int64 `[B]`. Returns `[B, H D]`.
+/// `q` `[B, H, D]` may be a view whose rows lie apart; the caches are dense `[blocks, T, K, D]`, T tokens a block.
+/// Row `b` reads the first `lengths[b]` tokens (at least 1) of its sequence, of which token `t` lies in block
+/// `tables[b, t / T]`; `tables` is int64 `[B, W]`, `lengths` int64 `[B]`. What lies behind a sequence's end, in its
+/// last block or in its table, is not read, or not used. Returns `[B, H D]`.
 ///
 /// # Errors
-/// [`super::Error::Argument`] for shapes that do not fit, a slot or a length out of range, or libtorch's error.
+/// [`super::Error::Argument`] for shapes that do not fit, a block or a length out of range, or libtorch's error.
 pub fn decode_attention(
     q: &Tensor,
     k_cache: &Tensor,
     v_cache: &Tensor,
-    slots: &Tensor,
+    tables: &Tensor,
     lengths: &Tensor,
     scale: f64,
 ) -> Result<Tensor> {
     if !has_kernel(q) {
-        return composite::decode_attention(q, k_cache, v_cache, slots, lengths, scale);
+        return composite::decode_attention(q, k_cache, v_cache, tables, lengths, scale);
     }
     let args = Args("decode_attention");
     let [rows, heads, dim] = args.dims("q", q)?;
-    let cache_size @ [sequences, cache_len, kv_heads, _] = args.dims("k_cache", k_cache)?;
+    let cache_size @ [blocks, block_tokens, kv_heads, _] = args.dims("k_cache", k_cache)?;
+    let [_, table_len] = args.dims("tables", tables)?;
     check_groups(args, heads, kv_heads)?;
     let out = Tensor::f_empty([rows, heads * dim], (Kind::Float, q.device()))?;
-    // SAFETY: the sizes of all tensors and the ranges of slots and lengths were checked, and all outlive the
+    // SAFETY: the sizes of all tensors and the ranges of blocks and lengths were checked, and all outlive the
     // call.
     let code = unsafe {
         kernels::anyroll_decode_attention(
             args.heads("q", q, [rows, heads, dim])?,
-            args.floats("k_cache", k_cache, &[sequences, cache_len, kv_heads, dim])?,
+            args.floats("k_cache", k_cache, &[blocks, block_tokens, kv_heads, dim])?,
             args.floats("v_cache", v_cache, &cache_size)?,
-            args.indices("slots", slots, &[rows], sequences)?,
-            args.indices("lengths", lengths, &[rows], cache_len + 1)?,
+            args.indices("tables", tables, &[rows, table_len], blocks)?,
+            args.indices("lengths", lengths, &[rows], table_len * block_tokens + 1)?,
             scale as f32,
             args.floats("out", &out, &[rows, heads * dim])?,
             rows,
-            cache_len,
+            table_len,
+            block_tokens,
             heads,
             kv_heads,
             dim,
@@ -138,6 +142,17 @@ pub fn decode_attention(
     };
     kernels::check(args.0, code)?;
     Ok(out)
+}
+
+/// Causal attention of the last `n` tokens of one sequence over all its `m` tokens: `q` `[n, H, D]`, `k` and `v`
+/// `[m, K, D]`, m >= n. Returns `[n, H D]`.
+///
+/// The scores exist whole, H n m of them in fp32, so a long sequence comes in pieces.
+///
+/// # Errors
+/// libtorch's error.
+pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+    composite::attention_with_history(q, k, v, scale)
 }
 
 struct Sizes {

@@ -200,23 +200,43 @@ pub fn decode_attention(
     q: &Tensor,
     k_cache: &Tensor,
     v_cache: &Tensor,
-    slots: &Tensor,
+    tables: &Tensor,
     lengths: &Tensor,
     scale: f64,
 ) -> Result<Tensor> {
     let (size, kv_heads) = (q.size(), k_cache.size()[2]);
     let (rows, heads, dim) = (size[0], size[1], size[2]);
+    let len = tables.size()[1] * k_cache.size()[1];
     let kind = accumulator(q);
+    let places = Tensor::f_arange(len, (Kind::Int64, q.device()))?;
+    let unseen = places.f_ge_tensor(&lengths.f_view([rows, 1, 1, 1])?)?; // [B, 1, 1, L]
     let gather = |cache: &Tensor| -> Result<Tensor> {
-        // [B, L, K, D] to [B, K, L, D]
-        Ok(cache.f_index_select(0, slots)?.f_transpose(1, 2)?.f_to_kind(kind)?)
+        // [blocks, T, K, D] to [B, K, L, D]. What was never written may be NaN, which 0 does not silence.
+        let all = cache.f_index_select(0, &tables.f_flatten(0, 1)?)?.f_view([rows, len, kv_heads, dim])?;
+        let all = all.f_transpose(1, 2)?.f_to_kind(kind)?;
+        Ok(all.f_masked_fill(&unseen.f_transpose(2, 3)?, 0.0)?)
     };
     let queries = q.f_to_kind(kind)?.f_view([rows, kv_heads, heads / kv_heads, dim])?;
     let scores = queries.f_matmul(&gather(k_cache)?.f_transpose(-2, -1)?)?.f_mul_scalar(scale)?;
-    let places = Tensor::f_arange(k_cache.size()[1], (Kind::Int64, q.device()))?;
-    let unseen = places.f_ge_tensor(&lengths.f_view([rows, 1, 1, 1])?)?;
     let probs = scores.f_masked_fill(&unseen, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
     Ok(probs.f_matmul(&gather(v_cache)?)?.f_reshape([rows, heads * dim])?.f_to_kind(q.kind())?)
+}
+
+/// See [`super::attention_with_history`].
+pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+    let (size, tokens, kv_heads) = (q.size(), k.size()[0], k.size()[1]);
+    let (rows, heads, dim) = (size[0], size[1], size[2]);
+    let kind = accumulator(q);
+    // [tokens, K, D] to [K, 1, tokens, D]
+    let of_keys =
+        |x: &Tensor| -> Result<Tensor> { Ok(x.f_to_kind(kind)?.f_transpose(0, 1)?.f_unsqueeze(1)?) };
+    let queries = q.f_to_kind(kind)?.f_reshape([rows, kv_heads, heads / kv_heads, dim])?;
+    let queries = queries.f_permute([1, 2, 0, 3])?;
+    let scores = queries.f_matmul(&of_keys(k)?.f_transpose(-2, -1)?)?.f_mul_scalar(scale)?;
+    let causal = Tensor::f_ones([rows, tokens], (Kind::Bool, q.device()))?.f_tril(tokens - rows)?;
+    let probs = scores.f_masked_fill(&causal.f_logical_not()?, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
+    let out = probs.f_matmul(&of_keys(v)?)?.f_permute([2, 0, 1, 3])?;
+    Ok(out.f_reshape([rows, heads * dim])?.f_to_kind(q.kind())?)
 }
 
 /// See [`super::logprobs`].

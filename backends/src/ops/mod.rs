@@ -12,7 +12,7 @@
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!
 //! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
-//! F intermediate, V vocabulary, M targets, B sequences, S cached sequences, L cache length.
+//! F intermediate, V vocabulary, M targets, B sequences.
 
 mod attention;
 mod check;
@@ -28,7 +28,7 @@ mod swiglu;
 #[cfg(test)]
 mod tests;
 
-pub use attention::{attention, attention_backward, decode_attention};
+pub use attention::{attention, attention_backward, attention_with_history, decode_attention};
 pub use embedding::{embedding_backward, sum_rows};
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};

@@ -182,25 +182,40 @@ fn decoding_equals_the_last_query_of_attention() {
         let packing = Packing::new(&lengths, Device::Cpu).unwrap();
         let [q, k, v] =
             [heads, kv_heads, kv_heads].map(|heads| random(&[packing.tokens(), heads, dim], FLOAT));
-        let slots = [4, 0, 3, 1];
+        // Blocks of four tokens, dealt out from the last one down.
+        let tables = Tensor::from_slice(&(0..40).map(|entry| 44 - entry).collect::<Vec<i64>>()).view([4, 10]);
         let caches = [&k, &v].map(|rows| {
-            let cache = Tensor::full([5, 41, kv_heads, dim], f64::NAN, FLOAT);
-            for (sequence, slot) in slots.iter().enumerate() {
-                let rows = rows.narrow(0, packing.offsets()[sequence], lengths[sequence]);
-                cache.get(*slot).narrow(0, 0, lengths[sequence]).copy_(&rows);
+            let cache = Tensor::full([45, 4, kv_heads, dim], f64::NAN, FLOAT);
+            for (sequence, (&length, offset)) in lengths.iter().zip(packing.offsets()).enumerate() {
+                for token in 0..length {
+                    let block = tables.int64_value(&[sequence as i64, token / 4]);
+                    cache.get(block).get(token % 4).copy_(&rows.get(offset + token));
+                }
             }
             cache
         });
         let last = Tensor::from_slice(&packing.offsets()[1..]) - 1;
         let expected = composite::attention(&q, &k, &v, &packing, 0.3).unwrap().0.index_select(0, &last);
-        let (q, slots, lengths) =
-            (q.index_select(0, &last), Tensor::from_slice(&slots), Tensor::from_slice(&lengths));
-        let kernel = super::decode_attention(&q, &caches[0], &caches[1], &slots, &lengths, 0.3).unwrap();
-        let caches = caches.map(|cache| cache.nan_to_num(0.0, 0.0, 0.0)); // a mask times NaN is NaN
+        let (q, lengths) = (q.index_select(0, &last), Tensor::from_slice(&lengths));
+        let kernel = super::decode_attention(&q, &caches[0], &caches[1], &tables, &lengths, 0.3).unwrap();
         let composite =
-            composite::decode_attention(&q, &caches[0], &caches[1], &slots, &lengths, 0.3).unwrap();
+            composite::decode_attention(&q, &caches[0], &caches[1], &tables, &lengths, 0.3).unwrap();
         assert_close("kernel", &kernel, &expected, KERNEL_TOLERANCE);
         assert_close("composite", &composite, &expected, KERNEL_TOLERANCE);
+    }
+}
+
+#[test]
+fn a_sequence_in_pieces_attends_as_a_whole() {
+    let (heads, kv_heads, dim, len) = (6, 2, 20, 23);
+    let packing = Packing::new(&[len], Device::Cpu).unwrap();
+    let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| random(&[len, heads, dim], FLOAT));
+    let whole = composite::attention(&q, &k, &v, &packing, 0.3).unwrap().0;
+    for (start, rows) in [(0, 23), (0, 8), (8, 8), (16, 7), (22, 1)] {
+        let [q, expected] = [&q, &whole].map(|all| all.narrow(0, start, rows));
+        let [k, v] = [&k, &v].map(|all| all.narrow(0, 0, start + rows));
+        let piece = super::attention_with_history(&q, &k, &v, 0.3).unwrap();
+        assert_close(&format!("{rows} rows from {start}"), &piece, &expected, KERNEL_TOLERANCE);
     }
 }
 

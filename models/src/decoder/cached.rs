@@ -3,8 +3,8 @@
 use anyroll_backends::ops::{self, Packing};
 use tch::Tensor;
 
-use super::Decoder;
-use crate::kv_cache::KvCache;
+use super::{Decoder, block::Projected};
+use crate::generation::KvCache;
 use crate::model::{Model, Weights};
 use crate::{Error, Result};
 
@@ -20,17 +20,31 @@ pub(crate) struct Prefill {
     pub places: Tensor,
 }
 
-/// One token of each of B sequences; all tensors int64 `[B]`.
-pub(crate) struct Step {
+/// Tokens of one sequence whose earlier ones are cached; all tensors int64.
+pub(crate) struct Piece {
+    /// `[N]`.
     pub tokens: Tensor,
-    /// The token's position, from 0.
+    /// `[N]`.
     pub positions: Tensor,
-    /// The sequence in the cache.
-    pub slots: Tensor,
-    /// The sequence's length, this token included.
-    pub lengths: Tensor,
-    /// `slot * max_len + position`.
+    /// As in [`Prefill`].
+    pub rows: Tensor,
     pub places: Tensor,
+    /// The places of all tokens up to the last one: `[M]`.
+    pub context: Tensor,
+}
+
+/// One token of each of B sequences; all tensors int64.
+pub(crate) struct Step {
+    /// `[B]`.
+    pub tokens: Tensor,
+    /// The token's position, from 0: `[B]`.
+    pub positions: Tensor,
+    /// The sequence's length, this token included: `[B]`.
+    pub lengths: Tensor,
+    /// The token's place in the cache: `[B]`.
+    pub places: Tensor,
+    /// The sequence's blocks: `[B, W]`.
+    pub tables: Tensor,
 }
 
 impl Decoder {
@@ -43,34 +57,57 @@ impl Decoder {
         cache: &mut KvCache,
     ) -> Result<Tensor> {
         let packing = &prompts.packing;
-        let rope_table = self.rope_table();
-        let mut x = self.embedding.forward(&weights[0], &prompts.tokens)?;
-        for layer in 0..self.config.num_hidden_layers {
-            let weights = &weights[layer + 1];
-            let projected = self.block.project(weights, &x, packing.positions(), &rope_table)?;
-            let (k, v) = (&projected.k, &projected.v);
-            let rows = &prompts.rows;
-            cache.store(layer, &k.f_index_select(0, rows)?, &v.f_index_select(0, rows)?, &prompts.places)?;
-            let (attended, _) = ops::attention(&projected.q, k, v, packing, self.block.scale())?;
-            x = self.block.finish(weights, &x, &attended)?;
-        }
-        self.head.logits(&weights[self.blocks() - 1], &x.f_index_select(0, &prompts.last_rows)?)
+        let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, it| {
+            store(cache, layer, it, &prompts.rows, &prompts.places)?;
+            Ok(ops::attention(&it.q, &it.k, &it.v, packing, self.block.scale())?.0)
+        })?;
+        self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
+    }
+
+    /// Runs the next tokens of one sequence and caches their keys and values. Returns what the head reads of each
+    /// `[N, C]`.
+    pub(crate) fn extend(&self, weights: &[Weights], piece: &Piece, cache: &mut KvCache) -> Result<Tensor> {
+        self.layers(weights, &piece.tokens, &piece.positions, |layer, it| {
+            store(cache, layer, it, &piece.rows, &piece.places)?;
+            let (keys, values) = cache.read(layer, &piece.context)?;
+            Ok(ops::attention_with_history(&it.q, &keys, &values, self.block.scale())?)
+        })
     }
 
     /// Runs one token of each sequence. Returns its logits `[B, V]`.
     pub(crate) fn decode(&self, weights: &[Weights], step: &Step, cache: &mut KvCache) -> Result<Tensor> {
+        let x = self.layers(weights, &step.tokens, &step.positions, |layer, it| {
+            cache.store(layer, &it.k, &it.v, &step.places)?;
+            let (keys, values) = cache.layer(layer);
+            let (tables, lengths, scale) = (&step.tables, &step.lengths, self.block.scale());
+            Ok(ops::decode_attention(&it.q, keys, values, tables, lengths, scale)?)
+        })?;
+        self.logits(weights, &x)
+    }
+
+    /// The logits of rows `[R, C]` of the last block's output: `[R, V]`.
+    pub(crate) fn logits(&self, weights: &[Weights], x: &Tensor) -> Result<Tensor> {
+        self.head.logits(&weights[self.blocks() - 1], x)
+    }
+
+    /// All blocks but the head, with `attend` in the place of attention: it gets the layer's number and what
+    /// attention reads.
+    fn layers(
+        &self,
+        weights: &[Weights],
+        tokens: &Tensor,
+        positions: &Tensor,
+        mut attend: impl FnMut(usize, &Projected) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let rope_table = self.rope_table();
-        let mut x = self.embedding.forward(&weights[0], &step.tokens)?;
+        let mut x = self.embedding.forward(&weights[0], tokens)?;
         for layer in 0..self.config.num_hidden_layers {
             let weights = &weights[layer + 1];
-            let projected = self.block.project(weights, &x, &step.positions, &rope_table)?;
-            cache.store(layer, &projected.k, &projected.v, &step.places)?;
-            let (keys, values) = cache.layer(layer);
-            let (slots, lengths, scale) = (&step.slots, &step.lengths, self.block.scale());
-            let attended = ops::decode_attention(&projected.q, keys, values, slots, lengths, scale)?;
+            let projected = self.block.project(weights, &x, positions, &rope_table)?;
+            let attended = attend(layer, &projected)?;
             x = self.block.finish(weights, &x, &attended)?;
         }
-        self.head.logits(&weights[self.blocks() - 1], &x)
+        Ok(x)
     }
 
     /// Refuses a sequence for which there are no positions.
@@ -87,4 +124,9 @@ impl Decoder {
         }
         Ok(())
     }
+}
+
+/// Caches rows of keys and values.
+fn store(cache: &mut KvCache, layer: usize, it: &Projected, rows: &Tensor, places: &Tensor) -> Result<()> {
+    cache.store(layer, &it.k.f_index_select(0, rows)?, &it.v.f_index_select(0, rows)?, places)
 }

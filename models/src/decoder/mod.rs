@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
-pub(crate) use cached::{Prefill, Step};
+pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
 pub use rope::RopeScaling;
 

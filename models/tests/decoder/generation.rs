@@ -1,16 +1,25 @@
-//! Generation against the training forward.
+//! Generation against the training forward, and the engine against itself without a batch.
+
+use std::sync::Arc;
 
 use crate::holder::Holder;
+use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, KvCache, PackedBatch, RopeScaling, SamplingParams, Sequence, generate,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample, SamplingParams,
+    Sequence,
+    generation::{Ending, Limits, PolicySpan, StopCondition},
 };
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 const MAX_NEW_TOKENS: usize = 9;
 
 /// A model whose distributions are far from even: weights of a larger deviation.
 fn holder(qk_norm: bool) -> Holder {
-    let config = DecoderConfig {
+    Holder::new(Decoder::new(config(qk_norm), Device::Cpu).unwrap(), 3)
+}
+
+fn config(qk_norm: bool) -> DecoderConfig {
+    DecoderConfig {
         vocab_size: 13,
         hidden_size: 24,
         num_hidden_layers: 2,
@@ -21,14 +30,13 @@ fn holder(qk_norm: bool) -> Holder {
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
         rope_scaling: RopeScaling::None,
-        max_position_embeddings: 40,
+        max_position_embeddings: 80,
         sliding_window: None,
         qkv_bias: true,
         qk_norm,
         tie_word_embeddings: false,
         initializer_range: 0.4,
-    };
-    Holder::new(Decoder::new(config, Device::Cpu).unwrap(), 3)
+    }
 }
 
 /// Groups of equal prompts of unequal lengths.
@@ -41,18 +49,42 @@ fn prompts() -> Vec<Vec<i64>> {
 fn params(temperature: f64) -> SamplingParams {
     SamplingParams {
         temperature,
-        top_k: 0,
-        top_p: 1.0,
         max_new_tokens: MAX_NEW_TOKENS,
         stop_tokens: vec![12],
+        ..SamplingParams::default()
     }
 }
 
-fn run(holder: &Holder, prompts: &[Vec<i64>], params: &SamplingParams, seeds: &[u64]) -> Vec<Completion> {
-    let weights: Vec<&[Tensor]> = holder.weights.iter().map(Vec::as_slice).collect();
+/// An engine with the holder's weights.
+fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engine {
     let config = holder.decoder.config();
-    let mut cache = KvCache::new(config, prompts.len(), 30, Kind::Float, Device::Cpu).unwrap();
-    generate(&holder.decoder, &weights, prompts, params, seeds, &mut cache).unwrap()
+    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
+    let cache = KvCache::new(config, blocks, DType::F32, &Stream::torch(&device).unwrap()).unwrap();
+    let decoder = Arc::new(Decoder::new(config.clone(), Device::Cpu).unwrap());
+    let weights =
+        holder.weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
+    Engine::new(decoder, weights, version, cache, limits).unwrap()
+}
+
+/// A request for one sample a seed.
+fn request(prompt: &[i64], params: &SamplingParams, seeds: &[u64]) -> Request {
+    let samples = seeds.iter().map(|&seed| Sample { seed, begun: Completion::default() }).collect();
+    Request { prompt: prompt.to_vec(), params: Arc::new(params.clone()), stop: None, samples }
+}
+
+/// Equal prompts in a row as one request.
+fn run(holder: &Holder, prompts: &[Vec<i64>], params: &SamplingParams, seeds: &[u64]) -> Vec<Completion> {
+    let mut engine = engine(holder, 0, KvCache::blocks_for(prompts.len(), 80), Limits::new(prompts.len()));
+    let mut rest = seeds;
+    for group in prompts.chunk_by(|a, b| a == b) {
+        let (seeds, after) = rest.split_at(group.len());
+        engine.submit(request(&group[0], params, seeds)).unwrap();
+        rest = after;
+    }
+    let mut completions = vec![Completion::default(); prompts.len()];
+    engine.run(|id, completion| completions[id as usize] = completion).unwrap();
+    assert_eq!(engine.load().free_blocks, engine.load().blocks);
+    completions
 }
 
 #[test]
@@ -75,12 +107,12 @@ fn logprobs_equal_the_training_forward() {
         for (found, expected) in found.iter().zip(&expected) {
             assert!((found - expected).abs() <= 1e-5, "{found} {expected}");
         }
-        let ends: Vec<bool> = completions.iter().map(|c| c.finished).collect();
+        let ends: Vec<bool> = completions.iter().map(|c| c.finished()).collect();
         assert!(ends.contains(&true) && ends.contains(&false), "the test needs both ends");
         for completion in &completions {
             let stop = completion.tokens.iter().position(|&token| token == 12);
-            assert_eq!(stop, completion.finished.then(|| completion.tokens.len() - 1));
-            assert!(completion.finished || completion.tokens.len() == MAX_NEW_TOKENS);
+            assert_eq!(stop, completion.finished().then(|| completion.tokens.len() - 1));
+            assert!(completion.finished() || completion.tokens.len() == MAX_NEW_TOKENS);
         }
     }
 }
@@ -93,7 +125,7 @@ fn a_sample_does_not_depend_on_its_batch() {
     let together = run(&holder, &prompts, &params, &seeds);
     for ((prompt, &seed), in_batch) in prompts.iter().zip(&seeds).zip(&together) {
         let alone = run(&holder, std::slice::from_ref(prompt), &params, &[seed]).remove(0);
-        assert_eq!((&alone.tokens, alone.finished), (&in_batch.tokens, in_batch.finished));
+        assert_eq!((&alone.tokens, alone.ending), (&in_batch.tokens, in_batch.ending));
         for (alone, in_batch) in alone.logprobs.iter().zip(&in_batch.logprobs) {
             assert!((alone - in_batch).abs() <= 1e-5);
         }
@@ -126,20 +158,169 @@ fn most_probable(holder: &Holder, tokens: &[i64]) -> i64 {
 }
 
 #[test]
+fn a_long_prompt_in_pieces_is_the_same_prompt() {
+    let holder = holder(true);
+    let prompt: Vec<i64> = (0..70).map(|index| index * 5 % 12).collect();
+    let params = SamplingParams { stop_tokens: vec![], ..params(1.0) };
+    let run = |prefill_tokens: usize| {
+        let mut engine = engine(&holder, 0, 20, Limits { sequences: 4, prefill_tokens });
+        engine.submit(request(&[1, 2], &params, &[9])).unwrap();
+        engine.submit(request(&prompt, &params, &[1, 2, 3])).unwrap();
+        let mut completions = vec![Completion::default(); 4];
+        engine.run(|id, completion| completions[id as usize] = completion).unwrap();
+        completions
+    };
+    let whole = run(128);
+    for prefill_tokens in [16, 40] {
+        for (pieces, whole) in run(prefill_tokens).iter().zip(&whole) {
+            assert_eq!(pieces.tokens, whole.tokens);
+            for (pieces, whole) in pieces.logprobs.iter().zip(&whole.logprobs) {
+                assert!((pieces - whole).abs() <= 1e-5);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_shares_the_blocks_of_its_prompt() {
+    let holder = holder(false);
+    let mut engine = engine(&holder, 0, 40, Limits::new(8));
+    let params = SamplingParams { stop_tokens: vec![], ..params(1.0) };
+    // 40 tokens: two blocks that they fill, and one of their own for each of eight samples.
+    let ids = engine.submit(request(&[7; 40], &params, &[0; 8])).unwrap();
+    engine.step().unwrap();
+    assert_eq!(engine.load().blocks - engine.load().free_blocks, 2 + 8);
+    for id in ids.skip(1) {
+        engine.abort(id).unwrap();
+    }
+    assert_eq!(engine.load().blocks - engine.load().free_blocks, 3);
+}
+
+#[test]
+fn an_aborted_sample_goes_on_with_other_weights() {
+    let (old, new) = (holder(false), Holder::new(Decoder::new(config(false), Device::Cpu).unwrap(), 4));
+    let params = SamplingParams { stop_tokens: vec![], ..params(1.0) };
+    let mut first = engine(&old, 7, 20, Limits::new(4));
+    let id = first.submit(request(&[1, 2, 3], &params, &[5])).unwrap().start;
+    first.step().unwrap();
+    first.step().unwrap();
+    assert_eq!(first.completion(id).unwrap().tokens.len(), 3);
+    let begun = first.abort(id).unwrap();
+    assert_eq!((begun.ending, first.abort(id), first.is_idle()), (None, None, true));
+
+    let go_on = |holder: &Holder| {
+        let mut engine = engine(holder, 8, 20, Limits::new(4));
+        let samples = vec![Sample { seed: 5, begun: begun.clone() }];
+        engine.submit(Request { samples, ..request(&[1, 2, 3], &params, &[]) }).unwrap();
+        let mut completed = None;
+        engine.run(|_, completion| completed = Some(completion)).unwrap();
+        completed.unwrap()
+    };
+    let spans = [PolicySpan { version: 7, tokens: 3 }, PolicySpan { version: 8, tokens: MAX_NEW_TOKENS - 3 }];
+    assert_eq!(go_on(&new).policies, spans);
+    assert_eq!(go_on(&new).logprobs[..3], begun.logprobs);
+    let undisturbed = run(&old, &[vec![1, 2, 3]], &params, &[5]).remove(0);
+    assert_eq!(go_on(&old).tokens, undisturbed.tokens);
+    assert_ne!(go_on(&new).tokens, undisturbed.tokens);
+}
+
+#[test]
+fn a_stop_condition_sees_every_token() {
+    let holder = holder(false);
+    let params = SamplingParams { stop_tokens: vec![], ..params(1.0) };
+    let whole = run(&holder, &[vec![1, 2, 3]], &params, &[5]).remove(0);
+    let mut engine = engine(&holder, 0, 20, Limits::new(4));
+    let stop = StopCondition(Arc::new(|tokens: &[i64]| tokens.len() == 4));
+    engine.submit(Request { stop: Some(stop), ..request(&[1, 2, 3], &params, &[5]) }).unwrap();
+    let mut stopped = None;
+    engine.run(|_, completion| stopped = Some(completion)).unwrap();
+    let stopped = stopped.unwrap();
+    assert_eq!((&stopped.tokens[..], stopped.ending), (&whole.tokens[..4], Some(Ending::Stop)));
+}
+
+/// Random numbers below a bound (Knuth's MMIX).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// A cache in which a fraction of the requests has room, prompts of several pieces, and aborts at random, of which
+/// half go on later.
+#[test]
+fn ten_thousand_requests_leave_no_block_behind() {
+    const REQUESTS: usize = 10_000;
+    let holder = holder(false);
+    let greedy = |max_new_tokens: usize| SamplingParams { max_new_tokens, ..params(0.0) };
+    let mut random = Random(1);
+    let kinds: Vec<(Vec<i64>, SamplingParams)> = (0..60)
+        .map(|kind| {
+            let prompt_len = if kind % 10 == 0 { 50 } else { 1 + random.below(20) };
+            let prompt = (0..prompt_len).map(|_| random.below(12) as i64).collect();
+            (prompt, greedy(1 + random.below(30) as usize))
+        })
+        .collect();
+    let expected: Vec<Vec<i64>> = kinds
+        .iter()
+        .map(|(prompt, params)| run(&holder, std::slice::from_ref(prompt), params, &[0]).remove(0).tokens)
+        .collect();
+
+    let mut engine = engine(&holder, 0, 10, Limits { sequences: 12, prefill_tokens: 32 });
+    let (mut kind_of, mut open) = (Vec::new(), Vec::new());
+    let (mut asked, mut ended, mut given_up) = (0, 0, 0);
+    while asked < REQUESTS || !engine.is_idle() {
+        while asked < REQUESTS && engine.load().waiting < 10 {
+            let (kind, samples) = (random.below(60) as usize, 1 + random.below(3) as usize);
+            let (prompt, params) = &kinds[kind];
+            let ids = engine.submit(request(prompt, params, &vec![0; samples])).unwrap();
+            open.extend(ids);
+            kind_of.resize(kind_of.len() + samples, kind);
+            asked += 1;
+        }
+        if random.below(8) == 0 && !open.is_empty() {
+            let id = open.swap_remove(random.below(open.len() as u64) as usize);
+            let begun = engine.abort(id).expect("it has not ended");
+            assert!(expected[kind_of[id as usize]].starts_with(&begun.tokens));
+            given_up += 1;
+            if random.below(2) == 0 {
+                let (prompt, params) = &kinds[kind_of[id as usize]];
+                let samples = vec![Sample { seed: 0, begun }];
+                let ids = engine.submit(Request { samples, ..request(prompt, params, &[]) }).unwrap();
+                kind_of.push(kind_of[id as usize]);
+                open.extend(ids);
+            }
+        }
+        for (id, completion) in engine.step().unwrap() {
+            assert_eq!(completion.tokens, expected[kind_of[id as usize]], "sample {id}");
+            assert!(completion.ending.is_some());
+            open.retain(|&other| other != id);
+            ended += 1;
+        }
+    }
+    let load = engine.load();
+    assert_eq!((open.len(), load.waiting, load.live), (0, 0, 0));
+    assert_eq!(load.free_blocks, load.blocks);
+    assert_eq!(ended + given_up, kind_of.len());
+    assert!(load.preemptions > 100, "{load:?}: the test needs a cache that is short of room");
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let holder = holder(false);
-    let weights: Vec<&[Tensor]> = holder.weights.iter().map(Vec::as_slice).collect();
-    let config = holder.decoder.config();
-    let check = |prompts: &[Vec<i64>], params: &SamplingParams, seeds: &[u64], expected: &str| {
-        let mut cache = KvCache::new(config, 2, 50, Kind::Float, Device::Cpu).unwrap();
-        let error = generate(&holder.decoder, &weights, prompts, params, seeds, &mut cache).unwrap_err();
+    let check = |prompt: &[i64], params: &SamplingParams, expected: &str| {
+        let mut engine = engine(&holder, 0, 5, Limits::new(2));
+        let error = engine.submit(request(prompt, params, &[0])).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
+        assert!(engine.is_idle());
     };
-    let (one, long) = (vec![vec![1]], vec![vec![1; 45]]);
-    check(&[vec![]], &params(1.0), &[0], "prompt 0 is empty");
-    check(&one, &params(1.0), &[], "0 seeds for 1 prompts");
-    check(&[vec![1], vec![1], vec![1]], &params(1.0), &[0; 3], "cache of 2 sequences");
-    check(&long, &params(1.0), &[0], "the cache holds 50");
-    check(&[vec![1; 40]], &params(1.0), &[0], "max_position_embeddings = 40");
-    check(&[vec![99]], &params(1.0), &[0], "libtorch");
+    check(&[], &params(1.0), "is empty");
+    check(&[1; 57], &params(1.0), "5 blocks of the cache, which has 4");
+    check(&[1; 73], &params(1.0), "max_position_embeddings = 80");
+    check(&[1], &params(-1.0), "temperature");
+    let mut engine = engine(&holder, 0, 5, Limits::new(2));
+    engine.submit(request(&[99], &params(1.0), &[0])).unwrap();
+    assert!(engine.step().unwrap_err().to_string().contains("libtorch"));
 }

@@ -233,6 +233,9 @@ impl Check<'_> {
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
         if let Some(warmup) = &rlvr.warmup {
             self.positive(&field("warmup.batch_size"), warmup.batch_size)?;
+            if let Some(size) = warmup.micro_batch_size {
+                self.positive(&field("warmup.micro_batch_size"), size)?;
+            }
             self.optimizer(&field("warmup.optimizer"), &warmup.optimizer, warmup.steps)?;
         }
         for (name, value) in [
@@ -292,10 +295,15 @@ impl Check<'_> {
 
     fn rollout(&self, rollout: &RolloutConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.rlvr.rollout.{name}");
-        let RolloutConfig { temperature, top_p, .. } = *rollout;
+        let RolloutConfig { temperature, top_p, min_p, repetition_penalty, kv_cache, .. } = *rollout;
         let range = "above 0; evaluation is greedy beside";
         self.number(&field("temperature"), temperature, temperature > 0.0, range)?;
         self.number(&field("top_p"), top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1")?;
+        self.number(&field("min_p"), min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
+        let name = "repetition_penalty";
+        self.number(&field(name), repetition_penalty, repetition_penalty > 0.0, "above 0")?;
+        let KvCacheConfig { memory } = kv_cache;
+        self.number(&field("kv_cache.memory"), memory, memory > 0.0 && memory <= 1.0, "above 0, at most 1")?;
         self.positive(&field("max_new_tokens"), rollout.max_new_tokens)?;
         self.positive(&field("batch_size"), rollout.batch_size)
     }

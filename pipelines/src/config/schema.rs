@@ -347,6 +347,9 @@ pub struct WarmupConfig {
     pub steps: u64,
     /// Records of a step, over all ranks; a multiple of the number of ranks.
     pub batch_size: usize,
+    /// Instead of `strategy.micro_batch_size`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<usize>,
     /// An optimizer of its own, with its own states; its schedule counts warm-up steps.
     pub optimizer: OptimizerConfig,
 }
@@ -364,10 +367,34 @@ pub struct RolloutConfig {
     /// Only the likeliest tokens that together reach this probability; 1 for all. Default 1.
     #[serde(default = "one_f64")]
     pub top_p: f64,
+    /// Only tokens with at least this part of the likeliest one's probability; 0 for all. Default 0.
+    #[serde(default)]
+    pub min_p: f64,
+    /// Makes tokens less likely that the prompt or the completion has; 1 for not. Default 1.
+    #[serde(default = "one_f64")]
+    pub repetition_penalty: f64,
     /// Longest completion in tokens, its end token included.
     pub max_new_tokens: usize,
-    /// Sequences that a rank generates at a time; the KV cache grows with it.
+    /// Sequences that a rank generates at a time; as one ends, the next takes its place.
     pub batch_size: usize,
+    /// The memory of past tokens while completions are sampled.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub kv_cache: KvCacheConfig,
+}
+
+/// Room for keys and values. It is taken when sampling begins and given back when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KvCacheConfig {
+    /// The most that the cache takes, as a part of the device's free memory, above 0, at most 1; never more than
+    /// `batch_size` sequences need. Where it is short, sequences wait for one another. Default 0.85.
+    pub memory: f64,
+}
+
+impl Default for KvCacheConfig {
+    fn default() -> Self {
+        Self { memory: 0.85 }
+    }
 }
 
 /// An optimizer, its gradient clipping and its learning-rate schedule.

@@ -32,9 +32,8 @@ impl Setup {
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
         let asked: Vec<(&Record, u64)> = records.iter().map(|record| (record, 0)).collect();
-        let completions = self.sample(&weights, &asked, greedy)?;
+        let completions = self.sample(&weights, step, &asked, Sampling::GREEDY)?;
         let mut right = Vec::with_capacity(records.len());
         let mut lines = Vec::new();
         for (record, sample) in records.iter().zip(&completions) {
@@ -47,7 +46,6 @@ impl Setup {
             }
         }
 
-        let free = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0 };
         let mut asked = Vec::with_capacity(records.len() * samples);
         for (index, record) in records.iter().enumerate() {
             // The same random numbers at every evaluation, so that a change is the policy's.
@@ -55,7 +53,7 @@ impl Setup {
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
             asked.extend((0..samples).map(|sample| (record, seed(sample))));
         }
-        let completions = self.sample(&weights, &asked, free)?;
+        let completions = self.sample(&weights, step, &asked, Sampling::FREE)?;
         let mut passed = vec![0; records.len()];
         for (index, (sample, (record, _))) in completions.iter().zip(&asked).enumerate() {
             let reward = self.reward.measure(record, &sample.completion(&self.text(sample)?))?;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
+use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, Stream, connect, open};
 use anyroll_models::init::WeightSource;
 use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
 
@@ -42,6 +42,8 @@ pub struct Setup {
     pub offloaded: Vec<State>,
     /// Where batches go.
     pub device: tch::Device,
+    /// The stream on which libtorch computes there.
+    pub compute: Stream,
     /// The policy's model.
     pub model: Arc<Decoder>,
 }
@@ -122,6 +124,7 @@ impl Setup {
             micro_batch_size: run.policy.strategy.micro_batch_size,
             offloaded: offloaded(&run.policy.strategy),
             device,
+            compute: Stream::torch(&place.device)?,
             model: Arc::new(model),
             rlvr: (**rlvr).clone(),
         })

@@ -1,6 +1,12 @@
 //! Sampling completions with the policy, and what is known of each.
 
-use anyroll_models::{Completion, KvCache, PackedBatch, SamplingParams, Sequence, generate};
+use std::sync::Arc;
+
+use anyroll_backends::DType;
+use anyroll_models::{
+    Completion, Engine, KvCache, PackedBatch, Request, SamplingParams, Sequence,
+    generation::{self as engine, Limits},
+};
 use anyroll_strategy::Weights;
 use tch::Tensor;
 
@@ -18,8 +24,8 @@ pub struct Sample {
     pub tokens: Vec<i64>,
     /// Tokens of the prompt.
     pub prompt_len: usize,
-    /// Log-prob of each completion token when it was sampled: log softmax(logits / temperature), before top-k and
-    /// top-p.
+    /// Log-prob of each completion token when it was sampled: log softmax(logits / temperature), before all that
+    /// else changes the odds.
     pub logprobs: Vec<f32>,
     /// Whether it ended by itself.
     pub finished: bool,
@@ -51,49 +57,73 @@ pub struct Sampling {
     pub top_k: usize,
     /// Keeps the likeliest that make up this probability.
     pub top_p: f64,
+    /// Keeps those with this part of the likeliest one's probability; 0 keeps all.
+    pub min_p: f64,
+    /// Makes what was there before less likely; 1 does not.
+    pub repetition_penalty: f64,
+}
+
+impl Sampling {
+    /// The likeliest token, always.
+    pub const GREEDY: Self = Self { temperature: 0.0, ..Self::FREE };
+    /// As the model says.
+    pub const FREE: Self =
+        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
 }
 
 impl Setup {
-    /// One completion a record, sampled with the seed beside it. Records come in batches of
-    /// `rollout.batch_size`: the bits of a sample may depend on its batch's size, so the size must not depend on
-    /// the number of ranks.
-    pub fn sample(&self, weights: &Weights, asked: &[(&Record, u64)], how: Sampling) -> Result<Vec<Sample>> {
-        let rollout = &self.rlvr.rollout;
-        let mut samples = Vec::with_capacity(asked.len());
-        for batch in asked.chunks(rollout.batch_size) {
-            let prompts: Result<Vec<Vec<i64>>, _> =
-                batch.iter().map(|(record, _)| self.tokenizer.encode_prompt(record)).collect();
-            let prompts = prompts?;
-            let seeds: Vec<u64> = batch.iter().map(|(_, seed)| *seed).collect();
-            let completions = self.generate(weights, &prompts, &seeds, how)?;
-            for (prompt, completion) in prompts.into_iter().zip(completions) {
-                let prompt_len = prompt.len();
-                let mut tokens = prompt;
-                tokens.extend(&completion.tokens);
-                let (logprobs, finished) = (completion.logprobs, completion.finished);
-                samples.push(Sample { tokens, prompt_len, logprobs, finished });
-            }
-        }
-        Ok(samples)
-    }
-
-    /// The cache lives no longer than this: in training there is none.
-    fn generate(
+    /// One completion a record, sampled with the seed beside it, `rollout.batch_size` of them at a time. Equal
+    /// records stand side by side. `version` is that of the weights.
+    pub fn sample(
         &self,
         weights: &Weights,
-        prompts: &[Vec<i64>],
-        seeds: &[u64],
+        version: u64,
+        asked: &[(&Record, u64)],
         how: Sampling,
-    ) -> Result<Vec<Completion>> {
-        let max_new_tokens = self.rlvr.rollout.max_new_tokens;
-        let Sampling { temperature, top_k, top_p } = how;
-        let stop_tokens = self.tokenizer.stop_tokens();
-        let params = SamplingParams { temperature, top_k, top_p, max_new_tokens, stop_tokens };
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + max_new_tokens;
-        let kind = weights[0][0].kind();
-        let mut cache = KvCache::new(self.model.config(), prompts.len(), longest, kind, self.device)?;
-        let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
-        Ok(generate(&self.model, &units, prompts, &params, seeds, &mut cache)?)
+    ) -> Result<Vec<Sample>> {
+        let prompts: Result<Vec<Vec<i64>>, _> =
+            asked.iter().map(|(record, _)| self.tokenizer.encode_prompt(record)).collect();
+        let prompts = prompts?;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut engine = self.engine(weights, version, asked.len(), longest)?;
+        let params = Arc::new(self.params(how));
+        let mut seeds = asked.iter().map(|(_, seed)| *seed);
+        for group in prompts.chunk_by(|a, b| a == b) {
+            let samples = seeds.by_ref().take(group.len());
+            let samples = samples.map(|seed| engine::Sample { seed, begun: Completion::default() }).collect();
+            let prompt = group[0].clone();
+            engine.submit(Request { prompt, params: params.clone(), stop: None, samples })?;
+        }
+        let mut samples: Vec<Option<Sample>> = vec![None; prompts.len()];
+        engine.run(|id, completion| {
+            let finished = completion.finished();
+            let prompt = &prompts[id as usize];
+            let tokens = [&prompt[..], &completion.tokens].concat();
+            let sample = Sample { tokens, prompt_len: prompt.len(), logprobs: completion.logprobs, finished };
+            samples[id as usize] = Some(sample);
+        })?;
+        Ok(samples.into_iter().map(|sample| sample.expect("the engine ends every sample")).collect())
+    }
+
+    /// An engine for up to `asked` sequences. Its cache lives no longer than it does: in training there is none.
+    fn engine(&self, weights: &Weights, version: u64, asked: usize, longest: usize) -> Result<Engine> {
+        let rollout = &self.rlvr.rollout;
+        let sequences = rollout.batch_size.min(asked).max(1);
+        let (config, longest) = (self.model.config(), longest + rollout.max_new_tokens);
+        let dtype = DType::of(weights[0][0].kind()).expect("weights are in one of our element types");
+        let free_bytes = self.compute.device().memory_info()?.free_bytes as f64;
+        let room = KvCache::blocks_in(config, dtype, (free_bytes * rollout.kv_cache.memory) as usize);
+        // Room for one is tried for in any case, and is a device's error where there is none.
+        let blocks = KvCache::blocks_for(sequences, longest).min(room).max(KvCache::blocks_for(1, longest));
+        let cache = KvCache::new(config, blocks, dtype, &self.compute)?;
+        let weights = weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
+        Ok(Engine::new(self.model.clone(), weights, version, cache, Limits::new(sequences))?)
+    }
+
+    fn params(&self, how: Sampling) -> SamplingParams {
+        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
+        let (max_new_tokens, stop_tokens) = (self.rlvr.rollout.max_new_tokens, self.tokenizer.stop_tokens());
+        SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
     }
 
     /// The completion's text, without its end.

@@ -89,14 +89,20 @@ impl Setup {
         step: u64,
     ) -> Result<Vec<Sample>> {
         let rollout = &self.rlvr.rollout;
-        let how = Sampling { temperature: rollout.temperature, top_k: rollout.top_k, top_p: rollout.top_p };
+        let how = Sampling {
+            temperature: rollout.temperature,
+            top_k: rollout.top_k,
+            top_p: rollout.top_p,
+            min_p: rollout.min_p,
+            repetition_penalty: rollout.repetition_penalty,
+        };
         let seed = |sample| sample_seed(Purpose::Rollout, self.seed, step, sample);
         let asked: Vec<(&Record, u64)> = self
             .share
             .samples_of(rank)
             .map(|sample| (&records[sample / self.rlvr.group_size], seed(sample)))
             .collect();
-        self.sample(weights, &asked, how)
+        self.sample(weights, step, &asked, how)
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.

@@ -29,7 +29,7 @@ impl Setup {
         let per_rank = records.len() / exchange.world_size();
         let own = &sequences[exchange.rank() * per_rank..(exchange.rank() + 1) * per_rank];
         let mut loss = 0.0;
-        for part in own.chunks(self.micro_batch_size) {
+        for part in own.chunks(warmup.micro_batch_size.unwrap_or(self.micro_batch_size)) {
             let part: Vec<Sequence> = part
                 .iter()
                 .map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len })

@@ -1,0 +1,72 @@
+//! Which blocks of the cache are free, and how many sequences read each.
+
+use super::kv_cache::SCRATCH_BLOCK;
+
+/// The books of a cache's blocks. A block is free, or some sequences read it: those of a group share the blocks that
+/// their prompt fills.
+#[derive(Debug)]
+pub(super) struct BlockPool {
+    readers: Vec<u32>,
+    /// The one that was given back last is the first to be taken.
+    free: Vec<u32>,
+}
+
+impl BlockPool {
+    /// The books of a cache of `blocks` blocks, all free but the scratch block.
+    pub fn new(blocks: usize) -> BlockPool {
+        let free = (0..blocks as u32).rev().filter(|&block| block != SCRATCH_BLOCK).collect();
+        BlockPool { readers: vec![0; blocks], free }
+    }
+
+    /// How many blocks sequences can have.
+    pub fn capacity(&self) -> usize {
+        self.readers.len() - 1
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// A free block for one reader.
+    pub fn take(&mut self) -> Option<u32> {
+        let block = self.free.pop()?;
+        self.readers[block as usize] = 1;
+        Some(block)
+    }
+
+    /// Adds a reader of a block that has some.
+    pub fn share(&mut self, block: u32) {
+        assert!(self.readers[block as usize] > 0, "block {block} is free");
+        self.readers[block as usize] += 1;
+    }
+
+    /// Takes a reader from each of `blocks`; those without a reader are free.
+    pub fn give_back(&mut self, blocks: impl IntoIterator<Item = u32>) {
+        for block in blocks {
+            let readers = &mut self.readers[block as usize];
+            *readers = readers.checked_sub(1).expect("a block has a reader until it is given back");
+            if *readers == 0 {
+                self.free.push(block);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_free_when_its_last_reader_is_gone() {
+        let mut pool = BlockPool::new(3);
+        assert_eq!((pool.capacity(), pool.free()), (2, 2));
+        let (first, second) = (pool.take().unwrap(), pool.take().unwrap());
+        assert_ne!(first, second);
+        assert!(first != SCRATCH_BLOCK && second != SCRATCH_BLOCK && pool.take().is_none());
+        pool.share(first);
+        pool.give_back([first, second]);
+        assert_eq!((pool.free(), pool.take()), (1, Some(second)));
+        pool.give_back([first]);
+        assert_eq!(pool.take(), Some(first));
+    }
+}

@@ -1,0 +1,98 @@
+//! The keys and values of past tokens, in blocks.
+
+use anyroll_backends::{Arena, DType, Stream};
+use tch::Tensor;
+
+use crate::{DecoderConfig, Result};
+
+/// Tokens of a block. Small, since a sequence leaves on average half of its last block empty; not smaller, since a
+/// step looks up one block number for so many tokens.
+pub(crate) const BLOCK_TOKENS: usize = 16;
+
+/// Block 0 belongs to no sequence: unused entries of a table name it, and rows that are only there to fill a batch
+/// write to it.
+pub(crate) const SCRATCH_BLOCK: u32 = 0;
+
+/// Keys and values of every layer, in blocks of [`BLOCK_TOKENS`] tokens that sequences take as they grow.
+///
+/// The memory is an arena's: it is there as long as this value is, so that training has the room.
+#[derive(Debug)]
+pub struct KvCache {
+    /// Keys and values of each layer: `[blocks, BLOCK_TOKENS, K, D]`.
+    layers: Vec<(Tensor, Tensor)>,
+    blocks: usize,
+    bytes: usize,
+}
+
+impl KvCache {
+    /// A cache of `blocks` blocks, of which one is not for sequences. `stream` is the one that libtorch computes on.
+    ///
+    /// # Errors
+    /// The device's error (out of memory).
+    pub fn new(config: &DecoderConfig, blocks: usize, dtype: DType, stream: &Stream) -> Result<KvCache> {
+        let bytes = blocks * block_bytes(config, dtype);
+        let arena = Arena::new("KV cache", stream, bytes)?;
+        let size = [blocks as i64, BLOCK_TOKENS as i64, config.num_key_value_heads, config.head_dim];
+        let part_bytes = bytes / config.num_hidden_layers / 2;
+        let part =
+            |index: usize| arena.buffer(index * part_bytes..(index + 1) * part_bytes, dtype).tensor(&size);
+        let layers = (0..config.num_hidden_layers)
+            .map(|layer| Ok((part(2 * layer)?, part(2 * layer + 1)?)))
+            .collect::<Result<_>>()?;
+        Ok(KvCache { layers, blocks, bytes })
+    }
+
+    /// How many blocks hold sequences of `tokens` tokens each, the one that is not for sequences included.
+    pub fn blocks_for(sequences: usize, tokens: usize) -> usize {
+        sequences * blocks_of(tokens) + 1
+    }
+
+    /// How many blocks fit into `bytes`.
+    pub fn blocks_in(config: &DecoderConfig, dtype: DType, bytes: usize) -> usize {
+        bytes / block_bytes(config, dtype)
+    }
+
+    /// The number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The device memory that it holds.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A layer's keys and values, each `[blocks, BLOCK_TOKENS, K, D]`.
+    pub(crate) fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
+        let (keys, values) = &self.layers[layer];
+        (keys, values)
+    }
+
+    /// Copies rows of `k` and `v` `[R, K, D]` to `places` int64 `[R]`, where a place is
+    /// `block * BLOCK_TOKENS + token of the block`.
+    pub(crate) fn store(&mut self, layer: usize, k: &Tensor, v: &Tensor, places: &Tensor) -> Result<()> {
+        let (keys, values) = &mut self.layers[layer];
+        for (cache, rows) in [(keys, k), (values, v)] {
+            drop(cache.f_flatten(0, 1)?.f_index_copy_(0, places, rows)?);
+        }
+        Ok(())
+    }
+
+    /// The keys and values at `places` int64 `[R]`, each `[R, K, D]`.
+    pub(crate) fn read(&self, layer: usize, places: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (keys, values) = &self.layers[layer];
+        let read = |cache: &Tensor| cache.f_flatten(0, 1)?.f_index_select(0, places);
+        Ok((read(keys)?, read(values)?))
+    }
+}
+
+/// The blocks that a sequence of `tokens` tokens lies in.
+pub(crate) fn blocks_of(tokens: usize) -> usize {
+    tokens.div_ceil(BLOCK_TOKENS)
+}
+
+/// Of all layers.
+fn block_bytes(config: &DecoderConfig, dtype: DType) -> usize {
+    let elements = config.num_key_value_heads as usize * config.head_dim as usize * BLOCK_TOKENS;
+    2 * config.num_hidden_layers * elements * dtype.size_bytes()
+}

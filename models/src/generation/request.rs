@@ -1,0 +1,90 @@
+//! What is asked of the engine, and what comes back.
+
+use std::{fmt, sync::Arc};
+
+use super::SamplingParams;
+
+/// A prompt and the completions that are wanted of it. The prompt runs once for all of them.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// At least one token.
+    pub prompt: Vec<i64>,
+    /// How all of them are sampled.
+    pub params: Arc<SamplingParams>,
+    /// What ends a completion beside `params`; `None`: nothing.
+    pub stop: Option<StopCondition>,
+    /// The completions.
+    pub samples: Vec<Sample>,
+}
+
+/// One completion that is wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Its random numbers follow from this and from the index of each token.
+    pub seed: u64,
+    /// What there is of it: empty, or a completion that was aborted and now goes on, be it with other weights.
+    pub begun: Completion,
+}
+
+/// Told a completion's tokens after each new one, says whether it ends there: for stop strings, which need a
+/// tokenizer.
+#[derive(Clone)]
+pub struct StopCondition(pub Arc<Ends>);
+
+/// Whether a completion ends with these tokens.
+type Ends = dyn Fn(&[i64]) -> bool + Send + Sync;
+
+impl fmt::Debug for StopCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StopCondition")
+    }
+}
+
+/// What a prompt was continued with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Completion {
+    /// The new tokens, a stop token included.
+    pub tokens: Vec<i64>,
+    /// The log-probability of each under softmax(logits / temperature) over the whole vocabulary, as the
+    /// training forward computes it: `top_k`, `top_p`, `min_p` and `repetition_penalty` are not in it, and at
+    /// temperature 0 it is that of temperature 1.
+    pub logprobs: Vec<f32>,
+    /// Which weights sampled it, in the order of the tokens.
+    pub policies: Vec<PolicySpan>,
+    /// Why it ended; `None` while it has not, or was aborted.
+    pub ending: Option<Ending>,
+}
+
+/// Tokens in a row that the same weights sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicySpan {
+    /// The version that the engine was given with its weights.
+    pub version: u64,
+    /// How many tokens.
+    pub tokens: usize,
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It has its stop token, or met its stop condition.
+    Stop,
+    /// It has all the tokens that it may have.
+    Length,
+}
+
+impl Completion {
+    /// Whether it ended by itself, and not for its length.
+    pub fn finished(&self) -> bool {
+        self.ending == Some(Ending::Stop)
+    }
+
+    pub(super) fn push(&mut self, token: i64, logprob: f32, version: u64) {
+        self.tokens.push(token);
+        self.logprobs.push(logprob);
+        match self.policies.last_mut() {
+            Some(span) if span.version == version => span.tokens += 1,
+            _ => self.policies.push(PolicySpan { version, tokens: 1 }),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Sequences on their way, alone and in groups, and the blocks that they lie in.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{
+    Completion, Ending, SamplingParams, StopCondition,
+    block_pool::BlockPool,
+    kv_cache::{BLOCK_TOKENS, blocks_of},
+    sampling::{Sampled, sample},
+};
+
+/// A prompt with what there is of one completion.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub id: u64,
+    pub prompt: Arc<[i64]>,
+    pub params: Arc<SamplingParams>,
+    pub stop: Option<StopCondition>,
+    pub seed: u64,
+    pub completion: Completion,
+    /// What its tokens lie in, from the first on. Empty while it waits.
+    pub blocks: Vec<u32>,
+}
+
+impl Sequence {
+    /// Tokens of prompt and completion.
+    pub fn len(&self) -> usize {
+        self.prompt.len() + self.completion.tokens.len()
+    }
+
+    pub fn tokens(&self) -> impl Iterator<Item = i64> + Clone {
+        self.prompt.iter().chain(&self.completion.tokens).copied()
+    }
+
+    pub fn last_token(&self) -> i64 {
+        *self.completion.tokens.last().unwrap_or(&self.prompt[self.prompt.len() - 1])
+    }
+
+    /// Where in the cache the token at a position lies.
+    pub fn place(&self, position: usize) -> i64 {
+        i64::from(self.blocks[position / BLOCK_TOKENS]) * BLOCK_TOKENS as i64
+            + (position % BLOCK_TOKENS) as i64
+    }
+
+    /// Chooses its next token, on the host.
+    pub fn choose(&self, logits: &[f32]) -> Sampled {
+        sample(logits, &self.params, self.seed, self.completion.tokens.len(), self.tokens())
+    }
+
+    /// Adds a token, which may end it.
+    pub fn extend(&mut self, Sampled { token, logprob }: Sampled, version: u64) {
+        self.completion.push(token, logprob, version);
+        let tokens = &self.completion.tokens;
+        let stops = self.params.stop_tokens.contains(&token)
+            || self.stop.as_ref().is_some_and(|StopCondition(ends)| ends(tokens));
+        if stops {
+            self.completion.ending = Some(Ending::Stop);
+        } else if tokens.len() >= self.params.max_new_tokens {
+            self.completion.ending = Some(Ending::Length);
+        }
+    }
+}
+
+/// Sequences with the same tokens so far, which run once for all of them. They share the blocks that those tokens
+/// fill; each has a last, partly filled block of its own, since there they will differ.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// At least one.
+    pub sequences: Vec<Sequence>,
+}
+
+impl Group {
+    pub fn first(&self) -> &Sequence {
+        &self.sequences[0]
+    }
+
+    /// Tokens that have to run.
+    pub fn len(&self) -> usize {
+        self.first().len()
+    }
+
+    pub fn blocks_wanted(&self) -> usize {
+        let full = self.len() / BLOCK_TOKENS;
+        full + (blocks_of(self.len()) - full) * self.sequences.len()
+    }
+
+    /// Takes the blocks, of which there are enough.
+    pub fn take_blocks(&mut self, pool: &mut BlockPool) {
+        let len = self.len();
+        let mut take = |_| pool.take().expect("the pool was asked before");
+        let shared: Vec<u32> = (0..len / BLOCK_TOKENS).map(&mut take).collect();
+        let own = shared.len()..blocks_of(len);
+        for sequence in &mut self.sequences {
+            sequence.blocks = shared.iter().copied().chain(own.clone().map(&mut take)).collect();
+        }
+        for _ in 1..self.sequences.len() {
+            shared.iter().for_each(|&block| pool.share(block));
+        }
+    }
+
+    pub fn give_blocks_back(&mut self, pool: &mut BlockPool) {
+        self.sequences.iter_mut().for_each(|sequence| pool.give_back(sequence.blocks.drain(..)));
+    }
+
+    /// Which rows of its tokens at `positions` go where, `row` being the first one's; a row of a block that is not
+    /// shared goes to every sequence's.
+    pub fn destinations(
+        &self,
+        positions: Range<usize>,
+        row: usize,
+        rows: &mut Vec<i64>,
+        places: &mut Vec<i64>,
+    ) {
+        let shared = (self.len() / BLOCK_TOKENS * BLOCK_TOKENS).clamp(positions.start, positions.end);
+        let mut store = |sequence: &Sequence, stored: Range<usize>| {
+            rows.extend(stored.clone().map(|position| (row + position - positions.start) as i64));
+            places.extend(stored.map(|position| sequence.place(position)));
+        };
+        store(self.first(), positions.start..shared);
+        self.sequences.iter().for_each(|sequence| store(sequence, shared..positions.end));
+    }
+}
