@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, Packing, Rotation, Store},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample, SamplingParams,
-    Sequence, generation::Limits,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample,
+    SamplingParams, Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};

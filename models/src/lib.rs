@@ -19,4 +19,6 @@ pub use batch::{PackedBatch, Sequence};
 pub use decoder::{Decoder, DecoderConfig, RopeScaling};
 pub use error::{Error, Result};
 pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};
-pub use model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, UnitGrads, Weights};
+pub use model::{
+    Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
+};

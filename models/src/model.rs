@@ -72,6 +72,10 @@ impl ParamSpec {
 pub trait Model: Send + Sync {
     /// What a forward pass reads.
     type Batch;
+    /// What the last block says of it.
+    type Scores;
+    /// The gradient of the loss with respect to that.
+    type ScoresGrad;
 
     /// All units.
     fn units(&self) -> &[Unit];
@@ -94,10 +98,11 @@ pub trait Model: Send + Sync {
         x: Option<&Tensor>,
         batch: &Self::Batch,
         save: bool,
-    ) -> Result<(Output, Saved)>;
+    ) -> Result<(Output<Self::Scores>, Saved)>;
 
-    /// Writes the weights' gradients into `grads` and returns the gradient of `x` (`None` for the first
-    /// block). After the backward of the last block that reads a unit, each of its gradients is written.
+    /// Writes the weights' gradients into `grads` and returns the gradient of `x`; for the first block that of
+    /// what the batch holds in its place, or `None` if that has none, as tokens. After the backward of the last
+    /// block that reads a unit, each of its gradients is written.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -107,18 +112,18 @@ pub trait Model: Send + Sync {
         weights: &Weights,
         grads: &mut Grads,
         saved: Saved,
-        grad_output: OutputGrad,
+        grad_output: OutputGrad<Self::ScoresGrad>,
         batch: &Self::Batch,
     ) -> Result<Option<Tensor>>;
 }
 
 /// What a block returns.
 #[derive(Debug)]
-pub enum Output {
-    /// An inner block's activations `[N, C]`.
+pub enum Output<S> {
+    /// An inner block's activations.
     Hidden(Tensor),
     /// The last block's result.
-    Scores(Scores),
+    Scores(S),
 }
 
 /// What a language model's head says of each target token, both fp32 `[M]`.
@@ -132,16 +137,20 @@ pub struct Scores {
 
 /// The gradient of the loss with respect to an [`Output`].
 #[derive(Debug)]
-pub enum OutputGrad {
+pub enum OutputGrad<G> {
     /// For an inner block; the block may reuse this memory.
     Hidden(Tensor),
-    /// For the last block, both fp32 `[M]`.
-    Scores {
-        /// Gradient of the log-probabilities.
-        logprobs: Tensor,
-        /// Gradient of the entropies, if the loss has an entropy term.
-        entropy: Option<Tensor>,
-    },
+    /// For the last block.
+    Scores(G),
+}
+
+/// The gradient of the loss with respect to [`Scores`], both fp32 `[M]`.
+#[derive(Debug)]
+pub struct ScoresGrad {
+    /// Gradient of the log-probabilities.
+    pub logprobs: Tensor,
+    /// Gradient of the entropies, if the loss has an entropy term.
+    pub entropy: Option<Tensor>,
 }
 
 /// What a block's forward keeps for its backward. Empty if nothing was to be saved.

@@ -53,6 +53,23 @@ pub fn pass_at_k(samples: usize, correct: usize, k: usize) -> f64 {
     1.0 - all_wrong
 }
 
+/// The rewards, where a sample that is left out has the mean of its group's others: that is an advantage of 0, and
+/// leaves the others' mean as it is. A group of which none is scored has the mean of all, for each sample the same.
+/// `None` if nothing is scored.
+pub fn fill_missing(rewards: &[Option<f64>], group_size: usize) -> Option<Vec<f64>> {
+    let mean = |rewards: &[Option<f64>]| {
+        let scored: Vec<f64> = rewards.iter().copied().flatten().collect();
+        (!scored.is_empty()).then(|| scored.iter().sum::<f64>() / scored.len() as f64)
+    };
+    let of_all = mean(rewards)?;
+    let groups = rewards.chunks(group_size);
+    let filled = groups.flat_map(|group| {
+        let missing = mean(group).unwrap_or(of_all);
+        group.iter().map(move |reward| reward.unwrap_or(missing))
+    });
+    Some(filled.collect())
+}
+
 fn groups(rewards: &[f64], group_size: usize) -> std::slice::ChunksExact<'_, f64> {
     assert_eq!(rewards.len() % group_size, 0, "{} rewards are no groups of {group_size}", rewards.len());
     rewards.chunks_exact(group_size)
@@ -97,5 +114,18 @@ mod tests {
         let rewards = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.2, 0.3];
         let expected = GroupCounts { all_right: 1, all_wrong: 1, all_partial: 1, mixed: 2 };
         assert_eq!(count_groups(&rewards, 2), expected);
+    }
+
+    #[test]
+    fn what_is_left_out_has_the_mean_of_the_others() {
+        let check = |rewards: &[Option<f64>], expected: Option<&[f64]>| {
+            assert_eq!(fill_missing(rewards, 3).as_deref(), expected, "{rewards:?}");
+        };
+        let (zero, one) = (Some(0.0), Some(1.0));
+        check(&[one, zero, one], Some(&[1.0, 0.0, 1.0]));
+        check(&[one, None, zero], Some(&[1.0, 0.5, 0.0]));
+        check(&[one, None, None], Some(&[1.0, 1.0, 1.0]));
+        check(&[one, zero, None, None, None, None], Some(&[1.0, 0.0, 0.5, 0.5, 0.5, 0.5]));
+        check(&[None, None, None], None);
     }
 }

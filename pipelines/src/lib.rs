@@ -1,8 +1,8 @@
 //! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
 //!
 //! Read in this order: [`config`] is what a YAML says and what it comes to on a machine, [`launch`] how its ranks
-//! start and end, [`rlvr`] the loop, with [`data`], [`reward`] and [`algorithm`] beside it, and [`journal`] what
-//! it writes and shows. Only this crate reads YAML, environment and arguments.
+//! start and end, [`train`] the loop, [`rlvr`] what it trains, with [`data`], [`reward`] and [`algorithm`] beside it, and
+//! [`journal`] what it writes and shows. Only this crate reads YAML, environment and arguments.
 
 #![forbid(unsafe_code)]
 
@@ -28,5 +28,6 @@ pub mod rlvr;
 pub mod run_dir;
 pub mod samples;
 pub mod tensorboard;
+pub mod train;
 
 pub use error::{Error, Result};

@@ -8,7 +8,7 @@ use std::{net::TcpListener, sync::Arc, time::Duration};
 use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
 };
-use anyroll_models::{Decoder, DecoderConfig, OutputGrad, PackedBatch, RopeScaling, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Zero, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -125,7 +125,7 @@ fn trained(
             zero.accumulate(&batch, |scores| {
                 loss += scores.logprobs.sum(Kind::Double).double_value(&[]) * gradient;
                 let logprobs = Tensor::full_like(&scores.logprobs, gradient);
-                Ok(OutputGrad::Scores { logprobs, entropy: None })
+                Ok(ScoresGrad { logprobs, entropy: None })
             })
             .unwrap();
         }

@@ -25,4 +25,4 @@ pub use offload::State;
 pub use optimizer::StepStats;
 pub use schedule::Schedule;
 pub use weights::Weights;
-pub use zero::Zero;
+pub use zero::{Tape, Zero};

@@ -19,7 +19,6 @@ use anyroll_backends::{Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream,
 use anyroll_models::{
     Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads,
     init::{Seed, WeightSource},
-    model::Scores,
 };
 use tch::{Kind, Tensor};
 
@@ -121,20 +120,41 @@ impl<M: Model> Zero<M> {
     pub fn accumulate(
         &mut self,
         batch: &M::Batch,
-        loss: impl FnOnce(&Scores) -> Result<OutputGrad>,
+        loss: impl FnOnce(&M::Scores) -> Result<M::ScoresGrad>,
     ) -> Result<()> {
-        self.trainable("accumulate")?;
-        self.needs("accumulate", &[State::Params, State::Gradients])?;
-        let (scores, mut kept) = self.forward(batch, true)?;
-        let mut grad = loss(&scores)?;
-        for block in (0..self.model.blocks()).rev() {
-            let kept = kept.pop().expect("forward kept something for every block");
-            let Some(below) = self.backward_block(block, batch, kept, grad)? else { break };
-            grad = OutputGrad::Hidden(below);
+        let (scores, tape) = self.record(batch)?;
+        let grad = loss(&scores)?;
+        self.backward(batch, tape, grad)?;
+        Ok(())
+    }
+
+    /// The first half of [`Self::accumulate`]: the scores of a micro-batch, and what its backward needs. Several
+    /// tapes may be open at a time, as of passes that feed each other.
+    pub fn record(&mut self, batch: &M::Batch) -> Result<(M::Scores, Tape)> {
+        self.trainable("record")?;
+        self.needs("record", &[State::Params, State::Gradients])?;
+        let (scores, kept) = self.forward(batch, true)?;
+        Ok((scores, Tape(kept)))
+    }
+
+    /// The second half: adds the micro-batch's gradient to those of the step, and returns that of what the first
+    /// block read, if the model has one.
+    pub fn backward(
+        &mut self,
+        batch: &M::Batch,
+        Tape(mut kept): Tape,
+        grad: M::ScoresGrad,
+    ) -> Result<Option<Tensor>> {
+        let mut grad = OutputGrad::Scores(grad);
+        let mut next_kept = || kept.pop().expect("forward kept something for every block");
+        for block in (1..self.model.blocks()).rev() {
+            let below = self.backward_block(block, batch, next_kept(), grad)?;
+            grad = OutputGrad::Hidden(below.expect("an inner block has an input"));
         }
+        let below = self.backward_block(0, batch, next_kept(), grad)?;
         self.settle(0)?;
         self.training_mut().accumulated = true;
-        Ok(())
+        Ok(below)
     }
 
     /// One optimizer step with the gradients accumulated since the last one.
@@ -177,7 +197,7 @@ impl<M: Model> Zero<M> {
     }
 
     /// The head's scores of a batch, without a gradient.
-    pub fn score(&mut self, batch: &M::Batch) -> Result<Scores> {
+    pub fn score(&mut self, batch: &M::Batch) -> Result<M::Scores> {
         self.needs("score", &[State::Params])?;
         Ok(self.forward(batch, false)?.0)
     }
@@ -237,7 +257,7 @@ impl<M: Model> Zero<M> {
 /// The phases of a micro-batch.
 impl<M: Model> Zero<M> {
     /// Runs all blocks. With `train`, what backward needs of each is kept.
-    fn forward(&mut self, batch: &M::Batch, train: bool) -> Result<(Scores, Vec<Kept>)> {
+    fn forward(&mut self, batch: &M::Batch, train: bool) -> Result<(M::Scores, Vec<Kept>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
         let recomputes = self.config.recompute == Recompute::Full;
@@ -270,7 +290,7 @@ impl<M: Model> Zero<M> {
         x: Option<&Tensor>,
         batch: &M::Batch,
         save: bool,
-    ) -> Result<(Output, Saved)> {
+    ) -> Result<(Output<M::Scores>, Saved)> {
         let views: Vec<&[Tensor]> = self.views(block);
         Ok(self.model.forward(block, &anyroll_models::Weights::new(&views), x, batch, save)?)
     }
@@ -280,7 +300,7 @@ impl<M: Model> Zero<M> {
         block: usize,
         batch: &M::Batch,
         kept: Kept,
-        grad: OutputGrad,
+        grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
         self.enter(block, block.checked_sub(1))?;
         let saved = match kept {
@@ -459,7 +479,12 @@ impl<M: Model> Zero<M> {
     }
 }
 
+/// What a forward pass keeps for its backward. It holds device memory until then.
+#[derive(Debug)]
+pub struct Tape(Vec<Kept>);
+
 /// What backward has of a block's forward.
+#[derive(Debug)]
 enum Kept {
     Saved(Saved),
     /// The block's input, to run it again.

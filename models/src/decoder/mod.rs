@@ -23,7 +23,9 @@ pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
 pub use rope::RopeScaling;
 
-use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
+use crate::model::{
+    Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
+};
 use crate::{PackedBatch, Result};
 use block::Block;
 use embedding::Embedding;
@@ -73,6 +75,8 @@ impl Decoder {
 
 impl Model for Decoder {
     type Batch = PackedBatch;
+    type Scores = Scores;
+    type ScoresGrad = ScoresGrad;
 
     fn units(&self) -> &[Unit] {
         &self.units
@@ -93,7 +97,7 @@ impl Model for Decoder {
         x: Option<&Tensor>,
         batch: &PackedBatch,
         save: bool,
-    ) -> Result<(Output, Saved)> {
+    ) -> Result<(Output<Scores>, Saved)> {
         if block == 0 {
             self.check_length(batch.packing.max_len())?;
             let hidden = self.embedding.forward(weights, &batch.tokens)?;
@@ -114,7 +118,7 @@ impl Model for Decoder {
         weights: &Weights,
         grads: &mut Grads,
         saved: Saved,
-        grad_output: OutputGrad,
+        grad_output: OutputGrad<ScoresGrad>,
         batch: &PackedBatch,
     ) -> Result<Option<Tensor>> {
         match grad_output {
@@ -126,7 +130,7 @@ impl Model for Decoder {
                 let table = self.rope_table();
                 Ok(Some(self.block.backward(weights, grads, saved, dy, &batch.packing, &table)?))
             }
-            OutputGrad::Scores { logprobs, entropy } => {
+            OutputGrad::Scores(ScoresGrad { logprobs, entropy }) => {
                 let dscores = (&logprobs, entropy.as_ref());
                 Ok(Some(self.head.backward(weights, grads, saved, dscores, batch)?))
             }

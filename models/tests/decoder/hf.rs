@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyroll_models::hf::{ExportDtype, FolderContents, ModelFolder, config_file, write_folder};
 use anyroll_models::init::WeightSource;
-use anyroll_models::{Decoder, KvCache, Model, PackedBatch, SamplingParams, Sequence, generate};
+use anyroll_models::{Decoder, Model, PackedBatch, SamplingParams, Sequence};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
@@ -135,18 +135,12 @@ fn greedy_generation_equals_transformers() {
         assert_eq!(family.folder.stop_tokens(), [1]);
         let params = SamplingParams {
             temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
             max_new_tokens: 16,
             stop_tokens: family.folder.stop_tokens().to_vec(),
+            ..SamplingParams::default()
         };
         let run = |prompts: &[Vec<i64>]| -> Vec<Vec<i64>> {
-            let weights: Vec<&[Tensor]> = holder.weights.iter().map(Vec::as_slice).collect();
-            let config = holder.decoder.config();
-            let mut cache = KvCache::new(config, prompts.len(), 40, Kind::Float, Device::Cpu).unwrap();
-            let seeds = vec![0; prompts.len()];
-            let completions =
-                generate(&holder.decoder, &weights, prompts, &params, &seeds, &mut cache).unwrap();
+            let completions = crate::generation::run(&holder, prompts, &params, &vec![0; prompts.len()]);
             completions.into_iter().map(|completion| completion.tokens).collect()
         };
         assert_eq!(run(&prompts), expected, "{}: in one batch", family.name);

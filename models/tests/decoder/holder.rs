@@ -1,8 +1,9 @@
 //! The simplest holder of a decoder's weights: all units whole, on one device.
 
 use anyroll_models::init::{Seed, WeightSource};
-use anyroll_models::model::{Scores, Weights};
-use anyroll_models::{Decoder, Grads, Model, Output, OutputGrad, PackedBatch, Saved, UnitGrads};
+use anyroll_models::{
+    Decoder, Grads, Model, Output, OutputGrad, PackedBatch, Saved, Scores, ScoresGrad, UnitGrads, Weights,
+};
 use tch::{Device, Kind, Tensor};
 
 pub struct Holder {
@@ -68,7 +69,7 @@ impl Holder {
         dentropy: Option<Tensor>,
     ) {
         self.grads.iter_mut().for_each(UnitGrads::reset);
-        let mut grad = Some(OutputGrad::Scores { logprobs: dlogprobs, entropy: dentropy });
+        let mut grad = Some(OutputGrad::Scores(ScoresGrad { logprobs: dlogprobs, entropy: dentropy }));
         for block in (0..self.decoder.blocks()).rev() {
             let wanted = self.decoder.units_of(block);
             let mut grads: Vec<(usize, &mut UnitGrads)> =

@@ -20,8 +20,9 @@ use crate::{
     config::{Loaded, Run},
     launch::{self, LaunchPlan, Outcome, Rank},
     progress::Screen,
-    rlvr::{Ended, Job, Place, train},
+    rlvr::Rlvr,
     run_dir::RunDir,
+    train::{Ended, Exchange, Job, Place, train},
 };
 
 /// The run folder that the parent has made, for the ranks that it starts.
@@ -94,9 +95,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let place = Place::open(&run, &rank)?;
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
-    let resume = args.resume.is_some();
-    let job = Job { run, dataset: loaded.dataset, place, dir, resume };
-    match train(job, &screen, &stop)? {
+    let exchange = Exchange::new(&place.group)?;
+    let name = run.config.name.clone();
+    let job = Job { name: &name, dir, resume: args.resume.is_some() };
+    let pipeline = Rlvr::new(run, loaded.dataset, place)?;
+    match train(pipeline, exchange, job, &screen, &stop)? {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
         Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
     }

@@ -4,7 +4,6 @@ use anyroll_strategy::Zero;
 
 use super::{
     Decoder, Setup,
-    exchange::Exchange,
     rollout::{Purpose, Sampling, sample_seed},
 };
 use crate::{
@@ -13,6 +12,7 @@ use crate::{
     data::Record,
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine},
+    train::{Evaluation, Exchange},
 };
 
 /// Completions that go into `samples.jsonl` at each evaluation.
@@ -27,7 +27,7 @@ impl Setup {
         exchange: &Exchange,
         step: u64,
         phase: Phase,
-    ) -> Result<(Metrics, Vec<SampleLine>)> {
+    ) -> Result<Evaluation> {
         policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
@@ -67,7 +67,8 @@ impl Setup {
         if samples > 1 {
             metrics.insert(format!("eval/pass@{samples}"), sums[3] / sums[0]);
         }
-        Ok((metrics, lines))
+        let summary = format!("held-out greedy {:.3}, pass@1 {:.3}", sums[1] / sums[0], sums[2] / sums[0]);
+        Ok(Evaluation { metrics, samples: lines, summary })
     }
 
     /// This rank's part of the held-out prompts, and the number of the first among all.

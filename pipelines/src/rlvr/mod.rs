@@ -1,23 +1,20 @@
-//! Reinforcement learning with verifiable rewards: the loop, from a resolved config to a trained policy.
+//! Reinforcement learning with verifiable rewards: a language model as the loop's policy.
 //!
-//! Read [`train()`] first: it is the loop. `step` is what happens in one turn of it, `targets` what its samples are
+//! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `targets` what its samples are
 //! trained towards and `loss` by which gradient; `evaluate` is how it is measured, `warmup` what comes before it,
 //! `roles` who takes part.
 
 mod evaluate;
-mod exchange;
 mod loss;
+mod pipeline;
 mod roles;
 mod rollout;
 mod score;
-mod share;
 mod step;
 mod targets;
-mod train;
 mod warmup;
 
-pub use exchange::Exchange;
-pub use roles::{Place, Reference, Roles, Setup};
-pub use train::{Ended, Job, train};
+pub use pipeline::Rlvr;
+pub use roles::{Reference, Roles, Setup};
 
 use anyroll_models::Decoder;

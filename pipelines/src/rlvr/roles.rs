@@ -1,21 +1,19 @@
 //! Who takes part in a run: the policy, its frozen reference, and what they are made from.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, Stream, connect, open};
+use anyroll_backends::Stream;
 use anyroll_models::init::WeightSource;
-use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
+use anyroll_strategy::{State, Zero};
 
-use super::{Decoder, share::Share};
+use super::Decoder;
 use crate::{
-    Error, Result,
+    Result,
     base_model::BaseModel,
-    config::{
-        self, Offload, OffloadConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run, ScheduleConfig,
-    },
+    config::{OptimizerConfig, PipelineConfig, RlvrConfig, Run},
     data::{Dataset, Record, Tokenizer},
-    launch::Rank,
     reward::RewardSum,
+    train::{Place, Share, adamw, hold, offloaded},
 };
 
 /// What a run is made of, apart from the weights.
@@ -68,45 +66,12 @@ pub struct Reference {
     pub offloaded: Vec<State>,
 }
 
-/// A device and the ranks that it trains with.
-#[derive(Debug)]
-pub struct Place {
-    /// The device.
-    pub device: Arc<dyn Device>,
-    /// All ranks.
-    pub group: CollectiveGroup,
-}
-
-impl Place {
-    /// Opens the policy's device and meets the other ranks.
-    pub fn open(run: &Run, rank: &Rank) -> Result<Self> {
-        let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
-        let device = open(DeviceId { backend, ordinal: run.policy.ordinals[rank.local_rank] })?;
-        let timeout = Duration::from_secs_f64(run.policy.strategy.collective_timeout_s);
-        let rendezvous = Rendezvous {
-            rank: rank.rank,
-            world_size: rank.world_size,
-            master_addr: rank.master_addr.clone(),
-            master_port: rank.master_port,
-            agent_store: rank.agent_store.clone(),
-            timeout,
-        };
-        let comm = connect(&*device, &rendezvous)?;
-        let group = CollectiveGroup::new("policy", comm, &device, timeout)?;
-        Ok(Self { device, group })
-    }
-}
-
 impl Setup {
     /// Prepares a run over `world_size` ranks on `place`.
     pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
         let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
-        let device = place.device.torch_device().and_then(anyroll_backends::TorchDevice::tch);
-        let device = device.ok_or_else(|| anyroll_backends::Error::Unsupported {
-            backend: place.device.id().backend,
-            what: "models: libtorch does not compute on it".into(),
-        })?;
+        let device = place.torch_device()?;
         let model = Decoder::new(base.config, device)?;
         Ok(Self {
             seed: run.config.seed,
@@ -132,7 +97,7 @@ impl Setup {
 
     /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
-        self.zero(&run.policy.strategy, place, Some(adamw(optimizer)))
+        hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
     }
 
     /// A frozen copy of `policy`, if the loss has a KL term.
@@ -143,68 +108,9 @@ impl Setup {
         policy: &mut Zero<Decoder>,
     ) -> Result<Option<Reference>> {
         let Some(role) = &run.reference else { return Ok(None) };
-        let mut model = self.zero(&role.strategy, place, None)?;
+        let mut model = hold(self.model.clone(), &role.strategy, place, None, &*self.weights)?;
         model.copy_weights_from(policy)?;
         let micro_batch_size = role.strategy.micro_batch_size;
         Ok(Some(Reference { model, micro_batch_size, offloaded: offloaded(&role.strategy) }))
-    }
-
-    /// The learning rate's way.
-    pub fn schedule(&self, config: &ScheduleConfig) -> Schedule {
-        match config {
-            ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
-            ScheduleConfig::Linear(c) => {
-                Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
-            }
-            ScheduleConfig::Cosine(c) => {
-                Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
-            }
-        }
-    }
-
-    fn zero(
-        &self,
-        strategy: &config::StrategyConfig,
-        place: &Place,
-        adamw: Option<AdamW>,
-    ) -> Result<Zero<Decoder>> {
-        let config = ZeroConfig {
-            stage: ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?,
-            precision: match strategy.precision {
-                config::Precision::Fp32 => Precision::Fp32,
-                config::Precision::Bf16 => Precision::Bf16,
-                config::Precision::Fp16 => unreachable!("a config with it is refused"),
-            },
-            recompute: match strategy.recompute {
-                config::Recompute::None => Recompute::None,
-                config::Recompute::Full => Recompute::Full,
-            },
-        };
-        let (model, group) = (self.model.clone(), place.group.clone());
-        Ok(Zero::from_source(model, config, adamw, &place.device, group, &*self.weights)?)
-    }
-}
-
-/// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.
-fn offloaded(strategy: &config::StrategyConfig) -> Vec<State> {
-    let OffloadConfig { optimizer, params } = strategy.offload;
-    let mut states = Vec::new();
-    if optimizer == Offload::BetweenSteps {
-        states.extend([State::Optimizer, State::Gradients]);
-    }
-    if params == Offload::BetweenSteps {
-        states.push(State::Params);
-    }
-    states
-}
-
-/// The optimizer's numbers.
-pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
-    let [beta1, beta2] = optimizer.adamw.betas;
-    AdamW {
-        betas: (beta1, beta2),
-        eps: optimizer.adamw.eps,
-        weight_decay: optimizer.adamw.weight_decay,
-        max_grad_norm: optimizer.max_grad_norm,
     }
 }

@@ -1,13 +1,15 @@
 //! What the samples of a step earn.
 
-use super::{Setup, exchange::Exchange, rollout::Sample};
+use super::{Setup, rollout::Sample};
 use crate::{
     Result,
+    algorithm::fill_missing,
     config::RewardConfig,
     data::Record,
     error_chain::one_line,
     metrics::Metrics,
     reward::{Outcome, coin_flips},
+    train::Exchange,
 };
 
 /// What all ranks know of the step's samples, in the step's order.
@@ -94,45 +96,10 @@ impl Setup {
                 }
             }
         }
-        match (fill(&totals, group_size), failure) {
+        match (fill_missing(&totals, group_size), failure) {
             (Some(rewards), _) => Ok(Own { rewards, sums, dropped }),
             (None, Some(error)) => Err(error.into()),
             (None, None) => Ok(Own { rewards: Vec::new(), sums, dropped }),
         }
-    }
-}
-
-/// The rewards, where a sample that is left out has the mean of its group's others: that is an advantage of 0, and
-/// leaves the others' mean as it is. A group of which none is scored has the mean of all, for each sample the same.
-/// `None` if nothing is scored.
-fn fill(totals: &[Option<f64>], group_size: usize) -> Option<Vec<f64>> {
-    let mean = |totals: &[Option<f64>]| {
-        let scored: Vec<f64> = totals.iter().copied().flatten().collect();
-        (!scored.is_empty()).then(|| scored.iter().sum::<f64>() / scored.len() as f64)
-    };
-    let of_all = mean(totals)?;
-    let groups = totals.chunks(group_size);
-    let filled = groups.flat_map(|group| {
-        let missing = mean(group).unwrap_or(of_all);
-        group.iter().map(move |total| total.unwrap_or(missing))
-    });
-    Some(filled.collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_left_out_has_the_mean_of_the_others() {
-        let check = |totals: &[Option<f64>], expected: Option<&[f64]>| {
-            assert_eq!(fill(totals, 3).as_deref(), expected, "{totals:?}");
-        };
-        let (zero, one) = (Some(0.0), Some(1.0));
-        check(&[one, zero, one], Some(&[1.0, 0.0, 1.0]));
-        check(&[one, None, zero], Some(&[1.0, 0.5, 0.0]));
-        check(&[one, None, None], Some(&[1.0, 1.0, 1.0]));
-        check(&[one, zero, None, None, None, None], Some(&[1.0, 0.0, 0.5, 0.5, 0.5, 0.5]));
-        check(&[None, None, None], None);
     }
 }

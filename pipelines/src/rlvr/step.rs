@@ -6,8 +6,8 @@ use anyroll_strategy::{StepStats, Weights, Zero};
 
 use super::{
     Decoder, Roles, Setup,
-    exchange::Exchange,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
+    pipeline::Carried,
     rollout::{Purpose, Sample, Sampling, sample_seed},
     score::Scored,
 };
@@ -17,31 +17,21 @@ use crate::{
     config::{KlTerm, PolicyLoss},
     data::{Draw, Record},
     metrics::Metrics,
+    train::{Exchange, StepOutcome, schedule},
 };
 
-/// What a step leaves: its metrics, and whether some rank was asked to stop.
-#[derive(Debug)]
-pub struct StepOutcome {
-    /// Over all ranks.
-    pub metrics: Metrics,
-    /// Whether the run should end here.
-    pub stop: bool,
-    /// The next step's weight of the KL divergence off the reward, if a controller moves it.
-    pub kl_coef: Option<f64>,
-}
-
 impl Setup {
-    /// Step `step`, from 0. Every rank calls; `kl_coef` weighs the KL divergence if that goes off the reward, and
-    /// `stop` is this rank's wish to end the run after the step.
+    /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
     pub fn step(
         &self,
         roles: &mut Roles,
         exchange: &Exchange,
         step: u64,
-        kl_coef: f64,
+        carried: &mut Carried,
         stop: bool,
     ) -> Result<StepOutcome> {
         let rlvr = &self.rlvr;
+        let kl_coef = carried.kl_coef.unwrap_or(rlvr.algorithm.kl_coef);
         let started = Instant::now();
         let records = self.dataset.train_batch(Draw::Rollout, self.seed, step, rlvr.prompts_per_step);
         roles.policy.offload_states(&self.offloaded)?;
@@ -76,8 +66,8 @@ impl Setup {
         metrics.insert("time/reward_s", (rewarded - generated).as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
         metrics.insert("time/step_s", step_s);
-        let kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, &scored);
-        Ok(StepOutcome { metrics, stop: scored.stop, kl_coef })
+        carried.kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, &scored);
+        Ok(StepOutcome { metrics, stop: scored.stop })
     }
 
     /// This rank's groups, in its own order.
@@ -116,8 +106,9 @@ impl Setup {
         step: u64,
     ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
-        let schedule = self.schedule(&rlvr.optimizer.schedule);
-        let learning_rate = rlvr.optimizer.adamw.learning_rate * schedule.factor(step, rlvr.steps);
+        let optimizer = &rlvr.optimizer;
+        let learning_rate =
+            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
         let (mut stats, mut drift) = (LossStats::default(), Drift::default());
         let mut steps: Vec<StepStats> = Vec::new();
         for epoch in 0..rlvr.epochs {

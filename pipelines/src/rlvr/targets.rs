@@ -5,7 +5,6 @@ use tch::Tensor;
 
 use super::{
     Decoder, Reference, Roles, Setup,
-    exchange::Exchange,
     loss::{Correction, CorrectionStats, Targets, token_weights},
     rollout::Sample,
     score::Scored,
@@ -15,6 +14,7 @@ use crate::{
     algorithm::{Moments, returns, sample_advantages},
     config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs},
     metrics::Metrics,
+    train::Exchange,
 };
 
 /// A rank's samples of a step, ready to be trained on.

@@ -1,14 +1,15 @@
 //! The supervised warm-up: the task's own answers, so that some completions earn a reward.
 
-use anyroll_models::{OutputGrad, PackedBatch, Sequence};
+use anyroll_models::{PackedBatch, ScoresGrad, Sequence};
 use anyroll_strategy::Zero;
 use tch::Tensor;
 
-use super::{Decoder, Setup, exchange::Exchange};
+use super::{Decoder, Setup};
 use crate::{
     Result,
     config::WarmupConfig,
     data::{Draw, Record},
+    train::{Exchange, schedule},
 };
 
 impl Setup {
@@ -38,12 +39,12 @@ impl Setup {
             policy.accumulate(&batch, |scores| {
                 loss -= scores.logprobs.f_sum(tch::Kind::Double)?.f_double_value(&[])?;
                 let logprobs: Tensor = scores.logprobs.f_full_like(-1.0 / tokens as f64)?;
-                Ok(OutputGrad::Scores { logprobs, entropy: None })
+                Ok(ScoresGrad { logprobs, entropy: None })
             })?;
         }
         let optimizer = &warmup.optimizer;
         let learning_rate =
-            optimizer.adamw.learning_rate * self.schedule(&optimizer.schedule).factor(step, warmup.steps);
+            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, warmup.steps);
         let stats = policy.step(learning_rate)?;
         policy.finish_step(&stats)?;
         Ok(exchange.sum(&[loss])?[0] / tokens as f64)

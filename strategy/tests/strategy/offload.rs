@@ -124,7 +124,7 @@ fn a_call_on_states_that_are_away_names_them() {
         zero.start_offload(&[Gradients]).unwrap();
         check(Gradients, "step", zero.step(1e-2).err());
         let outcome = zero.accumulate(&tokens, |_| unreachable!("it is refused before"));
-        check(Gradients, "accumulate", outcome.err());
+        check(Gradients, "record", outcome.err());
         zero.load_states(&[Gradients]).unwrap();
 
         zero.offload_states(&[Params]).unwrap();

@@ -3,7 +3,7 @@
 use std::{net::TcpListener, ops::Range, sync::Arc, thread, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, faults, open};
-use anyroll_models::{Decoder, DecoderConfig, OutputGrad, PackedBatch, RopeScaling, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -115,7 +115,7 @@ pub fn train_with(
 pub fn accumulate(zero: &mut Zero<Decoder>, sequences: &[Vec<i64>], gradient: f64) {
     zero.accumulate(&batch(sequences), |scores| {
         let logprobs = Tensor::full_like(&scores.logprobs, gradient);
-        Ok(OutputGrad::Scores { logprobs, entropy: None })
+        Ok(ScoresGrad { logprobs, entropy: None })
     })
     .unwrap();
 }

@@ -19,7 +19,7 @@ pub use stats::{Drift, LARGEST, LossStats, SUMS};
 
 use std::ops::Range;
 
-use anyroll_models::{OutputGrad, model::Scores};
+use anyroll_models::{Scores, ScoresGrad};
 use tch::{TchError, Tensor};
 
 use crate::config::{AlgorithmConfig, KlEstimator, KlTerm};
@@ -73,7 +73,7 @@ pub fn policy_loss(
     targets: &Targets,
     count: f64,
     stats: &mut LossStats,
-) -> Result<OutputGrad> {
+) -> Result<ScoresGrad> {
     let logprobs = scores.logprobs.f_detach()?.f_set_requires_grad(true)?;
     let terms = policy::terms(&algorithm.loss, &logprobs, targets)?;
     let policy = match &targets.correction {
@@ -94,7 +94,7 @@ pub fn policy_loss(
         .then(|| targets.token_weights.f_mul_scalar(-algorithm.entropy_coef / count))
         .transpose()?;
     stats.add(&stats::Seen { policy, kl, terms, scores, targets })?;
-    Ok(OutputGrad::Scores { logprobs: gradient, entropy })
+    Ok(ScoresGrad { logprobs: gradient, entropy })
 }
 
 /// Schulman's estimators of the KL divergence of the policy from the reference, a token each: k1 = d, k2 = d² / 2,

@@ -40,7 +40,7 @@ fn gradient(
     let scores = Scores { entropy: logprobs.zeros_like(), logprobs };
     let mut stats = LossStats::default();
     let grad = policy_loss(algorithm, &scores, targets, count, &mut stats).unwrap();
-    let OutputGrad::Scores { logprobs: gradient, .. } = grad else { unreachable!("a loss has scores") };
+    let gradient = grad.logprobs;
     (Vec::try_from(gradient).unwrap(), stats.read().unwrap().0)
 }
 

@@ -1,0 +1,132 @@
+//! [`Rlvr`]: what the loop trains here.
+
+use std::path::Path;
+
+use anyroll_strategy::checkpoint;
+use serde::{Deserialize, Serialize};
+
+use super::{Roles, Setup};
+use crate::{
+    Result,
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Run, Scale},
+    data::Dataset,
+    samples::Phase,
+    train::{Evaluation, Exchange, Pipeline, Place, Plan, StepOutcome, adamw, describe},
+};
+
+/// A language model that learns from verifiable rewards.
+pub struct Rlvr {
+    run: Run,
+    place: Place,
+    setup: Setup,
+    roles: Roles,
+}
+
+/// What one step leaves for the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Carried {
+    /// The weight of the KL divergence off the reward, once a controller has moved it.
+    #[serde(default)]
+    pub kl_coef: Option<f64>,
+}
+
+impl Rlvr {
+    /// Prepares a run on `place`, with random weights.
+    pub fn new(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
+        let setup = Setup::new(&run, dataset, &place)?;
+        let optimizer = match &setup.rlvr.warmup {
+            Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
+            _ => &setup.rlvr.optimizer,
+        };
+        let policy = setup.policy(&run, &place, optimizer)?;
+        Ok(Self { run, place, setup, roles: Roles { policy, reference: None } })
+    }
+}
+
+impl Pipeline for Rlvr {
+    type Carried = Carried;
+
+    fn plan(&self) -> Plan {
+        let rlvr = &self.setup.rlvr;
+        Plan {
+            warmup_steps: rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps),
+            steps: rlvr.steps,
+            evaluate_every: rlvr.evaluation.every,
+            save_every: rlvr.checkpoint.every,
+            keep_last: rlvr.checkpoint.keep_last,
+        }
+    }
+
+    fn description(&self) -> String {
+        describe(&title(&self.setup.rlvr.algorithm), &*self.setup.model, &self.run)
+    }
+
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
+        let warmup = self.setup.rlvr.warmup.as_ref().expect("the plan has warm-up steps");
+        self.setup.warmup_step(&mut self.roles.policy, exchange, warmup, step)
+    }
+
+    fn end_warm_up(&mut self) -> Result<()> {
+        Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.rlvr.optimizer))?)
+    }
+
+    /// The reference.
+    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+        let path = folder.join("reference");
+        self.roles.reference = self.setup.reference(&self.run, &self.place, &mut self.roles.policy)?;
+        match &mut self.roles.reference {
+            None => {}
+            Some(reference) if kept => drop(checkpoint::load(&mut reference.model, &path)?),
+            Some(reference) => checkpoint::save(&mut reference.model, &path, serde_json::Value::Null)?,
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        exchange: &Exchange,
+        step: u64,
+        carried: &mut Carried,
+        stop: bool,
+    ) -> Result<StepOutcome> {
+        self.setup.step(&mut self.roles, exchange, step, carried, stop)
+    }
+
+    fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
+        self.setup.evaluate(&mut self.roles.policy, exchange, step, phase)
+    }
+
+    fn save(&mut self, path: &Path, position: serde_json::Value) -> Result<()> {
+        let policy = &mut self.roles.policy;
+        policy.load_states(&self.setup.offloaded)?;
+        checkpoint::save(policy, path, position)?;
+        Ok(policy.start_offload(&self.setup.offloaded)?)
+    }
+
+    fn load(&mut self, path: &Path) -> Result<()> {
+        checkpoint::load(&mut self.roles.policy, path)?;
+        Ok(())
+    }
+}
+
+/// The algorithm as papers call it.
+fn title(algorithm: &AlgorithmConfig) -> String {
+    let advantage = match (&algorithm.advantage, algorithm.whiten_advantages) {
+        (Advantage::Reinforce(_), true) => "REINFORCE++",
+        (Advantage::Reinforce(_), false) => "REINFORCE",
+        (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), true) => "REINFORCE++ with a baseline",
+        (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), false) => "Dr. GRPO",
+        (Advantage::Grpo(_), _) => "GRPO",
+        (Advantage::Rloo, _) => "RLOO",
+        (Advantage::Opo, _) => "OPO",
+        (Advantage::Gpg, _) => "GPG",
+    };
+    let loss = match &algorithm.loss {
+        PolicyLoss::Clipped(_) | PolicyLoss::Reinforce => return advantage.to_owned(),
+        PolicyLoss::Gspo(_) => "GSPO",
+        PolicyLoss::Cispo(_) => "CISPO",
+        PolicyLoss::Sapo(_) => "SAPO",
+        PolicyLoss::Topr(_) => "TOPR",
+    };
+    format!("{loss} on {advantage}")
+}

@@ -1,0 +1,256 @@
+//! The loop, for every pipeline: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often.
+//!
+//! A [`Pipeline`] says what a step is, how it is measured and what a checkpoint holds; the loop says when, keeps the
+//! run's place, writes its folder and ends when it is asked to. [`Exchange`] and [`Share`] are what pipelines have in
+//! common, [`Place`] where they run and `role` how a model is held there.
+
+mod exchange;
+mod pipeline;
+mod place;
+mod role;
+mod share;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
+
+use anyroll_strategy::checkpoint;
+use serde::{Deserialize, Serialize};
+
+pub use exchange::Exchange;
+pub use pipeline::{Evaluation, Pipeline, Plan, StepOutcome};
+pub use place::Place;
+pub(crate) use role::{adamw, describe, hold, offloaded, schedule};
+pub use share::Share;
+
+use crate::{
+    Error, Result, journal::Journal, metrics::Metrics, progress::Screen, run_dir::RunDir, samples::Phase,
+};
+
+/// How a run ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All steps are done.
+    Finished,
+    /// Somebody asked for the end; a checkpoint has what was done.
+    Interrupted,
+}
+
+/// What a rank is asked to do with a pipeline.
+pub struct Job<'a> {
+    /// The run's name.
+    pub name: &'a str,
+    /// The run folder, on rank 0.
+    pub dir: Option<RunDir>,
+    /// Whether to go on from the folder's last checkpoint.
+    pub resume: bool,
+}
+
+/// Where a run stands, as a checkpoint keeps it. Data, seeds and schedules are functions of the step.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Position<S> {
+    /// Steps of the warm-up that are done.
+    warmup_steps: u64,
+    /// RL steps that are done.
+    steps: u64,
+    /// What the pipeline carries from one step to the next.
+    #[serde(flatten)]
+    carried: S,
+}
+
+impl<S> Position<S> {
+    /// The first step whose record is still to be written: in the warm-up not even that of step 0 is.
+    fn next_record(&self) -> u64 {
+        if self.steps == 0 { 0 } else { self.steps + 1 }
+    }
+}
+
+/// Trains on this rank. `stop` may be set at any time: the run then ends after its current step, with a checkpoint.
+pub fn train<P: Pipeline>(
+    pipeline: P,
+    exchange: Exchange,
+    job: Job,
+    screen: &Screen,
+    stop: &AtomicBool,
+) -> Result<Ended> {
+    let mut training = Training::start(pipeline, exchange, job, screen)?;
+    let mut ended = training.warm_up(stop)?;
+    if ended == Ended::Finished {
+        if training.position.steps == 0 {
+            training.begin()?;
+        }
+        ended = training.steps(stop)?;
+    }
+    training.tell(ended)?;
+    Ok(ended)
+}
+
+struct Training<P: Pipeline> {
+    pipeline: P,
+    plan: Plan,
+    exchange: Exchange,
+    position: Position<P::Carried>,
+    folder: PathBuf,
+    /// On rank 0.
+    journal: Option<Journal>,
+    /// Of the last warm-up step of this process.
+    warmup_loss: Option<f64>,
+}
+
+impl<P: Pipeline> Training<P> {
+    fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
+        let Job { name, dir, resume } = job;
+        let own = dir.as_ref().map_or(String::new(), |dir| dir.path().display().to_string());
+        let folder = PathBuf::from(exchange.text_of_first(&own)?);
+        let plan = pipeline.plan();
+        let last = if resume { Some(last_checkpoint(&folder)?) } else { None };
+        let mut position = Position::default();
+        if let Some(path) = &last {
+            position = position_of(path)?;
+            if position.warmup_steps >= plan.warmup_steps {
+                pipeline.end_warm_up()?;
+            }
+            pipeline.load(path)?;
+        }
+        let description = pipeline.description();
+        let next_step = last.map(|_| position.next_record());
+        let journal = dir
+            .map(|dir| Journal::new(dir, screen, name, &description, plan.steps, next_step))
+            .transpose()?;
+        let mut training = Self { pipeline, plan, exchange, position, folder, journal, warmup_loss: None };
+        training.say(&format!("{description}; everything lands in {}", training.folder.display()));
+        if training.position.steps > 0 {
+            training.pipeline.freeze(&training.folder, true)?;
+        }
+        Ok(training)
+    }
+
+    /// The rest of the supervised warm-up, then a new optimizer.
+    fn warm_up(&mut self, stop: &AtomicBool) -> Result<Ended> {
+        let steps = self.plan.warmup_steps;
+        if self.position.warmup_steps >= steps {
+            return Ok(Ended::Finished);
+        }
+        self.say(&format!("warm-up: {steps} supervised steps"));
+        while self.position.warmup_steps < steps {
+            let step = self.position.warmup_steps;
+            self.warmup_loss = Some(self.pipeline.warmup_step(&self.exchange, step)?);
+            self.position.warmup_steps += 1;
+            // Every tenth step, since asking all ranks takes about as long as a step.
+            let asks = self.position.warmup_steps.is_multiple_of(10) && self.position.warmup_steps < steps;
+            if asks && self.anyone_stops(stop)? {
+                self.save()?;
+                return Ok(Ended::Interrupted);
+            }
+        }
+        self.pipeline.end_warm_up()?;
+        Ok(Ended::Finished)
+    }
+
+    /// What comes once, between warm-up and RL.
+    fn begin(&mut self) -> Result<()> {
+        self.pipeline.freeze(&self.folder, false)?;
+        let mut metrics = Metrics::new();
+        if let Some(loss) = self.warmup_loss {
+            metrics.insert("warmup/loss", loss);
+        }
+        self.evaluate_and_record(0, metrics, Phase::Before)
+    }
+
+    fn steps(&mut self, stop: &AtomicBool) -> Result<Ended> {
+        while self.position.steps < self.plan.steps {
+            let wish = stop.load(Ordering::Relaxed);
+            let Position { steps, carried, .. } = &mut self.position;
+            let outcome = self.pipeline.step(&self.exchange, *steps, carried, wish)?;
+            *steps += 1;
+            let (step, metrics) = (*steps, outcome.metrics);
+            let is_last = step == self.plan.steps;
+            if is_last || step.is_multiple_of(self.plan.evaluate_every) {
+                let phase = if is_last { Phase::After } else { Phase::Eval };
+                self.evaluate_and_record(step, metrics, phase)?;
+            } else if let Some(journal) = &mut self.journal {
+                journal.record(step, &metrics, &[])?;
+            }
+            let stops = outcome.stop && !is_last;
+            if is_last || stops || step.is_multiple_of(self.plan.save_every) {
+                self.save()?;
+            }
+            if stops {
+                return Ok(Ended::Interrupted);
+            }
+        }
+        Ok(Ended::Finished)
+    }
+
+    fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<()> {
+        let started = Instant::now();
+        let evaluation = self.pipeline.evaluate(&self.exchange, step, phase)?;
+        metrics.insert("time/eval_s", started.elapsed().as_secs_f64());
+        metrics.merge(evaluation.metrics);
+        if let Some(journal) = &mut self.journal {
+            journal.record(step, &metrics, &evaluation.samples)?;
+            journal.say(&format!("step {step}: {}", evaluation.summary));
+            journal.report()?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<()> {
+        if let Some(journal) = &self.journal {
+            journal.sync()?;
+        }
+        let folder = self.folder.join(CHECKPOINTS);
+        let path = folder.join(format!("step_{:06}", self.position.steps));
+        let position = serde_json::to_value(&self.position).expect("plain numbers");
+        self.pipeline.save(&path, position)?;
+        if self.journal.is_some() {
+            checkpoint::prune(&folder, self.plan.keep_last)?;
+        }
+        Ok(())
+    }
+
+    /// The report, the table, and how to go on if there is more to do.
+    fn tell(&self, ended: Ended) -> Result<()> {
+        let Some(journal) = &self.journal else { return Ok(()) };
+        if self.position.steps > 0 {
+            journal.report()?;
+            journal.say(&journal.summary()?);
+        }
+        if ended == Ended::Interrupted {
+            let (folder, position) = (self.folder.display(), &self.position);
+            let done = match position.steps {
+                0 => format!("step {} of the warm-up", position.warmup_steps),
+                steps => format!("step {steps}"),
+            };
+            journal.say(&format!("interrupted after {done}: go on with `anyroll run --resume {folder}`"));
+        }
+        Ok(())
+    }
+
+    fn anyone_stops(&self, stop: &AtomicBool) -> Result<bool> {
+        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
+        Ok(self.exchange.sum(&[wish])?[0] > 0.0)
+    }
+
+    fn say(&self, line: &str) {
+        if let Some(journal) = &self.journal {
+            journal.say(line);
+        }
+    }
+}
+
+const CHECKPOINTS: &str = "checkpoints";
+
+fn last_checkpoint(folder: &Path) -> Result<PathBuf> {
+    checkpoint::list(&folder.join(CHECKPOINTS))?.pop().ok_or_else(|| Error::Resume {
+        run: folder.to_owned(),
+        problem: format!("{CHECKPOINTS}/ has no checkpoint; start anew with another --output"),
+    })
+}
+
+fn position_of<S: serde::de::DeserializeOwned>(path: &Path) -> Result<Position<S>> {
+    serde_json::from_value(checkpoint::extra(path)?)
+        .map_err(|error| Error::Resume { run: path.to_owned(), problem: error.to_string() })
+}

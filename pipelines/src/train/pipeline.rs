@@ -1,0 +1,89 @@
+//! [`Pipeline`]: what the loop trains, and all that differs from one kind of run to the next.
+
+use std::path::Path;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::Exchange;
+use crate::{
+    Result,
+    metrics::Metrics,
+    samples::{Phase, Sample},
+};
+
+/// A policy, with what it is trained on, for and by. Every rank holds one, and calls the same methods in the same
+/// order.
+pub trait Pipeline {
+    /// What goes from one step to the next beside weights and moments, as a controller's coefficient does. It is
+    /// written into checkpoints; most of what a step needs is a function of its number instead.
+    type Carried: Default + Serialize + DeserializeOwned;
+
+    /// When things happen.
+    fn plan(&self) -> Plan;
+
+    /// The run in a line, for the report.
+    fn description(&self) -> String;
+
+    /// One supervised step, numbered from 0, and its loss.
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64>;
+
+    /// Starts the optimizer of the RL steps.
+    fn end_warm_up(&mut self) -> Result<()>;
+
+    /// Makes what stays as it was before the first RL step: from the policy, keeping it in `folder`, or, if it is
+    /// `kept` there, from there.
+    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()>;
+
+    /// One RL step, numbered from 0. `stop` is this rank's wish to end the run after it.
+    fn step(
+        &mut self,
+        exchange: &Exchange,
+        step: u64,
+        carried: &mut Self::Carried,
+        stop: bool,
+    ) -> Result<StepOutcome>;
+
+    /// Measures the policy on what it is never trained on.
+    fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation>;
+
+    /// Writes a checkpoint of everything that steps change to the new folder `path`, with the run's `position`.
+    fn save(&mut self, path: &Path, position: serde_json::Value) -> Result<()>;
+
+    /// Loads what [`Self::save`] wrote.
+    fn load(&mut self, path: &Path) -> Result<()>;
+}
+
+/// When things happen in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Supervised steps before the first RL step.
+    pub warmup_steps: u64,
+    /// RL steps.
+    pub steps: u64,
+    /// RL steps from one evaluation to the next.
+    pub evaluate_every: u64,
+    /// RL steps from one checkpoint to the next.
+    pub save_every: u64,
+    /// Checkpoints that are kept, the newest.
+    pub keep_last: usize,
+}
+
+/// What a step leaves: its metrics, and whether some rank was asked to stop.
+#[derive(Debug)]
+pub struct StepOutcome {
+    /// Over all ranks.
+    pub metrics: Metrics,
+    /// Whether the run should end here.
+    pub stop: bool,
+}
+
+/// What an evaluation found.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// Over all ranks.
+    pub metrics: Metrics,
+    /// This rank's first samples, for people to read.
+    pub samples: Vec<Sample>,
+    /// The result in a few words, for the terminal.
+    pub summary: String,
+}

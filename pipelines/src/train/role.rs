@@ -1,0 +1,85 @@
+//! How a model is held and stepped: from a config's words to the strategy's values.
+
+use std::sync::Arc;
+
+use anyroll_models::{Model, init::WeightSource};
+use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
+
+use super::Place;
+use crate::{
+    Error, Result,
+    config::{self, Offload, OffloadConfig, OptimizerConfig, Run, ScheduleConfig},
+};
+
+/// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.
+pub fn hold<M: Model>(
+    model: Arc<M>,
+    strategy: &config::StrategyConfig,
+    place: &Place,
+    adamw: Option<AdamW>,
+    weights: &dyn WeightSource,
+) -> Result<Zero<M>> {
+    let config = ZeroConfig {
+        stage: ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?,
+        precision: match strategy.precision {
+            config::Precision::Fp32 => Precision::Fp32,
+            config::Precision::Bf16 => Precision::Bf16,
+            config::Precision::Fp16 => unreachable!("a config with it is refused"),
+        },
+        recompute: match strategy.recompute {
+            config::Recompute::None => Recompute::None,
+            config::Recompute::Full => Recompute::Full,
+        },
+    };
+    Ok(Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?)
+}
+
+/// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.
+pub fn offloaded(strategy: &config::StrategyConfig) -> Vec<State> {
+    let OffloadConfig { optimizer, params } = strategy.offload;
+    let mut states = Vec::new();
+    if optimizer == Offload::BetweenSteps {
+        states.extend([State::Optimizer, State::Gradients]);
+    }
+    if params == Offload::BetweenSteps {
+        states.push(State::Params);
+    }
+    states
+}
+
+/// The optimizer's numbers.
+pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
+    let [beta1, beta2] = optimizer.adamw.betas;
+    AdamW {
+        betas: (beta1, beta2),
+        eps: optimizer.adamw.eps,
+        weight_decay: optimizer.adamw.weight_decay,
+        max_grad_norm: optimizer.max_grad_norm,
+    }
+}
+
+/// The learning rate's way.
+pub fn schedule(config: &ScheduleConfig) -> Schedule {
+    match config {
+        ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
+        ScheduleConfig::Linear(c) => {
+            Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+        }
+        ScheduleConfig::Cosine(c) => {
+            Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+        }
+    }
+}
+
+/// A run in a line: its algorithm's `title`, its model's size and where it is held.
+pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
+    let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
+    format!(
+        "{title}, {parameters} parameters, {} on {} x {}, ZeRO {}, seed {}",
+        run.policy.strategy.precision.name(),
+        run.world_size,
+        run.policy.backend,
+        run.policy.strategy.zero_stage,
+        run.config.seed
+    )
+}
