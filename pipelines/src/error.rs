@@ -34,6 +34,9 @@ pub enum Error {
     /// A text could not be turned into tokens, or back.
     #[error(transparent)]
     Tokenizer(#[from] crate::data::TokenizerError),
+    /// Another system's config could not be imported.
+    #[error(transparent)]
+    Import(#[from] crate::import::Error),
     /// A reward could not be computed.
     #[error(transparent)]
     Reward(#[from] crate::reward::Error),

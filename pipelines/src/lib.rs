@@ -16,6 +16,7 @@ mod error;
 pub mod error_chain;
 pub(crate) mod format;
 pub mod headline;
+pub mod import;
 pub mod journal;
 pub(crate) mod json_lines;
 pub mod launch;

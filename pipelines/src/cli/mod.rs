@@ -2,6 +2,7 @@
 
 mod conformance;
 mod doctor;
+mod import;
 mod reward;
 mod run;
 
@@ -32,6 +33,7 @@ Examples:
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
   anyroll doctor                                             which backends this machine has, and why not
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
+  anyroll import deepspeed.json                              another system's config as ours, key by key
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -46,6 +48,8 @@ enum Command {
     Conformance(conformance::ConformanceArgs),
     /// Score completions from a file with a reward, before training with it
     Reward(reward::RewardArgs),
+    /// Turn a config of ROLL, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
+    Import(import::ImportArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -68,6 +72,12 @@ struct RunArgs {
     /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
     #[arg(long = "set", value_name = "FIELD=VALUE", conflicts_with = "resume")]
     sets: Vec<String>,
+    /// Take the strategy from what `accelerate config` wrote; `--set` has the last word
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    accelerate_config: Option<PathBuf>,
+    /// Take the strategy from DeepSpeed's JSON; `--set` has the last word
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["resume", "accelerate_config"])]
+    deepspeed_config: Option<PathBuf>,
     /// The run folder itself [default: runs/NAME-TIME]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     output: Option<PathBuf>,
@@ -91,6 +101,7 @@ pub fn main() -> u8 {
         Command::Check(args) => check(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Reward(args) => reward::reward(&args),
+        Command::Import(args) => import::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

@@ -18,6 +18,7 @@ use super::{RunArgs, machine};
 use crate::{
     Error, Result,
     config::{Loaded, Run},
+    import::{Origin, import},
     launch::{self, LaunchPlan, Outcome, Rank},
     progress::Screen,
     rlvr::Rlvr,
@@ -32,7 +33,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
     let rank = Rank::from_env()?;
     let loaded = match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &args.sets)?,
+        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
         (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
         (None, None) => unreachable!("clap requires one of them"),
     };
@@ -41,6 +42,19 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         None => supervise(args, &loaded, &run),
         Some(rank) => work(args, loaded, run, rank),
     }
+}
+
+/// What changes the config: another system's file first, then what the user says.
+fn sets(args: &RunArgs) -> Result<Vec<String>> {
+    let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
+    let mut sets = Vec::new();
+    for (file, origin) in files {
+        if let Some(file) = file {
+            sets.extend(import(file, Some(origin))?.sets(file)?);
+        }
+    }
+    sets.extend_from_slice(&args.sets);
+    Ok(sets)
 }
 
 /// Starts the ranks of this host and stays until they have ended.

@@ -1,0 +1,212 @@
+//! What `accelerate config` writes: how many processes, in which precision, and a deepspeed or an fsdp section.
+
+use std::path::Path;
+
+use super::{Error, Origin, deepspeed, document::Document, ledger::Ledger, values};
+
+const LAUNCHER: &str =
+    "`anyroll run` starts the ranks of a host; torchrun, Slurm or Kubernetes those of several";
+const SHARDED: &str = "weights are made and kept in their shards; `anyroll export` gathers them";
+const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
+
+const IDLE: [(&str, &str); 38] = [
+    ("compute_environment", LAUNCHER),
+    ("debug", "every collective is always checked and has a deadline"),
+    ("machine_rank", LAUNCHER),
+    ("main_process_ip", LAUNCHER),
+    ("main_process_port", LAUNCHER),
+    ("main_training_function", LAUNCHER),
+    ("num_machines", LAUNCHER),
+    ("rdzv_backend", LAUNCHER),
+    ("same_network", LAUNCHER),
+    ("enable_cpu_affinity", LAUNCHER),
+    ("commands", LAUNCHER),
+    ("tpu_*", "it is for TPUs"),
+    ("downcast_bf16", "it is for TPUs"),
+    ("ipex_config.*", "it is for another library"),
+    ("dynamo_backend", "blocks are written by hand; nothing is compiled"),
+    ("dynamo_config.*", "blocks are written by hand; nothing is compiled"),
+    ("deepspeed_config.gradient_accumulation_steps", "as many micro-batches as an update needs"),
+    ("deepspeed_config.zero3_init_flag", SHARDED),
+    ("deepspeed_config.zero3_save_16bit_model", SHARDED),
+    ("deepspeed_config.deepspeed_multinode_launcher", LAUNCHER),
+    ("deepspeed_config.deepspeed_hostfile", LAUNCHER),
+    ("deepspeed_config.deepspeed_inclusion_filter", LAUNCHER),
+    ("deepspeed_config.deepspeed_exclusion_filter", LAUNCHER),
+    ("fsdp_config.fsdp_version", "one layout serves every stage"),
+    ("fsdp_config.fsdp_auto_wrap_policy", BLOCKS),
+    ("fsdp_config.fsdp_transformer_layer_cls_to_wrap", BLOCKS),
+    ("fsdp_config.fsdp_min_num_params", BLOCKS),
+    ("fsdp_config.fsdp_use_orig_params", BLOCKS),
+    ("fsdp_config.fsdp_backward_prefetch", "the next block is always fetched ahead"),
+    ("fsdp_config.fsdp_backward_prefetch_policy", "the next block is always fetched ahead"),
+    ("fsdp_config.fsdp_forward_prefetch", "the next block is always fetched ahead"),
+    ("fsdp_config.fsdp_cpu_ram_efficient_loading", SHARDED),
+    ("fsdp_config.fsdp_sync_module_states", SHARDED),
+    ("fsdp_config.fsdp_state_dict_type", SHARDED),
+    ("parallelism_config.parallelism_config_dp_replicate_size", "the ranks are those that there are"),
+    ("parallelism_config.parallelism_config_dp_shard_size", "the ranks are those that there are"),
+    ("gpu_ids", "`devices` counts from the first; name others with `devices: [0, 2]`"),
+    ("mixed_precision_config.*", "`strategy.precision` is what there is"),
+];
+
+const REFUSED: [(&str, &str); 8] = [
+    ("fp8_config.*", "precisions are fp32, bf16 and fp16"),
+    ("megatron_lm_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
+    ("deepspeed_config.deepspeed_moe_layer_cls_names", "there are no mixtures of experts"),
+    ("deepspeed_config.seq_parallel_communication_data_type", "sequences are not split over ranks"),
+    ("parallelism_config.*", "sequences and layers are not split over ranks"),
+    ("use_xpu", "there is no backend for it"),
+    ("deepspeed_config.offload_optimizer_nvme_path", "nothing is offloaded to disks; use cpu"),
+    ("deepspeed_config.offload_param_nvme_path", "nothing is offloaded to disks; use cpu"),
+];
+
+pub(super) fn apply(ledger: &mut Ledger, path: &Path) -> Result<(), Error> {
+    include_deepspeed(ledger, path)?;
+    processes(ledger);
+    precision(ledger);
+    distributed_type(ledger);
+    deepspeed_section(ledger);
+    fsdp_section(ledger);
+    ledger.idle_all(&IDLE);
+    ledger.refuse_all(&REFUSED);
+    Ok(())
+}
+
+/// `deepspeed_config_file`, relative to the file that names it or to the current folder.
+fn include_deepspeed(ledger: &mut Ledger, path: &Path) -> Result<(), Error> {
+    let key = "deepspeed_config.deepspeed_config_file";
+    let Some(name) = ledger.text(key).filter(|_| !ledger.peek(key).is_some_and(values::is_off)) else {
+        if ledger.peek(key).is_some() {
+            ledger.idle(key, "none");
+        }
+        return Ok(());
+    };
+    let beside = path.parent().unwrap_or(Path::new("")).join(&name);
+    let file = if beside.exists() { beside } else { name.into() };
+    let section = "deepspeed_config_file.";
+    let document = Document::read(&file, Some(Origin::Deepspeed))?;
+    ledger.fold(key, "its settings follow");
+    ledger.include(
+        document.flat().into_iter().map(|(name, value)| (format!("{section}{name}"), value)).collect(),
+    );
+    deepspeed::apply(ledger, section);
+    Ok(())
+}
+
+fn processes(ledger: &mut Ledger) {
+    let hosts = ledger.whole("num_machines").unwrap_or(1).max(1);
+    match ledger.whole("num_processes") {
+        Some(all) if hosts > 1 => {
+            ledger.change("num_processes", "devices", all / hosts, format!("on each of {hosts} hosts"));
+        }
+        Some(all) => ledger.map("num_processes", "devices", all),
+        None => {}
+    }
+    match ledger.truth("use_cpu") {
+        Some(true) => ledger.map("use_cpu", "backend", "cpu"),
+        Some(false) => ledger.change("use_cpu", "backend", "auto", "the first usable accelerator"),
+        None => {}
+    }
+}
+
+fn precision(ledger: &mut Ledger) {
+    // A bare `no` is a boolean in YAML 1.1, and a word in 1.2.
+    let off = ledger.truth("mixed_precision") == Some(false);
+    match ledger.text("mixed_precision").as_deref() {
+        Some(_) if off => ledger.map("mixed_precision", "strategy.precision", "fp32"),
+        Some(precision @ ("bf16" | "fp16")) => ledger.map("mixed_precision", "strategy.precision", precision),
+        Some(_) => ledger.refuse("mixed_precision", "precisions are fp32, bf16 and fp16"),
+        None => {}
+    }
+    match ledger.truth("fp16") {
+        Some(true) => ledger.map("fp16", "strategy.precision", "fp16"),
+        Some(false) => ledger.idle("fp16", "off"),
+        None => {}
+    }
+}
+
+fn distributed_type(ledger: &mut Ledger) {
+    let key = "distributed_type";
+    let Some(kind) = ledger.text(key) else { return };
+    match kind.to_ascii_uppercase().as_str() {
+        "DEEPSPEED" | "FSDP" => ledger.idle(key, "its section says the stage"),
+        "NO" | "FALSE" | "MULTI_GPU" | "MULTI_NPU" => ledger.map(key, "strategy.zero_stage", 0),
+        "MULTI_CPU" => {
+            ledger.fill("backend", "cpu");
+            ledger.map(key, "strategy.zero_stage", 0);
+        }
+        _ => ledger.refuse(key, "there is no such way to spread a model here"),
+    }
+}
+
+fn deepspeed_section(ledger: &mut Ledger) {
+    let key = |name: &str| format!("deepspeed_config.{name}");
+    let stage = ledger.whole(&key("zero_stage"));
+    match stage {
+        Some(stage @ 0..=3) => ledger.map(&key("zero_stage"), "strategy.zero_stage", stage),
+        Some(_) => ledger.refuse(&key("zero_stage"), "stages are 0, 1, 2 and 3"),
+        None => {}
+    }
+    ledger.copy_number(&key("gradient_clipping"), "pipeline.rlvr.optimizer.max_grad_norm");
+    let offloads = [
+        ("offload_optimizer_device", "strategy.offload.optimizer", "cpu_step", true),
+        ("offload_param_device", "strategy.offload.params", "cpu", stage == Some(3)),
+    ];
+    for (name, field, value, has_effect) in offloads {
+        let name = key(name);
+        match ledger.text(&name).as_deref() {
+            Some("cpu") if has_effect => ledger.map(&name, field, value),
+            Some("cpu") => ledger.idle(&name, "DeepSpeed offloads parameters at stage 3 alone"),
+            Some("nvme") => ledger.refuse(&name, "nothing is offloaded to disks; use cpu"),
+            Some(_) => ledger.idle(&name, "off"),
+            None => {}
+        }
+    }
+    if ledger.peek("deepspeed_config").is_some() {
+        ledger.idle("deepspeed_config", "empty");
+    }
+}
+
+fn fsdp_section(ledger: &mut Ledger) {
+    let key = |name: &str| format!("fsdp_config.fsdp_{name}");
+    let field = "strategy.zero_stage";
+    let sharding = key("sharding_strategy");
+    match ledger.text(&sharding).map(|word| word.to_ascii_uppercase()).as_deref() {
+        Some("1" | "FULL_SHARD") => ledger.map(&sharding, field, 3),
+        Some("2" | "SHARD_GRAD_OP") => ledger.map(&sharding, field, 2),
+        Some("3" | "NO_SHARD") => ledger.map(&sharding, field, 0),
+        Some(_) => ledger.refuse(&sharding, "shards go over all ranks; FULL_SHARD is zero_stage 3"),
+        None => {}
+    }
+    let reshard = key("reshard_after_forward");
+    match ledger.truth(&reshard) {
+        Some(true) => ledger.map(&reshard, field, 3),
+        Some(false) => ledger.map(&reshard, field, 2),
+        // FSDP 1's strategies under FSDP 2's key.
+        None => match ledger.text(&reshard).as_deref() {
+            Some("FULL_SHARD") => ledger.map(&reshard, field, 3),
+            Some("SHARD_GRAD_OP") => ledger.map(&reshard, field, 2),
+            Some(_) => ledger.refuse(&reshard, "neither true nor false"),
+            None => {}
+        },
+    }
+    let offload = key("offload_params");
+    match ledger.truth(&offload) {
+        Some(true) => {
+            ledger.fill("strategy.offload.optimizer", "cpu_step");
+            ledger.map(&offload, "strategy.offload.params", "cpu");
+        }
+        Some(false) => ledger.idle(&offload, "off"),
+        None => {}
+    }
+    let recompute = key("activation_checkpointing");
+    match ledger.truth(&recompute) {
+        Some(true) => ledger.map(&recompute, "strategy.recompute", "full"),
+        Some(false) => ledger.map(&recompute, "strategy.recompute", "none"),
+        None => {}
+    }
+    if ledger.peek("fsdp_config").is_some() {
+        ledger.idle("fsdp_config", "empty");
+    }
+}

@@ -1,0 +1,222 @@
+//! DeepSpeed's JSON, also where another config contains it. Old names of its keys are known as well.
+
+use super::ledger::Ledger;
+use super::values;
+
+const OWN_LAYOUT: &str = "one flat layout serves every stage; its buckets and overlap need no tuning";
+const BY_LAUNCHER: &str = "who starts the ranks decides that";
+const SHOWN_ANYWAY: &str = "metrics and times are always written to the run folder";
+
+const IDLE: [(&str, &str); 31] = [
+    ("zero_optimization.overlap_comm", OWN_LAYOUT),
+    ("zero_optimization.contiguous_gradients", OWN_LAYOUT),
+    ("zero_optimization.reduce_scatter", OWN_LAYOUT),
+    ("zero_optimization.reduce_bucket_size", OWN_LAYOUT),
+    ("zero_optimization.allgather_partitions", OWN_LAYOUT),
+    ("zero_optimization.allgather_bucket_size", OWN_LAYOUT),
+    ("zero_optimization.round_robin_gradients", OWN_LAYOUT),
+    ("zero_optimization.sub_group_size", OWN_LAYOUT),
+    ("zero_optimization.stage3_max_live_parameters", OWN_LAYOUT),
+    ("zero_optimization.stage3_max_reuse_distance", OWN_LAYOUT),
+    ("zero_optimization.stage3_prefetch_bucket_size", OWN_LAYOUT),
+    ("zero_optimization.stage3_param_persistence_threshold", OWN_LAYOUT),
+    ("zero_optimization.stage3_gather_16bit_weights_on_model_save", "`anyroll export` gathers at any stage"),
+    ("zero_optimization.stage3_gather_fp16_weights_on_model_save", "`anyroll export` gathers at any stage"),
+    ("zero_optimization.ignore_unused_parameters", "every parameter has a gradient"),
+    ("zero_optimization.load_from_fp32_weights", "checkpoints hold the fp32 master"),
+    ("zero_optimization.cpu_offload_use_pin_memory", "host memory is always pinned"),
+    ("zero_optimization.elastic_checkpoint", "checkpoints load at any number of ranks"),
+    ("zero_allow_untested_optimizer", "there is one optimizer"),
+    ("zero_force_ds_cpu_optimizer", "there is one optimizer"),
+    ("prescale_gradients", "sums are exact in their order, so nothing needs scaling"),
+    ("gradient_predivide_factor", "sums are exact in their order, so nothing needs scaling"),
+    ("activation_checkpointing.*", "`strategy.recompute` turns it on; this section only tunes it"),
+    ("steps_per_print", SHOWN_ANYWAY),
+    ("wall_clock_breakdown", SHOWN_ANYWAY),
+    ("dump_state", SHOWN_ANYWAY),
+    ("tensorboard.*", SHOWN_ANYWAY),
+    ("csv_monitor.*", SHOWN_ANYWAY),
+    ("comms_logger.*", SHOWN_ANYWAY),
+    ("flops_profiler.*", SHOWN_ANYWAY),
+    ("aio.*", "nothing is offloaded to disks"),
+];
+
+const REFUSED: [(&str, &str); 15] = [
+    ("zero_optimization.zero_hpz_partition_size", "ZeRO++ is not there"),
+    ("zero_optimization.zero_quantized_weights", "ZeRO++ is not there"),
+    ("zero_optimization.zero_quantized_gradients", "ZeRO++ is not there"),
+    ("zero_optimization.mics_shard_size", "MiCS is not there"),
+    ("sparse_attention.*", "attention is dense"),
+    ("curriculum_learning.*", "there is no curriculum; order the data instead"),
+    ("data_efficiency.*", "there is no curriculum; order the data instead"),
+    ("compression_training.*", "weights are not compressed"),
+    ("hybrid_engine.*", "training and generation are one engine already"),
+    ("tensor_parallel.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
+    ("pipeline.*", "layers are not staged over ranks; zero_stage 3 shards their weights"),
+    ("amp.*", "apex is not there; use bf16"),
+    ("elasticity.*", "the number of ranks is fixed in a run"),
+    ("quantize_training.*", "weights are not quantised"),
+    ("wandb.*", "TensorBoard events and metrics.jsonl are what is written"),
+];
+
+/// Takes the keys below `prefix`, which is empty or ends in a dot.
+pub(super) fn apply(ledger: &mut Ledger, prefix: &str) {
+    let key = |name: &str| format!("{prefix}{name}");
+    stage(ledger, &key);
+    precision(ledger, &key);
+    batches(ledger, &key);
+    optimizer(ledger, &key);
+    schedule(ledger, &key);
+    let with_prefix = |table: &[(&str, &'static str)]| -> Vec<(String, &'static str)> {
+        table.iter().map(|(name, why)| (key(name), *why)).collect()
+    };
+    for (name, why) in with_prefix(&IDLE) {
+        ledger.idle_all(&[(&name, why)]);
+    }
+    for (name, why) in with_prefix(&REFUSED) {
+        ledger.refuse_all(&[(&name, why)]);
+    }
+}
+
+fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    let stage_key = key("zero_optimization.stage");
+    let stage = ledger.whole(&stage_key);
+    match stage {
+        Some(stage @ 0..=3) => ledger.map(&stage_key, "strategy.zero_stage", stage),
+        _ if ledger.peek(&stage_key).is_some() => ledger.refuse(&stage_key, "stages are 0, 1, 2 and 3"),
+        _ => {}
+    }
+    let stage = stage.unwrap_or(0);
+    offload(
+        ledger,
+        &key("zero_optimization.offload_optimizer"),
+        "strategy.offload.optimizer",
+        "cpu_step",
+        true,
+    );
+    offload(ledger, &key("zero_optimization.offload_param"), "strategy.offload.params", "cpu", stage == 3);
+    let old = [
+        ("zero_optimization.cpu_offload", "strategy.offload.optimizer", "cpu_step"),
+        ("zero_optimization.cpu_offload_params", "strategy.offload.params", "cpu"),
+    ];
+    for (name, field, value) in old {
+        let name = key(name);
+        match ledger.truth(&name) {
+            Some(true) => ledger.map(&name, field, value),
+            Some(false) => ledger.idle(&name, "off"),
+            None if ledger.peek(&name).is_some() => ledger.refuse(&name, "neither true nor false"),
+            None => {}
+        }
+    }
+}
+
+/// A section with a device, and with knobs that the device alone gives a meaning.
+fn offload(ledger: &mut Ledger, section: &str, field: &str, value: &str, has_effect: bool) {
+    let device = format!("{section}.device");
+    match ledger.text(&device).as_deref() {
+        Some("cpu") if has_effect => ledger.map(&device, field, value),
+        Some("cpu") => ledger.idle(&device, "DeepSpeed offloads parameters at stage 3 alone"),
+        Some("nvme") => ledger.refuse(&device, "nothing is offloaded to disks; use cpu"),
+        Some("none") | Some("null") => ledger.idle(&device, "off"),
+        Some(_) => ledger.refuse(&device, "devices are cpu and none"),
+        None => {}
+    }
+    ledger.idle_all(&[(&format!("{section}.*"), "host memory is pinned, in pieces, and overlaps by itself")]);
+    ledger.refuse_all(&[(section, "not a mapping with a device")]);
+}
+
+fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    for (name, value) in [("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")] {
+        let enabled = key(&format!("{name}.enabled"));
+        match (ledger.truth(&enabled), ledger.peek(&enabled).is_some()) {
+            (Some(true), _) => ledger.map(&enabled, "strategy.precision", value),
+            (Some(false), _) => ledger.idle(&enabled, "off"),
+            (None, true) => ledger.idle(&enabled, "left to `strategy.precision`"),
+            (None, false) => {}
+        }
+    }
+    let fixed = key("fp16.loss_scale");
+    match ledger.number(&fixed) {
+        Some(0.0) => ledger.idle(&fixed, "0 is a dynamic scale, as here"),
+        Some(_) => ledger.refuse(&fixed, "the scale is dynamic"),
+        None => {}
+    }
+    ledger.idle_all(&[
+        (&key("fp16.*"), "the dynamic loss scale has its own start and window"),
+        (&key("bf16.*"), "the master weights are fp32"),
+    ]);
+    let accumulation = key("data_types.grad_accum_dtype");
+    match ledger.text(&accumulation).as_deref() {
+        Some("fp32") => ledger.idle(&accumulation, "gradients accumulate in fp32"),
+        Some(_) => ledger.fold(&accumulation, "gradients accumulate in fp32"),
+        None => {}
+    }
+    let wire = key("communication_data_type");
+    if ledger.peek(&wire).is_some() {
+        ledger.fold(&wire, "gradients are summed in fp32, in the order of the ranks");
+    }
+}
+
+fn batches(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    ledger.copy_number(&key("train_micro_batch_size_per_gpu"), "strategy.micro_batch_size");
+    ledger.copy_number(&key("gradient_clipping"), "pipeline.rlvr.optimizer.max_grad_norm");
+    ledger.idle_all(&[
+        (&key("train_batch_size"), "prompts_per_step, group_size and mini_batches decide it"),
+        (&key("gradient_accumulation_steps"), "as many micro-batches as an update needs"),
+    ]);
+}
+
+fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    let kind = key("optimizer.type");
+    match ledger.text(&kind).map(|kind| kind.to_ascii_lowercase()).as_deref() {
+        Some("adamw" | "adam" | "fusedadam" | "cpuadam") => {
+            let decoupled = ledger.truth(&key("optimizer.params.adam_w_mode")) != Some(false);
+            match decoupled {
+                true => ledger.idle(&kind, "AdamW is the optimizer"),
+                false => ledger.refuse(&kind, "weight decay is decoupled from the gradient, as in AdamW"),
+            }
+        }
+        Some(_) => ledger.refuse(&kind, "the optimizer is AdamW"),
+        None => {}
+    }
+    let params = |name: &str| key(&format!("optimizer.params.{name}"));
+    for (name, field) in [("lr", "learning_rate"), ("eps", "eps"), ("weight_decay", "weight_decay")] {
+        ledger.copy_number(&params(name), &format!("pipeline.rlvr.optimizer.adamw.{field}"));
+    }
+    let betas = params("betas");
+    match ledger.peek(&betas).cloned() {
+        Some(value) if values::is_unset(&value) => ledger.idle(&betas, "left to its default"),
+        Some(value) => ledger.map(&betas, "pipeline.rlvr.optimizer.adamw.betas", value),
+        None => {}
+    }
+    ledger.idle_all(&[
+        (&params("torch_adam"), "AdamW is the optimizer"),
+        (&params("adam_w_mode"), "AdamW is the optimizer"),
+    ]);
+}
+
+fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    let kind_key = key("scheduler.type");
+    let Some(kind) = ledger.text(&kind_key) else { return };
+    let ours = match kind.as_str() {
+        "WarmupLR" => "constant",
+        "WarmupDecayLR" => "linear",
+        "WarmupCosineLR" => "cosine",
+        _ => {
+            return ledger
+                .refuse(&kind_key, "schedules here are constant, linear and cosine, with a warm-up");
+        }
+    };
+    let field = format!("pipeline.rlvr.optimizer.schedule.{ours}.warmup_steps");
+    let warmup = key("scheduler.params.warmup_num_steps");
+    let steps = ledger.whole(&warmup).unwrap_or(0);
+    ledger.map(&kind_key, &field, steps);
+    ledger.copy_number(&warmup, &field);
+    ledger.idle_all(&[
+        (&key("scheduler.params.total_num_steps"), "the schedule ends with the run"),
+        (&key("scheduler.params.warmup_min_lr"), "the rise begins at 0"),
+        (&key("scheduler.params.warmup_max_lr"), "the peak is the learning rate"),
+        (&key("scheduler.params.warmup_type"), "the rise is a straight line"),
+        (&key("scheduler.params.last_batch_iteration"), BY_LAUNCHER),
+    ]);
+}

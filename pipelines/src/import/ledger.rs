@@ -1,0 +1,297 @@
+//! Every foreign key and what became of it.
+
+use std::fmt;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value};
+
+use super::values;
+
+/// What became of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fate {
+    /// It means the same here.
+    Mapped {
+        /// Our field and its value.
+        to: String,
+    },
+    /// It is something else here.
+    Changed {
+        /// Our field and its value; empty if there is none.
+        to: String,
+        /// Why.
+        why: String,
+    },
+    /// Nothing here depends on it.
+    Idle {
+        /// Why.
+        why: String,
+    },
+    /// What it asks for is not to be had here.
+    Refused {
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+/// A foreign key, its value and its fate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The key, with dots.
+    pub key: String,
+    /// Its value, as JSON or as the word it is.
+    pub value: String,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, fate } = self;
+        match fate {
+            Fate::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
+            Fate::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),
+            Fate::Changed { to, why } => write!(f, "changed   {key}: {value} -> {to} ({why})"),
+            Fate::Idle { why } => write!(f, "no effect {key}: {value} ({why})"),
+            Fate::Refused { why } => write!(f, "refused   {key}: {value} ({why})"),
+        }
+    }
+}
+
+/// Our config as far as it is known: `strategy.zero_stage` and the like, with values.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Draft {
+    fields: IndexMap<String, Value>,
+}
+
+/// The top-level fields in the order in which a config is read.
+const TOP: [&str; 8] = ["name", "seed", "backend", "devices", "threads", "model", "strategy", "roles"];
+
+impl Draft {
+    pub(super) fn get(&self, field: &str) -> Option<&Value> {
+        self.fields.get(field)
+    }
+
+    pub(super) fn yaml(&self) -> String {
+        let mut root = Map::new();
+        for top in TOP.iter().chain(&["pipeline"]) {
+            let below = |field: &str| field == *top || field.starts_with(&format!("{top}."));
+            for (field, value) in self.fields.iter().filter(|(field, _)| below(field)) {
+                insert(&mut root, field, value.clone());
+            }
+        }
+        serde_saphyr::to_string(&Value::Object(root)).expect("plain values")
+    }
+
+    pub(super) fn sets(&self) -> Vec<String> {
+        self.fields.iter().map(|(field, value)| format!("{field}={value}")).collect()
+    }
+}
+
+fn insert(root: &mut Map<String, Value>, field: &str, value: Value) {
+    let mut map = root;
+    let (path, name) = field.rsplit_once('.').unwrap_or(("", field));
+    for part in path.split('.').filter(|part| !part.is_empty()) {
+        let below = map.entry(part).or_insert_with(|| Value::Object(Map::new()));
+        map = below.as_object_mut().expect("a field is a value or has fields, never both");
+    }
+    map.insert(name.to_owned(), value);
+}
+
+/// Foreign keys that wait for a rule, and the draft that rules fill.
+pub(super) struct Ledger {
+    keys: IndexMap<String, Value>,
+    order: Vec<String>,
+    /// Keys that the file leaves to its system's defaults.
+    assumed: Vec<String>,
+    draft: Draft,
+    rows: Vec<Row>,
+}
+
+impl Ledger {
+    pub(super) fn new(keys: IndexMap<String, Value>) -> Self {
+        let order = keys.keys().cloned().collect();
+        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows: Vec::new() }
+    }
+
+    /// What the foreign system takes for keys that its file leaves out: here the default may be another.
+    pub(super) fn assume(&mut self, defaults: &[(&str, Value)]) {
+        for (key, value) in defaults {
+            if !self.keys.contains_key(*key) {
+                self.keys.insert((*key).to_owned(), value.clone());
+                self.order.push((*key).to_owned());
+                self.assumed.push((*key).to_owned());
+            }
+        }
+    }
+
+    /// Adds the keys of a file that this one names.
+    pub(super) fn include(&mut self, keys: IndexMap<String, Value>) {
+        self.order.extend(keys.keys().cloned());
+        self.keys.extend(keys);
+    }
+
+    /// Gives keys of an older version the names of the newer one.
+    pub(super) fn rename<'a>(&mut self, names: impl IntoIterator<Item = &'a (&'a str, &'a str)>) {
+        for (old, new) in names {
+            if let Some(index) = self.keys.get_index_of(*old) {
+                let (_, value) = self.keys.shift_remove_index(index).expect("just found");
+                self.keys.insert((*new).to_owned(), value);
+                self.order.iter_mut().filter(|key| key == old).for_each(|key| *key = (*new).to_owned());
+            }
+        }
+    }
+
+    /// The keys that no rule has taken yet.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &String> {
+        self.keys.keys()
+    }
+
+    /// A key's value, while no rule has taken it.
+    pub(super) fn peek(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key)
+    }
+
+    pub(super) fn number(&self, key: &str) -> Option<f64> {
+        values::number(self.peek(key)?)
+    }
+
+    pub(super) fn whole(&self, key: &str) -> Option<u64> {
+        values::whole(self.peek(key)?)
+    }
+
+    pub(super) fn truth(&self, key: &str) -> Option<bool> {
+        values::truth(self.peek(key)?)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<String> {
+        Some(values::text(self.peek(key)?))
+    }
+
+    /// What our field has become so far.
+    pub(super) fn draft(&self, field: &str) -> Option<&Value> {
+        self.draft.get(field)
+    }
+
+    /// The key means `field: value`.
+    pub(super) fn map(&mut self, key: &str, field: &str, value: impl Into<Value>) {
+        let value = value.into();
+        let to = written(field, &value);
+        self.settle(key, field, value, Fate::Mapped { to });
+    }
+
+    /// The key becomes `field: value`, which is something else, because of `why`.
+    pub(super) fn change(&mut self, key: &str, field: &str, value: impl Into<Value>, why: impl Into<String>) {
+        let value = value.into();
+        let to = written(field, &value);
+        self.settle(key, field, value, Fate::Changed { to, why: why.into() });
+    }
+
+    /// As [`Self::map`], also where an earlier rule has filled the field.
+    pub(super) fn replace(&mut self, key: &str, field: &str, value: Value) {
+        self.draft.fields.insert(field.to_owned(), value.clone());
+        self.map(key, field, value);
+    }
+
+    /// The key has part in what an earlier row says.
+    pub(super) fn fold(&mut self, key: &str, why: impl Into<String>) {
+        self.close(key, Fate::Changed { to: String::new(), why: why.into() });
+    }
+
+    /// Nothing here depends on the key.
+    pub(super) fn idle(&mut self, key: &str, why: impl Into<String>) {
+        self.close(key, Fate::Idle { why: why.into() });
+    }
+
+    /// What the key asks for is not to be had.
+    pub(super) fn refuse(&mut self, key: &str, why: impl Into<String>) {
+        self.close(key, Fate::Refused { why: why.into() });
+    }
+
+    /// As [`Self::map`] for a number that stays as it is; `auto` and the like leave our default.
+    pub(super) fn copy_number(&mut self, key: &str, field: &str) {
+        match (self.peek(key), self.number(key)) {
+            (None, _) => {}
+            (Some(_), Some(number)) => self.map(key, field, values::json(number)),
+            (Some(value), None) if values::is_unset(value) => self.idle(key, "left to its default"),
+            (Some(_), None) => self.refuse(key, "not a number"),
+        }
+    }
+
+    /// As [`Self::map`] for a text that stays as it is.
+    pub(super) fn copy_text(&mut self, key: &str, field: &str) {
+        if let Some(text) = self.text(key) {
+            self.map(key, field, text);
+        }
+    }
+
+    /// Sets a field that no key names and that a config has to have, where nothing has set it.
+    pub(super) fn fill(&mut self, field: &str, value: impl Into<Value>) {
+        self.draft.fields.entry(field.to_owned()).or_insert_with(|| value.into());
+    }
+
+    /// Keys that nothing here depends on: `(key, why)`, where a key that ends in `*` stands for all that begin so.
+    pub(super) fn idle_all(&mut self, table: &[(&str, &str)]) {
+        for (pattern, why) in table {
+            for key in self.matching(pattern) {
+                self.idle(&key, *why);
+            }
+        }
+    }
+
+    /// Features that are not to be had: refused, unless the value says that they are off.
+    pub(super) fn refuse_all(&mut self, table: &[(&str, &str)]) {
+        for (pattern, why) in table {
+            for key in self.matching(pattern) {
+                match values::is_off(&self.keys[&key]) {
+                    true => self.idle(&key, "off"),
+                    false => self.refuse(&key, *why),
+                }
+            }
+        }
+    }
+
+    fn matching(&self, pattern: &str) -> Vec<String> {
+        let fits = |key: &&String| match pattern.strip_suffix('*') {
+            Some(prefix) => key.starts_with(prefix),
+            None => *key == pattern,
+        };
+        self.keys.keys().filter(fits).cloned().collect()
+    }
+
+    fn settle(&mut self, key: &str, field: &str, value: Value, fate: Fate) {
+        let fate = match self.draft.get(field) {
+            Some(other) if *other != value => Fate::Refused {
+                why: format!("`{}` was said before; keep one of the two", written(field, other)),
+            },
+            _ => {
+                self.draft.fields.insert(field.to_owned(), value);
+                fate
+            }
+        };
+        self.close(key, fate);
+    }
+
+    fn close(&mut self, key: &str, fate: Fate) {
+        let value = values::text(&self.keys.shift_remove(key).expect("a rule takes a key that is there"));
+        let value = match self.assumed.iter().any(|assumed| assumed == key) {
+            true => format!("{value} by default"),
+            false => value,
+        };
+        self.rows.push(Row { key: key.to_owned(), value, fate });
+    }
+
+    /// Refuses what no rule took; rows come in the file's order.
+    pub(super) fn finish(mut self) -> (Draft, Vec<Row>) {
+        for key in self.keys.keys().cloned().collect::<Vec<_>>() {
+            self.refuse(&key, "the importer does not know this key");
+        }
+        let place = |row: &Row| self.order.iter().position(|key| *key == row.key);
+        self.rows.sort_by_key(place);
+        (self.draft, self.rows)
+    }
+}
+
+fn written(field: &str, value: &Value) -> String {
+    format!("{field}: {}", values::text(value))
+}

@@ -1,0 +1,149 @@
+//! Other systems' configs, turned into ours.
+//!
+//! ```text
+//! file -> flat keys -> Ledger: each key is mapped, changed, idle or refused -> Import { yaml, rows }
+//! ```
+//!
+//! A key is told of exactly once: what an importer's rules do not take is refused by name. So a setting is never
+//! lost in silence, which is what a user who moves has to be able to rely on.
+
+mod accelerate;
+mod deepspeed;
+mod document;
+mod ledger;
+mod openrlhf;
+mod roll;
+mod schedule;
+#[cfg(test)]
+mod tests;
+mod trl;
+mod trlx;
+mod values;
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+pub use ledger::{Fate, Row};
+
+use document::Document;
+use ledger::Ledger;
+
+/// Whose config a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Origin {
+    /// ROLL's RLVR YAML, with its `defaults:` and `${...}`.
+    Roll,
+    /// `accelerate config`'s YAML, with a deepspeed or an fsdp section.
+    Accelerate,
+    /// DeepSpeed's JSON.
+    Deepspeed,
+    /// What `trl grpo --config` or `trl rloo --config` reads.
+    Trl,
+    /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
+    Openrlhf,
+    /// trlx's TRLConfig YAML.
+    Trlx,
+}
+
+/// Why a file could not be imported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// No system that we know has such a config.
+    #[error(
+        "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
+         openrlhf or trlx",
+        path.display()
+    )]
+    Unknown {
+        /// The file.
+        path: PathBuf,
+    },
+    /// `--accelerate-config` and `--deepspeed-config` change a run only where nothing is refused.
+    #[error("{}: {count} of its settings have no counterpart here, the first: {first}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// The first one and why.
+        first: String,
+    },
+}
+
+/// What became of a foreign config.
+#[derive(Debug)]
+pub struct Import {
+    /// Whose it was.
+    pub origin: Origin,
+    /// One row a key, in the file's order.
+    pub rows: Vec<Row>,
+    draft: ledger::Draft,
+}
+
+/// Reads `path` as `origin`'s config, or as that of the system whose keys it has.
+///
+/// # Errors
+/// The file cannot be read or parsed, or it cannot be told whose it is.
+pub fn import(path: &Path, origin: Option<Origin>) -> Result<Import, Error> {
+    let document = Document::read(path, origin)?;
+    let origin = match origin {
+        Some(origin) => origin,
+        None => document.origin().ok_or_else(|| Error::Unknown { path: path.to_owned() })?,
+    };
+    let mut ledger = Ledger::new(document.flat());
+    match origin {
+        Origin::Roll => roll::apply(&mut ledger),
+        Origin::Accelerate => accelerate::apply(&mut ledger, path)?,
+        Origin::Deepspeed => deepspeed::apply(&mut ledger, ""),
+        Origin::Trl => trl::apply(&mut ledger),
+        Origin::Openrlhf => openrlhf::apply(&mut ledger),
+        Origin::Trlx => trlx::apply(&mut ledger),
+    }
+    let (draft, rows) = ledger.finish();
+    Ok(Import { origin, rows, draft })
+}
+
+impl Import {
+    /// Our YAML: a whole run from a pipeline's config, its `strategy` from accelerate's and DeepSpeed's.
+    pub fn yaml(&self) -> String {
+        self.draft.yaml()
+    }
+
+    /// The same as `--set` arguments, for `anyroll run --accelerate-config FILE`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a setting has no counterpart here: a run with it must not start without it.
+    pub fn sets(&self, path: &Path) -> Result<Vec<String>, Error> {
+        let mut refused = self.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. }));
+        let count = refused.clone().count();
+        match refused.next() {
+            None => Ok(self.draft.sets()),
+            Some(row) => {
+                Err(Error::Refused { path: path.to_owned(), count, first: row.to_string().trim().to_owned() })
+            }
+        }
+    }
+
+    /// How many settings have no counterpart here.
+    pub fn refused(&self) -> usize {
+        self.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. })).count()
+    }
+}

@@ -1,0 +1,422 @@
+//! OpenRLHF's `train_ppo_ray` command lines, with the flat flags up to 0.9 and the dotted ones since 0.10.
+
+use serde_json::{Value, json};
+
+use super::{ledger::Ledger, schedule::Schedule, values};
+
+const R: &str = "pipeline.rlvr";
+const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
+const ONE_PLACE: &str = "every rank holds its part of every role";
+const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
+const PACKED: &str = "sequences are always packed";
+
+/// Flat flags and the dotted ones that replaced them: rules speak of the dotted ones alone.
+const RENAMED: [(&str, &str); 60] = [
+    ("pretrain", "actor.model_name_or_path"),
+    ("reward_pretrain", "reward.model_name_or_path"),
+    ("remote_rm_url", "reward.remote_url"),
+    ("critic_pretrain", "critic.model_name_or_path"),
+    ("zero_stage", "ds.zero_stage"),
+    ("param_dtype", "ds.param_dtype"),
+    ("adam_offload", "ds.adam_offload"),
+    ("zpg", "ds.zpg"),
+    ("grad_accum_dtype", "ds.grad_accum_dtype"),
+    ("overlap_comm", "ds.overlap_comm"),
+    ("attn_implementation", "ds.attn_implementation"),
+    ("flash_attn", "ds.attn_implementation"),
+    ("packing_samples", "ds.packing_samples"),
+    ("load_in_4bit", "ds.load_in_4bit"),
+    ("lora_rank", "ds.lora.rank"),
+    ("lora_alpha", "ds.lora.alpha"),
+    ("lora_dropout", "ds.lora.dropout"),
+    ("target_modules", "ds.lora.target_modules"),
+    ("ring_attn_size", "ds.ring_attn_size"),
+    ("ring_head_stride", "ds.ring_attn_head_stride"),
+    ("ds_tensor_parallel_size", "ds.tensor_parallel_size"),
+    ("deepspeed_enable_sleep", "ds.enable_sleep"),
+    ("gradient_checkpointing", "actor.gradient_checkpointing_enable"),
+    ("actor_num_nodes", "actor.num_nodes"),
+    ("actor_num_gpus_per_node", "actor.num_gpus_per_node"),
+    ("actor_learning_rate", "actor.adam.lr"),
+    ("adam_betas", "actor.adam.betas"),
+    ("l2", "actor.adam.weight_decay"),
+    ("lr_scheduler", "actor.lr_scheduler"),
+    ("lr_warmup_ratio", "actor.lr_warmup_ratio"),
+    ("max_norm", "actor.max_norm"),
+    ("eps_clip", "actor.eps_clip"),
+    ("eps_clip_low_high", "actor.eps_clip_low_high"),
+    ("dual_clip", "actor.dual_clip"),
+    ("policy_loss_type", "actor.policy_loss_type"),
+    ("entropy_loss_coef", "actor.entropy_coef"),
+    ("advantage_estimator", "algo.advantage.estimator"),
+    ("gamma", "algo.advantage.gamma"),
+    ("lambd", "algo.advantage.lambd"),
+    ("no_advantage_std_norm", "algo.advantage.no_std_norm"),
+    ("enable_vllm_is_correction", "algo.advantage.is_correction_enable"),
+    ("vllm_enable_is_correction", "algo.advantage.is_correction_enable"),
+    ("init_kl_coef", "algo.kl.init_coef"),
+    ("kl_estimator", "algo.kl.estimator"),
+    ("use_kl_loss", "algo.kl.use_loss"),
+    ("kl_target", "algo.kl.target"),
+    ("kl_horizon", "algo.kl.horizon"),
+    ("dynamic_filtering", "algo.dynamic_filtering_enable"),
+    ("dynamic_filtering_reward_range", "algo.dynamic_filtering_range"),
+    ("normalize_reward", "reward.normalize_enable"),
+    ("rollout_batch_size", "rollout.batch_size"),
+    ("n_samples_per_prompt", "rollout.n_samples_per_prompt"),
+    ("generate_max_len", "rollout.max_new_tokens"),
+    ("temperature", "rollout.temperature"),
+    ("top_p", "rollout.top_p"),
+    ("train_batch_size", "train.batch_size"),
+    ("micro_train_batch_size", "train.micro_batch_size"),
+    ("max_epochs", "train.max_epochs"),
+    ("seed", "train.seed"),
+    ("prompt_data", "data.prompt_dataset"),
+];
+
+const MORE_RENAMED: [(&str, &str); 10] = [
+    ("input_key", "data.input_key"),
+    ("label_key", "data.label_key"),
+    ("apply_chat_template", "data.apply_chat_template"),
+    ("input_template", "data.input_template"),
+    ("save_steps", "ckpt.save_steps"),
+    ("max_ckpt_num", "ckpt.max_num"),
+    ("eval_steps", "eval.steps"),
+    ("async_train", "train.async_enable"),
+    ("agent_func_path", "train.agent_func_path"),
+    ("num_episodes", "train.num_episodes"),
+];
+
+fn defaults() -> [(&'static str, Value); 15] {
+    [
+        ("train.batch_size", json!(128)),
+        ("train.micro_batch_size", json!(1)),
+        ("train.max_epochs", json!(1)),
+        ("train.seed", json!(42)),
+        ("rollout.batch_size", json!(1024)),
+        ("rollout.n_samples_per_prompt", json!(1)),
+        ("rollout.temperature", json!(1.0)),
+        ("rollout.top_p", json!(1.0)),
+        ("actor.adam.lr", json!(1e-6)),
+        ("actor.adam.betas", json!(["0.9", "0.95"])),
+        ("actor.max_norm", json!(1.0)),
+        ("actor.eps_clip", json!(0.2)),
+        ("algo.advantage.estimator", json!("gae")),
+        ("algo.kl.init_coef", json!(0.01)),
+        ("ds.zero_stage", json!(2)),
+    ]
+}
+
+const IDLE: [(&str, &str); 37] = [
+    ("vllm*", ONE_ENGINE),
+    ("enforce_eager", ONE_ENGINE),
+    ("enable_prefix_caching", ONE_ENGINE),
+    (
+        "ds.enable_sleep",
+        "optimizer states leave the device between steps unless `strategy.offload` says otherwise",
+    ),
+    ("train.colocate_*", ONE_PLACE),
+    ("colocate_*", ONE_PLACE),
+    ("ref_num_*", ONE_PLACE),
+    ("ref.num_*", ONE_PLACE),
+    ("reward_num_*", ONE_PLACE),
+    ("reward.num_*", ONE_PLACE),
+    ("critic_num_*", ONE_PLACE),
+    ("critic.num_*", ONE_PLACE),
+    ("actor.num_nodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
+    ("ds.overlap_comm", "reduction always overlaps with compute"),
+    ("ds.attn_implementation", "attention is libtorch's, by the device"),
+    ("ds.packing_samples", PACKED),
+    ("ds.grad_accum_dtype", "gradients accumulate in fp32"),
+    ("ds.use_liger_kernel", "fused kernels are always used"),
+    ("ds.use_universal_ckpt", "checkpoints load at any number of ranks"),
+    ("use_dynamic_batch", PACKED),
+    ("train.dynamic_batch_enable", PACKED),
+    ("train_max_tokens_per_gpu", PACKED),
+    ("train.max_tokens_per_gpu", PACKED),
+    ("rollout_max_tokens_per_gpu", PACKED),
+    ("rollout.max_tokens_per_gpu", PACKED),
+    ("micro_rollout_batch_size", "scoring goes by `strategy.micro_batch_size`"),
+    ("rollout.micro_batch_size", "scoring goes by `strategy.micro_batch_size`"),
+    ("save_*", "a run's folder is --output"),
+    ("ckpt*", "a run's folder is --output"),
+    ("load_checkpoint", "`anyroll run --resume DIR`"),
+    ("use_wandb", REPORTS),
+    ("wandb*", REPORTS),
+    ("use_tensorboard", REPORTS),
+    ("logg*", REPORTS),
+    ("prompt_max_len", "a prompt that does not fit the model is an error before the run"),
+    ("data.max_len", "a prompt that does not fit the model is an error before the run"),
+    ("actor.gradient_checkpointing_reentrant", "recomputation is per block"),
+];
+
+const REFUSED: [(&str, &str); 22] = [
+    ("ds.zpg", "ZeRO++ is not there"),
+    ("ds.load_in_4bit", "weights are not quantised"),
+    ("ds.ring_attn_*", "sequences are not split over ranks"),
+    ("ds.tensor_parallel_size", "layers are not split over ranks; zero_stage 3 shards their weights"),
+    ("ds.deepcompile", "nothing is compiled"),
+    ("train.async_enable", "rollouts are on-policy"),
+    ("train.partial_rollout_enable", "rollouts are on-policy"),
+    ("train.agent_func_path", "there are no agents with turns"),
+    ("train.enable_ema", "there is no average of weights"),
+    ("enable_ema", "there is no average of weights"),
+    ("reward.normalize_enable", "center within the group instead, by the advantage"),
+    ("reward.clip_range", "say `algorithm.reward_clip`"),
+    ("reward.overlong_*", "use the `length` reward"),
+    ("reward.model_name_or_path", "name a reward that can be verified in `pipeline.rlvr.reward`"),
+    ("critic*", "name the advantage that needs no critic"),
+    ("value_clip", "name the advantage that needs no critic"),
+    ("aux_loss_coef", "there are no mixtures of experts"),
+    ("actor.aux_loss_coef", "there are no mixtures of experts"),
+    ("data.input_template", "prompts are rendered by the model's chat template"),
+    ("prompt_data_probs", "one file of prompts"),
+    ("algo.dynamic_filtering_range", "groups whose rewards do not differ have no gradient anyway"),
+    ("algo.dynamic_filtering_enable", "groups whose rewards do not differ have no gradient anyway"),
+];
+
+pub(super) fn apply(ledger: &mut Ledger) {
+    ledger.rename(RENAMED.iter().chain(&MORE_RENAMED));
+    ledger.assume(&defaults());
+    ledger.fill("name", "imported_from_openrlhf");
+    ledger.fill("backend", "auto");
+    model(ledger);
+    strategy(ledger);
+    batches(ledger);
+    optimizer(ledger);
+    algorithm(ledger);
+    data(ledger);
+    ledger.idle_all(&IDLE);
+    ledger.refuse_all(&REFUSED);
+}
+
+fn model(ledger: &mut Ledger) {
+    let key = "actor.model_name_or_path";
+    if let Some(name) = ledger.text(key) {
+        ledger.change(key, "model.path", name, "a folder: download the model there first");
+    }
+    match ledger.whole("ds.lora.rank") {
+        Some(0) => {
+            ledger.idle("ds.lora.rank", "off");
+            ledger.idle_all(&[("ds.lora.*", "the rank is 0")]);
+        }
+        Some(rank) => {
+            ledger.map("ds.lora.rank", "model.lora.rank", rank);
+            ledger.copy_number("ds.lora.alpha", "model.lora.alpha");
+            ledger.copy_number("ds.lora.dropout", "model.lora.dropout");
+            if let Some(value) = ledger.peek("ds.lora.target_modules").cloned() {
+                ledger.map("ds.lora.target_modules", "model.lora.target_modules", value);
+            }
+        }
+        None => {}
+    }
+}
+
+fn strategy(ledger: &mut Ledger) {
+    ledger.copy_number("ds.zero_stage", "strategy.zero_stage");
+    ledger.copy_number("actor.num_gpus_per_node", "devices");
+    ledger.copy_text("ds.param_dtype", "strategy.precision");
+    if ledger.peek("bf16").is_some() {
+        ledger.map("bf16", "strategy.precision", "bf16");
+    }
+    switch(ledger, "ds.adam_offload", "strategy.offload.optimizer", "cpu_step");
+    switch(ledger, "actor.gradient_checkpointing_enable", "strategy.recompute", "full");
+    let reference = "roles.reference.strategy.offload.params";
+    for key in ["ref.offload", "ref_reward_offload"] {
+        switch(ledger, key, reference, "between_steps");
+    }
+    ledger.copy_number("train.micro_batch_size", "strategy.micro_batch_size");
+}
+
+fn switch(ledger: &mut Ledger, key: &str, field: &str, value: &str) {
+    match ledger.truth(key) {
+        Some(true) => ledger.map(key, field, value),
+        Some(false) => ledger.idle(key, "off"),
+        None if ledger.peek(key).is_some() => ledger.refuse(key, "neither true nor false"),
+        None => {}
+    }
+}
+
+/// OpenRLHF's rollout batch is in prompts, its training batch in completions.
+fn batches(ledger: &mut Ledger) {
+    let prompts = ledger.whole("rollout.batch_size").unwrap_or(1024);
+    let group = ledger.whole("rollout.n_samples_per_prompt").unwrap_or(1);
+    let update = ledger.whole("train.batch_size").unwrap_or(128).max(1);
+    ledger.map("rollout.batch_size", &format!("{R}.prompts_per_step"), prompts);
+    ledger.map("rollout.n_samples_per_prompt", &format!("{R}.group_size"), group);
+    let mini_batches = (prompts * group).div_ceil(update);
+    let why = format!("{} completions a step in updates of {update}", prompts * group);
+    ledger.change("train.batch_size", &format!("{R}.mini_batches"), mini_batches, why);
+    ledger.copy_number("train.max_epochs", &format!("{R}.epochs"));
+    ledger.copy_number("train.seed", "seed");
+    ledger.copy_number("rollout.max_new_tokens", &format!("{R}.rollout.max_new_tokens"));
+    ledger.copy_number("rollout.temperature", &format!("{R}.rollout.temperature"));
+    ledger.copy_number("rollout.top_p", &format!("{R}.rollout.top_p"));
+    ledger.fill(&format!("{R}.rollout.batch_size"), 64);
+    for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
+        match ledger.number(key) {
+            Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{field}")),
+            Some(_) => ledger.idle(key, "only at the end"),
+            None => {}
+        }
+    }
+    ledger.copy_number("ckpt.max_num", &format!("{R}.checkpoint.keep_last"));
+    let field = format!("{R}.steps");
+    let samples = ledger.whole("max_samples").or_else(|| ledger.whole("data.max_samples"));
+    let episodes = ledger.whole("train.num_episodes").unwrap_or(1);
+    for key in ["max_samples", "data.max_samples"] {
+        if ledger.peek(key).is_some() {
+            let steps = (samples.unwrap_or(0) * episodes).div_ceil(prompts.max(1));
+            let why = format!("as many prompts, {prompts} a step");
+            ledger.change(key, &field, steps, why);
+        }
+    }
+    if ledger.peek("train.num_episodes").is_some() {
+        match samples {
+            Some(_) => ledger.fold("train.num_episodes", "in the number of steps"),
+            None => ledger.refuse("train.num_episodes", format!("say `{field}`: a run's length is in steps")),
+        }
+    }
+}
+
+fn optimizer(ledger: &mut Ledger) {
+    let adamw = format!("{R}.optimizer.adamw");
+    ledger.copy_number("actor.adam.lr", &format!("{adamw}.learning_rate"));
+    ledger.copy_number("actor.adam.eps", &format!("{adamw}.eps"));
+    ledger.copy_number("actor.adam.weight_decay", &format!("{adamw}.weight_decay"));
+    ledger.copy_number("actor.max_norm", &format!("{R}.optimizer.max_grad_norm"));
+    if let Some(Value::Array(betas)) = ledger.peek("actor.adam.betas").cloned() {
+        let betas: Vec<f64> = betas.iter().filter_map(values::number).collect();
+        ledger.map("actor.adam.betas", &format!("{adamw}.betas"), betas);
+    }
+    let schedule = Schedule {
+        name: "actor.lr_scheduler",
+        warmup: ["actor.lr_warmup_steps", "actor.lr_warmup_ratio"],
+        final_ratio: "actor.min_lr_ratio",
+        updates_per_step: 1,
+        steps: ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64),
+    };
+    ledger.assume(&[("actor.lr_scheduler", json!("cosine_with_min_lr")), ("actor.min_lr_ratio", json!(0.1))]);
+    schedule.apply(ledger);
+}
+
+fn algorithm(ledger: &mut Ledger) {
+    let a = format!("{R}.algorithm");
+    estimator(ledger, &a);
+    loss(ledger, &format!("{a}.loss"));
+    ledger.copy_number("algo.kl.init_coef", &format!("{a}.kl_coef"));
+    let in_loss = ledger.truth("algo.kl.use_loss") == Some(true);
+    match (ledger.peek("algo.kl.use_loss").is_some(), in_loss) {
+        (true, true) => {
+            let estimator = ledger.text("algo.kl.estimator").unwrap_or_else(|| "k1".to_owned());
+            ledger.map("algo.kl.use_loss", &format!("{a}.kl_in"), json!({"loss": {"estimator": estimator}}));
+        }
+        (true, false) => ledger.map("algo.kl.use_loss", &format!("{a}.kl_in"), json!({"reward": {}})),
+        (false, _) => ledger.fill(&format!("{a}.kl_in"), json!({"reward": {}})),
+    }
+    match (ledger.text("algo.kl.estimator").as_deref(), in_loss) {
+        (None, _) => {}
+        (Some("k1" | "k2" | "k3"), true) => ledger.fold("algo.kl.estimator", "in `kl_in`"),
+        (Some("k1"), false) => ledger.idle("algo.kl.estimator", "k1 is what is taken off a reward"),
+        _ => ledger.refuse("algo.kl.estimator", "a reward has k1 taken off it; k2 and k3 go into the loss"),
+    }
+    if let Some(target) = ledger.number("algo.kl.target") {
+        let horizon = ledger.number("algo.kl.horizon").unwrap_or(10_000.0);
+        let adaptive = json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}});
+        ledger.replace("algo.kl.target", &format!("{a}.kl_in"), adaptive);
+    }
+    ledger.idle_all(&[("algo.kl.horizon", "with the target")]);
+    ledger.copy_number("actor.entropy_coef", &format!("{a}.entropy_coef"));
+    if ledger.truth("algo.advantage.is_correction_enable") == Some(true) {
+        let key = "algo.advantage.is_correction_enable";
+        ledger.fill(&format!("{a}.old_logprobs"), "recompute");
+        ledger.map(
+            key,
+            &format!("{a}.rollout_correction"),
+            json!({"truncate": {"level": "token", "max": 5.0}}),
+        );
+    }
+}
+
+fn estimator(ledger: &mut Ledger, a: &str) {
+    let key = "algo.advantage.estimator";
+    let advantage = format!("{a}.advantage");
+    let whiten = format!("{a}.whiten_advantages");
+    let gamma = ledger.number("algo.advantage.gamma").unwrap_or(1.0);
+    match ledger.text(key).as_deref() {
+        Some("group_norm") => {
+            ledger.map(key, &advantage, json!({"grpo": {"scale": "group_std", "eps": 1e-9}}))
+        }
+        Some("dr_grpo") => ledger.map(key, &advantage, json!({"grpo": {"scale": "none"}})),
+        Some("rloo") => ledger.map(key, &advantage, "rloo"),
+        Some("reinforce") => {
+            ledger.fill(&whiten, true);
+            ledger.map(key, &advantage, json!({"reinforce": {"gamma": gamma}}));
+        }
+        Some("reinforce_baseline") => {
+            ledger.fill(&whiten, true);
+            ledger.map(key, &advantage, json!({"grpo": {"scale": "none"}}));
+        }
+        Some(_) => ledger.refuse(key, "name an advantage without a critic: grpo, rloo, reinforce"),
+        None => {}
+    }
+    ledger.idle_all(&[
+        ("algo.advantage.gamma", "with the advantage"),
+        ("algo.advantage.lambd", "only a critic's advantages have it"),
+        ("algo.advantage.no_std_norm", "the advantage says what it is divided by"),
+    ]);
+}
+
+fn loss(ledger: &mut Ledger, field: &str) {
+    let kind = match ledger.text("actor.policy_loss_type").as_deref() {
+        Some("gspo") => "gspo",
+        None | Some("ppo") => "clipped",
+        Some(_) => return ledger.refuse("actor.policy_loss_type", "losses are ppo and gspo"),
+    };
+    if ledger.peek("actor.policy_loss_type").is_some() {
+        ledger.map("actor.policy_loss_type", field, json!({kind: {}}));
+    }
+    let field = format!("{field}.{kind}");
+    let clip = ledger.number("actor.eps_clip").unwrap_or(0.2);
+    match ledger.peek("actor.eps_clip_low_high").cloned() {
+        Some(Value::Array(clips)) if clips.len() == 2 => {
+            let [low, high] = [0, 1].map(|index| values::number(&clips[index]).unwrap_or(clip));
+            ledger.fill(&format!("{field}.clip_high"), high);
+            ledger.map("actor.eps_clip_low_high", &format!("{field}.clip_low"), low);
+            ledger.idle("actor.eps_clip", "low and high are given");
+        }
+        _ => {
+            ledger.fill(&format!("{field}.clip_high"), clip);
+            ledger.copy_number("actor.eps_clip", &format!("{field}.clip_low"));
+        }
+    }
+    ledger.copy_number("actor.dual_clip", &format!("{field}.dual_clip"));
+}
+
+fn data(ledger: &mut Ledger) {
+    let path = format!("{R}.data.jsonl.path");
+    if let Some(name) = ledger.text("data.prompt_dataset") {
+        let is_file = name.ends_with(".jsonl");
+        let ours = if is_file { name } else { format!("{name}.jsonl") };
+        let why = "a JSONL file with prompt and answer: write the dataset to it first";
+        match is_file {
+            true => ledger.map("data.prompt_dataset", &path, ours),
+            false => ledger.change("data.prompt_dataset", &path, ours, why),
+        }
+    }
+    ledger.copy_text("data.input_key", &format!("{R}.data.jsonl.prompt"));
+    ledger.copy_text("data.label_key", &format!("{R}.data.jsonl.answer"));
+    let template = "data.apply_chat_template";
+    if ledger.peek(template).is_some() {
+        ledger.idle(template, "a model that has a chat template is prompted by it");
+    }
+    let reward = "reward.remote_url";
+    match ledger.text(reward) {
+        Some(path) if path.ends_with(".py") => {
+            let why = "its signature is another: see docs/rewards.md";
+            ledger.change(reward, &format!("{R}.reward"), json!([{"python": {"file": path}}]), why);
+        }
+        Some(_) => ledger.refuse(reward, "a reward is a function, not a server: see docs/rewards.md"),
+        None => {}
+    }
+}

@@ -1,0 +1,444 @@
+//! ROLL's RLVR YAML, as of v0.2.1, where it trained with DeepSpeed, and with FSDP2 since.
+
+use serde_json::{Value, json};
+
+use super::{deepspeed, ledger::Ledger, schedule::Schedule, values};
+
+const R: &str = "pipeline.rlvr";
+const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
+const ONE_PLACE: &str = "every rank holds its part of every role";
+const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
+const DEAD: &str = "ROLL reads it nowhere";
+
+fn defaults() -> [(&'static str, Value); 21] {
+    [
+        ("exp_name", json!("imported_from_roll")),
+        ("seed", json!(42)),
+        ("max_steps", json!(500)),
+        ("save_steps", json!(50)),
+        ("eval_steps", json!(10)),
+        ("rollout_batch_size", json!(128)),
+        ("num_return_sequences_in_group", json!(1)),
+        ("ppo_epochs", json!(1)),
+        ("max_grad_norm", json!(1.0)),
+        ("pg_clip", json!(0.2)),
+        ("init_kl_coef", json!(0.2)),
+        ("adv_estimator", json!("gae")),
+        ("loss_agg_mode", json!("seq-mean-token-mean")),
+        ("actor_train.training_args.learning_rate", json!(5e-5)),
+        ("actor_train.training_args.lr_scheduler_type", json!("linear")),
+        ("actor_train.training_args.per_device_train_batch_size", json!(8)),
+        ("actor_train.training_args.gradient_accumulation_steps", json!(1)),
+        ("actor_infer.generating_args.temperature", json!(0.95)),
+        ("actor_infer.generating_args.top_p", json!(0.7)),
+        ("actor_infer.generating_args.top_k", json!(50)),
+        ("actor_train.model_args.dtype", json!("bf16")),
+    ]
+}
+
+const IDLE: [(&str, &str); 50] = [
+    ("hydra*", "a config is one file"),
+    ("logging_*", REPORTS),
+    ("track_with", REPORTS),
+    ("tracker_kwargs*", REPORTS),
+    ("report_length_and_rewards", REPORTS),
+    ("output_dir", "say it with --output"),
+    ("base_dir", "say it with --output"),
+    ("rollout_dump_dir", "samples.jsonl of the run folder has samples"),
+    ("save_logging_board_dir", REPORTS),
+    ("system_envs*", "environment variables are the shell's"),
+    ("checkpoint_config*", "checkpoints lie in the run folder"),
+    ("resume_from_checkpoint", "`anyroll run --resume DIR`"),
+    ("num_gpus_per_node", "ROLL overwrites it as well"),
+    ("num_nodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
+    ("generate_opt_level", ONE_ENGINE),
+    ("is_num_return_sequences_expand", ONE_ENGINE),
+    ("max_running_requests", ONE_ENGINE),
+    ("model_update_buffer_size_mb", ONE_ENGINE),
+    ("rpc_timeout", "`strategy.collective_timeout_s` bounds every wait"),
+    ("profiler_*", REPORTS),
+    ("actor_infer.strategy_args*", ONE_ENGINE),
+    ("actor_infer.model_args*", ONE_ENGINE),
+    ("actor_infer.data_args*", ONE_ENGINE),
+    ("actor_infer.device_mapping", ONE_PLACE),
+    ("actor_infer.*_batch_size", ONE_ENGINE),
+    ("actor_infer.num_gpus_per_worker", ONE_ENGINE),
+    ("actor_infer.infer_batch_size", ONE_ENGINE),
+    ("reference.model_args*", "the reference is the policy as it was at the start"),
+    ("reference.data_args*", "the reference is the policy as it was at the start"),
+    ("reference.device_mapping", ONE_PLACE),
+    ("reference.infer_batch_size", "scoring goes by `strategy.micro_batch_size`"),
+    ("reference.strategy_args*", "the reference has the policy's strategy, or `roles.reference.strategy`"),
+    ("actor_train.worker_cls", "the loss is named in `algorithm`"),
+    ("actor_train.infer_batch_size", "scoring goes by `strategy.micro_batch_size`"),
+    ("actor_train.model_args.flash_attn", "attention is libtorch's, by the device"),
+    ("actor_train.model_args.attn_implementation", "attention is libtorch's, by the device"),
+    ("actor_train.model_args.model_type", "the policy is a decoder"),
+    ("actor_train.data_args.template", "the model's folder has its chat template"),
+    ("actor_train.data_args.dataset_dir", DEAD),
+    ("actor_train.data_args.interleave_probs", DEAD),
+    ("actor_train.data_args.preprocessing_num_workers", "data is read by every rank, without workers"),
+    ("actor_train.training_args.num_train_epochs", "`max_steps` is the run's length"),
+    ("actor_train.use_sequence_packing", "sequences are always packed"),
+    ("actor_train.use_dynamic_batching_in_*", "sequences are always packed"),
+    ("actor_infer.generating_args.num_beams", "completions are sampled"),
+    ("actor_infer.generating_args.num_return_sequences", "it is the group's size"),
+    ("actor_infer.generating_args.do_sample", "completions are sampled"),
+    ("validation.*", "evaluation is on held-out prompts, greedy and at temperature 1"),
+    ("value_clip", "it is for a critic"),
+    ("reward_pretrain", "rewards here are functions"),
+];
+
+const REFUSED: [(&str, &str); 24] = [
+    ("critic*", "name the advantage that needs no critic"),
+    ("lambd", "name the advantage that needs no critic"),
+    ("async_generation_ratio", "rollouts are on-policy"),
+    ("use_additional_prompts", "as many prompts as asked for are sampled"),
+    ("is_use_additional_prompts", "as many prompts as asked for are sampled"),
+    ("max_additional_running_prompts", "as many prompts as asked for are sampled"),
+    ("max_len_mask", "shape lengths with the `length` reward"),
+    ("difficulty_mask", "all groups are trained on"),
+    ("difficulty_low_threshold", "all groups are trained on"),
+    ("difficulty_high_threshold", "all groups are trained on"),
+    ("error_max_len_clip", "shape lengths with the `length` reward"),
+    ("error_max_len_threshold", "shape lengths with the `length` reward"),
+    ("difficulty_loss_weight", "samples weigh the same"),
+    ("length_loss_weight", "samples weigh the same"),
+    ("add_token_level_kl", "say `algorithm.kl_in`"),
+    ("use_kl_loss", "say `algorithm.kl_in`"),
+    ("postive_loss_coef", "ROLL reads it nowhere"),
+    ("use_topr_loss", "ROLL reads it nowhere"),
+    ("global_template", "the model's folder has its chat template"),
+    ("tag_to_template*", "the model's folder has its chat template"),
+    ("norm_mean_type", "say `algorithm.advantage`"),
+    ("norm_std_type", "say `algorithm.advantage`"),
+    ("whiten_rewards", "advantages are whitened, by `whiten_advantages`"),
+    ("reward_model*", "name a reward that can be verified in `pipeline.rlvr.reward`"),
+];
+
+pub(super) fn apply(ledger: &mut Ledger) {
+    ledger.assume(&defaults());
+    ledger.copy_text("exp_name", "name");
+    ledger.fill("backend", "auto");
+    model(ledger);
+    strategy(ledger);
+    batches(ledger);
+    optimizer(ledger);
+    sampling(ledger);
+    algorithm(ledger);
+    rewards(ledger);
+    data(ledger);
+    ledger.idle_all(&IDLE);
+    ledger.refuse_all(&REFUSED);
+}
+
+fn model(ledger: &mut Ledger) {
+    let why = "a folder: download the model there first";
+    if let Some(name) = ledger.text("pretrain") {
+        ledger.change("pretrain", "model.path", name, why);
+    }
+    let dtype = "actor_train.model_args.dtype";
+    match ledger.text(dtype).as_deref() {
+        Some(precision @ ("fp32" | "bf16" | "fp16")) => ledger.map(dtype, "strategy.precision", precision),
+        Some(_) => ledger.refuse(dtype, "precisions are fp32, bf16 and fp16"),
+        None => {}
+    }
+    let recompute = "actor_train.model_args.disable_gradient_checkpointing";
+    match ledger.truth(recompute) {
+        Some(true) => ledger.map(recompute, "strategy.recompute", "none"),
+        Some(false) => ledger.map(recompute, "strategy.recompute", "full"),
+        None => {}
+    }
+    for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
+        ledger.copy_number(&format!("actor_train.model_args.{name}"), &format!("model.lora.{field}"));
+    }
+    let targets = "actor_train.model_args.lora_target";
+    if let Some(text) = ledger.text(targets) {
+        let modules: Vec<&str> = text.split(',').map(str::trim).collect();
+        ledger.map(targets, "model.lora.target_modules", modules);
+    }
+}
+
+fn strategy(ledger: &mut Ledger) {
+    let name = "actor_train.strategy_args.strategy_name";
+    match ledger.text(name).as_deref() {
+        Some("deepspeed_train") => ledger.idle(name, "its section says the stage"),
+        Some("fsdp2_train") => ledger.change(name, "strategy.zero_stage", 3, "what FSDP shards"),
+        Some(_) => ledger.refuse(name, "layers are not split over ranks; say `strategy.zero_stage`"),
+        None => {}
+    }
+    deepspeed::apply(ledger, "actor_train.strategy_args.strategy_config.");
+    ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it is another system's strategy")]);
+    let mapping = "actor_train.device_mapping";
+    if let Some(text) = ledger.text(mapping) {
+        match range(&text) {
+            Some(count) => ledger.change(mapping, "devices", count, "the first so many, for all roles"),
+            None => ledger.refuse(mapping, "say `devices`, a count or a list"),
+        }
+    }
+}
+
+/// How many devices `list(range(0,8))` or `[0, 1]` has.
+fn range(text: &str) -> Option<u64> {
+    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+    if let Some(bounds) = text.strip_prefix("list(range(").and_then(|rest| rest.strip_suffix("))")) {
+        let (start, end) = bounds.split_once(',').unwrap_or(("0", bounds));
+        return end.parse::<u64>().ok()?.checked_sub(start.parse().ok()?);
+    }
+    let list = text.strip_prefix('[')?.strip_suffix(']')?;
+    Some(list.split(',').filter(|item| !item.is_empty()).count() as u64)
+}
+
+/// ROLL's rollout batch is in prompts; an update has what its devices accumulate.
+fn batches(ledger: &mut Ledger) {
+    let args = "actor_train.training_args";
+    let prompts = ledger.whole("rollout_batch_size").unwrap_or(128);
+    let group = ledger.whole("num_return_sequences_in_group").unwrap_or(1);
+    let per_device = ledger.whole(&format!("{args}.per_device_train_batch_size")).unwrap_or(8);
+    let accumulation = ledger.whole(&format!("{args}.gradient_accumulation_steps")).unwrap_or(1);
+    let world = ledger.draft("devices").and_then(Value::as_u64).unwrap_or(1);
+    let update = (per_device * accumulation * world).max(1);
+    ledger.map("rollout_batch_size", &format!("{R}.prompts_per_step"), prompts);
+    ledger.map("num_return_sequences_in_group", &format!("{R}.group_size"), group);
+    ledger.map(&format!("{args}.per_device_train_batch_size"), "strategy.micro_batch_size", per_device);
+    let why = format!("{} completions a step in updates of {update}", prompts * group);
+    let mini_batches = (prompts * group).div_ceil(update);
+    ledger.change(
+        &format!("{args}.gradient_accumulation_steps"),
+        &format!("{R}.mini_batches"),
+        mini_batches,
+        why,
+    );
+    for (key, field) in [
+        ("seed", "seed".to_owned()),
+        ("max_steps", format!("{R}.steps")),
+        ("save_steps", format!("{R}.checkpoint.every")),
+        ("eval_steps", format!("{R}.evaluation.every")),
+        ("val_batch_size", format!("{R}.evaluation.prompts")),
+        ("ppo_epochs", format!("{R}.epochs")),
+        ("max_grad_norm", format!("{R}.optimizer.max_grad_norm")),
+    ] {
+        ledger.copy_number(key, &field);
+    }
+    match ledger.whole("max_ckpt_to_keep") {
+        Some(0) => ledger.refuse("max_ckpt_to_keep", "say how many in `checkpoint.keep_last`"),
+        Some(_) => ledger.copy_number("max_ckpt_to_keep", &format!("{R}.checkpoint.keep_last")),
+        None => {}
+    }
+}
+
+fn optimizer(ledger: &mut Ledger) {
+    let args = |name: &str| format!("actor_train.training_args.{name}");
+    let adamw = format!("{R}.optimizer.adamw");
+    ledger.copy_number(&args("learning_rate"), &format!("{adamw}.learning_rate"));
+    ledger.copy_number(&args("weight_decay"), &format!("{adamw}.weight_decay"));
+    let betas = [args("adam_beta1"), args("adam_beta2")];
+    if betas.iter().any(|key| ledger.peek(key).is_some()) {
+        let values: Vec<f64> =
+            betas.iter().zip([0.9, 0.999]).map(|(key, usual)| ledger.number(key).unwrap_or(usual)).collect();
+        for key in betas.iter().filter(|key| ledger.peek(key).is_some()).cloned().collect::<Vec<_>>() {
+            ledger.map(&key, &format!("{adamw}.betas"), values.clone());
+        }
+    }
+    let schedule = Schedule {
+        name: &args("lr_scheduler_type"),
+        warmup: [&args("warmup_steps"), &args("warmup_ratio")],
+        final_ratio: &args("min_lr_ratio"),
+        updates_per_step: 1,
+        steps: ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64),
+    };
+    schedule.apply(ledger);
+    ledger.idle_all(&[
+        ("actor_train.training_args.bf16", "`model_args.dtype` says it"),
+        ("actor_train.training_args.fp16", "`model_args.dtype` says it"),
+        ("actor_train.training_args.dataloader_num_workers", "data is read by every rank, without workers"),
+        ("actor_train.training_args.max_steps", "ROLL derives it"),
+    ]);
+}
+
+fn sampling(ledger: &mut Ledger) {
+    let args = |name: &str| format!("actor_infer.generating_args.{name}");
+    let rollout = format!("{R}.rollout");
+    for name in ["temperature", "top_p", "top_k"] {
+        ledger.copy_number(&args(name), &format!("{rollout}.{name}"));
+    }
+    let length = format!("{rollout}.max_new_tokens");
+    let prompt = ledger.whole("prompt_length").unwrap_or(1024);
+    match (ledger.whole("response_length"), ledger.whole("sequence_length")) {
+        (Some(_), _) => ledger.copy_number("response_length", &length),
+        (None, Some(all)) => {
+            let why = format!("less a prompt of {prompt}");
+            ledger.change("sequence_length", &length, all.saturating_sub(prompt), why);
+        }
+        (None, None) => {}
+    }
+    ledger.idle_all(&[
+        ("prompt_length", "a prompt that does not fit the model is an error before the run"),
+        ("sequence_length", "`response_length` is given"),
+        (&args("max_new_tokens"), "ROLL overwrites it by the lengths"),
+        ("val_*", "evaluation is on held-out prompts, as long as in training"),
+    ]);
+    ledger.fill(&format!("{rollout}.batch_size"), 64);
+}
+
+fn algorithm(ledger: &mut Ledger) {
+    let a = format!("{R}.algorithm");
+    let advantage = format!("{a}.advantage");
+    match ledger.text("adv_estimator").as_deref() {
+        Some("grpo") => ledger.map("adv_estimator", &advantage, json!({"grpo": {"scale": "group_std"}})),
+        Some("reinforce") => {
+            let gamma = ledger.number("gamma").unwrap_or(1.0);
+            ledger.map("adv_estimator", &advantage, json!({"reinforce": {"gamma": gamma}}));
+        }
+        Some(_) => ledger.refuse("adv_estimator", "name an advantage without a critic: grpo, reinforce"),
+        None => {}
+    }
+    ledger.idle_all(&[("gamma", "with the advantage")]);
+    for name in ["reward_clip", "advantage_clip"] {
+        ledger.copy_number(name, &format!("{a}.{name}"));
+    }
+    if let Some(whiten) = ledger.truth("whiten_advantages") {
+        ledger.map("whiten_advantages", &format!("{a}.whiten_advantages"), whiten);
+    }
+    ledger.copy_number("entropy_loss_coef", &format!("{a}.entropy_coef"));
+    kl(ledger, &a);
+    loss(ledger, &a);
+    aggregation(ledger, &a);
+}
+
+fn kl(ledger: &mut Ledger, a: &str) {
+    let field = format!("{a}.kl_coef");
+    match ledger.truth("use_kl_loss") {
+        Some(true) => {
+            ledger.map("use_kl_loss", &format!("{a}.kl_in"), json!({"loss": {"estimator": "k3"}}));
+            ledger.copy_number("kl_loss_coef", &field);
+            ledger.idle("init_kl_coef", "the KL term is in the loss");
+        }
+        _ => {
+            if ledger.truth("add_token_level_kl") == Some(true) {
+                ledger.map("add_token_level_kl", &format!("{a}.kl_in"), json!({"reward": {}}));
+                ledger.copy_number("init_kl_coef", &field);
+            } else {
+                ledger.idle("init_kl_coef", "no KL term uses it");
+            }
+            ledger.idle_all(&[("kl_loss_coef", "use_kl_loss is off")]);
+        }
+    }
+    ledger.idle_all(&[("enable_reference", "the reference is there where a KL term needs it")]);
+}
+
+fn loss(ledger: &mut Ledger, a: &str) {
+    let variant = ["actor_train.pg_variant", "pg_variant"].into_iter().find_map(|key| ledger.text(key));
+    let by_sequence = ledger.text("importance_sampling").as_deref() == Some("seq");
+    let kind = match variant.as_deref() {
+        None | Some("ppo") if by_sequence => "gspo",
+        None | Some("ppo") => "clipped",
+        Some("topr") => "topr",
+        Some("cispo") => "cispo",
+        Some("vanilla") => "reinforce",
+        Some(_) => "",
+    };
+    let field = format!("{a}.loss");
+    for key in ["actor_train.pg_variant", "pg_variant", "importance_sampling"] {
+        match (ledger.peek(key).is_some(), kind) {
+            (false, _) => {}
+            (true, "") => ledger.refuse(key, "losses are ppo, topr, cispo and vanilla"),
+            (true, "reinforce") => ledger.map(key, &field, "reinforce"),
+            (true, kind) => ledger.map(key, &field, json!({kind: {}})),
+        }
+    }
+    if !matches!(kind, "clipped" | "gspo") {
+        let why = "the loss has no such clip";
+        return ledger.idle_all(&[("pg_clip*", why), ("use_pg_clip_range", why), ("dual_clip_loss", why)]);
+    }
+    let field = format!("{field}.{kind}");
+    let clip = ledger.number("pg_clip").unwrap_or(0.2);
+    match ledger.truth("use_pg_clip_range") {
+        Some(true) => {
+            ledger.copy_number("pg_clip_low", &format!("{field}.clip_low"));
+            ledger.copy_number("pg_clip_high", &format!("{field}.clip_high"));
+            ledger.idle_all(&[
+                ("use_pg_clip_range", "low and high are given"),
+                ("pg_clip", "low and high are given"),
+            ]);
+        }
+        _ => {
+            ledger.fill(&format!("{field}.clip_high"), clip);
+            ledger.copy_number("pg_clip", &format!("{field}.clip_low"));
+            ledger.idle_all(&[("use_pg_clip_range", "off"), ("pg_clip_*", "use_pg_clip_range is off")]);
+        }
+    }
+    match ledger.truth("dual_clip_loss") {
+        Some(true) if kind == "clipped" => {
+            let field = format!("{field}.dual_clip");
+            ledger.change("dual_clip_loss", &field, 1.0 + 2.0 * clip, "ROLL's constant is 1 + 2 pg_clip");
+        }
+        Some(true) => ledger.refuse("dual_clip_loss", "only the ratio of a token has a second clip"),
+        Some(false) => ledger.idle("dual_clip_loss", "off"),
+        None => {}
+    }
+}
+
+fn aggregation(ledger: &mut Ledger, a: &str) {
+    let field = format!("{a}.aggregation");
+    let key = "loss_agg_mode";
+    match ledger.text(key).as_deref() {
+        Some("seq-mean-token-sum-norm") => {
+            let length = ledger.draft(&format!("{R}.rollout.max_new_tokens")).cloned().unwrap_or(json!(8192));
+            ledger.map(key, &field, json!({"seq_mean_token_sum_norm": {"length": length}}));
+        }
+        Some(mode @ ("token-mean" | "seq-mean-token-sum" | "seq-mean-token-mean")) => {
+            ledger.map(key, &field, mode.replace('-', "_"));
+        }
+        Some(_) => ledger.refuse(key, "see `algorithm.aggregation`"),
+        None => {}
+    }
+}
+
+fn rewards(ledger: &mut Ledger) {
+    let workers: Vec<(String, String)> = ledger
+        .keys()
+        .filter(|key| key.starts_with("rewards.") && key.ends_with(".worker_cls"))
+        .filter_map(|key| Some((key.clone(), ledger.text(key)?)))
+        .collect();
+    let mut terms = Vec::new();
+    let mut taken = Vec::new();
+    for (key, worker) in workers {
+        let class = worker.rsplit('.').next().unwrap_or_default();
+        match class {
+            "MathRuleRewardWorker" => terms.push(json!({"math": {"only_boxed": true}})),
+            "MultipleChoiceBoxedRuleRewardWorker" | "CrossThinkQARuleRewardWorker" => {
+                terms.push(json!({"choice": {}}));
+            }
+            "GeneralRuleRewardWorker" => terms.push(json!({"ifeval": {}})),
+            _ => {
+                ledger.refuse(&key, "see docs/rewards.md for what there is");
+                continue;
+            }
+        }
+        taken.push(key);
+    }
+    // ROLL gives each domain its reward; here a run has one domain, or terms that are summed.
+    match terms.len() {
+        0 => {}
+        1 => taken.iter().for_each(|key| ledger.map(key, &format!("{R}.reward"), terms.clone())),
+        _ => taken.iter().for_each(|key| ledger.refuse(key, "a reward for each domain: make a run for each")),
+    }
+    ledger.idle_all(&[("rewards.*", "rewards here are functions in the ranks' processes")]);
+}
+
+fn data(ledger: &mut Ledger) {
+    let key = "actor_train.data_args.file_name";
+    let path = format!("{R}.data.jsonl.path");
+    match ledger.peek(key).cloned() {
+        Some(Value::Array(files)) if files.len() == 1 => ledger.map(key, &path, values::text(&files[0])),
+        Some(Value::String(file)) => ledger.map(key, &path, file),
+        Some(_) => ledger.refuse(key, "join the files into one"),
+        None => {}
+    }
+    for name in ["prompt", "messages"] {
+        ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.jsonl.prompt"));
+    }
+    ledger.fill(&format!("{R}.data.jsonl.answer"), "ground_truth");
+    ledger.refuse_all(&[("actor_train.data_args.domain_interleave_probs*", "a run has one file of prompts")]);
+}

@@ -1,0 +1,75 @@
+//! Learning-rate schedules by the names that `transformers` gave them.
+
+use super::ledger::Ledger;
+
+const SCHEDULE: &str = "pipeline.rlvr.optimizer.schedule";
+
+/// Foreign schedule keys, and how many of its steps are one of ours.
+pub(super) struct Schedule<'a> {
+    /// The key of the name.
+    pub(super) name: &'a str,
+    /// The key of the warm-up's steps, and of its share of all steps.
+    pub(super) warmup: [&'a str; 2],
+    /// The key of what is left of the peak at the end, as a ratio.
+    pub(super) final_ratio: &'a str,
+    /// Foreign steps in one RL step.
+    pub(super) updates_per_step: u64,
+    /// RL steps, if they are known.
+    pub(super) steps: Option<u64>,
+}
+
+impl Schedule<'_> {
+    pub(super) fn apply(&self, ledger: &mut Ledger) {
+        let Some(name) = ledger.text(self.name) else { return };
+        let kind = match name.to_ascii_lowercase().as_str() {
+            "constant" | "constant_with_warmup" => "constant",
+            "linear" => "linear",
+            "cosine" | "cosine_with_min_lr" | "cosine_annealing" => "cosine",
+            _ => {
+                return ledger
+                    .refuse(self.name, "schedules here are constant, linear and cosine, with a warm-up");
+            }
+        };
+        self.warmup_steps(ledger, kind);
+        let ratio = format!("{SCHEDULE}.{kind}.final_ratio");
+        match kind {
+            _ if ledger.peek(self.final_ratio).is_none() => {}
+            "constant" => ledger.idle(self.final_ratio, "a constant rate does not fall"),
+            _ => ledger.copy_number(self.final_ratio, &ratio),
+        }
+        ledger.map(self.name, &format!("{SCHEDULE}.{kind}.warmup_steps"), self.known_warmup(ledger, kind));
+    }
+
+    fn known_warmup(&self, ledger: &Ledger, kind: &str) -> u64 {
+        let known = ledger.draft(&format!("{SCHEDULE}.{kind}.warmup_steps"));
+        known.and_then(serde_json::Value::as_u64).unwrap_or(0)
+    }
+
+    fn warmup_steps(&self, ledger: &mut Ledger, kind: &str) {
+        let [steps_key, ratio_key] = self.warmup;
+        let field = format!("{SCHEDULE}.{kind}.warmup_steps");
+        let steps = ledger.whole(steps_key);
+        if ledger.peek(steps_key).is_some() {
+            match (steps, self.updates_per_step) {
+                (None, _) => ledger.refuse(steps_key, "not a whole number"),
+                (Some(0), _) => ledger.idle(steps_key, "none"),
+                (Some(steps), 1) => ledger.map(steps_key, &field, steps),
+                (Some(steps), updates) => {
+                    let ours = steps.div_ceil(updates);
+                    ledger.change(steps_key, &field, ours, format!("{updates} updates make a step of ours"));
+                }
+            }
+        }
+        if ledger.peek(ratio_key).is_some() {
+            match (ledger.number(ratio_key), self.steps, steps) {
+                (Some(0.0), ..) => ledger.idle(ratio_key, "none"),
+                (Some(_), _, Some(1..)) => ledger.idle(ratio_key, "the warm-up's steps are given as well"),
+                (Some(ratio), Some(all), _) => {
+                    let ours = (ratio * all as f64).ceil() as u64;
+                    ledger.change(ratio_key, &field, ours, format!("of {all} steps"));
+                }
+                _ => ledger.refuse(ratio_key, "the number of steps is not known: give the warm-up in steps"),
+            }
+        }
+    }
+}

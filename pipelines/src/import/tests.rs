@@ -1,0 +1,408 @@
+//! One file of each system, as its documentation has them, and what it comes to.
+
+use std::fs;
+
+use super::{Fate, Import, Origin, import};
+
+/// Imports `text` as a file called `name`; whose it is has to be told by its keys.
+#[track_caller]
+fn imported(name: &str, text: &str, origin: Origin) -> Import {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, text).unwrap();
+    let import = import(&path, None).unwrap();
+    assert_eq!(import.origin, origin);
+    import
+}
+
+/// Keys, each with the start of the line that tells its fate.
+#[track_caller]
+fn check_rows(import: &Import, expected: &[(&str, &str)]) {
+    for (key, line) in expected {
+        let rows: Vec<_> = import.rows.iter().filter(|row| row.key == *key).collect();
+        let [row] = rows[..] else { panic!("{key}: {} rows in {:#?}", rows.len(), import.rows) };
+        assert!(row.to_string().starts_with(line), "{row}\ninstead of\n{line}");
+    }
+}
+
+#[track_caller]
+fn check_refused(import: &Import, expected: &[&str]) {
+    let refused = import.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. }));
+    let refused: Vec<&str> = refused.map(|row| row.key.as_str()).collect();
+    assert_eq!(refused, expected, "{:#?}", import.rows);
+}
+
+const ACCELERATE_ZERO3: &str = "\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  gradient_clipping: 0.5
+  offload_optimizer_device: cpu
+  offload_param_device: none
+  zero3_init_flag: true
+  zero_stage: 3
+distributed_type: DEEPSPEED
+downcast_bf16: no
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+tpu_env: []
+use_cpu: false
+";
+
+#[test]
+fn accelerate_with_deepspeed() {
+    let import = imported("zero3.yaml", ACCELERATE_ZERO3, Origin::Accelerate);
+    check_refused(&import, &[]);
+    assert_eq!(
+        import.yaml(),
+        "\
+backend: auto
+devices: 8
+strategy:
+  precision: bf16
+  zero_stage: 3
+  offload:
+    optimizer: cpu_step
+pipeline:
+  rlvr:
+    optimizer:
+      max_grad_norm: 0.5
+"
+    );
+    check_rows(
+        &import,
+        &[
+            ("downcast_bf16", "no effect downcast_bf16"),
+            ("num_processes", "changed   num_processes: 16 -> devices: 8 (on each of 2 hosts)"),
+            ("deepspeed_config.offload_param_device", "no effect"),
+        ],
+    );
+}
+
+#[test]
+fn a_bare_no_is_no_precision_of_its_own() {
+    for no in ["no", "'no'", "false"] {
+        let text = format!("distributed_type: 'NO'\nmixed_precision: {no}\n");
+        let import = imported("ddp.yaml", &text, Origin::Accelerate);
+        check_refused(&import, &[]);
+        assert_eq!(import.yaml(), "strategy:\n  precision: fp32\n  zero_stage: 0\n", "{no}");
+    }
+}
+
+#[test]
+fn accelerate_with_fsdp() {
+    let text = "\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: true
+  fsdp_version: 2
+mixed_precision: fp8
+num_processes: 4
+";
+    let import = imported("fsdp2.yaml", text, Origin::Accelerate);
+    check_refused(&import, &["mixed_precision"]);
+    assert_eq!(import.yaml(), "devices: 4\nstrategy:\n  zero_stage: 3\n  recompute: full\n");
+}
+
+#[test]
+fn accelerate_finds_the_deepspeed_file_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("accelerate.yaml");
+    fs::write(&path, "deepspeed_config: {deepspeed_config_file: ds.json}\ndistributed_type: DEEPSPEED\n")
+        .unwrap();
+    fs::write(folder.path().join("ds.json"), DEEPSPEED).unwrap();
+    let import = import(&path, None).unwrap();
+    assert!(import.yaml().contains("zero_stage: 2"), "{}", import.yaml());
+    fs::remove_file(folder.path().join("ds.json")).unwrap();
+    let error = super::import(&path, None).unwrap_err().to_string();
+    assert!(error.contains("ds.json"), "{error}");
+}
+
+const DEEPSPEED: &str = r#"{
+  "train_micro_batch_size_per_gpu": "auto",
+  "train_batch_size": "auto",
+  "gradient_clipping": 1.0,
+  "bfloat16": {"enabled": true},
+  "zero_optimization": {
+    "stage": 2,
+    "cpu_offload": true,
+    "reduce_bucket_size": 5e8,
+    "overlap_comm": true,
+    "offload_param": {"device": "cpu", "pin_memory": true}
+  },
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 100}},
+  "hybrid_engine": {"enabled": true},
+  "steps_per_print": 2000,
+  "my_own_key": 1
+}"#;
+
+#[test]
+fn deepspeed_with_old_names() {
+    let import = imported("ds.json", DEEPSPEED, Origin::Deepspeed);
+    check_refused(&import, &["hybrid_engine.enabled", "my_own_key"]);
+    assert_eq!(
+        import.yaml(),
+        "\
+strategy:
+  zero_stage: 2
+  offload:
+    optimizer: cpu_step
+  precision: bf16
+pipeline:
+  rlvr:
+    optimizer:
+      max_grad_norm: 1
+      adamw:
+        eps: 1.0e-8
+        weight_decay: 0.1
+        betas:
+        - 0.9
+        - 0.95
+      schedule:
+        linear:
+          warmup_steps: 10
+"
+    );
+    check_rows(
+        &import,
+        &[
+            (
+                "zero_optimization.offload_param.device",
+                "no effect zero_optimization.offload_param.device: cpu (DeepSpeed",
+            ),
+            ("zero_optimization.reduce_bucket_size", "no effect"),
+            ("my_own_key", "refused   my_own_key: 1 (the importer does not know this key)"),
+        ],
+    );
+}
+
+#[test]
+fn what_is_refused_starts_no_run() {
+    let import = imported("ds.json", DEEPSPEED, Origin::Deepspeed);
+    let error = import.sets("ds.json".as_ref()).unwrap_err().to_string();
+    assert!(error.contains("2 of its settings") && error.contains("hybrid_engine"), "{error}");
+    let import = imported(
+        "ds.json",
+        r#"{"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}"#,
+        Origin::Deepspeed,
+    );
+    let sets = import.sets("ds.json".as_ref()).unwrap();
+    assert_eq!(sets, ["strategy.zero_stage=3", "strategy.precision=\"fp16\""]);
+}
+
+#[test]
+fn trl_with_its_defaults() {
+    let text = "\
+model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
+dataset_name: trl-lib/DeepMath-103K
+reward_funcs: [accuracy_reward, think_format_reward]
+reward_weights: [1.0, 0.2]
+learning_rate: 1.0e-5
+num_generations: 8
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 8
+steps_per_generation: 16
+max_completion_length: 512
+loss_type: dr_grpo
+scale_rewards: false
+max_steps: 100
+epsilon_high: 0.28
+use_peft: true
+lora_r: 16
+bf16: true
+gradient_checkpointing: true
+use_vllm: true
+push_to_hub: true
+";
+    let import = imported("grpo.yaml", text, Origin::Trl);
+    check_refused(&import, &["push_to_hub"]);
+    let yaml = import.yaml();
+    for line in [
+        "  path: Qwen/Qwen2.5-0.5B-Instruct\n  lora:\n    rank: 16\n",
+        "  precision: bf16\n",
+        "  recompute: full\n",
+        "  micro_batch_size: 4\n",
+        "    group_size: 8\n",
+        "    prompts_per_step: 8\n",
+        "    mini_batches: 2\n",
+        "    steps: 50\n",
+        "seq_mean_token_sum_norm:\n          length: 512\n",
+        "          scale: none\n",
+        "          clip_low: 0.2\n          clip_high: 0.28\n",
+        "pattern: <think>.*</think>.*\n      weight: 0.2\n",
+    ] {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+    check_rows(
+        &import,
+        &[
+            ("temperature", "mapped    temperature: 1.0 by default -> pipeline.rlvr.rollout.temperature: 1"),
+            (
+                "max_steps",
+                "changed   max_steps: 100 -> pipeline.rlvr.steps: 50 (2 updates make a step of ours)",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn openrlhf_flags_old_and_new() {
+    let old = "\
+set -x
+python3 -m openrlhf.cli.train_ppo_ray \\
+   --actor_num_gpus_per_node 8 \\
+   --pretrain models/llama \\
+   --remote_rm_url rewards/mine.py \\
+   --train_batch_size 128 \\
+   --rollout_batch_size 128 \\
+   --n_samples_per_prompt 8 \\
+   --generate_max_len 1024 \\
+   --max_samples 1280 \\
+   --zero_stage 3 \\
+   --bf16 --adam_offload \\
+   --advantage_estimator group_norm \\
+   --init_kl_coef 1e-3 --use_kl_loss --kl_estimator k3 \\
+   --eps_clip_low_high 0.2 0.27 \\
+   --prompt_data data/math.jsonl --input_key question --label_key gold \\
+   --vllm_num_engines 4 --colocate_all_models
+# comments stay comments: --zero_stage 1
+";
+    let new = "\
+python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_name_or_path models/llama \
+--reward.remote_url rewards/mine.py --train.batch_size 128 --rollout.batch_size 128 \
+--rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 1024 --data.max_samples 1280 --ds.zero_stage 3 \
+--ds.param_dtype bf16 --ds.adam_offload --algo.advantage.estimator group_norm --algo.kl.init_coef 1e-3 \
+--algo.kl.use_loss --algo.kl.estimator k3 --actor.eps_clip_low_high 0.2 0.27 --data.prompt_dataset data/math.jsonl \
+--data.input_key question --data.label_key gold --vllm.num_engines 4 --train.colocate_all
+";
+    let [old, new] = [old, new].map(|text| imported("train.sh", text, Origin::Openrlhf));
+    check_refused(&old, &[]);
+    check_refused(&new, &[]);
+    assert_eq!(old.yaml(), new.yaml());
+    let yaml = old.yaml();
+    for line in [
+        "devices: 8\n",
+        "  zero_stage: 3\n",
+        "  precision: bf16\n",
+        "    optimizer: cpu_step\n",
+        "    prompts_per_step: 128\n",
+        "    group_size: 8\n",
+        "    mini_batches: 8\n",
+        "    steps: 10\n",
+        "      kl_coef: 0.001\n",
+        "          estimator: k3\n",
+        "          clip_high: 0.27\n          clip_low: 0.2\n",
+        "        path: data/math.jsonl\n        prompt: question\n        answer: gold\n",
+    ] {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+}
+
+#[test]
+fn roll_with_its_defaults_list() {
+    let text = "\
+defaults:
+  - ../config/deepspeed_zero2@_here_
+  - ../config/deepspeed_zero3_cpuoffload@_here_
+hydra: {output_subdir: null}
+exp_name: qwen-${pg_variant}
+pg_variant: ppo
+max_steps: 100
+rollout_batch_size: 16
+prompt_length: 2048
+response_length: 8192
+num_return_sequences_in_group: 8
+adv_estimator: reinforce
+reward_clip: 10
+dual_clip_loss: true
+whiten_advantages: true
+max_len_mask: true
+pretrain: models/qwen
+actor_train:
+  model_args: {flash_attn: fa2, disable_gradient_checkpointing: false, dtype: bf16}
+  training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 1, gradient_accumulation_steps: 8, warmup_steps: 20}
+  data_args: {template: qwen3, file_name: [data/math.jsonl], messages: messages}
+  strategy_args:
+    strategy_name: deepspeed_train
+    strategy_config: ${deepspeed_zero3_cpuoffload}
+  device_mapping: list(range(0,8))
+actor_infer:
+  generating_args: {max_new_tokens: '${response_length}', top_p: 0.99, top_k: 100, temperature: 0.99}
+  strategy_args: {strategy_name: vllm}
+rewards:
+  math_rule:
+    worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker
+    world_size: 8
+";
+    let import = imported("rlvr.yaml", text, Origin::Roll);
+    check_refused(&import, &["max_len_mask"]);
+    let yaml = import.yaml();
+    for line in [
+        "name: qwen-ppo\n",
+        "devices: 8\n",
+        "  zero_stage: 3\n",
+        "    optimizer: cpu_step\n    params: cpu\n",
+        "    prompts_per_step: 16\n",
+        "    mini_batches: 2\n",
+        "      max_new_tokens: 8192\n",
+        "      reward_clip: 10\n",
+        "          dual_clip: 1.4\n",
+        "    - math:\n        only_boxed: true\n",
+        "        prompt: messages\n        answer: ground_truth\n",
+    ] {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+}
+
+#[test]
+fn trlx_sections() {
+    let text = "\
+train: {seq_length: 64, epochs: 100, total_steps: 1000, batch_size: 16, seed: 7, tracker: wandb}
+model: {model_path: models/gpt, num_layers_unfrozen: -1}
+tokenizer: {tokenizer_path: models/gpt}
+optimizer: {name: adamw, kwargs: {lr: 2.0e-4, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 1.0e-6}}
+scheduler: {name: cosine_annealing, kwargs: {T_max: 1000, eta_min: 2.0e-5}}
+method:
+  name: ppoconfig
+  num_rollouts: 128
+  chunk_size: 32
+  ppo_epochs: 4
+  init_kl_coef: 0.2
+  target: 6
+  horizon: 10000
+  gamma: 1
+  cliprange: 0.2
+  gen_kwargs: {max_new_tokens: 40, top_k: 0, top_p: 1.0, do_sample: true}
+";
+    let import = imported("ppo.yml", text, Origin::Trlx);
+    check_refused(&import, &["model.num_layers_unfrozen"]);
+    let yaml = import.yaml();
+    for line in
+        ["seed: 7\n", "    steps: 1000\n", "    epochs: 4\n", "          final_ratio: 0.1\n", "target: 6"]
+    {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+}
+
+#[test]
+fn what_is_no_config_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    for (text, expected) in [
+        ("- 1\n- 2\n", "not a mapping"),
+        ("a: [", "file: "),
+        ("nothing: known\n", "cannot be told from its keys"),
+        ("defaults: [absent@_here_]\nrollout_batch_size: 1\n", "absent.yaml"),
+        ("rollout_batch_size: ${nowhere}\n", "`${nowhere}` names nothing"),
+        ("rollout_batch_size: ${seed}\nseed: ${rollout_batch_size}\n", "circle"),
+    ] {
+        fs::write(&path, text).unwrap();
+        let error = crate::error_chain::one_line(&import(&path, None).unwrap_err());
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}

@@ -1,0 +1,376 @@
+//! TRL's GRPO and RLOO: `GRPOConfig`, the model's and the script's arguments in one YAML. Defaults are TRL's.
+
+use serde_json::{Value, json};
+
+use super::{ledger::Ledger, schedule::Schedule, values};
+
+const R: &str = "pipeline.rlvr";
+const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
+const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
+
+fn defaults() -> [(&'static str, Value); 18] {
+    [
+        ("num_generations", json!(8)),
+        ("max_completion_length", json!(256)),
+        ("per_device_train_batch_size", json!(8)),
+        ("gradient_accumulation_steps", json!(1)),
+        ("num_iterations", json!(1)),
+        ("learning_rate", json!(1e-6)),
+        ("lr_scheduler_type", json!("linear")),
+        ("adam_beta1", json!(0.9)),
+        ("adam_beta2", json!(0.999)),
+        ("weight_decay", json!(0.0)),
+        ("max_grad_norm", json!(1.0)),
+        ("temperature", json!(1.0)),
+        ("top_p", json!(1.0)),
+        ("beta", json!(0.0)),
+        ("epsilon", json!(0.2)),
+        ("loss_type", json!("dapo")),
+        ("scale_rewards", json!("group")),
+        ("seed", json!(42)),
+    ]
+}
+
+const IDLE: [(&str, &str); 34] = [
+    ("use_vllm", ONE_ENGINE),
+    ("vllm_*", ONE_ENGINE),
+    ("ds3_gather_for_generation", ONE_ENGINE),
+    ("use_transformers_paged", ONE_ENGINE),
+    ("cache_implementation", ONE_ENGINE),
+    ("attn_implementation", "attention is libtorch's, by the device"),
+    ("use_liger_kernel", "fused kernels are always used"),
+    ("use_liger_loss", "fused kernels are always used"),
+    ("logging_*", REPORTS),
+    ("log_*", REPORTS),
+    ("report_to", REPORTS),
+    ("run_name", REPORTS),
+    ("num_completions_to_print", REPORTS),
+    ("wandb_*", REPORTS),
+    ("disable_tqdm", REPORTS),
+    ("output_dir", "say it with --output"),
+    ("overwrite_output_dir", "a run folder is never overwritten"),
+    ("remove_unused_columns", "columns that are not named are not read"),
+    ("dataloader_*", "data is read by every rank, without workers"),
+    ("dataset_num_proc", "data is read by every rank, without workers"),
+    ("shuffle_dataset", "prompts are always shuffled, by the seed"),
+    ("gradient_checkpointing_kwargs.*", "recomputation is per block"),
+    ("eval_strategy", "`evaluation.every` says when"),
+    ("save_strategy", "`checkpoint.every` says when"),
+    ("do_*", "a run trains and evaluates"),
+    ("ddp_*", "one layout serves every stage"),
+    ("optim", "AdamW is the optimizer"),
+    ("trust_remote_code", "no code is run from a model's folder"),
+    ("model_revision", "a model is a folder"),
+    ("dataset_config", "a dataset is a file"),
+    ("dataset_train_split", "a dataset is a file"),
+    ("dataset_test_split", "prompts are held out by hash"),
+    ("bf16_full_eval", "evaluation has the policy's precision"),
+    ("main_process_port", "`anyroll run` starts the ranks"),
+];
+
+const REFUSED: [(&str, &str); 16] = [
+    ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
+    ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
+    ("load_in_4bit", "weights are not quantised"),
+    ("load_in_8bit", "weights are not quantised"),
+    ("torch_compile", "blocks are written by hand; nothing is compiled"),
+    ("sync_ref_model", "the reference stays as it was at the start"),
+    ("ref_model_mixup_alpha", "the reference stays as it was at the start"),
+    ("ref_model_sync_steps", "the reference stays as it was at the start"),
+    ("mask_truncated_completions", "shape lengths with the `length` reward instead"),
+    ("top_entropy_quantile", "every completion token counts"),
+    ("use_bias_correction_kl", "the KL term is k1, k2 or k3 as it stands"),
+    ("off_policy_mask_threshold", "see `algorithm.rollout_correction`"),
+    ("environment_factory", "there are no environments with turns"),
+    ("tools", "there are no tool calls"),
+    ("deepspeed", "import that JSON with --from deepspeed"),
+    ("accelerate_config", "import that file with --from accelerate"),
+];
+
+pub(super) fn apply(ledger: &mut Ledger) {
+    ledger.assume(&defaults());
+    ledger.fill("name", "imported_from_trl");
+    ledger.fill("backend", "auto");
+    model(ledger);
+    let updates_per_step = batches(ledger);
+    optimizer(ledger, updates_per_step);
+    sampling(ledger);
+    algorithm(ledger);
+    rewards(ledger);
+    data(ledger);
+    run(ledger);
+    ledger.idle_all(&IDLE);
+    ledger.refuse_all(&REFUSED);
+}
+
+fn model(ledger: &mut Ledger) {
+    if let Some(name) = ledger.text("model_name_or_path") {
+        let why = "a folder: download the model there first";
+        ledger.change("model_name_or_path", "model.path", name, why);
+    }
+    for key in ["dtype", "torch_dtype"] {
+        match ledger.text(key).as_deref() {
+            Some("bfloat16") => ledger.map(key, "strategy.precision", "bf16"),
+            Some("float16") => ledger.map(key, "strategy.precision", "fp16"),
+            Some("float32") => ledger.map(key, "strategy.precision", "fp32"),
+            Some(_) => ledger.idle(key, "left to `strategy.precision`"),
+            None => {}
+        }
+    }
+    for key in ["bf16", "fp16"] {
+        match ledger.truth(key) {
+            Some(true) => ledger.map(key, "strategy.precision", key),
+            Some(false) => ledger.idle(key, "off"),
+            None => {}
+        }
+    }
+    match ledger.truth("gradient_checkpointing") {
+        Some(true) => ledger.map("gradient_checkpointing", "strategy.recompute", "full"),
+        Some(false) => ledger.map("gradient_checkpointing", "strategy.recompute", "none"),
+        None => {}
+    }
+    lora(ledger);
+}
+
+fn lora(ledger: &mut Ledger) {
+    let used = ledger.truth("use_peft") == Some(true);
+    if ledger.peek("use_peft").is_some() {
+        let why = if used { "by `model.lora`" } else { "off" };
+        ledger.idle("use_peft", why);
+    }
+    let keys = [("lora_r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")];
+    for (key, field) in keys.into_iter().filter(|(key, _)| ledger.peek(key).is_some()).collect::<Vec<_>>() {
+        match used {
+            true => ledger.copy_number(key, &format!("model.lora.{field}")),
+            false => ledger.idle(key, "use_peft is off"),
+        }
+    }
+    let targets = "lora_target_modules";
+    match ledger.peek(targets).cloned() {
+        Some(value) if used => ledger.map(targets, "model.lora.target_modules", value),
+        Some(_) => ledger.idle(targets, "use_peft is off"),
+        None => {}
+    }
+}
+
+/// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its
+/// optimizer steps are one step of ours.
+fn batches(ledger: &mut Ledger) -> u64 {
+    let world = ledger.whole("num_processes").unwrap_or(1);
+    let per_device = ledger.whole("per_device_train_batch_size").unwrap_or(8);
+    let accumulation = ledger.whole("gradient_accumulation_steps").unwrap_or(1).max(1);
+    let group = ledger.whole("num_generations").unwrap_or(8).max(1);
+    let per_generation = ledger.whole("steps_per_generation").unwrap_or(accumulation);
+    let completions = ledger.whole("generation_batch_size").unwrap_or(per_device * world * per_generation);
+    let updates = (completions / (per_device * world * accumulation).max(1)).max(1);
+    let epochs = ledger.whole("num_iterations").unwrap_or(1).max(1);
+
+    if ledger.peek("num_processes").is_some() {
+        ledger.map("num_processes", "devices", world);
+    }
+    ledger.map("num_generations", &format!("{R}.group_size"), group);
+    ledger.map("per_device_train_batch_size", "strategy.micro_batch_size", per_device);
+    ledger.map("num_iterations", &format!("{R}.epochs"), epochs);
+    let field = format!("{R}.prompts_per_step");
+    let why = format!("{completions} completions in groups of {group}, on {world} devices");
+    ledger.change("gradient_accumulation_steps", &field, completions / group, why);
+    for key in ["steps_per_generation", "generation_batch_size"] {
+        if ledger.peek(key).is_some() {
+            let why = format!("{updates} updates a step");
+            ledger.change(key, &format!("{R}.mini_batches"), updates, why);
+        }
+    }
+    ledger.fill(&format!("{R}.mini_batches"), updates);
+    steps(ledger, updates * epochs);
+    updates * epochs
+}
+
+fn steps(ledger: &mut Ledger, updates_per_step: u64) {
+    let field = format!("{R}.steps");
+    match ledger.whole("max_steps") {
+        Some(steps @ 1..) if updates_per_step == 1 => ledger.map("max_steps", &field, steps),
+        Some(steps @ 1..) => {
+            let why = format!("{updates_per_step} updates make a step of ours");
+            ledger.change("max_steps", &field, steps.div_ceil(updates_per_step), why);
+        }
+        _ if ledger.peek("max_steps").is_some() => ledger.idle("max_steps", "no bound"),
+        _ => {}
+    }
+    if ledger.peek("num_train_epochs").is_some() {
+        match ledger.draft(&field) {
+            Some(_) => ledger.idle("num_train_epochs", "max_steps is given"),
+            None => ledger.refuse("num_train_epochs", format!("say `{field}`: a run's length is in steps")),
+        }
+    }
+}
+
+fn optimizer(ledger: &mut Ledger, updates_per_step: u64) {
+    let adamw = format!("{R}.optimizer.adamw");
+    ledger.copy_number("learning_rate", &format!("{adamw}.learning_rate"));
+    ledger.copy_number("weight_decay", &format!("{adamw}.weight_decay"));
+    ledger.copy_number("adam_epsilon", &format!("{adamw}.eps"));
+    ledger.copy_number("max_grad_norm", &format!("{R}.optimizer.max_grad_norm"));
+    let betas: Vec<f64> = ["adam_beta1", "adam_beta2"].iter().filter_map(|key| ledger.number(key)).collect();
+    ledger.map("adam_beta1", &format!("{adamw}.betas"), betas.clone());
+    ledger.map("adam_beta2", &format!("{adamw}.betas"), betas);
+    let steps = ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64);
+    let schedule = Schedule {
+        name: "lr_scheduler_type",
+        warmup: ["warmup_steps", "warmup_ratio"],
+        final_ratio: "lr_scheduler_kwargs.min_lr_rate",
+        updates_per_step,
+        steps,
+    };
+    schedule.apply(ledger);
+}
+
+fn sampling(ledger: &mut Ledger) {
+    let rollout = format!("{R}.rollout");
+    ledger.copy_number("max_completion_length", &format!("{rollout}.max_new_tokens"));
+    ledger.copy_number("temperature", &format!("{rollout}.temperature"));
+    ledger.copy_number("top_p", &format!("{rollout}.top_p"));
+    ledger.copy_number("top_k", &format!("{rollout}.top_k"));
+    ledger.copy_number("min_p", &format!("{rollout}.min_p"));
+    match ledger.number("repetition_penalty") {
+        Some(1.0) => ledger.idle("repetition_penalty", "none"),
+        Some(_) => ledger.copy_number("repetition_penalty", &format!("{rollout}.repetition_penalty")),
+        None => {}
+    }
+    ledger.fill(&format!("{rollout}.batch_size"), 64);
+    if ledger.peek("max_prompt_length").is_some() {
+        ledger.idle("max_prompt_length", "a prompt that does not fit the model is an error before the run");
+    }
+    if ledger.peek("generation_kwargs").is_some() {
+        ledger.refuse_all(&[("generation_kwargs", "say these in `rollout`")]);
+    }
+}
+
+fn algorithm(ledger: &mut Ledger) {
+    let a = format!("{R}.algorithm");
+    ledger.copy_number("beta", &format!("{a}.kl_coef"));
+    match ledger.peek("scale_rewards").map(|value| (values::truth(value), values::text(value))) {
+        Some((Some(true), _)) => grpo_scale(ledger, "group_std"),
+        Some((_, word)) if word == "group" => grpo_scale(ledger, "group_std"),
+        Some((_, word)) if word == "batch" => grpo_scale(ledger, "batch_std"),
+        Some((Some(false), _)) => grpo_scale(ledger, "none"),
+        Some((_, word)) if word == "none" => grpo_scale(ledger, "none"),
+        Some(_) => ledger.refuse("scale_rewards", "scales are group, batch and none"),
+        None => {}
+    }
+    loss(ledger, &a);
+    match ledger.truth("vllm_importance_sampling_correction") {
+        Some(true) => ledger.idle("vllm_importance_sampling_correction", ONE_ENGINE),
+        Some(false) => ledger.idle("vllm_importance_sampling_correction", "off"),
+        None => {}
+    }
+}
+
+fn grpo_scale(ledger: &mut Ledger, scale: &str) {
+    let grpo = format!("{R}.algorithm.advantage.grpo");
+    ledger.map("scale_rewards", &format!("{grpo}.scale"), scale);
+    ledger.fill(&format!("{grpo}.eps"), 1e-4);
+}
+
+fn loss(ledger: &mut Ledger, a: &str) {
+    let by_sequence = ledger.text("importance_sampling_level").as_deref() == Some("sequence");
+    let kind = ledger.text("loss_type").unwrap_or_default();
+    let (aggregation, loss) = match kind.as_str() {
+        "grpo" => (json!("seq_mean_token_mean"), "clipped"),
+        "dapo" | "bnpo" => (json!("token_mean"), "clipped"),
+        "dr_grpo" => {
+            let length = ledger.draft(&format!("{R}.rollout.max_new_tokens")).cloned().unwrap_or(json!(256));
+            (json!({"seq_mean_token_sum_norm": {"length": length}}), "clipped")
+        }
+        "cispo" => (json!("token_mean"), "cispo"),
+        "sapo" => (json!("token_mean"), "sapo"),
+        _ => return ledger.refuse("loss_type", "losses are grpo, dapo, bnpo, dr_grpo, cispo and sapo"),
+    };
+    let loss = if by_sequence && loss == "clipped" { "gspo" } else { loss };
+    let field = format!("{a}.aggregation");
+    match kind.as_str() {
+        "bnpo" => ledger.change("loss_type", &field, aggregation, "the mean is over all ranks' tokens"),
+        _ => ledger.map("loss_type", &field, aggregation),
+    }
+    if ledger.peek("importance_sampling_level").is_some() {
+        ledger.map("importance_sampling_level", &format!("{a}.loss"), loss_fields(loss));
+        clips(ledger, &format!("{a}.loss.{loss}"), loss);
+    } else {
+        clips(ledger, &format!("{a}.loss.{loss}"), loss);
+    }
+}
+
+/// A loss whose constants follow is set by them alone.
+fn loss_fields(loss: &str) -> Value {
+    json!({loss: {}})
+}
+
+fn clips(ledger: &mut Ledger, field: &str, loss: &str) {
+    let (low, high) = (ledger.number("epsilon"), ledger.number("epsilon_high"));
+    match loss {
+        "clipped" | "gspo" => {
+            ledger.copy_number("epsilon", &format!("{field}.clip_low"));
+            match high {
+                Some(_) => ledger.copy_number("epsilon_high", &format!("{field}.clip_high")),
+                None => ledger.fill(&format!("{field}.clip_high"), low.map_or(Value::Null, values::json)),
+            }
+        }
+        "cispo" => {
+            ledger.copy_number("epsilon_high", &format!("{field}.max_ratio"));
+            ledger.idle("epsilon", "CISPO has an upper bound alone");
+        }
+        _ => {
+            ledger.copy_number("sapo_temperature_pos", &format!("{field}.tau_positive"));
+            ledger.copy_number("sapo_temperature_neg", &format!("{field}.tau_negative"));
+            ledger.idle("epsilon", "SAPO has gates instead of clips");
+        }
+    }
+    if loss == "clipped" {
+        ledger.copy_number("delta", &format!("{field}.dual_clip"));
+    }
+}
+
+fn rewards(ledger: &mut Ledger) {
+    let key = "reward_funcs";
+    let Some(names) = ledger.peek(key).cloned() else { return };
+    let names = match names {
+        Value::Array(names) => names,
+        one => vec![one],
+    };
+    let weights = match ledger.peek("reward_weights").cloned() {
+        Some(Value::Array(weights)) => weights,
+        _ => Vec::new(),
+    };
+    let mut terms = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        let mut term = match values::text(name).as_str() {
+            "accuracy_reward" | "reasoning_accuracy_reward" => json!({"math": {}}),
+            "think_format_reward" => json!({"regex": {"pattern": "<think>.*</think>.*"}}),
+            other => {
+                let why = format!("`{other}`: put the function in a file and use the `python` reward");
+                return ledger.refuse(key, why);
+            }
+        };
+        if let Some(weight) = weights.get(index) {
+            term["weight"] = weight.clone();
+        }
+        terms.push(term);
+    }
+    ledger.map(key, &format!("{R}.reward"), terms);
+    if ledger.peek("reward_weights").is_some() {
+        ledger.fold("reward_weights", "in the rewards' terms");
+    }
+}
+
+fn data(ledger: &mut Ledger) {
+    if let Some(name) = ledger.text("dataset_name") {
+        let why = "a JSONL file with prompt and answer: write the dataset to it first";
+        ledger.change("dataset_name", &format!("{R}.data.jsonl.path"), format!("{name}.jsonl"), why);
+    }
+}
+
+fn run(ledger: &mut Ledger) {
+    ledger.copy_number("seed", "seed");
+    ledger.copy_number("save_steps", &format!("{R}.checkpoint.every"));
+    ledger.copy_number("save_total_limit", &format!("{R}.checkpoint.keep_last"));
+    ledger.copy_number("eval_steps", &format!("{R}.evaluation.every"));
+}

@@ -1,0 +1,188 @@
+//! trlx's TRLConfig YAML: its sections train, model, tokenizer, optimizer, scheduler and method.
+
+use serde_json::Value;
+
+use super::{ledger::Ledger, values};
+
+const R: &str = "pipeline.rlvr";
+const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
+const FOLDER: &str = "the model's folder says it";
+
+const IDLE: [(&str, &str); 24] = [
+    ("train.tracker", REPORTS),
+    ("train.project_name", REPORTS),
+    ("train.entity_name", REPORTS),
+    ("train.group_name", REPORTS),
+    ("train.tags", REPORTS),
+    ("train.logging_dir", REPORTS),
+    ("train.rollout_logging_dir", REPORTS),
+    ("train.checkpoint_dir", "checkpoints lie in the run folder"),
+    ("train.save_optimizer", "checkpoints are whole"),
+    ("train.save_best", "the last ones are kept"),
+    ("train.resume_from_checkpoint", "`anyroll run --resume DIR`"),
+    ("train.pipeline", "prompts come from `data`"),
+    ("train.trainer", "the method is `algorithm`"),
+    ("train.trainer_kwargs*", "the method is `algorithm`"),
+    ("train.epochs", "`total_steps` is the run's length"),
+    ("train.seq_length", "a prompt that does not fit the model is an error before the run"),
+    ("model.model_arch_type", FOLDER),
+    ("model.model_extra_configs*", FOLDER),
+    ("tokenizer.*", FOLDER),
+    ("method.name", "the rest of the method says it"),
+    ("method.gen_experience_kwargs", "rollouts are sampled as `gen_kwargs` say"),
+    ("method.gen_kwargs.do_sample", "completions are sampled"),
+    ("method.gen_kwargs.eos_token_id", FOLDER),
+    ("method.gen_kwargs.pad_token_id", FOLDER),
+];
+
+const REFUSED: [(&str, &str); 17] = [
+    ("model.num_layers_unfrozen", "layers are trained all, or by `model.lora`"),
+    ("model.peft_config*", "say `model.lora`"),
+    ("model.delta_kwargs*", "say `model.lora`"),
+    ("method.lam", "name an advantage without a critic"),
+    ("method.cliprange_value", "name an advantage without a critic"),
+    ("method.vf_coef", "name an advantage without a critic"),
+    ("method.num_value_layers_unfrozen", "name an advantage without a critic"),
+    ("method.scale_reward", "center within the group instead, by the advantage"),
+    ("method.ref_mean", "center within the group instead, by the advantage"),
+    ("method.ref_std", "center within the group instead, by the advantage"),
+    ("method.two_qs", "ILQL is not there"),
+    ("method.tau", "ILQL is not there"),
+    ("method.awac_scale", "ILQL is not there"),
+    ("method.cql_scale", "ILQL is not there"),
+    ("method.beta", "ILQL is not there"),
+    ("method.alpha", "ILQL is not there"),
+    ("method.steps_for_target_q_sync", "ILQL is not there"),
+];
+
+pub(super) fn apply(ledger: &mut Ledger) {
+    match ledger.text("train.run_name") {
+        Some(_) => ledger.copy_text("train.run_name", "name"),
+        None => ledger.fill("name", "imported_from_trlx"),
+    }
+    ledger.fill("backend", "auto");
+    for key in ["model.model_path", "tokenizer.tokenizer_path"] {
+        match ledger.text(key) {
+            Some(path) if key.starts_with("model") => {
+                ledger.change(key, "model.path", path, "a folder: download the model there first");
+            }
+            Some(_) => ledger.idle(key, FOLDER),
+            None => {}
+        }
+    }
+    train(ledger);
+    optimizer(ledger);
+    method(ledger);
+    ledger.idle_all(&IDLE);
+    ledger.refuse_all(&REFUSED);
+}
+
+fn train(ledger: &mut Ledger) {
+    for (key, field) in [
+        ("train.seed", "seed".to_owned()),
+        ("train.total_steps", format!("{R}.steps")),
+        ("train.checkpoint_interval", format!("{R}.checkpoint.every")),
+        ("train.eval_interval", format!("{R}.evaluation.every")),
+    ] {
+        ledger.copy_number(key, &field);
+    }
+    match ledger.whole("train.minibatch_size") {
+        Some(size) => {
+            ledger.map("train.minibatch_size", "strategy.micro_batch_size", size);
+            if ledger.peek("train.batch_size").is_some() {
+                ledger.idle("train.batch_size", "`mini_batches` says how many updates a step has");
+            }
+        }
+        None => ledger.copy_number("train.batch_size", "strategy.micro_batch_size"),
+    }
+}
+
+fn optimizer(ledger: &mut Ledger) {
+    let name = "optimizer.name";
+    match ledger.text(name).map(|name| name.to_ascii_lowercase()).as_deref() {
+        Some("adamw") => ledger.idle(name, "AdamW is the optimizer"),
+        Some("adam") => {
+            ledger.change(name, &format!("{R}.optimizer.adamw.weight_decay"), 0, "AdamW without decay")
+        }
+        Some(_) => ledger.refuse(name, "the optimizer is AdamW"),
+        None => {}
+    }
+    let adamw = format!("{R}.optimizer.adamw");
+    for (key, field) in [("lr", "learning_rate"), ("eps", "eps"), ("weight_decay", "weight_decay")] {
+        ledger.copy_number(&format!("optimizer.kwargs.{key}"), &format!("{adamw}.{field}"));
+    }
+    if let Some(betas) = ledger.peek("optimizer.kwargs.betas").cloned() {
+        ledger.map("optimizer.kwargs.betas", &format!("{adamw}.betas"), betas);
+    }
+    schedule(ledger, &format!("{R}.optimizer.schedule"));
+}
+
+/// torch's schedulers by trlx's names; what is given is the rate at the end, ours is its share of the peak.
+fn schedule(ledger: &mut Ledger, field: &str) {
+    let kind = match ledger.text("scheduler.name").as_deref() {
+        Some("cosine_annealing") => "cosine",
+        Some("linear") => "linear",
+        Some(_) => return ledger.refuse("scheduler.name", "schedules here are constant, linear and cosine"),
+        None => return,
+    };
+    let peak = ledger.draft(&format!("{R}.optimizer.adamw.learning_rate")).and_then(Value::as_f64);
+    match (ledger.number("scheduler.kwargs.eta_min"), peak) {
+        (Some(end), Some(peak)) if peak > 0.0 => {
+            let ratio = values::json((end / peak).clamp(0.0, 1.0));
+            ledger.change(
+                "scheduler.kwargs.eta_min",
+                &format!("{field}.{kind}.final_ratio"),
+                ratio,
+                "over the peak",
+            );
+        }
+        _ => {}
+    }
+    ledger.map("scheduler.name", &format!("{field}.{kind}.warmup_steps"), 0);
+    ledger.idle_all(&[("scheduler.kwargs.T_max", "the schedule ends with the run")]);
+}
+
+fn method(ledger: &mut Ledger) {
+    let a = format!("{R}.algorithm");
+    if let Some(rollouts) = ledger.whole("method.num_rollouts") {
+        let chunk = ledger.whole("method.chunk_size").unwrap_or(rollouts);
+        ledger.map("method.num_rollouts", &format!("{R}.prompts_per_step"), rollouts);
+        ledger.fill(&format!("{R}.group_size"), 1);
+        ledger.fill(&format!("{a}.advantage"), serde_json::json!({"reinforce": {}}));
+        ledger.fill(&format!("{a}.whiten_advantages"), true);
+        if ledger.peek("method.chunk_size").is_some() {
+            ledger.map("method.chunk_size", &format!("{R}.rollout.batch_size"), chunk);
+        }
+        ledger.fill(&format!("{R}.rollout.batch_size"), chunk);
+    }
+    ledger.copy_number("method.ppo_epochs", &format!("{R}.epochs"));
+    if let Some(clip) = ledger.number("method.cliprange") {
+        ledger.fill(&format!("{a}.loss.clipped.clip_high"), clip);
+        ledger.copy_number("method.cliprange", &format!("{a}.loss.clipped.clip_low"));
+    }
+    ledger.copy_number("method.cliprange_reward", &format!("{a}.reward_clip"));
+    ledger.copy_number("method.init_kl_coef", &format!("{a}.kl_coef"));
+    match (ledger.number("method.target"), ledger.number("method.horizon")) {
+        (Some(target), horizon) => {
+            let horizon = horizon.unwrap_or(10_000.0);
+            let adaptive =
+                serde_json::json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}});
+            ledger.map("method.target", &format!("{a}.kl_in"), adaptive);
+        }
+        (None, _) => ledger.fill(&format!("{a}.kl_in"), serde_json::json!({"reward": {}})),
+    }
+    ledger.idle_all(&[("method.target", "the coefficient stays"), ("method.horizon", "with the target")]);
+    match ledger.number("method.gamma") {
+        Some(1.0) => ledger.idle("method.gamma", "none"),
+        Some(_) => ledger.refuse("method.gamma", "say `algorithm.advantage.reinforce.gamma`"),
+        None => {}
+    }
+    for (key, field) in [
+        ("max_new_tokens", "max_new_tokens"),
+        ("temperature", "temperature"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+    ] {
+        ledger.copy_number(&format!("method.gen_kwargs.{key}"), &format!("{R}.rollout.{field}"));
+    }
+}

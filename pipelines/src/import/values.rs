@@ -1,0 +1,75 @@
+//! Values as other systems write them: numbers as words, YAML 1.1's booleans, and `auto`.
+
+use serde_json::Value;
+
+/// A number, also one written as text: YAML 1.1 reads `5e8` as a word.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => {
+            text.trim().replace('_', "").parse().ok().filter(|number: &f64| number.is_finite())
+        }
+        _ => None,
+    }
+}
+
+/// A whole number, 0 or above, also written as `5e8`.
+pub(super) fn whole(value: &Value) -> Option<u64> {
+    let number = number(value)?;
+    (number >= 0.0 && number.fract() == 0.0 && number < 2f64.powi(53)).then_some(number as u64)
+}
+
+/// A truth value in the words of YAML 1.1, JSON, Python and the shell.
+pub(super) fn truth(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(truth) => Some(*truth),
+        Value::String(text) => match text.to_ascii_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => Some(true),
+            "false" | "no" | "off" | "0" => Some(false),
+            _ => None,
+        },
+        Value::Number(number) => match number.as_f64()? {
+            0.0 => Some(false),
+            1.0 => Some(true),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The value as a line shows it.
+pub(super) fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Whether a value leaves the choice to somebody else.
+pub(super) fn is_unset(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => {
+            matches!(text.to_ascii_lowercase().as_str(), "auto" | "none" | "null" | "~" | "")
+        }
+        _ => false,
+    }
+}
+
+/// Whether a value turns a feature off, or never turned it on.
+pub(super) fn is_off(value: &Value) -> bool {
+    let empty = match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    };
+    empty || is_unset(value) || truth(value) == Some(false)
+}
+
+/// A number in JSON, whole where it is whole.
+pub(super) fn json(number: f64) -> Value {
+    match number.fract() == 0.0 && number.abs() < 2f64.powi(53) {
+        true => Value::from(number as i64),
+        false => Value::from(number),
+    }
+}
