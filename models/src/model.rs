@@ -17,6 +17,9 @@ pub struct Unit {
     pub name: String,
     /// Its parameters, in the order in which they lie in the buffer.
     pub params: Vec<ParamSpec>,
+    /// Whether it is trained. A frozen unit is laid out and gathered as any other, and has neither a gradient nor
+    /// optimizer states.
+    pub trainable: bool,
 }
 
 /// One tensor of a unit.
@@ -102,7 +105,7 @@ pub trait Model: Send + Sync {
 
     /// Writes the weights' gradients into `grads` and returns the gradient of `x`; for the first block that of
     /// what the batch holds in its place, or `None` if that has none, as tokens. After the backward of the last
-    /// block that reads a unit, each of its gradients is written.
+    /// block that reads a trainable unit, each of its gradients is written.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -224,27 +227,43 @@ impl UnitGrads {
 /// buffer, later ones add.
 #[derive(Debug)]
 pub struct Grads<'a> {
-    units: Vec<&'a mut UnitGrads>,
+    units: Vec<Option<&'a mut UnitGrads>>,
 }
 
 impl<'a> Grads<'a> {
-    /// The gradients of each unit that the block reads, in the order of `units_of`.
-    pub fn new(units: Vec<&'a mut UnitGrads>) -> Grads<'a> {
+    /// The gradients of each unit that the block reads, in the order of `units_of`; `None` for a frozen one.
+    pub fn new(units: Vec<Option<&'a mut UnitGrads>>) -> Grads<'a> {
         Grads { units }
     }
 
-    /// Hands the buffer of a parameter to `put`, with the way in which it must be stored.
+    /// Hands the buffer of a parameter to `put`, with the way in which it must be stored. Nothing is called for a
+    /// frozen parameter.
     pub(crate) fn put(
         &mut self,
         unit: usize,
         param: usize,
         put: impl FnOnce(&mut Tensor, Store) -> Result<(), ops::Error>,
     ) -> Result<()> {
-        let grads = &mut *self.units[unit];
+        let Some(grads) = &mut self.units[unit] else { return Ok(()) };
         let how = if grads.written[param] { Store::Add } else { Store::Write };
         put(&mut grads.views[param], how)?;
         grads.written[param] = true;
         Ok(())
+    }
+
+    /// As [`Self::put`], for an operation that makes the gradient of its input as well: it is called for a frozen
+    /// parameter, too, whose own gradient goes into a buffer like `weight` that is dropped.
+    pub(crate) fn put_beside(
+        &mut self,
+        unit: usize,
+        param: usize,
+        weight: &Tensor,
+        put: impl FnOnce(&mut Tensor, Store) -> Result<(), ops::Error>,
+    ) -> Result<()> {
+        match self.units[unit] {
+            Some(_) => self.put(unit, param, put),
+            None => Ok(put(&mut weight.f_empty_like()?, Store::Write)?),
+        }
     }
 
     /// The gradient of the weight of `y = x W^T`: `dy^T x`, straight into the buffer.

@@ -1,9 +1,12 @@
 //! Checkpoints: every rank writes its own shard, and a manifest comes last.
 //!
-//! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit,
-//! this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian fp32
-//! (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all. The folder is written under another name and renamed once it is whole and on the
-//! disk, so that a folder with the right name is a whole checkpoint.
+//! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit that is
+//! trained, this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian
+//! fp32 (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all.
+//! The folder is written under another name and renamed once it is whole and on the disk, so that a folder with the
+//! right name is a whole checkpoint.
+//!
+//! Frozen units are left out: they are what they were when training began, so who loads has made them already.
 //!
 //! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
 //! stage 3 loads on one rank at stage 0.
@@ -23,7 +26,7 @@ use tch::{Device, Kind, Tensor};
 use crate::{Error, Result, State, Zero};
 
 const MANIFEST: &str = "manifest.json";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const F32_BYTES: usize = size_of::<f32>();
 
 /// What `manifest.json` says.
@@ -44,6 +47,8 @@ struct UnitEntry {
     name: String,
     /// Elements of the whole buffer, padding included.
     len: usize,
+    /// Whether it is in the checkpoint.
+    trainable: bool,
     params: Vec<ParamEntry>,
 }
 
@@ -112,7 +117,9 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
         targets.take_shard(&manifest, rank, &read_shard(&file, &manifest)?);
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
-        zero.set_kept(index, &Tensor::f_from_slice(weights)?)?;
+        if manifest.units[index].trainable {
+            zero.set_kept(index, &Tensor::f_from_slice(weights)?)?;
+        }
     }
     for (index, moments) in targets.moments.iter().enumerate() {
         if let Some((_, [exp_avg, exp_avg_sq])) = moments {
@@ -182,7 +189,7 @@ impl Targets {
     /// Copies what overlaps with the shard of `rank`, whose values are `shard`.
     fn take_shard(&mut self, manifest: &Manifest, rank: usize, shard: &[f32]) {
         let mut rest = shard;
-        for (index, unit) in manifest.units.iter().enumerate() {
+        for (index, unit) in manifest.units.iter().enumerate().filter(|(_, unit)| unit.trainable) {
             let len = unit.len / manifest.world_size;
             let held = rank * len..(rank + 1) * len;
             let mut next = || {
@@ -216,6 +223,7 @@ fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
     let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
         name: unit.name.clone(),
         len: layout.len,
+        trainable: unit.trainable,
         params: unit
             .params
             .iter()
@@ -231,7 +239,7 @@ fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
         format: FORMAT,
         world_size: zero.group().world_size(),
         step: zero.steps_done(),
-        has_moments: zero.kept_ranges(0).1.is_some(),
+        has_moments: zero.has_optimizer(),
         units: units.collect(),
         extra,
     }
@@ -250,6 +258,10 @@ fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Re
                 "unit {} has {:?}; the model's {} has {:?}",
                 theirs.name, theirs.params, ours.name, ours.params
             );
+            return Err(mismatch(path, problem));
+        }
+        if ours.trainable && !theirs.trainable {
+            let problem = format!("unit {} was frozen, so it is not in it; here it is trained", theirs.name);
             return Err(mismatch(path, problem));
         }
     }
@@ -279,7 +291,8 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
 
 fn shard_bytes<M: Model>(zero: &mut Zero<M>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    for index in 0..zero.layouts().count() {
+    let model = zero.model().clone();
+    for (index, _) in model.units().iter().enumerate().filter(|(_, unit)| unit.trainable) {
         let weights = zero.own_weights(index)?;
         for tensor in
             [Some([weights].into()), zero.own_moments(index)?.map(Vec::from)].into_iter().flatten().flatten()
@@ -303,7 +316,8 @@ fn append(bytes: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
 fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
     let bytes = fs::read(file).map_err(failed(file))?;
     let states = if manifest.has_moments { 3 } else { 1 };
-    let elements: usize = manifest.units.iter().map(|unit| unit.len / manifest.world_size * states).sum();
+    let saved = manifest.units.iter().filter(|unit| unit.trainable);
+    let elements: usize = saved.map(|unit| unit.len / manifest.world_size * states).sum();
     let expected = elements * F32_BYTES + F32_BYTES;
     if bytes.len() != expected {
         return Err(mismatch(file, format!("it has {} bytes instead of {expected}", bytes.len())));

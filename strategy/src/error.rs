@@ -32,6 +32,9 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
+    /// An optimizer for a model without anything to train.
+    #[error("every unit of the model is frozen: there is nothing to train")]
+    NothingToTrain,
     /// A call that needs states which are off the device.
     #[error("{op}: the {state} are offloaded; call `load_states` first")]
     Offloaded {

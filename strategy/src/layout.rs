@@ -90,7 +90,7 @@ mod tests {
             init: Init::Zeros,
             decay,
         });
-        Unit { name: "unit".into(), params: params.collect() }
+        Unit { name: "unit".into(), params: params.collect(), trainable: true }
     }
 
     #[test]

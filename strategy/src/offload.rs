@@ -122,7 +122,7 @@ impl<M: Model> Zero<M> {
         if state == State::Params {
             return self.units.iter_mut().map(|unit| &mut unit.memory).collect();
         }
-        let states = self.training.iter_mut().flat_map(|training| &mut training.states);
+        let states = self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten());
         match state {
             State::Optimizer => states.map(|state| &mut state.memory).collect(),
             _ => states.map(|state| &mut state.gradient_memory).collect(),

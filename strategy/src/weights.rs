@@ -120,10 +120,11 @@ impl<M: Model> Zero<M> {
     /// This rank's shard of a unit's weights, as exact as there are any.
     pub(crate) fn own_weights(&mut self, index: usize) -> Result<Tensor> {
         let shard = self.units[index].layout.shard(self.group.rank());
-        if let Some(state) = self.training.as_mut().map(|training| &mut training.states[index])
+        let compute = self.compute.clone();
+        if let Some(state) = self.state_mut(index)
             && let Some(master) = &state.master
         {
-            state.memory.ready(&self.compute)?;
+            state.memory.ready(&compute)?;
             let start = shard.start - state.range.start;
             return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
         }
@@ -143,7 +144,8 @@ impl<M: Model> Zero<M> {
         } else {
             0..layout.len
         };
-        (weights, self.training.as_ref().map(|training| training.states[index].range.clone()))
+        let state = self.training.as_ref().and_then(|training| training.states[index].as_ref());
+        (weights, state.map(|state| state.range.clone()))
     }
 
     /// Sets the part of a unit that this rank keeps, and the master, which lies in it.
@@ -151,10 +153,11 @@ impl<M: Model> Zero<M> {
         let (kept_range, _) = self.kept_ranges(index);
         self.units[index].memory.ready(&self.compute)?;
         flat(&self.units[index].resident)?.f_copy_(kept)?;
-        if let Some(state) = self.training.as_mut().map(|training| &mut training.states[index])
+        let compute = self.compute.clone();
+        if let Some(state) = self.state_mut(index)
             && let Some(master) = &mut state.master
         {
-            state.memory.ready(&self.compute)?;
+            state.memory.ready(&compute)?;
             let start = state.range.start - kept_range.start;
             master.f_copy_(&kept.f_narrow(0, start as i64, state.range.len() as i64)?)?;
         }

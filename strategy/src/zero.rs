@@ -49,7 +49,10 @@ pub struct Zero<M: Model> {
 pub(crate) struct Training {
     adamw: AdamW,
     step: u64,
-    pub(crate) states: Vec<OptimizerState>,
+    /// Of every unit that is trained.
+    pub(crate) states: Vec<Option<OptimizerState>>,
+    /// The first block that reads a trained unit: nothing below it needs a gradient.
+    first_block: usize,
     /// Whole gradients: as blocks write them, and in fp32.
     gradients: Pool,
     /// Gradients that blocks write in the current micro-batch.
@@ -61,8 +64,11 @@ pub(crate) struct Training {
 }
 
 impl<M: Model> Zero<M> {
-    /// Fills the model's weights from `seed` and, with `adamw`, makes it trainable. The ranks of `group` each
-    /// hold their part. `config` may be a [`ZeroStage`] alone.
+    /// Fills the model's weights from `seed` and, with `adamw`, makes it trainable but for its frozen units. The
+    /// ranks of `group` each hold their part. `config` may be a [`ZeroStage`] alone.
+    ///
+    /// # Errors
+    /// [`Error::NothingToTrain`] for `adamw` on a model whose units are all frozen, or the device's.
     pub fn new(
         model: Arc<M>,
         config: impl Into<ZeroConfig>,
@@ -122,9 +128,12 @@ impl<M: Model> Zero<M> {
         batch: &M::Batch,
         loss: impl FnOnce(&M::Scores) -> Result<M::ScoresGrad>,
     ) -> Result<()> {
-        let (scores, tape) = self.record(batch)?;
+        self.trainable("accumulate")?;
+        self.needs("accumulate", &[State::Params, State::Gradients])?;
+        let first = self.training_mut().first_block;
+        let (scores, kept) = self.forward(batch, first)?;
         let grad = loss(&scores)?;
-        self.backward(batch, tape, grad)?;
+        self.backward_to(first, batch, kept, grad)?;
         Ok(())
     }
 
@@ -133,7 +142,7 @@ impl<M: Model> Zero<M> {
     pub fn record(&mut self, batch: &M::Batch) -> Result<(M::Scores, Tape)> {
         self.trainable("record")?;
         self.needs("record", &[State::Params, State::Gradients])?;
-        let (scores, kept) = self.forward(batch, true)?;
+        let (scores, kept) = self.forward(batch, 0)?;
         Ok((scores, Tape(kept)))
     }
 
@@ -142,19 +151,10 @@ impl<M: Model> Zero<M> {
     pub fn backward(
         &mut self,
         batch: &M::Batch,
-        Tape(mut kept): Tape,
+        Tape(kept): Tape,
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
-        let mut grad = OutputGrad::Scores(grad);
-        let mut next_kept = || kept.pop().expect("forward kept something for every block");
-        for block in (1..self.model.blocks()).rev() {
-            let below = self.backward_block(block, batch, next_kept(), grad)?;
-            grad = OutputGrad::Hidden(below.expect("an inner block has an input"));
-        }
-        let below = self.backward_block(0, batch, next_kept(), grad)?;
-        self.settle(0)?;
-        self.training_mut().accumulated = true;
-        Ok(below)
+        self.backward_to(0, batch, kept, grad)
     }
 
     /// One optimizer step with the gradients accumulated since the last one.
@@ -175,7 +175,9 @@ impl<M: Model> Zero<M> {
         };
         let scale = room.f_clamp_max(1.0)?.f_to_kind(Kind::Float)?;
         for index in 0..self.units.len() {
-            self.step_unit(index, &scale, learning_rate)?;
+            if self.model.units()[index].trainable {
+                self.step_unit(index, &scale, learning_rate)?;
+            }
         }
         let training = self.training_mut();
         training.step += 1;
@@ -199,7 +201,7 @@ impl<M: Model> Zero<M> {
     /// The head's scores of a batch, without a gradient.
     pub fn score(&mut self, batch: &M::Batch) -> Result<M::Scores> {
         self.needs("score", &[State::Params])?;
-        Ok(self.forward(batch, false)?.0)
+        Ok(self.forward(batch, self.model.blocks())?.0)
     }
 
     /// Starts a new optimizer with fresh states: for the next phase of a run.
@@ -207,7 +209,7 @@ impl<M: Model> Zero<M> {
         self.trainable("reset_optimizer")?;
         self.needs("reset_optimizer", &[State::Optimizer])?;
         let training = self.training.as_mut().expect("just checked");
-        for state in &mut training.states {
+        for state in training.states.iter_mut().flatten() {
             state.reset(&self.compute)?;
         }
         (training.adamw, training.step, training.accumulated) = (adamw, 0, false);
@@ -223,10 +225,10 @@ impl<M: Model> Zero<M> {
 
     /// This rank's shards of a unit's moments.
     pub(crate) fn own_moments(&mut self, index: usize) -> Result<Option<[Tensor; 2]>> {
-        let Some(training) = &mut self.training else { return Ok(None) };
-        let state = &mut training.states[index];
-        state.memory.ready(&self.compute)?;
+        let compute = self.compute.clone();
         let shard = self.units[index].layout.shard(self.group.rank());
+        let Some(state) = self.state_mut(index) else { return Ok(None) };
+        state.memory.ready(&compute)?;
         let part = |tensor: &Tensor| {
             tensor.f_narrow(0, (shard.start - state.range.start) as i64, shard.len() as i64)
         };
@@ -240,7 +242,7 @@ impl<M: Model> Zero<M> {
         exp_avg_sq: &[f32],
     ) -> Result<()> {
         let compute = self.compute.clone();
-        let state = &mut self.training_mut().states[index];
+        let state = self.state_mut(index).expect("moments are restored where there are some");
         state.memory.ready(&compute)?;
         state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
         state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
@@ -256,32 +258,54 @@ impl<M: Model> Zero<M> {
 
 /// The phases of a micro-batch.
 impl<M: Model> Zero<M> {
-    /// Runs all blocks. With `train`, what backward needs of each is kept.
-    fn forward(&mut self, batch: &M::Batch, train: bool) -> Result<(M::Scores, Vec<Kept>)> {
+    /// Runs all blocks. What backward needs is kept of each from block `first_kept` on.
+    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<Kept>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
         let recomputes = self.config.recompute == Recompute::Full;
         let mut kept = Vec::with_capacity(model.blocks());
         let mut x = None;
         for block in 0..last {
+            let keeps = block >= first_kept;
             self.enter(block, Some(block + 1))?;
-            let (output, saved) = self.run_forward(block, x.as_ref(), batch, train && !recomputes)?;
+            let (output, saved) = self.run_forward(block, x.as_ref(), batch, keeps && !recomputes)?;
             let Output::Hidden(hidden) = output else { unreachable!("only the last block has scores") };
             let input = x.replace(hidden);
-            if train {
+            if keeps {
                 kept.push(if recomputes { Kept::Input(input) } else { Kept::Saved(saved) });
             }
             self.leave(block, block + 1..last + 1)?;
         }
         self.enter(last, None)?;
-        let (output, saved) = self.run_forward(last, x.as_ref(), batch, train)?;
-        if train {
+        let (output, saved) = self.run_forward(last, x.as_ref(), batch, last >= first_kept)?;
+        if last >= first_kept {
             kept.push(Kept::Saved(saved)); // its backward comes next
         } else {
             self.leave(last, 0..0)?;
         }
         let Output::Scores(scores) = output else { unreachable!("the last block has scores") };
         Ok((scores, kept))
+    }
+
+    /// Goes back through the blocks from the last to `first`, and returns the gradient of what that one read.
+    fn backward_to(
+        &mut self,
+        first: usize,
+        batch: &M::Batch,
+        kept: Vec<Kept>,
+        grad: M::ScoresGrad,
+    ) -> Result<Option<Tensor>> {
+        let mut grad = Some(OutputGrad::Scores(grad));
+        for (block, kept) in (first..self.model.blocks()).zip(kept).rev() {
+            let above = grad.expect("an inner block has an input");
+            grad = self.backward_block(block, first, batch, kept, above)?.map(OutputGrad::Hidden);
+        }
+        self.settle(0)?;
+        self.training_mut().accumulated = true;
+        Ok(match grad {
+            Some(OutputGrad::Hidden(below)) => Some(below),
+            _ => None,
+        })
     }
 
     fn run_forward(
@@ -298,18 +322,19 @@ impl<M: Model> Zero<M> {
     fn backward_block(
         &mut self,
         block: usize,
+        first: usize,
         batch: &M::Batch,
         kept: Kept,
         grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
-        self.enter(block, block.checked_sub(1))?;
+        self.enter(block, (block > first).then(|| block - 1))?;
         let saved = match kept {
             Kept::Saved(saved) => saved,
             Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true)?.1,
         };
         let model = self.model.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
-        for &unit in model.units_of(block) {
+        for &unit in model.units_of(block).iter().filter(|&&unit| model.units()[unit].trainable) {
             let layout = &self.units[unit].layout;
             training.open_gradient(unit, &model.units()[unit], layout, self.config.precision.dtype())?;
         }
@@ -320,11 +345,11 @@ impl<M: Model> Zero<M> {
         self.training = Some(training);
         let below = below?;
         for &unit in model.units_of(block) {
-            if first_reader(&*model, unit) == block {
+            if model.units()[unit].trainable && first_reader(&*model, unit) == block {
                 self.reduce(unit)?;
             }
         }
-        self.leave(block, 0..block)?;
+        self.leave(block, first..block)?;
         Ok(below)
     }
 
@@ -367,7 +392,7 @@ impl<M: Model> Zero<M> {
         while training.reducing.len() > in_flight {
             let (index, buffer, work) = training.reducing.pop_front().expect("not empty");
             work.wait_stream(&compute)?;
-            let state = &mut training.states[index];
+            let state = training.states[index].as_mut().expect("only trained units are reduced");
             state.gradient_memory.ready(&compute)?;
             let reduced = flat(&buffer.slice(state.range.clone()))?;
             if training.accumulated {
@@ -387,6 +412,7 @@ impl<M: Model> Zero<M> {
         let training = self.training.as_mut().expect("checked by `step`");
         let mut partial = Vec::with_capacity(self.units.len());
         for (unit, state) in self.units.iter().zip(&mut training.states) {
+            let Some(state) = state else { continue };
             state.gradient_memory.ready(&self.compute)?;
             let shard = unit.layout.shard(rank);
             let start = shard.start - state.range.start;
@@ -416,7 +442,7 @@ impl<M: Model> Zero<M> {
         unit.memory.ready(&self.compute)?;
         let resident = &unit.resident;
         let training = self.training.as_mut().expect("checked by `step`");
-        let state = &mut training.states[index];
+        let state = training.states[index].as_mut().expect("only trained units are stepped");
         let owned = if resident.len() == state.range.len() {
             resident.clone()
         } else {
@@ -452,17 +478,22 @@ impl<M: Model> Zero<M> {
             let all = self.config.stage < ZeroStage::Zero1;
             if all { 0..layout.len } else { layout.shard(self.group.rank()) }
         };
-        let states: Result<Vec<_>> = self
-            .layouts()
-            .zip(self.model.units())
-            .map(|(layout, unit)| {
-                OptimizerState::new(&unit.name, layout, owned(layout), self.config.precision, &self.compute)
-            })
-            .collect();
+        let mut states = Vec::with_capacity(self.units.len());
+        for (layout, unit) in self.layouts().zip(self.model.units()) {
+            let (range, precision) = (owned(layout), self.config.precision);
+            states.push(match unit.trainable {
+                true => Some(OptimizerState::new(&unit.name, layout, range, precision, &self.compute)?),
+                false => None,
+            });
+        }
+        let reads_trained =
+            |&block: &usize| self.model.units_of(block).iter().any(|&unit| states[unit].is_some());
+        let first_block = (0..self.model.blocks()).find(reads_trained).ok_or(Error::NothingToTrain)?;
         Ok(Training {
             adamw,
             step: 0,
-            states: states?,
+            states,
+            first_block,
             gradients: Pool::new(&self.compute),
             writing: self.units.iter().map(|_| None).collect(),
             reducing: VecDeque::new(),
@@ -470,8 +501,18 @@ impl<M: Model> Zero<M> {
         })
     }
 
+    /// Whether it was made to be trained.
+    pub(crate) fn has_optimizer(&self) -> bool {
+        self.training.is_some()
+    }
+
     fn trainable(&self, call: &'static str) -> Result<()> {
-        if self.training.is_some() { Ok(()) } else { Err(Error::Frozen { call }) }
+        if self.has_optimizer() { Ok(()) } else { Err(Error::Frozen { call }) }
+    }
+
+    /// What the optimizer has of a unit: `None` if it is frozen.
+    pub(crate) fn state_mut(&mut self, index: usize) -> Option<&mut OptimizerState> {
+        self.training.as_mut()?.states[index].as_mut()
     }
 
     fn training_mut(&mut self) -> &mut Training {
@@ -502,19 +543,15 @@ impl Training {
         Ok(())
     }
 
-    /// The open gradients of `units`, in that order.
-    fn writing_of(&mut self, units: &[usize]) -> Vec<&mut UnitGrads> {
-        let mut found: Vec<(usize, &mut UnitGrads)> = self
-            .writing
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(index, open)| {
-                let position = units.iter().position(|&unit| unit == index)?;
-                Some((position, &mut open.as_mut()?.1))
-            })
-            .collect();
-        found.sort_unstable_by_key(|(position, _)| *position);
-        found.into_iter().map(|(_, grads)| grads).collect()
+    /// The open gradients of `units`, in that order; frozen units have none.
+    fn writing_of(&mut self, units: &[usize]) -> Vec<Option<&mut UnitGrads>> {
+        let mut found: Vec<Option<&mut UnitGrads>> = units.iter().map(|_| None).collect();
+        for (index, open) in self.writing.iter_mut().enumerate() {
+            if let Some(position) = units.iter().position(|&unit| unit == index) {
+                found[position] = open.as_mut().map(|(_, grads)| grads);
+            }
+        }
+        found
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block) {
     let units = (0..config.num_hidden_layers).map(|layer| {
         let name = format!("model.layers.{layer}");
         let params = Block::params(config, &name).0;
-        Unit { name, params }
+        Unit { name, params, trainable: true }
     });
     (units.collect(), block)
 }
@@ -256,7 +256,9 @@ impl Block {
         dx: &mut Tensor,
     ) -> Result<()> {
         let weight = weights.get(0, param);
-        grads.put(0, param, |dweight, how| ops::rms_norm_backward_(dy, x, rstd, weight, dx, dweight, how))
+        grads.put_beside(0, param, weight, |dweight, how| {
+            ops::rms_norm_backward_(dy, x, rstd, weight, dx, dweight, how)
+        })
     }
 
     /// Backward from attention's output to the projection: `[N, (H + 2 K) D]`.

@@ -12,7 +12,7 @@ pub(super) fn unit(config: &DecoderConfig) -> Unit {
     let name = "model.embed_tokens.weight".to_owned();
     let (rows, columns) = (config.vocab_size, config.hidden_size);
     let params = vec![matrix_spec(name, rows, columns, config.initializer_range)];
-    Unit { name: "model.embed_tokens".to_owned(), params }
+    Unit { name: "model.embed_tokens".to_owned(), params, trainable: true }
 }
 
 #[derive(Debug)]

@@ -32,7 +32,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
         params.push(matrix_spec("lm_head.weight".to_owned(), rows, columns, std));
     }
     let lm_head = if config.tie_word_embeddings { (1, 0) } else { (0, 1) };
-    let unit = Unit { name: "lm_head".to_owned(), params };
+    let unit = Unit { name: "lm_head".to_owned(), params, trainable: true };
     (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps })
 }
 
@@ -90,7 +90,7 @@ impl Head {
         }
         let mut dx_rows = x_rows.f_zeros_like()?;
         let norm = self.norm(weights);
-        grads.put(self.norm.0, self.norm.1, |dweight, how| {
+        grads.put_beside(self.norm.0, self.norm.1, norm, |dweight, how| {
             ops::rms_norm_backward_(&mut dh, &x_rows, &rstd, norm, &mut dx_rows, dweight, how)
         })?;
         let size = [batch.tokens(), norm.size()[0]];

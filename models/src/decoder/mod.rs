@@ -63,6 +63,15 @@ impl Decoder {
         Ok(Decoder { config, units, units_of, embedding: Embedding, block, head, rope_table })
     }
 
+    /// The same decoder, in which the units that `is_frozen` accepts are not trained.
+    #[must_use]
+    pub fn freeze(mut self, is_frozen: impl Fn(&Unit) -> bool) -> Decoder {
+        for unit in &mut self.units {
+            unit.trainable &= !is_frozen(unit);
+        }
+        self
+    }
+
     /// The shape that it was made from.
     pub fn config(&self) -> &DecoderConfig {
         &self.config

@@ -75,13 +75,16 @@ impl Holder {
             let mut grads: Vec<(usize, &mut UnitGrads)> =
                 self.grads.iter_mut().enumerate().filter(|(unit, _)| wanted.contains(unit)).collect();
             grads.sort_by_key(|(unit, _)| wanted.iter().position(|wanted| wanted == unit));
-            let mut grads = Grads::new(grads.into_iter().map(|(_, grads)| grads).collect());
+            let trained = |(unit, grads): (usize, _)| self.decoder.units()[unit].trainable.then_some(grads);
+            let mut grads = Grads::new(grads.into_iter().map(trained).collect());
             let units: Vec<&[Tensor]> = wanted.iter().map(|&unit| self.weights[unit].as_slice()).collect();
             let weights = Weights::new(&units);
             let (saved, output) = (saved.pop().unwrap(), grad.take().unwrap());
             let dx = self.decoder.backward(block, &weights, &mut grads, saved, output, batch).unwrap();
             grad = dx.map(OutputGrad::Hidden);
         }
-        assert!(self.grads.iter().all(UnitGrads::all_written));
+        for (unit, grads) in self.decoder.units().iter().zip(&self.grads) {
+            assert_eq!(grads.all_written(), unit.trainable, "{}", unit.name);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What must hold of any decoder, without a reference.
 
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence};
 use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
@@ -105,6 +105,29 @@ fn bfloat16_stays_near_float32() {
     assert_eq!(narrow.logprobs.kind(), Kind::Float);
     let difference = (&wide.logprobs - &narrow.logprobs).abs().mean(None).double_value(&[]);
     assert!(difference < 0.05, "{difference}");
+}
+
+#[test]
+fn frozen_units_leave_the_other_gradients_as_they_are() {
+    let batch = pack(&sequences());
+    let mut all = holder(config(), Kind::Float);
+    let (scores, saved) = all.forward(&batch, true);
+    let dlogprobs = scores.logprobs.full_like(-0.1);
+    all.backward(&batch, saved, dlogprobs.shallow_clone(), None);
+    for frozen in ["model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"] {
+        let decoder = Decoder::new(config(), Device::Cpu).unwrap().freeze(|unit| unit.name == frozen);
+        let mut some = Holder::new(decoder, 1);
+        let (_, saved) = some.forward(&batch, true);
+        some.backward(&batch, saved, dlogprobs.shallow_clone(), None);
+        for (index, unit) in some.decoder.units().iter().enumerate() {
+            let grads = some.grads[index].views().iter().zip(all.grads[index].views());
+            for (some, all) in grads {
+                let untouched = some.isnan().all().int64_value(&[]) == 1;
+                assert_eq!(untouched, unit.name == frozen, "{} beside a frozen {frozen}", unit.name);
+                assert!(untouched || some.equal(all), "{} beside a frozen {frozen}", unit.name);
+            }
+        }
+    }
 }
 
 #[test]

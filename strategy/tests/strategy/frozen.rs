@@ -1,0 +1,150 @@
+//! Units that are not trained: no gradient, no optimizer state, no place in a checkpoint, and no bit of difference
+//! between stages.
+
+use std::sync::Arc;
+
+use anyroll_backends::{CollectiveGroup, Device};
+use anyroll_models::{Decoder, Model};
+use anyroll_strategy::{AdamW, Error, Precision, Recompute, State, Zero, ZeroConfig, ZeroStage, checkpoint};
+use tch::{Kind, Tensor};
+
+use crate::world::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
+
+/// What is frozen: the start, so that backward ends early; the end; what lies between; the tied matrix.
+const FROZEN: [&[&str]; 4] = [
+    &["model.embed_tokens", "model.layers.0"],
+    &["lm_head", "model.layers.2"],
+    &["model.layers.1"],
+    &["model.embed_tokens"],
+];
+
+fn freeze(tied: bool, frozen: &[&str]) -> Arc<Decoder> {
+    let decoder = Arc::into_inner(decoder(tied)).expect("nobody else has it");
+    Arc::new(decoder.freeze(|unit| frozen.contains(&&*unit.name)))
+}
+
+fn frozen_zero(
+    config: impl Into<ZeroConfig>,
+    (tied, frozen): (bool, &[&str]),
+    adamw: AdamW,
+    device: &Arc<dyn Device>,
+    group: CollectiveGroup,
+) -> Zero<Decoder> {
+    Zero::new(freeze(tied, frozen), config, Some(adamw), device, group, 7).unwrap()
+}
+
+/// The norms and weights of three steps on a harsh device, with all states away in between.
+fn trained(config: ZeroConfig, world_size: usize, model: (bool, &[&str])) -> (Vec<f64>, Vec<u32>) {
+    let mut results = ranks(world_size, true, |device, group| {
+        let mut zero = frozen_zero(config, model, ADAMW, device, group);
+        let all = [State::Optimizer, State::Gradients, State::Params];
+        let norms = train_with(&mut zero, 0..3, 12, |zero| {
+            zero.offload_states(&all).unwrap();
+            zero.load_states(&all).unwrap();
+        });
+        (norms, values(&mut zero))
+    });
+    let first = results.swap_remove(0);
+    assert!(results.iter().all(|other| *other == first), "ranks differ at {config:?}");
+    first
+}
+
+#[test]
+fn stages_are_bitwise_equal() {
+    for (precision, recompute) in [(Precision::Fp32, Recompute::None), (Precision::Bf16, Recompute::Full)] {
+        let config = |stage| ZeroConfig { stage, precision, recompute };
+        for (index, frozen) in FROZEN.into_iter().enumerate() {
+            let (world_size, tied) = (1 + index % 3, index != 1);
+            let reference = trained(config(ZeroStage::Zero0), world_size, (tied, frozen));
+            for stage in STAGES {
+                let same = trained(config(stage), world_size, (tied, frozen)) == reference;
+                assert!(same, "{:?} x {world_size}, without {frozen:?}", config(stage));
+            }
+        }
+    }
+}
+
+/// Without clipping, one step changes what is trained as if all were, and nothing else.
+#[test]
+fn only_what_is_trained_moves() {
+    let adamw = AdamW { max_grad_norm: f64::INFINITY, ..ADAMW };
+    for tied in [false, true] {
+        for frozen in FROZEN {
+            ranks(2, false, |device, group| {
+                let mut some = frozen_zero(ZeroStage::Zero3, (tied, frozen), adamw, device, group.clone());
+                let mut all = frozen_zero(ZeroStage::Zero3, (tied, &[]), adamw, device, group);
+                let before = some.weights().unwrap();
+                train(&mut some, 0..1, 2);
+                train(&mut all, 0..1, 2);
+                let (some_after, all_after) = (some.weights().unwrap(), all.weights().unwrap());
+                for (index, unit) in some.model().units().iter().enumerate() {
+                    let expected = if unit.trainable { &all_after } else { &before };
+                    let same = |(a, b): (&Tensor, &Tensor)| a.equal(b);
+                    let equal = some_after[index].iter().zip(&expected[index]).all(same);
+                    assert!(equal, "{} beside {frozen:?}", unit.name);
+                    assert!(!before[index].iter().zip(&all_after[index]).all(same), "training moves all");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn frozen_units_have_no_states() {
+    let frozen = &["model.layers.0", "model.layers.1", "model.layers.2"];
+    for stage in STAGES {
+        ranks(2, false, |device, group| {
+            let states = [State::Optimizer, State::Gradients];
+            let mut freed = [&frozen[..0], frozen].map(|frozen| {
+                let mut zero = frozen_zero(stage, (true, frozen), ADAMW, device, group.clone());
+                train(&mut zero, 0..1, 2);
+                states.map(|state| zero.offload_states(&[state]).unwrap())
+            });
+            // Of five units two are left; at this size each takes whole pages.
+            let [all, some] = &mut freed;
+            assert!(all.iter().zip(some).all(|(all, some)| *some * 2 < *all), "{stage:?}: {freed:?}");
+        });
+    }
+    ranks(1, false, |device, group| {
+        let all = Arc::into_inner(decoder(true)).unwrap().freeze(|_| true);
+        let error = Zero::new(Arc::new(all), ZeroStage::Zero0, Some(ADAMW), device, group, 7).unwrap_err();
+        assert!(matches!(error, Error::NothingToTrain), "{error}");
+    });
+}
+
+#[test]
+fn checkpoints_leave_frozen_units_out() {
+    let frozen: &[&str] = &["model.embed_tokens", "model.layers.1"];
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["step_000001", "step_000002"].map(|name| folder.path().join(name));
+    let config = |stage| ZeroConfig { stage, precision: Precision::Bf16, recompute: Recompute::None };
+    let whole = ranks(2, false, |device, group| {
+        let mut zero = frozen_zero(config(ZeroStage::Zero2), (true, frozen), ADAMW, device, group.clone());
+        train(&mut zero, 0..2, 2);
+        checkpoint::save(&mut zero, &paths[0], serde_json::Value::Null).unwrap();
+        train(&mut zero, 2..4, 2);
+        let mut all = frozen_zero(config(ZeroStage::Zero2), (true, &[]), ADAMW, device, group);
+        checkpoint::save(&mut all, &paths[1], serde_json::Value::Null).unwrap();
+        values(&mut zero)
+    });
+    let bytes = paths.each_ref().map(|path| path.join("rank_0000.bin").metadata().unwrap().len());
+    assert!(bytes[0] * 4 < bytes[1] * 3, "{bytes:?}");
+    for (world_size, stage) in [(2, ZeroStage::Zero2), (2, ZeroStage::Zero3), (1, ZeroStage::Zero0)] {
+        let resumed = ranks(world_size, false, |device, group| {
+            let mut zero = frozen_zero(config(stage), (true, frozen), ADAMW, device, group);
+            checkpoint::load(&mut zero, &paths[0]).unwrap();
+            train(&mut zero, 2..4, 2);
+            values(&mut zero)
+        });
+        assert!(resumed[0] == whole[0], "{stage:?} x {world_size}");
+    }
+    ranks(1, false, |device, group| {
+        let mut all = zero(ZeroStage::Zero0, true, device, group.clone());
+        let error = checkpoint::load(&mut all, &paths[0]).unwrap_err().to_string();
+        assert!(error.contains("model.embed_tokens was frozen"), "{error}");
+        // The other way is fine: what was trained once may be frozen now.
+        let mut some = frozen_zero(ZeroStage::Zero0, (true, frozen), ADAMW, device, group);
+        checkpoint::load(&mut some, &paths[1]).unwrap();
+        assert!(some.weights().unwrap()[0][0].kind() == Kind::Float);
+    });
+}
