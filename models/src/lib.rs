@@ -16,7 +16,7 @@ pub mod model;
 mod random;
 
 pub use batch::{PackedBatch, Sequence};
-pub use decoder::{Decoder, DecoderConfig, RopeScaling};
+pub use decoder::{Decoder, DecoderConfig, LoraConfig, LoraTarget, RopeScaling, ValueModel};
 pub use error::{Error, Result};
 pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};
 pub use model::{

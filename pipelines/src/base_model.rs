@@ -1,8 +1,8 @@
 //! What a model is made from: its shape, its tokenizer and its first weights.
 
 use anyroll_models::{
-    DecoderConfig, RopeScaling,
-    hf::ModelFolder,
+    Decoder, DecoderConfig, LoraConfig, RopeScaling,
+    hf::{AdapterFolder, ModelFolder, WithAdapter},
     init::{Seed, WeightSource},
 };
 
@@ -18,7 +18,9 @@ pub struct BaseModel {
     pub config: DecoderConfig,
     /// Text to tokens.
     pub tokenizer: Tokenizer,
-    /// Its weights, read as they are asked for.
+    /// Its adapters, if those are what is trained.
+    pub lora: Option<LoraConfig>,
+    /// Its weights and those of its adapters, read as they are asked for.
     pub weights: Box<dyn WeightSource>,
 }
 
@@ -32,18 +34,36 @@ impl BaseModel {
                 Ok(BaseModel {
                     config: decoder_config(decoder, tokenizer.vocab_size()),
                     tokenizer: Tokenizer::Characters(tokenizer),
+                    lora: None,
                     weights: Box::new(Seed(seed)),
                 })
             }
             ModelConfig::Folder(config) => {
                 let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
-                Ok(BaseModel {
-                    config: folder.decoder_config().clone(),
-                    tokenizer: Tokenizer::of_folder(&folder, config)?,
-                    weights: Box::new(folder),
-                })
+                let shape = folder.decoder_config().clone();
+                let tokenizer = Tokenizer::of_folder(&folder, config)?;
+                let Some(lora) = &config.lora else {
+                    return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
+                };
+                let adapter: Box<dyn WeightSource> = match &lora.path {
+                    Some(path) => {
+                        Box::new(AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?)
+                    }
+                    None => Box::new(Seed(seed)),
+                };
+                let weights = Box::new(WithAdapter { base: folder, adapter });
+                let lora = lora.shape().expect("a config whose targets match nothing is refused");
+                Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
             }
         }
+    }
+
+    /// The decoder of this shape, with its adapters, on `device`.
+    pub fn decoder(&self, device: tch::Device) -> Result<Decoder> {
+        Ok(match &self.lora {
+            Some(lora) => Decoder::with_lora(self.config.clone(), lora, device)?,
+            None => Decoder::new(self.config.clone(), device)?,
+        })
     }
 }
 

@@ -49,6 +49,14 @@ pub enum Error {
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
+    /// A run's model cannot be exported.
+    #[error("cannot export {}: {problem}", run.display())]
+    Export {
+        /// The run folder.
+        run: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
     /// A run cannot go on from where it is said to have stopped.
     #[error("cannot resume {}: {problem}", run.display())]
     Resume {

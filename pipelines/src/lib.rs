@@ -14,6 +14,7 @@ pub mod config;
 pub mod data;
 mod error;
 pub mod error_chain;
+mod export;
 pub(crate) mod format;
 pub mod headline;
 pub mod import;

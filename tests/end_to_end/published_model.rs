@@ -1,8 +1,10 @@
 //! RLVR on a published model's folder: a tiny random one, with its tokenizer and chat template.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -16,7 +18,7 @@ fn model() -> PathBuf {
 }
 
 /// The published config made small: on the CPU, with a reward that a random model earns now and then.
-fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, std::process::Command) {
+fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
     let data = folder.path().join("data.jsonl");
     let mut lines = String::new();
     for number in 0..400 {
@@ -103,4 +105,102 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     let long = "pipeline.rlvr.rollout.max_new_tokens=2040";
     check(&[long], &["model.path", "the longest prompt is", "it exceeds 2048"]);
     check(&["model.decoder={hidden_size: 8}"], &["model.decoder"]);
+    check(&["model.lora={rank: 4, targets: [w_proj]}"], &["model.lora", "`w_proj` names no matrix"]);
+    let reference = "roles.reference.strategy.zero_stage=1";
+    check(&["model.lora={rank: 4}", reference], &["roles.reference", "the reference is the policy"]);
+}
+
+/// The greedy completion of each prompt by the model in a folder, with an adapter if there is one, as `transformers`
+/// has it; `None`, said aloud, where there is no such package.
+fn in_transformers(prompts: &[&str], model: &Path, adapter: Option<&Path>) -> Option<Vec<String>> {
+    let python = std::env::var("ANYROLL_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let found = Command::new(&python).args(["-c", "import transformers, peft"]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        let words = "SKIPPED: exported folders were not opened by transformers and peft: \
+                     set ANYROLL_TEST_PYTHON to a Python that has them\n";
+        // Past the harness, which shows nothing of a test that passes.
+        std::io::stderr().write_all(words.as_bytes()).unwrap();
+        return None;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/greedy_of_folder.py");
+    let mut command = Command::new(&python);
+    command.args([script, &serde_json::to_string(prompts).unwrap()]).arg(model).args(adapter);
+    Some(serde_json::from_str(&succeed(command).stdout).unwrap())
+}
+
+#[test]
+fn an_exported_run_is_a_model_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, command) = run(&folder, "run", &["devices=2", "strategy.zero_stage=3"]);
+    succeed(command);
+    let export = |from: &Path, to: &str, options: &[&str]| {
+        let to = folder.path().join(to);
+        let mut command = anyroll(["export", from.to_str().unwrap(), "--to", to.to_str().unwrap()]);
+        command.args(options);
+        (to, command)
+    };
+    let (exported, command) = export(&run, "exported", &["--dtype", "fp32"]);
+    let said = succeed(command).stdout;
+    assert!(said.contains("step_000006 is in"), "{said}");
+    // It trains again from there: the first evaluation is the last one of the run that it came from.
+    let path = format!("model.path={}", exported.display());
+    let (again, command) = self::run(&folder, "again", &[&path]);
+    succeed(command);
+    assert_eq!(series(&again, "eval/greedy").first(), series(&run, "eval/greedy").last());
+
+    let first = run.join("checkpoints/step_000003");
+    let said = succeed(export(&first, "first", &[]).1).stdout;
+    assert!(said.contains("step_000003 is in"), "{said}");
+    assert!(fail(export(&run, "exported", &[]).1).contains("cannot write"), "what is there stays");
+    assert!(fail(export(&run, "adapter", &["--adapter"]).1).contains("no adapter"));
+    let samples = whole_lines(&run.join("samples.jsonl"));
+    let last = samples.iter().rev().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last: Vec<Value> = last.take_while(|sample| sample["step"] == 6).collect();
+    let text = |field: &'static str| last.iter().map(move |sample| sample[field].as_str().unwrap());
+    let prompts: Vec<&str> = text("prompt").collect();
+    assert_eq!(prompts.len(), 8);
+    if let Some(found) = in_transformers(&prompts, &exported, None) {
+        assert_eq!(found, text("completion").collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn adapters_train_beside_frozen_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let lora = ["model.lora={rank: 4, targets: [(q|v)_proj, 'mlp[.].*']}", "strategy.recompute=full"];
+    let with_kl = ["pipeline.rlvr.algorithm.kl_coef=0.1", "devices=2", "strategy.zero_stage=3"];
+    let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());
+    succeed(command);
+    assert!(series(&lora_run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    let kl = series(&lora_run, "loss/kl");
+    assert!(
+        kl[0] == 0.0 && kl[kl.len() - 1] > 0.0,
+        "the policy starts at its reference and leaves it: {kl:?}"
+    );
+    assert!(!lora_run.join("reference").exists(), "the reference is no copy");
+
+    let export = |to: &str, options: &[&str]| {
+        let to = folder.path().join(to);
+        let mut command = anyroll(["export", lora_run.to_str().unwrap(), "--to", to.to_str().unwrap()]);
+        command.args(["--dtype", "fp32"]).args(options);
+        succeed(command);
+        to
+    };
+    let (merged, adapter) = (export("merged", &[]), export("adapter", &["--adapter"]));
+    let last = *series(&lora_run, "eval/greedy").last().unwrap();
+    let first = |name: &str, sets: &[&str]| {
+        let (run, command) = run(&folder, name, sets);
+        succeed(command);
+        series(&run, "eval/greedy")[0]
+    };
+    let one_step = "pipeline.rlvr.steps=1";
+    assert_eq!(first("from_merged", &[&format!("model.path={}", merged.display()), one_step]), last);
+    let path = format!("model.lora.path={}", adapter.display());
+    assert_eq!(first("from_adapter", &[lora[0], &path, one_step]), last);
+
+    let prompts = ["2 x 2?", "2 x 71?", "2 x 333?"];
+    if let Some(of_merged) = in_transformers(&prompts, &merged, None) {
+        let of_adapter = in_transformers(&prompts, &model(), Some(&adapter)).unwrap();
+        assert_eq!(of_merged, of_adapter, "merged here and added by PEFT");
+    }
 }

@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::weights::{INDEX, SINGLE};
+use super::weights::INDEX;
 use super::{Error, Result};
 use crate::decoder::{DecoderConfig, RopeScaling};
 use crate::init::WeightSource;
@@ -33,9 +33,20 @@ pub enum ExportDtype {
     Fp16,
 }
 
-/// What a model's folder holds.
+/// What a folder is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderKind {
+    /// A model: `config.json` and `model.safetensors`.
+    Model,
+    /// An adapter, as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`.
+    Adapter,
+}
+
+/// What a folder holds.
 pub struct FolderContents<'a> {
-    /// `config.json`, apart from the dtype.
+    /// What it is of.
+    pub kind: FolderKind,
+    /// The configuration; a model's apart from the dtype.
     pub config: Map<String, Value>,
     /// Other files, copied as they are: those of the tokenizer.
     pub copied: &'a [PathBuf],
@@ -66,9 +77,11 @@ pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()>
     }
     write_weights(&aside, contents)?;
     let mut config = contents.config.clone();
-    config.remove("dtype");
-    config.insert("torch_dtype".to_owned(), contents.dtype.torch_name().into());
-    write_file(&aside.join("config.json"), &pretty(&config.into()))?;
+    if contents.kind == FolderKind::Model {
+        config.remove("dtype");
+        config.insert("torch_dtype".to_owned(), contents.dtype.torch_name().into());
+    }
+    write_file(&aside.join(contents.kind.config_name()), &pretty(&config.into()))?;
     for (name, bytes) in contents.made {
         write_file(&aside.join(name), bytes)?;
     }
@@ -174,13 +187,13 @@ struct Tensor<'a> {
 
 fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> {
     let files = files(contents.units, contents.dtype);
-    let count = files.len();
+    let (count, stem) = (files.len(), contents.kind.weights_stem());
     let mut weight_map = BTreeMap::new();
     let mut total_bytes = 0;
     for (index, tensors) in files.iter().enumerate() {
         let name = match count {
-            1 => SINGLE.to_owned(),
-            _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+            1 => format!("{stem}.safetensors"),
+            _ => format!("{stem}-{:05}-of-{count:05}.safetensors", index + 1),
         };
         write_weight_file(&folder.join(&name), tensors, contents)?;
         for tensor in tensors {
@@ -247,6 +260,22 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
     }
     let file = file.into_inner().map_err(|error| failed(path)(error.into_error()))?;
     Ok(file.sync_all().map_err(failed(path))?)
+}
+
+impl FolderKind {
+    fn config_name(self) -> &'static str {
+        match self {
+            FolderKind::Model => "config.json",
+            FolderKind::Adapter => "adapter_config.json",
+        }
+    }
+
+    fn weights_stem(self) -> &'static str {
+        match self {
+            FolderKind::Model => "model",
+            FolderKind::Adapter => "adapter_model",
+        }
+    }
 }
 
 impl ExportDtype {

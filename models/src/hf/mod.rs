@@ -4,6 +4,7 @@
 //! configuration and the headers of the weights, and checks that every tensor of the model is there in its shape;
 //! the weights themselves are read range by range, as ranks need them, and never whole.
 
+mod adapter;
 mod config;
 mod error;
 mod export;
@@ -15,9 +16,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
+pub use adapter::{AdapterFolder, Merged, WithAdapter, adapter_config_file};
 pub use error::{Error, Result};
-pub use export::{ExportDtype, FolderContents, config_file, write_folder};
+pub use export::{ExportDtype, FolderContents, FolderKind, config_file, write_folder};
 
 use crate::decoder::{self, DecoderConfig};
 use crate::init::WeightSource;
@@ -58,6 +61,14 @@ impl ModelFolder {
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// All of its `config.json`.
+    ///
+    /// # Errors
+    /// [`Error`] if the file cannot be read any more.
+    pub fn config_file(&self) -> Result<Map<String, Value>> {
+        read_json(&self.path.join("config.json"))
     }
 
     /// The shape of the model.

@@ -22,8 +22,6 @@ const CHUNK_BYTES: usize = 1 << 22;
 
 /// The name of the index over several files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// The name of the only file.
-pub(super) const SINGLE: &str = "model.safetensors";
 
 /// All tensors of a folder, by name.
 #[derive(Debug)]
@@ -56,7 +54,7 @@ impl WeightFiles {
         let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
         let index_path = path.join(INDEX);
         if !index_path.exists() {
-            weights.add_file(&path.join(SINGLE))?;
+            weights.add_file(&path.join("model.safetensors"))?;
             return Ok(weights);
         }
         let index: Index = read_json(&index_path)?;
@@ -79,6 +77,18 @@ impl WeightFiles {
         Ok(weights)
     }
 
+    /// Opens a file that stands alone and reads its header.
+    pub fn open_file(path: &Path) -> Result<WeightFiles> {
+        let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        weights.add_file(path)?;
+        Ok(weights)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     /// Checks that the tensors of `units` are there in their shapes, and no other.
     pub fn check(&self, units: &[Unit], tied: bool) -> Result<()> {
         let mut expected = HashMap::new();
@@ -95,7 +105,8 @@ impl WeightFiles {
             let place = self.tensors.get(*name).ok_or_else(|| self.problem(name, "is missing".into()))?;
             let shape = &expected[name];
             if place.shape != *shape {
-                let problem = format!("has shape {:?}, and {shape:?} follows from config.json", place.shape);
+                let problem =
+                    format!("has shape {:?}, and {shape:?} follows from the configuration", place.shape);
                 return Err(self.problem(name, problem));
             }
             if bytes_of(place.dtype).is_none() {
@@ -108,7 +119,7 @@ impl WeightFiles {
         match others.iter().min() {
             None => Ok(()),
             Some(name) => {
-                Err(self.problem(name, "is not part of the model that config.json describes".into()))
+                Err(self.problem(name, "is not part of the model that the configuration describes".into()))
             }
         }
     }

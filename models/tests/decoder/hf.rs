@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyroll_models::hf::{ExportDtype, FolderContents, ModelFolder, config_file, write_folder};
+use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, ModelFolder, config_file, write_folder};
 use anyroll_models::init::WeightSource;
 use anyroll_models::{Decoder, Model, PackedBatch, SamplingParams, Sequence};
 use serde_json::{Value, json};
@@ -180,6 +180,7 @@ fn an_exported_folder_is_the_same_model() {
             let to = scratch.path().join(family.name).join(name);
             fs::create_dir_all(to.parent().unwrap()).unwrap();
             let contents = FolderContents {
+                kind: FolderKind::Model,
                 config: config_file(family.folder.decoder_config(), family.folder.stop_tokens()).unwrap(),
                 copied: &[],
                 made: &[("note.txt", b"made".to_vec())],

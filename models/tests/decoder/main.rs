@@ -4,4 +4,6 @@ mod generation;
 mod golden;
 mod hf;
 mod holder;
+mod lora;
 mod properties;
+mod value;

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod doctor;
+mod export;
 mod import;
 mod reward;
 mod run;
@@ -34,6 +35,7 @@ Examples:
   anyroll doctor                                             which backends this machine has, and why not
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll import deepspeed.json                              another system's config as ours, key by key
+  anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -50,6 +52,8 @@ enum Command {
     Reward(reward::RewardArgs),
     /// Turn a config of ROLL, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
     Import(import::ImportArgs),
+    /// Write a run's model as a folder that transformers loads
+    Export(export::ExportArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -102,6 +106,7 @@ pub fn main() -> u8 {
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Reward(args) => reward::reward(&args),
         Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

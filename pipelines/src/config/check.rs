@@ -1,10 +1,11 @@
 //! What must hold between the fields of a config on any machine.
 
-use anyroll_models::hf::ModelFolder;
+use anyroll_models::LoraTarget;
+use anyroll_models::hf::{AdapterFolder, ModelFolder};
 
 use super::algorithm::*;
 use super::error::{Problem, list};
-use super::model::FolderConfig;
+use super::model::{FolderConfig, LoraConfig};
 use super::reward::*;
 use super::schema::*;
 use super::tree::Node;
@@ -31,7 +32,12 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
     check.rlvr(rlvr)?;
     let dataset = check.data(rlvr)?;
     match (&config.model, &folder) {
-        (ModelConfig::Folder(model), Some(folder)) => check.tokens(rlvr, model, folder, &dataset)?,
+        (ModelConfig::Folder(model), Some(folder)) => {
+            check.tokens(rlvr, model, folder, &dataset)?;
+            if let Some(lora) = &model.lora {
+                check.lora(lora, folder, &config.roles.reference)?;
+            }
+        }
         (ModelConfig::Decoder(decoder), _) => {
             let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
             check.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))?;
@@ -479,6 +485,37 @@ impl Check<'_> {
             format!("write {available} or fewer"),
         )?;
         Ok(dataset)
+    }
+
+    /// Whether the adapters fit the model, and nothing is asked of a reference that is the policy itself.
+    fn lora(&self, lora: &LoraConfig, folder: &ModelFolder, reference: &RoleConfig) -> Result<(), Problem> {
+        self.positive("model.lora.rank", lora.rank)?;
+        let alpha = lora.alpha.unwrap_or(1.0);
+        self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")?;
+        let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
+        let help = format!("write names, or patterns of whole names; there is {}", list(&names));
+        let shape = lora.shape().map_err(|entry| {
+            self.problem("model.lora.targets", format!("`{entry}` names no matrix of a layer"), help.clone())
+        })?;
+        self.ensure(!shape.targets.is_empty(), "model.lora.targets", "the list is empty", help)?;
+        if let Some(path) = &lora.path {
+            let help = "give the folder of an adapter for this model, as PEFT saves it";
+            let adapter = AdapterFolder::open(path, folder.decoder_config())
+                .map_err(|error| self.problem("model.lora.path", one_line(&error), help))?;
+            let found = adapter.lora_config();
+            self.ensure(
+                *found == shape,
+                "model.lora.path",
+                format!("the adapter there is another: {found:?}, and here {shape:?}"),
+                "write its rank, alpha and targets here",
+            )?;
+        }
+        self.ensure(
+            *reference == RoleConfig::default(),
+            "roles.reference",
+            "with `model.lora` the reference is the policy with its adapters off: it has no strategy of its own",
+            "leave it out",
+        )
     }
 
     /// Whether a published model's tokenizer can read the data, and the model has room for them.

@@ -23,7 +23,7 @@ use std::path::Path;
 
 pub use algorithm::*;
 pub use error::{Error, Invalid};
-pub use model::FolderConfig;
+pub use model::{FolderConfig, LoraConfig};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;
 pub use schema::*;

@@ -291,7 +291,12 @@ impl Resolver<'_> {
         config.threads = Some(threads);
         match &mut config.model {
             ModelConfig::Decoder(decoder) => drop(decoder.kv_heads.get_or_insert(decoder.heads)),
-            ModelConfig::Folder(folder) => folder.path = absolute(&folder.path),
+            ModelConfig::Folder(folder) => {
+                folder.path = absolute(&folder.path);
+                if let Some(adapter) = folder.lora.as_mut().and_then(|lora| lora.path.as_mut()) {
+                    *adapter = absolute(adapter);
+                }
+            }
         }
         let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline;
         if let DataConfig::Jsonl(file) = &mut rlvr.data {

@@ -28,6 +28,8 @@ pub struct Setup {
     pub held_out: Vec<Record>,
     /// Text to tokens.
     pub tokenizer: Tokenizer,
+    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    pub has_adapters: bool,
     /// The policy's first weights.
     pub weights: Box<dyn WeightSource>,
     /// What a completion earns.
@@ -72,13 +74,14 @@ impl Setup {
         let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.torch_device()?;
-        let model = Decoder::new(base.config, device)?;
+        let model = base.decoder(device)?;
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
             tokenizer: base.tokenizer,
             weights: base.weights,
+            has_adapters: base.lora.is_some(),
             reward: RewardSum::new(&rlvr.reward),
             share: Share {
                 prompts: rlvr.prompts_per_step,
@@ -100,14 +103,14 @@ impl Setup {
         hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
     }
 
-    /// A frozen copy of `policy`, if the loss has a KL term.
+    /// A frozen copy of `policy`, if there is a KL term and the policy has no adapters.
     pub fn reference(
         &self,
         run: &Run,
         place: &Place,
         policy: &mut Zero<Decoder>,
     ) -> Result<Option<Reference>> {
-        let Some(role) = &run.reference else { return Ok(None) };
+        let Some(role) = run.reference.as_ref().filter(|_| !self.has_adapters) else { return Ok(None) };
         let mut model = hold(self.model.clone(), &role.strategy, place, None, &*self.weights)?;
         model.copy_weights_from(policy)?;
         let micro_batch_size = role.strategy.micro_batch_size;
