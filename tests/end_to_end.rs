@@ -3,6 +3,7 @@
 //! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
 
 mod commands;
+mod diffusion;
 mod failures;
 mod learning;
 mod other_launchers;
@@ -10,6 +11,7 @@ mod published_model;
 mod reproducibility;
 mod resume;
 mod run_folder;
+mod shims;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -5,6 +5,8 @@
 //! once over them; [`ops`] has the tensor operations that libtorch lacks. [`open`] and [`connect`] are the only
 //! places that know every backend.
 
+#[cfg(test)]
+mod abi;
 mod buffer;
 mod collective;
 mod cpu;
@@ -16,12 +18,14 @@ mod error;
 pub mod faults;
 mod ffi;
 mod gloo;
+mod gpu;
 mod group;
 mod library;
 mod nccl;
 mod open_devices;
 pub mod ops;
 mod rendezvous;
+mod rocm;
 mod stream;
 
 use std::sync::Arc;
@@ -35,7 +39,7 @@ pub use device::{
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use group::{CollectiveGroup, Work};
-pub use library::prefer_library;
+pub use library::prefer_folder;
 pub use rendezvous::{Rendezvous, Store};
 pub use stream::{Event, Stream};
 
@@ -48,8 +52,9 @@ pub const RANK_ENVIRONMENT: [(&str, &str); 1] = [("NCCL_NVLS_ENABLE", "0")];
 pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
     match id.backend {
         BackendKind::Cpu => Ok(cpu::CpuDevice::open(id.ordinal)),
-        BackendKind::Cuda => open_devices::once(id, || Ok(Arc::new(cuda::CudaDevice::open(id.ordinal)?))),
-        BackendKind::Rocm | BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(id.backend)),
+        BackendKind::Cuda => open_gpu(&cuda::VENDOR, id),
+        BackendKind::Rocm => open_gpu(&rocm::VENDOR, id),
+        BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(id.backend)),
     }
 }
 
@@ -57,8 +62,9 @@ pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
 pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
     match backend {
         BackendKind::Cpu => Ok(vec![open(DeviceId { backend, ordinal: 0 })?.info()]),
-        BackendKind::Cuda => cuda::devices(),
-        BackendKind::Rocm | BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(backend)),
+        BackendKind::Cuda => gpu::devices(&cuda::VENDOR),
+        BackendKind::Rocm => gpu::devices(&rocm::VENDOR),
+        BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(backend)),
     }
 }
 
@@ -69,12 +75,16 @@ pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn C
     let store = Store::connect(rendezvous)?;
     match device.id().backend {
         BackendKind::Cpu => Ok(Arc::new(gloo::Gloo::connect(store)?)),
-        BackendKind::Cuda => Ok(Arc::new(nccl::Nccl::connect(device, &store)?)),
+        BackendKind::Cuda | BackendKind::Rocm => Ok(Arc::new(nccl::Nccl::connect(device, &store)?)),
         backend => Err(Error::Unsupported {
             backend,
             what: "collectives: this version has no implementation of them".into(),
         }),
     }
+}
+
+fn open_gpu(vendor: &'static gpu::Vendor, id: DeviceId) -> Result<Arc<dyn Device>> {
+    open_devices::once(id, || Ok(Arc::new(gpu::Gpu::open(vendor, id.ordinal)?)))
 }
 
 fn not_implemented(backend: BackendKind) -> Error {

@@ -12,13 +12,13 @@ use libloading::os::unix::{RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
 use crate::{BackendKind, Error, Result, ffi};
 
-/// Paths that the user has named, by file name.
-static PREFERRED: Mutex<Vec<(String, PathBuf)>> = Mutex::new(Vec::new());
+/// Folders that the user has named, first to last.
+static PREFERRED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Makes `path` the first place to look for a vendor's library, such as `libnccl.so.2`. To be called before the
-/// first [`crate::open`]: a library that is open stays open.
-pub fn prefer_library(file: impl Into<String>, path: impl Into<PathBuf>) {
-    PREFERRED.lock().unwrap().insert(0, (file.into(), path.into()));
+/// Makes `folder` the next place to look for vendors' libraries, before all others. To be called before the first
+/// [`crate::open`]: a library that is open stays open.
+pub fn prefer_folder(folder: impl Into<PathBuf>) {
+    PREFERRED.lock().unwrap().push(folder.into());
 }
 
 /// A call that did not return zero.
@@ -36,13 +36,17 @@ impl Failed {
     }
 }
 
-/// A struct of function pointers, with one method a function. Results are plain integers, not enums: a newer
-/// library may return a code that this version has not heard of.
+/// A struct of function pointers, with one method a function. Vendors that share an interface differ in the names:
+/// each function has one for every column, and `load` takes the column. Results are plain integers, not enums: a
+/// newer library may return a code that this version has not heard of.
 macro_rules! table {
-    ($(#[$meta:meta])* $name:ident { $( $field:ident = $symbol:literal ( $($argument:ident: $ty:ty),* ); )* }) => {
+    ($(#[$meta:meta])* $name:ident {
+        $( $field:ident = $($symbol:literal)|+ ( $($argument:ident: $ty:ty),* ); )*
+    }) => {
         $(#[$meta])*
         #[derive(Debug)]
         pub(crate) struct $name {
+            column: usize,
             $( $field: unsafe extern "C" fn($($ty),*) -> std::ffi::c_int, )*
         }
 
@@ -51,18 +55,30 @@ macro_rules! table {
             /// Looks every function up; the error names the one that is not there.
             ///
             /// # Safety
-            /// The library's functions have these signatures, and it is never closed.
-            pub(crate) unsafe fn load(library: &$crate::library::Library) -> Result<Self, String> {
+            /// The library's functions have these names and signatures, and it is never closed.
+            pub(crate) unsafe fn load(library: &$crate::library::Library, column: usize) -> Result<Self, String> {
                 Ok(Self {
+                    column,
                     // SAFETY: the caller's promise.
-                    $( $field: unsafe { $crate::library::symbol(library, $symbol)? }, )*
+                    $( $field: unsafe { $crate::library::symbol(library, [$($symbol),+][column])? }, )*
                 })
+            }
+
+            /// What `backends/abi` says of these functions, if their signatures are the vendor's.
+            #[cfg(test)]
+            #[allow(dead_code)] // of tables that are a test's own
+            pub(crate) fn signatures(column: usize) -> Vec<String> {
+                vec![ $( {
+                    let classes: &[String] = &[ $( $crate::abi::class::<$ty>() ),* ];
+                    $crate::abi::function([$($symbol),+][column], classes)
+                } ),* ]
             }
 
             $(
                 pub(crate) unsafe fn $field(&self, $($argument: $ty),*) -> Result<(), $crate::library::Failed> {
                     // SAFETY: the caller keeps the vendor's rules for this function.
-                    $crate::library::Failed::check($symbol, unsafe { (self.$field)($($argument),*) })
+                    let code = unsafe { (self.$field)($($argument),*) };
+                    $crate::library::Failed::check([$($symbol),+][self.column], code)
                 }
             )*
         }
@@ -90,8 +106,9 @@ pub(crate) fn open(backend: BackendKind, names: &[&str], hint: &str) -> Result<&
 /// this comes before any operation that could ask for them: libtorch remembers that they were not there.
 pub(crate) fn open_libtorch(backend: BackendKind, file: &str, device_type: c_int) -> Result<()> {
     let hint = "this libtorch is built without it: install the one for GPUs with `cargo xtask setup --gpu`";
-    let path = libtorch_folder().map_or_else(|| file.into(), |folder| folder.join(file));
-    open_first(backend, &[path], RTLD_GLOBAL, hint)?;
+    let mut paths = preferred(&[file]);
+    paths.push(libtorch_folder().map_or_else(|| file.into(), |folder| folder.join(file)));
+    open_first(backend, &paths, RTLD_GLOBAL, hint)?;
     // SAFETY: the library that registers this device type is loaded.
     if unsafe { ffi::anyroll_torch_start(device_type) } != 0 {
         return Err(Error::Torch(ffi::last_error()));
@@ -118,16 +135,20 @@ fn words(error: &libloading::Error) -> String {
 }
 
 fn candidates(names: &[&str]) -> Vec<PathBuf> {
-    let preferred = PREFERRED.lock().unwrap();
-    let named = |name: &&str| {
-        preferred.iter().filter(|(file, _)| file == name).map(|(_, path)| path.clone()).collect::<Vec<_>>()
-    };
     let wheels = wheel_folders();
     let beside = |name: &&str| {
-        wheels.iter().map(|folder| folder.join(name)).filter(|path| path.exists()).collect::<Vec<_>>()
+        let beside = wheels.iter().filter(|_| !name.contains('/')).map(|folder| folder.join(name));
+        beside.filter(|path| path.exists()).collect::<Vec<_>>()
     };
     let system = names.iter().map(PathBuf::from);
-    names.iter().flat_map(named).chain(names.iter().flat_map(beside)).chain(system).collect()
+    preferred(names).into_iter().chain(names.iter().flat_map(beside)).chain(system).collect()
+}
+
+/// Bare names in the folders that the user has named.
+fn preferred(names: &[&str]) -> Vec<PathBuf> {
+    let bare = names.iter().filter(|name| !name.contains('/'));
+    let folders = PREFERRED.lock().unwrap();
+    folders.iter().flat_map(|folder| bare.clone().map(|name| folder.join(name))).collect()
 }
 
 /// Folders beside libtorch in which the vendors' wheels keep their libraries.
@@ -167,7 +188,7 @@ mod tests {
     table! {
         /// Functions of the C library, which is there on every machine.
         Present {
-            abs = "abs"(number: c_int);
+            abs = "abs" | "labs"(number: c_int);
         }
     }
     table! {
@@ -184,18 +205,21 @@ mod tests {
     fn a_result_that_is_not_zero_is_the_vendors_code() {
         let library = open(BackendKind::Cuda, &[LIBC], "").unwrap();
         // SAFETY: the signature of the C standard.
-        let present = unsafe { Present::load(library) }.unwrap();
+        let present = unsafe { Present::load(library, 0) }.unwrap();
         // SAFETY: takes any number.
         let call = |number| unsafe { present.abs(number) };
         assert_eq!(call(0), Ok(()));
         assert_eq!(call(-700), Err(Failed { call: "abs", code: 700 }));
+        // SAFETY: the second name takes a long, of which any number is one.
+        let call = unsafe { Present::load(library, 1).unwrap().abs(3) };
+        assert_eq!(call, Err(Failed { call: "labs", code: 3 }));
     }
 
     #[test]
     fn a_missing_function_is_named() {
         let library = open(BackendKind::Cuda, &[LIBC], "").unwrap();
         // SAFETY: the signature of the C standard, and a function that is not there.
-        let incomplete = unsafe { Incomplete::load(library) };
+        let incomplete = unsafe { Incomplete::load(library, 0) };
         // SAFETY: takes any number, and would be reached only if the other were there.
         let called = incomplete.map(|table| unsafe { (table.abs(1), table.missing(1)) });
         assert!(called.unwrap_err().contains("anyroll_no_such_function"));
@@ -203,11 +227,11 @@ mod tests {
 
     #[test]
     fn an_absent_library_says_where_it_was_looked_for() {
-        prefer_library("libanyroll_absent.so", "/named/by/the/user.so");
+        prefer_folder("/named/by/the/user");
         let error = open(BackendKind::Rocm, &["libanyroll_absent.so"], "install it").unwrap_err();
         let Error::Unavailable { backend, tried, reason } = error else { panic!("{error}") };
         assert_eq!(backend, BackendKind::Rocm);
-        assert_eq!(tried, ["/named/by/the/user.so", "libanyroll_absent.so"]);
+        assert_eq!(tried, ["/named/by/the/user/libanyroll_absent.so", "libanyroll_absent.so"]);
         assert!(reason.contains("libanyroll_absent.so") && reason.ends_with("; install it"), "{reason}");
     }
 

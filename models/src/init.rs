@@ -50,7 +50,7 @@ pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
             values.extend((0..count).map(|_| ((2.0 * random.uniform() - 1.0) * bound) as f32));
         }),
         Init::Normal { std } => {
-            random_parts(spec, seed, |values, count, random| extend_normal(values, count, std, random))
+            random_parts(spec, seed, |values, count, random| random.extend_normal(values, count, std))
         }
     }
 }
@@ -63,19 +63,6 @@ fn random_parts(spec: &ParamSpec, seed: u64, extend: impl Fn(&mut Vec<f32>, usiz
         extend(&mut values, part.rows as usize * row, &mut Stream::new(seed, name_hash(&part.name)));
     }
     values
-}
-
-/// Appends `count` values of N(0, std^2), by Box and Muller's method in pairs.
-fn extend_normal(values: &mut Vec<f32>, count: usize, std: f64, random: &mut Stream) {
-    let end = values.len() + count;
-    while values.len() < end {
-        let radius = std * (-2.0 * (1.0 - random.uniform()).ln()).sqrt(); // 1 - u is never 0
-        let (sin, cos) = (std::f64::consts::TAU * random.uniform()).sin_cos();
-        values.push((radius * cos) as f32);
-        if values.len() < end {
-            values.push((radius * sin) as f32);
-        }
-    }
 }
 
 /// FNV-1a: std's hashers promise no stable value.

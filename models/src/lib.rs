@@ -1,13 +1,16 @@
 //! Models as stacks of blocks with hand-written forward and backward passes, and generation with them.
 //!
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
-//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]. Nothing here knows ranks,
-//! shards, configuration files or vendors: weights come as tensors, gradients go into tensors, and who laid those
-//! out is not asked. [`hf`] reads and writes the folders in which models are published.
+//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]; [`diffusion`] has models of
+//! images. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors, gradients go
+//! into tensors, and who laid those out is not asked. [`hf`] reads and writes the
+//! folders in which models are published.
 #![forbid(unsafe_code)]
 
+mod autograd;
 pub mod batch;
 pub mod decoder;
+pub mod diffusion;
 mod error;
 pub mod generation;
 pub mod hf;
@@ -22,3 +25,4 @@ pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParam
 pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };
+pub use random::normals;

@@ -191,6 +191,11 @@ impl<'a> Weights<'a> {
         Weights { units }
     }
 
+    /// All of them, unit by unit.
+    pub(crate) fn units(&self) -> &'a [&'a [Tensor]] {
+        self.units
+    }
+
     /// The parameter `param` of the block's `unit`-th unit.
     pub(crate) fn get(&self, unit: usize, param: usize) -> &'a Tensor {
         &self.units[unit][param]
@@ -239,6 +244,11 @@ impl<'a> Grads<'a> {
     /// The gradients of each unit that the block reads, in the order of `units_of`; `None` for a frozen one.
     pub fn new(units: Vec<Option<&'a mut UnitGrads>>) -> Grads<'a> {
         Grads { units }
+    }
+
+    /// Whether a unit has gradients, and is not frozen.
+    pub(crate) fn wants(&self, unit: usize) -> bool {
+        self.units[unit].is_some()
     }
 
     /// Hands the buffer of a parameter to `put`, with the way in which it must be stored. Nothing is called for a

@@ -38,6 +38,9 @@ impl BaseModel {
                     weights: Box::new(Seed(seed)),
                 })
             }
+            ModelConfig::Dit(_) => {
+                unreachable!("a model of images reads no text, and is refused where there is some")
+            }
             ModelConfig::Folder(config) => {
                 let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
                 let shape = folder.decoder_config().clone();

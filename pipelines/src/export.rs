@@ -56,7 +56,10 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     let last =
         || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
     let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
-    let base = BaseModel::open(&loaded.config.model, &loaded.dataset, loaded.config.seed)?;
+    let Some(dataset) = &loaded.dataset else {
+        return Err(refuse("it trains a model of images, and transformers has none of its kind"));
+    };
+    let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
@@ -95,7 +98,7 @@ fn write_model(
     let decoder = Decoder::new(base.config.clone(), tch::Device::Cpu)?;
     let copied = match model {
         ModelConfig::Folder(folder) => existing(&folder.path, &COPIED),
-        ModelConfig::Decoder(_) => Vec::new(),
+        _ => Vec::new(),
     };
     let made = match &base.tokenizer {
         Tokenizer::Characters(tokenizer) => tokenizer.files(),
@@ -140,7 +143,7 @@ fn write_adapter(
 fn config_json(base: &BaseModel, model: &ModelConfig) -> anyroll_models::hf::Result<Map<String, Value>> {
     match model {
         ModelConfig::Folder(folder) => ModelFolder::open(&folder.path)?.config_file(),
-        ModelConfig::Decoder(_) => config_file(&base.config, &base.tokenizer.stop_tokens()),
+        _ => config_file(&base.config, &base.tokenizer.stop_tokens()),
     }
 }
 

@@ -5,6 +5,9 @@ use crate::metrics::Record;
 /// How many steps the mean reward of the first and of the last steps is taken over.
 pub const REWARD_STEPS: usize = 10;
 
+/// The metrics that say how fast a run is, and the unit of each.
+pub const SPEEDS: [(&str, &str); 2] = [("perf/tokens_per_s", "tokens/s"), ("perf/images_per_s", "images/s")];
+
 /// What a run achieved. Numbers that the metrics do not hold are `None`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Headline {
@@ -14,8 +17,8 @@ pub struct Headline {
     pub step: u64,
     /// Training and evaluation together, over all starts of the run.
     pub time_s: Option<f64>,
-    /// The mean over the training steps, weighted by their duration.
-    pub tokens_per_s: Option<f64>,
+    /// The mean over the training steps, weighted by their duration, and its unit.
+    pub speed: Option<(f64, &'static str)>,
 }
 
 /// A number at the beginning of a run and at its end.
@@ -41,16 +44,20 @@ impl Headline {
             let after = if values.len() > 1 { values.last().copied() } else { None };
             Comparison { name, before: values.first().copied(), after }
         };
-        Headline {
-            comparisons: vec![
+        let mut comparisons = match evaluation("held-out", "eval/reward") {
+            Comparison { before: None, .. } => vec![
                 evaluation("greedy", "eval/greedy"),
                 evaluation("pass@1", "eval/pass@1"),
                 evaluation("pass@4", "eval/pass@4"),
-                reward(&values(records, "reward/mean")),
             ],
+            held_out => vec![held_out, evaluation("drift", "eval/drift")],
+        };
+        comparisons.push(reward(&values(records, "reward/mean")));
+        Headline {
+            comparisons,
             step: records.last().map_or(0, |record| record.step),
             time_s: sum(["time/step_s", "time/eval_s"].map(|metric| values(records, metric)).concat()),
-            tokens_per_s: tokens_per_s(records),
+            speed: SPEEDS.into_iter().find_map(|(metric, unit)| Some((speed(records, metric)?, unit))),
         }
     }
 }
@@ -74,14 +81,14 @@ fn sum(values: Vec<f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum())
 }
 
-fn tokens_per_s(records: &[Record]) -> Option<f64> {
+fn speed(records: &[Record], metric: &str) -> Option<f64> {
     let step = |record: &Record| {
         let time_s = record.metrics.get("time/step_s")?;
-        Some((time_s, time_s * record.metrics.get("perf/tokens_per_s")?))
+        Some((time_s, time_s * record.metrics.get(metric)?))
     };
     let steps = records.iter().filter_map(step);
-    let (time_s, tokens) = steps.fold((0.0, 0.0), |total, step| (total.0 + step.0, total.1 + step.1));
-    (time_s > 0.0).then(|| tokens / time_s)
+    let (time_s, done) = steps.fold((0.0, 0.0), |total, step| (total.0 + step.0, total.1 + step.1));
+    (time_s > 0.0).then(|| done / time_s)
 }
 
 #[cfg(test)]
@@ -115,14 +122,35 @@ mod tests {
         assert_eq!((pass_1.before, pass_1.after), (None, None));
         assert_eq!((reward.before, reward.after), (Some(5.5), Some(25.5)));
         assert_eq!((headline.step, headline.time_s), (30, Some(34.0)));
-        assert_eq!(headline.tokens_per_s, Some(30.0 * 100.0 / 32.0));
+        assert_eq!(headline.speed, Some((30.0 * 100.0 / 32.0, "tokens/s")));
+    }
+
+    #[test]
+    fn a_run_of_images_has_its_own_numbers() {
+        let records = [
+            record(0, &[("eval/reward", 0.4), ("eval/drift", 0.0)]),
+            record(
+                1,
+                &[
+                    ("eval/reward", 0.9),
+                    ("eval/drift", 0.3),
+                    ("time/step_s", 2.0),
+                    ("perf/images_per_s", 64.0),
+                ],
+            ),
+        ];
+        let headline = Headline::new(&records);
+        let [held_out, drift, _] = headline.comparisons[..] else { panic!("{headline:?}") };
+        assert_eq!((held_out.before, held_out.after), (Some(0.4), Some(0.9)));
+        assert_eq!((drift.before, drift.after), (Some(0.0), Some(0.3)));
+        assert_eq!(headline.speed, Some((64.0, "images/s")));
     }
 
     #[test]
     fn a_run_that_just_began_has_no_after() {
         let headline = Headline::new(&[record(0, &[("eval/greedy", 0.25)])]);
         assert_eq!((headline.comparisons[0].before, headline.comparisons[0].after), (Some(0.25), None));
-        assert_eq!((headline.time_s, headline.tokens_per_s), (None, None));
+        assert_eq!((headline.time_s, headline.speed), (None, None));
         assert!(Headline::new(&[]).comparisons.iter().all(|c| c.before.is_none() && c.after.is_none()));
     }
 }

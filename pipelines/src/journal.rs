@@ -2,9 +2,12 @@
 
 use crate::{
     Result,
+    atomic_file::write_atomic,
     headline::Headline,
     metrics::{Metrics, MetricsLog, read_metrics},
-    progress::{Progress, Screen, summary_table},
+    output_error::OutputError,
+    picture::Picture,
+    progress::{Progress, Screen, Shown, summary_table},
     report::{ReportInfo, write_report},
     run_dir::RunDir,
     samples::{Sample, SamplesLog},
@@ -52,10 +55,18 @@ impl Journal {
             self.samples.append(sample)?;
         }
         self.board.scalars(step, metrics)?;
-        if let (Some(reward), Some(speed)) = (metrics.get("reward/mean"), metrics.get("perf/tokens_per_s")) {
-            self.progress.update(step, reward, metrics.get("eval/pass@1"), speed);
+        if let Some(shown) = Shown::of(metrics) {
+            self.progress.update(step, shown);
         }
         Ok(())
+    }
+
+    /// Keeps what the policy painted in the evaluation after a step.
+    pub fn picture(&mut self, step: u64, picture: &Picture) -> Result<()> {
+        let (png, folder) = (picture.png(), self.dir.pictures());
+        std::fs::create_dir_all(&folder).map_err(|source| OutputError::io("create", &folder, source))?;
+        write_atomic(&self.dir.picture(step), &png)?;
+        Ok(self.board.image(step, "eval/images", (picture.width, picture.height), &png)?)
     }
 
     /// Puts what was recorded on the disk: before a checkpoint that stands for it.

@@ -1,7 +1,7 @@
 //! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
 //!
 //! Read in this order: [`config`] is what a YAML says and what it comes to on a machine, [`launch`] how its ranks
-//! start and end, [`train`] the loop, [`rlvr`] what it trains, with [`data`], [`reward`] and [`algorithm`] beside it, and
+//! start and end, [`train`] the loop, [`rlvr`] and [`diffusion`] what it trains, with [`data`], [`reward`] and [`algorithm`] beside it, and
 //! [`journal`] what it writes and shows. Only this crate reads YAML, environment and arguments.
 
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@ mod base_model;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod diffusion;
 mod error;
 pub mod error_chain;
 mod export;
@@ -23,6 +24,7 @@ pub(crate) mod json_lines;
 pub mod launch;
 pub mod metrics;
 pub mod output_error;
+pub mod picture;
 pub mod progress;
 pub mod report;
 pub mod reward;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::format;
-use crate::headline::{Comparison, Headline, REWARD_STEPS};
+use crate::headline::{Comparison, Headline, REWARD_STEPS, SPEEDS};
+use crate::metrics::Metrics;
 use crate::run_dir::RunDir;
 
 /// The least time between two plain lines.
@@ -32,6 +33,29 @@ impl io::Write for Screen {
     }
 }
 
+/// What is shown of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shown {
+    /// The mean of its samples.
+    pub reward: f64,
+    /// The value of the evaluation after it, if there was one, with its name.
+    pub held_out: Option<(&'static str, f64)>,
+    /// What was done in a second, and of what.
+    pub speed: (f64, &'static str),
+}
+
+impl Shown {
+    /// What the metrics of a step tell; `None` if it was no training step.
+    pub fn of(metrics: &Metrics) -> Option<Shown> {
+        let first = |names: [(&str, &'static str); 2]| {
+            names.into_iter().find_map(|(metric, name)| Some((name, metrics.get(metric)?)))
+        };
+        let (unit, speed) = first(SPEEDS)?;
+        let held_out = first([("eval/pass@1", "pass@1"), ("eval/reward", "held-out")]);
+        Some(Shown { reward: metrics.get("reward/mean")?, held_out, speed: (speed, unit) })
+    }
+}
+
 /// The progress of a run. When it is dropped, the bar stays as it is.
 #[derive(Debug)]
 pub struct Progress {
@@ -41,7 +65,7 @@ pub struct Progress {
     /// The first step that was shown, and when: what came before it is no measure of a step.
     first: Option<(u64, Instant)>,
     /// The value of the last evaluation; most steps have none of their own.
-    pass1: Option<f64>,
+    held_out: Option<(&'static str, f64)>,
     last_line: Option<Instant>,
 }
 
@@ -56,16 +80,15 @@ impl Progress {
             .with_finish(ProgressFinish::Abandon);
         let bar = screen.bars.add(bar);
         bar.tick();
-        Progress { screen: screen.clone(), bar, steps, first: None, pass1: None, last_line: None }
+        Progress { screen: screen.clone(), bar, steps, first: None, held_out: None, last_line: None }
     }
 
-    /// Shows that `step` steps are done, with the mean reward of the last one, the pass@1 of the last
-    /// evaluation if one is new, and the tokens per second.
-    pub fn update(&mut self, step: u64, reward: f64, pass1: Option<f64>, tokens_per_s: f64) {
-        self.pass1 = pass1.or(self.pass1);
+    /// Shows that `step` steps are done, and what the last one came to.
+    pub fn update(&mut self, step: u64, shown: Shown) {
+        self.held_out = shown.held_out.or(self.held_out);
         let (first, since) = *self.first.get_or_insert_with(|| (step, Instant::now()));
         let left_s = time_left_s(since.elapsed(), step - first, self.steps.saturating_sub(step));
-        let message = message(reward, self.pass1, tokens_per_s, left_s);
+        let message = message(Shown { held_out: self.held_out, ..shown }, left_s);
         if self.screen.bars.is_hidden() {
             self.plain_line(step, &message);
         } else {
@@ -97,7 +120,7 @@ pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
     lines.push(String::new());
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<10}{value}"));
     let time = headline.time_s.map(|time_s| format!(" in {}", format::duration(time_s)));
-    let speed = headline.tokens_per_s.map(|speed| format!(", {} tokens/s", format::count(speed)));
+    let speed = headline.speed.map(|(speed, unit)| format!(", {} {unit}", format::count(speed)));
     fact("steps", format!("{}{}{}", headline.step, time.unwrap_or_default(), speed.unwrap_or_default()));
     fact("run", run.path().display().to_string());
     fact("report", format!("{}  (opens in any browser)", run.report().display()));
@@ -118,10 +141,10 @@ fn time_left_s(elapsed: Duration, done: u64, left: u64) -> Option<f64> {
     (done > 0).then(|| elapsed.as_secs_f64() / done as f64 * left as f64)
 }
 
-fn message(reward: f64, pass1: Option<f64>, tokens_per_s: f64, left_s: Option<f64>) -> String {
+fn message(Shown { reward, held_out, speed: (speed, unit) }: Shown, left_s: Option<f64>) -> String {
     let mut parts = vec![format!("reward {}", format::score(reward))];
-    parts.extend(pass1.map(|value| format!("pass@1 {}", format::score(value))));
-    parts.push(format!("{} tokens/s", format::count(tokens_per_s)));
+    parts.extend(held_out.map(|(name, value)| format!("{name} {}", format::score(value))));
+    parts.push(format!("{} {unit}", format::count(speed)));
     parts.extend(left_s.map(|seconds| format!("{} left", format::clock(seconds))));
     parts.join("  ")
 }
@@ -132,11 +155,19 @@ mod tests {
 
     #[test]
     fn a_message_has_what_is_known() {
-        let check = |pass1, left_s, expected: &str| {
-            assert_eq!(message(0.41249, pass1, 12_345.0, left_s), expected);
+        let check = |pairs: &[(&str, f64)], left_s, expected: &str| {
+            let mut metrics = Metrics::new();
+            pairs.iter().for_each(|&(name, value)| metrics.insert(name, value));
+            let found = Shown::of(&metrics).map(|shown| message(shown, left_s));
+            assert_eq!(found.unwrap_or_default(), expected);
         };
-        check(None, None, "reward 0.412  12.3k tokens/s");
-        check(Some(0.388), Some(31.2), "reward 0.412  pass@1 0.388  12.3k tokens/s  0:31 left");
+        let (reward, tokens) = (("reward/mean", 0.41249), ("perf/tokens_per_s", 12_345.0));
+        check(&[reward, tokens], None, "reward 0.412  12.3k tokens/s");
+        let expected = "reward 0.412  pass@1 0.388  12.3k tokens/s  0:31 left";
+        check(&[reward, tokens, ("eval/pass@1", 0.388)], Some(31.2), expected);
+        let images = [reward, ("perf/images_per_s", 99.0), ("eval/reward", 0.5)];
+        check(&images, None, "reward 0.412  held-out 0.500  99 images/s");
+        check(&[("eval/reward", 0.5)], None, "");
     }
 
     #[test]
@@ -163,7 +194,7 @@ mod tests {
             ],
             step: 200,
             time_s: Some(45.4),
-            tokens_per_s: Some(12_345.0),
+            speed: Some((12_345.0, "tokens/s")),
         };
         let table = summary_table(&headline, &run).replace(folder.path().to_str().unwrap(), "runs");
         let expected = "              \

@@ -9,6 +9,7 @@ mod axis;
 mod chart;
 mod curve;
 mod figures;
+mod gallery;
 mod sample_table;
 
 use std::fs;
@@ -25,6 +26,7 @@ use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
 use crate::samples::{Sample, read_samples};
 use figures::Figure;
+use gallery::Shot;
 use sample_table::SampleTable;
 
 const TEMPLATE: &str = include_str!("report/page.html");
@@ -41,7 +43,7 @@ pub struct ReportInfo<'a> {
     pub steps: u64,
 }
 
-/// Writes `report.html` of a run from its `metrics.jsonl`, `samples.jsonl` and `resolved.yaml`, over the
+/// Writes `report.html` of a run from its `metrics.jsonl`, `samples.jsonl`, pictures and `resolved.yaml`, over the
 /// one that is there. Metrics that the log lacks leave out their curves.
 ///
 /// # Errors
@@ -49,10 +51,11 @@ pub struct ReportInfo<'a> {
 pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
     let records = read_metrics(&run.metrics())?;
     let samples = read_samples(&run.samples())?;
+    let gallery = gallery::gallery(run)?;
     let resolved = run.resolved();
     let config =
         fs::read_to_string(&resolved).map_err(|source| OutputError::io("read", &resolved, source))?;
-    write_atomic(&run.report(), page(info, &records, &samples, &config).as_bytes())
+    write_atomic(&run.report(), page(info, &records, gallery, &samples, &config).as_bytes())
 }
 
 /// The values of the template.
@@ -65,6 +68,7 @@ struct Page<'a> {
     finished: bool,
     tiles: Vec<Tile>,
     figures: Vec<Figure>,
+    gallery: Vec<Shot>,
     samples: Option<SampleTable<'a>>,
     config: &'a str,
 }
@@ -79,7 +83,13 @@ struct Tile {
     detail: String,
 }
 
-fn page(info: &ReportInfo, records: &[Record], samples: &[Sample], config: &str) -> String {
+fn page(
+    info: &ReportInfo,
+    records: &[Record],
+    gallery: Vec<Shot>,
+    samples: &[Sample],
+    config: &str,
+) -> String {
     let headline = Headline::new(records);
     let finished = headline.step >= info.steps;
     let page = Page {
@@ -94,6 +104,7 @@ fn page(info: &ReportInfo, records: &[Record], samples: &[Sample], config: &str)
         finished,
         tiles: tiles(&headline),
         figures: figures::figures(records),
+        gallery,
         samples: SampleTable::new(samples),
         config,
     };
@@ -111,7 +122,7 @@ fn tiles(headline: &Headline) -> Vec<Tile> {
         .time_s
         .map(|time_s| plain("time", format::duration(time_s), format!("for {} steps", headline.step)));
     let speed =
-        headline.tokens_per_s.map(|speed| plain("tokens/s", format::count(speed), "while training".into()));
+        headline.speed.map(|(speed, unit)| plain(unit, format::count(speed), "while training".into()));
     let comparisons = headline.comparisons.iter().filter_map(comparison_tile);
     comparisons.chain(time).chain(speed).collect()
 }

@@ -106,6 +106,33 @@ impl RunDir {
         self.path.join("samples.jsonl")
     }
 
+    /// What a model of images painted at a step's evaluation.
+    pub fn picture(&self, step: u64) -> PathBuf {
+        self.pictures().join(format!("step_{step:06}.png"))
+    }
+
+    /// The steps that have a picture, in order.
+    ///
+    /// # Errors
+    /// If the folder of the pictures is there and cannot be read.
+    pub fn pictured_steps(&self) -> Result<Vec<u64>> {
+        let pictures = self.pictures();
+        let entries = match fs::read_dir(&pictures) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|source| OutputError::io("read", &pictures, source))?,
+        };
+        let step_of = |name: &str| name.strip_prefix("step_")?.strip_suffix(".png")?.parse().ok();
+        let mut steps: Vec<u64> =
+            entries.filter_map(|entry| step_of(entry.ok()?.file_name().to_str()?)).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// The folder of the pictures, which a run without any lacks.
+    pub fn pictures(&self) -> PathBuf {
+        self.path.join("pictures")
+    }
+
     /// The page for a browser.
     pub fn report(&self) -> PathBuf {
         self.path.join("report.html")

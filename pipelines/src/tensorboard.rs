@@ -57,6 +57,18 @@ impl EventWriter {
         self.append(step, Message::default().message(event::SUMMARY, summary))
     }
 
+    /// Writes a grey image, `png` being its file and `size` its width and height.
+    pub fn image(&mut self, step: u64, tag: &str, (width, height): (u32, u32), png: &[u8]) -> Result<()> {
+        let image = Message::default()
+            .varint(image::HEIGHT, u64::from(height))
+            .varint(image::WIDTH, u64::from(width))
+            .varint(image::COLORSPACE, image::GREY)
+            .bytes(image::ENCODED, png);
+        let value = Message::default().bytes(value::TAG, tag.as_bytes()).message(value::IMAGE, image);
+        let summary = Message::default().message(summary::VALUE, value);
+        self.append(step, Message::default().message(event::SUMMARY, summary))
+    }
+
     /// Writes a text, which TensorBoard renders as Markdown.
     pub fn text(&mut self, step: u64, tag: &str, markdown: &str) -> Result<()> {
         let plugin = Message::default().bytes(plugin_data::PLUGIN_NAME, b"text");
@@ -118,8 +130,16 @@ mod summary {
 mod value {
     pub const TAG: u64 = 1;
     pub const SIMPLE_VALUE: u64 = 2;
+    pub const IMAGE: u64 = 4;
     pub const TENSOR: u64 = 8;
     pub const METADATA: u64 = 9;
+}
+mod image {
+    pub const HEIGHT: u64 = 1;
+    pub const WIDTH: u64 = 2;
+    pub const COLORSPACE: u64 = 3;
+    pub const GREY: u64 = 1;
+    pub const ENCODED: u64 = 4;
 }
 mod metadata {
     pub const PLUGIN_DATA: u64 = 1;
@@ -295,6 +315,19 @@ mod tests {
         assert_eq!(tensor, [Wire::Varint(1, 7), Wire::Bytes(2, vec![]), text]);
         let metadata = decode(bytes_of(&value[2]));
         assert_eq!(metadata, [Wire::Bytes(1, b"\x0a\x04text".to_vec()), Wire::Varint(4, 2)]);
+    }
+
+    #[test]
+    fn an_image_decodes_to_its_file_and_size() {
+        let folder = tempfile::tempdir().unwrap();
+        EventWriter::create(folder.path(), 0).unwrap().image(5, "images", (7, 300), b"file").unwrap();
+        let summary = bytes_of(&events(folder.path())[2][1]).to_vec();
+        let value = decode(bytes_of(&decode(&summary)[0]));
+        assert_eq!(value[0], Wire::Bytes(1, b"images".to_vec()));
+        let Wire::Bytes(4, image) = &value[1] else { panic!("{value:?}") };
+        let expected =
+            [Wire::Varint(1, 300), Wire::Varint(2, 7), Wire::Varint(3, 1), Wire::Bytes(4, b"file".to_vec())];
+        assert_eq!(decode(image), expected);
     }
 
     #[test]

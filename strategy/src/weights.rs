@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyroll_backends::{Buffer, DType, Stream, Work};
 use anyroll_models::{Model, Unit, init::WeightSource};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::{
     Result, State, Zero, ZeroStage,
@@ -81,15 +81,33 @@ impl<M: Model> Zero<M> {
     /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage and
     /// precision.
     pub fn copy_weights_from(&mut self, other: &mut Self) -> Result<()> {
+        self.set_from(other, "copy_weights_from", |_, theirs| Ok(theirs))
+    }
+
+    /// Moves every weight `share` of its way to that of `other`: an exponential moving average keeps the rest, and at
+    /// 1 it is a copy. As [`Self::copy_weights_from`] otherwise; small moves need fp32.
+    pub fn move_towards(&mut self, other: &mut Self, share: f64) -> Result<()> {
+        self.set_from(other, "move_towards", |own, theirs| {
+            Ok(own.f_to_kind(Kind::Float)?.f_lerp(&theirs.f_to_kind(Kind::Float)?, share)?)
+        })
+    }
+
+    /// Sets the weights to what `mix` makes of this rank's shards of its own and of `other`'s.
+    fn set_from(
+        &mut self,
+        other: &mut Self,
+        call: &'static str,
+        mix: impl Fn(Tensor, Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
         let states = [State::Params, State::Optimizer];
-        self.needs("copy_weights_from", &states)?;
-        other.needs("copy_weights_from", &states)?;
+        self.needs(call, &states)?;
+        other.needs(call, &states)?;
         for index in 0..self.units.len() {
-            let own = other.own_weights(index)?;
+            let mixed = mix(self.own_weights(index)?, other.own_weights(index)?)?;
             let unit = &self.units[index];
             let whole = Buffer::zeros(&self.compute, unit.layout.len, DType::F32)?;
             let mine = whole.slice(unit.layout.shard(self.group.rank()));
-            flat(&mine)?.f_copy_(&own)?;
+            flat(&mine)?.f_copy_(&mixed)?;
             self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
             self.set_unit(index, &flat(&whole)?)?;
         }

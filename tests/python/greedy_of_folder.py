@@ -8,6 +8,7 @@ The prompts are user messages behind the system message of configs/rlvr_math_qwe
 import json
 import sys
 
+import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -21,7 +22,7 @@ greedy = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=token
 found = []
 for prompt in json.loads(prompts):
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
-    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    tokens = model.generate(**inputs, generation_config=greedy)[0, inputs["input_ids"].shape[1] :]
-    found.append(tokenizer.decode(tokens, skip_special_tokens=True))
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    tokens = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=greedy)
+    found.append(tokenizer.decode(tokens[0, inputs.shape[1] :], skip_special_tokens=True))
 print(json.dumps(found))

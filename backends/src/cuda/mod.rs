@@ -1,419 +1,104 @@
-//! The CUDA backend: NVIDIA's driver, opened at run time.
+//! The CUDA backend: NVIDIA's driver, which comes with the kernel module, and its run-time compiler, which comes
+//! with libtorch. What it has in common with [`crate::rocm`] is [`crate::gpu`].
 //!
 //! It works in the device's primary context, as libtorch and NCCL do, so that streams, events and addresses pass
-//! between the three. A handle is the driver's own. libtorch's default stream is the driver's stream 0; ours are
-//! non-blocking, and are in order with it only by events.
-//!
-//! Memory comes from a pool of our own: `cuMemFree` waits for the whole device, and so for collectives that wait for
-//! other ranks, while a pool takes memory back in stream order. The pool keeps nothing back across a
-//! synchronization, and never hands out memory whose release is still pending, which would make the next
-//! allocation wait for it.
+//! between the three.
 
-mod arena;
-mod context;
-mod driver;
-mod facts;
-mod module;
-mod nvrtc;
-mod pinned;
-
-use std::{
-    collections::HashMap,
-    ffi::{CStr, c_int, c_void},
-    ptr,
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::ffi::c_int;
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed, stream::report,
+    BackendKind, Result,
+    gpu::{Dialect, Driver, Handle, Opened, Vendor},
+    library::{Failed, table},
 };
-use context::Context;
-use driver::{
-    Address, Driver, Handle, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+
+/// NVIDIA.
+pub static VENDOR: Vendor = Vendor {
+    backend: BackendKind::Cuda,
+    column: 0,
+    driver_files: &["libcuda.so.1"],
+    driver_hint: "it comes with NVIDIA's driver: install that, or give this container access to the GPUs",
+    version_call: "cuDriverGetVersion",
+    version: |version| Ok(format!("CUDA {}.{}", version / 1000, version % 1000 / 10)),
+    // Newest first. The number is that of the CUDA release, which goes with libtorch's own.
+    compiler_files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    compiler_hint: "it comes with libtorch for GPUs: `cargo xtask setup --gpu`",
+    compiler_builtins: "libnvrtc-builtins.so",
+    compiler_architecture: "--gpu-architecture=",
+    compiler_options: &["--fmad=false", "--std=c++17"],
+    libtorch_file: "libtorch_cuda.so",
+    multiprocessors: 16,
+    // SAFETY: the caller's promise; the signatures are those of cuda.h.
+    dialect: |library| unsafe { Ok(Box::new(Calls::load(library, 0)?)) },
+    opened: Opened::nothing(),
 };
-use module::Module;
-use pinned::Pinned;
 
-/// `c10::DeviceType::CUDA`
-const TORCH_KIND: c_int = 1;
+/// `CUdevice_attribute`
+const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+/// See above.
+const COMPUTE_CAPABILITY_MINOR: c_int = 76;
 
-/// See the module's description.
-#[derive(Debug)]
-pub struct CudaDevice {
-    info: DeviceInfo,
-    granularity_bytes: usize,
-    allocated_bytes: AtomicUsize,
-    pinned: Pinned,
-    /// The first failure of host work, a stream.
-    failures: Mutex<HashMap<u64, Failure>>,
-    module: OnceLock<Result<Module>>,
-    pool: Handle,
-    /// Carries allocations and nothing else, so that one is over as soon as it is enqueued.
-    allocations: Handle,
-    context: Context,
-}
-
-type Failure = Arc<Mutex<Option<String>>>;
-
-/// What the driver's thread gets.
-struct HostWork {
-    work: HostFn,
-    failure: Failure,
-}
-
-/// The devices that this process sees; [`Error::Unavailable`] without a driver, a device or a libtorch for it.
-pub fn devices() -> Result<Vec<DeviceInfo>> {
-    let driver = Driver::get()?;
-    let devices = (0..facts::count(driver)?).map(|ordinal| facts::info(driver, ordinal)).collect();
-    open_libtorch()?;
-    devices
-}
-
-impl CudaDevice {
-    /// Opens a device. Everything that could be missing is looked for here.
-    pub fn open(ordinal: usize) -> Result<Self> {
-        let driver = Driver::get()?;
-        let number = facts::device(driver, ordinal)?;
-        let info = facts::info(driver, ordinal)?;
-        open_libtorch()?;
-        let context = Context::new(driver, ordinal, number)?;
-        let granularity_bytes = arena::granularity_bytes(&context)?;
-        let (mut pool, mut allocations) = (0, 0);
-        let mut wait_for_releases: c_int = 0;
-        // SAFETY: numbers and structs of our own; both handles are given back in `drop`.
-        context.run(|driver| unsafe {
-            driver.pool_create(&mut pool, &PoolProperties::on(number))?;
-            let value = (&raw mut wait_for_releases).cast();
-            driver.pool_set_attribute(pool, REUSE_ALLOW_INTERNAL_DEPENDENCIES, value)?;
-            driver.stream_create(&mut allocations, NON_BLOCKING)
-        })?;
-        Ok(Self {
-            info,
-            granularity_bytes,
-            allocated_bytes: AtomicUsize::new(0),
-            pinned: Pinned::default(),
-            failures: Mutex::default(),
-            module: OnceLock::new(),
-            pool,
-            allocations,
-            context,
-        })
-    }
-
-    /// Run-time kernels, compiled for this device when the first of them is wanted.
-    fn module(&self) -> Result<&Module> {
-        let compiled = self.module.get_or_init(|| {
-            let compiled = Module::compile(&self.context);
-            if let Err(error) = &compiled {
-                tracing::warn!("no kernels of our own on {}: {error}", self.info.id);
-            }
-            compiled
-        });
-        compiled.as_ref().map_err(Clone::clone)
-    }
-
-    fn failure(&self, stream: RawStream) -> Failure {
-        self.failures.lock().unwrap().entry(stream.0).or_default().clone()
-    }
-
-    fn try_alloc(&self, len: usize) -> Result<Address, Failed> {
-        let mut address = 0;
-        // SAFETY: a number and handles of our own. The wait makes the memory ready for every stream.
-        unsafe {
-            self.context.driver.alloc_from_pool(&mut address, len, self.pool, self.allocations)?;
-            self.context.driver.stream_synchronize(self.allocations)?;
-        }
-        Ok(address)
+table! {
+    /// What only this driver has: contexts, and kernels that are loaded late.
+    Calls {
+        primary_context_retain = "cuDevicePrimaryCtxRetain"(context: *mut Handle, device: c_int);
+        primary_context_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);
+        context_push = "cuCtxPushCurrent_v2"(context: Handle);
+        context_pop = "cuCtxPopCurrent_v2"(context: *mut Handle);
+        function_load = "cuFuncLoad"(function: Handle);
     }
 }
 
-fn open_libtorch() -> Result<()> {
-    static OPENED: OnceLock<Result<()>> = OnceLock::new();
-    let open = || library::open_libtorch(BackendKind::Cuda, "libtorch_cuda.so", TORCH_KIND);
-    OPENED.get_or_init(open).clone()
-}
+impl Dialect for Calls {
+    fn retain(&self, device: c_int) -> Result<Handle, Failed> {
+        let mut context = 0;
+        // SAFETY: a number of our own.
+        unsafe { self.primary_context_retain(&mut context, device)? };
+        Ok(context)
+    }
 
-fn address(slice: RawSlice) -> Address {
-    slice.buffer.0 + slice.offset as Address
-}
+    fn release(&self, device: c_int) -> Result<(), Failed> {
+        // SAFETY: takes any number.
+        unsafe { self.primary_context_release(device) }
+    }
 
-/// A stream or an event.
-fn handle(raw: u64) -> Handle {
-    raw as Handle
-}
+    fn enter(&self, retained: Handle) -> Result<Handle, Failed> {
+        // SAFETY: retained, and not yet released.
+        unsafe { self.context_push(retained)? };
+        Ok(retained)
+    }
 
-/// # Safety
-/// `data` is a box of [`HostWork`] that `enqueue_host_fn` gave away; called once.
-unsafe extern "C" fn run_host_work(data: *mut c_void) {
-    // SAFETY: the caller's promise.
-    let HostWork { work, failure } = *unsafe { Box::from_raw(data.cast::<HostWork>()) };
-    if let Err(message) = run(work) {
-        failure.lock().unwrap().get_or_insert(message);
+    fn leave(&self, _previous: Handle) -> Result<(), Failed> {
+        let mut popped = 0;
+        // SAFETY: pops what `enter` has pushed in this thread.
+        unsafe { self.context_pop(&mut popped) }
+    }
+
+    fn load_function(&self, function: Handle) -> Result<(), Failed> {
+        // SAFETY: a function of a loaded module.
+        unsafe { self.function_load(function) }
+    }
+
+    fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed> {
+        let major = driver.attribute(device, COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = driver.attribute(device, COMPUTE_CAPABILITY_MINOR)?;
+        Ok(format!("sm_{major}{minor}"))
     }
 }
 
-// SAFETY: streams, events and copies are the driver's own; memory is handed out once it is ready for every stream
-// and taken back in stream order; every call makes the context current first, so it may come from any thread.
-unsafe impl Device for CudaDevice {
-    fn id(&self) -> DeviceId {
-        self.info.id
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{assert_says, fact};
 
-    fn info(&self) -> DeviceInfo {
-        self.info.clone()
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        // What was released since the last synchronization is not in use any more.
-        // SAFETY: the pool is live.
-        self.context.run(|driver| unsafe { driver.pool_trim(self.pool, 0) })?;
-        let _entered = self.context.enter()?;
-        let (free_bytes, total_bytes) = self.context.memory()?;
-        Ok(MemoryInfo {
-            free_bytes,
-            total_bytes,
-            allocated_bytes: self.allocated_bytes.load(Ordering::Relaxed),
-            pinned_bytes: self.pinned.bytes(),
-        })
-    }
-
-    fn torch_device(&self) -> Option<TorchDevice> {
-        Some(TorchDevice { kind: TORCH_KIND, index: self.info.id.ordinal as i32 })
-    }
-
-    unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {
-        let _entered = self.context.enter()?;
-        let address = self.try_alloc(len).or_else(|failed| {
-            if failed.code != OUT_OF_MEMORY {
-                return Err(failed);
-            }
-            // Pending releases may be what is missing: the device is given the time to finish them, once.
-            // SAFETY: the context is current, and the pool is live.
-            unsafe {
-                self.context
-                    .driver
-                    .context_synchronize()
-                    .and_then(|()| self.context.driver.pool_trim(self.pool, 0))
-            }
-            .and_then(|()| self.try_alloc(len))
-        });
-        let address = match address {
-            Ok(address) => address,
-            Err(failed) => {
-                self.context.fits(len)?;
-                return Err(self.context.memory_error(failed, len));
-            }
-        };
-        self.allocated_bytes.fetch_add(len, Ordering::Relaxed);
-        Ok(RawBuffer(address))
-    }
-
-    unsafe fn free(&self, buffer: RawBuffer, len: usize, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller gave the memory up; the driver takes it back after the stream's work.
-        self.context.run(|driver| unsafe { driver.free_async(buffer.0, handle(stream.0)) })?;
-        self.allocated_bytes.fetch_sub(len, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn address(&self, buffer: RawBuffer) -> Option<*mut u8> {
-        Some(buffer.0 as *mut u8)
-    }
-
-    unsafe fn arena_reserve(&self, len: usize) -> Result<RawBuffer> {
-        arena::reserve(&self.context, len).map(RawBuffer)
-    }
-
-    unsafe fn arena_map(&self, arena: RawBuffer, len: usize) -> Result<()> {
-        // SAFETY: the caller holds this reservation, which is not mapped.
-        unsafe { arena::map(&self.context, arena.0, len)? };
-        self.allocated_bytes.fetch_add(len, Ordering::Relaxed);
-        Ok(())
-    }
-
-    unsafe fn arena_unmap(&self, arena: RawBuffer, len: usize) -> Result<()> {
-        // SAFETY: the caller holds this mapping, and nothing uses it.
-        unsafe { arena::unmap(&self.context, arena.0, len)? };
-        self.allocated_bytes.fetch_sub(len, Ordering::Relaxed);
-        Ok(())
-    }
-
-    unsafe fn arena_free(&self, arena: RawBuffer, len: usize) -> Result<()> {
-        // SAFETY: the caller gave the reservation up.
-        unsafe { arena::free(&self.context, arena.0, len) }
-    }
-
-    fn arena_granularity_bytes(&self) -> usize {
-        self.granularity_bytes
-    }
-
-    unsafe fn alloc_pinned(&self, len: usize) -> Result<*mut u8> {
-        self.pinned.alloc(&self.context, len)
-    }
-
-    unsafe fn free_pinned(&self, ptr: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.pinned.free(&self.context, ptr, len) }
-    }
-
-    unsafe fn fill(&self, dst: RawSlice, byte: u8, stream: RawStream) -> Result<()> {
-        if dst.len == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller keeps `dst` alive until the work is done.
-        self.context.run(|driver| unsafe { driver.fill(address(dst), byte, dst.len, handle(stream.0)) })
-    }
-
-    unsafe fn copy_h2d(&self, dst: RawSlice, src: *const u8, stream: RawStream) -> Result<()> {
-        let cut = self.pinned.cut(&self.context, src as usize, dst.len)?;
-        self.context.run(|driver| {
-            // SAFETY: the caller keeps both ranges alive until the work is done.
-            cut.into_iter().filter(|part| !part.is_empty()).try_for_each(|part| unsafe {
-                let to = address(dst) + part.start as Address;
-                driver.copy_h2d(to, src.add(part.start).cast(), part.len(), handle(stream.0))
-            })
-        })
-    }
-
-    unsafe fn copy_d2h(&self, dst: *mut u8, src: RawSlice, stream: RawStream) -> Result<()> {
-        let cut = self.pinned.cut(&self.context, dst as usize, src.len)?;
-        self.context.run(|driver| {
-            // SAFETY: the caller keeps both ranges alive until the work is done.
-            cut.into_iter().filter(|part| !part.is_empty()).try_for_each(|part| unsafe {
-                let from = address(src) + part.start as Address;
-                driver.copy_d2h(dst.add(part.start).cast(), from, part.len(), handle(stream.0))
-            })
-        })
-    }
-
-    unsafe fn copy_d2d(&self, dst: RawSlice, src: RawSlice, stream: RawStream) -> Result<()> {
-        if dst.len == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller keeps both ranges alive until the work is done.
-        self.context
-            .run(|driver| unsafe { driver.copy_d2d(address(dst), address(src), dst.len, handle(stream.0)) })
-    }
-
-    fn stream_create(&self) -> Result<RawStream> {
-        let mut stream = 0;
-        // SAFETY: a number of our own; the caller gives the stream back.
-        self.context.run(|driver| unsafe { driver.stream_create(&mut stream, NON_BLOCKING) })?;
-        Ok(RawStream(stream as u64))
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // The handle may be given out again, to a stream that has not failed.
-        self.failures.lock().unwrap().remove(&stream.0);
-        // SAFETY: the caller's promise; the driver lets pending work finish.
-        self.context.run(|driver| unsafe { driver.stream_destroy(handle(stream.0)) })
-    }
-
-    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.context.run(|driver| unsafe { driver.stream_synchronize(handle(stream.0)) })?;
-        match self.failure(stream).lock().unwrap().take() {
-            Some(message) => Err(Error::Stream { device: self.info.id, message }),
-            None => Ok(()),
-        }
-    }
-
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.context.run(|driver| unsafe { driver.stream_wait_event(handle(stream.0), handle(event.0), 0) })
-    }
-
-    fn torch_stream(&self) -> Result<RawStream> {
-        let mut stream = ptr::null_mut();
-        // SAFETY: an address of our own; libtorch's support of the device is loaded.
-        if unsafe { ffi::anyroll_torch_stream(TORCH_KIND, self.info.id.ordinal as c_int, &mut stream) } != 0 {
-            return Err(Error::Torch(ffi::last_error()));
-        }
-        Ok(RawStream(stream as u64))
-    }
-
-    fn event_create(&self) -> Result<RawEvent> {
-        const WITH_TIME: u32 = 0;
-        let mut event = 0;
-        // SAFETY: a number of our own; the caller gives the event back.
-        self.context.run(|driver| unsafe { driver.event_create(&mut event, WITH_TIME) })?;
-        Ok(RawEvent(event as u64))
-    }
-
-    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller's promise; the driver keeps what pending waits need.
-        self.context.run(|driver| unsafe { driver.event_destroy(handle(event.0)) })
-    }
-
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.context.run(|driver| unsafe { driver.event_record(handle(event.0), handle(stream.0)) })
-    }
-
-    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        let _entered = self.context.enter()?;
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { self.context.driver.event_query(handle(event.0)) };
-        Driver::reached(outcome).map_err(|failed| self.context.error(failed))
-    }
-
-    unsafe fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration> {
-        let mut elapsed_ms = 0.0;
-        let (start, end) = (handle(start.0), handle(end.0));
-        // SAFETY: the caller's promise, and a number of our own.
-        self.context.run(|driver| unsafe { driver.event_elapsed(&mut elapsed_ms, start, end) })?;
-        Ok(Duration::from_secs_f64(f64::from(elapsed_ms.max(0.0)) / 1e3))
-    }
-
-    unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()> {
-        let data = Box::into_raw(Box::new(HostWork { work, failure: self.failure(stream) }));
-        self.context.run(|driver| {
-            // SAFETY: the caller's promise; `run_host_work` takes the box over.
-            let outcome =
-                unsafe { driver.launch_host_function(handle(stream.0), run_host_work, data.cast()) };
-            if outcome.is_err() {
-                // SAFETY: it was not enqueued, so the box is still ours.
-                drop(unsafe { Box::from_raw(data) });
-            }
-            outcome
-        })
-    }
-
-    fn has_kernels(&self) -> bool {
-        self.module().is_ok()
-    }
-
-    unsafe fn launch(
-        &self,
-        kernel: &'static CStr,
-        blocks: u32,
-        threads: u32,
-        arguments: &mut [*mut c_void],
-        stream: RawStream,
-    ) -> Result<()> {
-        let function = self.module()?.function(kernel);
-        // SAFETY: the arguments are those of the kernel, as the caller promises.
-        self.context.run(|driver| unsafe {
-            let (arguments, stream) = (arguments.as_mut_ptr(), handle(stream.0));
-            driver.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, ptr::null_mut())
-        })
-    }
-}
-
-impl Drop for CudaDevice {
-    fn drop(&mut self) {
-        if let Some(Ok(module)) = self.module.take() {
-            report(module.unload(&self.context));
-        }
-        // SAFETY: made by `open`; the safe types hold the device as long as they hold its memory.
-        let released = self.context.run(|driver| unsafe {
-            driver.stream_destroy(self.allocations)?;
-            driver.pool_destroy(self.pool)
-        });
-        report(released);
+    #[test]
+    fn the_table_says_what_the_headers_say() {
+        let mut facts = Calls::signatures(0);
+        facts.extend([
+            fact("value", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT", VENDOR.multiprocessors),
+            fact("value", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR", COMPUTE_CAPABILITY_MAJOR),
+            fact("value", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR", COMPUTE_CAPABILITY_MINOR),
+        ]);
+        assert_says("cuda_13.0", &facts);
     }
 }

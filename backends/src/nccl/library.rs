@@ -110,15 +110,23 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// NCCL, opened once: beside libtorch, in the system, or where [`crate::prefer_library`] says.
-    pub(super) fn nccl() -> Result<&'static Self> {
+    /// The library of a backend, opened once: beside libtorch, in the system, or where [`crate::prefer_folder`] says.
+    pub(super) fn of(backend: BackendKind) -> Result<&'static Self> {
         static NCCL: OnceLock<Result<Library>> = OnceLock::new();
-        let open = || Self::open(BackendKind::Cuda, &["libnccl.so.2", "libnccl.so"]);
-        NCCL.get_or_init(open).as_ref().map_err(Clone::clone)
+        static RCCL: OnceLock<Result<Library>> = OnceLock::new();
+        let (opened, files, hint): (_, &[&str], _) = match backend {
+            BackendKind::Rocm => {
+                (&RCCL, &["librccl.so.1", "librccl.so", "/opt/rocm/lib/librccl.so"], "it comes with ROCm")
+            }
+            _ => {
+                let hint = "it comes with libtorch for GPUs: `cargo xtask setup --gpu`";
+                (&NCCL, &["libnccl.so.2", "libnccl.so"], hint)
+            }
+        };
+        opened.get_or_init(|| Self::open(backend, files, hint)).as_ref().map_err(Clone::clone)
     }
 
-    fn open(backend: BackendKind, files: &[&str]) -> Result<Self> {
-        let hint = "it comes with libtorch for GPUs: `cargo xtask setup --gpu`";
+    fn open(backend: BackendKind, files: &[&str], hint: &str) -> Result<Self> {
         let library = library::open(backend, files, hint)?;
         // SAFETY: the signatures are those of nccl.h, and `open` never closes a library.
         unsafe { Self::load(library) }.map_err(|reason| Error::Unavailable {
@@ -135,7 +143,7 @@ impl Library {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(Self {
-                calls: Calls::load(library)?,
+                calls: Calls::load(library, 0)?,
                 all_to_all: ALL_TO_ALL
                     .into_iter()
                     .find_map(|name| Some((name, library::symbol(library, name).ok()?))),
@@ -207,11 +215,45 @@ pub(super) const fn op_number(op: ReduceOp) -> c_int {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
+    use crate::abi::{assert_says, fact};
 
     #[test]
-    fn structs_have_the_sizes_of_the_header() {
-        assert_eq!((size_of::<Config>(), Config::NON_BLOCKING.size), (48, 48));
-        assert_eq!((size_of::<UniqueId>(), align_of::<UniqueId>()), (128, 1));
+    fn the_table_says_what_the_headers_say() {
+        let mut facts = Calls::signatures(0);
+        facts.extend([
+            fact("size", "ncclUniqueId", size_of::<UniqueId>()),
+            fact("offset", "ncclConfig_t.magic", offset_of!(Config, magic)),
+            fact("offset", "ncclConfig_t.version", offset_of!(Config, version)),
+            fact("offset", "ncclConfig_t.blocking", offset_of!(Config, blocking)),
+            fact("offset", "ncclConfig_t.netName", offset_of!(Config, net_name)),
+            fact("offset", "ncclConfig_t.splitShare", offset_of!(Config, split_share)),
+            fact("value", "ncclInProgress", IN_PROGRESS),
+            fact("value", "NCCL_SPLIT_NOCOLOR", NO_COLOR),
+            fact("value", "NCCL_CONFIG_UNDEF_INT", Config::NON_BLOCKING.min_ctas),
+        ]);
+        let dtypes = [
+            ("ncclUint8", DType::U8),
+            ("ncclInt32", DType::I32),
+            ("ncclInt64", DType::I64),
+            ("ncclFloat16", DType::F16),
+            ("ncclFloat32", DType::F32),
+            ("ncclBfloat16", DType::Bf16),
+        ];
+        facts.extend(dtypes.map(|(name, dtype)| fact("value", name, dtype_number(dtype))));
+        let ops = [
+            ("ncclSum", ReduceOp::Sum),
+            ("ncclAvg", ReduceOp::Avg),
+            ("ncclMin", ReduceOp::Min),
+            ("ncclMax", ReduceOp::Max),
+        ];
+        facts.extend(ops.map(|(name, op)| fact("value", name, op_number(op))));
+        for release in ["nccl_2.28", "rccl_2.27"] {
+            assert_says(release, &facts);
+        }
+        // Taken by value, and by the form of 2.17.
+        assert_eq!((align_of::<UniqueId>(), size_of::<Config>(), Config::NON_BLOCKING.size), (1, 48, 48));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Collective`] over NCCL, written so that RCCL can share it: the two have one ABI.
+//! [`Collective`] over NCCL and RCCL, which have one ABI.
 //!
 //! The library moves floats and does not add them up: its reductions round in an order of their own, and
 //! its reduce-scatter and all-reduce differ from each other in a third of the bf16 elements. Here slices travel by
@@ -41,7 +41,7 @@ pub struct Nccl {
 impl Nccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
     pub fn connect(device: &dyn Device, store: &Store) -> Result<Self> {
-        let library = Library::nccl()?;
+        let library = Library::of(device.id().backend)?;
         // As it is open, without what a test has wrapped it in: operations have streams of their own.
         let device = crate::open(device.id())?;
         let Some(torch) = device.torch_device() else {

@@ -97,9 +97,14 @@ struct DoctorArgs {
     json: bool,
 }
 
+/// Folders in which vendors' libraries are looked for before anywhere else, as in `PATH`.
+const LIBRARIES: &str = "ANYROLL_LIBRARIES";
+
 /// Runs the command that the arguments name, and returns the exit code: 0 only if all was done, 130 after an
 /// interrupt, 1 after an error, which has been told.
 pub fn main() -> u8 {
+    let folders = std::env::var_os(LIBRARIES).unwrap_or_default();
+    std::env::split_paths(&folders).for_each(anyroll_backends::prefer_folder);
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),

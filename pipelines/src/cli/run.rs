@@ -17,7 +17,8 @@ use tracing_subscriber::EnvFilter;
 use super::{RunArgs, machine};
 use crate::{
     Error, Result,
-    config::{Loaded, Run},
+    config::{Loaded, PipelineConfig, Run},
+    diffusion::Diffusion,
     import::{Origin, import},
     launch::{self, LaunchPlan, Outcome, Rank},
     progress::Screen,
@@ -112,8 +113,14 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let exchange = Exchange::new(&place.group)?;
     let name = run.config.name.clone();
     let job = Job { name: &name, dir, resume: args.resume.is_some() };
-    let pipeline = Rlvr::new(run, loaded.dataset, place)?;
-    match train(pipeline, exchange, job, &screen, &stop)? {
+    let ended = match &run.config.pipeline {
+        PipelineConfig::Rlvr(_) => {
+            let dataset = loaded.dataset.expect("a checked config has data for rlvr");
+            train(Rlvr::new(run, dataset, place)?, exchange, job, &screen, &stop)?
+        }
+        PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, &screen, &stop)?,
+    };
+    match ended {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
         Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
     }

@@ -20,7 +20,7 @@ const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
 const MOST_EVALUATED: usize = 1_000_000;
 
 /// Checks `config`, read from `tree`, and opens its data to see whether they fit.
-pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
+pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Problem> {
     let check = Check { tree };
     check.name(&config.name)?;
     if let Some(threads) = config.threads {
@@ -28,23 +28,24 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Dataset, Problem> {
     }
     let folder = check.model(&config.model)?;
     check.strategies(config)?;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
-    check.rlvr(rlvr)?;
-    let dataset = check.data(rlvr)?;
-    match (&config.model, &folder) {
-        (ModelConfig::Folder(model), Some(folder)) => {
-            check.tokens(rlvr, model, folder, &dataset)?;
-            if let Some(lora) = &model.lora {
-                check.lora(lora, folder, &config.roles.reference)?;
-            }
+    match (&config.pipeline, &config.model) {
+        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_)) => {
+            Err(check.problem("model", "`rlvr` trains a language model", "write `decoder` or `path`"))
         }
-        (ModelConfig::Decoder(decoder), _) => {
-            let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
-            check.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))?;
+        (PipelineConfig::Rlvr(rlvr), _) => {
+            check.rlvr(rlvr)?;
+            let dataset = check.data(rlvr)?;
+            check.data_and_model(config, rlvr, folder.as_ref(), &dataset)?;
+            Ok(Some(dataset))
         }
-        (ModelConfig::Folder(_), None) => unreachable!("a folder was opened for it"),
+        (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
+            check.diffusion(diffusion)?;
+            Ok(None)
+        }
+        (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_) | ModelConfig::Folder(_)) => {
+            Err(check.problem("model", "`diffusion` trains a model of images", "write `dit`"))
+        }
     }
-    Ok(dataset)
 }
 
 /// Checks a reward that stands alone, read from `tree`.
@@ -80,7 +81,7 @@ impl Check<'_> {
     }
 
     /// A size from 1 to a bound that keeps products of sizes within 64 bits.
-    fn positive(&self, field: &str, value: impl TryInto<u64>) -> Result<(), Problem> {
+    pub(super) fn positive(&self, field: &str, value: impl TryInto<u64>) -> Result<(), Problem> {
         const MOST: u64 = 1 << 31;
         let value = value.try_into().unwrap_or(u64::MAX);
         let message = if value == 0 { "it is 0" } else { "it is too large" };
@@ -93,7 +94,7 @@ impl Check<'_> {
     }
 
     /// `range` says in words what `holds` tests.
-    fn number(&self, field: &str, value: f64, holds: bool, range: &str) -> Result<(), Problem> {
+    pub(super) fn number(&self, field: &str, value: f64, holds: bool, range: &str) -> Result<(), Problem> {
         let holds = holds && value.is_finite();
         self.ensure(holds, field, format!("{value:?} is out of range"), format!("write a number {range}"))
     }
@@ -109,6 +110,7 @@ impl Check<'_> {
     fn model(&self, model: &ModelConfig) -> Result<Option<ModelFolder>, Problem> {
         match model {
             ModelConfig::Decoder(decoder) => self.decoder(decoder).map(|()| None),
+            ModelConfig::Dit(dit) => self.dit(dit).map(|()| None),
             ModelConfig::Folder(folder) => match ModelFolder::open(&folder.path) {
                 Ok(folder) => Ok(Some(folder)),
                 Err(error) => {
@@ -431,7 +433,12 @@ impl Check<'_> {
         )
     }
 
-    fn optimizer(&self, path: &str, optimizer: &OptimizerConfig, steps: u64) -> Result<(), Problem> {
+    pub(super) fn optimizer(
+        &self,
+        path: &str,
+        optimizer: &OptimizerConfig,
+        steps: u64,
+    ) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         let AdamWConfig { learning_rate, betas, eps, weight_decay } = optimizer.adamw;
         self.number(&field("adamw.learning_rate"), learning_rate, learning_rate > 0.0, "above 0")?;
@@ -485,6 +492,30 @@ impl Check<'_> {
             format!("write {available} or fewer"),
         )?;
         Ok(dataset)
+    }
+
+    /// Whether the model has room for the data, and can read them.
+    fn data_and_model(
+        &self,
+        config: &Config,
+        rlvr: &RlvrConfig,
+        folder: Option<&ModelFolder>,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        match (&config.model, folder) {
+            (ModelConfig::Decoder(decoder), _) => {
+                let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
+                self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
+            }
+            (ModelConfig::Folder(model), Some(folder)) => {
+                self.tokens(rlvr, model, folder, dataset)?;
+                match &model.lora {
+                    Some(lora) => self.lora(lora, folder, &config.roles.reference),
+                    None => Ok(()),
+                }
+            }
+            _ => unreachable!("a folder was opened, and a model of images refused"),
+        }
     }
 
     /// Whether the adapters fit the model, and nothing is asked of a reference that is the policy itself.

@@ -7,11 +7,13 @@
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
 //! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
-//! and `algorithm` for those of its section.
+//! `algorithm` for those of its section, and `diffusion` for those of models of images.
 
 mod algorithm;
 mod check;
+mod check_diffusion;
 mod de;
+mod diffusion;
 mod error;
 mod model;
 mod resolve;
@@ -22,6 +24,7 @@ mod tree;
 use std::path::Path;
 
 pub use algorithm::*;
+pub use diffusion::*;
 pub use error::{Error, Invalid};
 pub use model::{FolderConfig, LoraConfig};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
@@ -37,8 +40,8 @@ use tree::Node;
 pub struct Loaded {
     /// What the file says, `--set`s applied and defaults filled in.
     pub config: Config,
-    /// Its prompts and answers: read to check that they fit the other fields.
-    pub dataset: Dataset,
+    /// Its prompts and answers, if it has any: read to check that they fit the other fields.
+    pub dataset: Option<Dataset>,
     source: Source,
     tree: Node,
 }

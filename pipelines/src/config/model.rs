@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use anyroll_models::LoraTarget;
 use regex::Regex;
 
+use super::diffusion::DitConfig;
 use super::schema::{DecoderConfig, ModelConfig};
 
 /// A model in a folder as Hugging Face publishes it, its tokenizer and its chat template with it.
@@ -67,12 +68,14 @@ fn all_targets() -> Vec<String> {
     vec![".*".to_owned()]
 }
 
-/// What `model:` may hold; one of the first two names the kind.
+/// What `model:` may hold; one of the first three names the kind.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelFields {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decoder: Option<DecoderConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dit: Option<DitConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,25 +90,27 @@ impl TryFrom<ModelFields> for ModelConfig {
     type Error = &'static str;
 
     fn try_from(fields: ModelFields) -> Result<Self, &'static str> {
-        let ModelFields { decoder, path, chat, system_prompt, lora } = fields;
-        match (decoder, path) {
-            (Some(decoder), None) if chat.is_none() && system_prompt.is_none() && lora.is_none() => {
-                Ok(Self::Decoder(decoder))
-            }
-            (Some(_), None) => Err("`chat`, `system_prompt` and `lora` go with `path`, a published model"),
-            (None, Some(path)) => {
+        let ModelFields { decoder, dit, path, chat, system_prompt, lora } = fields;
+        let of_folder = chat.is_some() || system_prompt.is_some() || lora.is_some();
+        match (decoder, dit, path) {
+            (None, None, Some(path)) => {
                 Ok(Self::Folder(FolderConfig { path, chat: chat.unwrap_or(true), system_prompt, lora }))
             }
-            _ => Err("expected exactly one of `decoder` and `path`"),
+            _ if of_folder => Err("`chat`, `system_prompt` and `lora` go with `path`, a published model"),
+            (Some(decoder), None, None) => Ok(Self::Decoder(decoder)),
+            (None, Some(dit), None) => Ok(Self::Dit(dit)),
+            _ => Err("expected exactly one of `decoder`, `path` and `dit`"),
         }
     }
 }
 
 impl From<ModelConfig> for ModelFields {
     fn from(model: ModelConfig) -> Self {
-        let empty = Self { decoder: None, path: None, chat: None, system_prompt: None, lora: None };
+        let empty =
+            Self { decoder: None, dit: None, path: None, chat: None, system_prompt: None, lora: None };
         match model {
             ModelConfig::Decoder(decoder) => Self { decoder: Some(decoder), ..empty },
+            ModelConfig::Dit(dit) => Self { dit: Some(dit), ..empty },
             ModelConfig::Folder(FolderConfig { path, chat, system_prompt, lora }) => {
                 Self { path: Some(path), chat: Some(chat), system_prompt, lora, ..empty }
             }

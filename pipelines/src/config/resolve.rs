@@ -82,8 +82,11 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let check = Check { tree };
     let resolver = Resolver { check: &check, config, machine };
     let policy = resolver.role("roles.policy", &config.roles.policy)?;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
-    let reference = match rlvr.algorithm.kl_coef > 0.0 {
+    let kl_coef = match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => rlvr.algorithm.kl_coef,
+        PipelineConfig::Diffusion(diffusion) => diffusion.method.kl_coef(),
+    };
+    let reference = match kl_coef > 0.0 {
         true => Some(resolver.role("roles.reference", &config.roles.reference)?),
         false => None,
     };
@@ -93,7 +96,8 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     }
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
-    let batches = resolver.batches(rlvr, world_size, policy.strategy.micro_batch_size)?;
+    let batches =
+        resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
     let config = resolver.filled(threads)?;
     Ok(Run { config, world_size, threads, policy, reference, batches })
 }
@@ -101,6 +105,37 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
 /// A path that holds from any folder: a run that resumes may be started from another one.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// What the ranks share of a step.
+struct Step {
+    /// The pipeline's name in YAML.
+    pipeline: &'static str,
+    warmup_batch_size: Option<usize>,
+    prompts: usize,
+    group_size: usize,
+    mini_batches: usize,
+}
+
+impl Step {
+    fn of(pipeline: &PipelineConfig) -> Self {
+        match pipeline {
+            PipelineConfig::Rlvr(rlvr) => Self {
+                pipeline: "rlvr",
+                warmup_batch_size: rlvr.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: rlvr.prompts_per_step,
+                group_size: rlvr.group_size,
+                mini_batches: rlvr.mini_batches,
+            },
+            PipelineConfig::Diffusion(diffusion) => Self {
+                pipeline: "diffusion",
+                warmup_batch_size: diffusion.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: diffusion.prompts_per_step,
+                group_size: diffusion.group_size,
+                mini_batches: diffusion.mini_batches,
+            },
+        }
+    }
 }
 
 struct Resolver<'a> {
@@ -246,12 +281,7 @@ impl Resolver<'_> {
         Ok(rank.world_size)
     }
 
-    fn batches(
-        &self,
-        rlvr: &RlvrConfig,
-        world_size: usize,
-        micro_batch_size: usize,
-    ) -> Result<Batches, Problem> {
+    fn batches(&self, step: &Step, world_size: usize, micro_batch_size: usize) -> Result<Batches, Problem> {
         let shared = |field: &str, value: usize, parts: usize, what: &str, by: &str| {
             self.check.ensure(
                 value.is_multiple_of(parts),
@@ -263,15 +293,15 @@ impl Resolver<'_> {
                 ),
             )
         };
-        if let Some(warmup) = &rlvr.warmup {
-            shared("pipeline.rlvr.warmup.batch_size", warmup.batch_size, world_size, "records", "ranks")?;
+        let field = |name: &str| format!("pipeline.{}.{name}", step.pipeline);
+        if let Some(batch_size) = step.warmup_batch_size {
+            shared(&field("warmup.batch_size"), batch_size, world_size, "records", "ranks")?;
         }
-        let parts = world_size * rlvr.mini_batches;
-        let field = "pipeline.rlvr.prompts_per_step";
-        shared(field, rlvr.prompts_per_step, parts, "prompts", "ranks x mini-batches")?;
-        let prompts_per_rank = rlvr.prompts_per_step / world_size;
-        let sequences = prompts_per_rank * rlvr.group_size;
-        let sequences_per_update = sequences / rlvr.mini_batches;
+        let parts = world_size * step.mini_batches;
+        shared(&field("prompts_per_step"), step.prompts, parts, "prompts", "ranks x mini-batches")?;
+        let prompts_per_rank = step.prompts / world_size;
+        let sequences = prompts_per_rank * step.group_size;
+        let sequences_per_update = sequences / step.mini_batches;
         Ok(Batches {
             prompts_per_rank,
             sequences_per_step: sequences * world_size,
@@ -297,9 +327,11 @@ impl Resolver<'_> {
                     *adapter = absolute(adapter);
                 }
             }
+            ModelConfig::Dit(_) => {}
         }
-        let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline;
-        if let DataConfig::Jsonl(file) = &mut rlvr.data {
+        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline
+            && let DataConfig::Jsonl(file) = &mut rlvr.data
+        {
             file.path = absolute(&file.path);
         }
         Ok(config)

@@ -11,6 +11,7 @@ use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::AlgorithmConfig;
+use super::diffusion::{DiffusionConfig, DitConfig};
 use super::model::{FolderConfig, ModelFields};
 use super::reward::RewardConfig;
 
@@ -67,6 +68,8 @@ pub enum ModelConfig {
     Decoder(DecoderConfig),
     /// A published model.
     Folder(FolderConfig),
+    /// A diffusion transformer for images of a class, made from scratch as well.
+    Dit(DitConfig),
 }
 
 /// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
@@ -248,6 +251,8 @@ pub struct OffloadOverride {
 pub enum PipelineConfig {
     /// Reinforcement learning with a verifiable reward.
     Rlvr(Box<RlvrConfig>),
+    /// Reward training of a model of images.
+    Diffusion(Box<DiffusionConfig>),
 }
 
 /// Reinforcement learning with a verifiable reward: a supervised warm-up, then policy gradients.

@@ -83,7 +83,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `jsonl`";
     "rlvr:" => "rlhf:", "7:3", "pipeline", "no `rlhf` here", "did you mean `rlvr`?";
     "decoder:" => "encoder:", "4:3", "model.encoder", "no such field", "did you mean `decoder`?";
-    "decoder:" => "path: x\n  decoder:", "4:3", "model", "expected exactly one of `decoder` and `path`", "change this value";
+    "decoder:" => "path: x\n  decoder:", "4:3", "model", "expected exactly one of `decoder`, `path` and `dit`", "change this value";
     "    steps: 20" => "    reward: exakt\n    steps: 20", "10:13", "pipeline.rlvr.reward", "no `exakt` here", "did you mean `exact`?";
     "    steps: 20" => "    steps: 20\n    steps: 30", "11:5", "", "`steps` is given twice", "keep one `steps`";
     "    group_size: 4\n" => "", "7:3", "pipeline.rlvr.group_size", "it is missing", "add `group_size:`";
@@ -150,7 +150,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";
     "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
     "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
-    "batch_size: 16" => "batch_size: 16, kv_cache: {memory: 0}", "13:71", "pipeline.rlvr.rollout.kv_cache.memory", "0.0 is out of range", "above 0, at most 1";
+    "batch_size: 16" => "batch_size: 16, kv_cache: {memory: 0}", "13:69", "pipeline.rlvr.rollout.kv_cache.memory", "0.0 is out of range", "above 0, at most 1";
     "batch_size: 16" => "batch_size: 16, min_p: 2", "13:57", "pipeline.rlvr.rollout.min_p", "2.0 is out of range", "from 0 to 1";
     "batch_size: 16" => "batch_size: 16, repetition_penalty: 0", "13:70", "pipeline.rlvr.rollout.repetition_penalty", "0.0 is out of range", "above 0";
     "batch_size: 16" => "batch_size: 16, top_p: 1.5", "13:57", "pipeline.rlvr.rollout.top_p", "1.5 is out of range", "above 0, at most 1";
@@ -271,7 +271,7 @@ fn set_overrides_the_file() {
         "seed=8",
     ];
     let config = read(SMALL, &sets).unwrap().config;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(config.seed, 8, "the last one counts");
     assert_eq!((rlvr.steps, rlvr.evaluation.every), (3, 1));
     assert_eq!(rlvr.optimizer.adamw.betas, [0.5, 0.6]);
@@ -313,7 +313,7 @@ fn anchors_and_merges_are_read_and_errors_point_at_the_text() {
         .replace("    steps: 20", "    warmup:\n      steps: 5\n      batch_size: 4\n      optimizer: &adam {adamw: {learning_rate: 0.1}}\n    steps: 20")
         .replace("    optimizer:\n      adamw: {learning_rate: 1.0e-3}", "    optimizer: *adam");
     let config = read(&text, &[]).unwrap().config;
-    let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(rlvr.warmup.as_ref().unwrap().optimizer, rlvr.optimizer);
     let error = invalid(&text.replace("0.1}", "-0.1}"), &[]);
     assert!(error.position.ends_with(":13:48"), "{error}");
@@ -324,7 +324,7 @@ fn an_algorithm_is_read_with_its_constants() {
     let check = |algorithm: &str, expected: AlgorithmConfig| {
         let set = format!("pipeline.rlvr.algorithm={algorithm}");
         let config = read(SMALL, &[&set]).unwrap_or_else(|error| panic!("{error}")).config;
-        let PipelineConfig::Rlvr(rlvr) = &config.pipeline;
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
         assert_eq!(rlvr.algorithm, expected, "{algorithm}");
         assert_eq!(read(&config.to_yaml(), &[]).unwrap().config, config, "{algorithm}");
     };
@@ -395,7 +395,7 @@ fn a_resolved_data_file_is_found_from_any_folder() {
     let name = file.path().file_name().unwrap().to_str().unwrap();
     let data = format!("pipeline.rlvr.data={{jsonl: {{path: {name}}}}}");
     let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
-    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
     let DataConfig::Jsonl(jsonl) = &rlvr.data else { panic!("{:?}", rlvr.data) };
     assert_eq!(jsonl.path, std::env::current_dir().unwrap().join(name));
 }

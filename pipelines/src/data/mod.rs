@@ -260,7 +260,7 @@ fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
 }
 
 /// The numbers below `length` in a random order (Fisher and Yates).
-fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
+pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     for last in (1..length).rev() {
         order.swap(last, below(rng, last as u64 + 1) as usize);

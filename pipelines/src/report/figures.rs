@@ -21,7 +21,7 @@ struct Plan {
     series: &'static [(&'static str, &'static str)],
 }
 
-const PLANS: [Plan; 15] = [
+const PLANS: [Plan; 18] = [
     Plan {
         title: "Reward",
         note: "Mean of each step's samples, and its trend.",
@@ -37,6 +37,22 @@ const PLANS: [Plan; 15] = [
         range: Range::Unit,
         unit: 1.0,
         series: &[("eval/greedy", "greedy"), ("eval/pass@1", "pass@1"), ("eval/pass@4", "pass@4")],
+    },
+    Plan {
+        title: "Held-out reward",
+        note: "The verifiable reward of images from noise that is never trained on.",
+        kind: Kind::Marked,
+        range: Range::Data,
+        unit: 1.0,
+        series: &[("eval/reward", "reward"), ("eval/brightness", "brightness")],
+    },
+    Plan {
+        title: "Drift",
+        note: "Squared distance of pixels from what the policy made of the same noise before training.",
+        kind: Kind::Marked,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("eval/drift", "drift")],
     },
     Plan {
         title: "KL divergence",
@@ -125,6 +141,14 @@ const PLANS: [Plan; 15] = [
         range: Range::FromZero,
         unit: 1.0,
         series: &[("perf/tokens_per_s", "tokens/s")],
+    },
+    Plan {
+        title: "Images per second",
+        note: "Sampled images over the time of the whole step.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("perf/images_per_s", "images/s")],
     },
     Plan {
         title: "Learning rate",

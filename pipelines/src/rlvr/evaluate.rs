@@ -68,7 +68,7 @@ impl Setup {
             metrics.insert(format!("eval/pass@{samples}"), sums[3] / sums[0]);
         }
         let summary = format!("held-out greedy {:.3}, pass@1 {:.3}", sums[1] / sums[0], sums[2] / sums[0]);
-        Ok(Evaluation { metrics, samples: lines, summary })
+        Ok(Evaluation { metrics, samples: lines, picture: None, summary })
     }
 
     /// This rank's part of the held-out prompts, and the number of the first among all.

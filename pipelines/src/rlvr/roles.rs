@@ -71,7 +71,9 @@ pub struct Reference {
 impl Setup {
     /// Prepares a run over `world_size` ranks on `place`.
     pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
-        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline;
+        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else {
+            unreachable!("the command line starts the pipeline that the config names")
+        };
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.torch_device()?;
         let model = base.decoder(device)?;

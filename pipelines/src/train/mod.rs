@@ -191,6 +191,9 @@ impl<P: Pipeline> Training<P> {
         metrics.merge(evaluation.metrics);
         if let Some(journal) = &mut self.journal {
             journal.record(step, &metrics, &evaluation.samples)?;
+            if let Some(picture) = &evaluation.picture {
+                journal.picture(step, picture)?;
+            }
             journal.say(&format!("step {step}: {}", evaluation.summary));
             journal.report()?;
         }

@@ -8,6 +8,7 @@ use super::Exchange;
 use crate::{
     Result,
     metrics::Metrics,
+    picture::Picture,
     samples::{Phase, Sample},
 };
 
@@ -84,6 +85,8 @@ pub struct Evaluation {
     pub metrics: Metrics,
     /// This rank's first samples, for people to read.
     pub samples: Vec<Sample>,
+    /// Of images, this rank's first samples.
+    pub picture: Option<Picture>,
     /// The result in a few words, for the terminal.
     pub summary: String,
 }

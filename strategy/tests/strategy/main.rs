@@ -2,6 +2,7 @@
 
 mod frozen;
 mod offload;
+mod passes;
 mod precision;
 mod stages;
 mod world;

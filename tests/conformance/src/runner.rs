@@ -72,12 +72,18 @@ impl<C: Send + 'static> Case<C> {
             }),
             Err(error) => Err(error.into()),
         };
-        let status = match ended {
-            Ok(()) => Status::Passed,
-            Err(Stop::Failed(reason)) => Status::Failed(reason),
-            Err(Stop::Skipped(reason)) => Status::Skipped(reason),
-        };
-        Outcome { group: group.into(), name: self.name, status, elapsed_s: start.elapsed().as_secs_f64() }
+        let elapsed_s = start.elapsed().as_secs_f64();
+        Outcome { group: group.into(), name: self.name, status: ended.into(), elapsed_s }
+    }
+}
+
+impl From<Verdict> for Status {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Ok(()) => Self::Passed,
+            Err(Stop::Failed(reason)) => Self::Failed(reason),
+            Err(Stop::Skipped(reason)) => Self::Skipped(reason),
+        }
     }
 }
 

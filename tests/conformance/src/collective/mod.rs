@@ -10,7 +10,10 @@ mod member;
 mod order;
 mod split;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyroll_backends::{
     Collective, CollectiveGroup, DType, Device, Rendezvous, Result, Store, connect, faults::Delayed,
@@ -93,6 +96,30 @@ impl<'a> Round<'a> {
         filter: Option<&str>,
     ) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
+        let start = Instant::now();
+        // For the round and not for each case: a communicator may keep what it worked with until it goes.
+        let verdict = leaves_no_memory(&self.peers.device, || {
+            self.run_cases(group, cases, filter, &mut outcomes);
+            Ok(())
+        });
+        if !outcomes.is_empty() {
+            let status = self.merge(&format!("conformance/{}/memory", self.name), verdict.into());
+            let status = status.unwrap_or_else(|error| Status::Failed(error.to_string()));
+            let name = "memory: all that the cases took is back".into();
+            let elapsed_s = start.elapsed().as_secs_f64();
+            outcomes.push(Outcome { group: group.into(), name, status, elapsed_s });
+        }
+        self.leave();
+        outcomes
+    }
+
+    fn run_cases(
+        &self,
+        group: &str,
+        cases: impl FnOnce() -> Vec<Case<Member>>,
+        filter: Option<&str>,
+        outcomes: &mut Vec<Outcome>,
+    ) {
         let mut communicator = None;
         let cases = cases().into_iter().filter(|case| case.name.contains(filter.unwrap_or_default()));
         for (number, case) in cases.enumerate() {
@@ -106,8 +133,6 @@ impl<'a> Round<'a> {
                 }
             }
         }
-        self.leave();
-        outcomes
     }
 
     /// Rank 0 serves the store, so it leaves last. An error here can no longer change a verdict.
@@ -135,8 +160,6 @@ impl<'a> Round<'a> {
         };
         let prefix = format!("conformance/{}/{number}", self.name);
         let member = Member::new(self.peers, under_test.clone(), &prefix)?;
-        let Case { name, check } = case;
-        let case = Case::new(name, |member: &Member| leaves_no_memory(&member.device, || check(member)));
         let mut outcome = case.run(group, member, timeout / 2);
         outcome.status = self.merge(&prefix, outcome.status)?;
         if matches!(outcome.status, Status::Failed(_)) {

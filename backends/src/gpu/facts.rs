@@ -2,20 +2,16 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use super::driver::{Driver, attribute};
-use crate::{BackendKind, DeviceId, DeviceInfo, Error, Result, library::Failed};
+use super::driver::Driver;
+use crate::{DeviceId, DeviceInfo, Result, library::Failed};
 
 /// The driver's number of a device. [`Error::Unavailable`] when there are not so many.
 pub(super) fn device(driver: &Driver, ordinal: usize) -> Result<c_int> {
-    let id = DeviceId { backend: BackendKind::Cuda, ordinal };
+    let id = DeviceId { backend: driver.vendor.backend, ordinal };
     let count = count(driver)?;
     if ordinal >= count {
         let reason = format!("{id} was asked for, and this process sees {count} devices");
-        return Err(Error::Unavailable {
-            backend: id.backend,
-            tried: vec!["cuDeviceGetCount".into()],
-            reason,
-        });
+        return Err(driver.vendor.unavailable(driver.vendor.driver_files, reason));
     }
     let mut device = 0;
     // SAFETY: a number of our own.
@@ -28,13 +24,14 @@ pub(super) fn count(driver: &Driver) -> Result<usize> {
     let mut count = 0;
     // SAFETY: a number of our own.
     let outcome = unsafe { driver.device_count(&mut count) };
-    outcome.map_err(|failed| driver.error(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }, failed))?;
+    outcome
+        .map_err(|failed| driver.error(DeviceId { backend: driver.vendor.backend, ordinal: 0 }, failed))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// What `doctor` shows of a device.
 pub(super) fn info(driver: &Driver, ordinal: usize) -> Result<DeviceInfo> {
-    let id = DeviceId { backend: BackendKind::Cuda, ordinal };
+    let id = DeviceId { backend: driver.vendor.backend, ordinal };
     let number = device(driver, ordinal)?;
     let facts = read(driver, number).map_err(|failed| driver.error(id, failed))?;
     let mut peers = Vec::new();
@@ -45,29 +42,20 @@ pub(super) fn info(driver: &Driver, ordinal: usize) -> Result<DeviceInfo> {
         unsafe { driver.device_can_access_peer(&mut can, number, peer) }
             .map_err(|failed| driver.error(id, failed))?;
         if can != 0 {
-            peers.push(format!("cuda:{other}"));
+            peers.push(DeviceId { ordinal: other, ..id }.to_string());
         }
     }
     let peers = if peers.is_empty() { "none".into() } else { peers.join(" ") };
-    let (major, minor) = facts.compute_capability;
     let details = [
-        ("driver", format!("CUDA {}.{}", facts.version / 1000, facts.version % 1000 / 10)),
+        ("driver", driver.version.clone()),
         ("memory", format!("{:.1} GiB", facts.total_bytes as f64 / f64::from(1 << 30))),
-        ("compute capability", format!("{major}.{minor}")),
+        ("architecture", facts.architecture),
         ("multiprocessors", facts.multiprocessors.to_string()),
         ("PCIe", facts.pci_bus_id),
         ("peer access", peers),
     ];
     let details = details.map(|(name, value)| (name.to_owned(), value)).to_vec();
     Ok(DeviceInfo { id, name: facts.name, details })
-}
-
-/// Major and minor version of what the device's code is compiled for.
-pub(super) fn compute_capability(driver: &Driver, device: c_int) -> Result<(c_int, c_int), Failed> {
-    Ok((
-        attribute(driver, device, attribute::COMPUTE_CAPABILITY_MAJOR)?,
-        attribute(driver, device, attribute::COMPUTE_CAPABILITY_MINOR)?,
-    ))
 }
 
 /// The PCIe address of a device as the kernel writes it, in lower case.
@@ -79,36 +67,24 @@ pub(super) fn pci_bus_id(driver: &Driver, device: c_int) -> Result<String, Faile
 
 struct Facts {
     name: String,
-    version: c_int,
     total_bytes: usize,
-    compute_capability: (c_int, c_int),
+    architecture: String,
     multiprocessors: c_int,
     pci_bus_id: String,
 }
 
 fn read(driver: &Driver, device: c_int) -> Result<Facts, Failed> {
-    let (mut version, mut total_bytes) = (0, 0);
-    // SAFETY: numbers of our own.
-    unsafe {
-        driver.driver_version(&mut version)?;
-        driver.device_total_memory(&mut total_bytes, device)?;
-    }
+    let mut total_bytes = 0;
+    // SAFETY: a number of our own.
+    unsafe { driver.device_total_memory(&mut total_bytes, device)? };
     Ok(Facts {
         // SAFETY: `text` passes a buffer of the length that it passes.
         name: text(|buffer, len| unsafe { driver.device_name(buffer, len, device) })?,
-        version,
         total_bytes,
-        compute_capability: compute_capability(driver, device)?,
-        multiprocessors: attribute(driver, device, attribute::MULTIPROCESSORS)?,
+        architecture: driver.dialect.architecture(driver, device)?,
+        multiprocessors: driver.attribute(device, driver.vendor.multiprocessors)?,
         pci_bus_id: pci_bus_id(driver, device)?,
     })
-}
-
-fn attribute(driver: &Driver, device: c_int, attribute: c_int) -> Result<c_int, Failed> {
-    let mut value = 0;
-    // SAFETY: a number of our own.
-    unsafe { driver.device_attribute(&mut value, attribute, device)? };
-    Ok(value)
 }
 
 fn text(read: impl FnOnce(*mut c_char, c_int) -> Result<(), Failed>) -> Result<String, Failed> {

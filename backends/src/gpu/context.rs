@@ -1,9 +1,9 @@
-//! [`Context`]: a device's primary context, which libtorch and NCCL use too.
+//! [`Context`]: what a device's work lives in, which libtorch and the collectives' library use too.
 
 use std::{ffi::c_int, marker::PhantomData};
 
 use super::driver::{Driver, Handle, OUT_OF_MEMORY};
-use crate::{BackendKind, DeviceId, Error, Result, library::Failed, stream::report};
+use crate::{DeviceId, Error, Result, library::Failed, stream::report};
 
 #[derive(Debug)]
 pub(super) struct Context {
@@ -17,19 +17,15 @@ pub(super) struct Context {
 impl Context {
     /// The context of the device with this number, made now unless libtorch has.
     pub(super) fn new(driver: &'static Driver, ordinal: usize, device: c_int) -> Result<Self> {
-        let id = DeviceId { backend: BackendKind::Cuda, ordinal };
-        let mut raw = 0;
-        // SAFETY: `raw` is written before it is read, and released in `drop`.
-        unsafe { driver.primary_context_retain(&mut raw, device) }
-            .map_err(|failed| driver.error(id, failed))?;
+        let id = DeviceId { backend: driver.vendor.backend, ordinal };
+        let raw = driver.dialect.retain(device).map_err(|failed| driver.error(id, failed))?;
         Ok(Self { driver, id, device, raw })
     }
 
     /// Makes the context current in this thread until the result is dropped; the thread is then as it was.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
-        // SAFETY: the context is live as long as `self`; `Entered` pops it, and the borrow keeps `self`.
-        unsafe { self.driver.context_push(self.raw) }.map_err(|failed| self.error(failed))?;
-        Ok(Entered { context: self, of_this_thread: PhantomData })
+        let previous = self.driver.dialect.enter(self.raw).map_err(|failed| self.error(failed))?;
+        Ok(Entered { context: self, previous, of_this_thread: PhantomData })
     }
 
     /// Runs `call` with the context current.
@@ -72,8 +68,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `new`; what lived in it is gone.
-        let released = unsafe { self.driver.primary_context_release(self.device) };
+        // What lived in it is gone.
+        let released = self.driver.dialect.release(self.device);
         report(released.map_err(|failed| self.error(failed)));
     }
 }
@@ -81,15 +77,14 @@ impl Drop for Context {
 /// See [`Context::enter`].
 pub(super) struct Entered<'a> {
     context: &'a Context,
+    previous: Handle,
     /// What is current is a matter of one thread, so this must not move to another.
     of_this_thread: PhantomData<*mut ()>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut popped = 0;
-        // SAFETY: pops what `enter` has pushed in this thread.
-        let outcome = unsafe { self.context.driver.context_pop(&mut popped) };
+        let outcome = self.context.driver.dialect.leave(self.previous);
         report(outcome.map_err(|failed| self.context.error(failed)));
     }
 }

@@ -5,7 +5,7 @@ use std::{
     ffi::{CStr, CString},
 };
 
-use super::{context::Context, driver::Handle, facts, nvrtc};
+use super::{compiler::Compiler, context::Context, driver::Handle};
 use crate::{Result, device_kernels};
 
 #[derive(Debug)]
@@ -16,10 +16,12 @@ pub(super) struct Module {
 
 impl Module {
     pub(super) fn compile(context: &Context) -> Result<Self> {
-        let capability = facts::compute_capability(context.driver, context.device)
-            .map_err(|failed| context.error(failed))?;
+        let dialect = &context.driver.dialect;
+        let architecture =
+            dialect.architecture(context.driver, context.device).map_err(|failed| context.error(failed))?;
         let source = CString::new(device_kernels::SOURCE).expect("source code has no NUL byte");
-        let image = nvrtc::compile(&source, c"strategy.cu", capability)?;
+        let compiler = Compiler::of(context.driver.vendor)?;
+        let image = compiler.compile(&source, c"strategy.cu", &architecture)?;
         let mut raw = 0;
         let mut functions = HashMap::new();
         // SAFETY: the compiler's own image; the names end in NUL; the handles are numbers of our own.
@@ -29,7 +31,7 @@ impl Module {
                 let mut function = 0;
                 driver.module_function(&mut function, raw, name.as_ptr())?;
                 // Now, and not at the first launch, when another kernel may wait for what that launch holds up.
-                driver.function_load(function)?;
+                driver.dialect.load_function(function)?;
                 functions.insert(name, function);
             }
             Ok(())

@@ -1,0 +1,86 @@
+//! [`Vendor`] and [`Dialect`]: all that tells apart the vendors whose driver has this shape.
+
+use std::{ffi::c_int, fmt, sync::OnceLock};
+
+use super::{
+    compiler::Compiler,
+    driver::{Driver, Handle},
+};
+use crate::{
+    BackendKind, Error, Result,
+    library::{Failed, Library},
+};
+
+/// One vendor: names, and its [`Dialect`]. A `static` in the vendor's own folder.
+#[derive(Debug)]
+pub(crate) struct Vendor {
+    pub(crate) backend: BackendKind,
+    /// The column of the tables that has this vendor's names.
+    pub(crate) column: usize,
+    /// The driver's library, the first that loads.
+    pub(crate) driver_files: &'static [&'static str],
+    /// What to do where there is none.
+    pub(crate) driver_hint: &'static str,
+    /// The driver's function that tells its version.
+    pub(crate) version_call: &'static str,
+    /// That version in words, or why it is refused.
+    pub(crate) version: fn(c_int) -> Result<String, String>,
+    /// The run-time compiler's library, the first that loads.
+    pub(crate) compiler_files: &'static [&'static str],
+    /// What to do where there is none.
+    pub(crate) compiler_hint: &'static str,
+    /// How the file begins that the compiler opens by its bare name.
+    pub(crate) compiler_builtins: &'static str,
+    /// The compiler's option that names an architecture, up to the name.
+    pub(crate) compiler_architecture: &'static str,
+    /// Its other options: C++17, and no multiplication fused into an addition, since a sum must have the same bits
+    /// as on a CPU.
+    pub(crate) compiler_options: &'static [&'static str],
+    /// libtorch's own library for this vendor.
+    pub(crate) libtorch_file: &'static str,
+    /// The number of the device attribute that counts multiprocessors.
+    pub(crate) multiprocessors: c_int,
+    /// Finds the functions that are this vendor's alone. The library has their signatures, and is never closed.
+    pub(crate) dialect: unsafe fn(&Library) -> Result<Box<dyn Dialect>, String>,
+    /// What is opened once a process.
+    pub(crate) opened: Opened,
+}
+
+/// See [`Vendor::opened`].
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(super) driver: OnceLock<Result<Driver>>,
+    pub(super) compiler: OnceLock<Result<Compiler>>,
+    pub(super) libtorch: OnceLock<Result<()>>,
+}
+
+impl Opened {
+    /// Nothing, before the first look.
+    pub(crate) const fn nothing() -> Self {
+        Self { driver: OnceLock::new(), compiler: OnceLock::new(), libtorch: OnceLock::new() }
+    }
+}
+
+impl Vendor {
+    /// The error for what is not on this machine.
+    pub(super) fn unavailable(&self, tried: &[&str], reason: impl Into<String>) -> Error {
+        let tried = tried.iter().map(|what| (*what).to_owned()).collect();
+        Error::Unavailable { backend: self.backend, tried, reason: reason.into() }
+    }
+}
+
+/// Calls that the vendors do not have in common.
+pub(crate) trait Dialect: fmt::Debug + Send + Sync {
+    /// Takes hold of what a device's work lives in, for [`Dialect::enter`].
+    fn retain(&self, device: c_int) -> Result<Handle, Failed>;
+    /// Lets go of it.
+    fn release(&self, device: c_int) -> Result<(), Failed>;
+    /// Makes it current in this thread; the result is for [`Dialect::leave`].
+    fn enter(&self, retained: Handle) -> Result<Handle, Failed>;
+    /// Makes current again in this thread what was before.
+    fn leave(&self, previous: Handle) -> Result<(), Failed>;
+    /// Puts a kernel on the device now, where the driver would wait for its first launch.
+    fn load_function(&self, function: Handle) -> Result<(), Failed>;
+    /// What the device's code is compiled for, as the compiler names it.
+    fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed>;
+}

@@ -1,0 +1,68 @@
+//! Gradients by libtorch's autograd, inside of one block.
+//!
+//! A block whose backward nobody has written by hand is a function of its weights and its input. Backward runs that
+//! function once more, with its graph: so such a block keeps nothing but its input. A graph that was kept from
+//! forward would point into weights that their holder may have let go in between.
+
+use anyroll_backends::ops::Store;
+use tch::Tensor;
+
+use crate::Result;
+use crate::model::{Grads, Weights};
+
+/// Writes the weights' gradients of `sum(function(weights, input) * grad_output)` into `grads`, and returns the
+/// input's if `input_grad` asks for it. A weight without influence has a gradient of 0.
+///
+/// # Errors
+/// The function's own, or libtorch's.
+pub(crate) fn backward(
+    weights: &Weights,
+    grads: &mut Grads,
+    input: &Tensor,
+    input_grad: bool,
+    grad_output: &Tensor,
+    function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
+) -> Result<Option<Tensor>> {
+    let mut tensors = Vec::with_capacity(weights.units().len());
+    for (unit, params) in weights.units().iter().enumerate() {
+        let as_leaf = |param: &Tensor| if grads.wants(unit) { leaf(param) } else { Ok(param.f_detach()?) };
+        tensors.push(params.iter().map(as_leaf).collect::<Result<Vec<Tensor>>>()?);
+    }
+    let views: Vec<&[Tensor]> = tensors.iter().map(Vec::as_slice).collect();
+    let input = if input_grad { leaf(input)? } else { input.f_detach()? };
+    let trained = |unit: &usize| grads.wants(*unit);
+    let params_of = |unit: usize| (0..views[unit].len()).map(move |param| (unit, param));
+    let wanted: Vec<(usize, usize)> = (0..views.len()).filter(trained).flat_map(params_of).collect();
+    let mut leaves: Vec<&Tensor> = wanted.iter().map(|&(unit, param)| &views[unit][param]).collect();
+    leaves.extend(input_grad.then_some(&input));
+    if leaves.is_empty() {
+        return Ok(None);
+    }
+    let output = function(&Weights::new(&views), &input)?;
+    let objective = output.f_mul(grad_output)?.f_sum(output.kind())?;
+    let mut found = Tensor::f_run_backward(&[objective], &leaves, false, false)?.into_iter();
+    for (unit, param) in wanted {
+        let gradient = found.next().expect("one gradient for each leaf");
+        grads.put(unit, param, |buffer, how| store(buffer, &gradient, how))?;
+    }
+    Ok(found.next())
+}
+
+/// The same memory, as something to differentiate with respect to.
+fn leaf(tensor: &Tensor) -> Result<Tensor> {
+    Ok(tensor.f_detach()?.f_set_requires_grad(true)?)
+}
+
+fn store(
+    buffer: &mut Tensor,
+    gradient: &Tensor,
+    how: Store,
+) -> std::result::Result<(), anyroll_backends::ops::Error> {
+    match how {
+        Store::Write if gradient.defined() => buffer.f_copy_(gradient)?,
+        Store::Write => drop(buffer.f_zero_()?),
+        Store::Add if gradient.defined() => drop(buffer.f_add_(gradient)?),
+        Store::Add => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! Flow-matching models of images, and sampling from them.
+//!
+//! Data `x_0` and noise `eps` are joined by straight lines, `x_sigma = (1 - sigma) x_0 + sigma eps`, and a model
+//! says the velocity `v = eps - x_0` at a point of such a line (Lipman et al. 2023; Liu et al. 2023). A sample is
+//! noise that has been walked from sigma 1 to sigma 0 in a few [`sigmas`].
+//!
+//! [`dit`] is a model, [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a
+//! log-probability; [`guidance`] asks a model twice.
+
+pub mod dit;
+pub mod guidance;
+pub mod sampler;
+pub mod sde;
+
+use tch::Tensor;
+
+use crate::model::Model;
+
+pub use dit::{Dit, DitConfig};
+pub use guidance::Guidance;
+pub use sampler::{Sampler, Walk, sigmas, velocity};
+pub use sde::{SdeNoise, SdeStep};
+
+/// A model of velocities.
+pub trait Denoiser: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor> {}
+
+impl<M: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor>> Denoiser for M {}
+
+/// Points on the lines from data to noise, on a device.
+#[derive(Debug)]
+pub struct DenoiseBatch {
+    /// The points: fp32 `[B, channels, height, width]`.
+    pub latents: Tensor,
+    /// How far each is from the data, 0 to 1: fp32 `[B]`.
+    pub sigmas: Tensor,
+    /// The class of each, or the number of classes for none: int64 `[B]`.
+    pub labels: Tensor,
+    /// Whether backward should find the gradient of the points as well.
+    pub latents_grad: bool,
+}
+
+impl DenoiseBatch {
+    /// The number of points B.
+    pub fn len(&self) -> i64 {
+        self.latents.size()[0]
+    }
+
+    /// Whether there is no point.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,131 @@
+//! Walking from noise to data.
+
+use tch::Tensor;
+
+use super::{DenoiseBatch, Denoiser, Guidance, SdeNoise, SdeStep};
+use crate::model::{Output, Weights};
+use crate::{Error, Result};
+
+/// The sigmas that `steps` steps go through, from 1 to 0: evenly spaced, then moved towards 1 by
+/// `sigma' = shift sigma / (1 + (shift - 1) sigma)` (Esser et al. 2024). A `shift` of 1 moves nothing.
+///
+/// # Errors
+/// [`Error::Input`] without steps, or for a shift that is not a positive number.
+pub fn sigmas(steps: usize, shift: f64) -> Result<Vec<f64>> {
+    if steps == 0 {
+        return Err(Error::Input { what: "steps", problem: "is 0, must be at least 1".into() });
+    }
+    if !(shift > 0.0 && shift.is_finite()) {
+        return Err(Error::Input { what: "shift", problem: format!("{shift} is not a positive number") });
+    }
+    let even = (0..=steps).map(|step| 1.0 - step as f64 / steps as f64);
+    Ok(even.map(|sigma| shift * sigma / (1.0 + (shift - 1.0) * sigma)).collect())
+}
+
+/// The velocities of a batch, without a gradient; `weights` are all of the model's, one list a unit.
+///
+/// # Errors
+/// The model's.
+pub fn velocity<M: Denoiser>(model: &M, weights: &[&[Tensor]], batch: &DenoiseBatch) -> Result<Tensor> {
+    let mut x = None;
+    for block in 0..model.blocks() {
+        let units: Vec<&[Tensor]> = model.units_of(block).iter().map(|&unit| weights[unit]).collect();
+        let (output, _) = model.forward(block, &Weights::new(&units), x.as_ref(), batch, false)?;
+        match output {
+            Output::Hidden(hidden) => x = Some(hidden),
+            Output::Scores(velocity) => return Ok(velocity),
+        }
+    }
+    unreachable!("the last block has scores")
+}
+
+/// How to get from noise to data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampler {
+    /// Every sigma on the way, from 1 to 0.
+    pub sigmas: Vec<f64>,
+    /// How the model is asked.
+    pub guidance: Guidance,
+}
+
+/// A batch's way from noise to data.
+#[derive(Debug)]
+pub struct Walk {
+    /// Where it was at each of the sigmas, noise first and images last: `[B, channels, height, width]`.
+    pub points: Vec<Tensor>,
+    /// The log-probability of each stochastic step: fp32 `[B]`.
+    pub logprobs: Vec<Tensor>,
+}
+
+impl Sampler {
+    /// The number of steps.
+    pub fn steps(&self) -> usize {
+        self.sigmas.len() - 1
+    }
+
+    /// The stochastic step `step`, from 0.
+    pub fn sde_step(&self, noise: SdeNoise, step: usize) -> SdeStep {
+        SdeStep::new(noise, &self.sigmas, step)
+    }
+
+    /// The point after step `step` of Euler's method, from `x` with the velocity `v`.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn euler(&self, step: usize, x: &Tensor, v: &Tensor) -> Result<Tensor> {
+        Ok(x.f_add(&v.f_mul_scalar(self.sigmas[step + 1] - self.sigmas[step])?)?)
+    }
+
+    /// Walks by Euler's method or, if `sde` has a noise and a draw of the standard normal
+    /// distribution for each step, by stochastic steps. `weights` are all of the model's, one list a unit.
+    ///
+    /// # Errors
+    /// The model's.
+    pub fn walk<M: Denoiser>(
+        &self,
+        model: &M,
+        weights: &[&[Tensor]],
+        noise: Tensor,
+        labels: &Tensor,
+        sde: Option<(SdeNoise, &[Tensor])>,
+    ) -> Result<Walk> {
+        let mut walk = Walk { points: vec![noise], logprobs: Vec::new() };
+        for step in 0..self.steps() {
+            let x = &walk.points[step];
+            let batch = self.guidance.batch(x, self.sigmas[step], labels, false)?;
+            let v = self.guidance.combine(&velocity(model, weights, &batch)?)?;
+            let next = match sde {
+                None => self.euler(step, x, &v)?,
+                Some((noise, draws)) => {
+                    let sde = self.sde_step(noise, step);
+                    let mean = sde.mean(x, &v)?;
+                    let next = mean.f_add(&draws[step].f_mul_scalar(sde.std)?)?;
+                    walk.logprobs.push(sde.logprobs(&mean, &next)?);
+                    next
+                }
+            };
+            walk.points.push(next);
+        }
+        Ok(walk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sigmas_are_those_of_the_formula() {
+        let check = |steps, shift, expected: &[f64]| {
+            let found = sigmas(steps, shift).unwrap();
+            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}");
+            assert_eq!(found.len(), expected.len());
+        };
+        check(4, 1.0, &[1.0, 0.75, 0.5, 0.25, 0.0]);
+        check(2, 3.0, &[1.0, 0.75, 0.0]);
+        // ROLL's: eight steps, shifted by 5.
+        check(8, 5.0, &[1.0, 35.0 / 36.0, 15.0 / 16.0, 25.0 / 28.0, 5.0 / 6.0, 0.75, 0.625, 5.0 / 12.0, 0.0]);
+        assert!(sigmas(0, 1.0).is_err());
+        assert!(sigmas(4, f64::NAN).is_err());
+    }
+}

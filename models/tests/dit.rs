@@ -1,0 +1,120 @@
+//! The diffusion transformer's gradients, block by block, against libtorch's of the whole.
+
+use anyroll_models::diffusion::{DenoiseBatch, Dit, DitConfig, velocity};
+use anyroll_models::{Grads, Model, Output, OutputGrad, UnitGrads, Weights, normals};
+use tch::{Device, Kind, Tensor};
+
+fn dit() -> Dit {
+    let config = DitConfig {
+        image_size: 8,
+        channels: 2,
+        patch_size: 4,
+        classes: 3,
+        hidden_size: 16,
+        layers: 2,
+        heads: 2,
+        intermediate_size: 24,
+    };
+    Dit::new(config).unwrap()
+}
+
+fn random(seed: u64, shape: &[i64], scale: f64) -> Tensor {
+    let count = shape.iter().product::<i64>() as usize;
+    (Tensor::from_slice(&normals(seed, count)) * scale).view(shape)
+}
+
+/// Random where the model's own first values are 0, so that nothing passes by the conditioning.
+fn random_weights(dit: &Dit) -> Vec<Vec<Tensor>> {
+    let mut seed = 0;
+    let mut next = |shape: &[i64]| {
+        seed += 1;
+        random(seed, shape, 0.2).set_requires_grad(true)
+    };
+    dit.units().iter().map(|unit| unit.params.iter().map(|spec| next(&spec.shape)).collect()).collect()
+}
+
+fn batch(latents: &Tensor) -> DenoiseBatch {
+    DenoiseBatch {
+        latents: latents.shallow_clone(),
+        sigmas: Tensor::from_slice(&[0.1f32, 0.5, 0.9]),
+        labels: Tensor::from_slice(&[0i64, 2, 3]),
+        latents_grad: true,
+    }
+}
+
+#[test]
+fn gradients_block_by_block_equal_those_of_the_whole() {
+    let dit = dit();
+    let weights = random_weights(&dit);
+    let slices: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
+    let latents = random(100, &[3, 2, 8, 8], 1.0).set_requires_grad(true);
+    let wanted = random(101, &[3, 2, 8, 8], 1.0);
+    let output = velocity(&dit, &slices, &batch(&latents)).unwrap();
+    assert!(output.std(true).double_value(&[]) > 0.01);
+    let mut leaves: Vec<&Tensor> = weights.iter().flatten().collect();
+    leaves.push(&latents);
+    let mut expected = Tensor::run_backward(&[(&output * &wanted).sum(Kind::Float)], &leaves, false, false);
+    let expected_latents = expected.pop().unwrap();
+
+    let (grads, latents_grad) = backward_by_blocks(&dit, &slices, &batch(&latents.detach()), &wanted);
+    let found = grads.iter().flat_map(UnitGrads::views);
+    for ((found, expected), spec) in found.zip(&expected).zip(dit.units().iter().flat_map(|u| &u.params)) {
+        assert_close(&spec.name, found, expected);
+    }
+    assert_close("latents", &latents_grad, &expected_latents);
+}
+
+/// The backward as whoever holds the weights runs it, twice, so that the second pass adds to the first.
+fn backward_by_blocks(
+    dit: &Dit,
+    weights: &[&[Tensor]],
+    batch: &DenoiseBatch,
+    wanted: &Tensor,
+) -> (Vec<UnitGrads>, Tensor) {
+    let detached: Vec<Vec<Tensor>> =
+        weights.iter().map(|unit| unit.iter().map(Tensor::detach).collect()).collect();
+    let nan = |tensor: &Tensor| tensor.full_like(f64::NAN);
+    let mut grads: Vec<UnitGrads> =
+        detached.iter().map(|unit| UnitGrads::new(unit.iter().map(nan).collect())).collect();
+    let mut below = None;
+    for half in [wanted * 0.25, wanted * 0.75] {
+        let (mut saved, mut x) = (Vec::new(), None);
+        for (block, unit) in detached.iter().enumerate() {
+            let units = [unit.as_slice()];
+            let (output, kept) = dit.forward(block, &Weights::new(&units), x.as_ref(), batch, true).unwrap();
+            saved.push(kept);
+            if let Output::Hidden(hidden) = output {
+                x = Some(hidden);
+            }
+        }
+        let mut grad = OutputGrad::Scores(half);
+        for block in (0..dit.blocks()).rev() {
+            let units = [detached[block].as_slice()];
+            let mut block_grads = Grads::new(vec![Some(&mut grads[block])]);
+            let kept = saved.pop().unwrap();
+            let weights = Weights::new(&units);
+            let dx = dit.backward(block, &weights, &mut block_grads, kept, grad, batch).unwrap().unwrap();
+            grad = OutputGrad::Hidden(dx);
+        }
+        let OutputGrad::Hidden(dx) = grad else { unreachable!() };
+        below = Some(below.map_or(dx.shallow_clone(), |sum: Tensor| sum + dx));
+    }
+    assert!(grads.iter().all(UnitGrads::all_written));
+    (grads, below.unwrap())
+}
+
+fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
+    let scale = expected.abs().max().double_value(&[]).max(1.0);
+    let error = (found - expected).abs().max().double_value(&[]) / scale;
+    assert!(error <= 1e-5, "{what} differs by {error:e}"); // false for NaN
+}
+
+#[test]
+fn a_batch_of_another_shape_is_refused() {
+    let dit = dit();
+    let weights = random_weights(&dit);
+    let slices: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
+    let wrong = Tensor::zeros([3, 1, 8, 8], (Kind::Float, Device::Cpu));
+    let error = velocity(&dit, &slices, &batch(&wrong)).unwrap_err().to_string();
+    assert!(error.contains("latents") && error.contains("[B, 2, 8, 8]"), "{error}");
+}

@@ -1,0 +1,148 @@
+//! Backpropagation of the reward through the last denoising steps: ReFL as ROLL's reward flow has it, and DRaFT-K.
+
+use std::{ops::Range, time::Instant};
+
+use anyroll_models::diffusion::DenoiseBatch;
+use anyroll_strategy::Tape;
+use tch::Tensor;
+
+use super::{
+    Roles, Setup,
+    stats::Stats,
+    step::{Clock, rows},
+};
+use crate::{
+    Result,
+    config::{DraftKConfig, ReflConfig, StartNoise},
+    train::{Exchange, StepOutcome},
+};
+
+/// A denoising step that a gradient flows through.
+struct Recorded {
+    timestep: usize,
+    batch: DenoiseBatch,
+    tape: Tape,
+    velocity: Tensor,
+    /// The frozen model's.
+    reference: Option<Tensor>,
+}
+
+impl Setup {
+    /// DRaFT-K in the words of `refl`.
+    pub fn as_refl(&self, draft: &DraftKConfig) -> ReflConfig {
+        ReflConfig {
+            mid_step: self.sampler.steps() - draft.k,
+            noise: StartNoise::Free,
+            kl_coef: 0.0,
+            score_mean: 0.0,
+            score_std: 1.0,
+            score_scale: 1.0,
+        }
+    }
+
+    /// Walks from noise to images, the last steps of it with a gradient, and follows the reward's gradient back.
+    pub fn step_by_backpropagation(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        step: u64,
+        stop: bool,
+        refl: &ReflConfig,
+    ) -> Result<StepOutcome> {
+        let started = Instant::now();
+        let clock = Clock::new(started, started); // sampling and training are one
+        roles.policy.load_states(&self.offloaded)?;
+        let (numbers, labels) = self.own_prompts(exchange.rank(), step)?;
+        let noise_step = match refl.noise {
+            StartNoise::Free => step,
+            StartNoise::Fixed => 0,
+        };
+        let noise = self.start_noise(noise_step, &numbers)?;
+        let (mut stats, mut steps, mut scores) = (Stats::default(), Vec::new(), Vec::new());
+        for mini_batch in 0..self.share.mini_batches {
+            for part in self.micro_batches(mini_batch) {
+                scores.push(self.follow_back(roles, refl, &noise, &labels, &part, &mut stats)?);
+            }
+            steps.push(roles.policy.step(self.learning_rate(step))?);
+        }
+        let scored = self.exchange_scores(exchange, &Tensor::f_cat(&scores, 0)?, step, stop)?;
+        let losses = stats.read(exchange, self.share.samples() as f64)?;
+        self.finish(roles, step, &steps, &scored, losses, &clock)
+    }
+
+    /// The scores of the samples `part`, their gradient added to those of the step.
+    fn follow_back(
+        &self,
+        roles: &mut Roles,
+        refl: &ReflConfig,
+        noise: &Tensor,
+        labels: &Tensor,
+        part: &Range<usize>,
+        stats: &mut Stats,
+    ) -> Result<Tensor> {
+        let (noise, labels) = (rows(noise, part)?, rows(labels, part)?);
+        let (images, recorded) = self.walk_recording(roles, refl.mid_step, noise, &labels)?;
+        let (scores, gradient) = self.scorer.score_with_gradient(self.config.reward, &images, &labels)?;
+        // A sample without a score has no gradient.
+        let refused = scores.f_isfinite()?.f_logical_not()?;
+        let refused_pixels = refused.f_view([-1, 1, 1, 1])?;
+        let count = self.mini_batch_len();
+        let weight = refl.score_scale / refl.score_std / count;
+        let mut dx = gradient.f_mul_scalar(-weight)?.f_masked_fill(&refused_pixels, 0.0)?;
+        let gradient_steps = recorded.len() as f64;
+        let loss = scores.f_sub_scalar(refl.score_mean)?.f_mul_scalar(-refl.score_scale / refl.score_std)?;
+        stats.add("loss/policy", &loss.f_masked_fill(&refused, 0.0)?)?;
+
+        for recorded in recorded.into_iter().rev() {
+            let timestep = recorded.timestep;
+            let sigmas = &self.sampler.sigmas;
+            let (sigma, dt) = (sigmas[timestep], sigmas[timestep + 1] - sigmas[timestep]);
+            let mut dv = dx.f_mul_scalar(dt)?;
+            if let Some(reference) = &recorded.reference {
+                // KL is the mean over the recorded steps and over an image's values of (v - v_ref)^2 / (2 sigma^2).
+                let apart = recorded.velocity.f_sub(reference)?.f_masked_fill(&refused_pixels, 0.0)?;
+                let values = apart.numel() as f64 / apart.size()[0] as f64;
+                let scale = 1.0 / (sigma * sigma * values * gradient_steps);
+                dv = dv.f_add(&apart.f_mul_scalar(refl.kl_coef * scale / count)?)?;
+                stats.add("loss/kl", &apart.f_square()?.f_mul_scalar(0.5 * scale)?)?;
+            }
+            let guidance = self.sampler.guidance;
+            let below = roles.policy.backward(&recorded.batch, recorded.tape, guidance.combine_grad(&dv)?)?;
+            if let Some(below) = below {
+                dx = dx.f_add(&guidance.batch_grad(&below)?)?;
+            }
+        }
+        Ok(scores)
+    }
+
+    /// Walks by Euler's method and records the steps from `mid_step` on.
+    fn walk_recording(
+        &self,
+        roles: &mut Roles,
+        mid_step: usize,
+        noise: Tensor,
+        labels: &Tensor,
+    ) -> Result<(Tensor, Vec<Recorded>)> {
+        let guidance = self.sampler.guidance;
+        let mut x = noise;
+        let mut recorded = Vec::new();
+        for timestep in 0..self.sampler.steps() {
+            // Nothing is asked of the point that the first step with a gradient begins at.
+            let batch = guidance.batch(&x, self.sampler.sigmas[timestep], labels, timestep > mid_step)?;
+            if timestep < mid_step {
+                let velocity = guidance.combine(&roles.policy.score(&batch)?)?;
+                x = self.sampler.euler(timestep, &x, &velocity)?;
+                continue;
+            }
+            let (velocity, tape) = roles.policy.record(&batch)?;
+            let velocity = guidance.combine(&velocity)?;
+            let reference = match &mut roles.reference {
+                Some(reference) => Some(guidance.combine(&reference.score(&batch)?)?),
+                None => None,
+            };
+            x = self.sampler.euler(timestep, &x, &velocity)?;
+            recorded.push(Recorded { timestep, batch, tape, velocity, reference });
+        }
+        Ok((x, recorded))
+    }
+}

@@ -1,0 +1,124 @@
+//! Flow matching towards good samples and away from bad ones: DiffusionNFT.
+
+use std::{ops::Range, time::Instant};
+
+use tch::{Kind, Tensor};
+
+use super::{
+    Roles, Samples, Setup,
+    loss::{NftTargets, gradient, nft_loss},
+    noise::{Purpose, order_of},
+    stats::Stats,
+    step::{Clock, rows},
+};
+use crate::{
+    Result,
+    config::{NftConfig, Scale},
+    train::{Exchange, StepOutcome},
+};
+
+/// This rank's samples of step `step`, and how good each is, 0 to 1: fp32 `[N]`.
+struct ScoredSamples<'a> {
+    nft: &'a NftConfig,
+    samples: Samples,
+    goodness: Tensor,
+    step: u64,
+}
+
+impl Setup {
+    /// Samples with the old policy, scores the images, takes them back towards noise, and trains the velocities there.
+    pub fn step_by_forward_process(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        step: u64,
+        stop: bool,
+        nft: &NftConfig,
+    ) -> Result<StepOutcome> {
+        let started = Instant::now();
+        roles.policy.offload_states(&self.offloaded)?;
+        let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
+        let weights = old.weights()?;
+        let samples = self.sample(&weights, exchange.rank(), step)?;
+        drop(weights);
+        roles.policy.load_states(&self.offloaded)?;
+        let generated = Instant::now();
+        let scored = self.score(exchange, samples.images(), &samples.labels, step, stop)?;
+        let clock = Clock::new(started, generated);
+
+        let clip = nft.advantage_clip;
+        let advantages = self.advantages(&scored, &samples.numbers, Scale::BatchStd, clip)?;
+        let goodness = advantages.f_mul_scalar(0.5 / clip)?.f_add_scalar(0.5)?;
+        let scored_samples = ScoredSamples { nft, samples, goodness, step };
+        let (mut stats, mut steps) = (Stats::default(), Vec::new());
+        for mini_batch in 0..self.share.mini_batches {
+            for part in self.micro_batches(mini_batch) {
+                for draw in 0..nft.timesteps {
+                    self.accumulate_noised(roles, &scored_samples, &part, draw, &mut stats)?;
+                }
+            }
+            steps.push(roles.policy.step(self.learning_rate(step))?);
+        }
+        let keeps = (nft.old_decay_rate * (step + 1) as f64).min(nft.old_decay_max);
+        let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
+        old.move_towards(&mut roles.policy, 1.0 - keeps)?;
+        let losses = stats.read(exchange, (self.share.samples() * nft.timesteps) as f64)?;
+        self.finish(roles, step, &steps, &scored, losses, &clock)
+    }
+
+    /// Adds the gradient at the `draw`-th of the sigmas of each of the samples `part`.
+    fn accumulate_noised(
+        &self,
+        roles: &mut Roles,
+        scored: &ScoredSamples,
+        part: &Range<usize>,
+        draw: usize,
+        stats: &mut Stats,
+    ) -> Result<()> {
+        let &ScoredSamples { nft, ref samples, ref goodness, step } = scored;
+        let images = rows(samples.images(), part)?;
+        let numbers = &samples.numbers[part.clone()];
+        let sigmas = self.drawn_sigmas(step, numbers, draw)?;
+        let noise = self.noise(Purpose::Forward, step, numbers.iter().map(|n| n * nft.timesteps + draw))?;
+        let wide = sigmas.f_view([-1, 1, 1, 1])?;
+        let noised = images.f_add(&noise.f_sub(&images)?.f_mul(&wide)?)?;
+        let labels = rows(&samples.labels, part)?;
+        let batch = self.sampler.guidance.batch_at(&noised, &sigmas, &labels, false)?;
+        let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
+        let old_velocity = old.score(&batch)?;
+        let reference = match &mut roles.reference {
+            Some(reference) => Some(reference.score(&batch)?),
+            None => None,
+        };
+        let targets = NftTargets {
+            images,
+            noised,
+            sigmas: wide,
+            goodness: rows(goodness, part)?,
+            old_velocity,
+            beta: nft.beta,
+            scale: nft.advantage_clip,
+            kl: reference.as_ref().map(|reference| (reference, nft.kl_coef)),
+        };
+        let count = self.mini_batch_len() * nft.timesteps as f64;
+        let (velocity, tape) = roles.policy.record(&batch)?;
+        let (grad, terms) = gradient(&velocity, count, |velocity| nft_loss(&targets, velocity))?;
+        roles.policy.backward(&batch, tape, grad)?;
+        stats.add("loss/policy", &terms.policy)?;
+        match &terms.kl {
+            Some(kl) => stats.add("loss/kl", kl),
+            None => Ok(()),
+        }
+    }
+
+    /// For each sample the `draw`-th of the sampler's sigmas in an order of its own: fp32 `[B]`.
+    fn drawn_sigmas(&self, step: u64, numbers: &[usize], draw: usize) -> Result<Tensor> {
+        let steps = self.sampler.steps();
+        let of_sample = |&number: &usize| {
+            let order = order_of(Purpose::Timesteps, self.seed, step, number, steps);
+            self.sampler.sigmas[order[draw]]
+        };
+        let sigmas: Vec<f64> = numbers.iter().map(of_sample).collect();
+        Ok(Tensor::f_from_slice(&sigmas)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?)
+    }
+}

@@ -1,0 +1,26 @@
+//! Reward training of flow-matching models: a model of images as the loop's policy, a denoising step as its token.
+//!
+//! [`Diffusion`] is what the [loop](crate::train) trains. `step` is one turn of it by any method, with what methods
+//! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
+//! formulas. `setup` says who takes part and samples, `scorer` what an image earns, `evaluate` how the policy is
+//! measured and `warmup` what comes before.
+
+mod backpropagation;
+mod evaluate;
+mod forward_process;
+mod loss;
+mod noise;
+mod pipeline;
+mod policy_gradient;
+mod scorer;
+mod setup;
+mod shapes;
+mod stats;
+mod step;
+mod warmup;
+
+pub use pipeline::Diffusion;
+pub use setup::{Roles, Samples, Setup};
+pub use shapes::{CLASSES, SIZE};
+
+use anyroll_models::diffusion::Dit;

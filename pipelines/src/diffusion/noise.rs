@@ -1,0 +1,98 @@
+//! Random numbers of a run of images: each a function of the seed, of what it is for and of its number there, so
+//! that neither ranks nor resumption change any.
+
+use anyroll_models::normals;
+use rand_chacha::rand_core::Rng;
+use tch::{Device, Tensor};
+
+use crate::{Result, data::stream};
+
+/// What random numbers are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Classes and images of the warm-up.
+    WarmupImages = 0x7761_726d,
+    /// Which of them go without their class.
+    Dropout = 0x6472_6f70,
+    /// How far they are taken towards noise.
+    WarmupSigmas = 0x7773_6967,
+    /// Their noise.
+    WarmupNoise = 0x776e_6f69,
+    /// Classes to sample images of.
+    Prompts = 0x7072_6f6d,
+    /// Where samples to train on begin.
+    Start = 0x7374_6172,
+    /// The noise of stochastic denoising steps.
+    Sde = 0x7364_6500,
+    /// Which denoising steps are trained on.
+    Timesteps = 0x7469_6d65,
+    /// Noise that samples are taken back to.
+    Forward = 0x666f_7277,
+    /// Who gets whose reward.
+    Shuffle = 0x7368_7566,
+    /// Where samples to measure begin.
+    Evaluation = 0x6576_616c,
+}
+
+/// Standard normal numbers: fp32 `[numbers, shape..]`, each row a function of its number.
+pub fn gaussian(
+    purpose: Purpose,
+    seed: u64,
+    step: u64,
+    numbers: impl IntoIterator<Item = usize>,
+    shape: [i64; 3],
+    device: Device,
+) -> Result<Tensor> {
+    let len = shape.iter().product::<i64>() as usize;
+    let mut values = Vec::new();
+    for number in numbers {
+        values.extend(normals(row_seed(purpose, seed, step, number), len));
+    }
+    let rows = Tensor::f_from_slice(&values)?.f_view([-1, shape[0], shape[1], shape[2]])?;
+    Ok(rows.f_to_device(device)?)
+}
+
+/// `count` numbers in [0, 1).
+pub fn uniforms(purpose: Purpose, seed: u64, step: u64, count: usize) -> Vec<f64> {
+    let mut random = stream(purpose as u64, seed, step);
+    // 53 random bits are a double in [0, 1).
+    (0..count).map(|_| (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64).collect()
+}
+
+/// The numbers below `count` in a random order.
+pub fn order(purpose: Purpose, seed: u64, step: u64, count: usize) -> Vec<usize> {
+    crate::data::shuffled(count, &mut stream(purpose as u64, seed, step))
+}
+
+/// As [`order`], one for each of many things, by number.
+pub fn order_of(purpose: Purpose, seed: u64, step: u64, number: usize, count: usize) -> Vec<usize> {
+    order(purpose, row_seed(purpose, seed, step, number), 0, count)
+}
+
+fn row_seed(purpose: Purpose, seed: u64, step: u64, number: usize) -> u64 {
+    stream(purpose as u64, seed ^ step.rotate_left(32), number as u64).next_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_depends_on_its_number_alone() {
+        let rows = |numbers: std::ops::Range<usize>| {
+            gaussian(Purpose::Start, 3, 5, numbers, [1, 2, 2], Device::Cpu).unwrap()
+        };
+        assert_eq!(rows(0..4).narrow(0, 2, 2), rows(2..4));
+        assert_ne!(rows(0..1), rows(1..2));
+        let other = gaussian(Purpose::Evaluation, 3, 5, 0..1, [1, 2, 2], Device::Cpu).unwrap();
+        assert_ne!(rows(0..1), other);
+    }
+
+    #[test]
+    fn an_order_has_every_number_once() {
+        let mut order = order_of(Purpose::Timesteps, 0, 1, 2, 10);
+        assert_ne!(order, order_of(Purpose::Timesteps, 0, 1, 3, 10));
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..10));
+    }
+}

@@ -1,0 +1,186 @@
+//! One step of any method: how samples are scored, and what is told of the step.
+
+use std::{ops::Range, time::Instant};
+
+use anyroll_strategy::StepStats;
+use tch::{Kind, Tensor};
+
+use super::{
+    Roles, Setup,
+    noise::{Purpose, order},
+    policy_gradient::as_flow_grpo,
+};
+use crate::{
+    Result,
+    algorithm::{fill_missing, sample_advantages},
+    config::{Advantage, GrpoConfig, MethodConfig, Scale},
+    metrics::Metrics,
+    train::{Exchange, StepOutcome, schedule},
+};
+
+/// What all ranks know of the step's samples, in the step's order.
+pub struct Scored {
+    /// What each earned.
+    pub rewards: Vec<f64>,
+    /// How many have no reward.
+    pub dropped: usize,
+    /// Whether some rank was asked to stop.
+    pub stop: bool,
+}
+
+/// When the parts of a step began.
+pub struct Clock {
+    started: Instant,
+    generated: Instant,
+    rewarded: Instant,
+}
+
+impl Clock {
+    /// Of a step that began at `started`.
+    pub fn new(started: Instant, generated: Instant) -> Self {
+        Self { started, generated, rewarded: Instant::now() }
+    }
+}
+
+impl Setup {
+    /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
+    pub fn step(&self, roles: &mut Roles, exchange: &Exchange, step: u64, stop: bool) -> Result<StepOutcome> {
+        match &self.config.method {
+            MethodConfig::Refl(refl) => self.step_by_backpropagation(roles, exchange, step, stop, refl),
+            MethodConfig::DraftK(draft) => {
+                self.step_by_backpropagation(roles, exchange, step, stop, &self.as_refl(draft))
+            }
+            MethodConfig::FlowGrpo(grpo) => self.step_by_policy_gradient(roles, exchange, step, stop, grpo),
+            MethodConfig::DanceGrpo(grpo) => {
+                self.step_by_policy_gradient(roles, exchange, step, stop, &as_flow_grpo(grpo))
+            }
+            MethodConfig::DiffusionNft(nft) => self.step_by_forward_process(roles, exchange, step, stop, nft),
+        }
+    }
+
+    /// Scores this rank's images, and learns the others' scores.
+    pub fn score(
+        &self,
+        exchange: &Exchange,
+        images: &Tensor,
+        labels: &Tensor,
+        step: u64,
+        stop: bool,
+    ) -> Result<Scored> {
+        let scores = self.scorer.score(self.config.reward, images, labels)?;
+        self.exchange_scores(exchange, &scores, step, stop)
+    }
+
+    /// All ranks' scores from this rank's `[N]`. One that is not finite is left out: its sample gets the mean of its
+    /// group's others, which teaches nothing.
+    pub fn exchange_scores(
+        &self,
+        exchange: &Exchange,
+        scores: &Tensor,
+        step: u64,
+        stop: bool,
+    ) -> Result<Scored> {
+        let mut own = Vec::<f64>::try_from(scores.f_to_kind(Kind::Double)?)?;
+        own.push(f64::from(u8::from(stop)));
+        let mut of_ranks = exchange.gather(&own)?;
+        let stops = of_ranks.iter_mut().filter_map(Vec::pop).sum::<f64>();
+        let scores: Vec<Option<f64>> = self
+            .share
+            .ordered(&of_ranks)
+            .into_iter()
+            .map(|score: f64| score.is_finite().then_some(score))
+            .collect();
+        let dropped = scores.iter().filter(|score| score.is_none()).count();
+        let mut rewards =
+            fill_missing(&scores, self.share.group_size).unwrap_or_else(|| vec![0.0; scores.len()]);
+        if self.config.shuffle_rewards {
+            let order = order(Purpose::Shuffle, self.seed, step, rewards.len());
+            rewards = order.into_iter().map(|sample| rewards[sample]).collect();
+        }
+        Ok(Scored { rewards, dropped, stop: stops > 0.0 })
+    }
+
+    /// This rank's advantages, clamped: fp32 `[N]`.
+    pub fn advantages(&self, scored: &Scored, numbers: &[usize], scale: Scale, clip: f64) -> Result<Tensor> {
+        const EPS: f64 = 1e-4;
+        let kind = Advantage::Grpo(GrpoConfig { scale, eps: EPS });
+        let lengths = vec![1.0; scored.rewards.len()];
+        let all = sample_advantages(&kind, &scored.rewards, &lengths, self.share.group_size);
+        let own: Vec<f32> = numbers.iter().map(|&number| all[number].clamp(-clip, clip) as f32).collect();
+        Ok(Tensor::f_from_slice(&own)?.f_to_device(self.device)?)
+    }
+
+    /// The micro-batches of a mini-batch, as ranges of this rank's samples.
+    pub fn micro_batches(&self, mini_batch: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let own = self.share.own_range(mini_batch);
+        let size = self.micro_batch_size;
+        own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
+    }
+
+    /// Samples of a mini-batch, over all ranks.
+    pub fn mini_batch_len(&self) -> f64 {
+        self.share.range(0).len() as f64
+    }
+
+    /// The learning rate of step `step`.
+    pub fn learning_rate(&self, step: u64) -> f64 {
+        let optimizer = &self.config.optimizer;
+        optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, self.config.steps)
+    }
+
+    /// Waits for a step's optimizer steps and tells of it, its losses in `losses`.
+    pub fn finish(
+        &self,
+        roles: &mut Roles,
+        step: u64,
+        steps: &[StepStats],
+        scored: &Scored,
+        losses: Metrics,
+        clock: &Clock,
+    ) -> Result<StepOutcome> {
+        roles.policy.start_offload(&self.offloaded)?;
+        let mut grad_norm = 0.0;
+        for stats in steps {
+            grad_norm += roles.policy.finish_step(stats)? / steps.len() as f64;
+        }
+        let mut metrics = reward_metrics(scored);
+        metrics.merge(losses);
+        metrics.insert("grad_norm", grad_norm);
+        metrics.insert("learning_rate", self.learning_rate(step));
+        let device = roles.policy.group().stream().device().memory_info()?;
+        metrics.insert("perf/allocated_bytes", device.allocated_bytes as f64);
+        let images = scored.rewards.len() as f64;
+        let step_s = clock.started.elapsed().as_secs_f64();
+        let generate_s = (clock.generated - clock.started).as_secs_f64();
+        metrics.insert("perf/images_per_s", images / step_s);
+        if generate_s > 0.0 {
+            let denoised = images * self.sampler.steps() as f64;
+            metrics.insert("perf/denoising_steps_per_s", denoised / generate_s);
+        }
+        metrics.insert("time/generate_s", generate_s);
+        metrics.insert("time/reward_s", (clock.rewarded - clock.generated).as_secs_f64());
+        metrics.insert("time/train_s", clock.rewarded.elapsed().as_secs_f64());
+        metrics.insert("time/step_s", step_s);
+        Ok(StepOutcome { metrics, stop: scored.stop })
+    }
+}
+
+/// What the samples show by themselves.
+fn reward_metrics(scored: &Scored) -> Metrics {
+    let rewards = &scored.rewards;
+    let count = rewards.len() as f64;
+    let mean = rewards.iter().sum::<f64>() / count;
+    let squares: f64 = rewards.iter().map(|reward| (reward - mean).powi(2)).sum();
+    let mut metrics = Metrics::new();
+    metrics.insert("reward/mean", mean);
+    metrics.insert("reward/std", (squares / (count - 1.0).max(1.0)).sqrt());
+    metrics.insert("reward/min", rewards.iter().copied().fold(f64::INFINITY, f64::min));
+    metrics.insert("reward/max", rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+    metrics.insert("reward/dropped", scored.dropped as f64);
+    metrics
+}
+
+/// The rows `range` of a tensor.
+pub fn rows(tensor: &Tensor, range: &Range<usize>) -> Result<Tensor> {
+    Ok(tensor.f_narrow(0, range.start as i64, range.len() as i64)?)
+}

@@ -1,0 +1,69 @@
+//! The supervised warm-up: flow matching on the data.
+
+use anyroll_models::diffusion::DenoiseBatch;
+use tch::Kind;
+
+use super::{
+    Roles, Setup,
+    noise::{Purpose, gaussian, uniforms},
+    shapes,
+    step::rows,
+};
+use crate::{
+    Result,
+    config::FlowMatchingConfig,
+    train::{Exchange, schedule},
+};
+
+impl Setup {
+    /// One step: the mean squared error of the velocities, which is returned, at sigmas that are the logistic of normal
+    /// numbers (Esser et al. 2024).
+    pub fn warmup_step(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        warmup: &FlowMatchingConfig,
+        step: u64,
+    ) -> Result<f64> {
+        let policy = &mut roles.policy;
+        let (images, mut labels) = shapes::train_batch(self.seed, step, warmup.batch_size, self.device)?;
+        let dropped = uniforms(Purpose::Dropout, self.seed, step, labels.len());
+        for (label, drawn) in labels.iter_mut().zip(dropped) {
+            if drawn < warmup.class_dropout {
+                *label = shapes::CLASSES as i64;
+            }
+        }
+        let labels = self.labels(&labels)?;
+        let noise = self.noise(Purpose::WarmupNoise, step, 0..warmup.batch_size)?;
+        let logits = [1, 1, 1];
+        let logits =
+            gaussian(Purpose::WarmupSigmas, self.seed, step, 0..warmup.batch_size, logits, self.device)?;
+        let sigmas = logits.f_sigmoid()?;
+        let noised = images.f_add(&noise.f_sub(&images)?.f_mul(&sigmas)?)?;
+        let velocities = noise.f_sub(&images)?;
+
+        let per_rank = warmup.batch_size / exchange.world_size();
+        let own = exchange.rank() * per_rank..(exchange.rank() + 1) * per_rank;
+        let mut loss = 0.0;
+        for start in own.clone().step_by(self.micro_batch_size) {
+            let part = start..(start + self.micro_batch_size).min(own.end);
+            let batch = DenoiseBatch {
+                latents: rows(&noised, &part)?,
+                sigmas: rows(&sigmas, &part)?.f_flatten(0, -1)?,
+                labels: rows(&labels, &part)?,
+                latents_grad: false,
+            };
+            let wanted = rows(&velocities, &part)?;
+            policy.accumulate(&batch, |velocity| {
+                let off = velocity.f_sub(&wanted)?;
+                loss += off.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
+                Ok(off.f_mul_scalar(2.0 / velocities.numel() as f64)?)
+            })?;
+        }
+        let optimizer = &warmup.optimizer;
+        let factor = schedule(&optimizer.schedule).factor(step, warmup.steps);
+        let stats = policy.step(optimizer.adamw.learning_rate * factor)?;
+        policy.finish_step(&stats)?;
+        Ok(exchange.sum(&[loss])?[0] / velocities.numel() as f64)
+    }
+}

@@ -1,0 +1,125 @@
+// SHIM of libhiprtc, for tests: "compiles" for an AMD GPU by building the kernels for the host. Written from
+// hiprtc.h and its documentation.
+#include <unistd.h>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include "device.h"
+#include "kernel_code.h"
+
+typedef struct _hiprtcProgram* hiprtcProgram;
+enum hiprtcResult : int {
+  HIPRTC_SUCCESS = 0,
+  HIPRTC_ERROR_INVALID_INPUT = 3,
+  HIPRTC_ERROR_INVALID_PROGRAM = 4,
+  HIPRTC_ERROR_INVALID_OPTION = 5,
+  HIPRTC_ERROR_COMPILATION = 6,
+};
+
+namespace {
+
+struct Program {
+  std::string source, name, log, code;
+};
+shim::Handles<std::shared_ptr<Program>>& programs() {
+  static auto* all = new shim::Handles<std::shared_ptr<Program>>;
+  return *all;
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// The source between the prelude and a function for each kernel that binds its parameters.
+std::string host_source(const Program& program) {
+  std::ostringstream out;
+  out << "#include \"kernel_prelude.h\"\n#line 1 \"" << program.name << "\"\n" << program.source << "\n";
+  static const std::regex kernel(R"(__global__[^;{]*?\b(\w+)\s*\([^()]*\)\s*\{)");
+  for (std::sregex_iterator it(program.source.begin(), program.source.end(), kernel), end; it != end; ++it) {
+    const std::string name = (*it)[1];
+    out << "extern \"C\" shim::Bound* shim_bind_" << name << "(void** p) { return shim::bind_kernel(" << name << ", p); }\n";
+  }
+  return out.str();
+}
+
+}  // namespace
+
+extern "C" {
+hiprtcResult hiprtcVersion(int* major, int* minor) {
+  *major = 7, *minor = 2;
+  return HIPRTC_SUCCESS;
+}
+hiprtcResult hiprtcCreateProgram(hiprtcProgram* program, const char* source, const char* name, int headers,
+                                 const char* const*, const char* const*) {
+  if (!program || !source || headers) return HIPRTC_ERROR_INVALID_INPUT;
+  auto made = std::make_shared<Program>();
+  made->source = source;
+  made->name = name ? name : "default_program";
+  *program = (hiprtcProgram)programs().add(made);
+  return HIPRTC_SUCCESS;
+}
+hiprtcResult hiprtcCompileProgram(hiprtcProgram handle, int count, const char* const* options) {
+  auto program = programs().find(handle);
+  if (!program) return HIPRTC_ERROR_INVALID_PROGRAM;
+  std::string architecture, flags;
+  for (int i = 0; i < count; i++) {
+    const std::string option = options[i], target = "--offload-arch=";
+    if (option.rfind(target + "gfx", 0) == 0) architecture = option.substr(target.size());
+    else if (option == "-ffp-contract=off" || option == "-std=c++17") flags += " " + option;
+    else return HIPRTC_ERROR_INVALID_OPTION;
+  }
+  if (architecture.empty() || architecture.size() >= sizeof(shim::CodeHeader::architecture)) return HIPRTC_ERROR_INVALID_OPTION;
+  static std::atomic<int> compiled{0};
+  const auto folder = std::filesystem::temp_directory_path() /
+                      ("anyroll-shim-" + std::to_string(getpid()) + "-" + std::to_string(compiled++));
+  if (!std::filesystem::create_directory(folder)) return HIPRTC_ERROR_INVALID_INPUT;
+  const std::string base = folder / "kernel";
+  std::ofstream(base + ".cpp") << host_source(*program);
+  const std::string command = "c++ -O2 -shared -fPIC -w" + flags + " -I" SHIM_FOLDER " -o " + base + ".so " + base +
+                              ".cpp > " + base + ".log 2>&1";
+  const int outcome = system(command.c_str());
+  program->log = read(base + ".log");
+  program->code.clear();
+  if (outcome == 0) {
+    const std::string library = read(base + ".so");
+    shim::CodeHeader header = {{'S', 'H', 'I', 'M', 'C', 'O', 'D', 'E'}, {}, library.size()};
+    strcpy(header.architecture, architecture.c_str());
+    program->code = std::string((char*)&header, sizeof header) + library;
+  }
+  std::filesystem::remove_all(folder);
+  return outcome == 0 ? HIPRTC_SUCCESS : HIPRTC_ERROR_COMPILATION;
+}
+hiprtcResult hiprtcGetProgramLogSize(hiprtcProgram handle, size_t* len) {
+  auto program = programs().find(handle);
+  if (!program) return HIPRTC_ERROR_INVALID_PROGRAM;
+  *len = program->log.size() + 1;
+  return HIPRTC_SUCCESS;
+}
+hiprtcResult hiprtcGetProgramLog(hiprtcProgram handle, char* text) {
+  auto program = programs().find(handle);
+  if (!program) return HIPRTC_ERROR_INVALID_PROGRAM;
+  memcpy(text, program->log.c_str(), program->log.size() + 1);
+  return HIPRTC_SUCCESS;
+}
+hiprtcResult hiprtcGetCodeSize(hiprtcProgram handle, size_t* len) {
+  auto program = programs().find(handle);
+  if (!program || program->code.empty()) return HIPRTC_ERROR_INVALID_PROGRAM;
+  *len = program->code.size();
+  return HIPRTC_SUCCESS;
+}
+hiprtcResult hiprtcGetCode(hiprtcProgram handle, char* code) {
+  auto program = programs().find(handle);
+  if (!program || program->code.empty()) return HIPRTC_ERROR_INVALID_PROGRAM;
+  memcpy(code, program->code.data(), program->code.size());
+  return HIPRTC_SUCCESS;
+}
+hiprtcResult hiprtcDestroyProgram(hiprtcProgram* handle) {
+  if (!handle || !programs().remove(*handle)) return HIPRTC_ERROR_INVALID_PROGRAM;
+  *handle = nullptr;
+  return HIPRTC_SUCCESS;
+}
+const char* hiprtcGetErrorString(hiprtcResult result) { return result == HIPRTC_SUCCESS ? "HIPRTC_SUCCESS" : "HIPRTC_ERROR"; }
+}
