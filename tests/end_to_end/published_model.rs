@@ -83,7 +83,7 @@ fn two_ranks_at_stage_3_start_from_the_same_weights() {
     let first = |name: &str, sets: &[&str]| {
         let (run, command) = run(&folder, name, sets);
         succeed(command);
-        (series(&run, "eval/greedy")[0], series(&run, "reward/mean")[0], series(&run, "grad_norm")[0])
+        (series(&run, "eval/pass@1")[0], series(&run, "reward/mean")[0], series(&run, "grad_norm")[0])
     };
     let one = first("one", &["pipeline.rlvr.steps=1"]);
     let two = first("two", &["pipeline.rlvr.steps=1", "devices=2", "strategy.zero_stage=3"]);
@@ -146,7 +146,7 @@ fn an_exported_run_is_a_model_elsewhere() {
     let path = format!("model.path={}", exported.display());
     let (again, command) = self::run(&folder, "again", &[&path]);
     succeed(command);
-    assert_eq!(series(&again, "eval/greedy").first(), series(&run, "eval/greedy").last());
+    assert_eq!(series(&again, "eval/pass@1").first(), series(&run, "eval/pass@1").last());
 
     let first = run.join("checkpoints/step_000003");
     let said = succeed(export(&first, "first", &[]).1).stdout;
@@ -187,11 +187,11 @@ fn adapters_train_beside_frozen_weights() {
         to
     };
     let (merged, adapter) = (export("merged", &[]), export("adapter", &["--adapter"]));
-    let last = *series(&lora_run, "eval/greedy").last().unwrap();
+    let last = *series(&lora_run, "eval/pass@1").last().unwrap();
     let first = |name: &str, sets: &[&str]| {
         let (run, command) = run(&folder, name, sets);
         succeed(command);
-        series(&run, "eval/greedy")[0]
+        series(&run, "eval/pass@1")[0]
     };
     let one_step = "pipeline.rlvr.steps=1";
     assert_eq!(first("from_merged", &[&format!("model.path={}", merged.display()), one_step]), last);
