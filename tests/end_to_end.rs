@@ -10,6 +10,7 @@ mod other_launchers;
 mod published_model;
 mod reproducibility;
 mod resume;
+mod rewards;
 mod run_folder;
 mod shims;
 

@@ -4,4 +4,5 @@
 
 mod end_to_end;
 mod launcher;
+mod sandbox;
 mod tidy;

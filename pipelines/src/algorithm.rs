@@ -53,6 +53,21 @@ pub fn pass_at_k(samples: usize, correct: usize, k: usize) -> f64 {
     1.0 - all_wrong
 }
 
+/// The chance that the most frequent of some answers is right (maj@k); of equally frequent ones each is as likely to be
+/// chosen. Beside each answer stands whether it is right.
+///
+/// # Panics
+///
+/// If there is no answer.
+pub fn majority(answers: &[(String, bool)]) -> f64 {
+    let votes = |answer: &str| answers.iter().filter(|(other, _)| other == answer).count();
+    let most = answers.iter().map(|(answer, _)| votes(answer)).max().expect("an answer");
+    // Each of the most frequent is there equally often, so that a mean over them all is one over the answers.
+    let leading: Vec<bool> =
+        answers.iter().filter(|(answer, _)| votes(answer) == most).map(|(_, right)| *right).collect();
+    leading.iter().filter(|right| **right).count() as f64 / leading.len() as f64
+}
+
 /// The rewards, where a sample that is left out has the mean of its group's others: that is an advantage of 0, and
 /// leaves the others' mean as it is. A group of which none is scored has the mean of all, for each sample the same.
 /// `None` if nothing is scored.
@@ -107,6 +122,20 @@ mod tests {
         assert_eq!(pass_at_k(4, 0, 4), 0.0);
         assert_eq!(pass_at_k(4, 1, 4), 1.0);
         assert_eq!(pass_at_k(4, 4, 1), 1.0);
+    }
+
+    #[test]
+    fn the_majority_decides_and_a_tie_is_shared() {
+        let check = |answers: &[(&str, bool)], expected: f64| {
+            let answers: Vec<_> =
+                answers.iter().map(|(answer, right)| (answer.to_string(), *right)).collect();
+            assert_eq!(majority(&answers), expected, "{answers:?}");
+        };
+        check(&[("4", true)], 1.0);
+        check(&[("4", true), ("5", false), ("5", false)], 0.0);
+        check(&[("4", true), ("5", false), ("4", true)], 1.0);
+        check(&[("4", true), ("5", false)], 0.5);
+        check(&[("4", true), ("4", true), ("5", false), ("5", false), ("6", false)], 0.5);
     }
 
     #[test]

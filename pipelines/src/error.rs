@@ -37,9 +37,34 @@ pub enum Error {
     /// Another system's config could not be imported.
     #[error(transparent)]
     Import(#[from] crate::import::Error),
-    /// A reward could not be computed.
-    #[error(transparent)]
-    Reward(#[from] crate::reward::Error),
+    /// A reward cannot be used.
+    #[error("the reward `{name}` does not start")]
+    Start {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        failure: crate::reward::Failure,
+    },
+    /// A reward failed more often than its config allows.
+    #[error(
+        "the reward `{name}` failed on {failed} of {completions} completions, and `max_error_rate` is {max_error_rate}"
+    )]
+    Reward {
+        /// Its name.
+        name: String,
+        /// On how many it failed, over all ranks.
+        failed: usize,
+        /// How many there were, over all ranks.
+        completions: usize,
+        /// The share that may fail.
+        max_error_rate: f64,
+        /// The last failure of this rank; `None` if the failures are others'.
+        source: Option<crate::reward::Error>,
+    },
+    /// Not a single held-out prompt could be measured.
+    #[error("no held-out prompt could be measured, since a reward failed on each")]
+    NothingMeasured,
     /// A file of the run folder could not be written or read.
     #[error(transparent)]
     Output(#[from] crate::output_error::OutputError),
@@ -73,6 +98,7 @@ impl Error {
         match self {
             Self::Backend(error) => error.is_from_peer(),
             Self::Strategy(error) => error.is_from_peer(),
+            Self::Reward { source, .. } => source.is_none(),
             _ => false,
         }
     }

@@ -18,7 +18,7 @@ const SHORT: [&str; 9] = [
 ];
 
 #[test]
-fn the_reward_teaches_and_coin_flips_do_not() {
+fn the_reward_teaches_and_its_control_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let [learnt, control] = [ONE_RANK, CONTROL].map(|config| {
         let run = run_tiny(&folder, config, config, &SHORT);

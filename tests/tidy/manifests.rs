@@ -4,15 +4,17 @@ use super::source::Source;
 
 /// Each crate's folder and which of our crates it may name. A crate knows only what stands left of it in
 /// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for the build scripts and the launcher.
-const MAY_DEPEND: [(&str, &[&str]); 7] = [
+const MAY_DEPEND: [(&str, &[&str]); 8] = [
     ("backends", &["anyroll-libtorch"]),
     ("models", &["anyroll-backends", "anyroll-libtorch"]),
+    ("sandbox", &[]),
     ("strategy", &["anyroll-backends", "anyroll-models", "anyroll-libtorch"]),
     (
         "pipelines",
         &[
             "anyroll-backends",
             "anyroll-models",
+            "anyroll-sandbox",
             "anyroll-strategy",
             "anyroll-conformance",
             "anyroll-libtorch",

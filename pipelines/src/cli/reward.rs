@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{
-    Result,
+    Error, Result,
     config::read_reward,
     data::Record,
     error_chain::one_line,
@@ -18,10 +19,10 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct RewardArgs {
-    /// Which: exact, math, choice, regex, length or repetition
+    /// Which: exact, math, choice, countdown, regex, ifeval, code, judge, python, length or repetition
     name: String,
-    /// Lines of {"completion": ..., "answer": ...}, with "finished" and "tokens" where they matter; `-` reads standard
-    /// input
+    /// Lines of {"completion": ..., "answer": ...}, with "prompt", "finished" and "tokens" where they matter, and with
+    /// columns of your own; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// Change one of the reward's fields, as in `--set tolerance=1e-3`; may be given more than once
@@ -30,14 +31,17 @@ pub(super) struct RewardArgs {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Case {
     completion: String,
     #[serde(default)]
-    answer: String,
+    prompt: String,
+    #[serde(default)]
+    answer: Value,
     #[serde(default = "yes")]
     finished: bool,
     tokens: Option<usize>,
+    #[serde(flatten)]
+    columns: Map<String, Value>,
 }
 
 fn yes() -> bool {
@@ -54,7 +58,8 @@ struct Scored {
 
 /// Exit code 0 only if every line was scored.
 pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
-    let reward = build(&read_reward(&args.name, &args.sets)?);
+    let reward = build(&read_reward(&args.name, &args.sets)?)
+        .map_err(|failure| Error::Start { name: args.name.clone(), failure })?;
     let unreadable = |source| OutputError::io("read", &args.file, source);
     let mut out = io::stdout().lock();
     let (mut count, mut sum, mut failed) = (0, 0.0, 0);
@@ -94,7 +99,14 @@ fn lines(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>
 fn score(reward: &dyn Reward, line: usize, text: &str) -> Result<Scored, String> {
     let case: Case = serde_json::from_str(text)
         .map_err(|error| format!("the line is no completion with an answer: {error}"))?;
-    let record = Record { id: format!("line {line}"), prompt: String::new(), answer: case.answer };
+    let answer = match case.answer {
+        Value::Null => String::new(),
+        Value::String(text) => text,
+        // Numbers, and tests of a program.
+        other => other.to_string(),
+    };
+    let (id, prompt, columns) = (format!("line {line}"), case.prompt, case.columns);
+    let record = Record { id, prompt, answer, columns, ..Record::default() };
     let completion = Completion { text: &case.completion, tokens: case.tokens, finished: case.finished };
     let score = reward.score(&record, &completion).map_err(|error| one_line(&error))?;
     Ok(Scored { line, score, extracted: reward.extracted(&completion) })
@@ -106,11 +118,11 @@ mod tests {
 
     #[test]
     fn scores_lines_and_names_what_is_wrong() {
-        let math = build(&read_reward("math", &["tolerance=0.01".to_owned()]).unwrap());
+        let math = build(&read_reward("math", &["tolerance=0.01".to_owned()]).unwrap()).unwrap();
         let scored = score(&*math, 3, r#"{"completion": "so \\boxed{1/2}", "answer": "0.5"}"#).unwrap();
         let json = serde_json::to_string(&scored).unwrap();
         assert_eq!(json, r#"{"line":3,"score":1.0,"extracted":"1/2"}"#);
-        for wrong in ["{", "{}", r#"{"completion": 1}"#, r#"{"completion": "1", "anser": "2"}"#] {
+        for wrong in ["{", "{}", r#"{"completion": 1}"#] {
             assert!(score(&*math, 1, wrong).unwrap_err().contains("no completion"), "{wrong}");
         }
         assert!(score(&*math, 1, r#"{"completion": "1"}"#).unwrap_err().contains("its answer is empty"));

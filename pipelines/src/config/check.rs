@@ -6,12 +6,11 @@ use anyroll_models::hf::{AdapterFolder, ModelFolder};
 use super::algorithm::*;
 use super::error::{Problem, list};
 use super::model::{FolderConfig, LoraConfig};
-use super::reward::*;
+use super::reward::{RewardConfig, RewardTerm};
 use super::schema::*;
 use super::tree::Node;
 use crate::data::{self, Dataset, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
-use crate::reward::Pattern;
 
 /// The precisions that the strategy layer has; the others are refused by name.
 const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
@@ -46,11 +45,6 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             Err(check.problem("model", "`diffusion` trains a model of images", "write `dit`"))
         }
     }
-}
-
-/// Checks a reward that stands alone, read from `tree`.
-pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
-    Check { tree }.reward_kind("", kind)
 }
 
 /// Errors that point at the field they name.
@@ -236,6 +230,8 @@ impl Check<'_> {
             "write a divisor of `prompts_per_step`",
         )?;
         self.reward(&field("reward"), &rlvr.reward)?;
+        self.positive(&field("scoring.workers"), rlvr.scoring.workers)?;
+        self.selection(&rlvr.selection)?;
         self.rollout(&rlvr.rollout)?;
         self.algorithm(&rlvr.algorithm)?;
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
@@ -258,47 +254,14 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn reward(&self, path: &str, reward: &RewardConfig) -> Result<(), Problem> {
-        let RewardConfig::Sum(terms) = reward else { return Ok(()) };
-        self.ensure(!terms.is_empty(), path, "the list is empty", "add a term, such as `- math: {}`")?;
-        for (index, term) in terms.iter().enumerate() {
-            let field = format!("{path}[{index}]");
-            let holds = term.weight.is_finite() && term.weight != 0.0;
-            self.number(&format!("{field}.weight"), term.weight, holds, "other than 0")?;
-            self.reward_kind(&format!("{field}."), &term.kind)?;
+    fn selection(&self, selection: &SelectionConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.selection.{name}");
+        if let Some(MixedGroupsConfig { max_batches }) = selection.mixed_groups {
+            self.positive(&field("mixed_groups.max_batches"), max_batches)?;
         }
-        Ok(())
-    }
-
-    /// What must hold for a reward's own fields, whose paths start with `path`.
-    fn reward_kind(&self, path: &str, kind: &RewardKind) -> Result<(), Problem> {
-        match kind {
-            RewardKind::Exact(_) | RewardKind::Choice(_) => Ok(()),
-            RewardKind::Math(math) => {
-                let holds = (0.0..=0.1).contains(&math.tolerance);
-                self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
-            }
-            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|error| {
-                let error = error.to_string();
-                let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
-                let help = "mend the pattern; it has no look-around and no back-references";
-                self.problem(&format!("{path}regex.pattern"), format!("it is no pattern: {why}"), help)
-            }),
-            RewardKind::Length(length) => {
-                self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
-                let field = format!("{path}length.buffer_tokens");
-                self.positive(&field, length.buffer_tokens)?;
-                self.ensure(
-                    length.buffer_tokens <= length.max_tokens,
-                    &field,
-                    format!("{} is more than `max_tokens`", length.buffer_tokens),
-                    format!("write {} or fewer", length.max_tokens),
-                )
-            }
-            RewardKind::Repetition(repetition) => {
-                self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
-            }
-        }
+        let Some(DifficultyConfig { min, max }) = selection.difficulty else { return Ok(()) };
+        self.number(&field("difficulty.min"), min, true, "such as 0.1")?;
+        self.number(&field("difficulty.max"), max, max >= min, "not below `min`")
     }
 
     fn rollout(&self, rollout: &RolloutConfig) -> Result<(), Problem> {
@@ -468,7 +431,7 @@ impl Check<'_> {
 
     fn data(&self, rlvr: &RlvrConfig) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("pipeline.rlvr.{name}");
-        self.data_ranges(&rlvr.data)?;
+        self.data_ranges(&field("data"), &rlvr.data)?;
         let dataset = Dataset::open(&rlvr.data).map_err(|error| {
             let help = match &error {
                 data::Error::Line { .. } => "mend the line, or name its keys with `prompt:` and `answer:`",
@@ -477,6 +440,7 @@ impl Check<'_> {
             };
             self.problem(&field("data.jsonl.path"), one_line(&error), help)
         })?;
+        self.domains(rlvr, &dataset)?;
         let asked = rlvr.evaluation.prompts;
         self.ensure(
             asked <= MOST_EVALUATED,
@@ -596,18 +560,57 @@ impl Check<'_> {
         )
     }
 
-    fn data_ranges(&self, data: &DataConfig) -> Result<(), Problem> {
+    fn data_ranges(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {
         let (name, value, range) = match data {
             DataConfig::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
             DataConfig::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
+            DataConfig::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
             DataConfig::Jsonl(file) => ("jsonl.held_out_percent", file.held_out_percent, 1..=99),
+            DataConfig::Mix(sources) => return self.mix(&format!("{path}.mix"), sources),
         };
         self.ensure(
             range.contains(&value),
-            &format!("pipeline.rlvr.data.{name}"),
+            &format!("{path}.{name}"),
             format!("{value} is out of range"),
             format!("write a whole number from {} to {}", range.start(), range.end()),
         )
+    }
+
+    fn mix(&self, path: &str, sources: &[MixedConfig]) -> Result<(), Problem> {
+        let help = "add a source, such as `- {domain: sums, data: {addition: {digits: 2}}}`";
+        self.ensure(!sources.is_empty(), path, "the list is empty", help)?;
+        for (index, MixedConfig { domain, weight, data }) in sources.iter().enumerate() {
+            let field = format!("{path}[{index}]");
+            let first = sources.iter().position(|other| other.domain == *domain);
+            let help = "give each source a name of its own";
+            self.ensure(
+                first == Some(index) && !domain.is_empty(),
+                &format!("{field}.domain"),
+                format!("`{domain}` is no name of its own"),
+                help,
+            )?;
+            self.number(&format!("{field}.weight"), *weight, *weight > 0.0, "above 0")?;
+            let nested = matches!(data, DataConfig::Mix(_));
+            self.ensure(!nested, &format!("{field}.data"), "it is a mix itself", "list its sources here")?;
+            self.data_ranges(&format!("{field}.data"), data)?;
+        }
+        Ok(())
+    }
+
+    /// Every record has a reward.
+    fn domains(&self, rlvr: &RlvrConfig, dataset: &Dataset) -> Result<(), Problem> {
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+        for domain in dataset.domains() {
+            let has =
+                |term: &RewardTerm| term.domains.is_empty() || term.domains.iter().any(|it| it == domain);
+            self.ensure(
+                terms.iter().any(has),
+                "pipeline.rlvr.reward",
+                format!("no term is for the records of the domain `{domain}`"),
+                "add it to a term's `domains`, or leave a term's `domains` out",
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@
 mod algorithm;
 mod check;
 mod check_diffusion;
+mod check_reward;
 mod de;
 mod diffusion;
 mod error;
@@ -86,7 +87,7 @@ pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
             tree.set(index, &format!("{name}.{set}"))?;
         }
         let term: RewardTerm = de::from_node(&tree)?;
-        check::check_reward(&term.kind, &tree)?;
+        check_reward::check_reward(&term.kind, &tree)?;
         Ok(term.kind)
     };
     parsed().map_err(|problem| source.render(problem))

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::check::Check;
 use super::error::{Problem, suggestion};
+use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::tree::Node;
 use crate::launch::Rank;
@@ -329,11 +330,27 @@ impl Resolver<'_> {
             }
             ModelConfig::Dit(_) => {}
         }
-        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline
-            && let DataConfig::Jsonl(file) = &mut rlvr.data
-        {
-            file.path = absolute(&file.path);
+        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
+            absolute_paths(&mut rlvr.data);
+            if let RewardConfig::Sum(terms) = &mut rlvr.reward {
+                for term in terms {
+                    if let RewardKind::Python(python) = &mut term.kind {
+                        python.path = absolute(&python.path);
+                    }
+                }
+            }
         }
         Ok(config)
+    }
+}
+
+/// A run that resumes may be started from another folder.
+fn absolute_paths(data: &mut DataConfig) {
+    match data {
+        DataConfig::Jsonl(file) => {
+            file.path = absolute(&file.path);
+        }
+        DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),
+        DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => {}
     }
 }

@@ -1,6 +1,7 @@
 //! The fields of rewards.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -19,9 +20,7 @@ pub enum RewardConfig {
     /// `exact`: 1 for a finished completion that equals the answer, else 0.
     #[default]
     Exact,
-    /// `random`, the control: coin flips with the mean that `exact` has in the same step. Nothing is to be learnt.
-    Random,
-    /// A list, at least one; evaluation measures its first term alone, the others shape the training.
+    /// A list, at least one; evaluation measures the first term that is for a record, the others shape the training.
     Sum(Vec<RewardTerm>),
 }
 
@@ -32,8 +31,18 @@ pub struct RewardTerm {
     pub kind: RewardKind,
     /// What its score is multiplied by; negative for a reward that is to be avoided. Default 1.
     pub weight: f64,
-    /// What happens when it cannot score a sample. Default `stop`.
-    pub on_error: OnError,
+    /// Only records of these domains have it; an empty list is for all. Default: all.
+    pub domains: Vec<String>,
+    /// The share of a step's completions that it may fail on, 0 to 1; above it the run ends with the error. A completion
+    /// on which a term fails is not trained on, and counted. Default 0.
+    pub max_error_rate: f64,
+}
+
+impl RewardTerm {
+    /// A term with nothing said beside its reward.
+    pub fn of(kind: RewardKind) -> Self {
+        Self { kind, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }
+    }
 }
 
 /// A reward and its fields.
@@ -45,23 +54,22 @@ pub enum RewardKind {
     Math(MathConfig),
     /// 1 for the right letter of a multiple choice, else 0.
     Choice(NoFields),
+    /// 1 for an expression that solves a countdown problem, else 0.
+    Countdown(NoFields),
     /// 1 for a finished completion that a pattern matches as a whole, else 0.
     Regex(RegexConfig),
+    /// 1 for a completion that follows its verifiable instructions (IFEval).
+    Ifeval(IfevalConfig),
+    /// 1 for a program that passes its tests, in a sandbox.
+    Code(CodeConfig),
+    /// What another model says of it.
+    Judge(JudgeConfig),
+    /// What a function of the user's says of it.
+    Python(PythonConfig),
     /// From 0 down to -1 as a completion comes close to the longest length (DAPO).
     Length(LengthConfig),
     /// Minus the share of repeated n-grams.
     Repetition(RepetitionConfig),
-}
-
-/// What happens when a reward fails. It never counts as a score.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnError {
-    /// The run ends with the error.
-    #[default]
-    Stop,
-    /// The sample has its group's mean, so an advantage of 0 within the group; it is warned of and counted in `reward/errors`; evaluation stops all the same.
-    Drop,
 }
 
 /// `{}`.
@@ -115,12 +123,201 @@ pub struct RepetitionConfig {
     pub ngram_words: usize,
 }
 
+/// What counts where there are several things to get right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Credit {
+    /// 1 if all are right, else 0.
+    #[default]
+    All,
+    /// The share that is right.
+    Share,
+}
+
+/// How instructions count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IfevalConfig {
+    /// Default `all`.
+    pub credit: Credit,
+}
+
+/// How programs are run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CodeConfig {
+    /// How tests count. Default `all`.
+    pub credit: Credit,
+    /// The interpreter, a name in `/usr/local/bin`, `/usr/bin` or `/bin`, or a path; one that lies elsewhere needs its
+    /// folders in `readable`. Default `python3`.
+    pub python: String,
+    /// Folders and files of the host that programs can read, beside those of the system. Default: none.
+    pub readable: Vec<PathBuf>,
+    /// What must protect the host, or the run does not start. Default `full`.
+    pub isolation: Isolation,
+    /// Seconds of a test, on the clock and of the processor. Default 10.
+    pub timeout_s: f64,
+    /// Address space of each process, in MiB. Default 512.
+    pub memory_mib: u64,
+    /// Processes and threads at a time. Default 16.
+    pub processes: u64,
+    /// What a program may write to its folder, which is in memory, in MiB. Default 16.
+    pub disk_mib: u64,
+    /// What a program may write to standard output, in KiB. Default 256.
+    pub output_kib: u64,
+}
+
+impl Default for CodeConfig {
+    fn default() -> Self {
+        Self {
+            credit: Credit::All,
+            python: "python3".into(),
+            readable: Vec::new(),
+            isolation: Isolation::Full,
+            timeout_s: 10.0,
+            memory_mib: 512,
+            processes: 16,
+            disk_mib: 16,
+            output_kib: 256,
+        }
+    }
+}
+
+/// What protects the host from a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// Namespaces for users, processes, files and the network, seccomp, limits, a folder of fixed size, and Landlock.
+    #[default]
+    Full,
+    /// All of these; Landlock where the kernel has it.
+    Namespaces,
+}
+
+/// A model behind an endpoint, and what it is asked.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct JudgeConfig {
+    /// Where the endpoint's paths start, such as `http://127.0.0.1:8000/v1`.
+    pub url: String,
+    /// The model's name there.
+    pub model: String,
+    /// What it is asked, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}` in it.
+    pub template: String,
+    /// A regular expression with one group, around the number in the judge's answer; its last match counts. Default
+    /// `Score:\s*([-+]?[0-9.]+)`.
+    #[serde(default = "score_pattern")]
+    pub pattern: String,
+    /// What the number is multiplied by, such as 0.1 where it goes to 10. Default 1.
+    #[serde(default = "one")]
+    pub scale: f64,
+    /// The environment variable that holds the key; it is never written anywhere. Default: no key.
+    #[serde(default)]
+    pub key_variable: Option<String>,
+    /// The longest answer in tokens. Default 512.
+    #[serde(default = "answer_tokens")]
+    pub max_tokens: u64,
+    /// Requests of a rank at a time. Default 8.
+    #[serde(default = "eight")]
+    pub concurrency: usize,
+    /// Further attempts where the endpoint is busy, broken, slow or away. Default 3.
+    #[serde(default = "attempts")]
+    pub retries: u32,
+    /// Seconds before the first of them, doubled before each next one. Default 1.
+    #[serde(default = "one")]
+    pub retry_s: f64,
+    /// Seconds of an attempt. Default 60.
+    #[serde(default = "minute")]
+    pub timeout_s: f64,
+}
+
+/// A function in a file of the user's.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PythonConfig {
+    /// The file; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// The function's name in it.
+    pub function: String,
+    /// How it is called. Default `trl`.
+    #[serde(default)]
+    pub signature: Signature,
+    /// The interpreter, in whose environment the function's imports are. Default `python3`.
+    #[serde(default = "python3")]
+    pub python: String,
+    /// Seconds for a completion, after which its process is ended. Default 30.
+    #[serde(default = "half_minute")]
+    pub timeout_s: f64,
+    /// Seconds for loading the file. Default 120.
+    #[serde(default = "two_minutes")]
+    pub start_timeout_s: f64,
+}
+
+/// How a user's function is called; a column that it has no parameter for is left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Signature {
+    /// TRL's: `f(prompts, completions, answer, **columns)` with lists of one, to a list of one number.
+    #[default]
+    Trl,
+    /// verl's: `f(data_source, solution_str, ground_truth, extra_info)`, to a number or a dict with `score`.
+    Verl,
+}
+
+impl Signature {
+    /// Its name in YAML.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trl => "trl",
+            Self::Verl => "verl",
+        }
+    }
+}
+
+// serde's attributes take functions only.
+
 fn tolerance() -> f64 {
     1e-4
 }
 
 fn three() -> usize {
     3
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn eight() -> usize {
+    8
+}
+
+fn attempts() -> u32 {
+    3
+}
+
+fn answer_tokens() -> u64 {
+    512
+}
+
+fn half_minute() -> f64 {
+    30.0
+}
+
+fn minute() -> f64 {
+    60.0
+}
+
+fn two_minutes() -> f64 {
+    120.0
+}
+
+fn python3() -> String {
+    "python3".into()
+}
+
+fn score_pattern() -> String {
+    r"Score:\s*([-+]?[0-9.]+)".into()
 }
 
 impl<'de> Deserialize<'de> for RewardConfig {
@@ -131,14 +328,13 @@ impl<'de> Deserialize<'de> for RewardConfig {
             type Value = RewardConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`exact`, `random`, or a list such as [{math: {}, weight: 1.0}]")
+                f.write_str("`exact`, or a list such as [{math: {}, weight: 1.0}]")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<RewardConfig, E> {
                 match text {
                     "exact" => Ok(RewardConfig::Exact),
-                    "random" => Ok(RewardConfig::Random),
-                    _ => Err(E::unknown_variant(text, &["exact", "random"])),
+                    _ => Err(E::unknown_variant(text, &["exact"])),
                 }
             }
 
@@ -159,7 +355,6 @@ impl Serialize for RewardConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Exact => "exact".serialize(serializer),
-            Self::Random => "random".serialize(serializer),
             Self::Sum(terms) => terms.serialize(serializer),
         }
     }
@@ -172,11 +367,17 @@ enum Key {
     Exact,
     Math,
     Choice,
+    Countdown,
     Regex,
+    Ifeval,
+    Code,
+    Judge,
+    Python,
     Length,
     Repetition,
     Weight,
-    OnError,
+    Domains,
+    MaxErrorRate,
 }
 
 impl<'de> Deserialize<'de> for RewardTerm {
@@ -192,22 +393,28 @@ impl<'de> Deserialize<'de> for RewardTerm {
 
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<RewardTerm, A::Error> {
                 let mut kinds = Vec::new();
-                let (mut weight, mut on_error) = (1.0, OnError::Stop);
+                let (mut weight, mut domains, mut max_error_rate) = (1.0, Vec::new(), 0.0);
                 while let Some(key) = entries.next_key()? {
                     match key {
                         Key::Exact => kinds.push(RewardKind::Exact(entries.next_value()?)),
                         Key::Math => kinds.push(RewardKind::Math(entries.next_value()?)),
                         Key::Choice => kinds.push(RewardKind::Choice(entries.next_value()?)),
+                        Key::Countdown => kinds.push(RewardKind::Countdown(entries.next_value()?)),
                         Key::Regex => kinds.push(RewardKind::Regex(entries.next_value()?)),
+                        Key::Ifeval => kinds.push(RewardKind::Ifeval(entries.next_value()?)),
+                        Key::Code => kinds.push(RewardKind::Code(entries.next_value()?)),
+                        Key::Judge => kinds.push(RewardKind::Judge(entries.next_value()?)),
+                        Key::Python => kinds.push(RewardKind::Python(entries.next_value()?)),
                         Key::Length => kinds.push(RewardKind::Length(entries.next_value()?)),
                         Key::Repetition => kinds.push(RewardKind::Repetition(entries.next_value()?)),
                         Key::Weight => weight = entries.next_value()?,
-                        Key::OnError => on_error = entries.next_value()?,
+                        Key::Domains => domains = entries.next_value()?,
+                        Key::MaxErrorRate => max_error_rate = entries.next_value()?,
                     }
                 }
                 let count = kinds.len();
                 match kinds.pop() {
-                    Some(kind) if count == 1 => Ok(RewardTerm { kind, weight, on_error }),
+                    Some(kind) if count == 1 => Ok(RewardTerm { kind, weight, domains, max_error_rate }),
                     _ => Err(de::Error::invalid_length(count, &"exactly one reward in a term")),
                 }
             }
@@ -219,17 +426,23 @@ impl<'de> Deserialize<'de> for RewardTerm {
 
 impl Serialize for RewardTerm {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(3))?;
+        let mut map = serializer.serialize_map(Some(4))?;
         match &self.kind {
             RewardKind::Exact(config) => map.serialize_entry("exact", config)?,
             RewardKind::Math(config) => map.serialize_entry("math", config)?,
             RewardKind::Choice(config) => map.serialize_entry("choice", config)?,
+            RewardKind::Countdown(config) => map.serialize_entry("countdown", config)?,
             RewardKind::Regex(config) => map.serialize_entry("regex", config)?,
+            RewardKind::Ifeval(config) => map.serialize_entry("ifeval", config)?,
+            RewardKind::Code(config) => map.serialize_entry("code", config)?,
+            RewardKind::Judge(config) => map.serialize_entry("judge", config)?,
+            RewardKind::Python(config) => map.serialize_entry("python", config)?,
             RewardKind::Length(config) => map.serialize_entry("length", config)?,
             RewardKind::Repetition(config) => map.serialize_entry("repetition", config)?,
         }
         map.serialize_entry("weight", &self.weight)?;
-        map.serialize_entry("on_error", &self.on_error)?;
+        map.serialize_entry("domains", &self.domains)?;
+        map.serialize_entry("max_error_rate", &self.max_error_rate)?;
         map.end()
     }
 }

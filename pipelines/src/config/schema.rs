@@ -264,6 +264,12 @@ pub struct RlvrConfig {
     /// What a completion earns. Default `exact`.
     #[serde(default)]
     pub reward: RewardConfig,
+    /// How completions are scored.
+    #[serde(default)]
+    pub scoring: ScoringConfig,
+    /// Which completions are trained on. Default: all.
+    #[serde(default)]
+    pub selection: SelectionConfig,
     /// Supervised steps on the gold answers, before the first RL step. Default: none.
     #[serde(default)]
     pub warmup: Option<WarmupConfig>,
@@ -295,6 +301,58 @@ pub struct RlvrConfig {
     pub checkpoint: CheckpointConfig,
 }
 
+/// How completions are scored.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScoringConfig {
+    /// Completions that a rank scores at a time, beside generation; rewards that wait for a process or an endpoint need
+    /// more. Default 4.
+    pub workers: usize,
+    /// The control: the rewards of a step are dealt to its completions at random. Their distribution stays, and nothing
+    /// is to be learnt. Default false.
+    pub random: bool,
+}
+
+impl Default for ScoringConfig {
+    fn default() -> Self {
+        Self { workers: 4, random: false }
+    }
+}
+
+/// Which completions are trained on. A completion that is left out counts in no mean of the loss; its reward counts in
+/// its group's advantages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SelectionConfig {
+    /// Dynamic sampling (DAPO): groups whose completions are all equally right are replaced by those of further prompts.
+    /// Default: no.
+    pub mixed_groups: Option<MixedGroupsConfig>,
+    /// Groups outside of a range of difficulty are left out, or replaced with `mixed_groups`. Default: none is.
+    pub difficulty: Option<DifficultyConfig>,
+    /// Overlong filtering (DAPO): completions that were cut at `rollout.max_new_tokens` are left out. Default false.
+    pub leave_out_cut: bool,
+}
+
+/// How long is looked for groups that teach something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedGroupsConfig {
+    /// Batches of `prompts_per_step` prompts that a step samples at most; if there are still too few groups then, others
+    /// fill it up, and are counted. Default 10.
+    #[serde(default = "ten_batches")]
+    pub max_batches: u64,
+}
+
+/// Which groups are neither too hard nor too easy.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DifficultyConfig {
+    /// The least mean of what evaluation measures, over a group's completions.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
 /// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -303,8 +361,33 @@ pub enum DataConfig {
     Sort(SortConfig),
     /// Sums, made in code: `27+58=` wants `85`.
     Addition(AdditionConfig),
+    /// Digits and a target, made in code: `2,3,4=14>` wants an expression such as `2+3*4`. Its reward is `countdown`.
+    Countdown(CountdownConfig),
     /// One JSON object a line of a file.
     Jsonl(JsonlConfig),
+    /// Several sources, each a domain; in a step they stand by their weights.
+    Mix(Vec<MixedConfig>),
+}
+
+/// A source of a mix.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedConfig {
+    /// Its name, by which rewards choose their records (`domains`) and evaluation tells it apart.
+    pub domain: String,
+    /// How many of the prompts are from it, relative to the other weights; above 0, met to a thousandth. Default 1.
+    #[serde(default = "one_f64")]
+    pub weight: f64,
+    /// The source.
+    pub data: DataConfig,
+}
+
+/// Expressions that come to a target.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CountdownConfig {
+    /// Digits of a problem, 2 to 5, each to be used once with `+`, `-` and `*`.
+    pub numbers: u32,
 }
 
 /// Digits to sort.
@@ -333,12 +416,19 @@ pub struct AdditionConfig {
 pub struct JsonlConfig {
     /// The file; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// The key of the prompt, a string. Default `prompt`.
+    /// The key of the prompt, a string, or a path such as `a.b` to it. Default `prompt`.
     #[serde(default = "prompt")]
     pub prompt: String,
-    /// The key of the answer, a string or a number. Default `answer`.
+    /// The key of the answer, or a path to it: a string or a number; a list or an object is what a reward reads, such
+    /// as a program's tests. Default `answer`.
     #[serde(default = "answer")]
     pub answer: String,
+    /// The key of the record's domain, a string, or a path to it. Default: no domain.
+    #[serde(default)]
+    pub domain: Option<String>,
+    /// Records with a longer prompt are left out, and counted in a warning. Default: none is.
+    #[serde(default)]
+    pub max_prompt_chars: Option<usize>,
     /// Percent of the prompts that are held out, 1 to 99. Default 10.
     #[serde(default = "ten")]
     pub held_out_percent: u32,
@@ -566,6 +656,10 @@ fn one() -> usize {
 
 fn one_f64() -> f64 {
     1.0
+}
+
+fn ten_batches() -> u64 {
+    10
 }
 
 fn ten() -> u32 {

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     fn record(prompt: &str, answer: &str) -> Record {
-        Record { id: "line 3".to_owned(), prompt: prompt.to_owned(), answer: answer.to_owned() }
+        Record { id: "line 3".into(), prompt: prompt.into(), answer: answer.into(), ..Record::default() }
     }
 
     #[test]

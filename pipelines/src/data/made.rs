@@ -39,7 +39,7 @@ impl Made {
                 (format!("{left:0width$}+{right:0width$}="), answer)
             }
         };
-        Record { id: number.to_string(), prompt, answer }
+        Record { id: number.to_string(), prompt, answer, ..Record::default() }
     }
 
     pub(super) fn characters(self) -> BTreeSet<char> {
@@ -72,8 +72,9 @@ mod tests {
     use super::*;
 
     fn check(made: Made, number: u64, prompt: &str, answer: &str) {
-        let expected =
-            Record { id: number.to_string(), prompt: prompt.to_owned(), answer: answer.to_owned() };
+        let (prompt_text, answer_text) = (prompt.to_owned(), answer.to_owned());
+        let id = number.to_string();
+        let expected = Record { id, prompt: prompt_text, answer: answer_text, ..Record::default() };
         assert_eq!(made.record(number), expected);
         assert!(prompt.chars().chain(answer.chars()).all(|c| made.characters().contains(&c)));
     }

@@ -6,17 +6,21 @@
 
 mod char_tokenizer;
 mod chat_template;
+pub(crate) mod countdown;
 mod hf_tokenizer;
 mod jsonl;
 mod made;
+mod mix;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde_json::{Map, Value};
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
@@ -25,12 +29,13 @@ pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use crate::config::DataConfig;
 use made::Made;
+use mix::Mix;
 
 /// Percent of the prompts made in code that are held out.
 const MADE_HELD_OUT_PERCENT: u32 = 10;
 
 /// A prompt and the answer that is right.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Names the record in logs: the prompt's number for a made one, `line 12` for one from a file.
     pub id: String,
@@ -38,6 +43,10 @@ pub struct Record {
     pub prompt: String,
     /// What it should write, without an end mark.
     pub answer: String,
+    /// Which of a mix's sources it is from; empty without a mix.
+    pub domain: String,
+    /// What else the file says of it, for rewards that read it.
+    pub columns: Map<String, Value>,
 }
 
 /// Data that cannot be used.
@@ -101,6 +110,11 @@ enum Source {
         train: Vec<Record>,
         held_out: Vec<Record>,
     },
+    /// Several, each with its domain's name on its records.
+    Mixed {
+        mix: Mix,
+        sources: Vec<(String, Dataset)>,
+    },
 }
 
 impl Dataset {
@@ -112,16 +126,39 @@ impl Dataset {
                 let (digits, reversed) = (addition.digits, addition.reversed);
                 Ok(Self(Source::Made(Made::Addition { digits, reversed })))
             }
-            DataConfig::Jsonl(file) => {
-                let (held_out, train): (Vec<_>, Vec<_>) = jsonl::read(file)?
-                    .into_iter()
-                    .partition(|record| is_held_out(&record.prompt, file.held_out_percent));
-                if train.is_empty() || held_out.is_empty() {
-                    let records = train.len() + held_out.len();
-                    return Err(Error::Split { records, held_out: held_out.len() });
-                }
-                Ok(Self(Source::Listed { train, held_out: distinct(held_out) }))
+            DataConfig::Countdown(countdown) => {
+                Self::listed(countdown::records(countdown.numbers), MADE_HELD_OUT_PERCENT)
             }
+            DataConfig::Jsonl(file) => Self::listed(jsonl::read(file)?, file.held_out_percent),
+            DataConfig::Mix(sources) => {
+                let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
+                let opened: Result<Vec<_>, _> = sources
+                    .iter()
+                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data)?)))
+                    .collect();
+                Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
+            }
+        }
+    }
+
+    fn listed(records: Vec<Record>, held_out_percent: u32) -> Result<Self, Error> {
+        let (held_out, train): (Vec<_>, Vec<_>) =
+            records.into_iter().partition(|record| is_held_out(&record.prompt, held_out_percent));
+        if train.is_empty() || held_out.is_empty() {
+            let records = train.len() + held_out.len();
+            return Err(Error::Split { records, held_out: held_out.len() });
+        }
+        Ok(Self(Source::Listed { train, held_out: distinct(held_out) }))
+    }
+
+    /// The domains of all records, each once.
+    pub fn domains(&self) -> BTreeSet<&str> {
+        match &self.0 {
+            Source::Made(_) => BTreeSet::from([""]),
+            Source::Listed { train, held_out } => {
+                train.iter().chain(held_out).map(|record| record.domain.as_str()).collect()
+            }
+            Source::Mixed { sources, .. } => sources.iter().map(|(domain, _)| domain.as_str()).collect(),
         }
     }
 
@@ -139,8 +176,18 @@ impl Dataset {
                 };
                 (0..count).map(|_| next()).collect()
             }
-            Source::Listed { train, .. } => {
+            Source::Listed { .. } | Source::Mixed { .. } => {
                 let first = step * count as u64;
+                self.train_range(draw, seed, first..first + count as u64)
+            }
+        }
+    }
+
+    /// The training records of a range of positions in the run.
+    fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
+        match &self.0 {
+            Source::Made(_) => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
+            Source::Listed { train, .. } => {
                 let mut order = (u64::MAX, Vec::new());
                 let mut record = |position: u64| {
                     let epoch = position / train.len() as u64;
@@ -149,7 +196,19 @@ impl Dataset {
                     }
                     train[order.1[(position % train.len() as u64) as usize]].clone()
                 };
-                (first..first + count as u64).map(&mut record).collect()
+                positions.map(&mut record).collect()
+            }
+            Source::Mixed { mix, sources } => {
+                let places: Vec<(usize, u64)> = positions.map(|position| mix.at(position)).collect();
+                // A source's own positions follow one another.
+                let range = |source: usize| {
+                    let mut own = places.iter().filter(|(it, _)| *it == source).map(|(_, own)| *own);
+                    own.next().map_or(0..0, |first| first..own.next_back().unwrap_or(first) + 1)
+                };
+                let drawn = sources.iter().enumerate().map(|(source, (domain, data))| {
+                    named(domain, data.train_range(draw, seed, range(source)))
+                });
+                interleaved(&places, drawn.collect())
             }
         }
     }
@@ -180,6 +239,18 @@ impl Dataset {
                 let order = shuffled(held_out.len(), &mut rng);
                 Ok(order[..count].iter().map(|&index| held_out[index].clone()).collect())
             }
+            Source::Mixed { mix, sources } => {
+                let places: Vec<(usize, u64)> = (0..count as u64).map(|position| mix.at(position)).collect();
+                let drawn: Result<Vec<_>, Error> = sources
+                    .iter()
+                    .enumerate()
+                    .map(|(source, (domain, data))| {
+                        let own = places.iter().filter(|(it, _)| *it == source).count();
+                        Ok(named(domain, data.held_out(own)?))
+                    })
+                    .collect();
+                Ok(interleaved(&places, drawn?))
+            }
         }
     }
 
@@ -191,6 +262,12 @@ impl Dataset {
                 .take(limit)
                 .count(),
             Source::Listed { held_out, .. } => held_out.len(),
+            Source::Mixed { mix, sources } => {
+                // All of them if each source has its part, else fewer.
+                let asked = |source: usize| (0..limit as u64).filter(|at| mix.at(*at).0 == source).count();
+                let parts = sources.iter().enumerate();
+                parts.map(|(source, (_, data))| data.held_out_available(asked(source))).sum()
+            }
         }
     }
 
@@ -201,6 +278,7 @@ impl Dataset {
             Source::Listed { train, .. } => {
                 train.iter().flat_map(|record| record.prompt.chars().chain(record.answer.chars())).collect()
             }
+            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
         }
     }
 
@@ -211,28 +289,43 @@ impl Dataset {
         match &self.0 {
             Source::Made(made) => (0..made.size().min(MADE)).map(|number| made.record(number)).collect(),
             Source::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
+            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
         }
     }
 
     /// Characters of the longest prompt, held-out ones included.
     pub fn longest_prompt(&self) -> usize {
-        self.longest(|made| made.prompt_length(), |record| &record.prompt)
+        self.longest(&|made| made.prompt_length(), &|record| &record.prompt)
     }
 
     /// Characters of the longest answer, held-out ones included.
     pub fn longest_answer(&self) -> usize {
-        self.longest(|made| made.longest_answer(), |record| &record.answer)
+        self.longest(&|made| made.longest_answer(), &|record| &record.answer)
     }
 
-    fn longest(&self, of_made: impl Fn(&Made) -> usize, of_record: impl Fn(&Record) -> &str) -> usize {
+    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> &str) -> usize {
         match &self.0 {
             Source::Made(made) => of_made(made),
             Source::Listed { train, held_out } => {
                 let lengths = train.iter().chain(held_out).map(|record| of_record(record).chars().count());
                 lengths.max().unwrap_or(0)
             }
+            Source::Mixed { sources, .. } => {
+                let lengths = sources.iter().map(|(_, data)| data.longest(of_made, of_record));
+                lengths.max().unwrap_or(0)
+            }
         }
     }
+}
+
+fn named(domain: &str, records: Vec<Record>) -> Vec<Record> {
+    records.into_iter().map(|record| Record { domain: domain.to_owned(), ..record }).collect()
+}
+
+/// The records of several sources in the order of `places`, each of which takes the next one of its source.
+fn interleaved(places: &[(usize, u64)], of_sources: Vec<Vec<Record>>) -> Vec<Record> {
+    let mut of_sources: Vec<_> = of_sources.into_iter().map(Vec::into_iter).collect();
+    places.iter().map(|(source, _)| of_sources[*source].next().expect("as many as places")).collect()
 }
 
 fn is_held_out(prompt: &str, percent: u32) -> bool {
@@ -254,17 +347,22 @@ pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(key)
 }
 
+/// `values` in a random order (Fisher and Yates).
+pub(crate) fn shuffle<T>(values: &mut [T], rng: &mut ChaCha8Rng) {
+    for last in (1..values.len()).rev() {
+        values.swap(last, below(rng, last as u64 + 1) as usize);
+    }
+}
+
 /// A number below `limit`, uniform but for a bias of at most `limit / 2^64`.
 fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
     ((u128::from(rng.next_u64()) * u128::from(limit)) >> 64) as u64
 }
 
-/// The numbers below `length` in a random order (Fisher and Yates).
+/// The numbers below `length` in a random order.
 pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
-    for last in (1..length).rev() {
-        order.swap(last, below(rng, last as u64 + 1) as usize);
-    }
+    shuffle(&mut order, rng);
     order
 }
 
@@ -273,7 +371,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::config::{AdditionConfig, JsonlConfig, SortConfig};
+    use crate::config::{AdditionConfig, JsonlConfig, MixedConfig, SortConfig};
 
     fn sort(digits: u32) -> DataConfig {
         DataConfig::Sort(SortConfig { digits })
@@ -290,6 +388,8 @@ mod tests {
             path: file.path().to_owned(),
             prompt: "prompt".to_owned(),
             answer: "answer".to_owned(),
+            domain: None,
+            max_prompt_chars: None,
             held_out_percent: 10,
         };
         (file, DataConfig::Jsonl(config))
@@ -354,6 +454,40 @@ mod tests {
     }
 
     #[test]
+    fn a_mix_has_each_source_by_its_weight() {
+        let (_file, file) = jsonl(&questions(2000));
+        let sources = [("sorting", 3.0, sort(6)), ("sums", 1.0, addition(2, false)), ("doubles", 1.0, file)];
+        let config = DataConfig::Mix(
+            sources
+                .into_iter()
+                .map(|(domain, weight, data)| MixedConfig { domain: domain.into(), weight, data })
+                .collect(),
+        );
+        check_split(&config, 100);
+        let data = Dataset::open(&config).unwrap();
+        assert_eq!(data.domains().into_iter().collect::<Vec<_>>(), ["doubles", "sorting", "sums"]);
+        let share = |records: &[Record], domain: &str| {
+            records.iter().filter(|record| record.domain == domain).count() as f64 / records.len() as f64
+        };
+        for records in [data.train_batch(Draw::Rollout, 3, 5, 100), data.held_out(100).unwrap()] {
+            for (domain, expected) in [("sorting", 0.6), ("sums", 0.2), ("doubles", 0.2)] {
+                assert!((share(&records, domain) - expected).abs() < 0.02, "{domain}");
+            }
+        }
+        // A file in a mix has epochs, too.
+        let drawn: Vec<Record> =
+            (0..1000).flat_map(|step| data.train_batch(Draw::Rollout, 3, step, 10)).collect();
+        let mut ids: Vec<&str> = drawn
+            .iter()
+            .filter(|record| record.domain == "doubles")
+            .map(|record| record.id.as_str())
+            .collect();
+        assert_eq!(ids.len(), 2000);
+        let epoch: HashSet<&str> = ids.drain(..1500).collect();
+        assert_eq!(epoch.len(), 1500, "no record comes twice in an epoch");
+    }
+
+    #[test]
     fn about_a_tenth_is_held_out() {
         let data = Dataset::open(&addition(2, false)).unwrap();
         let held_out = data.held_out_available(usize::MAX);
@@ -408,7 +542,7 @@ mod tests {
         };
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");
         check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is no text");
-        check("{\"prompt\": \"a\", \"answer\": []}\n", ":1: `answer` is neither a text nor a number");
+        check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
         check("\n[1]\n", ":2: the line is no JSON object");
         check("{\"prompt\": \n", ":1: the line is no JSON object");

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     fn record(answer: &str) -> Record {
-        Record { id: "1".to_owned(), prompt: String::new(), answer: answer.to_owned() }
+        Record { id: "1".to_owned(), answer: answer.to_owned(), ..Record::default() }
     }
 
     #[test]

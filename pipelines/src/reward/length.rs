@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn falls_over_the_buffer() {
-        let record = Record { id: "1".to_owned(), prompt: String::new(), answer: String::new() };
+        let record = Record { id: "1".to_owned(), answer: String::new(), ..Record::default() };
         let length = Length::new(LengthConfig { max_tokens: 100, buffer_tokens: 20 });
         let score = |tokens| length.score(&record, &Completion { text: "", tokens, finished: true });
         for (tokens, expected) in [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (1000, -1.0)] {

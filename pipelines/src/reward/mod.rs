@@ -4,20 +4,32 @@
 //! names. `docs/rewards.md` has an example of each.
 
 mod choice;
+mod code;
+mod countdown;
 mod exact;
+mod ifeval;
+mod judge;
 mod length;
 mod math;
 mod pattern;
+mod python;
 mod repetition;
 mod sum;
 
 pub use choice::Choice;
-pub use exact::{Exact, coin_flips};
+pub use code::Code;
+pub use countdown::Countdown;
+pub use exact::Exact;
+pub use ifeval::Ifeval;
+pub use judge::Judge;
 pub use length::Length;
 pub use math::Math;
 pub use pattern::Pattern;
+pub use python::Python;
 pub use repetition::Repetition;
-pub use sum::{Outcome, RewardSum};
+pub use sum::{Case, Outcome, RewardSum, Score};
+
+use std::time::Duration;
 
 use crate::config::RewardKind;
 use crate::data::Record;
@@ -31,17 +43,44 @@ pub struct Error {
     /// The record's id.
     pub record: String,
     /// Why.
-    pub source: Box<dyn std::error::Error + Send + Sync>,
+    #[source]
+    pub failure: Failure,
 }
 
 impl Error {
     /// The reward `name` cannot score `record`, since `why`.
-    pub fn new(
-        name: &'static str,
-        record: &Record,
-        why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self { name, record: record.id.clone(), source: why.into() }
+    pub fn new(name: &'static str, record: &Record, why: impl Into<Failure>) -> Self {
+        Self { name, record: record.id.clone(), failure: why.into() }
+    }
+}
+
+/// Why a reward could not be computed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// It took too long.
+    #[error("no answer in {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    /// Whether it took too long.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::TimedOut(_))
+    }
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self::Other(why)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(why: &str) -> Self {
+        Self::Other(why.to_owned())
     }
 }
 
@@ -71,20 +110,27 @@ pub trait Reward: Send + Sync {
     }
 }
 
-/// The reward that `kind` names.
+/// The reward that `kind` names, ready to score.
+///
+/// # Errors
+/// If it cannot start, since its file does not load or its sandbox does not hold.
 ///
 /// # Panics
-///
 /// If a pattern does not compile, which the config's check has seen to.
-pub fn build(kind: &RewardKind) -> Box<dyn Reward> {
-    match kind {
+pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
+    Ok(match kind {
         RewardKind::Exact(_) => Box::new(Exact),
         RewardKind::Math(config) => Box::new(Math::new(*config)),
         RewardKind::Choice(_) => Box::new(Choice),
+        RewardKind::Countdown(_) => Box::new(Countdown),
         RewardKind::Regex(config) => {
             Box::new(Pattern::new(&config.pattern).expect("a pattern that was checked"))
         }
+        RewardKind::Ifeval(config) => Box::new(Ifeval::new(*config)),
+        RewardKind::Code(config) => Box::new(Code::new(config)?),
+        RewardKind::Judge(config) => Box::new(Judge::new(config)?),
+        RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Length(config) => Box::new(Length::new(*config)),
         RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),
-    }
+    })
 }

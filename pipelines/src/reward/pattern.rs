@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn matches_whole_completions() {
-        let record = Record { id: "1".to_owned(), prompt: String::new(), answer: String::new() };
+        let record = Record { id: "1".to_owned(), answer: String::new(), ..Record::default() };
         let check = |pattern: &str, text: &str, finished: bool, expected: f64| {
             let completion = Completion { text, tokens: None, finished };
             let score = Pattern::new(pattern).unwrap().score(&record, &completion).unwrap();

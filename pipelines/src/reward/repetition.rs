@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn is_the_share_of_repeated_ngrams() {
-        let record = Record { id: "1".to_owned(), prompt: String::new(), answer: String::new() };
+        let record = Record { id: "1".to_owned(), answer: String::new(), ..Record::default() };
         let check = |ngram_words, text: &str, expected: f64| {
             let repetition = Repetition::new(RepetitionConfig { ngram_words });
             let completion = Completion { text, tokens: None, finished: true };

@@ -1,16 +1,20 @@
 //! Measuring the policy on prompts that it is never trained on.
 
-use anyroll_strategy::Zero;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+
+use anyroll_strategy::{Weights, Zero};
 
 use super::{
     Decoder, Setup,
-    rollout::{Purpose, Sampling, sample_seed},
+    rollout::{Purpose, Sample, Sampling, sample_seed},
 };
 use crate::{
-    Result,
-    algorithm::pass_at_k,
+    Error, Result,
+    algorithm::{majority, pass_at_k},
     data::Record,
     metrics::Metrics,
+    reward::Outcome,
     samples::{Phase, Sample as SampleLine},
     train::{Evaluation, Exchange},
 };
@@ -18,9 +22,20 @@ use crate::{
 /// Completions that go into `samples.jsonl` at each evaluation.
 const SHOWN: usize = 16;
 
+/// What is summed over the prompts of a domain: their number, greedy, pass@1, pass@k, maj@k.
+const SUMS: usize = 5;
+
+/// Completions, and what each was measured at: `None` where its reward failed.
+struct Measured {
+    samples: Vec<Sample>,
+    values: Vec<Option<f64>>,
+    failed: Vec<f64>,
+}
+
 impl Setup {
     /// Greedy completions, and `evaluation.samples` sampled ones at temperature 1, of the held-out prompts:
-    /// `eval/greedy`, `eval/pass@1` and `eval/pass@k` over all ranks, and this rank's first greedy completions.
+    /// `eval/greedy`, `eval/pass@1`, `eval/pass@k` and `eval/maj@k` over all ranks, in a mix also of each domain, and
+    /// this rank's first greedy completions. A prompt of which a completion cannot be scored counts in none of them.
     pub fn evaluate(
         &self,
         policy: &mut Zero<Decoder>,
@@ -33,18 +48,8 @@ impl Setup {
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
         let asked: Vec<(&Record, u64)> = records.iter().map(|record| (record, 0)).collect();
-        let completions = self.sample(&weights, step, &asked, Sampling::GREEDY)?;
-        let mut right = Vec::with_capacity(records.len());
-        let mut lines = Vec::new();
-        for (record, sample) in records.iter().zip(&completions) {
-            let completion = self.text(sample)?;
-            let reward = self.reward.measure(record, &sample.completion(&completion))?;
-            right.push(reward);
-            if lines.len() < SHOWN {
-                let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
-                lines.push(SampleLine { step, phase, prompt, completion, answer, reward });
-            }
-        }
+        let best = self.measure(&weights, exchange, step, &asked, Sampling::GREEDY)?;
+        let lines = self.lines(records, &best, step, phase);
 
         let mut asked = Vec::with_capacity(records.len() * samples);
         for (index, record) in records.iter().enumerate() {
@@ -53,22 +58,117 @@ impl Setup {
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
             asked.extend((0..samples).map(|sample| (record, seed(sample))));
         }
-        let completions = self.sample(&weights, step, &asked, Sampling::FREE)?;
-        let mut passed = vec![0; records.len()];
-        for (index, (sample, (record, _))) in completions.iter().zip(&asked).enumerate() {
-            let reward = self.reward.measure(record, &sample.completion(&self.text(sample)?))?;
-            passed[index / samples] += usize::from(reward >= 1.0);
+        let drawn = self.measure(&weights, exchange, step, &asked, Sampling::FREE)?;
+        let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
+        let mut metrics = self.summary(exchange, records, &best, &drawn)?;
+        if failed > 0.0 {
+            metrics.insert("eval/errors", failed);
         }
-        let pass = |k| passed.iter().map(|&correct| pass_at_k(samples, correct, k)).sum::<f64>();
-        let sums = exchange.sum(&[records.len() as f64, right.iter().sum(), pass(1), pass(samples)])?;
-        let mut metrics = Metrics::new();
-        metrics.insert("eval/greedy", sums[1] / sums[0]);
-        metrics.insert("eval/pass@1", sums[2] / sums[0]);
-        if samples > 1 {
-            metrics.insert(format!("eval/pass@{samples}"), sums[3] / sums[0]);
-        }
-        let summary = format!("held-out greedy {:.3}, pass@1 {:.3}", sums[1] / sums[0], sums[2] / sums[0]);
+        let value = |name| metrics.get(name).unwrap_or(f64::NAN);
+        let summary =
+            format!("held-out greedy {:.3}, pass@1 {:.3}", value("eval/greedy"), value("eval/pass@1"));
         Ok(Evaluation { metrics, samples: lines, picture: None, summary })
+    }
+
+    /// Samples with the weights `version`, and measures while it samples.
+    fn measure(
+        &self,
+        weights: &Weights,
+        exchange: &Exchange,
+        version: u64,
+        asked: &[(&Record, u64)],
+        how: Sampling,
+    ) -> Result<Measured> {
+        let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
+        let (samples, outcomes) = self.reward.score_while(workers, |hand_over| {
+            self.sample(weights, version, asked, how, |index, sample| {
+                hand_over(index, self.case(asked[index].0, sample))
+            })
+        })?;
+        let values = outcomes.iter().map(|outcome| match outcome {
+            Outcome::Scored(score) => Some(score.measured),
+            Outcome::Failed { .. } => None,
+        });
+        let values = values.collect();
+        let mut numbers = vec![0.0; self.reward.names().len()];
+        for outcome in &outcomes {
+            if let Outcome::Failed { term, .. } = outcome {
+                numbers[*term] += 1.0;
+            }
+        }
+        numbers.push(asked.len() as f64);
+        let mut failed = exchange.sum(&numbers)?;
+        let completions = failed.pop().expect("the last of them") as usize;
+        self.check_error_rates(&failed, completions, outcomes)?;
+        Ok(Measured { samples, values, failed })
+    }
+
+    fn lines(&self, records: &[Record], best: &Measured, step: u64, phase: Phase) -> Vec<SampleLine> {
+        let shown = records.iter().zip(&best.samples).zip(&best.values).take(SHOWN);
+        let line = |((record, sample), value): ((&Record, &Sample), &Option<f64>)| {
+            let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
+            let (completion, reward) = (self.text(sample), value.unwrap_or(f64::NAN));
+            SampleLine { step, phase, prompt, completion, answer, reward }
+        };
+        shown.map(line).collect()
+    }
+
+    /// The means over all ranks' prompts, and over those of each domain if there are several.
+    fn summary(
+        &self,
+        exchange: &Exchange,
+        records: &[Record],
+        best: &Measured,
+        drawn: &Measured,
+    ) -> Result<Metrics> {
+        let samples = self.rlvr.evaluation.samples;
+        // All ranks list the same domains, in the same order, whichever prompts they have.
+        let domains = self.held_out.iter().map(|record| (record.domain.as_str(), [0.0; SUMS]));
+        let mut sums: BTreeMap<&str, [f64; SUMS]> = domains.collect();
+        for (index, (record, greedy)) in records.iter().zip(&best.values).enumerate() {
+            let range = index * samples..(index + 1) * samples;
+            let values: Option<Vec<f64>> = drawn.values[range.clone()].iter().copied().collect();
+            let (Some(greedy), Some(values)) = (greedy, values) else { continue };
+            let right: Vec<bool> = values.iter().map(|&value| value >= 1.0).collect();
+            let correct = right.iter().filter(|it| **it).count();
+            let answers =
+                drawn.samples[range].iter().map(|sample| self.reward.answer(&self.case(record, sample)));
+            let voted: Vec<(String, bool)> = answers.zip(right).collect();
+            let own = [
+                1.0,
+                *greedy,
+                pass_at_k(samples, correct, 1),
+                pass_at_k(samples, correct, samples),
+                majority(&voted),
+            ];
+            let sums = sums.get_mut(record.domain.as_str()).expect("a held-out record's");
+            sums.iter_mut().zip(own).for_each(|(sum, value)| *sum += value);
+        }
+        let own: Vec<f64> = sums.values().flatten().copied().collect();
+        let all = exchange.sum(&own)?;
+        let mut metrics = Metrics::new();
+        let mut insert = |prefix: &str, sums: &[f64]| {
+            metrics.insert(format!("{prefix}/greedy"), sums[1] / sums[0]);
+            metrics.insert(format!("{prefix}/pass@1"), sums[2] / sums[0]);
+            if samples > 1 {
+                metrics.insert(format!("{prefix}/pass@{samples}"), sums[3] / sums[0]);
+                metrics.insert(format!("{prefix}/maj@{samples}"), sums[4] / sums[0]);
+            }
+        };
+        let mut total = [0.0; SUMS];
+        for of_domain in all.chunks_exact(SUMS) {
+            total.iter_mut().zip(of_domain).for_each(|(sum, value)| *sum += value);
+        }
+        if total[0] == 0.0 {
+            return Err(Error::NothingMeasured);
+        }
+        insert("eval", &total);
+        if sums.len() > 1 {
+            for (domain, of_domain) in sums.keys().zip(all.chunks_exact(SUMS)) {
+                insert(&format!("eval/{domain}"), of_domain);
+            }
+        }
+        Ok(metrics)
     }
 
     /// This rank's part of the held-out prompts, and the number of the first among all.

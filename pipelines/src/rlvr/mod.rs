@@ -1,9 +1,10 @@
 //! Reinforcement learning with verifiable rewards: a language model as the loop's policy.
 //!
-//! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `targets` what its
-//! samples are trained towards and `loss` by which gradient; `evaluate` is how it is measured, `warmup` what comes
-//! before it, `roles` who takes part.
+//! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `collect` and `score`
+//! where its samples come from, `targets` what they are trained towards and `loss` by which gradient; `evaluate` is how
+//! it is measured, `warmup` what comes before it, `roles` who takes part.
 
+mod collect;
 mod evaluate;
 mod loss;
 mod pipeline;

@@ -25,6 +25,8 @@ pub struct Rlvr {
 /// What one step leaves for the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
+    /// Batches of prompts that the steps before drew: as many as there were steps, but with `mixed_groups`.
+    pub batches: u64,
     /// The weight of the KL divergence off the reward, once a controller has moved it.
     #[serde(default)]
     pub kl_coef: Option<f64>,

@@ -8,7 +8,7 @@ use anyroll_strategy::{State, Zero};
 
 use super::Decoder;
 use crate::{
-    Result,
+    Error, Result,
     base_model::BaseModel,
     config::{OptimizerConfig, PipelineConfig, RlvrConfig, Run},
     data::{Dataset, Record, Tokenizer},
@@ -84,7 +84,8 @@ impl Setup {
             tokenizer: base.tokenizer,
             weights: base.weights,
             has_adapters: base.lora.is_some(),
-            reward: RewardSum::new(&rlvr.reward),
+            reward: RewardSum::new(&rlvr.reward)
+                .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,

@@ -8,17 +8,17 @@ use anyroll_models::{
     generation::{self as engine, Limits},
 };
 use anyroll_strategy::Weights;
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::Setup;
 use crate::{
     Result,
     data::{Record, stream},
-    reward,
 };
 
 /// A sampled completion.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Prompt, then completion, with its end token if it has one.
     pub tokens: Vec<i64>,
@@ -35,11 +35,6 @@ impl Sample {
     /// Tokens of the completion.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
-    }
-
-    /// As rewards see it, its completion being `text`.
-    pub fn completion<'a>(&self, text: &'a str) -> reward::Completion<'a> {
-        reward::Completion { text, tokens: Some(self.completion_len()), finished: self.finished }
     }
 
     /// As the model trains on it.
@@ -73,13 +68,15 @@ impl Sampling {
 
 impl Setup {
     /// One completion a record, sampled with the seed beside it, `rollout.batch_size` of them at a time. Equal
-    /// records stand side by side. `version` is that of the weights.
+    /// records stand side by side. `version` is that of the weights. `done` is told of each sample, by its number, as
+    /// soon as it is there.
     pub fn sample(
         &self,
         weights: &Weights,
         version: u64,
         asked: &[(&Record, u64)],
         how: Sampling,
+        mut done: impl FnMut(usize, &Sample),
     ) -> Result<Vec<Sample>> {
         let prompts: Result<Vec<Vec<i64>>, _> =
             asked.iter().map(|(record, _)| self.tokenizer.encode_prompt(record)).collect();
@@ -100,6 +97,7 @@ impl Setup {
             let prompt = &prompts[id as usize];
             let tokens = [&prompt[..], &completion.tokens].concat();
             let sample = Sample { tokens, prompt_len: prompt.len(), logprobs: completion.logprobs, finished };
+            done(id as usize, &sample);
             samples[id as usize] = Some(sample);
         })?;
         Ok(samples.into_iter().map(|sample| sample.expect("the engine ends every sample")).collect())
@@ -127,8 +125,8 @@ impl Setup {
     }
 
     /// The completion's text, without its end.
-    pub fn text(&self, sample: &Sample) -> Result<String> {
-        Ok(self.tokenizer.decode(&sample.tokens[sample.prompt_len..])?)
+    pub fn text(&self, sample: &Sample) -> String {
+        self.tokenizer.decode(&sample.tokens[sample.prompt_len..])
     }
 
     /// Packs samples for a forward pass.

@@ -1,105 +1,233 @@
-//! What the samples of a step earn.
+//! What sampled completions earn, and on which a step trains.
+
+use std::ops::Range;
 
 use super::{Setup, rollout::Sample};
 use crate::{
-    Result,
+    Error, Result,
     algorithm::fill_missing,
-    config::RewardConfig,
-    data::Record,
+    data::{shuffle, stream},
     error_chain::one_line,
     metrics::Metrics,
-    reward::{Outcome, coin_flips},
+    reward::{self, Outcome, Score},
     train::Exchange,
 };
 
-/// What all ranks know of the step's samples, in the step's order.
+/// What all ranks know of some groups, in the order of their prompts.
+#[derive(Clone, Debug, Default)]
 pub struct Scored {
-    /// What each earned.
+    /// What each sample earned.
     pub rewards: Vec<f64>,
+    /// What evaluation would measure of each.
+    pub measured: Vec<f64>,
     /// Tokens of each completion.
     pub lengths: Vec<f64>,
     /// 1 for a completion that ended by itself, else 0.
     pub finished: Vec<f64>,
+    /// Whether each is trained on.
+    pub trained: Vec<bool>,
     /// Whether some rank was asked to stop.
     pub stop: bool,
-    /// Of the reward's terms, and how many samples were left out.
-    pub terms: Metrics,
+    /// Sums over the samples of what the reward's terms say, to become means.
+    pub terms: TermSums,
 }
 
-/// What this rank's samples earned.
-struct Own {
-    rewards: Vec<f64>,
-    /// Sums of each term over the samples that were scored.
-    sums: Vec<f64>,
-    dropped: usize,
+impl Scored {
+    /// The lengths of those of a range of samples that are trained on.
+    pub fn trained_lengths(&self, samples: Range<usize>) -> Vec<f64> {
+        samples.filter(|&sample| self.trained[sample]).map(|sample| self.lengths[sample]).collect()
+    }
+}
+
+/// What the terms of the reward said, a number a term, over all ranks.
+#[derive(Clone, Debug, Default)]
+pub struct TermSums {
+    scores: Vec<f64>,
+    /// On how many samples each has a score.
+    scored: Vec<f64>,
+    /// On how many it failed.
+    failed: Vec<f64>,
+    /// On how many it took too long.
+    timed_out: Vec<f64>,
+}
+
+impl TermSums {
+    fn new(terms: usize) -> Self {
+        let zeros = vec![0.0; terms];
+        Self { scores: zeros.clone(), scored: zeros.clone(), failed: zeros.clone(), timed_out: zeros }
+    }
+
+    fn add(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Scored(Score { parts, .. }) => {
+                for (term, part) in parts.iter().enumerate() {
+                    self.scores[term] += part.unwrap_or(0.0);
+                    self.scored[term] += f64::from(u8::from(part.is_some()));
+                }
+            }
+            Outcome::Failed { term, error } => {
+                self.failed[*term] += 1.0;
+                self.timed_out[*term] += f64::from(u8::from(error.failure.is_timeout()));
+            }
+        }
+    }
+
+    /// Adds those of further samples.
+    pub fn merge(&mut self, other: &Self) {
+        for (own, other) in self.lists_mut().into_iter().zip(other.lists()) {
+            own.resize(other.len(), 0.0);
+            own.iter_mut().zip(other).for_each(|(own, other)| *own += other);
+        }
+    }
+
+    fn lists(&self) -> [&Vec<f64>; 4] {
+        [&self.scores, &self.scored, &self.failed, &self.timed_out]
+    }
+
+    fn lists_mut(&mut self) -> [&mut Vec<f64>; 4] {
+        [&mut self.scores, &mut self.scored, &mut self.failed, &mut self.timed_out]
+    }
+
+    /// The mean of each term that had a sample, and how many samples failed.
+    pub fn metrics<'a>(&self, names: impl Iterator<Item = &'a str>) -> Metrics {
+        let mut metrics = Metrics::new();
+        for (term, name) in names.enumerate() {
+            if self.scored[term] > 0.0 {
+                metrics.insert(format!("reward/{name}/mean"), self.scores[term] / self.scored[term]);
+            }
+            if self.failed[term] > 0.0 {
+                metrics.insert(format!("reward/{name}/errors"), self.failed[term]);
+                metrics.insert(format!("reward/{name}/timeouts"), self.timed_out[term]);
+            }
+        }
+        let failed: f64 = self.failed.iter().sum();
+        // One that failed has scores of the terms before, which count nowhere.
+        let samples = failed + self.scored.iter().copied().fold(0.0, f64::max);
+        metrics.insert("reward/errors", failed);
+        metrics.insert("reward/error_rate", if samples > 0.0 { failed / samples } else { 0.0 });
+        metrics
+    }
 }
 
 impl Setup {
-    /// Scores this rank's samples and learns the others' scores.
+    /// What the outcomes of this rank's `samples` and of the others' come to. `batch` numbers the draw of prompts.
     pub(super) fn score(
         &self,
         exchange: &Exchange,
-        records: &[Record],
         samples: &[Sample],
-        step: u64,
+        outcomes: Vec<Outcome>,
+        batch: u64,
         stop: bool,
     ) -> Result<Scored> {
         let count = samples.len();
-        let own = self.score_own(exchange.rank(), records, samples)?;
-        let mut values = own.rewards;
+        let terms = self.reward.names().len();
+        let mut own = TermSums::new(terms);
+        outcomes.iter().for_each(|outcome| own.add(outcome));
+        let of_score = |of: fn(&Score) -> f64| {
+            outcomes.iter().map(move |outcome| match outcome {
+                Outcome::Scored(score) => of(score),
+                Outcome::Failed { .. } => f64::NAN,
+            })
+        };
+        let mut values: Vec<f64> = of_score(|score| score.total).collect();
+        values.extend(of_score(|score| score.measured));
         values.extend(samples.iter().map(|sample| sample.completion_len() as f64));
         values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished))));
         values.push(f64::from(u8::from(stop)));
-        values.push(own.dropped as f64);
-        values.extend(own.sums);
+        own.lists().into_iter().for_each(|list| values.extend(list));
         let gathered = exchange.gather(&values)?;
         let part = |index: usize| {
             let of_ranks: Vec<Vec<f64>> =
                 gathered.iter().map(|values| values[index * count..(index + 1) * count].to_vec()).collect();
             self.share.ordered(&of_ranks)
         };
-        let mut rewards = part(0);
-        if self.rlvr.reward == RewardConfig::Random {
-            let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
-            rewards = coin_flips(mean, self.seed, step, 0, rewards.len());
+        let sum = |index: usize| gathered.iter().map(|values| values[4 * count + index]).sum::<f64>();
+        let mut sums = TermSums::new(terms);
+        for (number, list) in sums.lists_mut().into_iter().enumerate() {
+            *list = (0..terms).map(|term| sum(1 + number * terms + term)).collect();
         }
-        let sum = |index: usize| gathered.iter().map(|values| values[3 * count + index]).sum::<f64>();
-        let mut terms = Metrics::new();
-        if matches!(self.rlvr.reward, RewardConfig::Sum(_)) {
-            let scored = rewards.len() as f64 - sum(1);
-            for (index, name) in self.reward.names().enumerate() {
-                terms.insert(format!("reward/{name}/mean"), sum(2 + index) / scored);
-            }
-            terms.insert("reward/errors", sum(1));
+        self.check_error_rates(&sums.failed, self.share.samples(), outcomes)?;
+        let (rewards, measured, lengths, finished) = (part(0), part(1), part(2), part(3));
+        let trained = rewards.iter().zip(&finished).map(|(reward, finished)| {
+            reward.is_finite() && (*finished > 0.0 || !self.rlvr.selection.leave_out_cut)
+        });
+        let mut scored = Scored {
+            trained: trained.collect(),
+            rewards: fill(&rewards, self.rlvr.group_size),
+            measured: fill(&measured, self.rlvr.group_size),
+            lengths,
+            finished,
+            stop: sum(0) > 0.0,
+            terms: sums,
+        };
+        if self.rlvr.scoring.random {
+            deal(&mut scored, self.seed, batch);
         }
-        Ok(Scored { rewards, lengths: part(1), finished: part(2), stop: sum(0) > 0.0, terms })
+        Ok(scored)
     }
 
-    fn score_own(&self, rank: usize, records: &[Record], samples: &[Sample]) -> Result<Own> {
-        let group_size = self.rlvr.group_size;
-        let mut totals = Vec::with_capacity(samples.len());
-        let mut sums = vec![0.0; self.reward.names().count()];
-        let mut dropped = 0;
-        let mut failure = None;
-        for (number, sample) in self.share.samples_of(rank).zip(samples) {
-            let record = &records[number / group_size];
-            match self.reward.score(record, &sample.completion(&self.text(sample)?))? {
-                Outcome::Scored { total, parts } => {
-                    sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
-                    totals.push(Some(total));
-                }
-                Outcome::Dropped(error) => {
-                    tracing::warn!(error = one_line(&error), "a sample is left out of the step");
-                    dropped += 1;
-                    totals.push(None);
-                    failure = Some(error);
-                }
+    /// An error if a term failed on more of `completions` than it may, by the numbers `failed` of all ranks.
+    pub(super) fn check_error_rates(
+        &self,
+        failed: &[f64],
+        completions: usize,
+        outcomes: Vec<Outcome>,
+    ) -> Result<()> {
+        let mut own: Vec<Option<reward::Error>> = failed.iter().map(|_| None).collect();
+        for outcome in outcomes {
+            if let Outcome::Failed { term, error } = outcome {
+                tracing::warn!(error = one_line(&error), "a completion cannot be scored");
+                own[term] = Some(error);
             }
         }
-        match (fill_missing(&totals, group_size), failure) {
-            (Some(rewards), _) => Ok(Own { rewards, sums, dropped }),
-            (None, Some(error)) => Err(error.into()),
-            (None, None) => Ok(Own { rewards: Vec::new(), sums, dropped }),
+        let terms = self.reward.names().zip(self.reward.max_error_rates()).zip(failed).zip(own);
+        for (((name, max_error_rate), &failed), source) in terms {
+            if failed > max_error_rate * completions as f64 {
+                let (name, failed) = (name.to_owned(), failed as usize);
+                return Err(Error::Reward { name, failed, completions, max_error_rate, source });
+            }
         }
+        Ok(())
+    }
+}
+
+/// Values of which NaN is missing, filled as [`fill_missing`] does. Nothing that is missing is trained on.
+fn fill(values: &[f64], group_size: usize) -> Vec<f64> {
+    let values: Vec<Option<f64>> = values.iter().map(|value| value.is_finite().then_some(*value)).collect();
+    fill_missing(&values, group_size).unwrap_or_else(|| vec![0.0; values.len()])
+}
+
+/// The control: gives each sample what a random one earned. What could not be scored stays so.
+fn deal(scored: &mut Scored, seed: u64, batch: u64) {
+    const PURPOSE: u64 = u64::from_le_bytes(*b"control!");
+    let mut order: Vec<usize> = (0..scored.rewards.len()).collect();
+    shuffle(&mut order, &mut stream(PURPOSE, seed, batch));
+    let dealt = |values: &[f64]| order.iter().map(|&sample| values[sample]).collect();
+    (scored.rewards, scored.measured) = (dealt(&scored.rewards), dealt(&scored.measured));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_control_keeps_what_was_earned_and_not_who_earned_it() {
+        let rewards: Vec<f64> = (0..1000).map(f64::from).collect();
+        let scored = Scored { measured: rewards.clone(), rewards: rewards.clone(), ..Scored::default() };
+        let dealt = |seed, batch| {
+            let mut scored = scored.clone();
+            deal(&mut scored, seed, batch);
+            assert_eq!(scored.rewards, scored.measured);
+            scored.rewards
+        };
+        let first = dealt(3, 11);
+        let mut sorted = first.clone();
+        sorted.sort_by(f64::total_cmp);
+        assert_eq!(sorted, rewards);
+        // On average one of any number stays where it was.
+        assert!(first.iter().zip(&rewards).filter(|(a, b)| a == b).count() < 10);
+        assert_eq!(first, dealt(3, 11));
+        assert_ne!(first, dealt(3, 12));
+        assert_ne!(first, dealt(4, 11));
     }
 }

@@ -2,20 +2,20 @@
 
 use std::{ops::Range, time::Instant};
 
-use anyroll_strategy::{StepStats, Weights, Zero};
+use anyroll_strategy::{StepStats, Zero};
 
 use super::{
     Decoder, Roles, Setup,
+    collect::Collected,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
     pipeline::Carried,
-    rollout::{Purpose, Sample, Sampling, sample_seed},
+    rollout::Sample,
     score::Scored,
 };
 use crate::{
     Result,
     algorithm::count_groups,
     config::{KlTerm, PolicyLoss},
-    data::{Draw, Record},
     metrics::Metrics,
     train::{Exchange, StepOutcome, schedule},
 };
@@ -33,7 +33,6 @@ impl Setup {
         let rlvr = &self.rlvr;
         let kl_coef = carried.kl_coef.unwrap_or(rlvr.algorithm.kl_coef);
         let started = Instant::now();
-        let records = self.dataset.train_batch(Draw::Rollout, self.seed, step, rlvr.prompts_per_step);
         roles.policy.offload_states(&self.offloaded)?;
         if let Some(reference) = &mut roles.reference {
             reference.model.offload_states(&reference.offloaded)?;
@@ -41,58 +40,33 @@ impl Setup {
         let offloaded = Instant::now();
         let weights = roles.policy.weights()?;
         let generate_bytes = allocated_bytes(&roles.policy)?;
-        let samples = self.sample_groups(&weights, exchange.rank(), &records, step)?;
+        let collected = self.collect(&weights, exchange, (step, carried.batches), stop)?;
+        let Collected { samples, scored, .. } = &collected;
         drop(weights);
-        let generated = Instant::now();
         roles.policy.load_states(&self.offloaded)?; // behind all that comes before the first step
-
-        let scored = self.score(exchange, &records, &samples, step, stop)?;
         let rewarded = Instant::now();
 
-        let prepared = self.prepare(roles, exchange, &samples, &scored, kl_coef)?;
-        let update = self.update(&mut roles.policy, exchange, &samples, &prepared.targets, &scored, step)?;
+        let prepared = self.prepare(roles, exchange, samples, scored, kl_coef)?;
+        let update = self.update(&mut roles.policy, exchange, samples, &prepared.targets, scored, step)?;
         let trained = Instant::now();
 
-        let mut metrics = self.sample_metrics(&scored);
-        metrics.merge(scored.terms.clone());
+        let mut metrics = self.sample_metrics(scored);
+        metrics.merge(scored.terms.metrics(self.reward.names()));
+        metrics.merge(collected.metrics.clone());
         metrics.merge(update);
-        metrics.merge(prepared.metrics(exchange, &scored)?);
+        metrics.merge(prepared.metrics(exchange, scored)?);
         let tokens: f64 = scored.lengths.iter().sum();
         let step_s = (trained - started).as_secs_f64();
         metrics.insert("perf/tokens_per_s", tokens / step_s);
         metrics.insert("perf/generate_allocated_bytes", generate_bytes);
         metrics.insert("time/offload_s", (offloaded - started).as_secs_f64());
-        metrics.insert("time/generate_s", (generated - started).as_secs_f64());
-        metrics.insert("time/reward_s", (rewarded - generated).as_secs_f64());
+        metrics.insert("time/generate_s", collected.generating.as_secs_f64());
+        metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
         metrics.insert("time/step_s", step_s);
-        carried.kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, &scored);
+        carried.kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, scored);
+        carried.batches += collected.batches;
         Ok(StepOutcome { metrics, stop: scored.stop })
-    }
-
-    /// This rank's groups, in its own order.
-    fn sample_groups(
-        &self,
-        weights: &Weights,
-        rank: usize,
-        records: &[Record],
-        step: u64,
-    ) -> Result<Vec<Sample>> {
-        let rollout = &self.rlvr.rollout;
-        let how = Sampling {
-            temperature: rollout.temperature,
-            top_k: rollout.top_k,
-            top_p: rollout.top_p,
-            min_p: rollout.min_p,
-            repetition_penalty: rollout.repetition_penalty,
-        };
-        let seed = |sample| sample_seed(Purpose::Rollout, self.seed, step, sample);
-        let asked: Vec<(&Record, u64)> = self
-            .share
-            .samples_of(rank)
-            .map(|sample| (&records[sample / self.rlvr.group_size], seed(sample)))
-            .collect();
-        self.sample(weights, step, &asked, how)
     }
 
     /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
@@ -113,7 +87,8 @@ impl Setup {
         let mut steps: Vec<StepStats> = Vec::new();
         for epoch in 0..rlvr.epochs {
             for mini_batch in 0..self.share.mini_batches {
-                let count = count(rlvr.algorithm.aggregation, &scored.lengths[self.share.range(mini_batch)]);
+                let count =
+                    count(rlvr.algorithm.aggregation, &scored.trained_lengths(self.share.range(mini_batch)));
                 for part in self.micro_batches(mini_batch) {
                     let targets = targets.part(part.clone())?;
                     policy.accumulate(&self.pack(&samples[part])?, |scores| {
@@ -164,7 +139,7 @@ impl Setup {
         let max = |index: usize| gathered.iter().map(|rank| rank[index]).fold(f64::NEG_INFINITY, f64::max);
         let (algorithm, epochs) = (&self.rlvr.algorithm, self.rlvr.epochs as f64);
         let tokens = scored.lengths.iter().sum::<f64>() * epochs;
-        let losses = count(algorithm.aggregation, &scored.lengths) * epochs;
+        let losses = count(algorithm.aggregation, &scored.trained_lengths(0..scored.lengths.len())) * epochs;
         let kl_in_loss = algorithm.kl_coef > 0.0 && matches!(algorithm.kl_in, KlTerm::Loss(_));
         let clips =
             !matches!(algorithm.loss, PolicyLoss::Reinforce | PolicyLoss::Sapo(_) | PolicyLoss::Topr(_));
@@ -186,8 +161,8 @@ impl Setup {
 
     /// What the samples show by themselves.
     fn sample_metrics(&self, scored: &Scored) -> Metrics {
-        let Scored { rewards, lengths, finished, .. } = scored;
-        let groups = count_groups(rewards, self.rlvr.group_size);
+        let Scored { rewards, measured, lengths, finished, trained, .. } = scored;
+        let groups = count_groups(measured, self.rlvr.group_size);
         let group_total = self.rlvr.prompts_per_step as f64;
         let mut metrics = Metrics::new();
         for (name, value) in [
@@ -202,6 +177,7 @@ impl Setup {
             ("response_length/min", smallest(lengths)),
             ("response_length/max", largest(lengths)),
             ("response_length/clipped", 1.0 - mean(finished)),
+            ("selection/left_out", trained.iter().filter(|it| !**it).count() as f64 / trained.len() as f64),
         ] {
             metrics.insert(name, value);
         }

@@ -78,6 +78,13 @@ impl Setup {
         let advantages = self.advantages(exchange, scored, &lengths, kl.as_ref())?;
         let correction =
             Correction::new(&algorithm.rollout_correction, &old_logprobs, &rollout_logprobs, &lengths)?;
+        let mut weights_of_tokens = token_weights(algorithm.aggregation, &lengths);
+        let trained = self.trained_tokens(exchange, scored, &lengths);
+        weights_of_tokens
+            .iter_mut()
+            .zip(&trained)
+            .filter(|(_, trained)| !**trained)
+            .for_each(|(it, _)| *it = 0.0);
         let (weights, correction) = correction.map(|it| (it.weights, it.stats)).unzip();
         let targets = Targets {
             rollout_logprobs,
@@ -85,7 +92,7 @@ impl Setup {
             advantages: self.to_device(&advantages)?,
             ref_logprobs,
             correction: weights,
-            token_weights: self.to_device(&token_weights(algorithm.aggregation, &lengths))?,
+            token_weights: self.to_device(&weights_of_tokens)?,
             lengths,
         };
         Ok(Prepared { targets, correction, kl })
@@ -148,10 +155,20 @@ impl Setup {
             }
         }
         if algorithm.whiten_advantages {
-            moments(exchange, &tokens)?.whiten(&mut tokens);
+            let trained = tokens.iter().zip(self.trained_tokens(exchange, scored, lengths));
+            let seen: Vec<f64> = trained.filter(|(_, trained)| *trained).map(|(token, _)| *token).collect();
+            moments(exchange, &seen)?.whiten(&mut tokens);
         }
         clip(&mut tokens, algorithm.advantage_clip);
         Ok(tokens.into_iter().map(|advantage| advantage as f32).collect())
+    }
+
+    /// Whether each of this rank's tokens is trained on.
+    fn trained_tokens(&self, exchange: &Exchange, scored: &Scored, lengths: &[i64]) -> Vec<bool> {
+        let samples = self.share.samples_of(exchange.rank()).zip(lengths);
+        samples
+            .flat_map(|(sample, &length)| std::iter::repeat_n(scored.trained[sample], length as usize))
+            .collect()
     }
 
     fn to_device(&self, values: &[f32]) -> Result<Tensor> {
@@ -227,7 +244,7 @@ fn sequences<'a>(values: &'a [f64], lengths: &'a [i64]) -> impl Iterator<Item = 
 /// Of the values of all ranks, in two passes, since one would cancel.
 fn moments(exchange: &Exchange, own: &[f64]) -> Result<Moments> {
     let sums = exchange.sum(&[own.len() as f64, own.iter().sum()])?;
-    let (count, mean) = (sums[0], sums[1] / sums[0]);
+    let (count, mean) = (sums[0], sums[1] / sums[0].max(1.0));
     let squares = own.iter().map(|value| (value - mean).powi(2)).sum();
     Ok(Moments { count, mean, squares: exchange.sum(&[squares])?[0] })
 }

@@ -57,6 +57,18 @@ impl Exchange {
         Ok(String::from_utf8_lossy(&first[..end]).into_owned())
     }
 
+    /// Everybody's text, in rank order; they may differ in length.
+    pub fn gather_texts(&self, text: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let lengths: Vec<usize> =
+            self.gather(&[text.len() as f64])?.iter().map(|length| length[0] as usize).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let mut padded = text.to_vec();
+        padded.resize(longest, 0);
+        let gathered = self.gather_bytes(&padded)?;
+        let texts = gathered.chunks_exact(longest.max(1)).zip(lengths);
+        Ok(texts.map(|(text, length)| text[..length].to_vec()).collect())
+    }
+
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         if bytes.is_empty() {
             return Ok(Vec::new());

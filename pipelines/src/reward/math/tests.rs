@@ -7,7 +7,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::*;
 
 fn record(answer: &str) -> Record {
-    Record { id: "1".to_owned(), prompt: String::new(), answer: answer.to_owned() }
+    Record { id: "1".to_owned(), answer: answer.to_owned(), ..Record::default() }
 }
 
 fn score(answer: &str, text: &str, finished: bool) -> f64 {

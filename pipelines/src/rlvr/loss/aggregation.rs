@@ -17,12 +17,13 @@ pub fn token_weights(aggregation: Aggregation, lengths: &[i64]) -> Vec<f32> {
 }
 
 /// What the weighted sum is divided by: the tokens, or the sequences, of a mini-batch whose sequences over all
-/// ranks have these lengths.
+/// ranks have these lengths. At least 1, so that a mini-batch of which all is left out has a gradient of 0.
 pub fn count(aggregation: Aggregation, lengths: &[f64]) -> f64 {
-    match aggregation {
+    let count = match aggregation {
         Aggregation::TokenMean => lengths.iter().sum(),
         Aggregation::SeqMeanTokenMean
         | Aggregation::SeqMeanTokenSum
         | Aggregation::SeqMeanTokenSumNorm(_) => lengths.len() as f64,
-    }
+    };
+    count.max(1.0)
 }

@@ -1,0 +1,126 @@
+//! What must hold for the fields of rewards.
+
+use std::path::Path;
+
+use super::check::Check;
+use super::error::Problem;
+use super::reward::*;
+use super::tree::Node;
+use crate::reward::Pattern;
+
+/// Checks a reward that stands alone, read from `tree`.
+pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
+    Check { tree }.reward_kind("", kind)
+}
+
+impl Check<'_> {
+    pub(super) fn reward(&self, path: &str, reward: &RewardConfig) -> Result<(), Problem> {
+        let RewardConfig::Sum(terms) = reward else { return Ok(()) };
+        self.ensure(!terms.is_empty(), path, "the list is empty", "add a term, such as `- math: {}`")?;
+        for (index, term) in terms.iter().enumerate() {
+            let field = format!("{path}[{index}]");
+            let holds = term.weight.is_finite() && term.weight != 0.0;
+            self.number(&format!("{field}.weight"), term.weight, holds, "other than 0")?;
+            let rate = term.max_error_rate;
+            self.number(
+                &format!("{field}.max_error_rate"),
+                rate,
+                (0.0..=1.0).contains(&rate),
+                "from 0 to 1",
+            )?;
+            self.reward_kind(&format!("{field}."), &term.kind)?;
+        }
+        Ok(())
+    }
+
+    /// What must hold for a reward's own fields, whose paths start with `path`.
+    fn reward_kind(&self, path: &str, kind: &RewardKind) -> Result<(), Problem> {
+        match kind {
+            RewardKind::Exact(_)
+            | RewardKind::Choice(_)
+            | RewardKind::Countdown(_)
+            | RewardKind::Ifeval(_) => Ok(()),
+            RewardKind::Math(math) => {
+                let holds = (0.0..=0.1).contains(&math.tolerance);
+                self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
+            }
+            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|error| {
+                let error = error.to_string();
+                let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
+                let help = "mend the pattern; it has no look-around and no back-references";
+                self.problem(&format!("{path}regex.pattern"), format!("it is no pattern: {why}"), help)
+            }),
+            RewardKind::Code(code) => self.code(&format!("{path}code"), code),
+            RewardKind::Judge(judge) => self.judge(&format!("{path}judge"), judge),
+            RewardKind::Python(python) => {
+                self.file(&format!("{path}python.path"), &python.path)?;
+                self.seconds(&format!("{path}python.timeout_s"), python.timeout_s)?;
+                self.seconds(&format!("{path}python.start_timeout_s"), python.start_timeout_s)
+            }
+            RewardKind::Length(length) => {
+                self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
+                let field = format!("{path}length.buffer_tokens");
+                self.positive(&field, length.buffer_tokens)?;
+                self.ensure(
+                    length.buffer_tokens <= length.max_tokens,
+                    &field,
+                    format!("{} is more than `max_tokens`", length.buffer_tokens),
+                    format!("write {} or fewer", length.max_tokens),
+                )
+            }
+            RewardKind::Repetition(repetition) => {
+                self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
+            }
+        }
+    }
+
+    fn code(&self, path: &str, code: &CodeConfig) -> Result<(), Problem> {
+        self.seconds(&format!("{path}.timeout_s"), code.timeout_s)?;
+        for (name, size) in [
+            ("memory_mib", code.memory_mib),
+            ("processes", code.processes),
+            ("disk_mib", code.disk_mib),
+            ("output_kib", code.output_kib),
+        ] {
+            self.positive(&format!("{path}.{name}"), size)?;
+        }
+        for (index, readable) in code.readable.iter().enumerate() {
+            let field = format!("{path}.readable[{index}]");
+            let help = "write the path from the root of a folder or file that exists";
+            let holds = readable.is_absolute() && readable.exists();
+            self.ensure(holds, &field, format!("{} is not there", readable.display()), help)?;
+        }
+        Ok(())
+    }
+
+    fn judge(&self, path: &str, judge: &JudgeConfig) -> Result<(), Problem> {
+        let is_url = judge.url.starts_with("http://") || judge.url.starts_with("https://");
+        let help = "write it with `http://` or `https://` before";
+        self.ensure(is_url, &format!("{path}.url"), format!("`{}` is no URL", judge.url), help)?;
+        self.positive(&format!("{path}.max_tokens"), judge.max_tokens)?;
+        self.positive(&format!("{path}.concurrency"), judge.concurrency)?;
+        self.seconds(&format!("{path}.retry_s"), judge.retry_s)?;
+        self.seconds(&format!("{path}.timeout_s"), judge.timeout_s)?;
+        const MOST_RETRIES: u32 = 16;
+        let message = format!("{} are too many: each waits twice as long as the one before", judge.retries);
+        let help = format!("write {MOST_RETRIES} or fewer");
+        self.ensure(judge.retries <= MOST_RETRIES, &format!("{path}.retries"), message, help)?;
+        self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")
+    }
+
+    fn seconds(&self, field: &str, value: f64) -> Result<(), Problem> {
+        const HOUR_S: f64 = 3600.0;
+        let holds = value > 0.0 && value <= HOUR_S;
+        self.number(field, value, holds, "of seconds above 0, at most an hour, 3600")
+    }
+
+    fn file(&self, field: &str, path: &Path) -> Result<(), Problem> {
+        let message = format!("there is no file {}", path.display());
+        self.ensure(
+            path.is_file(),
+            field,
+            message,
+            "give its path; a relative one starts at the current folder",
+        )
+    }
+}

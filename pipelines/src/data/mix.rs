@@ -1,0 +1,64 @@
+//! Which source of a mix each prompt is from.
+
+/// Prompts of a cycle: weights are met to a thousandth.
+const CYCLE: usize = 1000;
+
+/// A fixed order of sources in which each comes as often as its weight says, as evenly as can be.
+#[derive(Clone, Debug)]
+pub(super) struct Mix {
+    /// The source of each place of a cycle, and how many of its prompts come before it in the cycle.
+    places: Vec<(usize, u64)>,
+    /// The prompts of each source in a cycle.
+    counts: Vec<u64>,
+}
+
+impl Mix {
+    /// At each place comes the source that is furthest behind its share.
+    pub(super) fn new(weights: &[f64]) -> Self {
+        let total: f64 = weights.iter().sum();
+        let mut counts = vec![0; weights.len()];
+        let places = (1..=CYCLE)
+            .map(|place| {
+                let behind = |source: usize| weights[source] / total * place as f64 - counts[source] as f64;
+                let next = (0..weights.len()).max_by(|&a, &b| behind(a).total_cmp(&behind(b)));
+                let next = next.expect("a config that was checked has a source");
+                counts[next] += 1;
+                (next, counts[next] - 1)
+            })
+            .collect();
+        Self { places, counts }
+    }
+
+    /// The source of the prompt at `position` of the run, and its position among that source's.
+    pub(super) fn at(&self, position: u64) -> (usize, u64) {
+        let (cycle, place) = (position / CYCLE as u64, (position % CYCLE as u64) as usize);
+        let (source, before) = self.places[place];
+        (source, cycle * self.counts[source] + before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_come_by_their_weights_and_evenly() {
+        for weights in [&[1.0][..], &[0.7, 0.3], &[1.0, 2.0, 1.0], &[0.999, 0.001]] {
+            let mix = Mix::new(weights);
+            let total: f64 = weights.iter().sum();
+            let mut seen = vec![0u64; weights.len()];
+            for position in 0..2500 {
+                let (source, own) = mix.at(position);
+                assert_eq!(own, seen[source], "{weights:?}: each position of a source once, in order");
+                seen[source] += 1;
+                for (seen, weight) in seen.iter().zip(weights) {
+                    let share = weight / total * (position + 1) as f64;
+                    assert!(
+                        (*seen as f64 - share).abs() < 2.0,
+                        "{weights:?} at {position}: {seen} of {share}"
+                    );
+                }
+            }
+        }
+    }
+}

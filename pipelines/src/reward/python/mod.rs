@@ -1,0 +1,211 @@
+//! The user's own function, in Python.
+
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::{Completion, Error, Failure, Reward};
+use crate::config::PythonConfig;
+use crate::data::Record;
+use worker::{Answer, Worker};
+
+/// What a function of the user's says. It runs in processes of its own, at most as many as there are threads that score
+/// at a time; one that crashes or does not answer costs the completion that it had, and the next one starts another.
+#[derive(Debug)]
+pub struct Python {
+    config: PythonConfig,
+    /// Those that wait for work.
+    idle: Mutex<Vec<Worker>>,
+}
+
+/// What a worker reads.
+#[derive(Serialize)]
+struct Case<'a> {
+    prompt: &'a str,
+    completion: &'a str,
+    finished: bool,
+    answer: &'a str,
+    columns: &'a Map<String, Value>,
+}
+
+impl Python {
+    /// Starts a first worker, which shows whether the file has the function.
+    ///
+    /// # Errors
+    /// If Python does not start, or the file fails.
+    pub fn new(config: &PythonConfig) -> Result<Self, Failure> {
+        let first = Worker::start(config)?;
+        Ok(Self { config: config.clone(), idle: Mutex::new(vec![first]) })
+    }
+
+    fn ask(&self, case: &Case) -> Result<f64, Failure> {
+        let waiting = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut worker = match waiting {
+            Some(worker) => worker,
+            None => Worker::start(&self.config)?,
+        };
+        let line = serde_json::to_string(case).expect("plain data");
+        let answer = worker.ask(&line, Duration::from_secs_f64(self.config.timeout_s))?;
+        // Only a worker that has answered is asked again.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
+        match answer {
+            Answer::Score(score) => Ok(score),
+            Answer::Error(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Reward for Python {
+    fn name(&self) -> &'static str {
+        "python"
+    }
+
+    fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
+        let Record { prompt, answer, columns, .. } = record;
+        let Completion { text, finished, .. } = *completion;
+        let case = Case { prompt, completion: text, finished, answer, columns };
+        self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
+    }
+}
+
+/// The file as an absolute path, since workers may start from elsewhere.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::config::Signature;
+
+    const FUNCTIONS: &str = r#"
+import os, time, sys
+print("printed while loading")
+
+def lengths(completions, answer, **columns):
+    print("printed while scoring")
+    return [float(len(c)) + float(len(a)) for c, a in zip(completions, answer)]
+
+def by_column(prompts, completions, bonus, finished):
+    return [bonus[0] + len(prompts[0]) + finished[0]]
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 1.0 if solution_str == ground_truth else 0.0, "acc": data_source}
+
+async def later(completions):
+    return [0.25]
+
+def moody(completions):
+    text = completions[0]
+    if text == "crash":
+        os._exit(3)
+    if text == "hang":
+        time.sleep(600)
+    if text == "raise":
+        raise KeyError("wrong")
+    if text == "none":
+        return [None]
+    if text == "nan":
+        return [float("nan")]
+    if text == "two":
+        return [1.0, 2.0]
+    if text == "exit":
+        sys.exit()
+    return [float(os.getpid())]
+"#;
+
+    fn python(function: &str, signature: Signature) -> (tempfile::TempDir, Result<Python, Failure>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rewards.py");
+        std::fs::File::create(&path).unwrap().write_all(FUNCTIONS.as_bytes()).unwrap();
+        let config = PythonConfig {
+            path,
+            function: function.to_owned(),
+            signature,
+            python: "python3".to_owned(),
+            timeout_s: 1.0,
+            start_timeout_s: 30.0,
+        };
+        (folder, Python::new(&config))
+    }
+
+    fn record() -> Record {
+        let columns = [("bonus".to_owned(), 0.5.into()), ("data_source".to_owned(), "gsm8k".into())];
+        Record {
+            id: "7".into(),
+            prompt: "2+2=".into(),
+            answer: "4".into(),
+            columns: columns.into_iter().collect(),
+            ..Record::default()
+        }
+    }
+
+    fn score(python: &Python, text: &str) -> Result<f64, Error> {
+        python.score(&record(), &Completion { text, tokens: None, finished: true })
+    }
+
+    #[test]
+    fn calls_functions_of_either_signature() {
+        let check = |function, signature, text, expected| {
+            let (_folder, python) = python(function, signature);
+            assert_eq!(score(&python.unwrap(), text).unwrap(), expected, "{function}");
+        };
+        check("lengths", Signature::Trl, "abc", 4.0);
+        check("by_column", Signature::Trl, "abc", 5.5);
+        check("later", Signature::Trl, "abc", 0.25);
+        check("compute_score", Signature::Verl, "4", 1.0);
+        check("compute_score", Signature::Verl, "5", 0.0);
+    }
+
+    #[test]
+    fn what_goes_wrong_costs_its_sample_and_no_other() {
+        let (_folder, python) = python("moody", Signature::Trl);
+        let python = python.unwrap();
+        let first = score(&python, "fine").unwrap();
+        let fails = |text: &str, words: &str, same_worker: bool| {
+            let error = score(&python, text).unwrap_err();
+            let told = crate::error_chain::one_line(&error);
+            assert!(told.contains("record 7") && told.contains(words), "{told}");
+            let before = score(&python, "fine").unwrap();
+            assert_eq!(before == first, same_worker, "{text}");
+            error
+        };
+        fails("raise", "KeyError", true);
+        fails("none", "it returned None", true);
+        fails("nan", "it returned nan", true);
+        fails("two", "it returned 2 scores", true);
+        fails("crash", "ended with exit status: 3", false);
+        fails("exit", "ended", false);
+        let started = Instant::now();
+        assert!(fails("hang", "no answer in 1 s", false).failure.is_timeout());
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_told_at_the_start() {
+        let (_folder, missing) = python("no_such", Signature::Trl);
+        assert!(missing.unwrap_err().to_string().contains("no function `no_such`"));
+        let (folder, _) = python("moody", Signature::Trl);
+        let path = folder.path().join("broken.py");
+        std::fs::write(&path, "def f(:\n").unwrap();
+        let config = PythonConfig {
+            path,
+            function: "f".into(),
+            signature: Signature::Trl,
+            python: "python3".into(),
+            timeout_s: 1.0,
+            start_timeout_s: 30.0,
+        };
+        assert!(Python::new(&config).unwrap_err().to_string().contains("SyntaxError"));
+        let config = PythonConfig { python: "no-such-python".into(), ..config };
+        assert!(Python::new(&config).unwrap_err().to_string().contains("no-such-python"));
+    }
+}

@@ -1,0 +1,105 @@
+"""A reward worker of anyroll: the user's function in a process of its own, one JSON object a line in and out.
+
+Started as `python -c <this file> FILE FUNCTION SIGNATURE`. It says {"ready": true} once, then answers each
+{"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}.
+"""
+
+import asyncio
+import functools
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+import traceback
+
+
+def load(path, name):
+    """The function `name` of the file `path`, whose folder is where its imports are looked for first."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    spec = importlib.util.spec_from_file_location("anyroll_user_reward", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AttributeError(f"there is no function `{name}` in {path}")
+    if inspect.iscoroutinefunction(function):
+        # `wraps` keeps the parameters that it is asked for.
+        return functools.wraps(function)(lambda **kwargs: asyncio.run(function(**kwargs)))
+    return function
+
+
+def accepted(function, arguments):
+    """The arguments that `function` has a parameter for: all of them if it takes any."""
+    parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
+    if any(it.kind is it.VAR_KEYWORD for it in parameters):
+        return arguments
+    names = {it.name for it in parameters}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def call_trl(function, case):
+    """TRL's: lists of prompts, of completions and of each column, and a list of scores back."""
+    columns = {"answer": case["answer"], "finished": case["finished"], **case["columns"]}
+    lists = {name: [value] for name, value in columns.items()}
+    lists.update(prompts=[case["prompt"]], completions=[case["completion"]])
+    scores = function(**accepted(function, lists))
+    if len(scores) != 1:
+        raise ValueError(f"it returned {len(scores)} scores for one completion")
+    return scores[0]
+
+
+def call_verl(function, case):
+    """verl's: compute_score(data_source, solution_str, ground_truth, extra_info), and a number or a dict back."""
+    columns = case["columns"]
+    score = function(
+        **accepted(
+            function,
+            {
+                "data_source": columns.get("data_source"),
+                "solution_str": case["completion"],
+                "ground_truth": case["answer"],
+                "extra_info": columns.get("extra_info"),
+                "finished": case["finished"],
+            },
+        )
+    )
+    return score["score"] if isinstance(score, dict) else score
+
+
+def number(score):
+    """The score as a float; what is none is an error."""
+    if score is None:
+        raise ValueError("it returned None; give the term the `domains` that the function is for")
+    if not math.isfinite(score):
+        raise ValueError(f"it returned {score}")
+    return float(score)
+
+
+def main():
+    path, name, signature = sys.argv[1:4]
+    # What the user's code prints must not get between the lines.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(**message):
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    try:
+        function = load(path, name)
+    except BaseException as error:
+        say(error="".join(traceback.format_exception_only(error)).strip())
+        return
+    say(ready=True)
+    call = {"trl": call_trl, "verl": call_verl}[signature]
+    for line in sys.stdin:
+        try:
+            say(score=number(call(function, json.loads(line))))
+        except Exception as error:
+            say(error="".join(traceback.format_exception_only(error)).strip())
+
+
+main()

@@ -1,0 +1,109 @@
+//! Runs with rewards of a user's own, and with completions that are selected.
+
+use std::fs;
+use std::path::Path;
+
+use super::{ONE_RANK, TWO_RANKS, assert_same, fail, resume, run_tiny, series, succeed, tiny};
+
+const FUNCTIONS: &str = r#"
+def exact(completions, answer, finished):
+    return [float(a == b and end) for a, b, end in zip(completions, answer, finished)]
+
+def moody(prompts, completions, answer, finished):
+    if prompts[0].startswith("1"):
+        raise ValueError("a prompt that it does not like")
+    return exact(completions, answer, finished)
+"#;
+
+/// The `--set` of a Python reward in a file of `folder`.
+fn python(folder: &Path, function: &str, max_error_rate: f64) -> String {
+    let path = folder.join("rewards.py");
+    fs::write(&path, FUNCTIONS).unwrap();
+    let fields = format!("path: \"{}\", function: {function}", path.display());
+    format!("pipeline.rlvr.reward=[{{python: {{{fields}}}, max_error_rate: {max_error_rate}}}]")
+}
+
+#[test]
+fn a_python_function_trains_as_the_same_reward_in_rust() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = python(folder.path(), "exact", 0.0);
+    let python = run_tiny(&folder, "python", ONE_RANK, &[&own]);
+    let rust = run_tiny(&folder, "rust", ONE_RANK, &[]);
+    assert_eq!(series(&python, "loss/policy").len(), 12);
+    assert_eq!(series(&python, "reward/mean"), series(&rust, "reward/mean"));
+    assert_eq!(series(&python, "grad_norm"), series(&rust, "grad_norm"));
+}
+
+#[test]
+fn a_mix_of_domains_is_trained_on_and_measured_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = "[{domain: sorting, weight: 3, data: {sort: {digits: 3}}}, \
+                   {domain: sums, data: {addition: {digits: 1}}}]";
+    let data = format!("pipeline.rlvr.data={{mix: {sources}}}");
+    let reward = "pipeline.rlvr.reward=[{exact: {}, domains: [sorting]}, {exact: {}, domains: [sums]}]";
+    let run = run_tiny(&folder, "mix", TWO_RANKS, &[&data, reward]);
+    for name in ["eval/greedy", "eval/sorting/greedy", "eval/sums/pass@1", "eval/maj@4", "eval/sums/maj@4"] {
+        assert!(!series(&run, name).is_empty(), "{name}");
+    }
+    let mean = |name: &str| series(&run, name)[0];
+    // Three of four prompts are to be sorted.
+    let both = 0.75 * mean("eval/sorting/pass@1") + 0.25 * mean("eval/sums/pass@1");
+    assert!((mean("eval/pass@1") - both).abs() < 1e-9, "{both}");
+    assert!(!series(&run, "reward/exact_2/mean").is_empty());
+}
+
+#[test]
+fn failures_are_counted_and_end_the_run_above_their_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_tiny(&folder, "moody", TWO_RANKS, &[&python(folder.path(), "moody", 0.9)]);
+    let errors = series(&run, "reward/errors");
+    assert!(errors.iter().any(|&count| count > 0.0), "{errors:?}");
+    let left_out = series(&run, "selection/left_out");
+    assert_eq!(left_out, series(&run, "reward/error_rate"));
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+
+    let strict = python(folder.path(), "moody", 0.0);
+    let error = fail(tiny(ONE_RANK, &folder.path().join("strict"), &[&strict]));
+    for words in ["`python` failed on", "max_error_rate", "a prompt that it does not like"] {
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn groups_that_teach_nothing_are_replaced_on_any_number_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let mixed = "pipeline.rlvr.selection={mixed_groups: {max_batches: 20}}";
+    let same = ["strategy.micro_batch_size=4", "pipeline.rlvr.rollout.batch_size=4", mixed];
+    let one = run_tiny(&folder, "one", ONE_RANK, &same);
+    let two = run_tiny(&folder, "two", TWO_RANKS, &same);
+    for name in ["selection/batches", "selection/teaching_groups", "reward/mean", "response_length/mean"] {
+        assert_eq!(series(&one, name), series(&two, name), "{name}");
+    }
+    let batches = series(&one, "selection/batches");
+    assert!(batches.iter().any(|&count| count > 1.0), "{batches:?}");
+    let groups = series(&one, "group/mixed").into_iter().zip(series(&one, "selection/filled_up"));
+    for (mixed, filled_up) in groups {
+        assert!((mixed + filled_up - 1.0).abs() < 1e-9, "{mixed} and {filled_up}");
+    }
+
+    // A run that goes on draws the prompts that it would have drawn.
+    let interrupted = folder.path().join("interrupted");
+    succeed(tiny(ONE_RANK, &interrupted, &[&same[..], &["pipeline.rlvr.steps=12"]].concat()));
+    fs::remove_dir_all(interrupted.join("checkpoints/step_000012")).unwrap();
+    succeed(resume(&interrupted));
+    assert_same(&one, &interrupted);
+}
+
+#[test]
+fn cut_completions_and_groups_of_the_wrong_difficulty_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let none = "pipeline.rlvr.selection={difficulty: {min: 2, max: 3}}";
+    let run = run_tiny(&folder, "none", ONE_RANK, &[none]);
+    assert!(series(&run, "selection/left_out").iter().all(|&share| share == 1.0));
+    assert!(series(&run, "grad_norm").iter().all(|&norm| norm == 0.0), "nothing is trained on");
+
+    let cut = ["pipeline.rlvr.selection.leave_out_cut=true", "pipeline.rlvr.rollout.temperature=1.5"];
+    let run = run_tiny(&folder, "cut", ONE_RANK, &cut);
+    assert_eq!(series(&run, "selection/left_out"), series(&run, "response_length/clipped"));
+    assert!(series(&run, "response_length/clipped").iter().any(|&share| share > 0.0));
+}

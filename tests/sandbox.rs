@@ -1,0 +1,141 @@
+//! The sandbox against programs that mean harm, and programs that mean none.
+
+mod abuses;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyroll_sandbox::{Ended, Error, File, Finished, Limits, Protection, Sandbox};
+
+use abuses::{ABUSES, Abuse, PRELUDE};
+
+const HELPER: &str = env!("CARGO_BIN_EXE_anyroll-sandbox");
+
+const LIMITS: Limits = Limits {
+    wall_s: 20.0,
+    memory_bytes: 512 << 20,
+    processes: 8,
+    disk_bytes: 8 << 20,
+    output_bytes: 64 << 10,
+};
+
+/// A sandbox with all protections, or `None`, told aloud, where the machine has no user namespaces or no Landlock.
+fn sandbox(wall_s: f64) -> Option<Sandbox> {
+    let limits = Limits { wall_s, ..LIMITS };
+    let sandbox = Sandbox::new(HELPER.into(), limits, Vec::new(), Protection::ALL.to_vec());
+    match sandbox.probe() {
+        Ok(held) => {
+            assert_eq!(held.len(), Protection::ALL.len(), "{held:?}");
+            Some(sandbox)
+        }
+        Err(Error::Refused(why)) => {
+            eprintln!("SKIPPED: this machine cannot make the sandbox: {why}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn run(sandbox: &Sandbox, program: &str, tag: &str, stdin: &str) -> Finished {
+    let command = ["python3", "-I", "main.py", tag].map(str::to_owned);
+    let files = [File { name: "main.py".into(), text: program.into() }];
+    sandbox.run(&command, &files, stdin).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The processes of this machine that run the program of an abuse.
+fn abuses_left() -> usize {
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let command = |path: &Path| fs::read(path.join("cmdline")).unwrap_or_default();
+    entries.filter(|it| command(&it.path()).ends_with(b"main.py\0abuse\0")).count()
+}
+
+#[test]
+fn honest_programs_run() {
+    let Some(sandbox) = sandbox(20.0) else { return };
+    let check = |program: &str, stdin: &str, ended: Ended, stdout: &str| {
+        let finished = run(&sandbox, program, "honest", stdin);
+        assert_eq!(
+            (finished.ended, text(&finished.stdout).as_str()),
+            (ended, stdout),
+            "{program}: {finished:?}"
+        );
+    };
+    check("print(sum(map(int, input().split())))", "3 4\n", Ended::Well, "7\n");
+    check("import math, json, re, collections, itertools\nprint(math.comb(5, 2))", "", Ended::Well, "10\n");
+    check("open('x', 'w').write('y')\nprint(open('x').read())", "", Ended::Well, "y\n");
+    check("raise SystemExit(3)", "", Ended::Badly, "");
+    check(
+        "import os\nprint(os.getcwd(), os.getuid(), os.getpid() < 20)",
+        "",
+        Ended::Well,
+        "/box 1000 True\n",
+    );
+    let two =
+        "from multiprocessing import Process\np = Process(target=print, args=(2,))\np.start()\np.join()";
+    check(
+        &format!("if __name__ == '__main__':\n    {}", two.replace('\n', "\n    ")),
+        "",
+        Ended::Well,
+        "2\n",
+    );
+    // What a program writes before it is ended is kept.
+    let unread = "x".repeat(1 << 20);
+    check("print(1)", &unread, Ended::Well, "1\n");
+}
+
+#[test]
+fn abuses_are_contained() {
+    let (Some(patient), Some(hasty)) = (sandbox(20.0), sandbox(2.0)) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "ESCAPED").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    assert!(ABUSES.len() >= 30);
+    for Abuse { name, program, ended, says } in ABUSES {
+        let program = program
+            .replace("SECRET", &format!("{:?}", secret.to_str().unwrap()))
+            .replace("PORT", &port.to_string())
+            .replace("HOST_PID", &std::process::id().to_string());
+        let waits = ended.contains(&Ended::TimedOut);
+        let started = Instant::now();
+        let finished =
+            run(if waits { &hasty } else { &patient }, &format!("{PRELUDE}{program}"), "abuse", "");
+        assert!(started.elapsed() < Duration::from_secs(if waits { 10 } else { 25 }), "{name}");
+        let said = text(&finished.stdout);
+        assert!(!said.contains("ESCAPED"), "{name}: {said}");
+        assert!(ended.contains(&finished.ended) && said.contains(says), "{name}: {finished:?}");
+        // A moment later nothing of it is left: the kernel ends a namespace behind its first process.
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while abuses_left() > 0 {
+            assert!(Instant::now() < deadline, "{name} left a process");
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "ESCAPED", "{name}");
+    }
+    assert!(listener.accept().is_err(), "somebody came through the network");
+    assert!(Path::new("/usr/bin").exists());
+    // And the one who runs them goes on.
+    assert_eq!(text(&run(&patient, "print('fine')", "honest", "").stdout), "fine\n");
+}
+
+#[test]
+fn what_is_required_and_not_there_is_refused() {
+    let helper = |path: &str| Sandbox::new(path.into(), LIMITS, Vec::new(), Protection::ALL.to_vec());
+    let error = helper("no/such/helper").probe().unwrap_err();
+    assert!(matches!(error, Error::Helper { .. }), "{error}");
+    let unreadable = Sandbox::new(HELPER.into(), LIMITS, vec!["/no/such/folder".into()], Vec::new());
+    let error = unreadable.probe().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("no/such/folder")), "{error}");
+    let Some(sandbox) = sandbox(20.0) else { return };
+    let missing = sandbox.run(&["no-such-program".to_owned()], &[], "").unwrap_err();
+    assert!(matches!(&missing, Error::Refused(why) if why.contains("no-such-program")), "{missing}");
+}
