@@ -168,7 +168,8 @@ fn an_exported_run_is_a_model_elsewhere() {
 fn adapters_train_beside_frozen_weights() {
     let folder = tempfile::tempdir().unwrap();
     let lora = ["model.lora={rank: 4, targets: [(q|v)_proj, 'mlp[.].*']}", "strategy.recompute=full"];
-    let with_kl = ["pipeline.rlvr.algorithm.kl_coef=0.1", "devices=2", "strategy.zero_stage=3"];
+    let kl_coef = "pipeline.rlvr.algorithm.kl_coef=0.1";
+    let with_kl = [kl_coef, "pipeline.rlvr.mini_batches=1", "devices=2", "strategy.zero_stage=3"];
     let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());
     succeed(command);
     assert!(series(&lora_run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
