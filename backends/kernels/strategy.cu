@@ -4,16 +4,20 @@
 
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef long long i64;
 typedef unsigned long long u64;
 
-// What one access to memory moves: 16 bytes.
-template <typename T>
-struct alignas(16) Pack {
-  static constexpr int LANES = 16 / sizeof(T);
-  T lane[LANES];
+// What one access to memory moves: 16 bytes, unless said otherwise.
+template <typename T, int N = 16 / sizeof(T)>
+struct alignas(N * sizeof(T)) Pack {
+  static constexpr int LANES = N;
+  T lane[N];
 };
 
-__device__ inline bool aligned(const void* pointer) { return (u64)pointer % 16 == 0; }
+template <typename P = Pack<float>>
+__device__ inline bool aligned(const void* pointer) {
+  return (u64)pointer % sizeof(P) == 0;
+}
 __device__ inline u64 thread_index() { return blockIdx.x * (u64)blockDim.x + threadIdx.x; }
 __device__ inline u64 thread_count() { return gridDim.x * (u64)blockDim.x; }
 
@@ -26,6 +30,10 @@ struct F16 {
   u16 bits;
 };
 
+// Floats are computed with in fp32, integers as they are.
+__device__ inline int widen(int x) { return x; }
+__device__ inline i64 widen(i64 x) { return x; }
+__device__ inline unsigned char widen(unsigned char x) { return x; }
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 __device__ inline float widen(F16 x) {
@@ -38,8 +46,11 @@ __device__ inline float widen(F16 x) {
 #endif
 }
 
+template <typename T>
+__device__ inline void narrow(T x, T& to) {
+  to = x;
+}
 // To the nearest, ties to even; a NaN becomes the one that libtorch makes on a CPU.
-__device__ inline void narrow(float x, float& to) { to = x; }
 __device__ inline void narrow(float x, Bf16& to) {
   u32 bits = __float_as_uint(x);
   to.bits = x != x ? 0x7fc0 : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -67,30 +78,38 @@ __device__ inline float combine(float a, float b, int op) {
   if (op == MAX) return a != a || a > b ? a : b;
   return a + b;
 }
+// Sums of integers wrap.
+template <typename T>
+__device__ inline T combine(T a, T b, int op) {
+  if (op == MIN) return a < b ? a : b;
+  if (op == MAX) return a > b ? a : b;
+  return (T)((u64)a + (u64)b);
+}
 
-// out[i] = in[0 * n + i] op in[1 * n + i] op ..., in fp32, from left to right, rounded once.
+// out[i] = in[0 * n + i] op in[1 * n + i] op ..., from left to right; floats in fp32, rounded once.
 template <typename T>
 __device__ inline void reduce_in_rank_order(T* out, const T* in, u64 n, int world_size, int op) {
+  using Wide = decltype(widen(T()));
   constexpr int LANES = Pack<T>::LANES;
   if (n % LANES == 0 && aligned(out) && aligned(in)) {
     const u64 packs = n / LANES;
     for (u64 i = thread_index(); i < packs; i += thread_count()) {
-      float sum[LANES];
+      Wide sum[LANES];
       Pack<T> pack = ((const Pack<T>*)in)[i];
       for (int k = 0; k < LANES; k++) sum[k] = widen(pack.lane[k]);
       for (int rank = 1; rank < world_size; rank++) {
         pack = ((const Pack<T>*)in)[rank * packs + i];
         for (int k = 0; k < LANES; k++) sum[k] = combine(sum[k], widen(pack.lane[k]), op);
       }
-      for (int k = 0; k < LANES; k++) narrow(op == AVG ? sum[k] / world_size : sum[k], pack.lane[k]);
+      for (int k = 0; k < LANES; k++) narrow((Wide)(op == AVG ? sum[k] / world_size : sum[k]), pack.lane[k]);
       ((Pack<T>*)out)[i] = pack;
     }
     return;
   }
   for (u64 i = thread_index(); i < n; i += thread_count()) {
-    float sum = widen(in[i]);
+    Wide sum = widen(in[i]);
     for (int rank = 1; rank < world_size; rank++) sum = combine(sum, widen(in[rank * n + i]), op);
-    narrow(op == AVG ? sum / world_size : sum, out[i]);
+    narrow((Wide)(op == AVG ? sum / world_size : sum), out[i]);
   }
 }
 
@@ -106,39 +125,67 @@ extern "C" __global__ void __launch_bounds__(256)
     reduce_f16(F16* out, const F16* in, u64 n, int world_size, int op) {
   reduce_in_rank_order(out, in, n, world_size, op);
 }
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_i32(int* out, const int* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_i64(i64* out, const i64* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_u8(unsigned char* out, const unsigned char* in, u64 n, int world_size, int op) {
+  reduce_in_rank_order(out, in, n, world_size, op);
+}
 
 // ---- AdamW ----
 
 struct AdamW {
-  float learning_rate, beta1, beta2, eps, keep, bias1, bias2_root;
+  float learning_rate, beta1, beta2, eps, keep;
 };
 
-__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h) {
+__device__ inline void adamw_one(float& w, float& m, float& v, float gradient, const AdamW& h, float bias1,
+                                 float bias2_root) {
   m = h.beta1 * m + (1 - h.beta1) * gradient;
   v = h.beta2 * v + (1 - h.beta2) * gradient * gradient;
-  w = h.keep * w - h.learning_rate / h.bias1 * m / (sqrtf(v) / h.bias2_root + h.eps);
+  w = h.keep * w - h.learning_rate / bias1 * m / (sqrtf(v) / bias2_root + h.eps);
 }
 
 // One element a thread where they are not aligned, and else four, which is the fastest (docs/cuda.md). The
-// gradient is multiplied by *scale; where that is not finite nothing is written.
-extern "C" __global__ void __launch_bounds__(256)
-    adamw(float* w, float* m, float* v, const float* gradient, const float* scale, u64 n, AdamW h) {
-  const float s = *scale;
+// gradient is multiplied by factors[0]; where that is not finite nothing is written. The other two correct the
+// moments' bias.
+template <typename G>
+__device__ inline void adamw_all(float* w, float* m, float* v, const G* gradient, const float* factors, u64 n,
+                                 const AdamW& h) {
+  using States = Pack<float>;
+  using Gradients = Pack<G, States::LANES>;
+  const float s = factors[0], bias1 = factors[1], bias2_root = factors[2];
   if ((__float_as_uint(s) & 0x7f800000) == 0x7f800000) return;
   u64 done = 0;
-  if (aligned(w) && aligned(m) && aligned(v) && aligned(gradient)) {
-    const u64 packs = n / 4;
+  if (aligned(w) && aligned(m) && aligned(v) && aligned<Gradients>(gradient)) {
+    const u64 packs = n / States::LANES;
     for (u64 i = thread_index(); i < packs; i += thread_count()) {
-      Pack<float> pw = ((Pack<float>*)w)[i], pm = ((Pack<float>*)m)[i], pv = ((Pack<float>*)v)[i];
-      const Pack<float> pg = ((const Pack<float>*)gradient)[i];
-      for (int k = 0; k < 4; k++) adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], pg.lane[k] * s, h);
-      ((Pack<float>*)w)[i] = pw;
-      ((Pack<float>*)m)[i] = pm;
-      ((Pack<float>*)v)[i] = pv;
+      States pw = ((States*)w)[i], pm = ((States*)m)[i], pv = ((States*)v)[i];
+      const Gradients pg = ((const Gradients*)gradient)[i];
+      for (int k = 0; k < States::LANES; k++)
+        adamw_one(pw.lane[k], pm.lane[k], pv.lane[k], widen(pg.lane[k]) * s, h, bias1, bias2_root);
+      ((States*)w)[i] = pw;
+      ((States*)m)[i] = pm;
+      ((States*)v)[i] = pv;
     }
-    done = packs * 4;
+    done = packs * States::LANES;
   }
-  for (u64 i = done + thread_index(); i < n; i += thread_count()) adamw_one(w[i], m[i], v[i], gradient[i] * s, h);
+  for (u64 i = done + thread_index(); i < n; i += thread_count())
+    adamw_one(w[i], m[i], v[i], widen(gradient[i]) * s, h, bias1, bias2_root);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_f32(float* w, float* m, float* v, const float* gradient, const float* factors, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, factors, n, h);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_bf16(float* w, float* m, float* v, const Bf16* gradient, const float* factors, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, factors, n, h);
 }
 
 // ---- sum of squares ----

@@ -38,11 +38,12 @@ ANYROLL_CLONES static double squares_chunk(const float* x, int64_t n) {
 }
 
 extern "C" {
-void anyroll_adamw(float* w, float* m, float* v, const float* g, const float* scale, int64_t n, float lr, float beta1,
-                   float beta2, float eps, float weight_decay, float bias1, float bias2_root) {
-  if (!std::isfinite(*scale)) return;
+void anyroll_adamw(float* w, float* m, float* v, const float* g, const float* factors, int64_t n, float lr,
+                   float beta1, float beta2, float eps, float weight_decay) {
+  float scale = factors[0], bias1 = factors[1], bias2_root = factors[2];
+  if (!std::isfinite(scale)) return;
   at::parallel_for(0, n, 8 * CHUNK, [&](int64_t begin, int64_t end) {
-    adamw_chunk(w + begin, m + begin, v + begin, g + begin, end - begin, *scale, lr, beta1, beta2, eps,
+    adamw_chunk(w + begin, m + begin, v + begin, g + begin, end - begin, scale, lr, beta1, beta2, eps,
                 1 - lr * weight_decay, bias1, bias2_root);
   });
 }

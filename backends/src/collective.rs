@@ -30,6 +30,17 @@ impl ReduceOp {
     }
 }
 
+/// Who adds up what several ranks send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// In rank order, floats in fp32, rounded once: the same bits on every rank, machine and backend.
+    #[default]
+    Ordered,
+    /// As the communication library likes best: faster for all-reduce, and within rounding. A backend whose only
+    /// way is the ordered one takes that.
+    Library,
+}
+
 /// One transfer of a batch.
 #[derive(Clone, Debug)]
 pub enum P2p {

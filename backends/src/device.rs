@@ -106,6 +106,28 @@ pub struct DeviceInfo {
     pub details: Vec<(String, String)>,
 }
 
+/// What `doctor` shows of a device besides: it takes a while to find out.
+#[derive(Clone, Debug, Default)]
+pub struct Diagnosis {
+    /// Further facts, as name and value.
+    pub details: Vec<(String, String)>,
+    /// What the hardware can do at most.
+    pub limits: Limits,
+}
+
+/// What the hardware can do at most, as it states it; `None` where it does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Bytes a second that its memory reads and writes, together.
+    pub memory_bytes_per_s: Option<f64>,
+    /// Bytes a second over its link to the host, one way.
+    pub host_bytes_per_s: Option<f64>,
+    /// Bytes a second over its links to other devices, one way.
+    pub peer_bytes_per_s: Option<f64>,
+    /// Operations a second in products of dense bf16 matrices.
+    pub bf16_flops: Option<f64>,
+}
+
 /// Where libtorch keeps tensors of this device: its device type and index as c10 numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TorchDevice {
@@ -266,8 +288,9 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// The stream that libtorch's operations of the calling thread go to. Owned by libtorch.
     fn torch_stream(&self) -> Result<RawStream>;
 
-    /// A new event, not recorded.
-    fn event_create(&self) -> Result<RawEvent>;
+    /// An event to record, whatever it says before that. Only one that is `timed` knows when it was reached; streams
+    /// pass one that is not in less time.
+    fn event_create(&self, timed: bool) -> Result<RawEvent>;
     /// Releases an event; waits that were already enqueued stay valid.
     ///
     /// # Safety
@@ -283,7 +306,7 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// # Safety
     /// `event` is live.
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool>;
-    /// Time between the last records of two events that are both complete.
+    /// Time between the last records of two events that are both timed and complete.
     ///
     /// # Safety
     /// Both are live and of this device.

@@ -7,16 +7,23 @@ use std::{
 
 use tch::{Kind, Tensor};
 
-use crate::{
-    Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, device::unsupported,
-    open_devices,
-};
+use crate::{Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, open_devices};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: &str = include_str!("../kernels/strategy.cu");
 /// Every kernel in it.
-pub(crate) const NAMES: [&CStr; 6] =
-    [c"reduce_f32", c"reduce_bf16", c"reduce_f16", c"adamw", c"sum_squares", c"sum_partial"];
+pub(crate) const NAMES: [&CStr; 10] = [
+    c"reduce_f32",
+    c"reduce_bf16",
+    c"reduce_f16",
+    c"reduce_i32",
+    c"reduce_i64",
+    c"reduce_u8",
+    c"adamw_f32",
+    c"adamw_bf16",
+    c"sum_squares",
+    c"sum_partial",
+];
 
 const THREADS: u32 = 256;
 /// What one thread of an elementwise kernel moves at a time.
@@ -33,8 +40,6 @@ pub(crate) struct AdamW {
     pub(crate) beta2: f32,
     pub(crate) eps: f32,
     pub(crate) keep: f32,
-    pub(crate) bias1: f32,
-    pub(crate) bias2_root: f32,
 }
 
 /// The device that holds a tensor, if it is an fp32 one and the device has kernels for it.
@@ -45,7 +50,7 @@ pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
 }
 
 /// `output` becomes the reduction of `received`, which holds as many slices of its length as there are ranks: in
-/// fp32, in rank order, rounded once. Floats only.
+/// rank order, floats in fp32 and rounded once.
 pub(crate) fn reduce_in_rank_order(
     output: &Buffer,
     received: &Buffer,
@@ -57,7 +62,9 @@ pub(crate) fn reduce_in_rank_order(
         DType::F32 => c"reduce_f32",
         DType::Bf16 => c"reduce_bf16",
         DType::F16 => c"reduce_f16",
-        other => return unsupported(device.id(), format!("reductions of {other:?} by a kernel")),
+        DType::I32 => c"reduce_i32",
+        DType::I64 => c"reduce_i64",
+        DType::U8 => c"reduce_u8",
     };
     assert!(!output.is_empty() && received.len().is_multiple_of(output.len()), "slices of one length");
     let mut to = output.address()?;
@@ -72,22 +79,23 @@ pub(crate) fn reduce_in_rank_order(
     unsafe { device.launch(kernel, blocks, THREADS, &mut arguments, stream.raw()) }
 }
 
-/// One step over `len` elements, on libtorch's stream.
+/// One step over `len` elements, on libtorch's stream. The gradient is fp32, or bf16 where `is_bf16`.
 ///
 /// # Safety
-/// Each address but that of `scale` has `len` fp32 elements on `device`; `scale` has one. Those that are written
-/// (the first three) do not overlap.
+/// Each address but that of `factors` has `len` elements on `device`, fp32 but for the gradient's; `factors` has
+/// three, fp32. Those that are written (the first three) do not overlap.
 pub(crate) unsafe fn adamw(
     device: &dyn Device,
     mut states: [*mut c_void; 3],
-    mut gradient: *mut c_void,
-    mut scale: *mut c_void,
+    (mut gradient, is_bf16): (*mut c_void, bool),
+    mut factors: *mut c_void,
     len: usize,
     mut numbers: AdamW,
 ) -> Result<()> {
     if len == 0 {
         return Ok(());
     }
+    let kernel = if is_bf16 { c"adamw_bf16" } else { c"adamw_f32" };
     let mut count = len as u64;
     let [weights, exp_avg, exp_avg_sq] = &mut states;
     let mut arguments = [
@@ -95,12 +103,12 @@ pub(crate) unsafe fn adamw(
         erase(exp_avg),
         erase(exp_avg_sq),
         erase(&mut gradient),
-        erase(&mut scale),
+        erase(&mut factors),
         erase(&mut count),
         erase(&mut numbers),
     ];
     // SAFETY: the kernel's signature and the caller's promise.
-    unsafe { launch(device, c"adamw", blocks(len * size_of::<f32>()), &mut arguments) }
+    unsafe { launch(device, kernel, blocks(len * size_of::<f32>()), &mut arguments) }
 }
 
 /// How many partial sums [`sum_of_squares`] makes.
@@ -268,67 +276,123 @@ mod tests {
         }
     }
 
-    #[test]
-    fn reductions_have_the_bits_of_the_host() {
-        let Some(device) = device() else { return };
-        for (ranks, len, skip) in
-            [(1, 9, 0), (2, 64, 0), (3, 1000, 0), (4, 1001, 1), (8, 1 << 20, 0), (5, 48, 1)]
-        {
-            reduces_as_the_host_does::<f32>(&device, ranks, len, skip);
-            reduces_as_the_host_does::<bf16>(&device, ranks, len, skip);
-            reduces_as_the_host_does::<f16>(&device, ranks, len, skip);
+    fn reduces_integers(device: &Arc<dyn Device>, dtype: DType, (ranks, len, skip): (usize, usize, usize)) {
+        let stream = Stream::new(device).unwrap();
+        let size = dtype.size_bytes();
+        for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max] {
+            let bytes: Vec<u8> =
+                values((skip + ranks * len) * size, 3).iter().map(|x| x.to_bits() as u8).collect();
+            let received = upload(&stream, &bytes, dtype).slice(skip..skip + ranks * len);
+            let output = Buffer::zeros(&stream, skip + len, dtype).unwrap().slice(skip..skip + len);
+            reduce_in_rank_order(&output, &received, op, &stream).unwrap();
+            // Sign-extended to 64 bits, of which the low ones are the sum in any width.
+            let wide = |index: usize| {
+                let bytes = &bytes[(skip + index) * size..][..size];
+                match dtype {
+                    DType::U8 => i64::from(bytes[0]),
+                    DType::I32 => i64::from(i32::from_le_bytes(bytes.try_into().unwrap())),
+                    _ => i64::from_le_bytes(bytes.try_into().unwrap()),
+                }
+            };
+            let want = (0..len).flat_map(|index| {
+                let all = (0..ranks).map(|rank| wide(rank * len + index));
+                let reduced = match op {
+                    ReduceOp::Min => all.min().unwrap(),
+                    ReduceOp::Max => all.max().unwrap(),
+                    _ => all.fold(0, i64::wrapping_add),
+                };
+                reduced.to_le_bytes().into_iter().take(size)
+            });
+            let same = download(&output, &stream).into_iter().eq(want);
+            assert!(same, "{op:?} of {ranks} x {len} {dtype:?}, {skip} skipped");
         }
     }
 
+    fn reduces(device: &Arc<dyn Device>, (ranks, len, skip): (usize, usize, usize)) {
+        reduces_as_the_host_does::<f32>(device, ranks, len, skip);
+        reduces_as_the_host_does::<bf16>(device, ranks, len, skip);
+        reduces_as_the_host_does::<f16>(device, ranks, len, skip);
+        for dtype in [DType::I32, DType::I64, DType::U8] {
+            reduces_integers(device, dtype, (ranks, len, skip));
+        }
+    }
+
+    #[test]
+    fn reductions_have_the_bits_of_the_host() {
+        let Some(device) = device() else { return };
+        for case in [(1, 9, 0), (2, 64, 0), (3, 1000, 0), (4, 1001, 1), (5, 48, 1)] {
+            reduces(&device, case);
+        }
+    }
+
+    #[test]
+    fn large_reductions_have_the_bits_of_the_host() {
+        let Some(device) = device() else { return };
+        reduces(&device, (8, 1 << 20, 0));
+    }
+
     /// One element of the step, as `kernels/strategy.cu` and `shim/optimizer.cpp` write it.
-    fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW) -> [f32; 3] {
+    fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW, step: i32) -> [f32; 3] {
         let (learning_rate, beta1, beta2) = (h.learning_rate as f32, h.betas.0 as f32, h.betas.1 as f32);
-        let bias1 = (1.0 - h.betas.0.powi(h.step as i32)) as f32;
-        let bias2_root = (1.0 - h.betas.1.powi(h.step as i32)).sqrt() as f32;
+        let bias1 = (1.0 - h.betas.0.powi(step)) as f32;
+        let bias2_root = (1.0 - h.betas.1.powi(step)).sqrt() as f32;
         let keep = 1.0 - learning_rate * h.weight_decay as f32;
         let m = beta1 * m + (1.0 - beta1) * gradient;
         let v = beta2 * v + (1.0 - beta2) * gradient * gradient;
         [keep * w - learning_rate / bias1 * m / (v.sqrt() / bias2_root + h.eps as f32), m, v]
     }
 
+    /// Five steps, with one that is not finite after each, at `skip` elements behind an aligned address.
+    fn steps_as_the_host_does(len: usize, skip: usize, gradient_kind: Kind) {
+        let at = tch::Device::Cuda(0);
+        let mut host: Vec<[f32; 3]> = values(len, 1).into_iter().map(|w| [w, 0.0, 0.0]).collect();
+        let on_device = |column: &[f32], kind| {
+            let padded: Vec<f32> = vec![3.0; skip].into_iter().chain(column.iter().copied()).collect();
+            let padded = Tensor::from_slice(&padded).to_kind(kind);
+            padded.to_device(at).narrow(0, skip as i64, len as i64)
+        };
+        let zeros = vec![0.0; len];
+        let weights: Vec<f32> = host.iter().map(|state| state[0]).collect();
+        let mut states = [&weights, &zeros, &zeros].map(|column| on_device(column, Kind::Float));
+        for step in 1..=5 {
+            let hyper = ops::AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
+            let mut gradient = values(len, 10 + step as u64);
+            if gradient_kind == Kind::BFloat16 {
+                gradient.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            }
+            for scale in [0.37f32, f32::NAN] {
+                let (scale, step) = (Tensor::from(scale), Tensor::from(f64::from(step)));
+                let factors = hyper.factors(&scale.to_device(at), &step.to_device(at)).unwrap();
+                let [w, m, v] = &mut states;
+                ops::adamw_(w, m, v, &on_device(&gradient, gradient_kind), &factors, &hyper).unwrap();
+            }
+            for (state, gradient) in host.iter_mut().zip(&gradient) {
+                *state = adamw_one(*state, gradient * 0.37f32, &hyper, step);
+            }
+        }
+        for (column, state) in states.iter().enumerate() {
+            let got = Vec::<f32>::try_from(state.to_device(tch::Device::Cpu)).unwrap();
+            let differ = got.iter().zip(&host).filter(|(a, b)| a.to_bits() != b[column].to_bits()).count();
+            assert_eq!(differ, 0, "of {len} elements after {skip}, state {column}, {gradient_kind:?}");
+        }
+    }
+
     #[test]
     fn adamw_has_the_bits_of_the_host() {
         let Some(_open) = device() else { return };
-        let at = tch::Device::Cuda(0);
-        for (len, skip) in [(0, 0), (1, 0), (7, 0), (4096, 0), (100_001, 0), (100_001, 1), (1 << 20, 4)] {
-            let mut host: Vec<[f32; 3]> = values(len, 1).into_iter().map(|w| [w, 0.0, 0.0]).collect();
-            let on_device = |column: &[f32]| {
-                let padded: Vec<f32> = vec![3.0; skip].into_iter().chain(column.iter().copied()).collect();
-                Tensor::from_slice(&padded).to_device(at).narrow(0, skip as i64, len as i64)
-            };
-            let zeros = vec![0.0; len];
-            let weights: Vec<f32> = host.iter().map(|state| state[0]).collect();
-            let mut states = [on_device(&weights), on_device(&zeros), on_device(&zeros)];
-            for step in 1..=5 {
-                let hyper = ops::AdamW {
-                    learning_rate: 1e-2,
-                    betas: (0.9, 0.98),
-                    eps: 1e-8,
-                    weight_decay: 0.1,
-                    step,
-                };
-                let gradient = values(len, 10 + step);
-                let scale = Tensor::from(0.37f32).to_device(at);
-                let [w, m, v] = &mut states;
-                ops::adamw_(w, m, v, &on_device(&gradient), &scale, &hyper).unwrap();
-                for (state, gradient) in host.iter_mut().zip(&gradient) {
-                    *state = adamw_one(*state, gradient * 0.37f32, &hyper);
-                }
-                let scale = Tensor::from(f32::NAN).to_device(at);
-                let [w, m, v] = &mut states;
-                ops::adamw_(w, m, v, &on_device(&gradient), &scale, &hyper).unwrap();
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (len, skip) in [(0, 0), (1, 0), (7, 0), (4096, 0), (4099, 1), (4100, 2), (4100, 4)] {
+                steps_as_the_host_does(len, skip, kind);
             }
-            for (column, state) in states.iter().enumerate() {
-                let got = Vec::<f32>::try_from(state.to_device(tch::Device::Cpu)).unwrap();
-                let differ =
-                    got.iter().zip(&host).filter(|(a, b)| a.to_bits() != b[column].to_bits()).count();
-                assert_eq!(differ, 0, "of {len} elements after {skip}, state {column}");
-            }
+        }
+    }
+
+    #[test]
+    fn large_adamw_steps_have_the_bits_of_the_host() {
+        let Some(_open) = device() else { return };
+        for kind in [Kind::Float, Kind::BFloat16] {
+            steps_as_the_host_does(100_001, 1, kind);
+            steps_as_the_host_does(1 << 20, 4, kind);
         }
     }
 
@@ -354,17 +418,16 @@ mod tests {
         let Some(_open) = device() else { return };
         let make = |at| Tensor::zeros([8], (Kind::Float, at));
         let on_device = || make(tch::Device::Cuda(0));
-        let hyper =
-            ops::AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.0, step: 1 };
-        let scale = Tensor::from(1f32).to_device(tch::Device::Cuda(0));
+        let hyper = ops::AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.0 };
+        let factors = Tensor::from_slice(&[1f32, 0.1, 0.1]).to_device(tch::Device::Cuda(0));
         let check = |gradient: &Tensor, words: &str| {
             let error =
-                ops::adamw_(&mut on_device(), &mut on_device(), &mut on_device(), gradient, &scale, &hyper);
+                ops::adamw_(&mut on_device(), &mut on_device(), &mut on_device(), gradient, &factors, &hyper);
             let error = error.unwrap_err().to_string();
             assert!(error.contains("`gradient`") && error.contains(words), "{error}");
         };
         check(&make(tch::Device::Cpu), "Cpu");
-        check(&on_device().to_kind(Kind::BFloat16), "BFloat16");
+        check(&on_device().to_kind(Kind::Half), "Half");
         check(&on_device().narrow(0, 0, 7), "7");
         check(&Tensor::zeros([16], (Kind::Float, tch::Device::Cuda(0))).slice(0, 0, 16, 2), "dense");
     }

@@ -144,8 +144,8 @@ macro_rules! forward_safe {
         fn torch_stream(&self) -> Result<RawStream> {
             self.device.torch_stream()
         }
-        fn event_create(&self) -> Result<RawEvent> {
-            self.device.event_create()
+        fn event_create(&self, timed: bool) -> Result<RawEvent> {
+            self.device.event_create(timed)
         }
         fn has_kernels(&self) -> bool {
             self.device.has_kernels()

@@ -50,7 +50,9 @@ struct Entry {
     dtype: Option<DType>,
     len: usize,
     enqueued_at: Instant,
-    started: Event,
+    /// What it waits for besides the operation before it, which is nothing when its caller works on the group's own
+    /// stream.
+    after: Option<Event>,
     /// When the watchdog first saw that it had started.
     started_at: Option<Instant>,
     done: Event,
@@ -62,6 +64,11 @@ impl Entry {
     fn is_done(&mut self) -> bool {
         self.is_done = self.is_done || self.done.is_complete().unwrap_or(false);
         self.is_done
+    }
+
+    /// Whether it has started, once the operation before it is done.
+    fn may_start(&self) -> bool {
+        self.after.as_ref().is_none_or(|after| after.is_complete().unwrap_or(false))
     }
 }
 
@@ -188,8 +195,10 @@ impl CollectiveGroup {
     ) -> Result<Work> {
         self.check()?;
         let stream = &self.0.stream;
-        stream.wait_stream(after)?;
-        let started = stream.record()?;
+        let after = if after.raw() == stream.raw() { None } else { Some(after.record()?) };
+        if let Some(after) = &after {
+            stream.wait(after)?;
+        }
         operation(&*self.0.comm, stream)?;
         let done = stream.record()?;
         self.0.recorder.lock().unwrap().push(Entry {
@@ -198,7 +207,7 @@ impl CollectiveGroup {
             dtype: buffers.first().map(|buffer| buffer.dtype()),
             len: buffers.first().map_or(0, |buffer| buffer.len()),
             enqueued_at: Instant::now(),
-            started,
+            after,
             started_at: None,
             done: done.clone(),
             is_done: false,
@@ -241,9 +250,14 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // A buffer is released in its home stream's order, which must not run ahead of this operation.
-        for buffer in &self.buffers {
-            crate::stream::report(buffer.home().wait(&self.done));
+        // A buffer is released in its home stream's order, which must not run ahead of this operation. The group's
+        // own stream does not, and one wait is enough for neighbours.
+        let mut ordered = self.group.stream.raw();
+        for home in self.buffers.iter().map(Buffer::home) {
+            if home.raw() != ordered {
+                crate::stream::report(home.wait(&self.done));
+                ordered = home.raw();
+            }
         }
     }
 }
@@ -304,7 +318,7 @@ impl Recorder {
             if entry.is_done() {
                 continue;
             }
-            if entry.started_at.is_none() && entry.started.is_complete().unwrap_or(false) {
+            if entry.started_at.is_none() && entry.may_start() {
                 entry.started_at = Some(Instant::now());
             }
             return entry.started_at.is_some_and(|at| at.elapsed() > timeout).then_some(entry.call);
@@ -314,12 +328,17 @@ impl Recorder {
 
     fn show(&self) -> String {
         let mut text = String::new();
-        for entry in self.entries.iter().skip(self.entries.len().saturating_sub(SHOWN)) {
-            let state = match (entry.done.is_complete(), entry.started.is_complete()) {
-                (Ok(true), _) => "done",
-                (_, Ok(true)) => "started",
-                _ => "enqueued",
+        let first = self.entries.len().saturating_sub(SHOWN);
+        let is_done = |entry: &Entry| entry.done.is_complete().unwrap_or(false);
+        let mut its_turn = first == 0 || is_done(&self.entries[first - 1]);
+        for entry in self.entries.iter().skip(first) {
+            let is_done = is_done(entry);
+            let state = match is_done {
+                true => "done",
+                false if its_turn && entry.may_start() => "started",
+                false => "enqueued",
             };
+            its_turn = is_done;
             let dtype = entry.dtype.map_or_else(|| "-".into(), |dtype| format!("{dtype:?}"));
             let _ = writeln!(
                 text,

@@ -20,6 +20,7 @@ mod ffi;
 mod gloo;
 mod gpu;
 mod group;
+mod kernel_cache;
 mod library;
 mod nccl;
 mod open_devices;
@@ -31,14 +32,15 @@ mod stream;
 use std::sync::Arc;
 
 pub use buffer::{Arena, Buffer, PinnedBuffer};
-pub use collective::{Collective, P2p, ReduceOp};
+pub use collective::{Collective, P2p, ReduceOp, Reduction};
 pub use device::{
-    BackendKind, Device, DeviceId, DeviceInfo, HostFn, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    TorchDevice,
+    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, HostFn, Limits, MemoryInfo, RawBuffer, RawEvent,
+    RawSlice, RawStream, TorchDevice,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use group::{CollectiveGroup, Work};
+pub use kernel_cache::cache_kernels_in;
 pub use library::prefer_folder;
 pub use rendezvous::{Rendezvous, Store};
 pub use stream::{Event, Stream};
@@ -68,14 +70,34 @@ pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
     }
 }
 
+/// What takes a while to find out about a device that is there.
+pub fn diagnose(id: DeviceId) -> Result<Diagnosis> {
+    match id.backend {
+        BackendKind::Cuda => gpu::diagnose(&cuda::VENDOR, id.ordinal),
+        BackendKind::Rocm => gpu::diagnose(&rocm::VENDOR, id.ordinal),
+        _ => Ok(Diagnosis::default()),
+    }
+}
+
+/// [`connect_with`] sums in rank order.
+pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn Collective>> {
+    connect_with(Reduction::Ordered, device, rendezvous)
+}
+
 /// Connects the ranks of a job for `device`'s backend. Blocks until all are there or the time-out has passed.
 ///
 /// Whoever starts the ranks sets [`RANK_ENVIRONMENT`] for them.
-pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn Collective>> {
+pub fn connect_with(
+    reduction: Reduction,
+    device: &dyn Device,
+    rendezvous: &Rendezvous,
+) -> Result<Arc<dyn Collective>> {
     let store = Store::connect(rendezvous)?;
     match device.id().backend {
         BackendKind::Cpu => Ok(Arc::new(gloo::Gloo::connect(store)?)),
-        BackendKind::Cuda | BackendKind::Rocm => Ok(Arc::new(nccl::Nccl::connect(device, &store)?)),
+        BackendKind::Cuda | BackendKind::Rocm => {
+            Ok(Arc::new(nccl::Nccl::connect(device, &store, reduction)?))
+        }
         backend => Err(Error::Unsupported {
             backend,
             what: "collectives: this version has no implementation of them".into(),

@@ -43,8 +43,17 @@ impl Stream {
 
     /// Marks the work enqueued so far.
     pub fn record(&self) -> Result<Event> {
-        let event =
-            Event(Arc::new(EventInner { device: self.device().clone(), raw: self.device().event_create()? }));
+        self.record_event(false)
+    }
+
+    /// Marks the work enqueued so far, for [`Event::elapsed`]. Streams pass it more slowly than others.
+    pub fn record_timed(&self) -> Result<Event> {
+        self.record_event(true)
+    }
+
+    fn record_event(&self, timed: bool) -> Result<Event> {
+        let raw = self.device().event_create(timed)?;
+        let event = Event(Arc::new(EventInner { device: self.device().clone(), raw, timed }));
         // SAFETY: both handles are live and belong to `self.device()`.
         unsafe { self.device().event_record(event.0.raw, self.raw())? };
         Ok(event)
@@ -92,6 +101,7 @@ pub struct Event(Arc<EventInner>);
 struct EventInner {
     device: Arc<dyn Device>,
     raw: RawEvent,
+    timed: bool,
 }
 
 impl Event {
@@ -117,9 +127,10 @@ impl Event {
         Ok(true)
     }
 
-    /// Time from `self` to `later`; both must be complete.
+    /// Time from `self` to `later`; both must be complete, and come from [`Stream::record_timed`].
     pub fn elapsed(&self, later: &Self) -> Result<Duration> {
         assert_eq!(self.0.device.id(), later.0.device.id(), "events of one device only");
+        assert!(self.0.timed && later.0.timed, "only timed events know when they were reached");
         // SAFETY: both handles are live and of this device.
         unsafe { self.0.device.event_elapsed(self.0.raw, later.0.raw) }
     }

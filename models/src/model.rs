@@ -30,7 +30,7 @@ pub struct Unit {
 pub struct ParamSpec {
     /// The name of the whole; equal to the part's if there is one part.
     pub name: String,
-    /// `[rows, columns]` or `[rows]`.
+    /// `[rows, columns]` or `[rows]`; of a convolution `[rows, columns, height, width]`.
     pub shape: Vec<i64>,
     /// What it is cut into along its rows, from the first row on.
     pub parts: Vec<Part>,
@@ -83,7 +83,7 @@ pub trait Model: Send + Sync {
     /// What the last block says of it.
     type Scores;
     /// The gradient of the loss with respect to that.
-    type ScoresGrad;
+    type ScoresGrad: Gradient;
 
     /// All units.
     fn units(&self) -> &[Unit];
@@ -123,6 +123,20 @@ pub trait Model: Send + Sync {
         grad_output: OutputGrad<Self::ScoresGrad>,
         batch: &Self::Batch,
     ) -> Result<Option<Tensor>>;
+
+    /// Drops of what forward saved what [`Self::refill`] can make again for much less than the whole forward. By
+    /// default nothing.
+    fn thin(&self, _block: usize, saved: Saved) -> Saved {
+        saved
+    }
+
+    /// Makes again what [`Self::thin`] dropped, the same to the bit.
+    ///
+    /// # Errors
+    /// libtorch's (out of memory).
+    fn refill(&self, _block: usize, _weights: &Weights, saved: Saved) -> Result<Saved> {
+        Ok(saved)
+    }
 }
 
 /// What a block returns.
@@ -161,6 +175,28 @@ pub struct ScoresGrad {
     pub entropy: Option<Tensor>,
 }
 
+/// A gradient of scores, in one or more tensors.
+pub trait Gradient: Sized {
+    /// Times `factor` (one element, on the same device): a loss scale.
+    ///
+    /// # Errors
+    /// libtorch's.
+    fn scaled(self, factor: &Tensor) -> Result<Self>;
+}
+
+impl Gradient for Tensor {
+    fn scaled(self, factor: &Tensor) -> Result<Self> {
+        Ok(self.f_mul(factor)?)
+    }
+}
+
+impl Gradient for ScoresGrad {
+    fn scaled(self, factor: &Tensor) -> Result<Self> {
+        let entropy = self.entropy.map(|entropy| entropy.scaled(factor)).transpose()?;
+        Ok(Self { logprobs: self.logprobs.scaled(factor)?, entropy })
+    }
+}
+
 /// What a block's forward keeps for its backward. Empty if nothing was to be saved.
 #[derive(Debug, Default)]
 pub struct Saved(pub(crate) Vec<Tensor>);
@@ -169,6 +205,11 @@ impl Saved {
     /// The device memory that it holds.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum()
+    }
+
+    /// The tensors, to compare them.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        self.0.iter().map(Tensor::shallow_clone).collect()
     }
 
     /// The tensors in the order in which forward saved them.

@@ -71,6 +71,9 @@ pub enum Error {
     /// The ranks that check a backend could not be started or heard.
     #[error("the conformance suite could not run")]
     Conformance(#[source] std::io::Error),
+    /// The ranks that measure could not be started or heard.
+    #[error("the devices could not be measured")]
+    Bench(#[source] std::io::Error),
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),

@@ -22,6 +22,7 @@ pub mod import;
 pub mod journal;
 pub(crate) mod json_lines;
 pub mod launch;
+pub(crate) mod measure;
 pub mod metrics;
 pub mod output_error;
 pub mod picture;

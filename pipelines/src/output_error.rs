@@ -42,6 +42,12 @@ pub enum OutputError {
         /// The file that every run has.
         missing: &'static str,
     },
+    /// Another process writes the run.
+    #[error("another process goes on with the run in {}: wait for it, or end it first", path.display())]
+    InUse {
+        /// The folder asked for.
+        path: PathBuf,
+    },
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
     Io {

@@ -9,8 +9,10 @@
 //! | `report.html` | curves and samples for a browser ([`crate::report`]) |
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
 //! | `checkpoints/` | what the run resumes from |
+//! | `best/` | the checkpoint with the best held-out score, if `checkpoint.keep_best` is set |
+//! | `lock` | locked by the process that writes the folder |
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +66,21 @@ impl RunDir {
             }
         }
         Ok(RunDir { path: path.to_owned() })
+    }
+
+    /// Claims the folder for this process, for as long as the file that is returned is open. The system lets go of
+    /// it however the process ends.
+    ///
+    /// # Errors
+    /// [`OutputError::InUse`] while another process has it.
+    pub fn lock(&self) -> Result<File> {
+        let path = self.path.join("lock");
+        let file = File::create(&path).map_err(|source| OutputError::io("create", &path, source))?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => Err(OutputError::InUse { path: self.path.clone() }),
+            Err(TryLockError::Error(source)) => Err(OutputError::io("lock", &path, source)),
+        }
     }
 
     /// Where a run goes whose user names no folder: `runs/<name>-<YYYYmmdd-HHMMSS>`, in `now`'s time zone,
@@ -203,6 +220,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = RunDir::open(folder.path()).unwrap_err();
         assert!(matches!(&error, OutputError::NotARun { missing: CONFIG, .. }), "{error}");
+    }
+
+    #[test]
+    fn one_process_at_a_time_writes_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDir::create(&folder.path().join("run"), "", "").unwrap();
+        let lock = run.lock().unwrap();
+        let error = RunDir::open(run.path()).unwrap().lock().unwrap_err();
+        assert!(matches!(&error, OutputError::InUse { path } if path == run.path()), "{error}");
+        drop(lock);
+        run.lock().unwrap();
     }
 
     #[test]

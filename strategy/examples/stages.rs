@@ -9,11 +9,12 @@ use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
 };
 use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
-use anyroll_strategy::{AdamW, Zero, ZeroStage};
+use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 use tch::{Kind, Tensor};
 
 const STAGES: [ZeroStage; 4] = [ZeroStage::Zero0, ZeroStage::Zero1, ZeroStage::Zero2, ZeroStage::Zero3];
-const ADAMW: AdamW = AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 0.5 };
+const ADAMW: AdamW =
+    AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, decays: Decays::Matrices, max_grad_norm: 0.5 };
 const STEPS: u64 = 6;
 /// Divisible by every world size here, so that each rank has equally many micro-batches.
 const SEQUENCES: usize = 24;
@@ -131,7 +132,7 @@ fn trained(
         }
         run.losses.push(summed(loss, &group, device));
         let stats = zero.step(1e-2).unwrap();
-        run.norms.push(zero.finish_step(&stats).unwrap());
+        run.norms.push(zero.finish_step(&stats).unwrap().grad_norm.unwrap());
     }
     for weight in zero.weights().unwrap().iter().flatten() {
         let values = Vec::<f32>::try_from(weight.to_device(tch::Device::Cpu).reshape([-1])).unwrap();

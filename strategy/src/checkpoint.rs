@@ -14,8 +14,7 @@
 mod weights;
 
 use std::{
-    fs::{self, File},
-    io::{self, Write},
+    fs, io,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -27,9 +26,15 @@ use tch::{Device, Kind, Tensor};
 
 pub use weights::CheckpointWeights;
 
-use crate::{Error, Result, State, Zero};
+use crate::{
+    Error, Result, State, Zero,
+    disk::{Disk, RealDisk},
+    loss_scale::Counters,
+};
 
 const MANIFEST: &str = "manifest.json";
+/// What the name of a checkpoint ends in while another takes its place.
+const REPLACED: &str = "replaced";
 const FORMAT: u32 = 2;
 const F32_BYTES: usize = size_of::<f32>();
 
@@ -38,9 +43,8 @@ const F32_BYTES: usize = size_of::<f32>();
 struct Manifest {
     format: u32,
     world_size: usize,
-    /// Optimizer steps done.
-    step: u64,
-    has_moments: bool,
+    /// What the optimizer counts, if there is one: its moments are then here, too.
+    optimizer: Option<Counters>,
     units: Vec<UnitEntry>,
     /// What the caller wants back.
     extra: serde_json::Value,
@@ -66,7 +70,7 @@ struct ParamEntry {
 impl Manifest {
     /// Elements of a unit's states in a shard.
     fn saved_len(&self, unit: &UnitEntry) -> usize {
-        let states = if self.has_moments { 3 } else { 1 };
+        let states = if self.optimizer.is_some() { 3 } else { 1 };
         if unit.trainable { unit.len / self.world_size * states } else { 0 }
     }
 }
@@ -77,38 +81,52 @@ impl Manifest {
 /// # Errors
 /// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
 pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
+    save_on(&RealDisk, zero, path, extra)
+}
+
+/// [`save`] on a disk that may fail.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_on<M: Model>(
+    disk: &dyn Disk,
+    zero: &mut Zero<M>,
+    path: &Path,
+    extra: serde_json::Value,
+) -> Result<()> {
     zero.needs("save", &[State::Params, State::Optimizer])?;
     let rank = zero.group().rank();
     let aside = path.with_extension("partial");
     if rank == 0 {
         // What an interrupted save left behind.
-        match fs::remove_dir_all(&aside) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&aside)(error)),
-            _ => fs::create_dir_all(&aside).map_err(failed(&aside))?,
-        }
+        disk.remove_folder(&aside).map_err(failed(&aside))?;
+        disk.create_folder(&aside).map_err(failed(&aside))?;
     }
     barrier(zero)?;
-    let shard = shard_bytes(zero)?;
-    write_synced(&aside.join(shard_name(rank)), &shard)?;
+    let shard = aside.join(shard_name(rank));
+    disk.write(&shard, &shard_bytes(zero)?).map_err(failed(&shard))?;
     barrier(zero)?;
     if rank == 0 {
-        let manifest =
-            serde_json::to_vec_pretty(&manifest_of(zero, extra)).expect("a manifest is plain data");
-        write_synced(&aside.join(MANIFEST), &manifest)?;
-        sync_folder(&aside)?;
-        // A checkpoint of this name gives way only once the new one is whole.
-        let old = path.with_extension("removed");
-        let replaces = path.exists();
-        if replaces {
-            fs::rename(path, &old).map_err(failed(path))?;
-        }
-        fs::rename(&aside, path).map_err(failed(path))?;
-        sync_folder(path.parent().unwrap_or(Path::new(".")))?;
-        if replaces {
-            fs::remove_dir_all(&old).map_err(failed(&old))?;
-        }
+        let manifest = Manifest { optimizer: zero.counters()?, extra, ..manifest_of(zero) };
+        let manifest = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
+        disk.write(&aside.join(MANIFEST), &manifest).map_err(failed(&aside))?;
+        put_in_place(disk, &aside, path).map_err(failed(path))?;
     }
     barrier(zero)
+}
+
+/// Gives the whole checkpoint `aside` its name. One of this name gives way only now, and counts ([`list`]) until the
+/// new one has taken its place.
+fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
+    disk.sync_folder(aside)?;
+    let replaced = path.with_extension(REPLACED);
+    if path.exists() {
+        disk.remove_folder(&replaced)?;
+        disk.rename(path, &replaced)?;
+    }
+    disk.rename(aside, path)?;
+    disk.sync_folder(path.parent().unwrap_or(Path::new(".")))?;
+    disk.remove_folder(&replaced)
 }
 
 /// Loads weights, moments and step count, and returns what `extra` was. The world size and the stage may have
@@ -121,7 +139,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     let manifest = read_manifest(path)?;
     check_model(&manifest, zero, path)?;
     let mut targets = Targets::new(zero);
-    if targets.moments.iter().any(Option::is_some) && !manifest.has_moments {
+    if targets.moments.iter().any(Option::is_some) && manifest.optimizer.is_none() {
         return Err(mismatch(path, "it has no optimizer state, so training cannot go on from it".into()));
     }
     for rank in 0..manifest.world_size {
@@ -138,7 +156,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
             zero.restore_moments(index, exp_avg, exp_avg_sq)?;
         }
     }
-    zero.restore_step(manifest.step);
+    zero.restore_counters(manifest.optimizer)?;
     Ok(manifest.extra)
 }
 
@@ -157,7 +175,12 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(failed(folder))?.path();
-        if path.extension().is_none() && path.join(MANIFEST).exists() {
+        // A save that ended between its two renames has left the checkpoint that it was to replace.
+        let counts = match path.extension() {
+            None => true,
+            Some(extension) => extension == REPLACED && !path.with_extension("").exists(),
+        };
+        if counts && path.join(MANIFEST).exists() {
             found.push(path);
         }
     }
@@ -171,8 +194,8 @@ pub fn prune(folder: &Path, keep: usize) -> Result<()> {
     for path in &found[..found.len().saturating_sub(keep)] {
         // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good name.
         let aside = path.with_extension("removed");
-        fs::rename(path, &aside).map_err(failed(path))?;
-        fs::remove_dir_all(&aside).map_err(failed(&aside))?;
+        RealDisk.rename(path, &aside).map_err(failed(path))?;
+        RealDisk.remove_folder(&aside).map_err(failed(&aside))?;
     }
     Ok(())
 }
@@ -211,7 +234,7 @@ impl Targets {
             };
             let (range, [weights]) = &mut self.weights[index];
             copy_overlap(range, weights, &held, next());
-            if manifest.has_moments {
+            if manifest.optimizer.is_some() {
                 let values = [next(), next()];
                 if let Some((range, moments)) = &mut self.moments[index] {
                     for (moment, values) in moments.iter_mut().zip(values) {
@@ -231,7 +254,8 @@ fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usiz
     }
 }
 
-fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
+/// All but what changes from step to step.
+fn manifest_of<M: Model>(zero: &Zero<M>) -> Manifest {
     let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
         name: unit.name.clone(),
         len: layout.len,
@@ -250,15 +274,14 @@ fn manifest_of<M: Model>(zero: &Zero<M>, extra: serde_json::Value) -> Manifest {
     Manifest {
         format: FORMAT,
         world_size: zero.group().world_size(),
-        step: zero.steps_done(),
-        has_moments: zero.has_optimizer(),
+        optimizer: None,
         units: units.collect(),
-        extra,
+        extra: serde_json::Value::Null,
     }
 }
 
 fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Result<()> {
-    let ours = manifest_of(zero, serde_json::Value::Null);
+    let ours = manifest_of(zero);
     if manifest.units.len() != ours.units.len() {
         let problem = format!("it has {} units, the model has {}", manifest.units.len(), ours.units.len());
         return Err(mismatch(path, problem));
@@ -347,20 +370,6 @@ fn barrier<M: Model>(zero: &Zero<M>) -> Result<()> {
     let group = zero.group();
     let host = Stream::torch(group.stream().device())?;
     Ok(group.barrier(&host)?.wait()?)
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(failed(path))
-}
-
-fn sync_folder(path: &Path) -> Result<()> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(failed(path))
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {

@@ -1,11 +1,12 @@
 //! What a strategy is asked for, as plain data: whoever reads files of configuration fills it in.
 
-use anyroll_backends::DType;
+use anyroll_backends::{DType, ops};
 
 use crate::Error;
 
-/// How a strategy holds and runs a model. A stage alone is one, too: in fp32, without recomputation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a strategy holds and runs a model. A stage alone is one, too: in fp32, without
+/// recomputation, stepped on the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ZeroConfig {
     /// What is sharded over the ranks.
     pub stage: ZeroStage,
@@ -13,22 +14,26 @@ pub struct ZeroConfig {
     pub precision: Precision,
     /// What backward runs again.
     pub recompute: Recompute,
+    /// Where the optimizer's states are, and its steps.
+    pub steps_on: StepsOn,
 }
 
 impl From<ZeroStage> for ZeroConfig {
     fn from(stage: ZeroStage) -> Self {
-        Self { stage, precision: Precision::Fp32, recompute: Recompute::None }
+        Self { stage, precision: Precision::Fp32, recompute: Recompute::None, steps_on: StepsOn::Device }
     }
 }
 
 /// The element type of weights, activations and a micro-batch's gradients. Gradients are reduced over ranks and
 /// added over micro-batches in fp32, and the optimizer steps fp32 weights, whatever it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Precision {
     /// 32-bit IEEE: the optimizer steps the weights themselves.
     Fp32,
     /// bfloat16: each step rounds the optimizer's own fp32 weights, sharded as its moments are.
     Bf16,
+    /// 16-bit IEEE: as bf16, and since small gradients would vanish in it, the loss is scaled.
+    Fp16(LossScale),
 }
 
 impl Precision {
@@ -37,7 +42,24 @@ impl Precision {
         match self {
             Self::Fp32 => DType::F32,
             Self::Bf16 => DType::Bf16,
+            Self::Fp16(_) => DType::F16,
         }
+    }
+}
+
+/// How the factor on the loss in fp16 moves (Micikevicius et al. 2018; PyTorch's `GradScaler`): a gradient that
+/// overflows halves it, and its step is skipped; after `growth_interval` steps in a row without one it doubles.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScale {
+    /// The first factor, above 0. A power of two, so that it rounds nothing.
+    pub initial: f64,
+    /// Steps without an overflow, at least 1.
+    pub growth_interval: u32,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self { initial: 65_536.0, growth_interval: 2000 }
     }
 }
 
@@ -46,9 +68,21 @@ impl Precision {
 pub enum Recompute {
     /// Nothing.
     None,
+    /// What a block's model can make again cheaply from the rest ([`anyroll_models::Model::thin`]).
+    Selective,
     /// Every block but the last, from its input: the activations of one block exist at a time, for about a third
     /// more compute.
     Full,
+}
+
+/// Where the optimizer's states are, and its steps. The results are the same, to the bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepsOn {
+    /// On the device. Between steps they may be elsewhere ([`crate::State::Optimizer`]).
+    Device,
+    /// On the host, for models whose states the devices cannot hold. A step then sends gradients there and weights
+    /// back, and waits for them.
+    Host,
 }
 
 /// What is sharded over the ranks (Rajbhandari et al. 2020). Each stage shards what the one before it does, too.
@@ -81,6 +115,16 @@ impl TryFrom<u64> for ZeroStage {
     }
 }
 
+/// The weights that weight decay applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Decays {
+    /// Those whose spec says so: not norms and biases.
+    #[default]
+    Matrices,
+    /// All that are trained.
+    All,
+}
+
 /// AdamW (Loshchilov and Hutter 2019), with decoupled weight decay, after clipping by the global norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -88,8 +132,17 @@ pub struct AdamW {
     pub betas: (f64, f64),
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Per step, times the learning rate, off the weights whose spec says so (matrices).
+    /// Per step, times the learning rate, off the weights that `decays` says.
     pub weight_decay: f64,
+    /// What decays.
+    pub decays: Decays,
     /// Gradients are scaled down to this global norm. Infinite: no clipping.
     pub max_grad_norm: f64,
+}
+
+impl AdamW {
+    /// The numbers of a step at `learning_rate`.
+    pub(crate) fn hyper(&self, learning_rate: f64) -> ops::AdamW {
+        ops::AdamW { learning_rate, betas: self.betas, eps: self.eps, weight_decay: self.weight_decay }
+    }
 }

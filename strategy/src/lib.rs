@@ -10,8 +10,10 @@
 
 pub mod checkpoint;
 mod config;
+pub mod disk;
 mod error;
 pub mod layout;
+mod loss_scale;
 mod memory;
 mod offload;
 mod optimizer;
@@ -19,10 +21,10 @@ mod schedule;
 mod weights;
 mod zero;
 
-pub use config::{AdamW, Precision, Recompute, ZeroConfig, ZeroStage};
+pub use config::{AdamW, Decays, LossScale, Precision, Recompute, StepsOn, ZeroConfig, ZeroStage};
 pub use error::{Error, Result};
 pub use offload::State;
-pub use optimizer::StepStats;
+pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
 pub use weights::Weights;
 pub use zero::{Tape, Zero};

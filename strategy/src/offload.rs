@@ -9,7 +9,7 @@ use std::{fmt, ops::Range, sync::Arc, time::Duration};
 use anyroll_backends::{Arena, Buffer, DType, Device, Error as BackendError, Event, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
-use crate::{Error, Result, Zero};
+use crate::{Error, Result, Zero, optimizer::Home};
 
 /// Far beyond the copy of any unit: a wedged device is to be an error and not a hang.
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -17,7 +17,8 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 /// What can be away from the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// The optimizer's moments and, with weights in 16 bits, its fp32 weights.
+    /// The optimizer's moments and, with weights in 16 bits, its fp32 weights. Nothing if it steps on the host
+    /// ([`crate::StepsOn`]), where they are at all times.
     Optimizer,
     /// The accumulated gradients. After a step nobody needs what they hold, and nothing is copied.
     Gradients,
@@ -124,7 +125,12 @@ impl<M: Model> Zero<M> {
         }
         let states = self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten());
         match state {
-            State::Optimizer => states.map(|state| &mut state.memory).collect(),
+            State::Optimizer => states
+                .filter_map(|state| match &mut state.home {
+                    Home::Device(memory) => Some(memory),
+                    Home::Host(_) => None,
+                })
+                .collect(),
             _ => states.map(|state| &mut state.gradient_memory).collect(),
         }
     }
@@ -133,8 +139,8 @@ impl<M: Model> Zero<M> {
 /// The streams of copies, one a direction: there is one copy engine for each.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    out: Stream,
-    back: Stream,
+    pub(crate) out: Stream,
+    pub(crate) back: Stream,
 }
 
 impl Transfers {
@@ -187,9 +193,9 @@ impl Movable {
     pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
         assert!(!self.is_away(), "public calls check that what they need is there");
         if let Place::Arriving(copied) = &self.place {
-            let before = compute.record()?;
+            let before = compute.record_timed()?;
             compute.wait(copied)?;
-            self.stood_still = Some((before, compute.record()?));
+            self.stood_still = Some((before, compute.record_timed()?));
             self.place = Place::Here;
         }
         self.last_use = None;

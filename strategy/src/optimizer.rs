@@ -2,22 +2,29 @@
 
 use std::ops::Range;
 
-use anyroll_backends::{DType, Stream, ops};
-use tch::Tensor;
+use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
+use tch::{Device, Kind, Tensor};
 
-use crate::{AdamW, Precision, Result, layout::Layout, memory::flat, offload::Movable};
+use crate::{
+    AdamW, Decays, Precision, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable,
+};
 
-/// What a step did, read when it is needed: reading waits for the device.
+/// What a step does, on the device: [`crate::Zero::finish_step`] waits for it and reads it.
 #[derive(Debug)]
 pub struct StepStats {
     pub(crate) grad_norm: Tensor,
+    /// In fp16, the factor that was on the loss.
+    pub(crate) loss_scale: Option<Tensor>,
 }
 
-impl StepStats {
-    /// The global norm of the gradient before clipping.
-    pub fn grad_norm(&self) -> Result<f64> {
-        Ok(self.grad_norm.f_double_value(&[])?)
-    }
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stepped {
+    /// The global norm of the gradient before clipping. `None` for a gradient that overflowed fp16: its step was
+    /// skipped, and the loss scale is halved.
+    pub grad_norm: Option<f64>,
+    /// In fp16, the factor that was on the loss.
+    pub loss_scale: Option<f64>,
 }
 
 /// The states of the elements that this rank steps: all of a unit at stage 0, its shard above. fp32.
@@ -25,16 +32,34 @@ impl StepStats {
 pub(crate) struct OptimizerState {
     /// Which part of the unit.
     pub(crate) range: Range<usize>,
-    /// Holds the moments and the master.
-    pub(crate) memory: Movable,
+    pub(crate) home: Home,
     pub(crate) exp_avg: Tensor,
     pub(crate) exp_avg_sq: Tensor,
-    /// The weights that are stepped, if the model runs with rounded ones.
+    /// The weights that are stepped, if they are not the ones that the model runs with.
     pub(crate) master: Option<Tensor>,
     /// Holds the gradient.
     pub(crate) gradient_memory: Movable,
     pub(crate) gradient: Tensor,
     runs: Vec<(Range<usize>, bool)>,
+}
+
+/// Where the moments and the master are.
+#[derive(Debug)]
+pub(crate) enum Home {
+    /// On the device, in this memory.
+    Device(Movable),
+    /// On the host, with a place for what comes and goes: the gradient, then the new weights.
+    Host(PinnedBuffer),
+}
+
+impl Home {
+    /// Makes moments and master ready for `compute`.
+    pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
+        match self {
+            Self::Device(memory) => memory.ready(compute),
+            Self::Host(_) => Ok(()),
+        }
+    }
 }
 
 impl OptimizerState {
@@ -43,65 +68,107 @@ impl OptimizerState {
         name: &str,
         layout: &Layout,
         range: Range<usize>,
-        precision: Precision,
+        config: ZeroConfig,
         compute: &Stream,
     ) -> Result<Self> {
         let (len, runs) = (range.len(), layout.decay_runs(&range));
-        let masters = usize::from(precision != Precision::Fp32);
         let zeros = |what: &str, count: usize| {
             let len_bytes = count * len * DType::F32.size_bytes();
             Movable::zeros(format!("{what} of {name}"), compute, len_bytes)
         };
-        let memory = zeros("optimizer states", 2 + masters)?;
         let gradient_memory = zeros("gradients", 1)?;
-        let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
-        let (exp_avg, exp_avg_sq) = (part(0)?, part(1)?);
-        let master = (masters == 1).then(|| part(2)).transpose()?;
         let gradient = flat(&gradient_memory.buffer(0..len, DType::F32))?;
-        Ok(Self { range, memory, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
+        let (home, [exp_avg, exp_avg_sq], master) = match config.steps_on {
+            StepsOn::Device => {
+                let masters = usize::from(config.precision != Precision::Fp32);
+                let memory = zeros("optimizer states", 2 + masters)?;
+                let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
+                let (moments, master) = ([part(0)?, part(1)?], (masters == 1).then(|| part(2)).transpose()?);
+                (Home::Device(memory), moments, master)
+            }
+            StepsOn::Host => {
+                let zeros = || Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu));
+                let staging = PinnedBuffer::new(compute.device(), len * DType::F32.size_bytes())?;
+                (Home::Host(staging), [zeros()?, zeros()?], Some(zeros()?))
+            }
+        };
+        Ok(Self { range, home, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
     }
 
     /// Forgets the moments.
     pub(crate) fn reset(&mut self, compute: &Stream) -> Result<()> {
-        self.memory.ready(compute)?;
+        self.home.ready(compute)?;
         drop(self.exp_avg.f_zero_()?);
         drop(self.exp_avg_sq.f_zero_()?);
         Ok(())
     }
 
-    /// One step of AdamW on `weights`, which are this range's, or on the master that they are then rounded from.
-    /// `scale` (fp32, one element, on the device) multiplies the gradient; where it is not finite nothing changes.
-    /// `step` counts from 1.
-    pub(crate) fn step(
-        &mut self,
-        weights: &Tensor,
-        scale: &Tensor,
-        adamw: &AdamW,
-        learning_rate: f64,
-        step: u64,
-    ) -> Result<()> {
-        let stepped = self.master.as_ref().unwrap_or(weights);
-        for (run, decay) in &self.runs {
-            let part = |tensor: &Tensor| tensor.f_narrow(0, run.start as i64, run.len() as i64);
-            let hyper = ops::AdamW {
-                learning_rate,
-                betas: adamw.betas,
-                eps: adamw.eps,
-                weight_decay: if *decay { adamw.weight_decay } else { 0.0 },
-                step,
-            };
-            ops::adamw_(
-                &mut part(stepped)?,
-                &mut part(&self.exp_avg)?,
-                &mut part(&self.exp_avg_sq)?,
-                &part(&self.gradient)?,
-                scale,
-                &hyper,
-            )?;
-        }
-        if let Some(master) = &self.master {
-            weights.shallow_clone().f_copy_(master)?;
+    /// Starts the copy of the gradient to where it is stepped, if that is the host.
+    pub(crate) fn send_gradient(&mut self, out: &Stream) -> Result<()> {
+        if let Home::Host(staging) = &mut self.home {
+            staging.copy_from(0, &self.gradient_memory.buffer(0..self.range.len(), DType::F32), out)?;
         }
         Ok(())
     }
+
+    /// One step of AdamW on `weights`, which are this range's, or on the master that they are then rounded from.
+    /// `factors` are those of [`ops::AdamW::factors`], where the step is. What the host has stepped comes on `back`.
+    pub(crate) fn step(
+        &mut self,
+        weights: &Buffer,
+        factors: &Tensor,
+        hyper: &StepHyper,
+        (compute, back): (&Stream, &Stream),
+    ) -> Result<()> {
+        let moments = [&self.exp_avg, &self.exp_avg_sq];
+        match &mut self.home {
+            Home::Device(memory) => {
+                memory.ready(compute)?;
+                let weights = flat(weights)?;
+                let stepped = self.master.as_ref().unwrap_or(&weights);
+                step_runs(&self.runs, stepped, moments, &self.gradient, factors, hyper)?;
+                if let Some(master) = &self.master {
+                    weights.shallow_clone().f_copy_(master)?;
+                }
+                memory.used(compute)
+            }
+            Home::Host(staging) => {
+                let len = self.range.len();
+                let gradient = Tensor::f_from_data_size(staging.bytes()?, &[len as i64], Kind::Float)?;
+                let master = self.master.as_ref().expect("the host has weights of its own");
+                step_runs(&self.runs, master, moments, &gradient, factors, hyper)?;
+                let rounded = master.f_to_kind(flat(weights)?.kind())?;
+                rounded.f_copy_data_u8(staging.bytes_mut()?, len)?;
+                staging.copy_to(0, weights, back)?;
+                Ok(compute.wait_stream(back)?)
+            }
+        }
+    }
+}
+
+/// The numbers of a step that are the same for every unit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepHyper {
+    pub(crate) adamw: AdamW,
+    pub(crate) learning_rate: f64,
+}
+
+/// Steps `weights`, run by run of equal decay.
+fn step_runs(
+    runs: &[(Range<usize>, bool)],
+    weights: &Tensor,
+    [exp_avg, exp_avg_sq]: [&Tensor; 2],
+    gradient: &Tensor,
+    factors: &Tensor,
+    StepHyper { adamw, learning_rate }: &StepHyper,
+) -> Result<()> {
+    for (run, decay) in runs {
+        let part = |tensor: &Tensor| tensor.f_narrow(0, run.start as i64, run.len() as i64);
+        let decays = *decay || adamw.decays == Decays::All;
+        let weight_decay = if decays { adamw.weight_decay } else { 0.0 };
+        let hyper = ops::AdamW { weight_decay, ..adamw.hyper(*learning_rate) };
+        let (mut weights, gradient) = (part(weights)?, part(gradient)?);
+        ops::adamw_(&mut weights, &mut part(exp_avg)?, &mut part(exp_avg_sq)?, &gradient, factors, &hyper)?;
+    }
+    Ok(())
 }

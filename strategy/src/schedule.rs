@@ -1,6 +1,6 @@
 //! [`Schedule`]: the learning rate of a step.
 
-/// How the learning rate goes over a run: linear warm-up, then one of three shapes.
+/// How the learning rate goes over a run: linear warm-up, then one of four shapes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
     /// Stays at its peak.
@@ -22,6 +22,15 @@ pub enum Schedule {
         /// The last step's rate over the peak.
         final_ratio: f64,
     },
+    /// Stays at its peak, and falls along a line at the end: warm-up, stable, decay (Hu et al. 2024).
+    Wsd {
+        /// Steps of warm-up.
+        warmup_steps: u64,
+        /// The steps of the fall, the last ones of the run.
+        decay_steps: u64,
+        /// The last step's rate over the peak.
+        final_ratio: f64,
+    },
 }
 
 impl Schedule {
@@ -30,7 +39,8 @@ impl Schedule {
     pub fn factor(&self, step: u64, steps: u64) -> f64 {
         let (Self::Constant { warmup_steps }
         | Self::Linear { warmup_steps, .. }
-        | Self::Cosine { warmup_steps, .. }) = *self;
+        | Self::Cosine { warmup_steps, .. }
+        | Self::Wsd { warmup_steps, .. }) = *self;
         if step < warmup_steps {
             return (step + 1) as f64 / warmup_steps as f64;
         }
@@ -41,6 +51,10 @@ impl Schedule {
             Self::Linear { final_ratio, .. } => 1.0 - (1.0 - final_ratio) * progress,
             Self::Cosine { final_ratio, .. } => {
                 final_ratio + (1.0 - final_ratio) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+            }
+            Self::Wsd { decay_steps, final_ratio, .. } => {
+                let falling = (step + 1).min(steps).saturating_sub(steps - decay_steps.min(steps));
+                1.0 - (1.0 - final_ratio) * falling as f64 / decay_steps.max(1) as f64
             }
         }
     }
@@ -66,6 +80,11 @@ mod tests {
             &[(0, 1.0), (50, 0.55), (100, 0.1), (900, 0.1)],
         );
         check(Schedule::Cosine { warmup_steps: 0, final_ratio: 0.0 }, &[(0, 1.0), (50, 0.5), (100, 0.0)]);
+        check(
+            Schedule::Wsd { warmup_steps: 2, decay_steps: 10, final_ratio: 0.5 },
+            &[(0, 0.5), (2, 1.0), (90, 1.0), (91, 0.95), (95, 0.75), (100, 0.5), (900, 0.5)],
+        );
+        check(Schedule::Wsd { warmup_steps: 0, decay_steps: 0, final_ratio: 0.5 }, &[(0, 1.0), (100, 1.0)]);
         check(Schedule::Cosine { warmup_steps: 100, final_ratio: 0.0 }, &[(99, 1.0), (100, 1.0)]);
     }
 }

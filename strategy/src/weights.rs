@@ -142,7 +142,7 @@ impl<M: Model> Zero<M> {
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &state.master
         {
-            state.memory.ready(&compute)?;
+            state.home.ready(&compute)?;
             let start = shard.start - state.range.start;
             return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
         }
@@ -175,7 +175,7 @@ impl<M: Model> Zero<M> {
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &mut state.master
         {
-            state.memory.ready(&compute)?;
+            state.home.ready(&compute)?;
             let start = state.range.start - kept_range.start;
             master.f_copy_(&kept.f_narrow(0, start as i64, state.range.len() as i64)?)?;
         }

@@ -8,7 +8,8 @@
 //! 3. Backward through the blocks. When the last block that reads a unit is through, the unit's gradient is
 //!    reduced on the communication stream, while the next block's backward runs: reduce-scatter, summed in rank
 //!    order, and at stage 0 an all-gather of the result. The reduced gradient is added to an fp32 accumulator.
-//! 4. The global norm, from each rank's own shard in fp64; the clipping factor stays on the device.
+//! 4. The global norm, from each rank's own shard in fp64; the clipping factor, the loss scale of fp16 and the count
+//!    of steps stay on the device.
 //! 5. AdamW on what this rank owns; at stages 1 and 2 the new weights are gathered, waited for at their first use.
 //!
 //! Shards, the order of summation and the norm are the same at every stage, and so are the results, to the bit.
@@ -23,11 +24,12 @@ use anyroll_models::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    AdamW, Error, Recompute, Result, State, StepStats, ZeroConfig, ZeroStage,
+    AdamW, Error, Recompute, Result, State, StepStats, Stepped, StepsOn, ZeroConfig, ZeroStage,
     layout::Layout,
+    loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
     offload::Transfers,
-    optimizer::OptimizerState,
+    optimizer::{OptimizerState, StepHyper},
     weights::UnitState,
 };
 
@@ -48,7 +50,9 @@ pub struct Zero<M: Model> {
 #[derive(Debug)]
 pub(crate) struct Training {
     adamw: AdamW,
+    /// Calls of [`Zero::step`].
     step: u64,
+    pub(crate) scaler: Scaler,
     /// Of every unit that is trained.
     pub(crate) states: Vec<Option<OptimizerState>>,
     /// The first block that reads a trained unit: nothing below it needs a gradient.
@@ -115,7 +119,7 @@ impl<M: Model> Zero<M> {
         &self.group
     }
 
-    /// Optimizer steps done since the optimizer was made.
+    /// Optimizer steps done since the optimizer was made, those included that an overflow in fp16 skipped.
     pub fn steps_done(&self) -> u64 {
         self.training.as_ref().map_or(0, |training| training.step)
     }
@@ -165,37 +169,40 @@ impl<M: Model> Zero<M> {
         self.trainable("step")?;
         self.needs("step", &[State::Params, State::Gradients, State::Optimizer])?;
         assert!(self.training_mut().accumulated, "a step needs the gradient of at least one micro-batch");
-        let grad_norm = self.global_norm()?;
-        let max_norm = self.training_mut().adamw.max_grad_norm;
-        // As torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1. NaN stays NaN: AdamW skips it.
-        let room = if max_norm.is_finite() {
-            (&grad_norm + 1e-6).f_reciprocal()? * max_norm
-        } else {
-            &grad_norm * 0.0 + 1.0
-        };
-        let scale = room.f_clamp_max(1.0)?.f_to_kind(Kind::Float)?;
+        let scaled_norm = self.global_norm()?;
+        let training = self.training_mut();
+        let adamw = training.adamw;
+        let (mut factors, stats) = training.scaler.advance(&scaled_norm, &adamw)?;
+        if self.config.steps_on == StepsOn::Host {
+            self.send_gradients()?;
+            factors = factors.f_to_device(tch::Device::Cpu)?; // waits for the device
+        }
+        let hyper = StepHyper { adamw, learning_rate };
         for index in 0..self.units.len() {
             if self.model.units()[index].trainable {
-                self.step_unit(index, &scale, learning_rate)?;
+                self.step_unit(index, &factors, &hyper)?;
             }
         }
         let training = self.training_mut();
         training.step += 1;
         training.accumulated = false;
-        Ok(StepStats { grad_norm })
+        Ok(stats)
     }
 
     /// Waits for a step, and checks it.
     ///
     /// # Errors
     /// The group's failure, or [`Error::NonFiniteGradient`]; the weights are then those before the step.
-    pub fn finish_step(&self, stats: &StepStats) -> Result<f64> {
-        let grad_norm = stats.grad_norm()?;
+    pub fn finish_step(&self, stats: &StepStats) -> Result<Stepped> {
+        let grad_norm = stats.grad_norm.f_double_value(&[])?;
+        let loss_scale = stats.loss_scale.as_ref().map(|scale| scale.f_double_value(&[])).transpose()?;
         self.group.check()?;
-        if !grad_norm.is_finite() {
+        // In fp16 a smaller scale may help, as long as there is one.
+        let skipped = !grad_norm.is_finite();
+        if skipped && loss_scale.is_none_or(|scale| scale <= 1.0) {
             return Err(Error::NonFiniteGradient { step: self.steps_done(), grad_norm });
         }
-        Ok(grad_norm)
+        Ok(Stepped { grad_norm: (!skipped).then_some(grad_norm), loss_scale })
     }
 
     /// The head's scores of a batch, without a gradient.
@@ -212,6 +219,7 @@ impl<M: Model> Zero<M> {
         for state in training.states.iter_mut().flatten() {
             state.reset(&self.compute)?;
         }
+        training.scaler.reset()?;
         (training.adamw, training.step, training.accumulated) = (adamw, 0, false);
         Ok(())
     }
@@ -228,7 +236,7 @@ impl<M: Model> Zero<M> {
         let compute = self.compute.clone();
         let shard = self.units[index].layout.shard(self.group.rank());
         let Some(state) = self.state_mut(index) else { return Ok(None) };
-        state.memory.ready(&compute)?;
+        state.home.ready(&compute)?;
         let part = |tensor: &Tensor| {
             tensor.f_narrow(0, (shard.start - state.range.start) as i64, shard.len() as i64)
         };
@@ -243,16 +251,23 @@ impl<M: Model> Zero<M> {
     ) -> Result<()> {
         let compute = self.compute.clone();
         let state = self.state_mut(index).expect("moments are restored where there are some");
-        state.memory.ready(&compute)?;
+        state.home.ready(&compute)?;
         state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
         state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
         Ok(())
     }
 
-    pub(crate) fn restore_step(&mut self, step: u64) {
-        if let Some(training) = &mut self.training {
-            training.step = step;
+    /// What is counted beside the moments. Waits for the device.
+    pub(crate) fn counters(&self) -> Result<Option<Counters>> {
+        self.training.as_ref().map(|training| training.scaler.counters(training.step)).transpose()
+    }
+
+    pub(crate) fn restore_counters(&mut self, counters: Option<Counters>) -> Result<()> {
+        if let (Some(training), Some(counters)) = (&mut self.training, counters) {
+            training.step = counters.step;
+            training.scaler.restore(counters)?;
         }
+        Ok(())
     }
 }
 
@@ -262,17 +277,22 @@ impl<M: Model> Zero<M> {
     fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<Kept>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
-        let recomputes = self.config.recompute == Recompute::Full;
+        let recompute = self.config.recompute;
         let mut kept = Vec::with_capacity(model.blocks());
         let mut x = None;
         for block in 0..last {
             let keeps = block >= first_kept;
             self.enter(block, Some(block + 1))?;
-            let (output, saved) = self.run_forward(block, x.as_ref(), batch, keeps && !recomputes)?;
+            let (output, saved) =
+                self.run_forward(block, x.as_ref(), batch, keeps && recompute != Recompute::Full)?;
             let Output::Hidden(hidden) = output else { unreachable!("only the last block has scores") };
             let input = x.replace(hidden);
             if keeps {
-                kept.push(if recomputes { Kept::Input(input) } else { Kept::Saved(saved) });
+                kept.push(match recompute {
+                    Recompute::None => Kept::Saved(saved),
+                    Recompute::Selective => Kept::Thin(model.thin(block, saved)),
+                    Recompute::Full => Kept::Input(input),
+                });
             }
             self.leave(block, block + 1..last + 1)?;
         }
@@ -295,7 +315,7 @@ impl<M: Model> Zero<M> {
         kept: Vec<Kept>,
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
-        let mut grad = Some(OutputGrad::Scores(grad));
+        let mut grad = Some(OutputGrad::Scores(self.training_mut().scaler.scaled(grad)?));
         for (block, kept) in (first..self.model.blocks()).zip(kept).rev() {
             let above = grad.expect("an inner block has an input");
             grad = self.backward_block(block, first, batch, kept, above)?.map(OutputGrad::Hidden);
@@ -330,6 +350,10 @@ impl<M: Model> Zero<M> {
         self.enter(block, (block > first).then(|| block - 1))?;
         let saved = match kept {
             Kept::Saved(saved) => saved,
+            Kept::Thin(saved) => {
+                let views = self.views(block);
+                self.model.refill(block, &anyroll_models::Weights::new(&views), saved)?
+            }
             Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true)?.1,
         };
         let model = self.model.clone();
@@ -437,7 +461,17 @@ impl<M: Model> Zero<M> {
         Ok(total.f_sqrt()?)
     }
 
-    fn step_unit(&mut self, index: usize, scale: &Tensor, learning_rate: f64) -> Result<()> {
+    /// Starts the copies of the gradients to the host, all at once, so that one travels while another is stepped.
+    fn send_gradients(&mut self) -> Result<()> {
+        let Transfers { out, back } = &self.transfers;
+        for stream in [out, back] {
+            stream.wait_stream(&self.compute)?;
+        }
+        let training = self.training.as_mut().expect("checked by `step`");
+        training.states.iter_mut().flatten().try_for_each(|state| state.send_gradient(out))
+    }
+
+    fn step_unit(&mut self, index: usize, factors: &Tensor, hyper: &StepHyper) -> Result<()> {
         let unit = &mut self.units[index];
         unit.memory.ready(&self.compute)?;
         let resident = &unit.resident;
@@ -448,9 +482,7 @@ impl<M: Model> Zero<M> {
         } else {
             resident.slice(state.range.clone())
         };
-        state.memory.ready(&self.compute)?;
-        state.step(&flat(&owned)?, scale, &training.adamw, learning_rate, training.step + 1)?;
-        state.memory.used(&self.compute)?;
+        state.step(&owned, factors, hyper, (&self.compute, &self.transfers.back))?;
         if self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3 {
             let work = self.group.all_gather(resident, &owned, &self.compute)?;
             unit.whole.as_mut().expect("resident below stage 3").arriving = Some(work);
@@ -480,18 +512,20 @@ impl<M: Model> Zero<M> {
         };
         let mut states = Vec::with_capacity(self.units.len());
         for (layout, unit) in self.layouts().zip(self.model.units()) {
-            let (range, precision) = (owned(layout), self.config.precision);
+            let range = owned(layout);
             states.push(match unit.trainable {
-                true => Some(OptimizerState::new(&unit.name, layout, range, precision, &self.compute)?),
+                true => Some(OptimizerState::new(&unit.name, layout, range, self.config, &self.compute)?),
                 false => None,
             });
         }
+        let device = states.iter().flatten().next().ok_or(Error::NothingToTrain)?.gradient.device();
         let reads_trained =
             |&block: &usize| self.model.units_of(block).iter().any(|&unit| states[unit].is_some());
-        let first_block = (0..self.model.blocks()).find(reads_trained).ok_or(Error::NothingToTrain)?;
+        let first_block = (0..self.model.blocks()).find(reads_trained).expect("every unit has a reader");
         Ok(Training {
             adamw,
             step: 0,
+            scaler: Scaler::new(self.config.precision, device)?,
             states,
             first_block,
             gradients: Pool::new(&self.compute),
@@ -501,13 +535,8 @@ impl<M: Model> Zero<M> {
         })
     }
 
-    /// Whether it was made to be trained.
-    pub(crate) fn has_optimizer(&self) -> bool {
-        self.training.is_some()
-    }
-
     fn trainable(&self, call: &'static str) -> Result<()> {
-        if self.has_optimizer() { Ok(()) } else { Err(Error::Frozen { call }) }
+        if self.training.is_some() { Ok(()) } else { Err(Error::Frozen { call }) }
     }
 
     /// What the optimizer has of a unit: `None` if it is frozen.
@@ -528,6 +557,8 @@ pub struct Tape(Vec<Kept>);
 #[derive(Debug)]
 enum Kept {
     Saved(Saved),
+    /// Without what the model makes again.
+    Thin(Saved),
     /// The block's input, to run it again.
     Input(Option<Tensor>),
 }

@@ -55,6 +55,24 @@ fn a_bad_config_is_refused_before_anything_starts() {
 }
 
 #[test]
+fn doctor_measures_copies_products_and_collectives() {
+    let text = succeed(anyroll(["doctor", "--bench", "--backend", "cpu", "--json"])).stdout;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&report["backend"], &report["ranks"]), (&"cpu".into(), &2.into()));
+    let figures = report["figures"].as_array().unwrap();
+    let names: Vec<&str> = figures.iter().map(|figure| figure["what"].as_str().unwrap()).collect();
+    for name in ["pinned copy to the host, 2 at once", "device copy", "product of", "all_gather, 1 MB"] {
+        assert!(names.iter().any(|what| what.starts_with(name)), "no {name:?} in {names:?}");
+    }
+    // The host sums in rank order only, and nobody states its limits.
+    assert!(!names.iter().any(|what| what.contains("by the library")), "{names:?}");
+    for figure in figures {
+        let is_measured = ["seconds", "per_s"].iter().all(|key| figure[key].as_f64().unwrap() > 0.0);
+        assert!(is_measured && figure["limit"].is_null(), "{figure}");
+    }
+}
+
+#[test]
 fn doctor_says_what_is_there_and_why_not() {
     let Ended { stdout: text, took, .. } = succeed(anyroll(["doctor"]));
     // A quarter of a second, on a machine that has no other work.

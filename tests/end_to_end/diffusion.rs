@@ -141,6 +141,7 @@ fn every_method_and_sampler_runs() {
     let guided = [
         "pipeline.diffusion.sampler.guidance=2.5",
         "pipeline.diffusion.sampler.shift=3",
+        "pipeline.diffusion.sampler.spacing=diffusers",
         "pipeline.diffusion.warmup.class_dropout=0.2",
     ];
     check("guided", FLOW_GRPO, &guided);

@@ -149,9 +149,11 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-folder = pathlib.Path(__file__).parent.parent / "golden" / "decoder"
-folder.mkdir(parents=True, exist_ok=True)
-configs = {name: {**COMMON, **special} for name, special in CONFIGS.items()}
-for name, config in configs.items():
-    write_safetensors(folder / f"{name}.safetensors", golden(config))
-(folder / "configs.json").write_text(json.dumps({"temperature": TEMPERATURE, "configs": configs}, indent=1) + "\n")
+if __name__ == "__main__":
+    folder = pathlib.Path(__file__).parent.parent / "golden" / "decoder"
+    folder.mkdir(parents=True, exist_ok=True)
+    configs = {name: {**COMMON, **special} for name, special in CONFIGS.items()}
+    for name, config in configs.items():
+        write_safetensors(folder / f"{name}.safetensors", golden(config))
+    text = json.dumps({"temperature": TEMPERATURE, "configs": configs}, indent=1)
+    (folder / "configs.json").write_text(text + "\n")

@@ -229,7 +229,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id,
   return (ncclResult_t)comm->state.load();
 }
 // The parts meet under a name of the parent, in the background.
-ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made, ncclConfig_t*) {
+ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
   Comm parent = find(handle);
   if (!parent || !made) return refuse(ncclInvalidArgument, "no such communicator");
   const int size = parent->data.size, rank = parent->data.rank;
@@ -253,7 +253,9 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ma
   comm->device = parent->device;
   start(comm, parent->name + "s" + std::to_string(number) + "_" + std::to_string(color) + "_", place, members.size());
   *made = add(comm);
-  return ncclSuccess;
+  if (!config || config->blocking == 0) return ncclSuccess;
+  comm->connecting.join();
+  return (ncclResult_t)comm->state.load();
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* state) {
   Comm comm = find(handle);
@@ -261,7 +263,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* state) {
   *state = (ncclResult_t)comm->state.load();
   return ncclSuccess;
 }
-ncclResult_t ncclCommFinalize(ncclComm_t handle) { return find(handle) ? ncclSuccess : refuse(ncclInvalidArgument, "no such communicator"); }
 ncclResult_t ncclCommDestroy(ncclComm_t handle) { return remove(handle) ? ncclSuccess : refuse(ncclInvalidArgument, "no such communicator"); }
 ncclResult_t ncclCommAbort(ncclComm_t handle) {
   Comm comm = remove(handle);

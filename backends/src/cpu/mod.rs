@@ -281,7 +281,7 @@ unsafe impl Device for CpuDevice {
         Ok(INLINE)
     }
 
-    fn event_create(&self) -> Result<RawEvent> {
+    fn event_create(&self, _timed: bool) -> Result<RawEvent> {
         let handle = self.handle();
         self.events.lock().unwrap().insert(handle, Arc::default());
         Ok(RawEvent(handle))
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn an_event_that_was_never_recorded_is_complete() {
         let device = CpuDevice::open(0);
-        let (stream, event) = (device.stream_create().unwrap(), device.event_create().unwrap());
+        let (stream, event) = (device.stream_create().unwrap(), device.event_create(false).unwrap());
         // SAFETY: both are live until the end.
         unsafe {
             assert!(device.event_query(event).unwrap());
@@ -362,7 +362,7 @@ mod tests {
     fn a_wait_is_for_the_last_record_before_it() {
         let device = CpuDevice::open(0);
         let (first, second) = (device.stream_create().unwrap(), device.stream_create().unwrap());
-        let event = device.event_create().unwrap();
+        let event = device.event_create(false).unwrap();
         let (open, opened) = mpsc::channel::<()>();
         // SAFETY: all are live until their end; a wait that was enqueued outlives its event.
         unsafe {

@@ -4,10 +4,13 @@
 //! It works in the device's primary context, as libtorch and NCCL do, so that streams, events and addresses pass
 //! between the three.
 
+mod diagnose;
+mod nvml;
+
 use std::ffi::c_int;
 
 use crate::{
-    BackendKind, Result,
+    BackendKind, Diagnosis, Result,
     gpu::{Dialect, Driver, Handle, Opened, Vendor},
     library::{Failed, table},
 };
@@ -33,6 +36,8 @@ pub static VENDOR: Vendor = Vendor {
     opened: Opened::nothing(),
 };
 
+/// What [`Dialect::enter`] returns where it has nothing to do: no context has this handle.
+const NOT_PUSHED: Handle = 0;
 /// `CUdevice_attribute`
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 /// See above.
@@ -45,6 +50,7 @@ table! {
         primary_context_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);
         context_push = "cuCtxPushCurrent_v2"(context: Handle);
         context_pop = "cuCtxPopCurrent_v2"(context: *mut Handle);
+        context_current = "cuCtxGetCurrent"(context: *mut Handle);
         function_load = "cuFuncLoad"(function: Handle);
     }
 }
@@ -63,12 +69,21 @@ impl Dialect for Calls {
     }
 
     fn enter(&self, retained: Handle) -> Result<Handle, Failed> {
+        let mut current = 0;
+        // SAFETY: a number of our own.
+        unsafe { self.context_current(&mut current)? };
+        if current == retained {
+            return Ok(NOT_PUSHED); // libtorch mostly leaves it current
+        }
         // SAFETY: retained, and not yet released.
         unsafe { self.context_push(retained)? };
         Ok(retained)
     }
 
-    fn leave(&self, _previous: Handle) -> Result<(), Failed> {
+    fn leave(&self, previous: Handle) -> Result<(), Failed> {
+        if previous == NOT_PUSHED {
+            return Ok(());
+        }
         let mut popped = 0;
         // SAFETY: pops what `enter` has pushed in this thread.
         unsafe { self.context_pop(&mut popped) }
@@ -83,6 +98,16 @@ impl Dialect for Calls {
         let major = driver.attribute(device, COMPUTE_CAPABILITY_MAJOR)?;
         let minor = driver.attribute(device, COMPUTE_CAPABILITY_MINOR)?;
         Ok(format!("sm_{major}{minor}"))
+    }
+
+    fn diagnose(
+        &self,
+        driver: &Driver,
+        device: c_int,
+        ordinal: usize,
+        addresses: &[String],
+    ) -> Result<Diagnosis, Failed> {
+        diagnose::diagnose(driver, device, ordinal, addresses)
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) const OUT_OF_MEMORY: c_int = 2;
 const NOT_READY: c_int = 600;
 /// `CU_STREAM_NON_BLOCKING`: in no order with libtorch's default stream.
 pub(super) const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`
+pub(super) const WITHOUT_TIME: c_uint = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
 const LOCATION_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`: physical memory that stays where it is.
@@ -272,13 +274,14 @@ mod tests {
     use super::*;
     use crate::abi::{assert_says, fact};
 
-    /// `names` are a vendor's for: out of memory, not ready, non-blocking, device, pinned, read-write, recommended,
+    /// `names` are a vendor's for: out of memory, not ready, non-blocking, without time, device, pinned, read-write, recommended,
     /// reuse, and the structs of a pool, of an allocation and of an access.
-    fn facts(column: usize, names: [&str; 11]) -> Vec<String> {
+    fn facts(column: usize, names: [&str; 12]) -> Vec<String> {
         let [
             oom,
             not_ready,
             non_blocking,
+            without_time,
             device,
             pinned,
             read_write,
@@ -293,6 +296,7 @@ mod tests {
             fact("value", oom, OUT_OF_MEMORY),
             fact("value", not_ready, NOT_READY),
             fact("value", non_blocking, NON_BLOCKING),
+            fact("value", without_time, WITHOUT_TIME),
             fact("value", device, LOCATION_DEVICE),
             fact("value", pinned, ALLOCATION_PINNED),
             fact("value", read_write, READ_WRITE),
@@ -316,6 +320,7 @@ mod tests {
                 "CUDA_ERROR_OUT_OF_MEMORY",
                 "CUDA_ERROR_NOT_READY",
                 "CU_STREAM_NON_BLOCKING",
+                "CU_EVENT_DISABLE_TIMING",
                 "CU_MEM_LOCATION_TYPE_DEVICE",
                 "CU_MEM_ALLOCATION_TYPE_PINNED",
                 "CU_MEM_ACCESS_FLAGS_PROT_READWRITE",
@@ -333,6 +338,7 @@ mod tests {
                 "hipErrorOutOfMemory",
                 "hipErrorNotReady",
                 "hipStreamNonBlocking",
+                "hipEventDisableTiming",
                 "hipMemLocationTypeDevice",
                 "hipMemAllocationTypePinned",
                 "hipMemAccessFlagsProtReadWrite",

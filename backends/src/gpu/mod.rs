@@ -19,7 +19,7 @@ mod pinned;
 mod vendor;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::{CStr, c_int, c_void},
     ptr,
     sync::{
@@ -30,11 +30,13 @@ use std::{
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Result,
-    TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed, stream::report,
+    Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
+    Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed, stream::report,
 };
 use context::Context;
-use driver::{Address, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES};
+use driver::{
+    Address, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES, WITHOUT_TIME,
+};
 pub(crate) use driver::{Driver, Handle};
 use module::Module;
 use pinned::Pinned;
@@ -50,6 +52,10 @@ pub struct Gpu {
     granularity_bytes: usize,
     allocated_bytes: AtomicUsize,
     pinned: Pinned,
+    /// Events without time that nobody uses at the moment: to make one takes longer than to record it.
+    events: Mutex<Vec<Handle>>,
+    /// Events with time; they are few, and go away when they are not used any more.
+    timed: Mutex<HashSet<Handle>>,
     /// The first failure of host work, a stream.
     failures: Mutex<HashMap<u64, Failure>>,
     module: OnceLock<Result<Module>>,
@@ -75,6 +81,20 @@ pub fn devices(vendor: &'static Vendor) -> Result<Vec<DeviceInfo>> {
     devices
 }
 
+/// What takes a while to find out about a device.
+pub fn diagnose(vendor: &'static Vendor, ordinal: usize) -> Result<Diagnosis> {
+    let driver = Driver::of(vendor)?;
+    let id = DeviceId { backend: vendor.backend, ordinal };
+    let address = |ordinal| {
+        let number = facts::device(driver, ordinal)?;
+        facts::pci_bus_id(driver, number).map_err(|failed| driver.error(id, failed))
+    };
+    let addresses = (0..facts::count(driver)?).map(address).collect::<Result<Vec<_>>>()?;
+    let number = facts::device(driver, ordinal)?;
+    let found = driver.dialect.diagnose(driver, number, ordinal, &addresses);
+    found.map_err(|failed| driver.error(id, failed))
+}
+
 impl Gpu {
     /// Opens a device. Everything that could be missing is looked for here.
     pub fn open(vendor: &'static Vendor, ordinal: usize) -> Result<Self> {
@@ -98,6 +118,8 @@ impl Gpu {
             granularity_bytes,
             allocated_bytes: AtomicUsize::new(0),
             pinned: Pinned::default(),
+            events: Mutex::default(),
+            timed: Mutex::default(),
             failures: Mutex::default(),
             module: OnceLock::new(),
             pool,
@@ -336,17 +358,30 @@ unsafe impl Device for Gpu {
         Ok(RawStream(stream as u64))
     }
 
-    fn event_create(&self) -> Result<RawEvent> {
-        const WITH_TIME: u32 = 0;
+    fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        let kept = if timed { None } else { self.events.lock().unwrap().pop() };
+        if let Some(event) = kept {
+            return Ok(RawEvent(event as u64));
+        }
+        let flags = if timed { 0 } else { WITHOUT_TIME };
         let mut event = 0;
         // SAFETY: a number of our own; the caller gives the event back.
-        self.context.run(|driver| unsafe { driver.event_create(&mut event, WITH_TIME) })?;
+        self.context.run(|driver| unsafe { driver.event_create(&mut event, flags) })?;
+        if timed {
+            self.timed.lock().unwrap().insert(event);
+        }
         Ok(RawEvent(event as u64))
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller's promise; the driver keeps what pending waits need.
-        self.context.run(|driver| unsafe { driver.event_destroy(handle(event.0)) })
+        let event = handle(event.0);
+        if self.timed.lock().unwrap().remove(&event) {
+            // SAFETY: the caller's promise; the driver keeps what pending waits need.
+            return self.context.run(|driver| unsafe { driver.event_destroy(event) });
+        }
+        // Waits that are enqueued already hold on to the record that they were made for.
+        self.events.lock().unwrap().push(event);
+        Ok(())
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
@@ -409,8 +444,10 @@ impl Drop for Gpu {
         if let Some(Ok(module)) = self.module.take() {
             report(module.unload(&self.context));
         }
-        // SAFETY: made by `open`; the safe types hold the device as long as they hold its memory.
+        let events = std::mem::take(self.events.get_mut().unwrap());
+        // SAFETY: made by `open` and `event_create`; the safe types hold the device as long as they hold these.
         let released = self.context.run(|driver| unsafe {
+            events.into_iter().try_for_each(|event| driver.event_destroy(event))?;
             driver.stream_destroy(self.allocations)?;
             driver.pool_destroy(self.pool)
         });

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{compiler::Compiler, context::Context, driver::Handle};
-use crate::{Result, device_kernels};
+use crate::{Result, device_kernels, kernel_cache};
 
 #[derive(Debug)]
 pub(super) struct Module {
@@ -20,8 +20,13 @@ impl Module {
         let architecture =
             dialect.architecture(context.driver, context.device).map_err(|failed| context.error(failed))?;
         let source = CString::new(device_kernels::SOURCE).expect("source code has no NUL byte");
-        let compiler = Compiler::of(context.driver.vendor)?;
-        let image = compiler.compile(&source, c"strategy.cu", &architecture)?;
+        let vendor = context.driver.vendor;
+        let options = vendor.compiler_options.iter().map(|option| option.as_bytes());
+        let key: Vec<&[u8]> =
+            [source.to_bytes(), architecture.as_bytes()].into_iter().chain(options).collect();
+        let image = kernel_cache::cached(&key, || {
+            Compiler::of(vendor)?.compile(&source, c"strategy.cu", &architecture)
+        })?;
         let mut raw = 0;
         let mut functions = HashMap::new();
         // SAFETY: the compiler's own image; the names end in NUL; the handles are numbers of our own.

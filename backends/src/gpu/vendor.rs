@@ -7,7 +7,7 @@ use super::{
     driver::{Driver, Handle},
 };
 use crate::{
-    BackendKind, Error, Result,
+    BackendKind, Diagnosis, Error, Result,
     library::{Failed, Library},
 };
 
@@ -83,4 +83,12 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn load_function(&self, function: Handle) -> Result<(), Failed>;
     /// What the device's code is compiled for, as the compiler names it.
     fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed>;
+    /// What takes a while to find out about the device `ordinal` of those at these PCIe addresses.
+    fn diagnose(
+        &self,
+        driver: &Driver,
+        device: c_int,
+        ordinal: usize,
+        addresses: &[String],
+    ) -> Result<Diagnosis, Failed>;
 }

@@ -1,14 +1,15 @@
 //! [`Communicator`]: one handle of the library, from the first rendezvous to its end.
 //!
-//! It does not block: a call that needs the other ranks returns at once as in progress, and is then polled up to a
-//! deadline. The handle is read under a lock, so that the watchdog can end it at any moment without another thread
-//! touching what is gone. Only a deadline finds a dead rank: the library itself reports nothing.
+//! Calls block, since the library starts a thread for each call of a communicator that does not. Nothing of the
+//! library's has a deadline, and a dead rank is not reported: whoever waits for other ranks inside of a call does it
+//! under a deadline of ours, past which another thread ends the communicator, and with that the call.
 
 use std::{
     ffi::c_int,
     sync::{
-        Mutex,
+        Mutex, MutexGuard, TryLockError,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
     },
     thread,
     time::{Duration, Instant},
@@ -18,18 +19,22 @@ use super::library::{Config, Handle, IN_PROGRESS, Library, NO_COLOR, UniqueId};
 use crate::{Error, Result, Store, TorchDevice, ffi, library::Failed, rendezvous::Part, stream::report};
 
 /// How long a communicator that is not needed any more may take to end in peace.
-const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
+const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Calls that do not wait for other ranks take microseconds: a thread that is inside for longer does not come back.
+const STUCK_AFTER: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(super) struct Communicator {
     library: &'static Library,
-    /// `None` once it is aborted.
-    raw: Mutex<Option<Handle>>,
+    handle: Handle,
+    /// Locked by the thread that is inside of the library; `None` once the handle is gone.
+    inside: Mutex<Option<Handle>>,
     device: TorchDevice,
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) timeout: Duration,
     aborted: AtomicBool,
+    /// Why it was ended. Locked until the library is through with that: who is told may leave the process next.
     failure: Mutex<Option<Error>>,
 }
 
@@ -39,23 +44,33 @@ impl Communicator {
         let rendezvous = store.rendezvous();
         let id = exchange_id(library, store)?;
         let (rank, world_size) = (rendezvous.rank as c_int, rendezvous.world_size as c_int);
-        let config = Config::NON_BLOCKING;
-        let mut raw: Handle = 0;
-        let outcome = with_current(device, || {
-            // SAFETY: the arguments live through the call, and the handle is ours to end.
-            unsafe { library.calls.comm_init(&mut raw, world_size, id, rank, &config) }
-        })?;
-        let comm = Self::new(library, raw, device, store);
-        comm.settle_with("ncclCommInitRankConfig", outcome)
-            .map_err(|error| rendezvous.error(error.to_string()))?;
-        Ok(comm)
+        let (sender, connected) = mpsc::channel();
+        let connect = move || {
+            let mut handle: Handle = 0;
+            let outcome = with_current(device, || {
+                // SAFETY: the arguments live through the call, and the handle is ours to end.
+                unsafe { library.calls.comm_init(&mut handle, world_size, id, rank, &Config::BLOCKING) }
+            });
+            let _ = sender.send(outcome.map(|outcome| outcome.map(|()| handle))); // to nobody, when it is too late
+        };
+        // There is no handle before the last rank has come, and so no way to end the call: past the deadline its
+        // thread is left behind, by a job that cannot go on.
+        let spawned = thread::Builder::new().name("nccl connect".into()).spawn(connect);
+        spawned.map_err(|error| rendezvous.error(error.to_string()))?;
+        let handle = connected
+            .recv_timeout(rendezvous.timeout)
+            .map_err(|_| rendezvous.error(format!("not all ranks came within {:?}", rendezvous.timeout)))??
+            // SAFETY: no communicator is named.
+            .map_err(|failed| rendezvous.error(unsafe { library.text(failed.code, 0) }))?;
+        Ok(Self::new(library, handle, device, store))
     }
 
-    fn new(library: &'static Library, raw: Handle, device: TorchDevice, store: &Store) -> Self {
+    fn new(library: &'static Library, handle: Handle, device: TorchDevice, store: &Store) -> Self {
         let rendezvous = store.rendezvous();
         Self {
             library,
-            raw: Mutex::new((raw != 0).then_some(raw)),
+            handle,
+            inside: Mutex::new(Some(handle)),
             device,
             rank: rendezvous.rank,
             world_size: rendezvous.world_size,
@@ -65,43 +80,56 @@ impl Communicator {
         }
     }
 
-    /// Lets `start` call the library, and waits until the library has taken the work. `call` is for errors.
+    /// Lets `start` call the library. `call` is for errors.
     pub(super) fn enqueue(
         &self,
         call: &'static str,
         start: impl FnOnce(&Library, Handle) -> Result<(), Failed>,
     ) -> Result<()> {
-        self.state(call)?;
-        let outcome = with_current(self.device, || self.with_raw(call, |raw| start(self.library, raw)))??;
-        self.settle_with(call, outcome)
+        let outcome = with_current(self.device, || self.with_handle(call, |raw| start(self.library, raw)))??;
+        outcome.map_err(|failed| self.fail(failed))
     }
 
     /// The communicator of `part`, or `None` for a rank that is in no part. Every rank calls.
     pub(super) fn split(&self, part: Option<&Part>) -> Result<Option<Self>> {
         const CALL: &str = "ncclCommSplit";
-        self.state(CALL)?;
         // The library takes half the colors that we do, so a part is known by its first rank.
         let color = part.map_or(NO_COLOR, |part| part.first as c_int);
         let key = part.map_or(0, |part| part.store.rendezvous().rank as c_int);
-        let config = Config::NON_BLOCKING;
-        let mut raw: Handle = 0;
-        // SAFETY: the parent is live under the lock; `raw` is written before this function returns, since
-        // `settle_with` waits for the call or ends the parent.
-        let outcome = self.with_raw(CALL, |parent| unsafe {
-            self.library.calls.comm_split(parent, color, key, &mut raw, &config)
+        let mut child: Handle = 0;
+        self.within_deadline(CALL, || {
+            // SAFETY: the parent is live, since this thread is inside; the rest is ours and lives through the call.
+            self.enqueue(CALL, |library, parent| unsafe {
+                library.calls.comm_split(parent, color, key, &mut child, &Config::BLOCKING)
+            })
         })?;
-        self.settle_with(CALL, outcome)?;
-        let Some(part) = part else { return Ok(None) };
-        let comm = Self::new(self.library, raw, self.device, &part.store);
-        comm.settle(CALL)?;
-        Ok(Some(comm))
+        Ok(part.map(|part| Self::new(self.library, child, self.device, &part.store)))
+    }
+
+    /// Runs `work`, which waits for other ranks inside of the library. Past the deadline the communicator is ended,
+    /// which ends the wait.
+    pub(super) fn within_deadline(
+        &self,
+        call: &'static str,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.end_unless_done(self.timeout, Some(self.late(call)), work)?;
+        self.state(call)
     }
 
     /// The error that ended this communicator, if one has.
     pub(super) fn check(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
         self.state(CALL)?;
-        match self.poll(CALL)? {
+        let Some(inside) = self.try_inside() else {
+            return Ok(()); // the thread that is inside sees the error for itself
+        };
+        let Some(handle) = *inside else { return Ok(()) };
+        let mut state = 0;
+        // SAFETY: the handle is live, since this thread is inside.
+        let asked = unsafe { self.library.calls.comm_async_error(handle, &mut state) };
+        drop(inside);
+        match asked.err().map_or(state, |failed| failed.code) {
             0 | IN_PROGRESS => Ok(()),
             code => Err(self.fail(Failed { call: CALL, code })),
         }
@@ -112,128 +140,115 @@ impl Communicator {
         self.end(None);
     }
 
-    /// Ends it for a reason, if there is one; the first reason stays. The handle is locked until the library is
-    /// done, and so is everybody who asks after it: who is told that it has ended may leave the process next.
+    /// Ends it for a reason, if there is one; the first reason stays.
     fn end(&self, reason: Option<Error>) {
-        let mut raw = self.raw.lock().unwrap();
+        let mut failure = self.failure.lock().unwrap();
         if let Some(reason) = reason {
-            self.failure.lock().unwrap().get_or_insert(reason);
+            failure.get_or_insert(reason);
         }
-        self.aborted.store(true, Ordering::Release);
-        if let Some(raw) = raw.take() {
-            // SAFETY: the last use of the handle, which nobody else can have any more.
-            self.report(unsafe { self.library.calls.comm_abort(raw) });
+        if self.aborted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let start = Instant::now();
+        let handle = loop {
+            match self.try_inside() {
+                Some(mut inside) => break inside.take(),
+                None if start.elapsed() < STUCK_AFTER => thread::sleep(Duration::from_micros(100)),
+                // Only an abort frees the thread that is inside, so there is nothing to wait for.
+                None => break Some(self.handle),
+            }
+        };
+        if let Some(handle) = handle {
+            // SAFETY: nobody calls with the handle from here on. A thread that is stuck in a call is let go by the
+            // flag that an abort sets first, and by nothing else.
+            self.report(unsafe { self.library.calls.comm_abort(handle) });
+        }
+    }
+
+    fn try_inside(&self) -> Option<MutexGuard<'_, Option<Handle>>> {
+        match self.inside.try_lock() {
+            Ok(inside) => Some(inside),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         }
     }
 
     fn state(&self, call: &str) -> Result<()> {
-        if !self.aborted.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        drop(self.raw.lock().unwrap()); // until it has ended
-        match &*self.failure.lock().unwrap() {
-            Some(error) => Err(error.clone()),
-            None => Err(self.aborted_error(call)),
-        }
+        if self.aborted.load(Ordering::Acquire) { Err(self.ended(call)) } else { Ok(()) }
     }
 
-    fn with_raw<T>(&self, call: &str, use_it: impl FnOnce(Handle) -> T) -> Result<T> {
-        match *self.raw.lock().unwrap() {
-            Some(raw) => Ok(use_it(raw)),
-            None => Err(self.aborted_error(call)),
-        }
+    /// The error of a call to a communicator that has ended.
+    fn ended(&self, call: &str) -> Error {
+        let failure = self.failure.lock().unwrap();
+        failure.clone().unwrap_or_else(|| Error::Aborted { call: call.into(), rank: self.rank })
     }
 
-    /// Waits for what a call has started. Not every call says that it has: a split answers with success.
-    fn settle_with(&self, call: &'static str, outcome: Result<(), Failed>) -> Result<()> {
-        match outcome {
-            Ok(()) | Err(Failed { code: IN_PROGRESS, .. }) => self.settle(call),
-            Err(failed) => Err(self.fail(failed)),
-        }
-    }
-
-    /// Waits until the library has finished what it does on the host.
-    fn settle(&self, call: &'static str) -> Result<()> {
-        /// Most calls are over by then, and a sleep would be longer than what is left.
-        const SPIN: Duration = Duration::from_micros(200);
-        let start = Instant::now();
-        loop {
-            match self.poll(call)? {
-                0 => return Ok(()),
-                IN_PROGRESS if start.elapsed() < SPIN => thread::yield_now(),
-                IN_PROGRESS if start.elapsed() < self.timeout => thread::sleep(Duration::from_micros(50)),
-                code => return Err(self.fail(Failed { call, code })),
+    fn with_handle<T>(&self, call: &str, use_it: impl FnOnce(Handle) -> T) -> Result<T> {
+        let inside = self.inside.lock().unwrap();
+        match *inside {
+            Some(handle) if !self.aborted.load(Ordering::Acquire) => Ok(use_it(handle)),
+            _ => {
+                drop(inside);
+                Err(self.ended(call))
             }
         }
     }
 
-    fn poll(&self, call: &str) -> Result<c_int> {
-        let mut state = 0;
-        // SAFETY: the handle is live under the lock.
-        let outcome =
-            self.with_raw(call, |raw| unsafe { self.library.calls.comm_async_error(raw, &mut state) })?;
-        Ok(outcome.err().map_or(state, |failed| failed.code))
+    /// Runs `work`, and ends the communicator from another thread when it takes longer than `timeout`.
+    fn end_unless_done<T>(&self, timeout: Duration, reason: Option<Error>, work: impl FnOnce() -> T) -> T {
+        let (done, is_done) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                if is_done.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+                    self.end(reason);
+                }
+            });
+            let outcome = work();
+            drop(done);
+            outcome
+        })
     }
 
-    /// Ends the communicator after a failure, so that no stream waits for what will not come.
+    /// Ends the communicator after a failure, so that no stream waits for what will not come. What it was ended for
+    /// before comes first: a call that an abort has ended fails, too.
     fn fail(&self, failed: Failed) -> Error {
-        let message = if failed.code == IN_PROGRESS {
-            format!("not done within {:?}: is another rank gone?", self.timeout)
-        } else {
-            let raw = self.raw.lock().unwrap();
-            // SAFETY: live under the lock, or zero.
-            unsafe { self.library.text(failed.code, raw.unwrap_or(0)) }
-        };
-        let error = self.error(failed, message);
-        self.end(Some(error.clone()));
-        error
+        let inside = self.try_inside();
+        let handle = inside.as_deref().copied().flatten().unwrap_or(0);
+        // SAFETY: live, since this thread is inside, or zero.
+        let message = unsafe { self.library.text(failed.code, handle) };
+        drop(inside);
+        self.end(Some(self.error(failed.call, message)));
+        self.ended(failed.call)
     }
 
-    fn error(&self, failed: Failed, message: String) -> Error {
-        Error::Collective { call: failed.call.into(), rank: self.rank, world_size: self.world_size, message }
+    fn late(&self, call: &str) -> Error {
+        self.error(call, format!("not done within {:?}: is another rank gone?", self.timeout))
     }
 
-    fn aborted_error(&self, call: &str) -> Error {
-        Error::Aborted { call: call.into(), rank: self.rank }
+    fn error(&self, call: &str, message: String) -> Error {
+        Error::Collective { call: call.into(), rank: self.rank, world_size: self.world_size, message }
     }
 
-    /// Says that the end of a handle failed. One that goes on in the background has not.
+    /// Says that the end of a handle failed.
     fn report(&self, outcome: Result<(), Failed>) {
-        report(outcome.or_else(|failed| {
-            if failed.code == IN_PROGRESS {
-                return Ok(());
-            }
-            // SAFETY: no communicator is named.
-            Err(self.error(failed, unsafe { self.library.text(failed.code, 0) }))
-        }));
-    }
-
-    /// Flushes what is enqueued; `false` when that fails or takes too long.
-    fn finalize(&self, raw: Handle) -> bool {
-        // SAFETY: live, and not used by anybody else: `self` is being dropped.
-        let mut code = unsafe { self.library.calls.comm_finalize(raw) }.err().map_or(0, |failed| failed.code);
-        let start = Instant::now();
-        while code == IN_PROGRESS && start.elapsed() < FINALIZE_TIMEOUT {
-            thread::sleep(Duration::from_micros(200));
-            let mut state = 0;
-            // SAFETY: as above.
-            let asked = unsafe { self.library.calls.comm_async_error(raw, &mut state) };
-            code = asked.err().map_or(state, |failed| failed.code);
-        }
-        code == 0
+        // SAFETY: no communicator is named.
+        let words = |failed: Failed| self.error(failed.call, unsafe { self.library.text(failed.code, 0) });
+        report(outcome.map_err(words));
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let raw = *self.raw.lock().unwrap();
-        let Some(raw) = raw else { return };
-        if self.finalize(raw) {
-            // SAFETY: the last use of the handle.
-            self.report(unsafe { self.library.calls.comm_destroy(raw) });
-        } else {
-            self.abort();
+        if self.aborted.load(Ordering::Acquire) {
+            return;
         }
+        // It flushes what is enqueued, which may be waiting for a rank that is gone.
+        self.end_unless_done(DESTROY_TIMEOUT, None, || {
+            if let Some(handle) = self.inside.lock().unwrap().take() {
+                // SAFETY: the last use of the handle.
+                self.report(unsafe { self.library.calls.comm_destroy(handle) });
+            }
+        });
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) type Handle = usize;
 /// A stream of the vendor's.
 pub(super) type StreamHandle = usize;
 
-/// `ncclInProgress`: a communicator that does not block has not finished the call.
+/// `ncclInProgress`: something goes on in the background.
 pub(super) const IN_PROGRESS: c_int = 7;
 /// `NCCL_SPLIT_NOCOLOR`
 pub(super) const NO_COLOR: c_int = -1;
@@ -43,12 +43,12 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls return at once, so that every wait can have a deadline.
-    pub(super) const NON_BLOCKING: Self = Self {
+    /// Calls return once they are enqueued. Said aloud, since a variable can change what is not.
+    pub(super) const BLOCKING: Self = Self {
         size: size_of::<Self>(),
         magic: 0xcafe_beef,
         version: 21_700,
-        blocking: 0,
+        blocking: 1,
         cga_cluster_size: c_int::MIN, // undefined: the library's own choice
         min_ctas: c_int::MIN,
         max_ctas: c_int::MIN,
@@ -60,6 +60,7 @@ impl Config {
 table! {
     /// What every version since 2.18 has.
     Calls {
+        version = "ncclGetVersion"(version: *mut c_int);
         unique_id = "ncclGetUniqueId"(id: *mut UniqueId);
         comm_init = "ncclCommInitRankConfig"(
             comm: *mut Handle, world_size: c_int, id: UniqueId, rank: c_int, config: *const Config
@@ -68,7 +69,6 @@ table! {
             comm: Handle, color: c_int, key: c_int, child: *mut Handle, config: *const Config
         );
         comm_async_error = "ncclCommGetAsyncError"(comm: Handle, state: *mut c_int);
-        comm_finalize = "ncclCommFinalize"(comm: Handle);
         comm_destroy = "ncclCommDestroy"(comm: Handle);
         comm_abort = "ncclCommAbort"(comm: Handle);
         group_start = "ncclGroupStart"();
@@ -232,7 +232,7 @@ mod tests {
             fact("offset", "ncclConfig_t.splitShare", offset_of!(Config, split_share)),
             fact("value", "ncclInProgress", IN_PROGRESS),
             fact("value", "NCCL_SPLIT_NOCOLOR", NO_COLOR),
-            fact("value", "NCCL_CONFIG_UNDEF_INT", Config::NON_BLOCKING.min_ctas),
+            fact("value", "NCCL_CONFIG_UNDEF_INT", Config::BLOCKING.min_ctas),
         ]);
         let dtypes = [
             ("ncclUint8", DType::U8),
@@ -254,6 +254,6 @@ mod tests {
             assert_says(release, &facts);
         }
         // Taken by value, and by the form of 2.17.
-        assert_eq!((align_of::<UniqueId>(), size_of::<Config>(), Config::NON_BLOCKING.size), (1, 48, 48));
+        assert_eq!((align_of::<UniqueId>(), size_of::<Config>(), Config::BLOCKING.size), (1, 48, 48));
     }
 }

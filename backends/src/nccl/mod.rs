@@ -1,9 +1,9 @@
 //! [`Collective`] over NCCL and RCCL, which have one ABI.
 //!
-//! The library moves floats and does not add them up: its reductions round in an order of their own, and
-//! its reduce-scatter and all-reduce differ from each other in a third of the bf16 elements. Here slices travel by
-//! all-to-all, and a kernel sums them in fp32, in rank order, rounding once, so that every rank, stage and backend
-//! gets the same bits. Integers have no such trouble, and go the library's own way.
+//! In rank order ([`Reduction::Ordered`]) the library moves elements and does not add them up: its reductions round
+//! in an order of their own, and its reduce-scatter and all-reduce differ from each other in a third of the bf16
+//! elements. Slices travel by all-to-all, and a kernel sums them in fp32, in rank order, rounding once, so that every
+//! rank, stage and backend gets the same bits. [`Reduction::Library`] leaves reductions to the library.
 
 mod communicator;
 mod library;
@@ -18,20 +18,22 @@ use std::{
 };
 
 use crate::{
-    Buffer, Collective, DType, Device, P2p, ReduceOp, Rendezvous, Result, Store, Stream, device::unsupported,
-    device_kernels::reduce_in_rank_order, library::Failed,
+    BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Rendezvous, Result, Store,
+    Stream, device::unsupported, device_kernels::reduce_in_rank_order, library::Failed,
 };
 use communicator::Communicator;
-use library::{Handle, IN_PROGRESS, Library, StreamHandle, dtype_number, op_number};
+use library::{Handle, Library, StreamHandle, dtype_number, op_number};
 
-/// Up to here everybody gets everything and reduces it all: one trip instead of two, which is what counts.
-const SMALL_BYTES: usize = 32 << 10;
+/// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
+/// is what counts.
+const SMALL_BYTES: usize = 2 << 20;
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct Nccl {
     comm: Communicator,
     device: Arc<dyn Device>,
+    reduction: Reduction,
     store: Store,
     splits: AtomicU64,
     /// What other ranks send, until it is summed. Grows to the largest reduction, and is used in stream order.
@@ -40,7 +42,7 @@ pub struct Nccl {
 
 impl Nccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub fn connect(device: &dyn Device, store: &Store) -> Result<Self> {
+    pub fn connect(device: &dyn Device, store: &Store, reduction: Reduction) -> Result<Self> {
         let library = Library::of(device.id().backend)?;
         // As it is open, without what a test has wrapped it in: operations have streams of their own.
         let device = crate::open(device.id())?;
@@ -59,11 +61,12 @@ impl Nccl {
             store.rendezvous().rank,
             store.rendezvous().world_size,
         )?;
-        Self::over(Communicator::connect(library, torch, &store)?, device, store)
+        Self::over(Communicator::connect(library, torch, &store)?, device, reduction, store)
     }
 
-    fn over(comm: Communicator, device: Arc<dyn Device>, store: Store) -> Result<Self> {
-        let nccl = Self { comm, device, store, splits: AtomicU64::new(0), workspace: Mutex::default() };
+    fn over(comm: Communicator, device: Arc<dyn Device>, reduction: Reduction, store: Store) -> Result<Self> {
+        let splits = AtomicU64::new(0);
+        let nccl = Self { comm, device, reduction, store, splits, workspace: Mutex::default() };
         nccl.make_connections()?;
         Ok(nccl)
     }
@@ -72,18 +75,17 @@ impl Nccl {
     /// waits for the other rank then; here that is allowed, and in an operation it is not.
     fn make_connections(&self) -> Result<()> {
         let stream = Stream::new(&self.device)?;
-        let input = Buffer::zeros(&stream, self.world_size(), DType::I32)?;
-        let output = Buffer::zeros(&stream, self.world_size(), DType::I32)?;
-        self.gather(&output, &input.slice(0..1), &stream)?;
-        self.exchange(&output, &input, &stream)?;
-        self.all_reduce(&input, ReduceOp::Sum, &stream)?;
-        let done = stream.record()?.wait_for(self.comm.timeout)?;
-        if !done {
-            self.abort();
-            let message = format!("the first operations were not done within {:?}", self.comm.timeout);
-            return Err(self.store.rendezvous().error(message));
-        }
-        self.check()
+        let input = Buffer::zeros(&stream, self.world_size(), DType::F32)?;
+        let output = Buffer::zeros(&stream, self.world_size(), DType::F32)?;
+        self.comm.within_deadline("the first operations", || {
+            self.gather(&output, &input.slice(0..1), &stream)?;
+            self.exchange(&output, &input, &stream)?;
+            if self.reduction == Reduction::Library {
+                self.all_reduce(&input, ReduceOp::Sum, &stream)?;
+                self.reduce_scatter(&output.slice(0..1), &input, ReduceOp::Sum, &stream)?;
+            }
+            stream.synchronize()
+        })
     }
 
     /// Memory for `bytes`, ready for `stream`.
@@ -164,7 +166,7 @@ impl Collective for Nccl {
     }
 
     fn sums_in_rank_order(&self) -> bool {
-        true
+        self.reduction == Reduction::Ordered
     }
 
     fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
@@ -184,7 +186,7 @@ impl Collective for Nccl {
         if buffer.is_empty() {
             return self.check();
         }
-        if !buffer.dtype().is_float() {
+        if self.reduction == Reduction::Library {
             let (at, stream) = (buffer.address()?, handle(stream));
             let (count, dtype, op) = (buffer.len(), dtype_number(buffer.dtype()), op_number(op));
             // SAFETY: the buffer lives until the operation is done, by the trait's contract.
@@ -192,7 +194,7 @@ impl Collective for Nccl {
                 library.calls.all_reduce(at, at, count, dtype, op, comm, stream)
             });
         }
-        if buffer.len_bytes() <= SMALL_BYTES {
+        if buffer.len_bytes() * self.world_size() <= SMALL_BYTES {
             return self.reduce_everywhere(buffer, op, stream);
         }
         // Each rank reduces one slice, then everybody gets every slice. Equal slices leave a rest of less than
@@ -215,7 +217,7 @@ impl Collective for Nccl {
         if output.is_empty() {
             return self.check();
         }
-        if input.dtype().is_float() {
+        if self.reduction == Reduction::Ordered {
             return self.reduce_slice(output, input, op, stream);
         }
         let (dst, src, stream) = (output.address()?, input.address()?, handle(stream));
@@ -271,7 +273,7 @@ impl Collective for Nccl {
         let part = self.store.split(number, color, key)?;
         match (self.comm.split(part.as_ref())?, part) {
             (Some(comm), Some(part)) => {
-                Ok(Some(Arc::new(Self::over(comm, self.device.clone(), part.store)?)))
+                Ok(Some(Arc::new(Self::over(comm, self.device.clone(), self.reduction, part.store)?)))
             }
             _ => Ok(None),
         }
@@ -294,17 +296,22 @@ fn grouped<T>(
 ) -> Result<(), Failed> {
     // SAFETY: closed below, in this thread.
     unsafe { library.calls.group_start()? };
-    let inside = items.into_iter().map(call).find(|outcome| {
-        // In a group nothing has started yet, and a call that says so has not failed.
-        outcome.is_err_and(|failed| failed.code != IN_PROGRESS)
-    });
+    let inside = items.into_iter().try_for_each(call);
     // SAFETY: opened above.
     let end = unsafe { library.calls.group_end() };
-    inside.unwrap_or(end)
+    inside.and(end)
 }
 
 fn handle(stream: &Stream) -> StreamHandle {
     stream.raw().0 as Handle
+}
+
+/// The version of a backend's library, as `2.28.9`; `None` where there is no library.
+pub(crate) fn version(backend: BackendKind) -> Option<String> {
+    let mut version = 0;
+    // SAFETY: a number of our own.
+    unsafe { Library::of(backend).ok()?.calls.version(&mut version) }.ok()?;
+    Some(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
 }
 
 /// How often this rank has connected through this store before: each time needs keys of its own.

@@ -7,9 +7,10 @@
 use std::ffi::{CStr, c_int, c_void};
 
 use crate::{
-    BackendKind, Result,
+    BackendKind, Diagnosis, Limits, Result,
     gpu::{Dialect, Driver, Handle, Opened, Vendor},
     library::{Failed, table},
+    nccl,
 };
 
 /// AMD.
@@ -108,6 +109,17 @@ impl Dialect for Calls {
         unsafe { self.properties(properties.as_mut_ptr().cast(), device)? };
         let name = CStr::from_bytes_until_nul(&properties[ARCHITECTURE_OFFSET..]).unwrap_or_default();
         Ok(name.to_string_lossy().into_owned())
+    }
+
+    fn diagnose(
+        &self,
+        _driver: &Driver,
+        _device: c_int,
+        _ordinal: usize,
+        _addresses: &[String],
+    ) -> Result<Diagnosis, Failed> {
+        let version = nccl::version(VENDOR.backend).unwrap_or_else(|| "not found".into());
+        Ok(Diagnosis { details: vec![("RCCL".into(), version)], limits: Limits::default() })
     }
 }
 

@@ -17,6 +17,10 @@ use super::{DecoderConfig, matrix_spec, norm_spec};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 
+/// Where the MLP's input and its projection lie in what forward saves.
+const X2: usize = 5;
+const GATE_UP: usize = 7;
+
 /// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
@@ -222,6 +226,22 @@ impl Block {
         let mut out = if save { x2.f_addmm(&activated, &down)? } else { x2.f_addmm_(&activated, &down)? };
         self.adapt_(|lora| &lora.down, weights, &activated, &mut out)?;
         Ok(Finished { out, x2, rstd2, gate_up })
+    }
+
+    /// Without the projection of the MLP, which is most of what is kept, and one product away from what stays: of
+    /// Qwen2.5-7B's 106 KB a token 30 stay, for a fifth more compute.
+    pub fn thin(&self, Saved(mut saved): Saved) -> Saved {
+        drop(saved.remove(GATE_UP));
+        Saved(saved)
+    }
+
+    /// With the projection of the MLP again.
+    pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved) -> Result<Saved> {
+        let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
+        let mut gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
+        self.adapt_(|lora| &lora.gate_up, weights, &h2, &mut gate_up)?;
+        saved.insert(GATE_UP, gate_up);
+        Ok(Saved(saved))
     }
 
     /// From the gradient of the output to the gradient of `x`, in the same memory.

@@ -111,6 +111,11 @@ impl Decoder {
         if batch.adapters { &self.block } else { &self.plain_block }
     }
 
+    /// Whether it is neither the embedding nor the head.
+    fn is_inner(&self, block: usize) -> bool {
+        (1..=self.config.num_hidden_layers).contains(&block)
+    }
+
     fn rope_table(&self) -> Tensor {
         self.rope_table.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
     }
@@ -154,6 +159,14 @@ impl Model for Decoder {
         let block = self.block_for(batch);
         let (hidden, saved) = block.forward(weights, x, &batch.packing, &self.rope_table(), save)?;
         Ok((Output::Hidden(hidden), saved))
+    }
+
+    fn thin(&self, block: usize, saved: Saved) -> Saved {
+        if self.is_inner(block) { self.block.thin(saved) } else { saved }
+    }
+
+    fn refill(&self, block: usize, weights: &Weights, saved: Saved) -> Result<Saved> {
+        if self.is_inner(block) { self.block.refill(weights, saved) } else { Ok(saved) }
     }
 
     fn backward(

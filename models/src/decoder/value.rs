@@ -124,6 +124,14 @@ impl Model for ValueModel {
         }
     }
 
+    fn thin(&self, block: usize, saved: Saved) -> Saved {
+        self.decoder.thin(block, saved)
+    }
+
+    fn refill(&self, block: usize, weights: &Weights, saved: Saved) -> Result<Saved> {
+        self.decoder.refill(block, weights, saved)
+    }
+
     fn backward(
         &self,
         block: usize,

@@ -4,13 +4,16 @@
 //! says the velocity `v = eps - x_0` at a point of such a line (Lipman et al. 2023; Liu et al. 2023). A sample is
 //! noise that has been walked from sigma 1 to sigma 0 in a few [`sigmas`].
 //!
-//! [`dit`] is a model, [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a
+//! [`dit`] is a model of classes and [`sd3`] one of texts, in latents that [`vae`] decodes; [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a
 //! log-probability; [`guidance`] asks a model twice.
 
 pub mod dit;
 pub mod guidance;
+mod layers;
 pub mod sampler;
+pub mod sd3;
 pub mod sde;
+pub mod vae;
 
 use tch::Tensor;
 
@@ -18,8 +21,10 @@ use crate::model::Model;
 
 pub use dit::{Dit, DitConfig};
 pub use guidance::Guidance;
-pub use sampler::{Sampler, Walk, sigmas, velocity};
+pub use sampler::{Sampler, Walk, sigmas, sigmas_of_diffusers, velocity};
+pub use sd3::{Sd3, Sd3Batch, Sd3Config};
 pub use sde::{SdeNoise, SdeStep};
+pub use vae::{LatentBatch, VaeConfig, VaeDecoder};
 
 /// A model of velocities.
 pub trait Denoiser: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor> {}

@@ -22,6 +22,22 @@ pub fn sigmas(steps: usize, shift: f64) -> Result<Vec<f64>> {
     Ok(even.map(|sigma| shift * sigma / (1.0 + (shift - 1.0) * sigma)).collect())
 }
 
+/// The sigmas of diffusers' `FlowMatchEulerDiscreteScheduler`, and 0 behind them: evenly spaced from 1 to the sigma of
+/// the first of a thousand timesteps, which is shifted; then all are shifted, so that the last is shifted twice.
+///
+/// # Errors
+/// As [`sigmas`], and for a single step, which has no spacing.
+pub fn sigmas_of_diffusers(steps: usize, shift: f64) -> Result<Vec<f64>> {
+    if steps < 2 {
+        return Err(Error::Input { what: "steps", problem: format!("is {steps}, must be at least 2") });
+    }
+    sigmas(steps, shift)?;
+    let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
+    let least = shifted(1e-3);
+    let even = (0..steps).map(|step| 1.0 + (least - 1.0) * step as f64 / (steps - 1) as f64);
+    Ok(even.map(shifted).chain([0.0]).collect())
+}
+
 /// The velocities of a batch, without a gradient; `weights` are all of the model's, one list a unit.
 ///
 /// # Errors
@@ -125,6 +141,17 @@ mod tests {
         check(2, 3.0, &[1.0, 0.75, 0.0]);
         // ROLL's: eight steps, shifted by 5.
         check(8, 5.0, &[1.0, 35.0 / 36.0, 15.0 / 16.0, 25.0 / 28.0, 5.0 / 6.0, 0.75, 0.625, 5.0 / 12.0, 0.0]);
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/sd3/configs.json");
+        let golden: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+        for schedule in golden["schedules"].as_array().unwrap() {
+            let expected: Vec<f64> = serde_json::from_value(schedule["sigmas"].clone()).unwrap();
+            let steps = schedule["steps"].as_u64().unwrap() as usize;
+            let found = sigmas_of_diffusers(steps, schedule["shift"].as_f64().unwrap()).unwrap();
+            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
+            assert_eq!(found.len(), expected.len());
+        }
+        assert!(sigmas_of_diffusers(1, 1.0).is_err());
         assert!(sigmas(0, 1.0).is_err());
         assert!(sigmas(4, f64::NAN).is_err());
     }

@@ -108,6 +108,26 @@ fn bfloat16_stays_near_float32() {
 }
 
 #[test]
+fn what_is_made_again_is_the_same_and_was_most_of_what_is_kept() {
+    // The proportions of a real model.
+    let config = DecoderConfig { intermediate_size: 106, qk_norm: false, ..config() };
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let holder = holder(config.clone(), kind);
+        let batch = pack(&sequences());
+        let (_, saved) = holder.forward(&batch, true);
+        for (block, saved) in saved.into_iter().enumerate() {
+            let (whole_bytes, whole) = (saved.bytes(), saved.tensors());
+            let thin = holder.decoder.thin(block, saved);
+            let inner = (1..=config.num_hidden_layers).contains(&block);
+            assert_eq!(thin.bytes() * 2 < whole_bytes, inner, "{} of {whole_bytes}", thin.bytes());
+            let again = holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin));
+            let again = again.unwrap().tensors();
+            assert!(again.iter().zip(&whole).all(|(again, whole)| again.equal(whole)), "block {block}");
+        }
+    }
+}
+
+#[test]
 fn frozen_units_leave_the_other_gradients_as_they_are() {
     let batch = pack(&sequences());
     let mut all = holder(config(), Kind::Float);

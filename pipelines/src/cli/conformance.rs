@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyroll_backends::{BackendKind, Device, DeviceId, Rendezvous, devices, open};
+use anyroll_backends::{BackendKind, Device, DeviceId, Reduction, Rendezvous, devices, open};
 use anyroll_conformance::{
     Counts, Outcome, Peers, Status, collective_suite, device_suite, failure_suite, json, table,
 };
@@ -36,6 +36,9 @@ pub(super) struct ConformanceArgs {
     /// Also write every outcome as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Check the communication library's own sums, as with `strategy.reduction: library`
+    #[arg(long)]
+    library_sums: bool,
     /// Bounds the suite's waits: a case may take half of it
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     timeout_s: f64,
@@ -113,7 +116,8 @@ fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
         agent_store: rank.agent_store.clone(),
         timeout: Duration::from_secs_f64(args.timeout_s),
     };
-    let peers = Peers::connect(device, &rendezvous)?;
+    let reduction = if args.library_sums { Reduction::Library } else { Reduction::Ordered };
+    let peers = Peers::connect(device, &rendezvous, reduction)?;
     outcomes.extend(collective_suite(&peers, filter));
     outcomes.extend(failure_suite(&peers, filter));
     if rank.rank == 0 {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use anyroll_backends::{BackendKind, DeviceId, DeviceInfo, MemoryInfo, open};
+use anyroll_backends::{BackendKind, DeviceId, DeviceInfo, MemoryInfo, diagnose, open};
 use anyroll_libtorch::Torch;
 use serde::Serialize;
 
@@ -65,7 +65,11 @@ fn backend(kind: BackendKind) -> BackendReport {
 }
 
 fn device(info: DeviceInfo) -> DeviceReport {
-    let DeviceInfo { id, name, details, .. } = info;
+    let DeviceInfo { id, name, mut details, .. } = info;
+    match diagnose(id) {
+        Ok(more) => details.extend(more.details),
+        Err(error) => details.push(("links".into(), error.to_string())),
+    }
     let memory = memory(id);
     DeviceReport {
         id: id.to_string(),

@@ -1,5 +1,6 @@
 //! The command line: one file a command.
 
+mod bench;
 mod conformance;
 mod doctor;
 mod export;
@@ -7,7 +8,7 @@ mod import;
 mod reward;
 mod run;
 
-use std::path::PathBuf;
+use std::{env, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -33,6 +34,7 @@ Examples:
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    go on from the last checkpoint, bitwise
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
   anyroll doctor                                             which backends this machine has, and why not
+  anyroll doctor --bench                                     copies, products and collectives beside the limit
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll import deepspeed.json                              another system's config as ours, key by key
   anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
@@ -95,6 +97,12 @@ struct DoctorArgs {
     /// As JSON
     #[arg(long)]
     json: bool,
+    /// Measure the devices instead: copies, matrix products and collectives, beside the hardware's limit
+    #[arg(long)]
+    bench: bool,
+    /// Which backend to measure; by default the first that is there
+    #[arg(long, requires = "bench")]
+    backend: Option<anyroll_backends::BackendKind>,
 }
 
 /// Folders in which vendors' libraries are looked for before anywhere else, as in `PATH`.
@@ -103,13 +111,17 @@ const LIBRARIES: &str = "ANYROLL_LIBRARIES";
 /// Runs the command that the arguments name, and returns the exit code: 0 only if all was done, 130 after an
 /// interrupt, 1 after an error, which has been told.
 pub fn main() -> u8 {
-    let folders = std::env::var_os(LIBRARIES).unwrap_or_default();
-    std::env::split_paths(&folders).for_each(anyroll_backends::prefer_folder);
+    let folders = env::var_os(LIBRARIES).unwrap_or_default();
+    env::split_paths(&folders).for_each(anyroll_backends::prefer_folder);
+    if let Some(folder) = cache_folder() {
+        anyroll_backends::cache_kernels_in(folder);
+    }
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Reward(args) => reward::reward(&args),
+        Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
@@ -117,6 +129,15 @@ pub fn main() -> u8 {
     outcome.unwrap_or_else(|error| {
         tell(&error);
         1
+    })
+}
+
+/// Where what can be made again is kept between runs: `ANYROLL_CACHE`, or where the user keeps such things.
+fn cache_folder() -> Option<PathBuf> {
+    let named = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    named("ANYROLL_CACHE").or_else(|| {
+        let all = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
+        Some(all?.join("anyroll"))
     })
 }
 

@@ -107,6 +107,7 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         (0, None) => Some(folder(args, &loaded, &run)?),
         _ => None,
     };
+    let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;

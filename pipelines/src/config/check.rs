@@ -12,8 +12,8 @@ use super::tree::Node;
 use crate::data::{self, Dataset, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 
-/// The precisions that the strategy layer has; the others are refused by name.
-const PRECISIONS: &[Precision] = &[Precision::Fp32, Precision::Bf16];
+/// The largest first loss scale: a loss of 1 overflows fp16 long before.
+const MOST_LOSS_SCALE: f64 = 16_777_216.0;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
 const MOST_EVALUATED: usize = 1_000_000;
@@ -182,14 +182,12 @@ impl Check<'_> {
             let message = format!("there is no stage {stage}");
             self.ensure(stage <= 3, &field("zero_stage"), message, "write 0, 1, 2 or 3")?;
         }
-        if let Some(precision) = strategy.precision {
-            let precisions: Vec<&str> = PRECISIONS.iter().map(|precision| precision.name()).collect();
-            self.ensure(
-                PRECISIONS.contains(&precision),
-                &field("precision"),
-                format!("`{}` is not there yet", precision.name()),
-                format!("write one of {}", list(&precisions)),
-            )?;
+        if let Some(Precision::Fp16(Fp16Config { initial_scale, growth_interval })) = strategy.precision {
+            let holds =
+                (1.0..=MOST_LOSS_SCALE).contains(&initial_scale) && initial_scale.log2().fract() == 0.0;
+            let range = "that is a power of two, 1 to 2^24";
+            self.number(&field("precision.fp16.initial_scale"), initial_scale, holds, range)?;
+            self.positive(&field("precision.fp16.growth_interval"), growth_interval)?;
         }
         if let Some(size) = strategy.micro_batch_size {
             self.positive(&field("micro_batch_size"), size)?;
@@ -403,7 +401,7 @@ impl Check<'_> {
         steps: u64,
     ) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
-        let AdamWConfig { learning_rate, betas, eps, weight_decay } = optimizer.adamw;
+        let AdamWConfig { learning_rate, betas, eps, weight_decay, decays: _ } = optimizer.adamw;
         self.number(&field("adamw.learning_rate"), learning_rate, learning_rate > 0.0, "above 0")?;
         for beta in betas {
             let holds = (0.0..1.0).contains(&beta);
@@ -413,19 +411,26 @@ impl Check<'_> {
         self.number(&field("adamw.weight_decay"), weight_decay, weight_decay >= 0.0, "0 or above")?;
         let norm = optimizer.max_grad_norm;
         self.number(&field("max_grad_norm"), norm, norm > 0.0, "above 0")?;
-        let (kind, decay) = match &optimizer.schedule {
+        let (kind, warmup_steps, ratio) = match &optimizer.schedule {
             ScheduleConfig::Constant(_) => return Ok(()),
-            ScheduleConfig::Linear(decay) => ("linear", decay),
-            ScheduleConfig::Cosine(decay) => ("cosine", decay),
+            ScheduleConfig::Linear(decay) => ("linear", decay.warmup_steps, decay.final_ratio),
+            ScheduleConfig::Cosine(decay) => ("cosine", decay.warmup_steps, decay.final_ratio),
+            ScheduleConfig::Wsd(wsd) => ("wsd", wsd.warmup_steps, wsd.final_ratio),
         };
-        let ratio = decay.final_ratio;
         let holds = (0.0..=1.0).contains(&ratio);
         self.number(&field(&format!("schedule.{kind}.final_ratio")), ratio, holds, "from 0 to 1")?;
         self.ensure(
-            decay.warmup_steps < steps.max(1),
+            warmup_steps < steps.max(1),
             &field(&format!("schedule.{kind}.warmup_steps")),
-            format!("{} of {steps} steps leave none to fall", decay.warmup_steps),
+            format!("{warmup_steps} of {steps} steps leave none to fall"),
             "write fewer than the steps",
+        )?;
+        let ScheduleConfig::Wsd(WsdConfig { decay_steps, .. }) = optimizer.schedule else { return Ok(()) };
+        self.ensure(
+            decay_steps > 0 && decay_steps <= steps.max(1) - warmup_steps,
+            &field("schedule.wsd.decay_steps"),
+            format!("{decay_steps} do not fit in {steps} steps, {warmup_steps} of which are the warm-up"),
+            "write 1 or above, and no more than are left; `constant` never falls",
         )
     }
 
@@ -620,7 +625,7 @@ impl Precision {
         match self {
             Self::Fp32 => "fp32",
             Self::Bf16 => "bf16",
-            Self::Fp16 => "fp16",
+            Self::Fp16(_) => "fp16",
         }
     }
 }

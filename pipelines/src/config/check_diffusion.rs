@@ -63,6 +63,12 @@ impl Check<'_> {
         ] {
             self.positive(&field(name), value)?;
         }
+        self.ensure(
+            !diffusion.checkpoint.keep_best,
+            &field("checkpoint.keep_best"),
+            "it goes by `eval/greedy`, which a language model has",
+            "leave it out",
+        )?;
         let images = diffusion.evaluation.images;
         self.ensure(
             (images::CLASSES..=MOST_EVALUATED).contains(&images),

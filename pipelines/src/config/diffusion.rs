@@ -100,6 +100,9 @@ pub struct FlowMatchingConfig {
 pub struct SamplerConfig {
     /// Denoising steps.
     pub steps: usize,
+    /// How the sigmas are spaced before they are shifted. Default even.
+    #[serde(default)]
+    pub spacing: Spacing,
     /// Moves the sigmas towards noise, `s sigma / (1 + (s - 1) sigma)`; above 0. Default 1, evenly spaced.
     #[serde(default = "one_f64")]
     pub shift: f64,
@@ -108,6 +111,17 @@ pub struct SamplerConfig {
     pub guidance: f64,
     /// Images that a rank samples at a time.
     pub batch_size: usize,
+}
+
+/// How a sampler's sigmas are spaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spacing {
+    /// From 1 to 0 in equal steps, as ROLL has it.
+    #[default]
+    Even,
+    /// As diffusers' `FlowMatchEulerDiscreteScheduler`: in equal steps to the first timestep's, and one step to 0.
+    Diffusers,
 }
 
 /// How a reward becomes a gradient.

@@ -16,6 +16,7 @@ mod check_reward;
 mod de;
 mod diffusion;
 mod error;
+mod include;
 mod model;
 mod resolve;
 mod reward;
@@ -59,6 +60,7 @@ impl Loaded {
             for (index, set) in sets.iter().enumerate() {
                 tree.set(index, set)?;
             }
+            include::include_strategies(&mut tree)?;
             let config = de::from_node(&tree)?;
             let dataset = check::check(&config, &tree)?;
             Ok((config, dataset, tree))

@@ -167,6 +167,7 @@ impl Resolver<'_> {
                 params: own.offload.params.unwrap_or(top.offload.params),
             },
             micro_batch_size: own.micro_batch_size.unwrap_or(top.micro_batch_size),
+            reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };
         Ok(Role { backend: facts.name.clone(), ordinals, strategy })

@@ -126,13 +126,28 @@ pub struct StrategyConfig {
     /// Sequences that a rank puts through forward and backward at a time. Memory grows with it; the
     /// result does not depend on it but for rounding.
     pub micro_batch_size: usize,
+    /// Who adds up what the ranks send to one another. Default ordered. The ranks of all roles do it alike.
+    #[serde(default)]
+    pub reduction: Reduction,
     /// Seconds after which a collective that has not finished is aborted. Default 60.
     #[serde(default = "one_minute")]
     pub collective_timeout_s: f64,
 }
 
-/// A dtype of weights and activations; master weights and optimizer states are fp32 in any case.
+/// Who adds up what the ranks send to one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// The receiver, in rank order: the same bits at every stage and on every machine.
+    #[default]
+    Ordered,
+    /// The communication library, in an order of its own: faster on some GPUs, equal within rounding. A backend
+    /// without such a library does it in order.
+    Library,
+}
+
+/// A dtype of weights and activations; master weights and optimizer states are fp32 in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// 32-bit IEEE.
@@ -140,8 +155,25 @@ pub enum Precision {
     Fp32,
     /// bfloat16.
     Bf16,
-    /// 16-bit IEEE with dynamic loss scaling.
-    Fp16,
+    /// 16-bit IEEE with dynamic loss scaling; `fp16` alone leaves its fields to their defaults.
+    Fp16(Fp16Config),
+}
+
+/// Loss scaling: a gradient that overflows is skipped and halves the scale, and it doubles after
+/// `growth_interval` steps without one.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Fp16Config {
+    /// What the loss is multiplied by at first; a power of two, 1 or above. Default 65536.
+    pub initial_scale: f64,
+    /// Optimizer steps without an overflow until it doubles, 1 or above. Default 2000.
+    pub growth_interval: u32,
+}
+
+impl Default for Fp16Config {
+    fn default() -> Self {
+        Self { initial_scale: 65_536.0, growth_interval: 2000 }
+    }
 }
 
 /// What backward runs again.
@@ -151,6 +183,8 @@ pub enum Recompute {
     /// Nothing: forward keeps the activations of every block.
     #[default]
     None,
+    /// In each block what is large and cheap to make again: of a decoder the MLP's inner activations.
+    Selective,
     /// Every block but the last, from its input: the activations of one exist at a time.
     Full,
 }
@@ -161,18 +195,31 @@ pub enum Recompute {
 pub struct OffloadConfig {
     /// The optimizer's states, and with them the accumulated gradients, which are only let go. Default
     /// between_steps.
-    pub optimizer: Offload,
+    pub optimizer: OptimizerOffload,
     /// The weights; only of the reference, since the policy needs its own at all times. Default none.
     pub params: Offload,
 }
 
 impl Default for OffloadConfig {
     fn default() -> Self {
-        Self { optimizer: Offload::BetweenSteps, params: Offload::None }
+        Self { optimizer: OptimizerOffload::BetweenSteps, params: Offload::None }
     }
 }
 
-/// When states leave the device.
+/// When the optimizer's states leave the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerOffload {
+    /// Never.
+    None,
+    /// For pinned host memory after each step, and back for the next one.
+    BetweenSteps,
+    /// They are never there: the host keeps and steps them, on the rank's `threads`. For models beyond the devices'
+    /// memory.
+    CpuStep,
+}
+
+/// When weights leave the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
@@ -239,7 +286,7 @@ pub struct StrategyOverride {
 pub struct OffloadOverride {
     /// Instead of `strategy.offload.optimizer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub optimizer: Option<Offload>,
+    pub optimizer: Option<OptimizerOffload>,
     /// Instead of `strategy.offload.params`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub params: Option<Offload>,
@@ -521,6 +568,20 @@ pub struct AdamWConfig {
     /// Decoupled weight decay, multiplied by the learning rate; 0 is none. Default 0.
     #[serde(default)]
     pub weight_decay: f64,
+    /// What it applies to. Default matrices.
+    #[serde(default)]
+    pub decays: Decays,
+}
+
+/// The weights that weight decay applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decays {
+    /// All but norms and biases.
+    #[default]
+    Matrices,
+    /// All that are trained.
+    All,
 }
 
 /// The learning rate over the steps, as a factor on its peak. Step `s` of the first `warmup_steps`
@@ -534,6 +595,8 @@ pub enum ScheduleConfig {
     Linear(DecayConfig),
     /// Half a cosine from the peak to `final_ratio` of it at the last step.
     Cosine(DecayConfig),
+    /// The peak, and at the end a straight line to `final_ratio` of it at the last step.
+    Wsd(WsdConfig),
 }
 
 impl Default for ScheduleConfig {
@@ -558,6 +621,20 @@ pub struct DecayConfig {
     /// Steps of the rise from 0, fewer than there are; 0 is none. Default 0.
     #[serde(default)]
     pub warmup_steps: u64,
+    /// What is left of the peak at the last step, 0 to 1. Default 0.
+    #[serde(default)]
+    pub final_ratio: f64,
+}
+
+/// A learning rate that stays, and falls at the end (warm-up, stable, decay).
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WsdConfig {
+    /// Steps of the rise from 0; 0 is none. Default 0.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// Steps of the fall, the last ones; together with `warmup_steps` at most all.
+    pub decay_steps: u64,
     /// What is left of the peak at the last step, 0 to 1. Default 0.
     #[serde(default)]
     pub final_ratio: f64,
@@ -589,11 +666,13 @@ pub struct CheckpointConfig {
     pub every: u64,
     /// The newest so many are kept; at least 1. Default 2.
     pub keep_last: usize,
+    /// Keeps the policy with the best `eval/greedy` as well, in the run folder's `best`. Default false.
+    pub keep_best: bool,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: 50, keep_last: 2 }
+        Self { every: 50, keep_last: 2, keep_best: false }
     }
 }
 

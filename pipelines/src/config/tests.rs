@@ -145,10 +145,15 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
     "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: fp16}", "5:44", "strategy.precision", "`fp16` is not there yet", "write one of `fp32`, `bf16`";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: some_blocks}", "5:44", "strategy.recompute", "no `some_blocks` here", "choose from `none`, `full`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {initial_scale: 3}}}", "5:67", "strategy.precision.fp16.initial_scale", "3.0 is out of range", "a power of two, 1 to 2^24";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {growth_interval: 0}}}", "5:69", "strategy.precision.fp16.growth_interval", "it is 0", "write a whole number, 1 or above";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: zero4}", "5:42", "strategy.include", "no ready strategy `zero4`", "did you mean `zero1`?";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: {zero3: {}}}", "5:33", "strategy.include", "expected a name, found a mapping", "choose from `ddp`";
+    "{micro_batch_size: 8}" => "{include: zero3}", "5:1", "strategy.micro_batch_size", "it is missing", "add `micro_batch_size:` here";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: some_blocks}", "5:44", "strategy.recompute", "no `some_blocks` here", "choose from `none`, `selective`, `full`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, reduction: some_tree}", "5:44", "strategy.reduction", "no `some_tree` here", "choose from `ordered`, `library`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimiser: none}}", "5:43", "strategy.offload.optimiser", "no such field", "did you mean `optimizer`?";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimizer: cpu_step}}", "5:54", "strategy.offload.optimizer", "no `cpu_step` here", "choose from `none`, `between_steps`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimizer: disk}}", "5:54", "strategy.offload.optimizer", "no `disk` here", "choose from `none`, `between_steps`, `cpu_step`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {params: between_steps}}", "5:51", "strategy.offload.params", "the policy's weights are needed at all times", "roles.reference.strategy.offload.params";
     "backend: cpu" => "backend: cpu\nroles:\n  policy: {strategy: {offload: {params: between_steps}}}", "4:41", "roles.policy.strategy.offload.params", "the policy's weights are needed at all times", "write `none`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 0}", "5:30", "strategy.micro_batch_size", "it is 0", "1 or above";
@@ -195,6 +200,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "learning_rate: 1.0e-3" => "learning_rate: 1e999", "15:30", "pipeline.rlvr.optimizer.adamw.learning_rate", "inf is out of range", "above 0";
     "{learning_rate: 1.0e-3}" => "{learning_rate: 1.0e-3, betas: [0.9, 1.0]}", "15:38", "pipeline.rlvr.optimizer.adamw.betas", "1.0 is out of range", "from 0 to below 1";
     "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3}\n      schedule: {linear: {warmup_steps: 20}}", "16:41", "pipeline.rlvr.optimizer.schedule.linear.warmup_steps", "20 of 20 steps leave none to fall", "fewer than the steps";
+    "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3}\n      schedule: {wsd: {warmup_steps: 5, decay_steps: 16}}", "16:54", "pipeline.rlvr.optimizer.schedule.wsd.decay_steps", "16 do not fit in 20 steps, 5 of which are the warm-up", "no more than are left";
+    "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3, decays: biases}", "15:46", "pipeline.rlvr.optimizer.adamw.decays", "no `biases` here", "choose from `matrices`, `all`";
     "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3}\n      schedule: {cosine: {final_ratio: 2}}", "16:40", "pipeline.rlvr.optimizer.schedule.cosine.final_ratio", "2.0 is out of range", "from 0 to 1";
     "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
@@ -409,6 +416,39 @@ fn a_resolved_data_file_is_found_from_any_folder() {
     let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
     let DataConfig::Jsonl(jsonl) = &rlvr.data else { panic!("{:?}", rlvr.data) };
     assert_eq!(jsonl.path, std::env::current_dir().unwrap().join(name));
+}
+
+#[test]
+fn ready_strategies_are_included_under_what_stands_beside_them() {
+    let strategy = |sets: &[&str]| resolve(sets, &machine()).unwrap().policy.strategy;
+    let plain = strategy(&[]);
+    let ready = include::READY.map(|(name, text)| {
+        assert!(text.starts_with("# ") && text.lines().nth(1).is_some_and(|line| !line.starts_with('#')));
+        strategy(&[&format!("strategy.include={name}")])
+    });
+    let [ddp, zero1, zero2_bf16, zero2_fp16, zero3, zero3_cpu_offload] = &ready;
+    assert_eq!(*ddp, plain);
+    assert_eq!(*zero1, StrategyConfig { zero_stage: 1, ..plain.clone() });
+    let bf16 = |zero_stage| StrategyConfig { zero_stage, precision: Precision::Bf16, ..plain.clone() };
+    assert_eq!((zero2_bf16, zero3), (&bf16(2), &bf16(3)));
+    let fp16 = Precision::Fp16(Fp16Config::default());
+    assert_eq!(*zero2_fp16, StrategyConfig { precision: fp16, ..bf16(2) });
+    let offload = OffloadConfig { optimizer: OptimizerOffload::CpuStep, ..plain.offload.clone() };
+    assert_eq!(*zero3_cpu_offload, StrategyConfig { recompute: Recompute::Full, offload, ..bf16(3) });
+
+    // What stands beside it counts more, also below, and a role may have another.
+    let sets = [
+        "strategy={include: zero3_cpu_offload, micro_batch_size: 8, recompute: none, offload: {params: none}}",
+        "roles.reference.strategy={include: zero1, precision: bf16}",
+        "pipeline.rlvr.algorithm.kl_coef=0.1",
+    ];
+    let run = resolve(&sets, &machine()).unwrap();
+    let (policy, reference) = (&run.policy.strategy, run.reference.as_ref().unwrap().strategy.clone());
+    assert_eq!((policy.zero_stage, policy.recompute), (3, Recompute::None));
+    assert_eq!(policy.offload.optimizer, OptimizerOffload::CpuStep);
+    assert_eq!((reference.zero_stage, reference.precision), (1, Precision::Bf16));
+    let yaml = run.config.to_yaml();
+    assert!(!yaml.contains("include") && yaml.contains("zero_stage: 3"), "{yaml}");
 }
 
 #[test]

@@ -79,6 +79,25 @@ impl Node {
         Ok(())
     }
 
+    /// The value of `path` (`a.b.c`), if something is written there.
+    pub(super) fn get_mut(&mut self, path: &str) -> Option<&mut Self> {
+        path.split('.').try_fold(self, |node, key| {
+            let Value::Map(entries) = &mut node.value else { return None };
+            entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
+        })
+    }
+
+    /// Adds the fields of `other` that this mapping does not have; where both have a mapping, so again below.
+    pub(super) fn fill_from(&mut self, other: Self) {
+        let (Value::Map(own), Value::Map(others)) = (&mut self.value, other.value) else { return };
+        for entry in others {
+            match own.iter_mut().find(|own| own.key == entry.key) {
+                Some(own) => own.node.fill_from(entry.node),
+                None => own.push(entry),
+            }
+        }
+    }
+
     /// Where the field `path` (`a.b.c`) was written; for a field left to its default, where the nearest
     /// mapping around it was.
     pub(super) fn origin_of(&self, path: &str) -> Origin {

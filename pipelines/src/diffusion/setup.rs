@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyroll_models::diffusion::{self, Guidance, Sampler, SdeNoise, Walk, sigmas};
+use anyroll_models::diffusion::{self, Guidance, Sampler, SdeNoise, Walk, sigmas, sigmas_of_diffusers};
 use anyroll_strategy::{State, Weights, Zero};
 use tch::Tensor;
 
@@ -16,6 +16,7 @@ use crate::{
     Result,
     config::{
         DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, ModelConfig, PipelineConfig, Run,
+        SamplerConfig, Spacing,
     },
     train::{Place, Share, offloaded},
 };
@@ -91,7 +92,7 @@ impl Setup {
         let guidance = Guidance { scale: config.sampler.guidance, no_class: shapes::CLASSES as i64 };
         Ok(Self {
             seed: run.config.seed,
-            sampler: Sampler { sigmas: sigmas(config.sampler.steps, config.sampler.shift)?, guidance },
+            sampler: Sampler { sigmas: spaced(&config.sampler)?, guidance },
             scorer: Scorer::new(device)?,
             share: Share {
                 prompts: config.prompts_per_step,
@@ -193,6 +194,13 @@ impl Setup {
         timesteps.truncate(count);
         timesteps
     }
+}
+
+fn spaced(sampler: &SamplerConfig) -> Result<Vec<f64>> {
+    Ok(match sampler.spacing {
+        Spacing::Even => sigmas(sampler.steps, sampler.shift)?,
+        Spacing::Diffusers => sigmas_of_diffusers(sampler.steps, sampler.shift)?,
+    })
 }
 
 /// Walks beside each other.

@@ -15,7 +15,7 @@ use crate::{
     algorithm::{fill_missing, sample_advantages},
     config::{Advantage, GrpoConfig, MethodConfig, Scale},
     metrics::Metrics,
-    train::{Exchange, StepOutcome, schedule},
+    train::{Exchange, StepOutcome, finish_steps, schedule},
 };
 
 /// What all ranks know of the step's samples, in the step's order.
@@ -139,13 +139,10 @@ impl Setup {
         clock: &Clock,
     ) -> Result<StepOutcome> {
         roles.policy.start_offload(&self.offloaded)?;
-        let mut grad_norm = 0.0;
-        for stats in steps {
-            grad_norm += roles.policy.finish_step(stats)? / steps.len() as f64;
-        }
+        let stepped = finish_steps(&roles.policy, steps)?;
         let mut metrics = reward_metrics(scored);
         metrics.merge(losses);
-        metrics.insert("grad_norm", grad_norm);
+        metrics.merge(stepped);
         metrics.insert("learning_rate", self.learning_rate(step));
         let device = roles.policy.group().stream().device().memory_info()?;
         metrics.insert("perf/allocated_bytes", device.allocated_bytes as f64);

@@ -59,6 +59,10 @@ impl Pipeline for Rlvr {
         }
     }
 
+    fn keeps_best(&self) -> Option<&'static str> {
+        self.setup.rlvr.checkpoint.keep_best.then_some("eval/greedy")
+    }
+
     fn description(&self) -> String {
         describe(&title(&self.setup.rlvr.algorithm), &*self.setup.model, &self.run)
     }

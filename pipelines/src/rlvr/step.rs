@@ -17,7 +17,7 @@ use crate::{
     algorithm::count_groups,
     config::{KlTerm, PolicyLoss},
     metrics::Metrics,
-    train::{Exchange, StepOutcome, schedule},
+    train::{Exchange, StepOutcome, finish_steps, schedule},
 };
 
 impl Setup {
@@ -104,14 +104,11 @@ impl Setup {
         }
         let train_bytes = allocated_bytes(policy)?;
         policy.start_offload(&self.offloaded)?;
-        let mut grad_norm = 0.0;
-        for stats in &steps {
-            grad_norm += policy.finish_step(stats)? / steps.len() as f64;
-        }
+        let stepped = finish_steps(policy, &steps)?;
         let mut metrics = self.loss_metrics(exchange, scored, &stats, &drift)?;
         metrics.insert("perf/allocated_bytes", train_bytes);
         metrics.insert("time/load_s", policy.load_wait()?.as_secs_f64());
-        metrics.insert("grad_norm", grad_norm);
+        metrics.merge(stepped);
         metrics.insert("learning_rate", learning_rate);
         Ok(metrics)
     }

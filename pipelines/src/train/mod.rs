@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use exchange::Exchange;
 pub use pipeline::{Evaluation, Pipeline, Plan, StepOutcome};
 pub use place::Place;
-pub(crate) use role::{adamw, describe, hold, offloaded, schedule};
+pub(crate) use role::{adamw, describe, finish_steps, hold, offloaded, schedule};
 pub use share::Share;
 
 use crate::{
@@ -55,6 +55,9 @@ struct Position<S> {
     warmup_steps: u64,
     /// RL steps that are done.
     steps: u64,
+    /// The best evaluation so far, if its policy is kept.
+    #[serde(default)]
+    best: Option<f64>,
     /// What the pipeline carries from one step to the next.
     #[serde(flatten)]
     carried: S,
@@ -188,6 +191,7 @@ impl<P: Pipeline> Training<P> {
         let started = Instant::now();
         let evaluation = self.pipeline.evaluate(&self.exchange, step, phase)?;
         metrics.insert("time/eval_s", started.elapsed().as_secs_f64());
+        self.keep_best(&evaluation.metrics)?;
         metrics.merge(evaluation.metrics);
         if let Some(journal) = &mut self.journal {
             journal.record(step, &metrics, &evaluation.samples)?;
@@ -212,6 +216,17 @@ impl<P: Pipeline> Training<P> {
             checkpoint::prune(&folder, self.plan.keep_last)?;
         }
         Ok(())
+    }
+
+    /// Writes a checkpoint beside the others if the policy is better than ever.
+    fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
+        let score = self.pipeline.keeps_best().and_then(|name| metrics.get(name));
+        let Some(score) = score.filter(|score| self.position.best.is_none_or(|best| *score > best)) else {
+            return Ok(());
+        };
+        self.position.best = Some(score);
+        let position = serde_json::to_value(&self.position).expect("plain numbers");
+        self.pipeline.save(&self.folder.join(BEST), position)
     }
 
     /// The report, the table, and how to go on if there is more to do.
@@ -245,6 +260,7 @@ impl<P: Pipeline> Training<P> {
 }
 
 const CHECKPOINTS: &str = "checkpoints";
+const BEST: &str = "best";
 
 fn last_checkpoint(folder: &Path) -> Result<PathBuf> {
     checkpoint::list(&folder.join(CHECKPOINTS))?.pop().ok_or_else(|| Error::Resume {

@@ -22,6 +22,11 @@ pub trait Pipeline {
     /// When things happen.
     fn plan(&self) -> Plan;
 
+    /// The metric of evaluations whose best policy so far is kept beside the checkpoints; `None` keeps none.
+    fn keeps_best(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The run in a line, for the report.
     fn description(&self) -> String;
 

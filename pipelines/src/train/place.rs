@@ -3,10 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use anyroll_backends::{
-    BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, open,
+    BackendKind, CollectiveGroup, Device, DeviceId, Reduction, Rendezvous, TorchDevice, connect_with, open,
 };
 
-use crate::{Result, config::Run, launch::Rank};
+use crate::{
+    Result,
+    config::{self, Run},
+    launch::Rank,
+};
 
 /// A device and the ranks that it trains with.
 #[derive(Debug)]
@@ -31,7 +35,11 @@ impl Place {
             agent_store: rank.agent_store.clone(),
             timeout,
         };
-        let comm = connect(&*device, &rendezvous)?;
+        let reduction = match run.policy.strategy.reduction {
+            config::Reduction::Ordered => Reduction::Ordered,
+            config::Reduction::Library => Reduction::Library,
+        };
+        let comm = connect_with(reduction, &*device, &rendezvous)?;
         let group = CollectiveGroup::new("policy", comm, &device, timeout)?;
         Ok(Self { device, group })
     }

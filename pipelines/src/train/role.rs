@@ -3,12 +3,18 @@
 use std::sync::Arc;
 
 use anyroll_models::{Model, init::WeightSource};
-use anyroll_strategy::{AdamW, Precision, Recompute, Schedule, State, Zero, ZeroConfig, ZeroStage};
+use anyroll_strategy::{
+    AdamW, Decays, LossScale, Precision, Recompute, Schedule, State, StepStats, StepsOn, Zero, ZeroConfig,
+    ZeroStage,
+};
 
 use super::Place;
 use crate::{
     Error, Result,
-    config::{self, Offload, OffloadConfig, OptimizerConfig, Run, ScheduleConfig},
+    config::{
+        self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, Run, ScheduleConfig,
+    },
+    metrics::Metrics,
 };
 
 /// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.
@@ -24,11 +30,18 @@ pub fn hold<M: Model>(
         precision: match strategy.precision {
             config::Precision::Fp32 => Precision::Fp32,
             config::Precision::Bf16 => Precision::Bf16,
-            config::Precision::Fp16 => unreachable!("a config with it is refused"),
+            config::Precision::Fp16(Fp16Config { initial_scale, growth_interval }) => {
+                Precision::Fp16(LossScale { initial: initial_scale, growth_interval })
+            }
         },
         recompute: match strategy.recompute {
             config::Recompute::None => Recompute::None,
+            config::Recompute::Selective => Recompute::Selective,
             config::Recompute::Full => Recompute::Full,
+        },
+        steps_on: match strategy.offload.optimizer {
+            OptimizerOffload::None | OptimizerOffload::BetweenSteps => StepsOn::Device,
+            OptimizerOffload::CpuStep => StepsOn::Host,
         },
     };
     Ok(Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?)
@@ -38,8 +51,10 @@ pub fn hold<M: Model>(
 pub fn offloaded(strategy: &config::StrategyConfig) -> Vec<State> {
     let OffloadConfig { optimizer, params } = strategy.offload;
     let mut states = Vec::new();
-    if optimizer == Offload::BetweenSteps {
-        states.extend([State::Optimizer, State::Gradients]);
+    match optimizer {
+        OptimizerOffload::None => {}
+        OptimizerOffload::BetweenSteps => states.extend([State::Optimizer, State::Gradients]),
+        OptimizerOffload::CpuStep => states.push(State::Gradients),
     }
     if params == Offload::BetweenSteps {
         states.push(State::Params);
@@ -54,8 +69,32 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
         betas: (beta1, beta2),
         eps: optimizer.adamw.eps,
         weight_decay: optimizer.adamw.weight_decay,
+        decays: match optimizer.adamw.decays {
+            config::Decays::Matrices => Decays::Matrices,
+            config::Decays::All => Decays::All,
+        },
         max_grad_norm: optimizer.max_grad_norm,
     }
+}
+
+/// Waits for `steps` and says what they did: the mean norm of the gradients that were not skipped, and in fp16 the last
+/// step's loss scale and how many steps were.
+pub fn finish_steps<M: Model>(policy: &Zero<M>, steps: &[StepStats]) -> Result<Metrics> {
+    let (mut norms, mut loss_scale) = (Vec::with_capacity(steps.len()), None);
+    for stats in steps {
+        let stepped = policy.finish_step(stats)?;
+        norms.extend(stepped.grad_norm);
+        loss_scale = stepped.loss_scale;
+    }
+    let mut metrics = Metrics::new();
+    if !norms.is_empty() {
+        metrics.insert("grad_norm", norms.iter().sum::<f64>() / norms.len() as f64);
+    }
+    if let Some(loss_scale) = loss_scale {
+        metrics.insert("loss_scale", loss_scale);
+        metrics.insert("skipped_steps", (steps.len() - norms.len()) as f64);
+    }
+    Ok(metrics)
 }
 
 /// The learning rate's way.
@@ -68,6 +107,11 @@ pub fn schedule(config: &ScheduleConfig) -> Schedule {
         ScheduleConfig::Cosine(c) => {
             Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
         }
+        ScheduleConfig::Wsd(c) => Schedule::Wsd {
+            warmup_steps: c.warmup_steps,
+            decay_steps: c.decay_steps,
+            final_ratio: c.final_ratio,
+        },
     }
 }
 

@@ -52,7 +52,7 @@ fn trained(config: ZeroConfig, world_size: usize, model: (bool, &[&str])) -> (Ve
 #[test]
 fn stages_are_bitwise_equal() {
     for (precision, recompute) in [(Precision::Fp32, Recompute::None), (Precision::Bf16, Recompute::Full)] {
-        let config = |stage| ZeroConfig { stage, precision, recompute };
+        let config = |stage| ZeroConfig { precision, recompute, ..ZeroConfig::from(stage) };
         for (index, frozen) in FROZEN.into_iter().enumerate() {
             let (world_size, tied) = (1 + index % 3, index != 1);
             let reference = trained(config(ZeroStage::Zero0), world_size, (tied, frozen));
@@ -117,7 +117,7 @@ fn checkpoints_leave_frozen_units_out() {
     let frozen: &[&str] = &["model.embed_tokens", "model.layers.1"];
     let folder = tempfile::tempdir().unwrap();
     let paths = ["step_000001", "step_000002"].map(|name| folder.path().join(name));
-    let config = |stage| ZeroConfig { stage, precision: Precision::Bf16, recompute: Recompute::None };
+    let config = |stage| ZeroConfig { precision: Precision::Bf16, ..ZeroConfig::from(stage) };
     let whole = ranks(2, false, |device, group| {
         let mut zero = frozen_zero(config(ZeroStage::Zero2), (true, frozen), ADAMW, device, group.clone());
         train(&mut zero, 0..2, 2);

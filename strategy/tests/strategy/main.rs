@@ -1,8 +1,11 @@
 //! The strategy layer as a whole; ranks are threads here.
 
+mod checkpoints;
+mod fp16;
 mod frozen;
 mod offload;
 mod passes;
+mod plain_loop;
 mod precision;
 mod stages;
 mod world;

@@ -1,9 +1,9 @@
 //! What leaves the device between uses comes back the same, and its memory is free meanwhile.
 
 use anyroll_strategy::{
-    Error, State,
+    Error, LossScale, Precision, State,
     State::{Gradients, Optimizer, Params},
-    Zero, ZeroStage, checkpoint,
+    StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
 };
 
 use crate::world::{
@@ -124,7 +124,7 @@ fn a_call_on_states_that_are_away_names_them() {
         zero.start_offload(&[Gradients]).unwrap();
         check(Gradients, "step", zero.step(1e-2).err());
         let outcome = zero.accumulate(&tokens, |_| unreachable!("it is refused before"));
-        check(Gradients, "record", outcome.err());
+        check(Gradients, "accumulate", outcome.err());
         zero.load_states(&[Gradients]).unwrap();
 
         zero.offload_states(&[Params]).unwrap();
@@ -149,5 +149,74 @@ fn a_frozen_model_comes_and_goes() {
                 assert_eq!(zero.score(&tokens).unwrap().logprobs, scores.logprobs, "{stage:?}");
             }
         });
+    }
+}
+
+fn host(stage: ZeroStage, precision: Precision) -> ZeroConfig {
+    ZeroConfig { precision, steps_on: StepsOn::Host, ..stage.into() }
+}
+
+#[test]
+fn a_step_on_the_host_changes_no_bit() {
+    let fp16 = Precision::Fp16(LossScale::default());
+    for (precision, world_size) in [(Precision::Fp32, 3), (Precision::Bf16, 2), (fp16, 1)] {
+        for stage in STAGES {
+            let on_device = ZeroConfig { precision, ..stage.into() };
+            let reference = trained(on_device, world_size, true, false, 12);
+            let away = ranks(world_size, true, |device, group| {
+                let mut zero = zero(host(stage, precision), true, device, group);
+                let norms = train_with(&mut zero, 0..4, 12, |zero| {
+                    zero.offload_states(&ALL).unwrap();
+                    zero.load_states(&ALL).unwrap();
+                });
+                (norms, values(&mut zero))
+            });
+            assert!(away.iter().all(|rank| *rank == reference), "{stage:?} x {world_size} in {precision:?}");
+        }
+    }
+}
+
+#[test]
+fn states_on_the_host_take_no_memory_of_the_device() {
+    for stage in STAGES {
+        ranks(2, false, |device, group| {
+            let before = device.memory_info().unwrap().allocated_bytes;
+            let mut on_device = zero(stage, false, device, group.clone());
+            train(&mut on_device, 0..1, 2);
+            let states = on_device.offload_states(&[Optimizer]).unwrap();
+            on_device.load_states(&[Optimizer]).unwrap();
+            let with_states = memory(&on_device).0 - before;
+            drop(on_device);
+
+            let mut on_host = zero(host(stage, Precision::Fp32), false, device, group);
+            train(&mut on_host, 0..1, 2);
+            assert_eq!(memory(&on_host).0 - before + states, with_states, "{stage:?}");
+            assert_eq!(on_host.offload_states(&[Optimizer]).unwrap(), 0);
+        });
+    }
+}
+
+/// The states of either home load into the other.
+#[test]
+fn a_checkpoint_does_not_know_where_states_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let on = |steps_on| ZeroConfig { precision: Precision::Bf16, steps_on, ..ZeroStage::Zero2.into() };
+    for (from, to) in [(StepsOn::Device, StepsOn::Host), (StepsOn::Host, StepsOn::Device)] {
+        let path = folder.path().join(format!("{from:?}"));
+        let [whole, resumed] = [None, Some(to)].map(|to| {
+            ranks(2, false, |device, group| {
+                let mut zero = zero(on(to.unwrap_or(from)), true, device, group);
+                match to {
+                    None => {
+                        train(&mut zero, 0..2, 2);
+                        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+                    }
+                    Some(_) => drop(checkpoint::load(&mut zero, &path).unwrap()),
+                }
+                train(&mut zero, 2..4, 2);
+                values(&mut zero)
+            })
+        });
+        assert!(whole == resumed, "from {from:?} to {to:?}");
     }
 }

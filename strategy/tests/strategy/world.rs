@@ -4,11 +4,12 @@ use std::{net::TcpListener, ops::Range, sync::Arc, thread, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, faults, open};
 use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
-use anyroll_strategy::{AdamW, Zero, ZeroConfig, ZeroStage};
+use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
 pub const STAGES: [ZeroStage; 4] = [ZeroStage::Zero0, ZeroStage::Zero1, ZeroStage::Zero2, ZeroStage::Zero3];
-pub const ADAMW: AdamW = AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 0.05 };
+pub const ADAMW: AdamW =
+    AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, decays: Decays::Matrices, max_grad_norm: 0.05 };
 /// Divisible by every world size here, so that each rank has equally many micro-batches.
 const SEQUENCES: usize = 12;
 
@@ -81,7 +82,7 @@ pub fn ranks<R: Send>(
     })
 }
 
-/// Some steps on the mean negative log-likelihood; the gradients' norms.
+/// Some steps on the mean negative log-likelihood; the gradients' norms, infinite for a step that was skipped.
 pub fn train(zero: &mut Zero<Decoder>, steps: Range<u64>, micro_batches: usize) -> Vec<f64> {
     train_with(zero, steps, micro_batches, |_| {})
 }
@@ -106,7 +107,7 @@ pub fn train_with(
         }
         let stats = zero.step(1e-2).unwrap();
         between(zero);
-        norms.push(zero.finish_step(&stats).unwrap());
+        norms.push(zero.finish_step(&stats).unwrap().grad_norm.unwrap_or(f64::INFINITY));
     }
     norms
 }

@@ -1,18 +1,12 @@
 //! The first block: patches, where they are, and what all blocks are conditioned on.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::{DitConfig, apply_linear, linear, param, usual};
 use crate::Result;
 use crate::diffusion::DenoiseBatch;
+use crate::diffusion::layers::{FREQUENCIES, time_features};
 use crate::model::{Init, ParamSpec, Unit, Weights};
-
-/// Cosines and sines that sigma is told by.
-const FREQUENCIES: i64 = 256;
-/// Models are told the timestep 1000 sigma.
-const TIMESTEPS: f64 = 1000.0;
-/// The slowest cosine has this wavelength, over 2 pi.
-const MAX_PERIOD: f64 = 10_000.0;
 
 const PATCH: usize = 0;
 const POSITION: usize = 2;
@@ -54,13 +48,4 @@ fn patches(config: &DitConfig, latents: &Tensor) -> Result<Tensor> {
     let (side, p) = (config.patches_per_row(), config.patch_size);
     let apart = latents.f_reshape([-1, config.channels, side, p, side, p])?;
     Ok(apart.f_permute([0, 2, 4, 1, 3, 5])?.f_reshape([-1, side * side, config.patch_len()])?)
-}
-
-/// `[B]` to fp32 `[B, FREQUENCIES]`: cosines, then sines.
-fn time_features(sigmas: &Tensor) -> Result<Tensor> {
-    let half = FREQUENCIES / 2;
-    let exponents = Tensor::f_arange(half, (Kind::Float, sigmas.device()))?;
-    let frequencies = exponents.f_mul_scalar(-MAX_PERIOD.ln() / half as f64)?.f_exp()?;
-    let angles = sigmas.f_mul_scalar(TIMESTEPS)?.f_unsqueeze(1)?.f_mul(&frequencies)?;
-    Ok(Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], 1)?)
 }

@@ -16,7 +16,7 @@ use tch::Tensor;
 
 pub use config::DitConfig;
 
-use super::DenoiseBatch;
+use super::{DenoiseBatch, layers};
 use crate::autograd;
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
 use crate::{Error, Result};
@@ -154,8 +154,5 @@ fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
 
 /// `norm(x) (1 + scale) + shift`, the norm without weights.
 fn modulate(x: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor> {
-    const EPS: f64 = 1e-6;
-    let channels = x.size()[x.dim() - 1];
-    let normed = x.f_layer_norm([channels], None::<&Tensor>, None::<&Tensor>, EPS, false)?;
-    Ok(normed.f_mul(&scale.f_add_scalar(1.0)?)?.f_add(shift)?)
+    layers::modulate(&layers::layer_norm(x)?, shift, scale)
 }

@@ -16,7 +16,8 @@ use std::{
 };
 
 use anyroll_backends::{
-    Collective, CollectiveGroup, DType, Device, Rendezvous, Result, Store, connect, faults::Delayed,
+    Collective, CollectiveGroup, DType, Device, Reduction, Rendezvous, Result, Store, connect_with,
+    faults::Delayed,
 };
 
 use crate::{Outcome, Status, host::leaves_no_memory, runner::Case};
@@ -38,8 +39,8 @@ pub struct Peers {
 
 impl Peers {
     /// Connects this rank with the others. Blocks until all are there.
-    pub fn connect(device: Arc<dyn Device>, rendezvous: &Rendezvous) -> Result<Self> {
-        let world = connect(&*device, rendezvous)?;
+    pub fn connect(device: Arc<dyn Device>, rendezvous: &Rendezvous, reduction: Reduction) -> Result<Self> {
+        let world = connect_with(reduction, &*device, rendezvous)?;
         Ok(Self { device, world, store: Arc::new(Store::connect(rendezvous)?) })
     }
 }

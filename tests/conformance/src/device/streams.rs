@@ -176,19 +176,19 @@ fn later_work(device: &Arc<dyn Device>) -> Verdict {
 fn elapsed(device: &Arc<dyn Device>) -> Verdict {
     const PAUSE: Duration = Duration::from_millis(20);
     let stream = Stream::new(device)?;
-    let before = stream.record()?;
+    let before = stream.record_timed()?;
     stream.enqueue_host_fn(Box::new(|| {
         thread::sleep(PAUSE);
         Ok(())
     }))?;
-    let after = stream.record()?;
+    let after = stream.record_timed()?;
     stream.synchronize()?;
     let time = before.elapsed(&after)?;
     // Devices round to microseconds.
     ensure!(time + Duration::from_millis(1) >= PAUSE && time < PATIENCE, "{time:?} for a pause of {PAUSE:?}");
 
     let gate = Gate::close(&stream)?;
-    let pending = stream.record()?;
+    let pending = stream.record_timed()?;
     let outcome = after.elapsed(&pending);
     gate.open();
     stream.synchronize()?;

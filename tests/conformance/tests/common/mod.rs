@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, sync::Arc, thread, time::Duration};
 
-use anyroll_backends::{BackendKind, Device, DeviceId, Rendezvous, open};
+use anyroll_backends::{BackendKind, Device, DeviceId, Reduction, Rendezvous, open};
 use anyroll_conformance::Peers;
 
 /// The host's processor; `ordinal` tells ranks apart.
@@ -24,7 +24,7 @@ pub fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(Peers) -> T + Sync) ->
             agent_store: None,
             timeout: Duration::from_secs(40),
         };
-        rank(Peers::connect(cpu(number), &rendezvous).expect("the ranks meet"))
+        rank(Peers::connect(cpu(number), &rendezvous, Reduction::Ordered).expect("the ranks meet"))
     };
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..world_size).map(|number| scope.spawn(move || start(number))).collect();

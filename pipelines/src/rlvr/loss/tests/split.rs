@@ -4,7 +4,7 @@ use std::{net::TcpListener, sync::Arc, thread, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
 use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, Sequence};
-use anyroll_strategy::{AdamW, Zero, ZeroStage};
+use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
 use super::*;
 
@@ -12,8 +12,13 @@ const SEQUENCES: usize = 12;
 const PROMPT_LEN: usize = 2;
 
 /// AdamW that moves weights about as far as their gradient is long, so that weights tell gradients apart.
-const NEARLY_SGD: AdamW =
-    AdamW { betas: (0.0, 0.0), eps: 1.0, weight_decay: 0.0, max_grad_norm: f64::INFINITY };
+const NEARLY_SGD: AdamW = AdamW {
+    betas: (0.0, 0.0),
+    eps: 1.0,
+    weight_decay: 0.0,
+    decays: Decays::Matrices,
+    max_grad_norm: f64::INFINITY,
+};
 
 #[test]
 fn any_split_gives_the_same_gradient() {
@@ -81,7 +86,7 @@ fn update(
         .unwrap();
     }
     let stats = zero.step(1.0).unwrap();
-    let norm = zero.finish_step(&stats).unwrap();
+    let norm = zero.finish_step(&stats).unwrap().grad_norm.unwrap();
     let weights = zero.weights().unwrap();
     let flat: Vec<Tensor> = weights.iter().flatten().map(|weight| weight.flatten(0, -1)).collect();
     (norm, Tensor::cat(&flat, 0).try_into().unwrap())

@@ -1,8 +1,10 @@
 //! The diffusion transformer's gradients, block by block, against libtorch's of the whole.
 
 use anyroll_models::diffusion::{DenoiseBatch, Dit, DitConfig, velocity};
-use anyroll_models::{Grads, Model, Output, OutputGrad, UnitGrads, Weights, normals};
+use anyroll_models::{Model, UnitGrads, normals};
 use tch::{Device, Kind, Tensor};
+
+use crate::passes::{assert_close, pass};
 
 fn dit() -> Dit {
     let config = DitConfig {
@@ -56,57 +58,15 @@ fn gradients_block_by_block_equal_those_of_the_whole() {
     let mut expected = Tensor::run_backward(&[(&output * &wanted).sum(Kind::Float)], &leaves, false, false);
     let expected_latents = expected.pop().unwrap();
 
-    let (grads, latents_grad) = backward_by_blocks(&dit, &slices, &batch(&latents.detach()), &wanted);
-    let found = grads.iter().flat_map(UnitGrads::views);
+    let detached: Vec<Vec<Tensor>> =
+        weights.iter().map(|unit| unit.iter().map(Tensor::detach).collect()).collect();
+    // In two passes, so that the second adds to the first.
+    let passed = pass(&dit, &detached, &batch(&latents.detach()), &[&wanted * 0.25, &wanted * 0.75]);
+    let found = passed.grads.iter().flat_map(UnitGrads::views);
     for ((found, expected), spec) in found.zip(&expected).zip(dit.units().iter().flat_map(|u| &u.params)) {
         assert_close(&spec.name, found, expected);
     }
-    assert_close("latents", &latents_grad, &expected_latents);
-}
-
-/// The backward as whoever holds the weights runs it, twice, so that the second pass adds to the first.
-fn backward_by_blocks(
-    dit: &Dit,
-    weights: &[&[Tensor]],
-    batch: &DenoiseBatch,
-    wanted: &Tensor,
-) -> (Vec<UnitGrads>, Tensor) {
-    let detached: Vec<Vec<Tensor>> =
-        weights.iter().map(|unit| unit.iter().map(Tensor::detach).collect()).collect();
-    let nan = |tensor: &Tensor| tensor.full_like(f64::NAN);
-    let mut grads: Vec<UnitGrads> =
-        detached.iter().map(|unit| UnitGrads::new(unit.iter().map(nan).collect())).collect();
-    let mut below = None;
-    for half in [wanted * 0.25, wanted * 0.75] {
-        let (mut saved, mut x) = (Vec::new(), None);
-        for (block, unit) in detached.iter().enumerate() {
-            let units = [unit.as_slice()];
-            let (output, kept) = dit.forward(block, &Weights::new(&units), x.as_ref(), batch, true).unwrap();
-            saved.push(kept);
-            if let Output::Hidden(hidden) = output {
-                x = Some(hidden);
-            }
-        }
-        let mut grad = OutputGrad::Scores(half);
-        for block in (0..dit.blocks()).rev() {
-            let units = [detached[block].as_slice()];
-            let mut block_grads = Grads::new(vec![Some(&mut grads[block])]);
-            let kept = saved.pop().unwrap();
-            let weights = Weights::new(&units);
-            let dx = dit.backward(block, &weights, &mut block_grads, kept, grad, batch).unwrap().unwrap();
-            grad = OutputGrad::Hidden(dx);
-        }
-        let OutputGrad::Hidden(dx) = grad else { unreachable!() };
-        below = Some(below.map_or(dx.shallow_clone(), |sum: Tensor| sum + dx));
-    }
-    assert!(grads.iter().all(UnitGrads::all_written));
-    (grads, below.unwrap())
-}
-
-fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
-    let scale = expected.abs().max().double_value(&[]).max(1.0);
-    let error = (found - expected).abs().max().double_value(&[]) / scale;
-    assert!(error <= 1e-5, "{what} differs by {error:e}"); // false for NaN
+    assert_close("latents", &passed.input_grad, &expected_latents);
 }
 
 #[test]

@@ -1,0 +1,79 @@
+//! The shape of Stable Diffusion 3's transformer.
+
+use crate::{Error, Result};
+
+/// The shape of an [`Sd3`](super::Sd3), with the names of diffusers' `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sd3Config {
+    /// Height and width of the latents that positions are scaled for.
+    pub sample_size: i64,
+    /// Height and width of a patch.
+    pub patch_size: i64,
+    /// Channels of the latents.
+    pub in_channels: i64,
+    /// Channels of the velocities.
+    pub out_channels: i64,
+    /// The number of joint blocks; at least 1.
+    pub num_layers: usize,
+    /// The width of a head; even.
+    pub attention_head_dim: i64,
+    /// The number of heads H. The inner size C is their width together; a multiple of 4.
+    pub num_attention_heads: i64,
+    /// The width of the text's tokens.
+    pub joint_attention_dim: i64,
+    /// The width of the text as a whole.
+    pub pooled_projection_dim: i64,
+    /// Patches in the longest side that positions are known for.
+    pub pos_embed_max_size: i64,
+    /// The joint blocks in which patches also attend among themselves (3.5).
+    pub dual_attention_layers: Vec<usize>,
+    /// Whether queries and keys are normed per head (3.5): diffusers' `qk_norm: rms_norm`.
+    pub qk_rms_norm: bool,
+}
+
+impl Sd3Config {
+    /// Checks that the sizes make a model.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field and what it should be.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("sample_size", self.sample_size),
+            ("patch_size", self.patch_size),
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+            ("num_layers", self.num_layers as i64),
+            ("attention_head_dim", self.attention_head_dim),
+            ("num_attention_heads", self.num_attention_heads),
+            ("joint_attention_dim", self.joint_attention_dim),
+            ("pooled_projection_dim", self.pooled_projection_dim),
+            ("pos_embed_max_size", self.pos_embed_max_size),
+        ];
+        for (field, size) in sizes {
+            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+        }
+        check(self.inner_dim() % 4 == 0, "attention_head_dim", || {
+            format!(
+                "makes an inner size of {}, must make a multiple of 4: positions are cosines and sines of two \
+                     sides",
+                self.inner_dim()
+            )
+        })?;
+        check(self.sample_size >= self.patch_size, "sample_size", || {
+            format!("is {}, must be at least patch_size = {}", self.sample_size, self.patch_size)
+        })?;
+        let last = self.dual_attention_layers.iter().max();
+        check(last.is_none_or(|&last| last < self.num_layers), "dual_attention_layers", || {
+            format!("are {:?}, must be below num_layers = {}", self.dual_attention_layers, self.num_layers)
+        })
+    }
+
+    /// The width of the residual stream C.
+    pub(super) fn inner_dim(&self) -> i64 {
+        self.num_attention_heads * self.attention_head_dim
+    }
+}
+
+fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
+}

@@ -1,0 +1,280 @@
+//! From latents to pixels: the decoder of diffusers' `AutoencoderKL`, whose names the weights have.
+//!
+//! Each convolution, residual block, attention and doubling is a block with a unit of its own. What goes from block to
+//! block is `[B, channels, height, width]`. Backward is libtorch's, and finds the gradient of the latents as well, so
+//! that a reward of pixels can be followed back through it.
+
+use tch::{Kind, Tensor};
+
+use super::layers::{Linear, Params};
+use crate::autograd;
+use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
+use crate::{Error, Result};
+
+/// The shape of a [`VaeDecoder`], with the names of diffusers' `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VaeConfig {
+    /// Channels of the latents.
+    pub latent_channels: i64,
+    /// Channels of the images.
+    pub out_channels: i64,
+    /// Channels at each resolution, the images' first; multiples of `norm_num_groups`.
+    pub block_out_channels: Vec<i64>,
+    /// Residual blocks at each resolution, less one.
+    pub layers_per_block: usize,
+    /// Groups of the norms.
+    pub norm_num_groups: i64,
+    /// What the encoder's latents were multiplied by.
+    pub scaling_factor: f64,
+    /// What was taken off them before.
+    pub shift_factor: f64,
+    /// Whether latents go through a convolution of single pixels first.
+    pub use_post_quant_conv: bool,
+}
+
+/// Latents on a device.
+#[derive(Debug)]
+pub struct LatentBatch {
+    /// As a diffusion model has them, scaled and shifted: fp32 `[B, latent_channels, height, width]`.
+    pub latents: Tensor,
+    /// Whether backward should find their gradient.
+    pub latents_grad: bool,
+}
+
+/// The decoder. It holds no weights.
+#[derive(Debug)]
+pub struct VaeDecoder {
+    config: VaeConfig,
+    units: Vec<Unit>,
+    /// The unit of each block: its own number.
+    numbers: Vec<usize>,
+    layers: Vec<Layer>,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug)]
+enum Layer {
+    Input { post_quant: Option<Linear>, conv: Linear },
+    Residual { norm1: Linear, conv1: Linear, norm2: Linear, conv2: Linear, shortcut: Option<Linear> },
+    Attention { norm: Linear, q: Linear, k: Linear, v: Linear, out: Linear },
+    Double { conv: Linear },
+    Output { norm: Linear, conv: Linear },
+}
+
+impl VaeDecoder {
+    /// Lays out a decoder, its units `trainable` or frozen.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for sizes that make no model.
+    pub fn new(config: VaeConfig, trainable: bool) -> Result<VaeDecoder> {
+        config.validate()?;
+        let mut blocks = Blocks { units: Vec::new(), layers: Vec::new(), trainable };
+        let channels: Vec<i64> = config.block_out_channels.iter().rev().copied().collect();
+        blocks.input(&config, channels[0]);
+        blocks.residual("decoder.mid_block.resnets.0", channels[0], channels[0]);
+        blocks.attention("decoder.mid_block.attentions.0", channels[0]);
+        blocks.residual("decoder.mid_block.resnets.1", channels[0], channels[0]);
+        let mut before = channels[0];
+        for (index, &own) in channels.iter().enumerate() {
+            let name = format!("decoder.up_blocks.{index}");
+            for layer in 0..=config.layers_per_block {
+                blocks.residual(&format!("{name}.resnets.{layer}"), before, own);
+                before = own;
+            }
+            if index + 1 < channels.len() {
+                blocks.double(&format!("{name}.upsamplers.0.conv"), own);
+            }
+        }
+        blocks.output(&config, before);
+        let Blocks { units, layers, .. } = blocks;
+        Ok(VaeDecoder { numbers: (0..units.len()).collect(), config, units, layers })
+    }
+
+    /// The shape that it was made from.
+    pub fn config(&self) -> &VaeConfig {
+        &self.config
+    }
+
+    fn run(&self, block: usize, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let groups = self.config.norm_num_groups;
+        let normed = |norm: Linear, x: &Tensor| norm.group_norm(weights, x, groups);
+        match self.layers[block] {
+            Layer::Input { post_quant, conv } => {
+                let unscaled = x.f_div_scalar(self.config.scaling_factor)?;
+                let latents =
+                    unscaled.f_add_scalar(self.config.shift_factor)?.f_to_kind(weights.get(0, 0).kind())?;
+                let latents = post_quant.map_or(Ok(latents.shallow_clone()), |post_quant| {
+                    post_quant.convolve(weights, &latents, 0)
+                })?;
+                conv.convolve(weights, &latents, 1)
+            }
+            Layer::Residual { norm1, conv1, norm2, conv2, shortcut } => {
+                let inner = conv1.convolve(weights, &normed(norm1, x)?.f_silu()?, 1)?;
+                let inner = conv2.convolve(weights, &normed(norm2, &inner)?.f_silu()?, 1)?;
+                let x =
+                    shortcut.map_or(Ok(x.shallow_clone()), |shortcut| shortcut.convolve(weights, x, 0))?;
+                Ok(x.f_add(&inner)?)
+            }
+            Layer::Attention { norm, q, k, v, out } => {
+                let pixels = normed(norm, x)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
+                let [q, k, v] = [q, k, v].map(|of| of.forward(weights, &pixels));
+                let (q, k, v, mask) = (q?, k?, v?, None::<&Tensor>);
+                let attended =
+                    Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
+                let attended = out.forward(weights, &attended)?.f_transpose(1, 2)?.f_reshape(x.size())?;
+                Ok(x.f_add(&attended)?)
+            }
+            Layer::Double { conv } => {
+                let size = x.size();
+                let doubled = x.f_upsample_nearest2d([size[2] * 2, size[3] * 2], None, None)?;
+                conv.convolve(weights, &doubled, 1)
+            }
+            Layer::Output { norm, conv } => {
+                Ok(conv.convolve(weights, &normed(norm, x)?.f_silu()?, 1)?.f_to_kind(Kind::Float)?)
+            }
+        }
+    }
+}
+
+impl Model for VaeDecoder {
+    type Batch = LatentBatch;
+    /// Images, -1 to 1 where they are natural: fp32 `[B, out_channels, height, width]`, each side
+    /// `2^(resolutions - 1)` times that of the latents.
+    type Scores = Tensor;
+    type ScoresGrad = Tensor;
+
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn blocks(&self) -> usize {
+        self.units.len()
+    }
+
+    fn units_of(&self, block: usize) -> &[usize] {
+        &self.numbers[block..=block]
+    }
+
+    fn forward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &LatentBatch,
+        save: bool,
+    ) -> Result<(Output<Tensor>, Saved)> {
+        let out = self.run(block, weights, x.unwrap_or(&batch.latents))?;
+        let saved =
+            if save { Saved(x.map(Tensor::shallow_clone).into_iter().collect()) } else { Saved::default() };
+        let is_last = block + 1 == self.blocks();
+        Ok((if is_last { Output::Scores(out) } else { Output::Hidden(out) }, saved))
+    }
+
+    fn backward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        grad_output: OutputGrad<Tensor>,
+        batch: &LatentBatch,
+    ) -> Result<Option<Tensor>> {
+        let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
+        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x);
+        if block == 0 {
+            return autograd::backward(weights, grads, &batch.latents, batch.latents_grad, &grad, run);
+        }
+        let [x] = saved.unpack();
+        autograd::backward(weights, grads, &x, true, &grad, run)
+    }
+}
+
+impl VaeConfig {
+    /// Checks that the sizes make a model.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field and what it should be.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("latent_channels", self.latent_channels),
+            ("out_channels", self.out_channels),
+            ("norm_num_groups", self.norm_num_groups),
+        ];
+        for (field, size) in sizes {
+            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+        }
+        let groups = self.norm_num_groups;
+        let fits = |&channels: &i64| channels > 0 && channels % groups == 0;
+        let channels = &self.block_out_channels;
+        check(!channels.is_empty() && channels.iter().all(fits), "block_out_channels", || {
+            format!("are {channels:?}, must be multiples of norm_num_groups = {groups}, at least one")
+        })?;
+        check(self.scaling_factor != 0.0 && self.scaling_factor.is_finite(), "scaling_factor", || {
+            format!("is {}, must be a number other than 0", self.scaling_factor)
+        })?;
+        check(self.shift_factor.is_finite(), "shift_factor", || {
+            format!("is {}, must be a number", self.shift_factor)
+        })
+    }
+}
+
+fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
+}
+
+/// Lists a decoder's blocks.
+struct Blocks {
+    units: Vec<Unit>,
+    layers: Vec<Layer>,
+    trainable: bool,
+}
+
+impl Blocks {
+    fn add(&mut self, name: &str, params: Params, layer: Layer) {
+        self.units.push(Unit { name: name.to_owned(), params: params.0, trainable: self.trainable });
+        self.layers.push(layer);
+    }
+
+    fn input(&mut self, config: &VaeConfig, channels: i64) {
+        let (mut params, latents) = (Params::default(), config.latent_channels);
+        let post_quant = config
+            .use_post_quant_conv
+            .then(|| params.convolution("post_quant_conv", [latents, latents, 1, 1]));
+        let conv = params.convolution("decoder.conv_in", [channels, latents, 3, 3]);
+        self.add("decoder.conv_in", params, Layer::Input { post_quant, conv });
+    }
+
+    fn residual(&mut self, name: &str, before: i64, own: i64) {
+        let mut params = Params::default();
+        let layer = Layer::Residual {
+            norm1: params.group_norm(&format!("{name}.norm1"), before),
+            conv1: params.convolution(&format!("{name}.conv1"), [own, before, 3, 3]),
+            norm2: params.group_norm(&format!("{name}.norm2"), own),
+            conv2: params.convolution(&format!("{name}.conv2"), [own, own, 3, 3]),
+            shortcut: (before != own)
+                .then(|| params.convolution(&format!("{name}.conv_shortcut"), [own, before, 1, 1])),
+        };
+        self.add(name, params, layer);
+    }
+
+    fn attention(&mut self, name: &str, channels: i64) {
+        let mut params = Params::default();
+        let norm = params.group_norm(&format!("{name}.group_norm"), channels);
+        let [q, k, v, out] = ["to_q", "to_k", "to_v", "to_out.0"]
+            .map(|which| params.linear(&format!("{name}.{which}"), channels, channels));
+        self.add(name, params, Layer::Attention { norm, q, k, v, out });
+    }
+
+    fn double(&mut self, name: &str, channels: i64) {
+        let mut params = Params::default();
+        let conv = params.convolution(name, [channels, channels, 3, 3]);
+        self.add(name, params, Layer::Double { conv });
+    }
+
+    fn output(&mut self, config: &VaeConfig, channels: i64) {
+        let mut params = Params::default();
+        let norm = params.group_norm("decoder.conv_norm_out", channels);
+        let conv = params.convolution("decoder.conv_out", [config.out_channels, channels, 3, 3]);
+        self.add("decoder.conv_out", params, Layer::Output { norm, conv });
+    }
+}

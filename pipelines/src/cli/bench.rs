@@ -1,0 +1,149 @@
+//! `anyroll doctor --bench`: what the devices of this machine do in a second, beside what their makers promise.
+
+use std::{env, fs, path::Path, sync::Arc, time::Duration};
+
+use anyroll_backends::{
+    BackendKind, CollectiveGroup, Device, DeviceId, Reduction, Rendezvous, connect_with, devices, diagnose,
+    open,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Result,
+    atomic_file::write_atomic,
+    launch::{self, LaunchPlan, Rank},
+    measure::{Bench, Figure, Sizes, Unit},
+};
+
+/// Where rank 0 leaves the figures, for the parent that started it.
+const FIGURES: &str = "ANYROLL_FIGURES";
+/// Far beyond any measurement.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Ranks on a host, which holds as many as one asks for.
+const HOST_RANKS: usize = 2;
+
+/// What was measured.
+#[derive(Debug, Deserialize, Serialize)]
+struct Report {
+    backend: String,
+    device: String,
+    ranks: usize,
+    figures: Vec<Figure>,
+}
+
+/// Measures `backend`, or the first that is there.
+pub(super) fn bench(backend: Option<BackendKind>, json: bool) -> Result<u8> {
+    launch::watch_parent();
+    let is_there = |kind: &BackendKind| devices(*kind).is_ok();
+    let found = || BackendKind::ALL.into_iter().find(is_there).expect("the host is always there");
+    let backend = backend.unwrap_or_else(found);
+    match Rank::from_env()? {
+        Some(rank) => work(backend, &rank),
+        None => supervise(backend, json),
+    }
+}
+
+fn supervise(backend: BackendKind, json: bool) -> Result<u8> {
+    let found = devices(backend)?;
+    let world_size = if backend.is_host() { HOST_RANKS } else { found.len() };
+    let folder = tempfile::tempdir().map_err(Error::Bench)?;
+    let file = folder.path().join("figures.json");
+    let plan = LaunchPlan {
+        program: env::current_exe().map_err(Error::Bench)?,
+        args: env::args_os().skip(1).collect(),
+        world_size,
+        threads: (std::thread::available_parallelism().map_or(1, usize::from) / world_size).max(1),
+        env: vec![(FIGURES.into(), file.clone().into())],
+    };
+    let outcome = launch::launch(&plan)?;
+    if outcome == launch::Outcome::Interrupted {
+        return Ok(outcome.exit_code());
+    }
+    let text = fs::read_to_string(&file).map_err(Error::Bench)?;
+    let report: Report = serde_json::from_str(&text).map_err(std::io::Error::from).map_err(Error::Bench)?;
+    print!("{}", if json { text } else { table(&report) });
+    Ok(0)
+}
+
+/// Is a rank: measures, and on rank 0 hands over the figures.
+fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
+    let ordinal = if backend.is_host() { 0 } else { rank.local_rank };
+    let device = open(DeviceId { backend, ordinal })?;
+    let rendezvous = Rendezvous {
+        rank: rank.rank,
+        world_size: rank.world_size,
+        master_addr: rank.master_addr.clone(),
+        master_port: rank.master_port,
+        agent_store: rank.agent_store.clone(),
+        timeout: TIMEOUT,
+    };
+    let comm = connect_with(Reduction::Ordered, &*device, &rendezvous)?;
+    let group = CollectiveGroup::new("in rank order", comm, &device, TIMEOUT)?;
+    let library = group_of_library(&device, &rendezvous)?;
+    let limits = diagnose(device.id())?.limits;
+    let name = device.info().name;
+    let bench = Bench { device, limits, group, library, sizes: Sizes::of(backend.is_host()) };
+    let figures = bench.run()?;
+    if rank.rank == 0 {
+        let report = Report { backend: backend.to_string(), device: name, ranks: rank.world_size, figures };
+        let text = serde_json::to_string_pretty(&report).expect("plain data") + "\n";
+        match env::var_os(FIGURES) {
+            Some(path) => write_atomic(Path::new(&path), text.as_bytes())?,
+            None => print!("{}", table(&report)),
+        }
+    }
+    Ok(0)
+}
+
+/// A group that sums as its library likes, unless that is in rank order, too.
+fn group_of_library(device: &Arc<dyn Device>, rendezvous: &Rendezvous) -> Result<Option<CollectiveGroup>> {
+    let comm = connect_with(Reduction::Library, &**device, rendezvous)?;
+    if comm.sums_in_rank_order() {
+        return Ok(None);
+    }
+    Ok(Some(CollectiveGroup::new("library", comm, device, TIMEOUT)?))
+}
+
+fn table(report: &Report) -> String {
+    let Report { backend, device, ranks, figures } = report;
+    let mut text = format!("{backend}: {device}, {ranks} ranks; all at once unless said otherwise\n\n");
+    let wide = figures.iter().map(|figure| figure.what.len()).max().unwrap_or(0);
+    for Figure { what, seconds, per_s, unit, limit } in figures {
+        let (scale, unit) = match unit {
+            Unit::Bytes => (1e9, "GB/s"),
+            Unit::Operations => (1e12, "TFLOP/s"),
+        };
+        let limit = match limit {
+            Some(limit) => format!("{:3.0} % of {:.0}", 100.0 * per_s / limit, limit / scale),
+            None => "-".into(),
+        };
+        let (ms, rate) = (seconds * 1e3, per_s / scale);
+        text += &format!("{what:<wide$}  {ms:9.3} ms  {rate:8.1} {unit:<7}  {limit}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_stands_beside_its_limit() {
+        let figure = |what: &str, per_s, unit, limit| Figure {
+            what: what.into(),
+            seconds: 0.0195,
+            per_s,
+            unit,
+            limit,
+        };
+        let figures = vec![
+            figure("copy", 55.1e9, Unit::Bytes, Some(63.0e9)),
+            figure("a product", 788.4e12, Unit::Operations, None),
+        ];
+        let report = Report { backend: "cuda".into(), device: "a GPU".into(), ranks: 4, figures };
+        let text = table(&report);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(lines[0], "copy          19.500 ms      55.1 GB/s      87 % of 63");
+        assert_eq!(lines[1], "a product     19.500 ms     788.4 TFLOP/s  -");
+    }
+}

@@ -1,0 +1,130 @@
+//! [`Scaler`]: the numbers of a step that only the device knows, so that no step waits for the host. How many were
+//! taken, and in fp16 the factor on the loss, both depend on whether the gradient overflowed.
+
+use anyroll_models::model::Gradient;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::{AdamW, LossScale, Precision, Result, StepStats};
+
+/// What a checkpoint keeps of it, and the count of all steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    /// Steps, skipped ones included.
+    pub(crate) step: u64,
+    /// Steps that were not skipped.
+    taken: u64,
+    /// In fp16.
+    loss_scale: Option<ScaleCounters>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct ScaleCounters {
+    scale: f64,
+    /// Steps since it moved last.
+    growing: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Scaler {
+    /// Steps that were not skipped: fp64, one element.
+    taken: Tensor,
+    loss_scale: Option<Dynamic>,
+}
+
+#[derive(Debug)]
+struct Dynamic {
+    config: LossScale,
+    /// fp32, one element.
+    scale: Tensor,
+    /// Steps since it moved last: int32, one element.
+    growing: Tensor,
+}
+
+impl Scaler {
+    /// Before the first step.
+    pub(crate) fn new(precision: Precision, device: Device) -> Result<Self> {
+        let loss_scale = match precision {
+            Precision::Fp32 | Precision::Bf16 => None,
+            Precision::Fp16(config) => Some(Dynamic {
+                config,
+                scale: Tensor::f_full([], config.initial, (Kind::Float, device))?,
+                growing: Tensor::f_zeros([], (Kind::Int, device))?,
+            }),
+        };
+        Ok(Self { taken: Tensor::f_zeros([], (Kind::Double, device))?, loss_scale })
+    }
+
+    /// As before the first step.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        let start = |dynamic: &Dynamic| ScaleCounters { scale: dynamic.config.initial, growing: 0 };
+        let loss_scale = self.loss_scale.as_ref().map(start);
+        self.restore(Counters { step: 0, taken: 0, loss_scale })
+    }
+
+    /// The gradient of the scaled loss.
+    pub(crate) fn scaled<G: Gradient>(&self, grad: G) -> Result<G> {
+        match &self.loss_scale {
+            Some(dynamic) => Ok(grad.scaled(&dynamic.scale)?),
+            None => Ok(grad),
+        }
+    }
+
+    /// From the norm of the scaled gradient to what AdamW takes from the device (`ops::AdamW::factors`), and what the
+    /// step will have done. Counts the step, unless the norm is not finite.
+    pub(crate) fn advance(&mut self, scaled_norm: &Tensor, adamw: &AdamW) -> Result<(Tensor, StepStats)> {
+        let loss_scale = self.loss_scale.as_ref().map(|dynamic| dynamic.scale.copy());
+        let grad_norm = match &loss_scale {
+            Some(scale) => scaled_norm.f_div(scale)?,
+            None => scaled_norm.shallow_clone(),
+        };
+        // As torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
+        let max_norm = adamw.max_grad_norm;
+        let room = match max_norm.is_finite() {
+            true => grad_norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?,
+            false => grad_norm.f_ones_like()?,
+        };
+        // NaN where the norm is infinite or NaN: AdamW then changes nothing.
+        let mut factor = room.f_clamp_max(1.0)?.f_add(&grad_norm.f_mul_scalar(0.0)?)?;
+        if let Some(scale) = &loss_scale {
+            factor = factor.f_div(scale)?;
+        }
+        let finite = scaled_norm.f_isfinite()?;
+        drop(self.taken.f_add_(&finite)?);
+        let factors = adamw.hyper(0.0).factors(&factor, &self.taken)?;
+        if let Some(dynamic) = &mut self.loss_scale {
+            dynamic.update(&finite)?;
+        }
+        Ok((factors, StepStats { grad_norm, loss_scale }))
+    }
+
+    /// Reads them, which waits for the device. `step` is the count of all steps.
+    pub(crate) fn counters(&self, step: u64) -> Result<Counters> {
+        let loss_scale = self.loss_scale.as_ref().map(|dynamic| -> Result<_> {
+            let growing = dynamic.growing.f_int64_value(&[])? as u32;
+            Ok(ScaleCounters { scale: dynamic.scale.f_double_value(&[])?, growing })
+        });
+        let taken = self.taken.f_double_value(&[])? as u64;
+        Ok(Counters { step, taken, loss_scale: loss_scale.transpose()? })
+    }
+
+    /// Sets them. The loss scale stays where one of the two sides has none.
+    pub(crate) fn restore(&mut self, counters: Counters) -> Result<()> {
+        drop(self.taken.f_fill_(counters.taken as f64)?);
+        if let (Some(dynamic), Some(from)) = (&mut self.loss_scale, counters.loss_scale) {
+            drop(dynamic.scale.f_fill_(from.scale)?);
+            drop(dynamic.growing.f_fill_(i64::from(from.growing))?);
+        }
+        Ok(())
+    }
+}
+
+impl Dynamic {
+    /// Moves the scale after a step whose gradient was `finite`, or not.
+    fn update(&mut self, finite: &Tensor) -> Result<()> {
+        let overflowed = finite.f_logical_not()?.f_to_kind(Kind::Float)?;
+        let interval = i64::from(self.config.growth_interval);
+        drop(self.scale.f_internal_amp_update_scale_(&self.growing, &overflowed, 2.0, 0.5, interval)?);
+        Ok(())
+    }
+}

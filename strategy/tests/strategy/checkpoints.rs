@@ -1,0 +1,151 @@
+//! A save that ends anywhere leaves a whole checkpoint, and what one world saved goes on in another.
+
+use std::{
+    fs, io,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use anyroll_strategy::{
+    Precision, ZeroConfig, ZeroStage, checkpoint,
+    disk::{Disk, RealDisk},
+};
+use serde_json::json;
+
+use crate::world::{ranks, train, values, zero};
+
+/// Fails for all ranks from the change after `left` on, as if the processes had been killed there. A write that it
+/// fails in has got half of its bytes out.
+struct Dying {
+    left: AtomicUsize,
+}
+
+impl Dying {
+    fn after(changes: usize) -> Self {
+        Self { left: AtomicUsize::new(changes) }
+    }
+
+    fn change(&self) -> io::Result<()> {
+        let spend = |left: usize| left.checked_sub(1);
+        let spent = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, spend);
+        spent.map(|_| ()).map_err(|_| io::Error::other("killed"))
+    }
+}
+
+impl Disk for Dying {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.change()?;
+        RealDisk.create_folder(path)
+    }
+
+    fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.change().inspect_err(|_| drop(fs::write(path, &bytes[..bytes.len() / 2])))?;
+        RealDisk.write(path, bytes)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.change()?;
+        RealDisk.sync_folder(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.change()?;
+        RealDisk.rename(from, to)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.change()?;
+        RealDisk.remove_folder(path)
+    }
+}
+
+/// Over all prefixes of the changes that a save makes, beside an older checkpoint and in the place of one.
+#[test]
+fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
+    for replaces in [false, true] {
+        let mut changes = 0;
+        loop {
+            let folder = tempfile::tempdir().unwrap();
+            let first = folder.path().join("step_000001");
+            let second = if replaces { first.clone() } else { folder.path().join("step_000002") };
+            let disk = Dying::after(changes);
+            let states = ranks(2, false, |device, group| {
+                let mut zero = zero(ZeroStage::Zero2, true, device, group);
+                train(&mut zero, 0..1, 2);
+                checkpoint::save(&mut zero, &first, json!(1)).unwrap();
+                let before = values(&mut zero);
+                train(&mut zero, 1..2, 2);
+                let after = values(&mut zero);
+                // Nothing can be asked of the ranks once one of them has died.
+                let saved = checkpoint::save_on(&disk, &mut zero, &second, json!(2)).is_ok();
+                (saved, before, after)
+            });
+            let (_, before, after) = &states[0];
+            let newest = checkpoint::list(folder.path()).unwrap().pop().expect("one is left");
+            let loaded = ranks(1, false, |device, group| {
+                let mut zero = zero(ZeroStage::Zero0, true, device, group);
+                let which = checkpoint::load(&mut zero, &newest).unwrap();
+                (which.as_u64(), values(&mut zero), checkpoint_again(&mut zero, &second, folder.path()))
+            });
+            let (which, found, again) = &loaded[0];
+            let expected = if *which == Some(2) { after } else { before };
+            assert!(found == expected, "{newest:?} after {changes} changes");
+            assert_eq!(*again, Some(3), "a later save after {changes} changes");
+            if states.iter().all(|(saved, ..)| *saved) {
+                assert_eq!(*which, Some(2));
+                break;
+            }
+            changes += 1;
+        }
+        // Each rank's shard, the manifest, and what makes room for them and puts them in place.
+        assert_eq!(changes, if replaces { 11 } else { 9 });
+    }
+}
+
+/// What a run that goes on does: it saves the same step again. Returns what the newest checkpoint then is.
+fn checkpoint_again(
+    zero: &mut anyroll_strategy::Zero<anyroll_models::Decoder>,
+    path: &Path,
+    folder: &Path,
+) -> Option<u64> {
+    checkpoint::save(zero, path, json!(3)).unwrap();
+    checkpoint::extra(&checkpoint::list(folder).unwrap().pop()?).unwrap().as_u64()
+}
+
+/// Stage 3 on four ranks, then stage 1 on two, then stage 0 on one: as if nothing had changed but the order of sums.
+#[test]
+fn training_goes_on_in_a_smaller_world() {
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["step_000002", "step_000004"].map(|name| folder.path().join(name));
+        let config = |stage| ZeroConfig { precision, ..ZeroConfig::from(stage) };
+        let leg = |world_size, stage, steps: std::ops::Range<u64>, from: Option<&Path>, to: Option<&Path>| {
+            let mut of_ranks = ranks(world_size, false, |device, group| {
+                let mut zero = zero(config(stage), true, device, group);
+                if let Some(from) = from {
+                    checkpoint::load(&mut zero, from).unwrap();
+                }
+                let loaded = values(&mut zero);
+                let norms = train(&mut zero, steps.clone(), 12);
+                if let Some(to) = to {
+                    checkpoint::save(&mut zero, to, serde_json::Value::Null).unwrap();
+                }
+                (loaded, norms, values(&mut zero))
+            });
+            of_ranks.swap_remove(0)
+        };
+        let four = leg(4, ZeroStage::Zero3, 0..2, None, Some(&paths[0]));
+        let two = leg(2, ZeroStage::Zero1, 2..4, Some(&paths[0]), Some(&paths[1]));
+        let one = leg(1, ZeroStage::Zero0, 4..6, Some(&paths[1]), None);
+        assert!(four.2 == two.0 && two.2 == one.0, "weights in {precision:?}");
+        let whole = leg(1, ZeroStage::Zero0, 0..6, None, None);
+        let parts = [four.1, two.1, one.1].concat();
+        let tolerance = if precision == Precision::Fp32 { 1e-4 } else { 2e-2 };
+        for (step, (part, whole)) in parts.iter().zip(&whole.1).enumerate() {
+            assert!(
+                (part - whole).abs() <= tolerance * whole,
+                "{precision:?}, step {step}: {part}, not {whole}"
+            );
+        }
+    }
+}

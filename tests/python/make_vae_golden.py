@@ -1,0 +1,51 @@
+"""Writes tests/golden/vae/: a tiny AutoencoderKL's decoder, what it makes of latents and all gradients, by diffusers.
+
+    python tests/python/make_vae_golden.py
+
+Needs torch, diffusers and safetensors. Weights are random, all of them, so that no part is silent.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+from safetensors.torch import save_file
+
+OUT = Path(__file__).parent.parent / "golden" / "vae"
+SHAPE = dict(
+    block_out_channels=(4, 8), down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    layers_per_block=1, latent_channels=2, norm_num_groups=2, out_channels=3, sample_size=16,
+)
+CONFIGS = {
+    "plain": dict(SHAPE, scaling_factor=0.18215, use_post_quant_conv=True),
+    "sd3": dict(SHAPE, scaling_factor=1.5305, shift_factor=0.0609, use_post_quant_conv=False, use_quant_conv=False),
+}
+
+
+def golden(config):
+    torch.manual_seed(0)
+    model = AutoencoderKL(**config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    latents = torch.randn(2, 2, 4, 3, requires_grad=True)
+    output = model.decode(latents / config["scaling_factor"] + config.get("shift_factor", 0.0)).sample
+    wanted = torch.randn_like(output)
+    (output * wanted).sum().backward()
+    tensors = {"latents": latents, "output": output, "d_output": wanted, "grad.latents": latents.grad}
+    for name, parameter in model.named_parameters():
+        if name.startswith(("decoder.", "post_quant_conv.")):
+            tensors[name] = parameter
+            tensors[f"grad.{name}"] = parameter.grad
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def main():
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name, config in CONFIGS.items():
+        save_file(golden(config), OUT / f"{name}.safetensors")
+    (OUT / "configs.json").write_text(json.dumps(CONFIGS, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
