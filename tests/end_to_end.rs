@@ -7,6 +7,7 @@ mod diffusion;
 mod failures;
 mod learning;
 mod other_launchers;
+mod published_model;
 mod reproducibility;
 mod resume;
 mod rewards;

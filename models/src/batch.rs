@@ -30,6 +30,8 @@ pub struct PackedBatch {
     pub(crate) targets: Tensor,
     /// What the logits are divided by.
     pub(crate) temperature: f64,
+    /// Whether a decoder's adapters are on, if it has any.
+    pub(crate) adapters: bool,
 }
 
 impl PackedBatch {
@@ -63,7 +65,14 @@ impl PackedBatch {
             target_rows: to_device(&target_rows)?,
             targets: to_device(&targets)?,
             temperature,
+            adapters: true,
         })
+    }
+
+    /// The same batch for a decoder with its adapters off: for the model that they are trained from.
+    #[must_use]
+    pub fn without_adapters(self) -> PackedBatch {
+        PackedBatch { adapters: false, ..self }
     }
 
     /// The number of input tokens N.

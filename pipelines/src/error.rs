@@ -31,9 +31,9 @@ pub enum Error {
     /// The data do not fit.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
-    /// A record has a character that the model has no token for.
+    /// A text could not be turned into tokens, or back.
     #[error(transparent)]
-    Character(#[from] crate::data::UnknownCharacter),
+    Tokenizer(#[from] crate::data::TokenizerError),
     /// Another system's config could not be imported.
     #[error(transparent)]
     Import(#[from] crate::import::Error),
@@ -77,6 +77,14 @@ pub enum Error {
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
+    /// A run's model cannot be exported.
+    #[error("cannot export {}: {problem}", run.display())]
+    Export {
+        /// The run folder.
+        run: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
     /// A run cannot go on from where it is said to have stopped.
     #[error("cannot resume {}: {problem}", run.display())]
     Resume {

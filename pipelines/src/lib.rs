@@ -8,12 +8,14 @@
 
 pub mod algorithm;
 pub(crate) mod atomic_file;
+mod base_model;
 pub mod cli;
 pub mod config;
 pub mod data;
 pub mod diffusion;
 mod error;
 pub mod error_chain;
+mod export;
 pub(crate) mod format;
 pub mod headline;
 pub mod import;

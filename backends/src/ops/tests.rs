@@ -136,7 +136,7 @@ fn elementwise_kernels_equal_composites() {
         });
         let dim = 2 * width;
         let (packing, table) =
-            (Packing::new(&[5, 0, 21], at.1).unwrap(), super::rope_table(21, dim, 50.0, at.1).unwrap());
+            (Packing::new(&[5, 0, 21], at.1).unwrap(), rope_table(21, dim, 50.0).to_device(at.1));
         for rotation in [Rotation::Forward, Rotation::Inverse] {
             compare(&format!("rope of {dim}"), &[random(&[26, 5, dim], at)], |tensors, kernel| {
                 let run = if kernel { super::rope_ } else { composite::rope_ };
@@ -380,7 +380,7 @@ fn composite_logprobs_equal_libtorch() {
 #[test]
 fn rotation_keeps_lengths_and_turns_back() {
     let positions = Tensor::from_slice(&[0i64, 1, 900, 7]);
-    let table = super::rope_table(1000, 12, 10_000.0, Device::Cpu).unwrap();
+    let table = rope_table(1000, 12, 10_000.0);
     let x = random(&[4, 2, 12], FLOAT);
     let mut turned = x.copy();
     super::rope_(&mut turned, &positions, &table, Rotation::Forward).unwrap();
@@ -457,7 +457,7 @@ fn arguments_that_do_not_fit_are_refused() {
         assert!(message.contains(expected), "{message}");
     };
     let (x, positions) = (random(&[6, 2, 4], FLOAT), Tensor::from_slice(&[0i64, 1, 2, 0, 1, 9]));
-    let table = super::rope_table(8, 4, 100.0, Device::Cpu).unwrap();
+    let table = rope_table(8, 4, 100.0);
     let rope = |x: &Tensor, positions: &Tensor| {
         super::rope_(&mut x.shallow_clone(), positions, &table, Rotation::Forward)
     };
@@ -481,4 +481,8 @@ fn arguments_that_do_not_fit_are_refused() {
     check("is not contiguous", super::logprobs(&logits.tr(), &Tensor::from_slice(&[0i64; 5]), 1.0).map(drop));
     let weight = random(&[4], FLOAT);
     check("`weight` has shape [4], expected [5]", super::rms_norm(&logits, &weight, 1e-5).map(drop));
+}
+
+fn rope_table(positions: i64, dim: i64, theta: f64) -> Tensor {
+    super::rope_table(positions, &super::rope_frequencies(dim, theta), 1.0, Device::Cpu).unwrap()
 }

@@ -2,5 +2,8 @@
 
 mod generation;
 mod golden;
+mod hf;
 mod holder;
+mod lora;
 mod properties;
+mod value;

@@ -3,6 +3,7 @@
 mod bench;
 mod conformance;
 mod doctor;
+mod export;
 mod import;
 mod reward;
 mod run;
@@ -36,6 +37,7 @@ Examples:
   anyroll doctor --bench                                     copies, products and collectives beside the limit
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll import deepspeed.json                              another system's config as ours, key by key
+  anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -52,6 +54,8 @@ enum Command {
     Reward(reward::RewardArgs),
     /// Turn a config of ROLL, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
     Import(import::ImportArgs),
+    /// Write a run's model as a folder that transformers loads
+    Export(export::ExportArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -119,6 +123,7 @@ pub fn main() -> u8 {
         Command::Reward(args) => reward::reward(&args),
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

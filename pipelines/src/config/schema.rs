@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::AlgorithmConfig;
 use super::diffusion::{DiffusionConfig, DitConfig};
+use super::model::{FolderConfig, ModelFields};
 use super::reward::RewardConfig;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
@@ -59,12 +60,14 @@ impl Default for Devices {
     }
 }
 
-/// A model's architecture and where its weights come from.
+/// A model's architecture and where its weights come from: `{decoder: {...}}` or `{path: DIR}`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "ModelFields", into = "ModelFields")]
 pub enum ModelConfig {
     /// A decoder language model made from scratch, its weights drawn from the run's seed.
     Decoder(DecoderConfig),
+    /// A published model.
+    Folder(FolderConfig),
     /// A diffusion transformer for images of a class, made from scratch as well.
     Dit(DitConfig),
 }

@@ -120,7 +120,7 @@ impl Setup {
 
     fn params(&self, how: Sampling) -> SamplingParams {
         let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
-        let (max_new_tokens, stop_tokens) = (self.rlvr.rollout.max_new_tokens, vec![self.tokenizer.eos()]);
+        let (max_new_tokens, stop_tokens) = (self.rlvr.rollout.max_new_tokens, self.tokenizer.stop_tokens());
         SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
     }
 

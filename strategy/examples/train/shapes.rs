@@ -1,6 +1,6 @@
 //! The shapes of published decoders.
 
-use anyroll_models::DecoderConfig;
+use anyroll_models::{DecoderConfig, RopeScaling};
 
 /// `7b`, `1.5b` and `0.5b` are Qwen2.5's; `tiny` is for a try on a CPU.
 pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
@@ -21,6 +21,8 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         intermediate_size: intermediate,
         rms_norm_eps: 1e-6,
         rope_theta: 1e6,
+        rope_scaling: RopeScaling::None,
+        sliding_window: None,
         max_position_embeddings: positions,
         qkv_bias: true,
         qk_norm: false,
