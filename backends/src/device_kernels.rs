@@ -8,7 +8,8 @@ use std::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, model_kernels, open_devices,
+    Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, decode_kernels, model_kernels,
+    open_devices,
 };
 
 /// A file of kernels, compiled when the first of them is wanted.
@@ -22,7 +23,7 @@ pub(crate) struct Source {
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 2] = [SOURCE, model_kernels::SOURCE];
+pub(crate) const SOURCES: [Source; 3] = [SOURCE, model_kernels::SOURCE, decode_kernels::SOURCE];
 
 const SOURCE: Source = Source {
     file: c"strategy.cu",

@@ -23,6 +23,12 @@ unsafe extern "C" {
     // device.cpp
     pub(crate) fn anyroll_torch_start(device_type: c_int) -> c_int;
     pub(crate) fn anyroll_torch_stream(device_type: c_int, index: c_int, handle: *mut *mut c_void) -> c_int;
+    pub(crate) fn anyroll_exchange_stream(
+        device_type: c_int,
+        index: c_int,
+        id: i64,
+        before: *mut i64,
+    ) -> c_int;
     pub(crate) fn anyroll_exchange_device(device_type: c_int, index: c_int) -> c_int;
     pub(crate) fn anyroll_restore_device(device_type: c_int, index: c_int);
 

@@ -12,6 +12,7 @@ pub(crate) const SOURCE: Source = Source {
     file: c"model.cu",
     text: concat!(
         include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
         "\n#line 1 \"model.cu\"\n",
         include_str!("../kernels/model.cu")
     ),

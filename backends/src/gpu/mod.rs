@@ -14,6 +14,7 @@ mod compiler;
 mod context;
 mod driver;
 mod facts;
+mod graphs;
 mod module;
 mod pinned;
 mod vendor;
@@ -30,8 +31,8 @@ use std::{
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, cpu::stream::run, device::HostFn, device_kernels::SOURCES, ffi, library,
+    Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice,
+    RawStream, Result, TorchDevice, cpu::stream::run, device::HostFn, device_kernels::SOURCES, ffi, library,
     library::Failed, stream::report,
 };
 use context::Context;
@@ -39,6 +40,7 @@ use driver::{
     Address, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES, WITHOUT_TIME,
 };
 pub(crate) use driver::{Driver, Handle};
+use graphs::Graphs;
 use module::Module;
 use pinned::Pinned;
 pub(crate) use vendor::{Dialect, Opened, Vendor};
@@ -62,6 +64,8 @@ pub struct Gpu {
     failures: Mutex<HashMap<u64, Failure>>,
     /// Of each of `device_kernels::SOURCES`.
     modules: [OnceLock<Result<Module>>; SOURCES.len()],
+    /// See [`Device::recording_stream`].
+    graphs: OnceLock<Result<Graphs>>,
     pool: Handle,
     /// Carries allocations and nothing else, so that one is over as soon as it is enqueued.
     allocations: Handle,
@@ -129,6 +133,7 @@ impl Gpu {
             timed: Mutex::default(),
             failures: Mutex::default(),
             modules: Default::default(),
+            graphs: OnceLock::new(),
             pool,
             allocations,
             context,
@@ -146,6 +151,10 @@ impl Gpu {
             compiled
         });
         compiled.as_ref().map_err(Clone::clone)
+    }
+
+    fn graphs(&self) -> Result<&Graphs> {
+        self.graphs.get_or_init(|| Graphs::open(&self.context)).as_ref().map_err(Clone::clone)
     }
 
     fn failure(&self, stream: RawStream) -> Failure {
@@ -434,6 +443,30 @@ unsafe impl Device for Gpu {
         self.module(0).is_ok()
     }
 
+    fn recording_stream(&self) -> Result<RawStream> {
+        Ok(self.graphs()?.stream())
+    }
+
+    unsafe fn graph_begin(&self, _stream: RawStream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.begin(&self.context) }
+    }
+
+    unsafe fn graph_end(&self, _stream: RawStream) -> Result<RawGraph> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.end(&self.context) }
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.launch(&self.context, graph, stream) }
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.destroy(&self.context, graph) }
+    }
+
     unsafe fn launch(
         &self,
         kernel: &'static CStr,
@@ -458,6 +491,9 @@ impl Drop for Gpu {
             if let Some(Ok(module)) = module.take() {
                 report(module.unload(&self.context));
             }
+        }
+        if let Some(Ok(graphs)) = self.graphs.take() {
+            report(graphs.close(&self.context));
         }
         let events = std::mem::take(self.events.get_mut().unwrap());
         // SAFETY: made by `open` and `event_create`; the safe types hold the device as long as they hold these.

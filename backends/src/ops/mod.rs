@@ -20,6 +20,7 @@
 mod attention;
 mod check;
 pub mod composite;
+mod decode;
 mod embedding;
 mod flash;
 mod kernels;
@@ -36,6 +37,10 @@ mod tests;
 pub(crate) use check::Heads;
 
 pub use attention::{attention, attention_backward, attention_with_history, decode_attention};
+pub use decode::{
+    AttentionParts, PagedCache, Sampling, attend_into, recording_device, rms_norm_into, rope_into_cache_,
+    sample_into, swiglu_into,
+};
 pub use embedding::{embedding_backward, sum_rows};
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};

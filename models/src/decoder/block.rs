@@ -24,21 +24,21 @@ const GATE_UP: usize = 7;
 /// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    input_norm: usize,
-    qkv: usize,
-    qkv_bias: Option<usize>,
+    pub input_norm: usize,
+    pub qkv: usize,
+    pub qkv_bias: Option<usize>,
     /// The norms of queries and keys.
-    qk_norm: Option<(usize, usize)>,
-    o: usize,
-    post_attention_norm: usize,
-    gate_up: usize,
-    down: usize,
-    heads: i64,
-    kv_heads: i64,
-    head_dim: i64,
-    eps: f64,
+    pub qk_norm: Option<(usize, usize)>,
+    pub o: usize,
+    pub post_attention_norm: usize,
+    pub gate_up: usize,
+    pub down: usize,
+    pub heads: i64,
+    pub kv_heads: i64,
+    pub head_dim: i64,
+    pub eps: f64,
     /// 1 / sqrt(D), on the scores.
-    scale: f64,
+    pub scale: f64,
     /// Whether attention's backward repeats to the bit.
     pub deterministic: bool,
     /// The adapters beside the matrices, if there are any.
@@ -147,6 +147,11 @@ impl Block {
     /// The same block with adapters, which lie in a second unit.
     pub fn with_lora(&self, lora: Lora) -> Block {
         Block { lora: Some(lora), ..self.clone() }
+    }
+
+    /// Whether matrices have adapters beside them.
+    pub fn has_adapters(&self) -> bool {
+        self.lora.is_some()
     }
 
     /// What the scores of attention are multiplied by.

@@ -23,7 +23,7 @@ const CHUNK_ROWS: i64 = 256;
 pub(super) struct Head {
     norm: (usize, usize),
     lm_head: (usize, usize),
-    eps: f64,
+    pub eps: f64,
 }
 
 /// The head's own unit, and the head.
@@ -107,11 +107,11 @@ impl Head {
         Ok(h.f_linear(self.lm_head(weights), None::<&Tensor>)?)
     }
 
-    fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
+    pub fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
         weights.get(self.norm.0, self.norm.1)
     }
 
-    fn lm_head<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
+    pub fn lm_head<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
         weights.get(self.lm_head.0, self.lm_head.1)
     }
 }

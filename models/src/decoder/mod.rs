@@ -13,6 +13,7 @@ mod config;
 mod embedding;
 mod head;
 pub(crate) mod lora;
+mod recorded;
 mod rope;
 mod value;
 
@@ -24,6 +25,7 @@ use tch::{Device, Tensor};
 pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
 pub use lora::{LoraConfig, LoraTarget};
+pub(crate) use recorded::StepMemory;
 pub use rope::RopeScaling;
 pub use value::ValueModel;
 
@@ -113,6 +115,11 @@ impl Decoder {
     /// The shape that it was made from.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// Whether matrices have adapters beside them.
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.block.has_adapters()
     }
 
     fn block_for(&self, batch: &PackedBatch) -> &Block {

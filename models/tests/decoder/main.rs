@@ -6,4 +6,5 @@ mod hf;
 mod holder;
 mod lora;
 mod properties;
+mod recorded;
 mod value;
