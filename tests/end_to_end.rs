@@ -5,6 +5,7 @@
 mod commands;
 mod diffusion;
 mod failures;
+mod inference;
 mod learning;
 mod other_launchers;
 mod published_model;

@@ -8,7 +8,7 @@ use anyroll_models::{
 
 use crate::{
     Result,
-    config::{self, ModelConfig},
+    config::{self, FolderConfig, ModelConfig},
     data::{CharTokenizer, Dataset, Tokenizer},
 };
 
@@ -41,24 +41,25 @@ impl BaseModel {
             ModelConfig::Dit(_) => {
                 unreachable!("a model of images reads no text, and is refused where there is some")
             }
-            ModelConfig::Folder(config) => {
-                let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
-                let shape = folder.decoder_config().clone();
-                let tokenizer = Tokenizer::of_folder(&folder, config)?;
-                let Some(lora) = &config.lora else {
-                    return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
-                };
-                let adapter: Box<dyn WeightSource> = match &lora.path {
-                    Some(path) => {
-                        Box::new(AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?)
-                    }
-                    None => Box::new(Seed(seed)),
-                };
-                let weights = Box::new(WithAdapter { base: folder, adapter });
-                let lora = lora.shape().expect("a config whose targets match nothing is refused");
-                Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
-            }
+            ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),
         }
+    }
+
+    /// Opens a published model's folder; adapters that are asked for and not in a folder themselves come from `seed`.
+    pub fn of_folder(config: &FolderConfig, seed: u64) -> Result<BaseModel> {
+        let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
+        let shape = folder.decoder_config().clone();
+        let tokenizer = Tokenizer::of_folder(&folder, config)?;
+        let Some(lora) = &config.lora else {
+            return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
+        };
+        let adapter: Box<dyn WeightSource> = match &lora.path {
+            Some(path) => Box::new(AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?),
+            None => Box::new(Seed(seed)),
+        };
+        let weights = Box::new(WithAdapter { base: folder, adapter });
+        let lora = lora.shape().expect("a config whose targets match nothing is refused");
+        Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
     }
 
     /// The decoder of this shape, with its adapters, on `device`.

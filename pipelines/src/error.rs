@@ -74,6 +74,28 @@ pub enum Error {
     /// The ranks that measure could not be started or heard.
     #[error("the devices could not be measured")]
     Bench(#[source] std::io::Error),
+    /// A line of a file is not what it should be.
+    #[error("{}:{line}: {problem}", path.display())]
+    InputLine {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A folder that no model can be loaded from.
+    #[error("{} is no run's folder, no checkpoint in one, and no model's folder with a config.json", path.display())]
+    NoModel {
+        /// The folder.
+        path: std::path::PathBuf,
+    },
+    /// No port is free to meet on.
+    #[error("cannot find a free port")]
+    Port(#[source] std::io::Error),
+    /// The server could not listen, or not go on.
+    #[error("cannot serve")]
+    Serve(#[source] std::io::Error),
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),

@@ -74,9 +74,11 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
 }
 
 /// What was trained, and for the rest what it was trained from.
-struct Trained<'a> {
-    checkpoint: CheckpointWeights,
-    base: &'a dyn WeightSource,
+pub(crate) struct Trained<'a> {
+    /// Of a run.
+    pub checkpoint: CheckpointWeights,
+    /// What the run began with.
+    pub base: &'a dyn WeightSource,
 }
 
 impl WeightSource for Trained<'_> {

@@ -19,6 +19,7 @@ mod export;
 pub(crate) mod format;
 pub mod headline;
 pub mod import;
+pub mod inference;
 pub mod journal;
 pub(crate) mod json_lines;
 pub mod launch;
@@ -32,6 +33,7 @@ pub mod reward;
 pub mod rlvr;
 pub mod run_dir;
 pub mod samples;
+pub mod serve;
 pub mod tensorboard;
 pub mod train;
 

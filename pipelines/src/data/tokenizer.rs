@@ -1,7 +1,7 @@
 //! Records to tokens, by whichever tokenizer the model has.
 
 use anyroll_models::hf::ModelFolder;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::chat_template::Conversation;
 use super::{CharTokenizer, HfTokenizer, Record, TokenizerError};
@@ -57,6 +57,33 @@ impl Tokenizer {
             Tokenizer::Characters(tokenizer) => Ok(tokenizer.encode_prompt(record)?),
             Tokenizer::Folder(folder) => folder.encode_prompt(&record.prompt),
         }
+    }
+
+    /// The tokens of a text as it stands.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        match self {
+            Tokenizer::Characters(tokenizer) => {
+                let (id, prompt) = ("text".to_owned(), text.to_owned());
+                Ok(tokenizer.encode_prompt(&Record { id, prompt, ..Record::default() })?)
+            }
+            Tokenizer::Folder(folder) => folder.tokenizer.encode(text, true),
+        }
+    }
+
+    /// The tokens of a conversation, up to where the assistant's next message begins.
+    ///
+    /// # Errors
+    /// [`TokenizerError::NoTemplate`] where there is no chat template, or the template's own.
+    pub fn encode_messages(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        let Tokenizer::Folder(folder) = self else {
+            return Err(TokenizerError::NoTemplate { path: "a model of single characters".into() });
+        };
+        let conversation = Conversation { messages, tools, add_generation_prompt: true };
+        folder.tokenizer.encode_chat(conversation, &Map::new())
     }
 
     /// The tokens of a record's answer and an end: the completion that earns the reward.
