@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyroll_backends::{
-    BackendKind, DType, DeviceId, Graph, Stream, open,
+    BackendKind, DType, DeviceId, Graph, Stream, TorchDevice, devices, open,
     ops::{self, AttentionParts, PagedCache},
 };
 use anyroll_models::{
@@ -33,11 +33,11 @@ fn main() {
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
         }
     }
-    let device = open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }).unwrap();
+    let device = open(gpu()).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let config = config(&size);
-    let decoder = Arc::new(Decoder::new(config.clone(), Device::Cuda(0)).unwrap());
-    let weights = weights(&decoder);
+    let decoder = Arc::new(Decoder::new(config.clone(), torch(&device)).unwrap());
+    let weights = weights(&decoder, torch(&device));
     for batch in batches {
         let run = || {
             let blocks = KvCache::blocks_for(batch, prompt + tokens);
@@ -58,9 +58,21 @@ fn main() {
             (whole - prefill).as_secs_f64() * 1e3 / tokens as f64,
         );
         if steps {
-            operations(&config, batch as i64, (prompt + tokens / 2) as i64);
+            operations(&config, torch(&device), batch as i64, (prompt + tokens / 2) as i64);
         }
     }
+}
+
+/// The first device that runs models and is no host.
+fn gpu() -> DeviceId {
+    let is_gpu = |kind: &BackendKind| kind.runs_models() && !kind.is_host() && devices(*kind).is_ok();
+    let backend = BackendKind::ALL.into_iter().find(is_gpu).expect("no GPU here: see `anyroll doctor`");
+    DeviceId { backend, ordinal: 0 }
+}
+
+/// It, as libtorch calls it.
+fn torch(device: &Arc<dyn anyroll_backends::Device>) -> Device {
+    device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it")
 }
 
 fn config(size: &str) -> DecoderConfig {
@@ -90,9 +102,9 @@ fn config(size: &str) -> DecoderConfig {
     }
 }
 
-fn weights(decoder: &Decoder) -> Vec<Vec<Tensor>> {
+fn weights(decoder: &Decoder, device: Device) -> Vec<Vec<Tensor>> {
     let weight = |spec: &anyroll_models::ParamSpec| {
-        let values = Tensor::randn(spec.shape.as_slice(), (Kind::BFloat16, Device::Cuda(0))) * 0.02;
+        let values = Tensor::randn(spec.shape.as_slice(), (Kind::BFloat16, device)) * 0.02;
         if spec.shape.len() == 1 { values + 1.0 } else { values }
     };
     decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
@@ -122,10 +134,10 @@ fn generate(
 }
 
 /// What the operations of a step take by themselves, recorded, in microseconds, and how many a step has of each.
-fn operations(config: &DecoderConfig, rows: i64, length: i64) {
+fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let DecoderConfig { hidden_size, intermediate_size, head_dim, vocab_size, .. } = *config;
     let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-    let at = (Kind::BFloat16, Device::Cuda(0));
+    let at = (Kind::BFloat16, device);
     let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
     let layers = config.num_hidden_layers;
     let qkv_width = (heads + 2 * kv_heads) * head_dim;
@@ -191,7 +203,7 @@ fn operations(config: &DecoderConfig, rows: i64, length: i64) {
 /// Times a recording of `copies` times `body`.
 fn time(name: &str, count: usize, copies: usize, mut body: impl FnMut()) {
     const REPETITIONS: u32 = 20;
-    let device = open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }).unwrap();
+    let device = open(gpu()).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let graph = Graph::record::<anyroll_backends::Error>(&device, || {
         (0..copies).for_each(|_| body());

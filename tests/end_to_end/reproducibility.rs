@@ -95,7 +95,6 @@ fn one_rank_and_two_compute_the_same() {
         "warmup/loss",
         "reward/mean",
         "loss/policy",
-        "loss/kl",
         "entropy",
         "grad_norm",
         "eval/greedy",

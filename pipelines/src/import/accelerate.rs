@@ -149,20 +149,8 @@ fn deepspeed_section(ledger: &mut Ledger) {
         None => {}
     }
     ledger.copy_number(&key("gradient_clipping"), "pipeline.rlvr.optimizer.max_grad_norm");
-    let offloads = [
-        ("offload_optimizer_device", "strategy.offload.optimizer", "cpu_step", true),
-        ("offload_param_device", "strategy.offload.params", "cpu", stage == Some(3)),
-    ];
-    for (name, field, value, has_effect) in offloads {
-        let name = key(name);
-        match ledger.text(&name).as_deref() {
-            Some("cpu") if has_effect => ledger.map(&name, field, value),
-            Some("cpu") => ledger.idle(&name, "DeepSpeed offloads parameters at stage 3 alone"),
-            Some("nvme") => ledger.refuse(&name, "nothing is offloaded to disks; use cpu"),
-            Some(_) => ledger.idle(&name, "off"),
-            None => {}
-        }
-    }
+    deepspeed::offloaded_states(ledger, &key("offload_optimizer_device"));
+    deepspeed::offloaded_parameters(ledger, &key("offload_param_device"), stage.unwrap_or(2));
     if ledger.peek("deepspeed_config").is_some() {
         ledger.idle("deepspeed_config", "empty");
     }
@@ -194,8 +182,8 @@ fn fsdp_section(ledger: &mut Ledger) {
     let offload = key("offload_params");
     match ledger.truth(&offload) {
         Some(true) => {
-            ledger.fill("strategy.offload.optimizer", "cpu_step");
-            ledger.map(&offload, "strategy.offload.params", "cpu");
+            let why = "weights in training stay on the devices, in their shards";
+            ledger.change(&offload, "strategy.offload.optimizer", "cpu_step", why);
         }
         Some(false) => ledger.idle(&offload, "off"),
         None => {}

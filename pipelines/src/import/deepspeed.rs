@@ -86,43 +86,50 @@ fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
         _ if ledger.peek(&stage_key).is_some() => ledger.refuse(&stage_key, "stages are 0, 1, 2 and 3"),
         _ => {}
     }
-    let stage = stage.unwrap_or(0);
-    offload(
-        ledger,
-        &key("zero_optimization.offload_optimizer"),
-        "strategy.offload.optimizer",
-        "cpu_step",
-        true,
-    );
-    offload(ledger, &key("zero_optimization.offload_param"), "strategy.offload.params", "cpu", stage == 3);
-    let old = [
-        ("zero_optimization.cpu_offload", "strategy.offload.optimizer", "cpu_step"),
-        ("zero_optimization.cpu_offload_params", "strategy.offload.params", "cpu"),
-    ];
-    for (name, field, value) in old {
-        let name = key(name);
-        match ledger.truth(&name) {
-            Some(true) => ledger.map(&name, field, value),
-            Some(false) => ledger.idle(&name, "off"),
-            None if ledger.peek(&name).is_some() => ledger.refuse(&name, "neither true nor false"),
-            None => {}
+    let [states, parameters] =
+        ["optimizer", "param"].map(|of| key(&format!("zero_optimization.offload_{of}")));
+    for section in [&states, &parameters] {
+        let device = format!("{section}.device");
+        match section == &states {
+            true => offloaded_states(ledger, &device),
+            false => offloaded_parameters(ledger, &device, stage.unwrap_or(0)),
         }
+        ledger.idle_all(&[(
+            &format!("{section}.*"),
+            "host memory is pinned, in pieces, and overlaps by itself",
+        )]);
+        ledger.refuse_all(&[(section, "not a mapping with a device")]);
+    }
+    let old = key("zero_optimization.cpu_offload");
+    match ledger.truth(&old) {
+        Some(true) => ledger.map(&old, "strategy.offload.optimizer", "cpu_step"),
+        Some(false) => ledger.idle(&old, "off"),
+        None if ledger.peek(&old).is_some() => ledger.refuse(&old, "neither true nor false"),
+        None => {}
+    }
+    ledger.refuse_all(&[(&key("zero_optimization.cpu_offload_params"), WEIGHTS_STAY)]);
+}
+
+const WEIGHTS_STAY: &str = "weights in training stay on the devices; zero_stage 3 shards them";
+
+/// The device that optimizer states are on.
+pub(super) fn offloaded_states(ledger: &mut Ledger, key: &str) {
+    match ledger.text(key).as_deref() {
+        None => {}
+        Some("cpu") => ledger.map(key, "strategy.offload.optimizer", "cpu_step"),
+        Some("none" | "null") => ledger.idle(key, "off"),
+        Some(_) => ledger.refuse(key, "states are on the device or on the host; use cpu"),
     }
 }
 
-/// A section with a device, and with knobs that the device alone gives a meaning.
-fn offload(ledger: &mut Ledger, section: &str, field: &str, value: &str, has_effect: bool) {
-    let device = format!("{section}.device");
-    match ledger.text(&device).as_deref() {
-        Some("cpu") if has_effect => ledger.map(&device, field, value),
-        Some("cpu") => ledger.idle(&device, "DeepSpeed offloads parameters at stage 3 alone"),
-        Some("nvme") => ledger.refuse(&device, "nothing is offloaded to disks; use cpu"),
-        Some("none") | Some("null") => ledger.idle(&device, "off"),
-        Some(_) => ledger.refuse(&device, "devices are cpu and none"),
+/// The device that parameters are on, which has an effect in DeepSpeed at stage 3 alone.
+pub(super) fn offloaded_parameters(ledger: &mut Ledger, key: &str, stage: u64) {
+    match ledger.text(key).as_deref() {
         None => {}
+        Some("none" | "null") => ledger.idle(key, "off"),
+        Some("cpu") if stage < 3 => ledger.idle(key, "DeepSpeed offloads parameters at stage 3 alone"),
+        Some(_) => ledger.refuse(key, WEIGHTS_STAY),
     }
-    ledger.idle_all(&[(&format!("{section}.*"), "host memory is pinned, in pieces, and overlaps by itself")]);
-    ledger.refuse_all(&[(section, "not a mapping with a device")]);
 }
 
 fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {

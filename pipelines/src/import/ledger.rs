@@ -218,10 +218,41 @@ impl Ledger {
         }
     }
 
+    /// As [`Self::map`] for a truth value that stays as it is.
+    pub(super) fn flag(&mut self, key: &str, field: &str) {
+        match (self.peek(key), self.truth(key)) {
+            (None, _) => {}
+            (Some(_), Some(truth)) => self.map(key, field, truth),
+            (Some(_), None) => self.refuse(key, "neither true nor false"),
+        }
+    }
+
     /// As [`Self::map`] for a text that stays as it is.
     pub(super) fn copy_text(&mut self, key: &str, field: &str) {
         if let Some(text) = self.text(key) {
             self.map(key, field, text);
+        }
+    }
+
+    /// A LoRA's matrices by name: a list, one name, or all.
+    pub(super) fn lora_targets(&mut self, key: &str) {
+        let names: Vec<String> = match self.peek(key) {
+            None => return,
+            Some(Value::Array(names)) => names.iter().map(values::text).collect(),
+            Some(one) => values::text(one).split(',').map(|name| name.trim().to_owned()).collect(),
+        };
+        match names.iter().any(|name| name == "all-linear") {
+            true => self.idle(key, "all matrices have an adapter by default"),
+            false => self.map(key, "model.lora.targets", names),
+        }
+    }
+
+    /// A LoRA's dropout, which is not to be had.
+    pub(super) fn lora_dropout(&mut self, key: &str) {
+        match self.number(key) {
+            Some(0.0) => self.idle(key, "none"),
+            Some(_) => self.refuse(key, "adapters have no dropout"),
+            None => {}
         }
     }
 

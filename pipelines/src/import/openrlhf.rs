@@ -150,7 +150,7 @@ const IDLE: [(&str, &str); 37] = [
     ("actor.gradient_checkpointing_reentrant", "recomputation is per block"),
 ];
 
-const REFUSED: [(&str, &str); 22] = [
+const REFUSED: [(&str, &str); 20] = [
     ("ds.zpg", "ZeRO++ is not there"),
     ("ds.load_in_4bit", "weights are not quantised"),
     ("ds.ring_attn_*", "sequences are not split over ranks"),
@@ -171,8 +171,6 @@ const REFUSED: [(&str, &str); 22] = [
     ("actor.aux_loss_coef", "there are no mixtures of experts"),
     ("data.input_template", "prompts are rendered by the model's chat template"),
     ("prompt_data_probs", "one file of prompts"),
-    ("algo.dynamic_filtering_range", "groups whose rewards do not differ have no gradient anyway"),
-    ("algo.dynamic_filtering_enable", "groups whose rewards do not differ have no gradient anyway"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
@@ -203,10 +201,8 @@ fn model(ledger: &mut Ledger) {
         Some(rank) => {
             ledger.map("ds.lora.rank", "model.lora.rank", rank);
             ledger.copy_number("ds.lora.alpha", "model.lora.alpha");
-            ledger.copy_number("ds.lora.dropout", "model.lora.dropout");
-            if let Some(value) = ledger.peek("ds.lora.target_modules").cloned() {
-                ledger.map("ds.lora.target_modules", "model.lora.target_modules", value);
-            }
+            ledger.lora_dropout("ds.lora.dropout");
+            ledger.lora_targets("ds.lora.target_modules");
         }
         None => {}
     }
@@ -303,6 +299,7 @@ fn optimizer(ledger: &mut Ledger) {
 fn algorithm(ledger: &mut Ledger) {
     let a = format!("{R}.algorithm");
     estimator(ledger, &a);
+    dynamic_filtering(ledger);
     loss(ledger, &format!("{a}.loss"));
     ledger.copy_number("algo.kl.init_coef", &format!("{a}.kl_coef"));
     let in_loss = ledger.truth("algo.kl.use_loss") == Some(true);
@@ -335,6 +332,27 @@ fn algorithm(ledger: &mut Ledger) {
             &format!("{a}.rollout_correction"),
             json!({"truncate": {"level": "token", "max": 5.0}}),
         );
+    }
+}
+
+/// OpenRLHF keeps groups whose mean reward lies strictly within a range, and looks for others without a bound.
+fn dynamic_filtering(ledger: &mut Ledger) {
+    let key = "algo.dynamic_filtering_enable";
+    match ledger.truth(key) {
+        Some(true) => {
+            let why = "at most so many batches a step";
+            ledger.change(key, &format!("{R}.selection.mixed_groups"), json!({"max_batches": 10}), why);
+        }
+        Some(false) => ledger.idle(key, "off"),
+        None => {}
+    }
+    let range = "algo.dynamic_filtering_range";
+    match ledger.peek(range).cloned() {
+        Some(Value::Array(ends)) if ends.iter().filter_map(values::number).eq([0.0, 1.0]) => {
+            ledger.idle(range, "groups that are all wrong or all right are what is replaced");
+        }
+        Some(_) => ledger.refuse(range, "say `selection.difficulty`"),
+        None => {}
     }
 }
 
@@ -414,7 +432,12 @@ fn data(ledger: &mut Ledger) {
     match ledger.text(reward) {
         Some(path) if path.ends_with(".py") => {
             let why = "its signature is another: see docs/rewards.md";
-            ledger.change(reward, &format!("{R}.reward"), json!([{"python": {"file": path}}]), why);
+            ledger.change(
+                reward,
+                &format!("{R}.reward"),
+                json!([{"python": {"path": path, "function": "reward_func"}}]),
+                why,
+            );
         }
         Some(_) => ledger.refuse(reward, "a reward is a function, not a server: see docs/rewards.md"),
         None => {}

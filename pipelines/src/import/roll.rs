@@ -89,17 +89,13 @@ const IDLE: [(&str, &str); 50] = [
     ("reward_pretrain", "rewards here are functions"),
 ];
 
-const REFUSED: [(&str, &str); 24] = [
+const REFUSED: [(&str, &str); 20] = [
     ("critic*", "name the advantage that needs no critic"),
     ("lambd", "name the advantage that needs no critic"),
     ("async_generation_ratio", "rollouts are on-policy"),
     ("use_additional_prompts", "as many prompts as asked for are sampled"),
     ("is_use_additional_prompts", "as many prompts as asked for are sampled"),
     ("max_additional_running_prompts", "as many prompts as asked for are sampled"),
-    ("max_len_mask", "shape lengths with the `length` reward"),
-    ("difficulty_mask", "all groups are trained on"),
-    ("difficulty_low_threshold", "all groups are trained on"),
-    ("difficulty_high_threshold", "all groups are trained on"),
     ("error_max_len_clip", "shape lengths with the `length` reward"),
     ("error_max_len_threshold", "shape lengths with the `length` reward"),
     ("difficulty_loss_weight", "samples weigh the same"),
@@ -149,14 +145,11 @@ fn model(ledger: &mut Ledger) {
         Some(false) => ledger.map(recompute, "strategy.recompute", "full"),
         None => {}
     }
-    for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
+    for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha")] {
         ledger.copy_number(&format!("actor_train.model_args.{name}"), &format!("model.lora.{field}"));
     }
-    let targets = "actor_train.model_args.lora_target";
-    if let Some(text) = ledger.text(targets) {
-        let modules: Vec<&str> = text.split(',').map(str::trim).collect();
-        ledger.map(targets, "model.lora.target_modules", modules);
-    }
+    ledger.lora_dropout("actor_train.model_args.lora_dropout");
+    ledger.lora_targets("actor_train.model_args.lora_target");
 }
 
 fn strategy(ledger: &mut Ledger) {
@@ -304,6 +297,26 @@ fn algorithm(ledger: &mut Ledger) {
     kl(ledger, &a);
     loss(ledger, &a);
     aggregation(ledger, &a);
+    selection(ledger);
+}
+
+fn selection(ledger: &mut Ledger) {
+    let field = format!("{R}.selection");
+    ledger.flag("max_len_mask", &format!("{field}.leave_out_cut"));
+    let thresholds = [("difficulty_low_threshold", 0.0, "min"), ("difficulty_high_threshold", 1.0, "max")];
+    match ledger.truth("difficulty_mask") {
+        Some(true) => {
+            for (key, usual, end) in thresholds {
+                let threshold = ledger.number(key).unwrap_or(usual);
+                ledger.fill(&format!("{field}.difficulty.{end}"), threshold);
+                ledger.copy_number(key, &format!("{field}.difficulty.{end}"));
+            }
+            ledger.fold("difficulty_mask", "in the thresholds");
+        }
+        Some(false) => ledger.idle("difficulty_mask", "off"),
+        None => {}
+    }
+    ledger.idle_all(&thresholds.map(|(key, ..)| (key, "difficulty_mask is off")));
 }
 
 fn kl(ledger: &mut Ledger, a: &str) {

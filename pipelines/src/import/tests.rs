@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::{Fate, Import, Origin, import};
+use crate::config::Loaded;
 
 /// Imports `text` as a file called `name`; whose it is has to be told by its keys.
 #[track_caller]
@@ -23,6 +24,17 @@ fn check_rows(import: &Import, expected: &[(&str, &str)]) {
         let [row] = rows[..] else { panic!("{key}: {} rows in {:#?}", rows.len(), import.rows) };
         assert!(row.to_string().starts_with(line), "{row}\ninstead of\n{line}");
     }
+}
+
+/// That the YAML has our fields and nothing else: what is wrong with it first is that the model is not there.
+#[track_caller]
+fn check_loads(import: &Import) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    fs::write(&path, import.yaml()).unwrap();
+    let error =
+        Loaded::read(&path, &["pipeline.rlvr.data={sort: {digits: 3}}".to_owned()]).unwrap_err().to_string();
+    assert!(error.contains("`model.path`"), "{error}\n{}", import.yaml());
 }
 
 #[track_caller]
@@ -221,6 +233,7 @@ push_to_hub: true
 ";
     let import = imported("grpo.yaml", text, Origin::Trl);
     check_refused(&import, &["push_to_hub"]);
+    check_loads(&import);
     let yaml = import.yaml();
     for line in [
         "  path: Qwen/Qwen2.5-0.5B-Instruct\n  lora:\n    rank: 16\n",
@@ -268,6 +281,7 @@ python3 -m openrlhf.cli.train_ppo_ray \\
    --advantage_estimator group_norm \\
    --init_kl_coef 1e-3 --use_kl_loss --kl_estimator k3 \\
    --eps_clip_low_high 0.2 0.27 \\
+   --dynamic_filtering --dynamic_filtering_reward_range 0 1 \\
    --prompt_data data/math.jsonl --input_key question --label_key gold \\
    --vllm_num_engines 4 --colocate_all_models
 # comments stay comments: --zero_stage 1
@@ -277,13 +291,14 @@ python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_
 --reward.remote_url rewards/mine.py --train.batch_size 128 --rollout.batch_size 128 \
 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 1024 --data.max_samples 1280 --ds.zero_stage 3 \
 --ds.param_dtype bf16 --ds.adam_offload --algo.advantage.estimator group_norm --algo.kl.init_coef 1e-3 \
---algo.kl.use_loss --algo.kl.estimator k3 --actor.eps_clip_low_high 0.2 0.27 --data.prompt_dataset data/math.jsonl \
+--algo.kl.use_loss --algo.kl.estimator k3 --actor.eps_clip_low_high 0.2 0.27 --algo.dynamic_filtering_enable --algo.dynamic_filtering_range 0 1 --data.prompt_dataset data/math.jsonl \
 --data.input_key question --data.label_key gold --vllm.num_engines 4 --train.colocate_all
 ";
     let [old, new] = [old, new].map(|text| imported("train.sh", text, Origin::Openrlhf));
     check_refused(&old, &[]);
     check_refused(&new, &[]);
     assert_eq!(old.yaml(), new.yaml());
+    check_loads(&old);
     let yaml = old.yaml();
     for line in [
         "devices: 8\n",
@@ -297,6 +312,7 @@ python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_
         "      kl_coef: 0.001\n",
         "          estimator: k3\n",
         "          clip_high: 0.27\n          clip_low: 0.2\n",
+        "      mixed_groups:\n        max_batches: 10\n",
         "        path: data/math.jsonl\n        prompt: question\n        answer: gold\n",
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
@@ -340,13 +356,18 @@ rewards:
     world_size: 8
 ";
     let import = imported("rlvr.yaml", text, Origin::Roll);
-    check_refused(&import, &["max_len_mask"]);
+    check_refused(
+        &import,
+        &["actor_train.strategy_args.strategy_config.zero_optimization.offload_param.device"],
+    );
+    check_loads(&import);
     let yaml = import.yaml();
     for line in [
         "name: qwen-ppo\n",
         "devices: 8\n",
         "  zero_stage: 3\n",
-        "    optimizer: cpu_step\n    params: cpu\n",
+        "    optimizer: cpu_step\n",
+        "      leave_out_cut: true\n",
         "    prompts_per_step: 16\n",
         "    mini_batches: 2\n",
         "      max_new_tokens: 8192\n",
@@ -381,6 +402,7 @@ method:
 ";
     let import = imported("ppo.yml", text, Origin::Trlx);
     check_refused(&import, &["model.num_layers_unfrozen"]);
+    check_loads(&import);
     let yaml = import.yaml();
     for line in
         ["seed: 7\n", "    steps: 1000\n", "    epochs: 4\n", "          final_ratio: 0.1\n", "target: 6"]

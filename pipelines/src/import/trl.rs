@@ -68,7 +68,7 @@ const IDLE: [(&str, &str); 34] = [
     ("main_process_port", "`anyroll run` starts the ranks"),
 ];
 
-const REFUSED: [(&str, &str); 16] = [
+const REFUSED: [(&str, &str); 15] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -77,7 +77,6 @@ const REFUSED: [(&str, &str); 16] = [
     ("sync_ref_model", "the reference stays as it was at the start"),
     ("ref_model_mixup_alpha", "the reference stays as it was at the start"),
     ("ref_model_sync_steps", "the reference stays as it was at the start"),
-    ("mask_truncated_completions", "shape lengths with the `length` reward instead"),
     ("top_entropy_quantile", "every completion token counts"),
     ("use_bias_correction_kl", "the KL term is k1, k2 or k3 as it stands"),
     ("off_policy_mask_threshold", "see `algorithm.rollout_correction`"),
@@ -138,19 +137,13 @@ fn lora(ledger: &mut Ledger) {
         let why = if used { "by `model.lora`" } else { "off" };
         ledger.idle("use_peft", why);
     }
-    let keys = [("lora_r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")];
-    for (key, field) in keys.into_iter().filter(|(key, _)| ledger.peek(key).is_some()).collect::<Vec<_>>() {
-        match used {
-            true => ledger.copy_number(key, &format!("model.lora.{field}")),
-            false => ledger.idle(key, "use_peft is off"),
-        }
+    if !used {
+        return ledger.idle_all(&[("lora_*", "use_peft is off")]);
     }
-    let targets = "lora_target_modules";
-    match ledger.peek(targets).cloned() {
-        Some(value) if used => ledger.map(targets, "model.lora.target_modules", value),
-        Some(_) => ledger.idle(targets, "use_peft is off"),
-        None => {}
-    }
+    ledger.copy_number("lora_r", "model.lora.rank");
+    ledger.copy_number("lora_alpha", "model.lora.alpha");
+    ledger.lora_dropout("lora_dropout");
+    ledger.lora_targets("lora_target_modules");
 }
 
 /// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its
@@ -258,6 +251,7 @@ fn algorithm(ledger: &mut Ledger) {
         None => {}
     }
     loss(ledger, &a);
+    ledger.flag("mask_truncated_completions", &format!("{R}.selection.leave_out_cut"));
     match ledger.truth("vllm_importance_sampling_correction") {
         Some(true) => ledger.idle("vllm_importance_sampling_correction", ONE_ENGINE),
         Some(false) => ledger.idle("vllm_importance_sampling_correction", "off"),
