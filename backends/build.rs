@@ -28,6 +28,7 @@ fn main() {
             "shim/attention.cpp",
             "shim/c10d.cpp",
             "shim/device.cpp",
+            "shim/flash.cpp",
             "shim/kernels.cpp",
             "shim/optimizer.cpp",
             "shim/tensor.cpp",

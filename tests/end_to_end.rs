@@ -5,8 +5,10 @@
 mod commands;
 mod diffusion;
 mod failures;
+mod inference;
 mod learning;
 mod other_launchers;
+mod published_model;
 mod reproducibility;
 mod resume;
 mod rewards;

@@ -1,71 +1,4 @@
-// Kernels that a strategy needs, in the CUDA C++ that HIP compiles too: no headers, nothing that depends on the
-// width of a warp. They are compiled at run time for the device that is there, without fused multiply-add, so that
-// elementwise results have the bits of the same formula on a CPU.
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-// What one access to memory moves: 16 bytes, unless said otherwise.
-template <typename T, int N = 16 / sizeof(T)>
-struct alignas(N * sizeof(T)) Pack {
-  static constexpr int LANES = N;
-  T lane[N];
-};
-
-template <typename P = Pack<float>>
-__device__ inline bool aligned(const void* pointer) {
-  return (u64)pointer % sizeof(P) == 0;
-}
-__device__ inline u64 thread_index() { return blockIdx.x * (u64)blockDim.x + threadIdx.x; }
-__device__ inline u64 thread_count() { return gridDim.x * (u64)blockDim.x; }
-
-// ---- element types ----
-
-struct Bf16 {
-  u16 bits;
-};
-struct F16 {
-  u16 bits;
-};
-
-// Floats are computed with in fp32, integers as they are.
-__device__ inline int widen(int x) { return x; }
-__device__ inline i64 widen(i64 x) { return x; }
-__device__ inline unsigned char widen(unsigned char x) { return x; }
-__device__ inline float widen(float x) { return x; }
-__device__ inline float widen(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-__device__ inline float widen(F16 x) {
-#ifdef __HIP_DEVICE_COMPILE__
-  return (float)__builtin_bit_cast(_Float16, x.bits);
-#else
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-  return wide;
-#endif
-}
-
-template <typename T>
-__device__ inline void narrow(T x, T& to) {
-  to = x;
-}
-// To the nearest, ties to even; a NaN becomes the one that libtorch makes on a CPU.
-__device__ inline void narrow(float x, Bf16& to) {
-  u32 bits = __float_as_uint(x);
-  to.bits = x != x ? 0x7fc0 : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-__device__ inline void narrow(float x, F16& to) {
-  if (x != x) {
-    to.bits = (u16)((__float_as_uint(x) >> 16) & 0x8000) | 0x7e00;
-    return;
-  }
-#ifdef __HIP_DEVICE_COMPILE__
-  to.bits = __builtin_bit_cast(u16, (_Float16)x);
-#else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
-#endif
-}
+// Kernels that a strategy needs, behind `elements.cuh`.
 
 // ---- reduction in rank order ----
 
@@ -136,6 +69,51 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     reduce_u8(unsigned char* out, const unsigned char* in, u64 n, int world_size, int op) {
   reduce_in_rank_order(out, in, n, world_size, op);
+}
+
+// The sum over ranks of in[r * n + i], from left to right in fp32, written to out[i] or added to it.
+template <typename T>
+__device__ inline void sum_ranks(float* out, const T* in, u64 n, int world_size, int is_added) {
+  constexpr int LANES = Pack<T>::LANES, QUADS = LANES / 4;
+  u64 done = 0;
+  if (n % LANES == 0 && aligned(out) && aligned(in)) {
+    const u64 packs = n / LANES;
+    for (u64 i = thread_index(); i < packs; i += thread_count()) {
+      float sum[LANES];
+      Pack<T> pack = ((const Pack<T>*)in)[i];
+      for (int k = 0; k < LANES; k++) sum[k] = widen(pack.lane[k]);
+      for (int rank = 1; rank < world_size; rank++) {
+        pack = ((const Pack<T>*)in)[rank * packs + i];
+        for (int k = 0; k < LANES; k++) sum[k] += widen(pack.lane[k]);
+      }
+      for (int quad = 0; quad < QUADS; quad++) {
+        Pack<float>* to = (Pack<float>*)out + i * QUADS + quad;
+        Pack<float> total = {};
+        if (is_added) total = *to;
+        for (int k = 0; k < 4; k++) total.lane[k] = is_added ? total.lane[k] + sum[quad * 4 + k] : sum[quad * 4 + k];
+        *to = total;
+      }
+    }
+    done = n;
+  }
+  for (u64 i = done + thread_index(); i < n; i += thread_count()) {
+    float sum = widen(in[i]);
+    for (int rank = 1; rank < world_size; rank++) sum += widen(in[rank * n + i]);
+    out[i] = is_added ? out[i] + sum : sum;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    sum_ranks_f32(float* out, const float* in, u64 n, int world_size, int is_added) {
+  sum_ranks(out, in, n, world_size, is_added);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    sum_ranks_bf16(float* out, const Bf16* in, u64 n, int world_size, int is_added) {
+  sum_ranks(out, in, n, world_size, is_added);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    sum_ranks_f16(float* out, const F16* in, u64 n, int world_size, int is_added) {
+  sum_ranks(out, in, n, world_size, is_added);
 }
 
 // ---- AdamW ----

@@ -23,6 +23,16 @@ int anyroll_torch_stream(int device_type, int index, void** handle) {
     return 0;
   });
 }
+// Makes libtorch compute on the stream `id` in this thread, and tells the one that it did before. The id of a stream that
+// is not libtorch's own is the vendor's handle.
+int anyroll_exchange_stream(int device_type, int index, int64_t id, int64_t* before) {
+  return guarded<int>(-1, [&] {
+    auto type = static_cast<c10::DeviceType>(device_type);
+    auto stream = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index), type);
+    *before = guard_of(device_type).exchangeStream(stream).id();
+    return 0;
+  });
+}
 // Makes a device current in this thread, and returns the index of the one that was, or -1.
 int anyroll_exchange_device(int device_type, int index) {
   return guarded<int>(-1, [&]() -> int {

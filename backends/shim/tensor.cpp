@@ -16,4 +16,10 @@ void* anyroll_tensor_from_blob(void* data, const int64_t* sizes, int n_sizes, in
         data, at::IntArrayRef(sizes, n_sizes), [=](void*) { release(owner); }, options, device));
   });
 }
+
+// The same values in page-locked memory of libtorch's own, which it keeps until copies from it are done.
+void* anyroll_tensor_pinned(void* tensor) {
+  return guarded<void*>(nullptr,
+                        [&]() -> void* { return new at::Tensor(static_cast<at::Tensor*>(tensor)->pin_memory()); });
+}
 }

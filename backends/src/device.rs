@@ -158,6 +158,10 @@ pub struct RawStream(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawEvent(pub u64);
 
+/// See [`RawBuffer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RawGraph(pub u64);
+
 /// A part of a device allocation; offset and length in bytes. Not a bare address, since Vulkan has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawSlice {
@@ -318,11 +322,15 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// `stream` is live.
     unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()>;
 
+    /// How many blocks of a large kernel run side by side, where the driver says so.
+    fn multiprocessors(&self) -> Option<i64> {
+        None
+    }
     /// Whether [`Device::launch`] works: the device compiles kernels at run time, and its compiler is there.
     fn has_kernels(&self) -> bool {
         false
     }
-    /// Launches a kernel of `kernels/strategy.cu`. `arguments` are the addresses of its parameters' values, read
+    /// Launches a kernel of `kernels/`. `arguments` are the addresses of its parameters' values, read
     /// before this returns.
     ///
     /// # Safety
@@ -336,6 +344,40 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
         _stream: RawStream,
     ) -> Result<()> {
         unsupported(self.id(), format!("kernels at run time: {kernel:?}"))
+    }
+
+    /// The stream that work is recorded on, one for the life of the device: libraries keep memory for each stream
+    /// that they have seen. [`Error::Unsupported`] where nothing can be recorded.
+    fn recording_stream(&self) -> Result<RawStream> {
+        unsupported(self.id(), "recorded work")
+    }
+    /// Begins to record what is enqueued on `stream`, instead of running it.
+    ///
+    /// # Safety
+    /// `stream` is [`Device::recording_stream`]'s, nothing is pending there, and the recording is ended.
+    unsafe fn graph_begin(&self, _stream: RawStream) -> Result<()> {
+        unsupported(self.id(), "recorded work")
+    }
+    /// Ends the recording.
+    ///
+    /// # Safety
+    /// Begun on `stream`; the graph is released by [`Device::graph_destroy`], once.
+    unsafe fn graph_end(&self, _stream: RawStream) -> Result<RawGraph> {
+        unsupported(self.id(), "recorded work")
+    }
+    /// Runs recorded work after what is on `stream`.
+    ///
+    /// # Safety
+    /// Both are live, and so is the memory that the work reads and writes, until it is done.
+    unsafe fn graph_launch(&self, _graph: RawGraph, _stream: RawStream) -> Result<()> {
+        unsupported(self.id(), "recorded work")
+    }
+    /// Releases recorded work; a run in flight goes on.
+    ///
+    /// # Safety
+    /// `graph` came from `graph_end` and is not used again.
+    unsafe fn graph_destroy(&self, _graph: RawGraph) -> Result<()> {
+        unsupported(self.id(), "recorded work")
     }
 }
 

@@ -7,23 +7,47 @@ use std::{
 
 use tch::{Kind, Tensor};
 
-use crate::{Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, open_devices};
+use crate::{
+    Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, decode_kernels, model_kernels,
+    open_devices,
+};
 
-/// CUDA C++ that HIP compiles too.
-pub(crate) const SOURCE: &str = include_str!("../kernels/strategy.cu");
-/// Every kernel in it.
-pub(crate) const NAMES: [&CStr; 10] = [
-    c"reduce_f32",
-    c"reduce_bf16",
-    c"reduce_f16",
-    c"reduce_i32",
-    c"reduce_i64",
-    c"reduce_u8",
-    c"adamw_f32",
-    c"adamw_bf16",
-    c"sum_squares",
-    c"sum_partial",
-];
+/// A file of kernels, compiled when the first of them is wanted.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) file: &'static CStr,
+    /// CUDA C++ that HIP compiles too.
+    pub(crate) text: &'static str,
+    /// Every kernel in it.
+    pub(crate) kernels: &'static [&'static CStr],
+}
+
+/// All there are; a device without the first counts as having none.
+pub(crate) const SOURCES: [Source; 3] = [SOURCE, model_kernels::SOURCE, decode_kernels::SOURCE];
+
+const SOURCE: Source = Source {
+    file: c"strategy.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        "\n#line 1 \"strategy.cu\"\n",
+        include_str!("../kernels/strategy.cu")
+    ),
+    kernels: &[
+        c"reduce_f32",
+        c"reduce_bf16",
+        c"reduce_f16",
+        c"reduce_i32",
+        c"reduce_i64",
+        c"reduce_u8",
+        c"sum_ranks_f32",
+        c"sum_ranks_bf16",
+        c"sum_ranks_f16",
+        c"adamw_f32",
+        c"adamw_bf16",
+        c"sum_squares",
+        c"sum_partial",
+    ],
+};
 
 const THREADS: u32 = 256;
 /// What one thread of an elementwise kernel moves at a time.
@@ -42,11 +66,11 @@ pub(crate) struct AdamW {
     pub(crate) keep: f32,
 }
 
-/// The device that holds a tensor, if it is an fp32 one and the device has kernels for it.
+/// The device that holds a tensor, if it has kernels.
 pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
     let tch::Device::Cuda(index) = tensor.device() else { return None };
     let device = open_devices::at(TorchDevice { kind: 1, index: index as i32 })?;
-    (tensor.kind() == Kind::Float && device.has_kernels()).then_some(device)
+    device.has_kernels().then_some(device)
 }
 
 /// `output` becomes the reduction of `received`, which holds as many slices of its length as there are ranks: in
@@ -77,6 +101,37 @@ pub(crate) fn reduce_in_rank_order(
     let blocks = blocks(output.len_bytes());
     // SAFETY: the kernel's signature; the caller keeps the buffers until the work is done, as for a copy.
     unsafe { device.launch(kernel, blocks, THREADS, &mut arguments, stream.raw()) }
+}
+
+/// `out` becomes the sum over ranks of `len` elements each that lie one rank after the other in `received`, or has it
+/// added: in fp32, in rank order, on libtorch's stream.
+///
+/// # Safety
+/// `received` has `world_size * len` elements of `kind`, a float, on `device`, and `out` `len` of fp32.
+pub(crate) unsafe fn sum_ranks(
+    device: &dyn Device,
+    kind: Kind,
+    mut out: *mut f32,
+    mut received: *mut c_void,
+    len: i64,
+    world_size: i64,
+    is_added: bool,
+) -> Result<()> {
+    let kernel = match kind {
+        Kind::Float => c"sum_ranks_f32",
+        Kind::BFloat16 => c"sum_ranks_bf16",
+        Kind::Half => c"sum_ranks_f16",
+        other => unreachable!("no device has kernels for {other:?}"),
+    };
+    if len == 0 {
+        return Ok(());
+    }
+    let (mut count, mut ranks, mut is_added) = (len as u64, world_size as i32, i32::from(is_added));
+    let mut arguments =
+        [erase(&mut out), erase(&mut received), erase(&mut count), erase(&mut ranks), erase(&mut is_added)];
+    let bytes = len as usize * kind.elt_size_in_bytes();
+    // SAFETY: the kernel's signature and the caller's promise.
+    unsafe { launch(device, kernel, blocks(bytes), &mut arguments) }
 }
 
 /// One step over `len` elements, on libtorch's stream. The gradient is fp32, or bf16 where `is_bf16`.
@@ -429,6 +484,6 @@ mod tests {
         check(&make(tch::Device::Cpu), "Cpu");
         check(&on_device().to_kind(Kind::Half), "Half");
         check(&on_device().narrow(0, 0, 7), "7");
-        check(&Tensor::zeros([16], (Kind::Float, tch::Device::Cuda(0))).slice(0, 0, 16, 2), "dense");
+        check(&Tensor::zeros([16], (Kind::Float, tch::Device::Cuda(0))).slice(0, 0, 16, 2), "contiguous");
     }
 }

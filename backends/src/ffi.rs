@@ -18,10 +18,17 @@ unsafe extern "C" {
         release: extern "C" fn(*mut c_void),
         owner: *mut c_void,
     ) -> *mut c_void;
+    pub(crate) fn anyroll_tensor_pinned(tensor: *mut c_void) -> *mut c_void;
 
     // device.cpp
     pub(crate) fn anyroll_torch_start(device_type: c_int) -> c_int;
     pub(crate) fn anyroll_torch_stream(device_type: c_int, index: c_int, handle: *mut *mut c_void) -> c_int;
+    pub(crate) fn anyroll_exchange_stream(
+        device_type: c_int,
+        index: c_int,
+        id: i64,
+        before: *mut i64,
+    ) -> c_int;
     pub(crate) fn anyroll_exchange_device(device_type: c_int, index: c_int) -> c_int;
     pub(crate) fn anyroll_restore_device(device_type: c_int, index: c_int);
 

@@ -106,6 +106,11 @@ impl CollectiveGroup {
         self.0.comm.world_size()
     }
 
+    /// See [`Collective::sums_in_rank_order`].
+    pub fn sums_in_rank_order(&self) -> bool {
+        self.0.comm.sums_in_rank_order()
+    }
+
     /// The stream on which the operations run.
     pub fn stream(&self) -> &Stream {
         &self.0.stream

@@ -11,6 +11,7 @@ mod buffer;
 mod collective;
 mod cpu;
 mod cuda;
+mod decode_kernels;
 mod device;
 mod device_kernels;
 mod dtype;
@@ -19,9 +20,11 @@ pub mod faults;
 mod ffi;
 mod gloo;
 mod gpu;
+mod graph;
 mod group;
 mod kernel_cache;
 mod library;
+mod model_kernels;
 mod nccl;
 mod open_devices;
 pub mod ops;
@@ -35,10 +38,11 @@ pub use buffer::{Arena, Buffer, PinnedBuffer};
 pub use collective::{Collective, P2p, ReduceOp, Reduction};
 pub use device::{
     BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, HostFn, Limits, MemoryInfo, RawBuffer, RawEvent,
-    RawSlice, RawStream, TorchDevice,
+    RawGraph, RawSlice, RawStream, TorchDevice,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use graph::Graph;
 pub use group::{CollectiveGroup, Work};
 pub use kernel_cache::cache_kernels_in;
 pub use library::prefer_folder;

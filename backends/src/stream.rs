@@ -31,6 +31,11 @@ impl Stream {
         Ok(Self(Arc::new(StreamInner { device: device.clone(), raw, owned: false })))
     }
 
+    /// A stream that somebody else owns, and that lives as long as the device.
+    pub(crate) fn lent(device: &Arc<dyn Device>, raw: RawStream) -> Self {
+        Self(Arc::new(StreamInner { device: device.clone(), raw, owned: false }))
+    }
+
     /// The device it belongs to.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.0.device

@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, Packing, Rotation, Store},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, Sample, SamplingParams,
-    Sequence, generation::Limits,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample,
+    SamplingParams, Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -44,7 +44,9 @@ fn main() {
         intermediate_size: 176,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 64,
+        sliding_window: None,
         qkv_bias: false,
         qk_norm: false,
         tie_word_embeddings: true,
@@ -99,7 +101,7 @@ fn operations(config: &DecoderConfig, passes: usize) {
     let rows = (SEQUENCES * (LENGTH - 1)) as i64;
     let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
     let packing = Packing::new(&[LENGTH as i64 - 1; SEQUENCES], Device::Cpu).unwrap();
-    let table = ops::rope_table(64, dim, 10_000.0, Device::Cpu).unwrap();
+    let table = ops::rope_table(64, &ops::rope_frequencies(dim, 10_000.0), 1.0, Device::Cpu).unwrap();
 
     for (name, rows_in, columns) in [
         ("qkv", hidden, 3 * hidden),
@@ -133,7 +135,7 @@ fn operations(config: &DecoderConfig, passes: usize) {
     time("attention", passes, || drop(ops::attention(&q, &k, &v, &packing, 0.25).unwrap()));
     time("attention_backward", passes, || {
         let gradients = (&mut dq, &mut dk, &mut dv);
-        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), &packing, 0.25, gradients).unwrap();
+        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), (&packing, 0.25, true), gradients).unwrap();
     });
     let padded: Vec<Tensor> = [&q, &k, &v]
         .iter()

@@ -1,6 +1,6 @@
 //! What a decoder reads in training: sequences of unequal length, packed without padding.
 
-use anyroll_backends::ops::Packing;
+use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
 use crate::{Error, Result};
@@ -30,6 +30,8 @@ pub struct PackedBatch {
     pub(crate) targets: Tensor,
     /// What the logits are divided by.
     pub(crate) temperature: f64,
+    /// Whether a decoder's adapters are on, if it has any.
+    pub(crate) adapters: bool,
 }
 
 impl PackedBatch {
@@ -56,14 +58,21 @@ impl PackedBatch {
             targets.extend_from_slice(completion);
             target_rows.extend((0..completion.len()).map(|t| (start + prompt_len - 1 + t) as i64));
         }
-        let to_device = |values: &[i64]| Tensor::f_from_slice(values)?.f_to_device(device);
+        let to_device = |values: &[i64]| upload(values, device);
         Ok(PackedBatch {
             tokens: to_device(&tokens)?,
             packing: Packing::new(&lengths, device)?,
             target_rows: to_device(&target_rows)?,
             targets: to_device(&targets)?,
             temperature,
+            adapters: true,
         })
+    }
+
+    /// The same batch for a decoder with its adapters off: for the model that they are trained from.
+    #[must_use]
+    pub fn without_adapters(self) -> PackedBatch {
+        PackedBatch { adapters: false, ..self }
     }
 
     /// The number of input tokens N.

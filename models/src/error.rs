@@ -20,6 +20,12 @@ pub enum Error {
         /// What is wrong with it, and what it should be.
         problem: String,
     },
+    /// A published model's folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] crate::hf::Error),
+    /// A source of weights failed.
+    #[error("cannot read the weights")]
+    Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A device could not do what was asked of it (out of memory).
     #[error(transparent)]
     Device(#[from] anyroll_backends::Error),

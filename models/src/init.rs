@@ -1,7 +1,42 @@
-//! The first values of parameters, made on the host from a seed.
+//! The first values of parameters, on the host: made from a seed, or read from somewhere.
 
+use std::ops::Range;
+
+use crate::Result;
 use crate::model::{Init, ParamSpec};
 use crate::random::Stream;
+
+/// Where the values of parameters come from.
+pub trait WeightSource {
+    /// Puts the values `range` of a parameter, row-major, into `values`, which is as long.
+    ///
+    /// # Errors
+    /// The source's own.
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()>;
+}
+
+impl<T: WeightSource + ?Sized> WeightSource for &T {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        (**self).read(spec, range, values)
+    }
+}
+
+impl<T: WeightSource + ?Sized> WeightSource for Box<T> {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        (**self).read(spec, range, values)
+    }
+}
+
+/// Values as [`fill`] makes them from this seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl WeightSource for Seed {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        values.copy_from_slice(&fill(spec, self.0)[range]);
+        Ok(())
+    }
+}
 
 /// The first values of a parameter, row-major.
 ///
@@ -11,16 +46,23 @@ pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     match spec.init {
         Init::Zeros => vec![0.0; spec.elements()],
         Init::Ones => vec![1.0; spec.elements()],
+        Init::Uniform { bound } => random_parts(spec, seed, |values, count, random| {
+            values.extend((0..count).map(|_| ((2.0 * random.uniform() - 1.0) * bound) as f32));
+        }),
         Init::Normal { std } => {
-            let row = spec.elements() / spec.shape[0] as usize;
-            let mut values = Vec::with_capacity(spec.elements());
-            for part in &spec.parts {
-                let mut random = Stream::new(seed, name_hash(&part.name));
-                random.extend_normal(&mut values, part.rows as usize * row, std);
-            }
-            values
+            random_parts(spec, seed, |values, count, random| random.extend_normal(values, count, std))
         }
     }
+}
+
+/// The values of each part, from random numbers of its own: `extend` appends so many.
+fn random_parts(spec: &ParamSpec, seed: u64, extend: impl Fn(&mut Vec<f32>, usize, &mut Stream)) -> Vec<f32> {
+    let row = spec.elements() / spec.shape[0] as usize;
+    let mut values = Vec::with_capacity(spec.elements());
+    for part in &spec.parts {
+        extend(&mut values, part.rows as usize * row, &mut Stream::new(seed, name_hash(&part.name)));
+    }
+    values
 }
 
 /// FNV-1a: std's hashers promise no stable value.

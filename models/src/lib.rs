@@ -3,7 +3,8 @@
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
 //! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]; [`diffusion`] has models of
 //! images. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors, gradients go
-//! into tensors, and who laid those out is not asked.
+//! into tensors, and who laid those out is not asked. [`hf`] reads and writes the
+//! folders in which models are published.
 #![forbid(unsafe_code)]
 
 mod autograd;
@@ -12,12 +13,13 @@ pub mod decoder;
 pub mod diffusion;
 mod error;
 pub mod generation;
+pub mod hf;
 pub mod init;
 pub mod model;
 mod random;
 
 pub use batch::{PackedBatch, Sequence};
-pub use decoder::{Decoder, DecoderConfig};
+pub use decoder::{Decoder, DecoderConfig, LoraConfig, LoraTarget, RopeScaling, ValueModel};
 pub use error::{Error, Result};
 pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};
 pub use model::{

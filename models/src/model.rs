@@ -56,6 +56,11 @@ pub enum Init {
     Zeros,
     /// All 1.
     Ones,
+    /// Uniform in [-bound, bound).
+    Uniform {
+        /// The largest magnitude.
+        bound: f64,
+    },
     /// Normal with mean 0.
     Normal {
         /// Standard deviation.

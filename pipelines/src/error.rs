@@ -31,9 +31,9 @@ pub enum Error {
     /// The data do not fit.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
-    /// A record has a character that the model has no token for.
+    /// A text could not be turned into tokens, or back.
     #[error(transparent)]
-    Character(#[from] crate::data::UnknownCharacter),
+    Tokenizer(#[from] crate::data::TokenizerError),
     /// Another system's config could not be imported.
     #[error(transparent)]
     Import(#[from] crate::import::Error),
@@ -74,9 +74,39 @@ pub enum Error {
     /// The ranks that measure could not be started or heard.
     #[error("the devices could not be measured")]
     Bench(#[source] std::io::Error),
+    /// A line of a file is not what it should be.
+    #[error("{}:{line}: {problem}", path.display())]
+    InputLine {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A folder that no model can be loaded from.
+    #[error("{} is no run's folder, no checkpoint in one, and no model's folder with a config.json", path.display())]
+    NoModel {
+        /// The folder.
+        path: std::path::PathBuf,
+    },
+    /// No port is free to meet on.
+    #[error("cannot find a free port")]
+    Port(#[source] std::io::Error),
+    /// The server could not listen, or not go on.
+    #[error("cannot serve")]
+    Serve(#[source] std::io::Error),
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
+    /// A run's model cannot be exported.
+    #[error("cannot export {}: {problem}", run.display())]
+    Export {
+        /// The run folder.
+        run: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
     /// A run cannot go on from where it is said to have stopped.
     #[error("cannot resume {}: {problem}", run.display())]
     Resume {

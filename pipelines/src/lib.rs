@@ -8,15 +8,18 @@
 
 pub mod algorithm;
 pub(crate) mod atomic_file;
+mod base_model;
 pub mod cli;
 pub mod config;
 pub mod data;
 pub mod diffusion;
 mod error;
 pub mod error_chain;
+mod export;
 pub(crate) mod format;
 pub mod headline;
 pub mod import;
+pub mod inference;
 pub mod journal;
 pub(crate) mod json_lines;
 pub mod launch;
@@ -30,6 +33,7 @@ pub mod reward;
 pub mod rlvr;
 pub mod run_dir;
 pub mod samples;
+pub mod serve;
 pub mod tensorboard;
 pub mod train;
 

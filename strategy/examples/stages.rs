@@ -8,7 +8,7 @@ use std::{net::TcpListener, sync::Arc, time::Duration};
 use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
 };
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, ScoresGrad, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -99,7 +99,9 @@ fn trained(
         head_dim: hidden / 4,
         intermediate_size: 2 * hidden + 8,
         max_position_embeddings: 128,
+        sliding_window: None,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         rms_norm_eps: 1e-6,
         qkv_bias: true,
         initializer_range: 0.1,

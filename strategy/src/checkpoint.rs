@@ -11,6 +11,8 @@
 //! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
 //! stage 3 loads on one rank at stage 0.
 
+mod weights;
+
 use std::{
     fs, io,
     ops::Range,
@@ -21,6 +23,8 @@ use anyroll_backends::Stream;
 use anyroll_models::Model;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
+
+pub use weights::CheckpointWeights;
 
 use crate::{
     Error, Result, State, Zero,
@@ -61,6 +65,14 @@ struct ParamEntry {
     name: String,
     shape: Vec<i64>,
     start: usize,
+}
+
+impl Manifest {
+    /// Elements of a unit's states in a shard.
+    fn saved_len(&self, unit: &UnitEntry) -> usize {
+        let states = if self.optimizer.is_some() { 3 } else { 1 };
+        if unit.trainable { unit.len / self.world_size * states } else { 0 }
+    }
 }
 
 /// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is whole on the disk.
@@ -338,9 +350,7 @@ fn append(bytes: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
 /// The values of a shard file, whose sum has been checked.
 fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
     let bytes = fs::read(file).map_err(failed(file))?;
-    let states = if manifest.optimizer.is_some() { 3 } else { 1 };
-    let saved = manifest.units.iter().filter(|unit| unit.trainable);
-    let elements: usize = saved.map(|unit| unit.len / manifest.world_size * states).sum();
+    let elements: usize = manifest.units.iter().map(|unit| manifest.saved_len(unit)).sum();
     let expected = elements * F32_BYTES + F32_BYTES;
     if bytes.len() != expected {
         return Err(mismatch(file, format!("it has {} bytes instead of {expected}", bytes.len())));

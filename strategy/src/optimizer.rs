@@ -95,6 +95,12 @@ impl OptimizerState {
         Ok(Self { range, home, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
     }
 
+    /// The part of the accumulated gradient that lies at `shard` in the unit.
+    pub(crate) fn own_gradient(&self, shard: Range<usize>) -> Result<Tensor> {
+        let start = shard.start - self.range.start;
+        Ok(self.gradient.f_narrow(0, start as i64, shard.len() as i64)?)
+    }
+
     /// Forgets the moments.
     pub(crate) fn reset(&mut self, compute: &Stream) -> Result<()> {
         self.home.ready(compute)?;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyroll_backends::{Buffer, DType, Stream, Work};
-use anyroll_models::{Model, Unit, init};
+use anyroll_models::{Model, Unit, init::WeightSource};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -114,16 +114,20 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Fills the weights from `seed`.
-    pub(crate) fn init_weights(&mut self, seed: u64) -> Result<()> {
+    /// Fills the weights from `source`, of which only what this rank keeps is read.
+    pub(crate) fn init_weights(&mut self, source: &dyn WeightSource) -> Result<()> {
         let model = self.model.clone();
         for (index, unit) in model.units().iter().enumerate() {
-            let layout = &self.units[index].layout;
-            let mut whole = vec![0.0; layout.len];
-            for (spec, range) in unit.params.iter().zip(&layout.params) {
-                whole[range.clone()].copy_from_slice(&init::fill(spec, seed));
+            let (kept, _) = self.kept_ranges(index);
+            let mut values = vec![0.0; kept.len()];
+            for (spec, param) in unit.params.iter().zip(&self.units[index].layout.params) {
+                let (start, end) = (param.start.max(kept.start), param.end.min(kept.end));
+                if start < end {
+                    let values = &mut values[start - kept.start..end - kept.start];
+                    source.read(spec, start - param.start..end - param.start, values)?;
+                }
             }
-            self.set_unit(index, &Tensor::f_from_slice(&whole)?)?;
+            self.set_kept(index, &Tensor::f_from_slice(&values)?)?;
         }
         Ok(())
     }

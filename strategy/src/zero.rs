@@ -5,19 +5,26 @@
 //! 1. For each micro-batch, forward through the blocks, each block's weights gathered just before it (stage 3)
 //!    while the block before it runs.
 //! 2. The caller turns the head's log-probs into their gradient.
-//! 3. Backward through the blocks. When the last block that reads a unit is through, the unit's gradient is
-//!    reduced on the communication stream, while the next block's backward runs: reduce-scatter, summed in rank
-//!    order, and at stage 0 an all-gather of the result. The reduced gradient is added to an fp32 accumulator.
+//! 3. Backward through the blocks. When the last block that reads a unit is through, the slices of the unit's gradient
+//!    go to their owners on the communication stream, in the precision of the blocks, while the next block's backward
+//!    runs. What a rank got from all is summed in fp32, in rank order, into an accumulator.
 //! 4. The global norm, from each rank's own shard in fp64; the clipping factor, the loss scale of fp16 and the count
 //!    of steps stay on the device.
-//! 5. AdamW on what this rank owns; at stages 1 and 2 the new weights are gathered, waited for at their first use.
+//! 5. At stage 0 a gather of the accumulated gradients. AdamW on what this rank owns; at stages 1 and 2 the new weights
+//!    are gathered, waited for at their first use.
 //!
 //! Shards, the order of summation and the norm are the same at every stage, and so are the results, to the bit.
 
 use std::{collections::VecDeque, sync::Arc};
 
-use anyroll_backends::{Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work, ops};
-use anyroll_models::{Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads};
+use anyroll_backends::{
+    Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work,
+    ops::{self, Store},
+};
+use anyroll_models::{
+    Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads,
+    init::{Seed, WeightSource},
+};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -54,14 +61,28 @@ pub(crate) struct Training {
     pub(crate) states: Vec<Option<OptimizerState>>,
     /// The first block that reads a trained unit: nothing below it needs a gradient.
     first_block: usize,
-    /// Whole gradients: as blocks write them, and in fp32.
+    /// Whole gradients, as blocks write them.
     gradients: Pool,
+    /// What ranks send of them.
+    received: Pool,
     /// Gradients that blocks write in the current micro-batch.
     writing: Vec<Option<(Buffer, UnitGrads)>>,
-    /// Gradients on their way through a reduction, oldest first.
-    reducing: VecDeque<(usize, Buffer, Work)>,
+    /// Gradients on their way, oldest first.
+    reducing: VecDeque<Reducing>,
+    /// The ranks' parts of the squared norm.
+    squares: Buffer,
     /// Whether the accumulators hold something of the current step.
     accumulated: bool,
+}
+
+/// A unit's gradient on its way to the owners of its slices.
+#[derive(Debug)]
+struct Reducing {
+    unit: usize,
+    whole: Buffer,
+    /// This rank's slice of every rank's gradient, or of their sum where the group adds up itself.
+    arriving: Buffer,
+    work: Work,
 }
 
 impl<M: Model> Zero<M> {
@@ -78,6 +99,18 @@ impl<M: Model> Zero<M> {
         group: CollectiveGroup,
         seed: u64,
     ) -> Result<Self> {
+        Self::from_source(model, config, adamw, device, group, &Seed(seed))
+    }
+
+    /// As [`Self::new`], with weights from `source`; a rank reads what it keeps.
+    pub fn from_source(
+        model: Arc<M>,
+        config: impl Into<ZeroConfig>,
+        adamw: Option<AdamW>,
+        device: &Arc<dyn Device>,
+        group: CollectiveGroup,
+        source: &dyn WeightSource,
+    ) -> Result<Self> {
         let config = config.into();
         let compute = Stream::torch(device)?;
         let units: Result<Vec<_>> = model
@@ -90,7 +123,7 @@ impl<M: Model> Zero<M> {
         let mut zero =
             Self { model, config, group, compute, transfers, units: units?, gathered, training: None };
         zero.training = adamw.map(|adamw| zero.training_state(adamw)).transpose()?;
-        zero.init_weights(seed)?;
+        zero.init_weights(source)?;
         Ok(zero)
     }
 
@@ -158,6 +191,7 @@ impl<M: Model> Zero<M> {
         let training = self.training_mut();
         let adamw = training.adamw;
         let (mut factors, stats) = training.scaler.advance(&scaled_norm, &adamw)?;
+        self.gather_gradients()?;
         if self.config.steps_on == StepsOn::Host {
             self.send_gradients()?;
             factors = factors.f_to_device(tch::Device::Cpu)?; // waits for the device
@@ -363,53 +397,43 @@ impl<M: Model> Zero<M> {
     }
 
     /// Sends a unit's gradient on its way, and takes in older ones.
-    fn reduce(&mut self, index: usize) -> Result<()> {
-        let (buffer, grads) = self.training_mut().writing[index].take().expect("a gradient was opened");
-        assert!(grads.all_written(), "a block left a gradient of unit {index} unwritten");
-        let buffer = self.widened(index, buffer)?;
-        let shard = buffer.slice(self.units[index].layout.shard(self.group.rank()));
-        let work = self.group.reduce_scatter(&shard, &buffer, ReduceOp::Sum, &self.compute)?;
-        let work = if self.config.stage >= ZeroStage::Zero1 {
-            work
-        } else {
-            // On the same stream, so after the reduction, whose Work is not waited for.
-            self.group.all_gather(&buffer, &shard, self.group.stream())?
-        };
-        self.training_mut().reducing.push_back((index, buffer, work));
-        // From stage 2 on whole gradients are scarce: one may be in flight while the next is written.
-        let in_flight = if self.config.stage >= ZeroStage::Zero2 { 1 } else { usize::MAX };
-        self.settle(in_flight)
-    }
-
-    /// The same gradient in fp32, in which it is summed over ranks.
-    fn widened(&mut self, index: usize, buffer: Buffer) -> Result<Buffer> {
-        if buffer.dtype() == DType::F32 {
-            return Ok(buffer);
-        }
-        let layout = &self.units[index].layout;
+    fn reduce(&mut self, unit: usize) -> Result<()> {
+        let (group, layout) = (self.group.clone(), &self.units[unit].layout);
         let training = self.training.as_mut().expect("checked by `accumulate`");
-        let wide = training.gradients.take(layout, DType::F32)?;
-        flat(&wide)?.f_copy_(&flat(&buffer)?)?;
-        training.gradients.put(layout, buffer);
-        Ok(wide)
+        let (whole, grads) = training.writing[unit].take().expect("a gradient was opened");
+        assert!(grads.all_written(), "a block left a gradient of unit {unit} unwritten");
+        let (arriving, work) = if group.sums_in_rank_order() {
+            let received = training.received.take(layout, whole.dtype())?;
+            let work = group.all_to_all(&received, &whole, &self.compute)?;
+            (received, work)
+        } else {
+            let sum = whole.slice(layout.shard(group.rank()));
+            let work = group.reduce_scatter(&sum, &whole, ReduceOp::Sum, &self.compute)?;
+            (sum, work)
+        };
+        training.reducing.push_back(Reducing { unit, whole, arriving, work });
+        // Whole gradients are scarce: one is in flight while the next is written.
+        self.settle(1)
     }
 
-    /// Adds reduced gradients to the accumulators, until at most `in_flight` are left.
+    /// Adds up gradients that have arrived, until at most `in_flight` are left.
     fn settle(&mut self, in_flight: usize) -> Result<()> {
-        let compute = self.compute.clone();
+        let rank = self.group.rank();
         let training = self.training.as_mut().expect("public calls check that there is an optimizer");
+        let how = if training.accumulated { Store::Add } else { Store::Write };
         while training.reducing.len() > in_flight {
-            let (index, buffer, work) = training.reducing.pop_front().expect("not empty");
-            work.wait_stream(&compute)?;
-            let state = training.states[index].as_mut().expect("only trained units are reduced");
-            state.gradient_memory.ready(&compute)?;
-            let reduced = flat(&buffer.slice(state.range.clone()))?;
-            if training.accumulated {
-                drop(state.gradient.f_add_(&reduced)?);
-            } else {
-                state.gradient.f_copy_(&reduced)?;
+            let Reducing { unit, whole, arriving, work } = training.reducing.pop_front().expect("not empty");
+            let layout = &self.units[unit].layout;
+            work.wait_stream(&self.compute)?;
+            let state = training.states[unit].as_mut().expect("only trained units are reduced");
+            state.gradient_memory.ready(&self.compute)?;
+            let slices = arriving.len() / layout.shard_len();
+            let by_rank = arriving.tensor(&[slices as i64, layout.shard_len() as i64])?;
+            ops::sum_ranks(&by_rank, &mut state.own_gradient(layout.shard(rank))?, how)?;
+            training.gradients.put(layout, whole);
+            if self.group.sums_in_rank_order() {
+                training.received.put(layout, arriving);
             }
-            training.gradients.put(&self.units[index].layout, buffer);
         }
         Ok(())
     }
@@ -423,27 +447,36 @@ impl<M: Model> Zero<M> {
         for (unit, state) in self.units.iter().zip(&mut training.states) {
             let Some(state) = state else { continue };
             state.gradient_memory.ready(&self.compute)?;
-            let shard = unit.layout.shard(rank);
-            let start = shard.start - state.range.start;
-            partial.push(ops::sum_of_squares(&state.gradient.f_narrow(
-                0,
-                start as i64,
-                shard.len() as i64,
-            )?)?);
+            partial.push(ops::sum_of_squares(&state.own_gradient(unit.layout.shard(rank))?)?);
         }
         let partial = Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?;
         // Collectives have no fp64: the sums travel as bytes.
         const BYTES: usize = size_of::<f64>();
-        let all = Buffer::zeros(&self.compute, world_size * BYTES, DType::U8)?;
+        let all = &training.squares;
         let mine = all.slice(rank * BYTES..(rank + 1) * BYTES);
         flat(&mine)?.f_view_dtype(Kind::Double)?.f_copy_(&partial)?;
-        self.group.all_gather(&all, &mine, &self.compute)?.wait_stream(&self.compute)?;
-        let sums = flat(&all)?.f_view_dtype(Kind::Double)?;
+        self.group.all_gather(all, &mine, &self.compute)?.wait_stream(&self.compute)?;
+        let sums = flat(all)?.f_view_dtype(Kind::Double)?;
         let mut total = sums.f_select(0, 0)?.copy();
         for other in 1..world_size as i64 {
             total = total.f_add(&sums.f_select(0, other)?)?;
         }
         Ok(total.f_sqrt()?)
+    }
+
+    /// Completes the accumulated gradients where this rank steps more than its shard.
+    fn gather_gradients(&mut self) -> Result<()> {
+        let rank = self.group.rank();
+        let training = self.training.as_ref().expect("checked by `step`");
+        for (unit, state) in self.units.iter().zip(&training.states) {
+            let Some(state) = state else { continue };
+            if state.range.len() > unit.layout.shard_len() {
+                let whole = state.gradient_memory.buffer(0..unit.layout.len, DType::F32);
+                let mine = whole.slice(unit.layout.shard(rank));
+                self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
+            }
+        }
+        Ok(())
     }
 
     /// Starts the copies of the gradients to the host, all at once, so that one travels while another is stepped.
@@ -487,6 +520,7 @@ impl<M: Model> Zero<M> {
     pub(crate) fn drop_gradient_buffers(&mut self) {
         if let Some(training) = &mut self.training {
             training.gradients.clear();
+            training.received.clear();
         }
     }
 
@@ -514,6 +548,8 @@ impl<M: Model> Zero<M> {
             states,
             first_block,
             gradients: Pool::new(&self.compute),
+            received: Pool::new(&self.compute),
+            squares: Buffer::zeros(&self.compute, self.group.world_size() * size_of::<f64>(), DType::U8)?,
             writing: self.units.iter().map(|_| None).collect(),
             reducing: VecDeque::new(),
             accumulated: false,

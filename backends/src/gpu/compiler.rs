@@ -141,12 +141,16 @@ mod tests {
             Ok(compiler) => compiler,
             Err(error) => return drop(writeln!(std::io::stderr(), "SKIPPED: {error}")),
         };
-        let source = CString::new(device_kernels::SOURCE).unwrap();
-        for architecture in architectures {
-            let image = compiler.compile(&source, c"strategy.cu", architecture).unwrap();
-            for name in device_kernels::NAMES {
-                let name = name.to_bytes();
-                assert!(image.windows(name.len()).any(|part| part == name), "{name:?} for {architecture}");
+        for source in &device_kernels::SOURCES {
+            let text = CString::new(source.text).unwrap();
+            for architecture in architectures {
+                let image = compiler.compile(&text, source.file, architecture).unwrap();
+                for name in source.kernels.iter().map(|name| name.to_bytes()) {
+                    assert!(
+                        image.windows(name.len()).any(|part| part == name),
+                        "{name:?} for {architecture}"
+                    );
+                }
             }
         }
         let error = compiler.compile(c"int x = y;", c"wrong.cu", architectures[0]).unwrap_err().to_string();

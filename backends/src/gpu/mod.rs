@@ -14,6 +14,7 @@ mod compiler;
 mod context;
 mod driver;
 mod facts;
+mod graphs;
 mod module;
 mod pinned;
 mod vendor;
@@ -30,14 +31,16 @@ use std::{
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, library::Failed, stream::report,
+    Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice,
+    RawStream, Result, TorchDevice, cpu::stream::run, device::HostFn, device_kernels::SOURCES, ffi, library,
+    library::Failed, stream::report,
 };
 use context::Context;
 use driver::{
     Address, NON_BLOCKING, OUT_OF_MEMORY, PoolProperties, REUSE_ALLOW_INTERNAL_DEPENDENCIES, WITHOUT_TIME,
 };
 pub(crate) use driver::{Driver, Handle};
+use graphs::Graphs;
 use module::Module;
 use pinned::Pinned;
 pub(crate) use vendor::{Dialect, Opened, Vendor};
@@ -50,6 +53,7 @@ const TORCH_KIND: c_int = 1;
 pub struct Gpu {
     info: DeviceInfo,
     granularity_bytes: usize,
+    multiprocessors: c_int,
     allocated_bytes: AtomicUsize,
     pinned: Pinned,
     /// Events without time that nobody uses at the moment: to make one takes longer than to record it.
@@ -58,7 +62,10 @@ pub struct Gpu {
     timed: Mutex<HashSet<Handle>>,
     /// The first failure of host work, a stream.
     failures: Mutex<HashMap<u64, Failure>>,
-    module: OnceLock<Result<Module>>,
+    /// Of each of `device_kernels::SOURCES`.
+    modules: [OnceLock<Result<Module>>; SOURCES.len()],
+    /// See [`Device::recording_stream`].
+    graphs: OnceLock<Result<Graphs>>,
     pool: Handle,
     /// Carries allocations and nothing else, so that one is over as soon as it is enqueued.
     allocations: Handle,
@@ -104,6 +111,9 @@ impl Gpu {
         open_libtorch(vendor)?;
         let context = Context::new(driver, ordinal, number)?;
         let granularity_bytes = arena::granularity_bytes(&context)?;
+        let multiprocessors = driver
+            .attribute(number, driver.vendor.multiprocessors)
+            .map_err(|failed| context.error(failed))?;
         let (mut pool, mut allocations) = (0, 0);
         let mut wait_for_releases: c_int = 0;
         // SAFETY: numbers and structs of our own; both handles are given back in `drop`.
@@ -116,28 +126,35 @@ impl Gpu {
         Ok(Self {
             info,
             granularity_bytes,
+            multiprocessors,
             allocated_bytes: AtomicUsize::new(0),
             pinned: Pinned::default(),
             events: Mutex::default(),
             timed: Mutex::default(),
             failures: Mutex::default(),
-            module: OnceLock::new(),
+            modules: Default::default(),
+            graphs: OnceLock::new(),
             pool,
             allocations,
             context,
         })
     }
 
-    /// Run-time kernels, compiled for this device when the first of them is wanted.
-    fn module(&self) -> Result<&Module> {
-        let compiled = self.module.get_or_init(|| {
-            let compiled = Module::compile(&self.context);
+    /// The kernels of a source, compiled for this device when the first of them is wanted.
+    fn module(&self, index: usize) -> Result<&Module> {
+        let compiled = self.modules[index].get_or_init(|| {
+            let source = &SOURCES[index];
+            let compiled = Module::compile(source, &self.context);
             if let Err(error) = &compiled {
-                tracing::warn!("no kernels of our own on {}: {error}", self.info.id);
+                tracing::warn!("no kernels of {:?} on {}: {error}", source.file, self.info.id);
             }
             compiled
         });
         compiled.as_ref().map_err(Clone::clone)
+    }
+
+    fn graphs(&self) -> Result<&Graphs> {
+        self.graphs.get_or_init(|| Graphs::open(&self.context)).as_ref().map_err(Clone::clone)
     }
 
     fn failure(&self, stream: RawStream) -> Failure {
@@ -418,8 +435,36 @@ unsafe impl Device for Gpu {
         })
     }
 
+    fn multiprocessors(&self) -> Option<i64> {
+        Some(self.multiprocessors.into())
+    }
+
     fn has_kernels(&self) -> bool {
-        self.module().is_ok()
+        self.module(0).is_ok()
+    }
+
+    fn recording_stream(&self) -> Result<RawStream> {
+        Ok(self.graphs()?.stream())
+    }
+
+    unsafe fn graph_begin(&self, _stream: RawStream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.begin(&self.context) }
+    }
+
+    unsafe fn graph_end(&self, _stream: RawStream) -> Result<RawGraph> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.end(&self.context) }
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.launch(&self.context, graph, stream) }
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.graphs()?.destroy(&self.context, graph) }
     }
 
     unsafe fn launch(
@@ -430,7 +475,8 @@ unsafe impl Device for Gpu {
         arguments: &mut [*mut c_void],
         stream: RawStream,
     ) -> Result<()> {
-        let function = self.module()?.function(kernel);
+        let index = SOURCES.iter().position(|source| source.kernels.contains(&kernel));
+        let function = self.module(index.expect("every kernel is in its source's list"))?.function(kernel);
         // SAFETY: the arguments are those of the kernel, as the caller promises.
         self.context.run(|driver| unsafe {
             let (arguments, stream) = (arguments.as_mut_ptr(), handle(stream.0));
@@ -441,8 +487,13 @@ unsafe impl Device for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        if let Some(Ok(module)) = self.module.take() {
-            report(module.unload(&self.context));
+        for module in &mut self.modules {
+            if let Some(Ok(module)) = module.take() {
+                report(module.unload(&self.context));
+            }
+        }
+        if let Some(Ok(graphs)) = self.graphs.take() {
+            report(graphs.close(&self.context));
         }
         let events = std::mem::take(self.events.get_mut().unwrap());
         // SAFETY: made by `open` and `event_create`; the safe types hold the device as long as they hold these.

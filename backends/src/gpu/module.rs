@@ -1,4 +1,4 @@
-//! [`Module`]: the kernels of `kernels/strategy.cu`, compiled for one device.
+//! [`Module`]: a file of kernels, compiled for one device.
 
 use std::{
     collections::HashMap,
@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{compiler::Compiler, context::Context, driver::Handle};
-use crate::{Result, device_kernels, kernel_cache};
+use crate::{Result, device_kernels::Source, kernel_cache};
 
 #[derive(Debug)]
 pub(super) struct Module {
@@ -15,24 +15,22 @@ pub(super) struct Module {
 }
 
 impl Module {
-    pub(super) fn compile(context: &Context) -> Result<Self> {
+    pub(super) fn compile(source: &Source, context: &Context) -> Result<Self> {
         let dialect = &context.driver.dialect;
         let architecture =
             dialect.architecture(context.driver, context.device).map_err(|failed| context.error(failed))?;
-        let source = CString::new(device_kernels::SOURCE).expect("source code has no NUL byte");
+        let text = CString::new(source.text).expect("source code has no NUL byte");
         let vendor = context.driver.vendor;
         let options = vendor.compiler_options.iter().map(|option| option.as_bytes());
-        let key: Vec<&[u8]> =
-            [source.to_bytes(), architecture.as_bytes()].into_iter().chain(options).collect();
-        let image = kernel_cache::cached(&key, || {
-            Compiler::of(vendor)?.compile(&source, c"strategy.cu", &architecture)
-        })?;
+        let key: Vec<&[u8]> = [text.to_bytes(), architecture.as_bytes()].into_iter().chain(options).collect();
+        let image =
+            kernel_cache::cached(&key, || Compiler::of(vendor)?.compile(&text, source.file, &architecture))?;
         let mut raw = 0;
         let mut functions = HashMap::new();
         // SAFETY: the compiler's own image; the names end in NUL; the handles are numbers of our own.
         context.run(|driver| unsafe {
             driver.module_load(&mut raw, image.as_ptr().cast())?;
-            for name in device_kernels::NAMES {
+            for &name in source.kernels {
                 let mut function = 0;
                 driver.module_function(&mut function, raw, name.as_ptr())?;
                 // Now, and not at the first launch, when another kernel may wait for what that launch holds up.
@@ -44,9 +42,9 @@ impl Module {
         Ok(Self { raw, functions })
     }
 
-    /// A kernel by its name in the source.
-    pub(super) fn function(&self, name: &'static CStr) -> Handle {
-        *self.functions.get(name).expect("every kernel is in `device_kernels::NAMES`")
+    /// A kernel by its name in the source, which lists it.
+    pub(super) fn function(&self, name: &CStr) -> Handle {
+        self.functions[name]
     }
 
     pub(super) fn unload(self, context: &Context) -> Result<()> {

@@ -1,9 +1,9 @@
 //! Causal attention with grouped queries: over packed sequences in training, over a cache in generation.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use super::check::{Args, has_kernel};
-use super::{Packing, Result, composite, kernels};
+use super::check::{Args, Engine};
+use super::{Packing, Result, composite, flash, kernels};
 
 /// Causal attention within each sequence of a packed batch.
 ///
@@ -20,13 +20,17 @@ pub fn attention(
     packing: &Packing,
     scale: f64,
 ) -> Result<(Tensor, Tensor)> {
-    if !has_kernel(q) {
-        return composite::attention(q, k, v, packing, scale);
+    let args = Args::new("attention", q);
+    let sizes = Sizes::of(args, q, k, packing)?;
+    match Engine::of(q) {
+        Some(Engine::Cpu) => {}
+        Some(Engine::Device(_)) if flash::takes(q, packing) => {
+            return flash::attention((q, k, v), packing, scale);
+        }
+        _ => return composite::attention(q, k, v, packing, scale),
     }
-    let args = Args("attention");
-    let Sizes { rows, heads, kv_heads, dim } = Sizes::of(args, q, k, packing)?;
-    let out = Tensor::f_empty([rows, heads * dim], (Kind::Float, q.device()))?;
-    let lse = Tensor::f_empty([rows, heads], (Kind::Float, q.device()))?;
+    let Sizes { rows, heads, kv_heads, dim } = sizes;
+    let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty(&[rows, heads])?);
     // SAFETY: the sizes of all tensors were checked or made here, a `Packing`'s offsets rise from 0 to `rows`,
     // and all outlive the call.
     let code = unsafe {
@@ -36,8 +40,8 @@ pub fn attention(
             args.heads("v", v, [rows, kv_heads, dim])?,
             packing.offsets().as_ptr(),
             scale as f32,
-            args.floats("out", &out, &[rows, heads * dim])?,
-            args.floats("lse", &lse, &[rows, heads])?,
+            out.data_ptr().cast(),
+            lse.data_ptr().cast(),
             packing.sequences(),
             packing.max_len(),
             heads,
@@ -45,14 +49,15 @@ pub fn attention(
             dim,
         )
     };
-    kernels::check(args.0, code)?;
+    args.ran(code)?;
     Ok((out, lse))
 }
 
 /// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
 ///
 /// `dout` and `out` are `[N, H D]`, `lse` is the forward's. Probabilities are computed again from `lse`, as in
-/// FlashAttention-2 (Dao, 2023).
+/// FlashAttention-2 (Dao, 2023). `how` is the packing, the scale, and whether the result must repeat to the bit: if it
+/// need not, a device may add up in an order that differs from run to run, where that is faster.
 ///
 /// # Errors
 /// As [`attention`].
@@ -60,15 +65,21 @@ pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     (out, lse): (&Tensor, &Tensor),
-    packing: &Packing,
-    scale: f64,
+    how: (&Packing, f64, bool),
     (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
 ) -> Result<()> {
-    if !has_kernel(q) {
-        return composite::attention_backward(dout, (q, k, v), (out, lse), packing, scale, (dq, dk, dv));
+    let (packing, scale, _) = how;
+    let args = Args::new("attention_backward", q);
+    let sizes = Sizes::of(args, q, k, packing)?;
+    let (inputs, results) = ((q, k, v), (out, lse));
+    match Engine::of(q) {
+        Some(Engine::Cpu) => {}
+        Some(Engine::Device(device)) if flash::takes(q, packing) => {
+            return flash::attention_backward(&*device, dout, inputs, results, how, (dq, dk, dv));
+        }
+        _ => return composite::attention_backward(dout, inputs, results, how, (dq, dk, dv)),
     }
-    let args = Args("attention_backward");
-    let Sizes { rows, heads, kv_heads, dim } = Sizes::of(args, q, k, packing)?;
+    let Sizes { rows, heads, kv_heads, dim } = sizes;
     // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
     // gradients are borrowed mutably, and all outlive the call.
     let code = unsafe {
@@ -91,7 +102,7 @@ pub fn attention_backward(
             dim,
         )
     };
-    kernels::check(args.0, code)
+    args.ran(code)
 }
 
 /// Attention of one new token per row over what its sequence has cached, the token's own key and value
@@ -112,15 +123,15 @@ pub fn decode_attention(
     lengths: &Tensor,
     scale: f64,
 ) -> Result<Tensor> {
-    if !has_kernel(q) {
+    let Some(Engine::Cpu) = Engine::of(q) else {
         return composite::decode_attention(q, k_cache, v_cache, tables, lengths, scale);
-    }
-    let args = Args("decode_attention");
+    };
+    let args = Args::new("decode_attention", q);
     let [rows, heads, dim] = args.dims("q", q)?;
     let cache_size @ [blocks, block_tokens, kv_heads, _] = args.dims("k_cache", k_cache)?;
     let [_, table_len] = args.dims("tables", tables)?;
     check_groups(args, heads, kv_heads)?;
-    let out = Tensor::f_empty([rows, heads * dim], (Kind::Float, q.device()))?;
+    let out = args.empty(&[rows, heads * dim])?;
     // SAFETY: the sizes of all tensors and the ranges of blocks and lengths were checked, and all outlive the
     // call.
     let code = unsafe {
@@ -131,7 +142,7 @@ pub fn decode_attention(
             args.indices("tables", tables, &[rows, table_len], blocks)?,
             args.indices("lengths", lengths, &[rows], table_len * block_tokens + 1)?,
             scale as f32,
-            args.floats("out", &out, &[rows, heads * dim])?,
+            out.data_ptr().cast(),
             rows,
             table_len,
             block_tokens,
@@ -140,7 +151,7 @@ pub fn decode_attention(
             dim,
         )
     };
-    kernels::check(args.0, code)?;
+    args.ran(code)?;
     Ok(out)
 }
 

@@ -1,26 +1,76 @@
-//! Checks that stand between a tensor and the address that a kernel gets.
+//! Who runs an operation, and the checks that stand between a tensor and the address that a kernel gets.
 
-use tch::{Device, Kind, Tensor};
+use std::{ffi::c_void, sync::Arc};
+
+use tch::{Kind, Tensor};
 
 use super::{Error, Result};
+use crate::{Device, device_kernels};
 
-/// The checks of one call: they know the operation's name for their messages.
-#[derive(Clone, Copy)]
-pub(super) struct Args(pub &'static str);
+/// Whose kernels run an operation; the operations of [`super::composite`] are for everybody else.
+#[derive(Debug)]
+pub(super) enum Engine {
+    /// The shim's.
+    Cpu,
+    /// The device's own, compiled at run time.
+    Device(Arc<dyn Device>),
+}
 
-/// The fp32 values of a `[rows, heads, dim]` view: each row is dense, rows lie `stride` elements apart.
-/// Mirrors `Heads` in `shim/vectors.h`.
+impl Engine {
+    /// The shim has kernels for fp32, devices have them for fp32, bf16 and fp16.
+    pub fn of(tensor: &Tensor) -> Option<Engine> {
+        match (tensor.device(), tensor.kind()) {
+            (tch::Device::Cpu, Kind::Float) => Some(Engine::Cpu),
+            (_, Kind::Float | Kind::BFloat16 | Kind::Half) => {
+                device_kernels::device_of(tensor).map(Engine::Device)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The checks of one call: they know the operation's name for their messages, and the first tensor, which the others
+/// go with.
 #[derive(Clone, Copy)]
+pub(super) struct Args {
+    op: &'static str,
+    kind: Kind,
+    device: tch::Device,
+}
+
+/// The values of a `[rows, heads, dim]` view: each head is dense, rows lie `stride` elements apart. Mirrors `Heads` in
+/// `shim/vectors.h` and `kernels/model.cu`.
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Heads {
-    pub data: *mut f32,
+pub(crate) struct Heads {
+    pub data: *mut c_void,
     pub stride: i64,
 }
 
 impl Args {
+    /// Checks for `op`, whose values have the dtype of `like` and lie where it lies.
+    pub fn new(op: &'static str, like: &Tensor) -> Args {
+        Args { op, kind: like.kind(), device: like.device() }
+    }
+
+    /// The dtype of its values.
+    pub fn kind(self) -> Kind {
+        self.kind
+    }
+
     /// The error for an argument.
     pub fn refuse(self, argument: &'static str, problem: impl Into<String>) -> Error {
-        Error::Argument { op: self.0, argument, problem: problem.into() }
+        Error::Argument { op: self.op, argument, problem: problem.into() }
+    }
+
+    /// A new tensor of values.
+    pub fn empty(self, size: &[i64]) -> Result<Tensor> {
+        Ok(Tensor::f_empty(size, (self.kind, self.device))?)
+    }
+
+    /// A new fp32 tensor.
+    pub fn empty_floats(self, size: &[i64]) -> Result<Tensor> {
+        Ok(Tensor::f_empty(size, (Kind::Float, self.device))?)
     }
 
     /// The sizes of a tensor with exactly `N` dimensions.
@@ -31,23 +81,18 @@ impl Args {
             .map_err(|_| self.refuse(argument, format!("has shape {size:?}, expected {N} dimensions")))
     }
 
-    /// Refuses a tensor of another shape.
-    pub fn shape(self, argument: &'static str, tensor: &Tensor, expected: &[i64]) -> Result<()> {
-        let size = tensor.size();
-        if size == expected {
-            return Ok(());
-        }
-        Err(self.refuse(argument, format!("has shape {size:?}, expected {expected:?}")))
+    /// Dense values.
+    pub fn values(self, argument: &'static str, tensor: &Tensor, expected: &[i64]) -> Result<*mut c_void> {
+        self.dense(argument, tensor, expected, self.kind)
     }
 
-    /// The values of a dense fp32 tensor on the CPU.
+    /// Dense fp32 values, whatever the dtype of the others.
     pub fn floats(self, argument: &'static str, tensor: &Tensor, expected: &[i64]) -> Result<*mut f32> {
-        self.dense(argument, tensor, expected, Kind::Float)?;
-        Ok(tensor.data_ptr().cast())
+        Ok(self.dense(argument, tensor, expected, Kind::Float)?.cast())
     }
 
-    /// The values of a dense int64 tensor on the CPU, each checked to be in `0..bound`: kernels index with
-    /// them unchecked.
+    /// Dense int64 values. On a CPU each is checked to be in `0..bound`, since kernels index with them unchecked; on a
+    /// device, to read them would wait for it, and the kernel checks.
     pub fn indices(
         self,
         argument: &'static str,
@@ -55,54 +100,74 @@ impl Args {
         expected: &[i64],
         bound: i64,
     ) -> Result<*const i64> {
-        self.dense(argument, tensor, expected, Kind::Int64)?;
-        let data: *const i64 = tensor.data_ptr().cast_const().cast();
+        let data: *const i64 = self.dense(argument, tensor, expected, Kind::Int64)?.cast_const().cast();
         let count = tensor.numel();
+        if self.device != tch::Device::Cpu || count == 0 {
+            return Ok(data);
+        }
         // SAFETY: the tensor is dense, int64 and in host memory, so `count` values lie at `data`, and it
-        // outlives the slice. An empty tensor may have a null address, which a slice may not.
-        let values = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, count) } };
+        // outlives the slice.
+        let values = unsafe { std::slice::from_raw_parts(data, count) };
         match values.iter().find(|&&value| value < 0 || value >= bound) {
             None => Ok(data),
             Some(value) => Err(self.refuse(argument, format!("holds {value}, outside of 0..{bound}"))),
         }
     }
 
-    /// The values of an fp32 `[rows, heads, dim]` view on the CPU whose rows may lie apart; with one head also
-    /// `[rows, dim]`.
+    /// The values of a `[rows, heads, dim]` view whose rows may lie apart; with one head also `[rows, dim]`.
     pub fn heads(self, argument: &'static str, tensor: &Tensor, expected: [i64; 3]) -> Result<Heads> {
         let [rows, heads, dim] = expected;
         let flat = tensor.dim() == 2 && heads == 1;
         let flat_size = [rows, dim];
-        self.shape(argument, tensor, if flat { &flat_size } else { &expected })?;
-        self.host(argument, tensor, Kind::Float)?;
+        self.matches(argument, tensor, if flat { &flat_size } else { &expected }, self.kind)?;
         let strides = tensor.stride();
         let (stride, within) = (strides[0], &strides[1..]);
         let dense = if flat { within == [1] } else { within == [dim, 1] || (heads == 1 && within[1] == 1) };
         if !dense || (rows > 1 && stride < heads * dim) {
             return Err(self.refuse(argument, format!("has strides {strides:?}, expected dense rows")));
         }
-        Ok(Heads { data: tensor.data_ptr().cast(), stride })
+        Ok(Heads { data: tensor.data_ptr(), stride })
     }
 
-    fn dense(self, argument: &'static str, tensor: &Tensor, expected: &[i64], kind: Kind) -> Result<()> {
-        self.shape(argument, tensor, expected)?;
-        self.host(argument, tensor, kind)?;
+    /// The result of a call of the shim; to be called on its thread right after it.
+    pub fn ran(self, code: std::ffi::c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Error::Kernel { op: self.op, message: crate::ffi::last_error() })
+    }
+
+    /// The result of a launch.
+    pub fn launched(self, launched: crate::Result<()>) -> Result<()> {
+        launched.map_err(|error| Error::Kernel { op: self.op, message: error.to_string() })
+    }
+
+    /// Dense elements of a kind.
+    pub fn dense(
+        self,
+        argument: &'static str,
+        tensor: &Tensor,
+        expected: &[i64],
+        kind: Kind,
+    ) -> Result<*mut c_void> {
+        self.matches(argument, tensor, expected, kind)?;
         if !tensor.is_contiguous() {
             return Err(self.refuse(argument, format!("is not contiguous: strides {:?}", tensor.stride())));
         }
-        Ok(())
+        Ok(tensor.data_ptr())
     }
 
-    fn host(self, argument: &'static str, tensor: &Tensor, kind: Kind) -> Result<()> {
-        if tensor.device() != Device::Cpu || tensor.kind() != kind {
-            let found = (tensor.kind(), tensor.device());
-            return Err(self.refuse(argument, format!("is {found:?}, expected {kind:?} on the CPU")));
+    fn matches(self, argument: &'static str, tensor: &Tensor, expected: &[i64], kind: Kind) -> Result<()> {
+        let size = tensor.size();
+        if size != expected {
+            return Err(self.refuse(argument, format!("has shape {size:?}, expected {expected:?}")));
+        }
+        let found = (tensor.kind(), tensor.device());
+        if found != (kind, self.device) {
+            return Err(
+                self.refuse(argument, format!("is {found:?}, expected {kind:?} on {:?}", self.device))
+            );
         }
         Ok(())
     }
-}
-
-/// Whether the kernels of the shim can take this tensor; everything else goes to [`super::composite`].
-pub(super) fn has_kernel(tensor: &Tensor) -> bool {
-    tensor.device() == Device::Cpu && tensor.kind() == Kind::Float
 }

@@ -124,8 +124,7 @@ pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     (out, lse): (&Tensor, &Tensor),
-    packing: &Packing,
-    scale: f64,
+    (packing, scale, _deterministic): (&Packing, f64, bool),
     (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
 ) -> Result<()> {
     let padded = Padded::new(q, k, packing)?;
@@ -282,4 +281,14 @@ pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, ho
 /// See [`super::sum_rows`].
 pub fn sum_rows(x: &Tensor, out: &mut Tensor, how: Store) -> Result<()> {
     store(out, &wide(x)?.f_sum_dim_intlist([0i64].as_slice(), false, None)?, how)
+}
+
+/// See [`super::sum_ranks`]. Bitwise what the kernel does.
+pub fn sum_ranks(received: &Tensor, out: &mut Tensor, how: Store) -> Result<()> {
+    let of_rank = |rank| received.f_select(0, rank)?.f_to_kind(Kind::Float);
+    let mut sum = of_rank(0)?;
+    for rank in 1..received.size()[0] {
+        sum = sum.f_add(&of_rank(rank)?)?;
+    }
+    store(out, &sum, how)
 }

@@ -2,8 +2,9 @@
 
 use tch::Tensor;
 
-use super::check::{Args, has_kernel};
+use super::check::{Args, Engine};
 use super::{Result, Store, composite, kernels};
+use crate::model_kernels;
 
 /// The gradient of an embedding: row `v` of `dweight` `[V, C]` is the sum of the rows of `dy` `[N, C]` whose
 /// token is `v`, in the order of the rows. `tokens` is int64 `[N]`.
@@ -12,26 +13,43 @@ use super::{Result, Store, composite, kernels};
 /// [`super::Error::Argument`] for shapes that do not fit or a token outside of the vocabulary, or libtorch's
 /// error.
 pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, how: Store) -> Result<()> {
-    if !has_kernel(dy) {
-        return composite::embedding_backward(dy, tokens, dweight, how);
-    }
-    let args = Args("embedding_backward");
+    let Some(engine) = Engine::of(dy) else { return composite::embedding_backward(dy, tokens, dweight, how) };
+    let args = Args::new("embedding_backward", dy);
     let [rows, columns] = args.dims("dy", dy)?;
     let [vocab, _] = args.dims("dweight", dweight)?;
-    // SAFETY: the sizes of all tensors and the range of the tokens were checked, `dweight` is borrowed
-    // mutably, and all outlive the call.
-    let code = unsafe {
-        kernels::anyroll_embedding_backward(
-            args.floats("dy", dy, &[rows, columns])?,
-            args.indices("tokens", tokens, &[rows], vocab)?,
-            args.floats("dweight", dweight, &[vocab, columns])?,
-            how == Store::Add,
-            rows,
-            vocab,
-            columns,
-        )
-    };
-    kernels::check(args.0, code)
+    let dy = args.values("dy", dy, &[rows, columns])?;
+    let to = args.values("dweight", dweight, &[vocab, columns])?;
+    let indices = args.indices("tokens", tokens, &[rows], vocab)?;
+    let is_added = how == Store::Add;
+    // SAFETY: the sizes of all tensors and on a CPU the range of the tokens were checked, `dweight` is borrowed
+    // mutably, and all outlive the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => args.ran(kernels::anyroll_embedding_backward(
+                dy.cast(),
+                indices,
+                to.cast(),
+                is_added,
+                rows,
+                vocab,
+                columns,
+            )),
+            Engine::Device(device) => {
+                if how == Store::Write {
+                    drop(dweight.f_zero_()?);
+                }
+                let (sorted, order) = tokens.f_sort_stable(true, 0, false)?;
+                args.launched(model_kernels::embedding_backward(
+                    &*device,
+                    args.kind(),
+                    dy,
+                    (sorted.data_ptr(), order.data_ptr()),
+                    (to, is_added),
+                    [rows, vocab, columns],
+                ))
+            }
+        }
+    }
 }
 
 /// The sum of the rows of the dense `x` `[N, C]`, the gradient of a bias: `out` `[C]`.
@@ -39,20 +57,30 @@ pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, ho
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
 pub fn sum_rows(x: &Tensor, out: &mut Tensor, how: Store) -> Result<()> {
-    if !has_kernel(x) {
-        return composite::sum_rows(x, out, how);
-    }
-    let args = Args("sum_rows");
+    let Some(engine) = Engine::of(x) else { return composite::sum_rows(x, out, how) };
+    let args = Args::new("sum_rows", x);
     let [rows, columns] = args.dims("x", x)?;
-    // SAFETY: the sizes of both tensors were checked, `out` is borrowed mutably, and both outlive the call.
-    let code = unsafe {
-        kernels::anyroll_sum_rows(
-            args.floats("x", x, &[rows, columns])?,
-            args.floats("out", out, &[columns])?,
-            how == Store::Add,
-            rows,
-            columns,
-        )
-    };
-    kernels::check(args.0, code)
+    let from = args.values("x", x, &[rows, columns])?;
+    let to = args.values("out", out, &[columns])?;
+    let is_added = how == Store::Add;
+    // SAFETY: the sizes of both tensors were checked, `out` is borrowed mutably, and both outlive the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => {
+                args.ran(kernels::anyroll_sum_rows(from.cast(), to.cast(), is_added, rows, columns))
+            }
+            Engine::Device(device) => {
+                let partial = args.empty_floats(&[model_kernels::row_parts(rows), columns])?;
+                let (partial, sizes) = (partial.data_ptr(), [rows, columns]);
+                args.launched(model_kernels::sum_rows(
+                    &*device,
+                    args.kind(),
+                    from,
+                    partial,
+                    (to, is_added),
+                    sizes,
+                ))
+            }
+        }
+    }
 }

@@ -1,13 +1,10 @@
-//! The C ABI of `shim/kernels.cpp` and `shim/attention.cpp`, in their order, and how its return codes become errors.
+//! The C ABI of `shim/kernels.cpp` and `shim/attention.cpp`, in their order.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 
 use super::check::Heads;
-use super::{Error, Result};
 
 unsafe extern "C" {
-    fn anyroll_last_error() -> *const c_char;
-
     pub fn anyroll_rms_norm(
         x: Heads,
         residual: *const f32,
@@ -120,14 +117,4 @@ unsafe extern "C" {
         kv_heads: i64,
         dim: i64,
     ) -> c_int;
-}
-
-/// Turns what a kernel returned into a result; to be called on the kernel's thread right after it.
-pub fn check(op: &'static str, code: c_int) -> Result<()> {
-    if code == 0 {
-        return Ok(());
-    }
-    // SAFETY: the shim returns a NUL-terminated string that lives until this thread's next failure.
-    let message = unsafe { CStr::from_ptr(anyroll_last_error()) };
-    Err(Error::Kernel { op, message: message.to_string_lossy().into_owned() })
 }

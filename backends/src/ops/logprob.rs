@@ -1,9 +1,12 @@
 //! Log-probabilities of target tokens and the entropy of their distributions, from logits, in one pass.
 
-use tch::{Kind, Tensor};
+use std::ptr;
 
-use super::check::{Args, has_kernel};
+use tch::Tensor;
+
+use super::check::{Args, Engine};
 use super::{Result, composite, kernels};
+use crate::model_kernels;
 
 /// The result of [`logprobs`], each fp32 `[M]`.
 #[derive(Debug)]
@@ -22,27 +25,42 @@ pub struct LogProbs {
 /// [`super::Error::Argument`] for shapes that do not fit or a target outside of the vocabulary, or libtorch's
 /// error.
 pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<LogProbs> {
-    if !has_kernel(logits) {
-        return composite::logprobs(logits, targets, temperature);
-    }
-    let args = Args("logprobs");
+    let Some(engine) = Engine::of(logits) else { return composite::logprobs(logits, targets, temperature) };
+    let args = Args::new("logprobs", logits);
     let [rows, vocab] = args.dims("logits", logits)?;
-    let empty = || Tensor::f_empty([rows], (Kind::Float, logits.device()));
+    let empty = || args.empty_floats(&[rows]);
     let result = LogProbs { logprobs: empty()?, entropy: empty()?, lse: empty()? };
-    // SAFETY: the sizes of all tensors and the range of the targets were checked, and all outlive the call.
-    let code = unsafe {
-        kernels::anyroll_logprobs(
-            args.floats("logits", logits, &[rows, vocab])?,
-            args.indices("targets", targets, &[rows], vocab)?,
-            (1.0 / temperature) as f32,
-            args.floats("logprobs", &result.logprobs, &[rows])?,
-            args.floats("entropy", &result.entropy, &[rows])?,
-            args.floats("lse", &result.lse, &[rows])?,
-            rows,
-            vocab,
-        )
-    };
-    kernels::check(args.0, code)?;
+    let logits = args.values("logits", logits, &[rows, vocab])?;
+    let targets = args.indices("targets", targets, &[rows], vocab)?;
+    let inverse_temperature = (1.0 / temperature) as f32;
+    let to = [&result.logprobs, &result.entropy, &result.lse].map(|tensor| tensor.data_ptr().cast());
+    // SAFETY: the sizes of all tensors and on a CPU the range of the targets were checked, and all outlive the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => {
+                let [logprobs, entropy, lse] = to;
+                args.ran(kernels::anyroll_logprobs(
+                    logits.cast(),
+                    targets,
+                    inverse_temperature,
+                    logprobs,
+                    entropy,
+                    lse,
+                    rows,
+                    vocab,
+                ))?;
+            }
+            Engine::Device(device) => args.launched(model_kernels::logprobs(
+                &*device,
+                args.kind(),
+                logits,
+                targets,
+                inverse_temperature,
+                to,
+                [rows, vocab],
+            ))?,
+        }
+    }
     Ok(result)
 }
 
@@ -62,26 +80,43 @@ pub fn logprobs_backward_(
     dlogprobs: &Tensor,
     dentropy: Option<&Tensor>,
 ) -> Result<()> {
-    if !has_kernel(logits) {
+    let Some(engine) = Engine::of(logits) else {
         return composite::logprobs_backward_(logits, targets, temperature, saved, dlogprobs, dentropy);
-    }
-    let args = Args("logprobs_backward_");
-    let [rows, vocab] = args.dims("logits", logits)?;
-    let dentropy = dentropy.map(|dentropy| args.floats("dentropy", dentropy, &[rows])).transpose()?;
-    // SAFETY: the sizes of all tensors and the range of the targets were checked, `logits` is borrowed
-    // mutably, and all outlive the call.
-    let code = unsafe {
-        kernels::anyroll_logprobs_backward(
-            args.floats("logits", logits, &[rows, vocab])?,
-            args.indices("targets", targets, &[rows], vocab)?,
-            (1.0 / temperature) as f32,
-            args.floats("saved", saved.0, &[rows])?,
-            args.floats("saved", saved.1, &[rows])?,
-            args.floats("dlogprobs", dlogprobs, &[rows])?,
-            dentropy.map_or(std::ptr::null(), |pointer| pointer.cast_const()),
-            rows,
-            vocab,
-        )
     };
-    kernels::check(args.0, code)
+    let args = Args::new("logprobs_backward_", logits);
+    let [rows, vocab] = args.dims("logits", logits)?;
+    let logits = args.values("logits", logits, &[rows, vocab])?;
+    let targets = args.indices("targets", targets, &[rows], vocab)?;
+    let inverse_temperature = (1.0 / temperature) as f32;
+    let of_row = |argument, tensor| args.floats(argument, tensor, &[rows]);
+    let (lse, entropy) = (of_row("saved", saved.0)?, of_row("saved", saved.1)?);
+    let dlogprobs = of_row("dlogprobs", dlogprobs)?;
+    let dentropy = dentropy.map(|dentropy| of_row("dentropy", dentropy)).transpose()?;
+    let dentropy = dentropy.unwrap_or(ptr::null_mut());
+    // SAFETY: the sizes of all tensors and on a CPU the range of the targets were checked, `logits` is borrowed
+    // mutably, and all outlive the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => args.ran(kernels::anyroll_logprobs_backward(
+                logits.cast(),
+                targets,
+                inverse_temperature,
+                lse,
+                entropy,
+                dlogprobs,
+                dentropy,
+                rows,
+                vocab,
+            )),
+            Engine::Device(device) => args.launched(model_kernels::logprobs_backward(
+                &*device,
+                args.kind(),
+                logits,
+                targets,
+                inverse_temperature,
+                [lse, entropy, dlogprobs, dentropy],
+                [rows, vocab],
+            )),
+        }
+    }
 }

@@ -1,13 +1,16 @@
 //! The tensor operations that tch lacks or that libtorch does in many passes.
 //!
-//! Every operation is here once, as a function that checks its arguments and then takes one of two ways:
-//! a C++ kernel (`shim/`) for fp32 tensors on a CPU, or [`composite`], the same formula in plain
-//! ATen calls, for every other dtype and device. The two agree to rounding, and the tests hold them to it.
+//! Every operation is here once, as a function that checks its arguments and then takes one of three ways:
+//! a C++ kernel (`shim/`) for fp32 tensors on a CPU, a kernel compiled at run time (`kernels/`) on a device that has
+//! them, or [`composite`], the same formula in plain ATen calls, for every other dtype and device. They agree to
+//! rounding, and the tests hold them to it.
 //!
 //! What holds for all of them:
 //! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
-//! - a kernel's result does not depend on the number of threads: sums over rows are cut in chunks of fixed
-//!   size (libtorch's matrix products make no such promise);
+//! - a kernel's result does not depend on the number of threads: sums over rows are cut in chunks whose size depends
+//!   on their number alone (libtorch's matrix products make no such promise);
+//! - an index out of range is an error on a CPU; on a device it ends the process's work there, as libtorch's own
+//!   operations do, since to look at it first would be to wait for it;
 //! - a name that ends in `_` writes into its arguments, as in PyTorch;
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!
@@ -17,24 +20,34 @@
 mod attention;
 mod check;
 pub mod composite;
+mod decode;
 mod embedding;
+mod flash;
 mod kernels;
 mod logprob;
 mod norm;
 mod optimizer;
 mod packing;
+mod ranks;
 mod rope;
 mod swiglu;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use check::Heads;
+
 pub use attention::{attention, attention_backward, attention_with_history, decode_attention};
+pub use decode::{
+    AttentionParts, PagedCache, Sampling, attend_into, recording_device, rms_norm_into, rope_into_cache_,
+    sample_into, swiglu_into,
+};
 pub use embedding::{embedding_backward, sum_rows};
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
-pub use packing::Packing;
-pub use rope::{Rotation, rope_, rope_table};
+pub use packing::{Packing, upload};
+pub use ranks::sum_ranks;
+pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use swiglu::{swiglu, swiglu_backward_};
 
 /// How a gradient goes into its buffer.
@@ -60,12 +73,12 @@ pub enum Error {
         /// What is wrong with it, and what it should be.
         problem: String,
     },
-    /// A kernel of the shim failed.
+    /// A kernel failed.
     #[error("{op}: {message}")]
     Kernel {
         /// The operation.
         op: &'static str,
-        /// The C++ exception's text.
+        /// The C++ exception's text, or the device's error.
         message: String,
     },
     /// libtorch refused a call (out of memory, an unsupported dtype, a shape).

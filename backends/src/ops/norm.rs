@@ -1,9 +1,12 @@
 //! Root-mean-square norms (Zhang and Sennrich, 2019), with the addition to the residual stream before them.
 
-use tch::{Kind, Tensor};
+use std::ptr;
 
-use super::check::{Args, has_kernel};
+use tch::Tensor;
+
+use super::check::{Args, Engine};
 use super::{Result, Store, composite, kernels};
+use crate::model_kernels::{self, NormSizes};
 
 /// `y = x * rstd * weight` over the last dimension, `rstd = 1 / sqrt(mean(x^2) + eps)`.
 ///
@@ -13,11 +16,9 @@ use super::{Result, Store, composite, kernels};
 /// # Errors
 /// [`super::Error::Argument`] for a `weight` that does not fit, or libtorch's error.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    if !has_kernel(x) {
-        return composite::rms_norm(x, weight, eps);
-    }
+    let Some(engine) = Engine::of(x) else { return composite::rms_norm(x, weight, eps) };
     // SAFETY: without a residual the kernel only reads `x`.
-    unsafe { norm_kernel("rms_norm", x, None, weight, eps) }
+    unsafe { norm_kernel(Args::new("rms_norm", x), engine, x, None, weight, eps) }
 }
 
 /// `x += residual`, then [`rms_norm`] of `x`, in one pass. Both are dense `[N, C]`.
@@ -30,45 +31,56 @@ pub fn add_rms_norm_(
     weight: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    if !has_kernel(x) {
-        return composite::add_rms_norm_(x, residual, weight, eps);
-    }
+    let Some(engine) = Engine::of(x) else { return composite::add_rms_norm_(x, residual, weight, eps) };
     // SAFETY: `x` is borrowed mutably.
-    unsafe { norm_kernel("add_rms_norm_", x, Some(residual), weight, eps) }
+    unsafe { norm_kernel(Args::new("add_rms_norm_", x), engine, x, Some(residual), weight, eps) }
 }
 
 /// # Safety
 /// With a residual, the caller must be entitled to write to `x`.
 unsafe fn norm_kernel(
-    op: &'static str,
+    args: Args,
+    engine: Engine,
     x: &Tensor,
     residual: Option<&Tensor>,
     weight: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    let args = Args(op);
     let size = x.size();
     let [rows, heads, dim] = heads_of(args, &size)?;
-    let y = Tensor::f_empty(&size, (Kind::Float, x.device()))?;
-    let rstd = Tensor::f_empty(&size[..size.len() - 1], (Kind::Float, x.device()))?;
-    let x_heads = args.heads("x", x, [rows, heads, dim])?;
-    let residual = residual.map(|residual| args.floats("residual", residual, &size)).transpose()?;
-    let weight = args.floats("weight", weight, &[dim])?;
-    // SAFETY: the sizes of all tensors were checked or made here, and they outlive the call.
-    let code = unsafe {
-        kernels::anyroll_rms_norm(
-            x_heads,
-            residual.map_or(std::ptr::null(), |pointer| pointer.cast_const()),
-            weight,
-            eps as f32,
-            args.floats("y", &y, &size)?,
-            args.floats("rstd", &rstd, &size[..size.len() - 1])?,
-            rows,
-            heads,
-            dim,
-        )
-    };
-    kernels::check(op, code)?;
+    let (y, rstd) = (args.empty(&size)?, args.empty_floats(&size[..size.len() - 1])?);
+    let x = args.heads("x", x, [rows, heads, dim])?;
+    let residual = residual.map(|residual| args.values("residual", residual, &size)).transpose()?;
+    let residual = residual.unwrap_or(ptr::null_mut());
+    let weight = args.values("weight", weight, &[dim])?;
+    let (to, scale) = (y.data_ptr(), rstd.data_ptr());
+    let eps = eps as f32;
+    // SAFETY: the sizes of all tensors were checked or made here, and they outlive the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => args.ran(kernels::anyroll_rms_norm(
+                x,
+                residual.cast(),
+                weight.cast(),
+                eps,
+                to.cast(),
+                scale.cast(),
+                rows,
+                heads,
+                dim,
+            ))?,
+            Engine::Device(device) => args.launched(model_kernels::rms_norm(
+                &*device,
+                args.kind(),
+                x,
+                residual,
+                weight,
+                eps,
+                (to, scale),
+                NormSizes { rows, heads, dim },
+            ))?,
+        }
+    }
     Ok((y, rstd))
 }
 
@@ -86,29 +98,52 @@ pub fn rms_norm_backward_(
     dweight: &mut Tensor,
     how: Store,
 ) -> Result<()> {
-    if !has_kernel(x) {
+    let Some(engine) = Engine::of(x) else {
         return composite::rms_norm_backward_(dy, x, rstd, weight, dx, dweight, how);
-    }
-    let args = Args("rms_norm_backward_");
+    };
+    let args = Args::new("rms_norm_backward_", x);
     let size = x.size();
     let [rows, heads, dim] = heads_of(args, &size)?;
+    let sizes = NormSizes { rows, heads, dim };
+    if matches!(engine, Engine::Device(_)) && !sizes.fit(args.kind()) {
+        return composite::rms_norm_backward_(dy, x, rstd, weight, dx, dweight, how);
+    }
+    let [dy, x, dx] = [("dy", &*dy), ("x", x), ("dx", &*dx)]
+        .map(|(argument, tensor)| args.heads(argument, tensor, [rows, heads, dim]));
+    let (dy, x, dx) = (dy?, x?, dx?);
+    let rstd = args.floats("rstd", rstd, &size[..size.len() - 1])?;
+    let weight = args.values("weight", weight, &[dim])?;
+    let (dweight, is_added) = (args.values("dweight", dweight, &[dim])?, how == Store::Add);
     // SAFETY: the sizes of all tensors were checked, the written ones are borrowed mutably, and all outlive
-    // the call.
-    let code = unsafe {
-        kernels::anyroll_rms_norm_backward(
-            args.heads("dy", dy, [rows, heads, dim])?,
-            args.heads("x", x, [rows, heads, dim])?,
-            args.floats("rstd", rstd, &size[..size.len() - 1])?,
-            args.floats("weight", weight, &[dim])?,
-            args.heads("dx", dx, [rows, heads, dim])?,
-            args.floats("dweight", dweight, &[dim])?,
-            how == Store::Add,
-            rows,
-            heads,
-            dim,
-        )
-    };
-    kernels::check(args.0, code)
+    // the work.
+    unsafe {
+        match engine {
+            Engine::Cpu => args.ran(kernels::anyroll_rms_norm_backward(
+                dy,
+                x,
+                rstd,
+                weight.cast(),
+                dx,
+                dweight.cast(),
+                is_added,
+                rows,
+                heads,
+                dim,
+            )),
+            Engine::Device(device) => {
+                let partial = args.empty_floats(&[sizes.parts(), dim])?;
+                args.launched(model_kernels::rms_norm_backward(
+                    &*device,
+                    args.kind(),
+                    (dy, x, dx),
+                    (rstd, weight),
+                    partial.data_ptr(),
+                    (dweight, is_added),
+                    sizes,
+                ))
+            }
+        }
+    }
 }
 
 /// `[N, C]` is one head of width C.

@@ -1,14 +1,12 @@
 //! The optimizer's passes over flat fp32 buffers: AdamW, and the sum of squares behind the gradient norm.
 
-use std::ffi::c_void;
-
 use tch::{Kind, Tensor};
 
 use super::{
-    Error, Result,
-    check::{Args, has_kernel},
+    Result,
+    check::{Args, Engine},
 };
-use crate::{Device, device_kernels};
+use crate::device_kernels;
 
 unsafe extern "C" {
     // shim/optimizer.cpp
@@ -73,88 +71,29 @@ pub fn adamw_(
     factors: &Tensor,
     adamw: &AdamW,
 ) -> Result<()> {
-    let args = Args("adamw");
+    let engine = match Engine::of(weights) {
+        Some(engine) if weights.kind() == Kind::Float => engine,
+        _ => {
+            let gradient = gradient.f_to_kind(weights.kind())?;
+            return composite_adamw_(weights, exp_avg, exp_avg_sq, &gradient, factors, adamw);
+        }
+    };
+    let args = Args::new("adamw", weights);
     let [len] = args.dims("weights", weights)?;
-    if let Some(device) = device_kernels::device_of(weights) {
-        return device_adamw_(&*device, weights, exp_avg, exp_avg_sq, gradient, factors, adamw);
-    }
+    let is_bf16 = gradient.kind() == Kind::BFloat16;
     let widened; // exact
-    let gradient = match gradient.kind() {
-        Kind::BFloat16 => {
+    let gradient = match engine {
+        Engine::Cpu if is_bf16 => {
             widened = gradient.f_to_kind(Kind::Float)?;
             &widened
         }
         _ => gradient,
     };
-    if !has_kernel(weights) {
-        return composite_adamw_(weights, exp_avg, exp_avg_sq, gradient, factors, adamw);
-    }
     let w = args.floats("weights", weights, &[len])?;
     let m = args.floats("exp_avg", exp_avg, &[len])?;
     let v = args.floats("exp_avg_sq", exp_avg_sq, &[len])?;
-    let g = args.floats("gradient", gradient, &[len])?;
+    let g = args.dense("gradient", gradient, &[len], gradient_kind(gradient))?;
     let factors = args.floats("factors", factors, &[3])?;
-    let (beta1, beta2) = adamw.betas;
-    // SAFETY: `floats` has checked that each holds `len` dense floats in host memory (three for `factors`), and the
-    // mutable borrows keep the three that are written apart from each other and from the gradient.
-    unsafe {
-        anyroll_adamw(
-            w,
-            m,
-            v,
-            g,
-            factors,
-            len,
-            adamw.learning_rate as f32,
-            beta1 as f32,
-            beta2 as f32,
-            adamw.eps as f32,
-            adamw.weight_decay as f32,
-        );
-    }
-    Ok(())
-}
-
-/// The sum of the squares of an fp32 `[N]`, as one fp64 element on the same device. Summed in fp64, in an order
-/// that depends on N alone.
-///
-/// # Errors
-/// [`super::Error::Argument`] for other shapes, or libtorch's error.
-pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
-    let args = Args("sum_of_squares");
-    let [len] = args.dims("x", x)?;
-    if let Some(device) = device_kernels::device_of(x) {
-        return device_sum_of_squares(&*device, x);
-    }
-    if !has_kernel(x) {
-        return composite_sum_of_squares(x);
-    }
-    let data = args.floats("x", x, &[len])?;
-    let sum = Tensor::f_zeros([], (Kind::Double, x.device()))?;
-    // SAFETY: `floats` has checked `x`; `sum` is one fp64 element of our own.
-    unsafe { anyroll_sum_of_squares(data, len, sum.data_ptr().cast()) };
-    Ok(sum)
-}
-
-/// [`adamw_`] by the device's own kernel.
-fn device_adamw_(
-    device: &dyn Device,
-    weights: &mut Tensor,
-    exp_avg: &mut Tensor,
-    exp_avg_sq: &mut Tensor,
-    gradient: &Tensor,
-    factors: &Tensor,
-    adamw: &AdamW,
-) -> Result<()> {
-    const OP: &str = "adamw";
-    let len = weights.numel();
-    let at =
-        |argument, tensor: &Tensor| on_device(OP, argument, tensor, (Kind::Float, weights.device(), len));
-    let states = [at("weights", weights)?, at("exp_avg", exp_avg)?, at("exp_avg_sq", exp_avg_sq)?];
-    let is_bf16 = gradient.kind() == Kind::BFloat16;
-    let kind = if is_bf16 { Kind::BFloat16 } else { Kind::Float };
-    let gradient = on_device(OP, "gradient", gradient, (kind, weights.device(), len))?;
-    let factors = on_device(OP, "factors", factors, (Kind::Float, weights.device(), 3))?;
     let learning_rate = adamw.learning_rate as f32;
     let numbers = device_kernels::AdamW {
         learning_rate,
@@ -163,41 +102,78 @@ fn device_adamw_(
         eps: adamw.eps as f32,
         keep: 1.0 - learning_rate * adamw.weight_decay as f32,
     };
-    // SAFETY: `on_device` has checked that each holds `len` dense elements of its kind (three for `factors`), and the
-    // mutable borrows keep the three that are written apart from each other and from the gradient. libtorch
-    // takes memory back in the order of the stream on which the kernel runs.
-    let launched =
-        unsafe { device_kernels::adamw(device, states, (gradient, is_bf16), factors, len, numbers) };
-    launched.map_err(|error| Error::Kernel { op: OP, message: error.to_string() })
-}
-
-/// [`sum_of_squares`] by the device's own kernel.
-fn device_sum_of_squares(device: &dyn Device, x: &Tensor) -> Result<Tensor> {
-    const OP: &str = "sum_of_squares";
-    let len = x.numel();
-    let data = on_device(OP, "x", x, (Kind::Float, x.device(), len))?;
-    let partial = Tensor::f_empty([device_kernels::partial_sums(len) as i64], (Kind::Double, x.device()))?;
-    let total = Tensor::f_empty([], (Kind::Double, x.device()))?;
-    // SAFETY: `on_device` has checked `x`; the others are ours, and as long as the kernels ask.
-    let launched =
-        unsafe { device_kernels::sum_of_squares(device, data, len, partial.data_ptr(), total.data_ptr()) };
-    launched.map_err(|error| Error::Kernel { op: OP, message: error.to_string() })?;
-    Ok(total)
-}
-
-/// The address of a dense tensor of this kind, on this device and with so many elements.
-fn on_device(
-    op: &'static str,
-    argument: &'static str,
-    tensor: &Tensor,
-    expected: (Kind, tch::Device, usize),
-) -> Result<*mut c_void> {
-    let found = (tensor.kind(), tensor.device(), tensor.numel());
-    if found != expected || !tensor.is_contiguous() {
-        let problem = format!("is {found:?}, expected {expected:?}, dense");
-        return Err(Args(op).refuse(argument, problem));
+    // SAFETY: `floats` has checked that each holds `len` dense floats where the weights are (three for `factors`), and
+    // the mutable borrows keep the three that are written apart from each other and from the gradient.
+    unsafe {
+        match engine {
+            Engine::Cpu => anyroll_adamw(
+                w,
+                m,
+                v,
+                g.cast(),
+                factors,
+                len,
+                learning_rate,
+                numbers.beta1,
+                numbers.beta2,
+                numbers.eps,
+                adamw.weight_decay as f32,
+            ),
+            Engine::Device(device) => {
+                let states = [w, m, v].map(|address| address.cast());
+                let (gradient, factors) = ((g, is_bf16), factors.cast());
+                args.launched(device_kernels::adamw(
+                    &*device,
+                    states,
+                    gradient,
+                    factors,
+                    weights.numel(),
+                    numbers,
+                ))?;
+            }
+        }
     }
-    Ok(tensor.data_ptr())
+    Ok(())
+}
+
+/// What a gradient is to be: bf16 if it is, and else fp32.
+fn gradient_kind(gradient: &Tensor) -> Kind {
+    if gradient.kind() == Kind::BFloat16 { Kind::BFloat16 } else { Kind::Float }
+}
+
+/// The sum of the squares of an fp32 `[N]`, as one fp64 element on the same device. Summed in fp64, in an order
+/// that depends on N alone.
+///
+/// # Errors
+/// [`super::Error::Argument`] for other shapes, or libtorch's error.
+pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
+    let engine = match Engine::of(x) {
+        Some(engine) if x.kind() == Kind::Float => engine,
+        _ => return composite_sum_of_squares(x),
+    };
+    let args = Args::new("sum_of_squares", x);
+    let [len] = args.dims("x", x)?;
+    let data = args.floats("x", x, &[len])?;
+    let empty = |size: &[i64]| Tensor::f_empty(size, (Kind::Double, x.device()));
+    let sum = empty(&[])?;
+    // SAFETY: `floats` has checked `x`; the others are ours, and as long as the kernels ask.
+    unsafe {
+        match engine {
+            Engine::Cpu => anyroll_sum_of_squares(data, len, sum.data_ptr().cast()),
+            Engine::Device(device) => {
+                let partial = empty(&[device_kernels::partial_sums(x.numel()) as i64])?;
+                let (data, partial) = (data.cast(), partial.data_ptr());
+                args.launched(device_kernels::sum_of_squares(
+                    &*device,
+                    data,
+                    x.numel(),
+                    partial,
+                    sum.data_ptr(),
+                ))?;
+            }
+        }
+    }
+    Ok(sum)
 }
 
 /// [`adamw_`] in plain ATen calls.

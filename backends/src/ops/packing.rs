@@ -1,9 +1,9 @@
 //! How sequences of unequal length lie in one batch without padding.
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::check::Args;
 use super::{Error, Result};
+use crate::ffi;
 
 /// Sequences back to back: sequence `b` is the rows `offsets[b] .. offsets[b + 1]` of a batch.
 ///
@@ -12,6 +12,7 @@ use super::{Error, Result};
 pub struct Packing {
     offsets: Vec<i64>,
     offsets_tensor: Tensor,
+    offsets_int32: Tensor,
     positions: Tensor,
     max_len: i64,
 }
@@ -23,7 +24,8 @@ impl Packing {
     /// A negative length, or libtorch's error.
     pub fn new(lengths: &[i64], device: Device) -> Result<Packing> {
         if let Some(length) = lengths.iter().find(|&&length| length < 0) {
-            return Err(Args("packing").refuse("lengths", format!("holds {length}")));
+            let problem = format!("holds {length}");
+            return Err(Error::Argument { op: "packing", argument: "lengths", problem });
         }
         let mut offsets = Vec::with_capacity(lengths.len() + 1);
         offsets.push(0);
@@ -32,12 +34,11 @@ impl Packing {
             positions.extend(0..length);
             offsets.push(positions.len() as i64);
         }
-        let to_device = |values: &[i64]| -> Result<Tensor, Error> {
-            Ok(Tensor::f_from_slice(values)?.f_to_device(device)?)
-        };
+        let offsets_tensor = upload(&offsets, device)?;
         Ok(Packing {
-            offsets_tensor: to_device(&offsets)?,
-            positions: to_device(&positions)?,
+            offsets_int32: offsets_tensor.f_to_kind(Kind::Int)?,
+            offsets_tensor,
+            positions: upload(&positions, device)?,
             max_len: lengths.iter().copied().max().unwrap_or(0),
             offsets,
         })
@@ -68,8 +69,34 @@ impl Packing {
         &self.offsets_tensor
     }
 
+    /// The same as int32, as libtorch's attention takes them.
+    pub(super) fn offsets_int32(&self) -> &Tensor {
+        &self.offsets_int32
+    }
+
+    /// The length that all sequences have, if they do.
+    pub(super) fn uniform_len(&self) -> Option<i64> {
+        (self.max_len * self.sequences() == self.tokens()).then_some(self.max_len)
+    }
+
     /// The place of each row in its sequence, from 0, on the device: int64 `[N]`.
     pub fn positions(&self) -> &Tensor {
         &self.positions
     }
+}
+
+/// These values on a device, in the order of its stream: the host goes on.
+///
+/// # Errors
+/// libtorch's error.
+pub fn upload(values: &[i64], device: Device) -> Result<Tensor> {
+    let host = Tensor::f_from_slice(values)?;
+    if device == Device::Cpu {
+        return Ok(host);
+    }
+    // From ordinary memory the copy would wait for all that the stream has to do first.
+    // SAFETY: a live tensor; the shim makes another and gives it away.
+    let pinned = unsafe { ffi::own_tensor(ffi::anyroll_tensor_pinned(ffi::tensor_ptr(&host))) };
+    let pinned = pinned.map_err(|error| Error::Kernel { op: "upload", message: error.to_string() })?;
+    Ok(pinned.f_to_device_(device, Kind::Int64, true, false)?)
 }

@@ -1,14 +1,43 @@
 //! Kernels against the composite operations, and those against libtorch's own functions and autograd.
 
+use std::io::Write;
+use std::sync::{Arc, LazyLock};
+
 use tch::{Device, Kind, Tensor};
 
 use super::{Packing, Rotation, Store, composite};
+use crate::{BackendKind, DeviceId, Error};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 /// Between two orders of the same fp32 sums, relative to the largest value of a tensor.
 const KERNEL_TOLERANCE: f64 = 1e-5;
+
+/// Where there are kernels, with their dtypes: the CPU, and the first GPU. Without one it says so past the harness.
+static PLACES: LazyLock<Vec<(Kind, Device)>> = LazyLock::new(|| {
+    let mut places = vec![FLOAT];
+    match &*GPU {
+        Ok(_) => places.extend([Kind::Float, Kind::BFloat16, Kind::Half].map(|kind| (kind, Device::Cuda(0)))),
+        Err(error @ Error::Unavailable { .. }) => {
+            let _ = writeln!(std::io::stderr(), "SKIPPED on a GPU: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    places
+});
+/// Open as long as the tests run: a tensor's kernels are its open device's.
+static GPU: LazyLock<crate::Result<Arc<dyn crate::Device>>> =
+    LazyLock::new(|| crate::open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }));
+
+/// What one rounding of the result makes, and for 16 bits a few of what attention holds in between.
+fn tolerance(kind: Kind, roundings: f64) -> f64 {
+    match kind {
+        Kind::BFloat16 => roundings * 0.5f64.powi(8),
+        Kind::Half => roundings * 0.5f64.powi(11),
+        _ => KERNEL_TOLERANCE,
+    }
+}
 
 /// Widths around the 16 lanes of a vector.
 const WIDTHS: [i64; 6] = [1, 7, 16, 20, 64, 129];
@@ -18,7 +47,8 @@ fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
     let count: i64 = size.iter().product();
     // The fractional parts of multiples of an irrational number, in a mixed order.
     let mix = |i: i64| (((i * i + 7 * i) % 10_007) as f64 * 0.618_033_988_749_894_9).fract() * 3.0 - 1.5;
-    Tensor::from_slice(&(0..count).map(mix).collect::<Vec<f64>>()).view(size).to_kind(options.0)
+    let values = Tensor::from_slice(&(0..count).map(mix).collect::<Vec<f64>>()).view(size);
+    values.to_kind(options.0).to_device(options.1)
 }
 
 fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
@@ -26,6 +56,7 @@ fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     if found.numel() == 0 {
         return;
     }
+    let [found, expected] = [found, expected].map(|tensor| tensor.to_kind(Kind::Double));
     let scale = expected.abs().max().double_value(&[]).max(1.0);
     let error = (found - expected).abs().max().double_value(&[]) / scale;
     assert!(error <= tolerance, "{what}: differs by {error:e}"); // false for NaN
@@ -33,7 +64,16 @@ fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
 
 /// Runs an operation by its kernel and by its composite form on copies of the same tensors and compares all
 /// of them and what is returned.
-fn compare(what: &str, tensors: &[Tensor], mut run: impl FnMut(&mut [Tensor], bool) -> Vec<Tensor>) {
+fn compare(what: &str, tensors: &[Tensor], run: impl FnMut(&mut [Tensor], bool) -> Vec<Tensor>) {
+    compare_within(tolerance(tensors[0].kind(), 2.0), what, tensors, run);
+}
+
+fn compare_within(
+    tolerance: f64,
+    what: &str,
+    tensors: &[Tensor],
+    mut run: impl FnMut(&mut [Tensor], bool) -> Vec<Tensor>,
+) {
     let mut results = [true, false].map(|kernel| {
         let mut copies: Vec<Tensor> = tensors.iter().map(Tensor::copy).collect();
         let returned = run(&mut copies, kernel);
@@ -41,7 +81,9 @@ fn compare(what: &str, tensors: &[Tensor], mut run: impl FnMut(&mut [Tensor], bo
     });
     let [kernel, composite] = &mut results;
     for (index, (kernel, composite)) in kernel.iter().zip(composite.iter()).enumerate() {
-        assert_close(&format!("{what}, tensor {index}"), kernel, composite, KERNEL_TOLERANCE);
+        assert_eq!(kernel.kind(), composite.kind(), "{what}, tensor {index}");
+        let place = (tensors[0].kind(), tensors[0].device());
+        assert_close(&format!("{what}, tensor {index}, {place:?}"), kernel, composite, tolerance);
     }
 }
 
@@ -51,19 +93,18 @@ fn pair((a, b): (Tensor, Tensor)) -> Vec<Tensor> {
 
 #[test]
 fn norm_kernels_equal_composites() {
-    for dim in WIDTHS {
+    for (&at, dim) in pairs(&PLACES, WIDTHS) {
         for heads in [1, 3] {
             // Heads are a view of wider rows.
-            let x = random(&[300, heads + 2, dim], FLOAT).narrow(1, 1, heads);
-            let (x, weight) =
-                (if heads == 1 { x.flatten(1, 2).contiguous() } else { x }, random(&[dim], FLOAT));
-            let what = format!("{heads} heads of {dim}");
+            let x = random(&[300, heads + 2, dim], at).narrow(1, 1, heads);
+            let (x, weight) = (if heads == 1 { x.flatten(1, 2).contiguous() } else { x }, random(&[dim], at));
+            let what = format!("{heads} heads of {dim}, {at:?}");
             let (y, rstd) = super::rms_norm(&x, &weight, 1e-5).unwrap();
             let (expected_y, expected_rstd) = composite::rms_norm(&x, &weight, 1e-5).unwrap();
-            assert_close(&what, &y, &expected_y, KERNEL_TOLERANCE);
+            assert_close(&what, &y, &expected_y, tolerance(at.0, 2.0));
             assert_close(&what, &rstd, &expected_rstd, KERNEL_TOLERANCE);
             for how in [Store::Write, Store::Add] {
-                let tensors = [y.shallow_clone(), random(&y.size(), FLOAT), random(&[dim], FLOAT)];
+                let tensors = [y.shallow_clone(), random(&y.size(), at), random(&[dim], at)];
                 compare(&what, &tensors, |tensors, kernel| {
                     let [dy, dx, dweight] = tensors else { unreachable!() };
                     let run = if kernel { super::rms_norm_backward_ } else { composite::rms_norm_backward_ };
@@ -72,8 +113,8 @@ fn norm_kernels_equal_composites() {
                 });
             }
         }
-        let tensors = [random(&[40, dim], FLOAT)];
-        let (residual, weight) = (random(&[40, dim], FLOAT) * 2.0, random(&[dim], FLOAT));
+        let tensors = [random(&[40, dim], at)];
+        let (residual, weight) = (random(&[40, dim], at) * 2.0, random(&[dim], at));
         compare(&format!("residual of {dim}"), &tensors, |tensors, kernel| {
             let run = if kernel { super::add_rms_norm_ } else { composite::add_rms_norm_ };
             pair(run(&mut tensors[0], &residual, &weight, 1e-5).unwrap())
@@ -83,8 +124,8 @@ fn norm_kernels_equal_composites() {
 
 #[test]
 fn elementwise_kernels_equal_composites() {
-    for width in WIDTHS {
-        let tensors = [random(&[50, 2 * width], FLOAT) * 8.0, random(&[50, width], FLOAT)];
+    for (&at, width) in pairs(&PLACES, WIDTHS) {
+        let tensors = [random(&[50, 2 * width], at) * 8.0, random(&[50, width], at)];
         compare(&format!("swiglu of {width}"), &tensors, |tensors, kernel| {
             let [gate_up, dy] = tensors else { unreachable!() };
             let forward = if kernel { super::swiglu } else { composite::swiglu };
@@ -94,12 +135,10 @@ fn elementwise_kernels_equal_composites() {
             vec![y]
         });
         let dim = 2 * width;
-        let (packing, table) = (
-            Packing::new(&[5, 0, 21], Device::Cpu).unwrap(),
-            super::rope_table(21, dim, 50.0, Device::Cpu).unwrap(),
-        );
+        let (packing, table) =
+            (Packing::new(&[5, 0, 21], at.1).unwrap(), rope_table(21, dim, 50.0).to_device(at.1));
         for rotation in [Rotation::Forward, Rotation::Inverse] {
-            compare(&format!("rope of {dim}"), &[random(&[26, 5, dim], FLOAT)], |tensors, kernel| {
+            compare(&format!("rope of {dim}"), &[random(&[26, 5, dim], at)], |tensors, kernel| {
                 let run = if kernel { super::rope_ } else { composite::rope_ };
                 run(&mut tensors[0].narrow(1, 1, 3), packing.positions(), &table, rotation).unwrap();
                 vec![]
@@ -110,36 +149,32 @@ fn elementwise_kernels_equal_composites() {
 
 #[test]
 fn logprob_kernels_equal_composites() {
-    for vocab in WIDTHS {
-        let targets = Tensor::arange(60, (Kind::Int64, Device::Cpu)).remainder(vocab);
-        let (dlogprobs, dentropy) = (random(&[60], FLOAT), random(&[60], FLOAT) * 2.0);
+    for (&at, vocab) in pairs(&PLACES, WIDTHS) {
+        let targets = Tensor::arange(60, (Kind::Int64, at.1)).remainder(vocab);
+        let (dlogprobs, dentropy) =
+            (random(&[60], (Kind::Float, at.1)), random(&[60], (Kind::Float, at.1)) * 2.0);
         for dentropy in [None, Some(&dentropy)] {
-            compare(
-                &format!("vocabulary of {vocab}"),
-                &[random(&[60, vocab], FLOAT) * 10.0],
-                |tensors, kernel| {
-                    let logits = &mut tensors[0];
-                    let forward = if kernel { super::logprobs } else { composite::logprobs };
-                    let scores = forward(logits, &targets, 0.7).unwrap();
-                    let backward =
-                        if kernel { super::logprobs_backward_ } else { composite::logprobs_backward_ };
-                    backward(logits, &targets, 0.7, (&scores.lse, &scores.entropy), &dlogprobs, dentropy)
-                        .unwrap();
-                    vec![scores.logprobs, scores.entropy, scores.lse]
-                },
-            );
+            let tensors = [random(&[60, vocab], at) * 10.0];
+            compare(&format!("vocabulary of {vocab}"), &tensors, |tensors, kernel| {
+                let logits = &mut tensors[0];
+                let forward = if kernel { super::logprobs } else { composite::logprobs };
+                let scores = forward(logits, &targets, 0.7).unwrap();
+                let backward = if kernel { super::logprobs_backward_ } else { composite::logprobs_backward_ };
+                backward(logits, &targets, 0.7, (&scores.lse, &scores.entropy), &dlogprobs, dentropy)
+                    .unwrap();
+                vec![scores.logprobs, scores.entropy, scores.lse]
+            });
         }
     }
 }
 
 #[test]
 fn sum_kernels_equal_composites() {
-    for columns in WIDTHS {
+    for (&at, columns) in pairs(&PLACES, WIDTHS) {
         for how in [Store::Write, Store::Add] {
-            let (dy, tokens) =
-                (random(&[700, columns], FLOAT), Tensor::arange(700, (Kind::Int64, Device::Cpu)));
+            let (dy, tokens) = (random(&[700, columns], at), Tensor::arange(700, (Kind::Int64, at.1)));
             let tokens = tokens.square().remainder(11);
-            let tensors = [random(&[11, columns], FLOAT), random(&[columns], FLOAT)];
+            let tensors = [random(&[11, columns], at), random(&[columns], at)];
             compare(&format!("{columns} columns"), &tensors, |tensors, kernel| {
                 let [dweight, sums] = tensors else { unreachable!() };
                 let run = if kernel { super::embedding_backward } else { composite::embedding_backward };
@@ -152,29 +187,54 @@ fn sum_kernels_equal_composites() {
     }
 }
 
+#[test]
+fn ranks_are_summed_in_their_order() {
+    for (&at, len) in pairs(&PLACES, [1, 7, 64, 1001, 4096]) {
+        for (ranks, how) in [(1, Store::Write), (3, Store::Add), (4, Store::Write)] {
+            let received = random(&[ranks, len], at);
+            let mut sums = [(); 2].map(|()| random(&[len], (Kind::Float, at.1)) * 3.0);
+            super::sum_ranks(&received, &mut sums[0], how).unwrap();
+            composite::sum_ranks(&received, &mut sums[1], how).unwrap();
+            assert!(sums[0].equal(&sums[1]), "{ranks} ranks of {len}, {at:?}");
+        }
+    }
+}
+
+fn pairs<T, U: Copy, const N: usize>(all: &[T], with: [U; N]) -> impl Iterator<Item = (&T, U)> {
+    all.iter().flat_map(move |one| with.map(|other| (one, other)))
+}
+
 /// `(query heads, key heads, head dim)`.
 const HEADS: [(i64, i64, i64); 5] = [(4, 4, 16), (4, 2, 6), (3, 1, 24), (2, 1, 64), (1, 1, 1)];
 
 #[test]
 fn attention_kernels_equal_composites() {
-    for (heads, kv_heads, dim) in HEADS {
-        let packing = Packing::new(&[13, 0, 1, 16, 2, 70, 17], Device::Cpu).unwrap();
+    // Of unequal lengths, and of one that a library may plan for.
+    let lengths: [&[i64]; 3] = [&[13, 0, 1, 16, 2, 70, 17], &[1, 1, 1], &[128, 128]];
+    for ((&at, (heads, kv_heads, dim)), lengths) in
+        pairs(&PLACES, HEADS).flat_map(|case| lengths.map(|l| (case, l)))
+    {
+        let packing = Packing::new(lengths, at.1).unwrap();
         let rows = packing.tokens();
-        let qkv = random(&[rows, heads + 2 * kv_heads, dim], FLOAT) * 2.0;
+        let qkv = random(&[rows, heads + 2 * kv_heads, dim], at) * 2.0;
         let views = |whole: &Tensor| {
             [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
                 .map(|(start, count)| whole.narrow(1, start, count))
         };
-        let ([q, k, v], dout) = (views(&qkv), random(&[rows, heads * dim], FLOAT));
-        compare(&format!("{heads} heads, {kv_heads} of {dim}"), &[qkv.zeros_like()], |tensors, kernel| {
-            let forward = if kernel { super::attention } else { composite::attention };
-            let (out, lse) = forward(&q, &k, &v, &packing, 0.3).unwrap();
-            let [mut dq, mut dk, mut dv] = views(&tensors[0]);
-            let backward = if kernel { super::attention_backward } else { composite::attention_backward };
-            let gradients = (&mut dq, &mut dk, &mut dv);
-            backward(&dout, (&q, &k, &v), (&out, &lse), &packing, 0.3, gradients).unwrap();
-            vec![out, lse]
-        });
+        let ([q, k, v], dout) = (views(&qkv), random(&[rows, heads * dim], at));
+        let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}");
+        for deterministic in [true, false] {
+            compare_within(tolerance(at.0, 8.0), &what, &[qkv.zeros_like()], |tensors, kernel| {
+                let forward = if kernel { super::attention } else { composite::attention };
+                let (out, lse) = forward(&q, &k, &v, &packing, 0.3).unwrap();
+                let [mut dq, mut dk, mut dv] = views(&tensors[0]);
+                let backward = if kernel { super::attention_backward } else { composite::attention_backward };
+                let gradients = (&mut dq, &mut dk, &mut dv);
+                let how = (&packing, 0.3, deterministic);
+                backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
+                vec![out, lse]
+            });
+        }
     }
 }
 
@@ -223,7 +283,10 @@ fn a_sequence_in_pieces_attends_as_a_whole() {
 }
 
 /// The gradients of `sum(output * doutput)` by libtorch's autograd.
+///
+/// Autograd looks for GPUs, and would keep what it finds: the library for them must have been opened before.
 fn autograd(inputs: &[&Tensor], output: &Tensor, doutput: &Tensor) -> Vec<Tensor> {
+    LazyLock::force(&GPU);
     Tensor::run_backward(&[(output * doutput).sum(None)], inputs, false, false)
 }
 
@@ -287,7 +350,7 @@ fn composite_attention_equals_libtorch() {
     let (out, lse) = composite::attention(&q, &k, &v, &packing, 0.3).unwrap();
     let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| x.detach().zeros_like());
     let into = (&mut dq, &mut dk, &mut dv);
-    composite::attention_backward(&dout, (&q, &k, &v), (&out, &lse), &packing, 0.3, into).unwrap();
+    composite::attention_backward(&dout, (&q, &k, &v), (&out, &lse), (&packing, 0.3, true), into).unwrap();
     assert_close("out", &out, &expected, 1e-12);
     for (what, found, expected) in
         [("dq", dq, &gradients[0]), ("dk", dk, &gradients[1]), ("dv", dv, &gradients[2])]
@@ -317,7 +380,7 @@ fn composite_logprobs_equal_libtorch() {
 #[test]
 fn rotation_keeps_lengths_and_turns_back() {
     let positions = Tensor::from_slice(&[0i64, 1, 900, 7]);
-    let table = super::rope_table(1000, 12, 10_000.0, Device::Cpu).unwrap();
+    let table = rope_table(1000, 12, 10_000.0);
     let x = random(&[4, 2, 12], FLOAT);
     let mut turned = x.copy();
     super::rope_(&mut turned, &positions, &table, Rotation::Forward).unwrap();
@@ -348,7 +411,7 @@ fn kernels_do_not_depend_on_the_number_of_threads() {
         let (out, lse) = super::attention(&q, &q, &q, &packing, 0.25).unwrap();
         let [mut dq, mut dk, mut dv] = [0; 3].map(|_| q.zeros_like());
         let into = (&mut dq, &mut dk, &mut dv);
-        super::attention_backward(&y, (&q, &q, &q), (&out, &lse), &packing, 0.25, into).unwrap();
+        super::attention_backward(&y, (&q, &q, &q), (&out, &lse), (&packing, 0.25, true), into).unwrap();
         let mut sums = weight.zeros_like();
         super::sum_rows(&dq.view([rows, heads * dim]), &mut sums, Store::Write).unwrap();
         let mut dembedding = random(&[40, heads * dim], FLOAT);
@@ -394,7 +457,7 @@ fn arguments_that_do_not_fit_are_refused() {
         assert!(message.contains(expected), "{message}");
     };
     let (x, positions) = (random(&[6, 2, 4], FLOAT), Tensor::from_slice(&[0i64, 1, 2, 0, 1, 9]));
-    let table = super::rope_table(8, 4, 100.0, Device::Cpu).unwrap();
+    let table = rope_table(8, 4, 100.0);
     let rope = |x: &Tensor, positions: &Tensor| {
         super::rope_(&mut x.shallow_clone(), positions, &table, Rotation::Forward)
     };
@@ -409,7 +472,7 @@ fn arguments_that_do_not_fit_are_refused() {
     check("has 5 tokens, expected 6", attention(&x, &x));
     let x = x.narrow(0, 0, 5);
     check("3 heads, which do not divide the 2", attention(&x, &random(&[5, 3, 4], FLOAT)));
-    check("expected Float on the CPU", attention(&x, &random(&[5, 1, 4], DOUBLE)));
+    check("expected Float on Cpu", attention(&x, &random(&[5, 1, 4], DOUBLE)));
     check("expected [5, 1, 4]", attention(&x, &random(&[5, 1, 6], FLOAT)));
     check("lengths", Packing::new(&[1, -1], Device::Cpu).map(drop));
 
@@ -418,4 +481,8 @@ fn arguments_that_do_not_fit_are_refused() {
     check("is not contiguous", super::logprobs(&logits.tr(), &Tensor::from_slice(&[0i64; 5]), 1.0).map(drop));
     let weight = random(&[4], FLOAT);
     check("`weight` has shape [4], expected [5]", super::rms_norm(&logits, &weight, 1e-5).map(drop));
+}
+
+fn rope_table(positions: i64, dim: i64, theta: f64) -> Tensor {
+    super::rope_table(positions, &super::rope_frequencies(dim, theta), 1.0, Device::Cpu).unwrap()
 }

@@ -12,6 +12,7 @@
 use anyroll_backends::ops::{self, Packing, Rotation};
 use tch::Tensor;
 
+use super::lora::{Adapter, Lora};
 use super::{DecoderConfig, matrix_spec, norm_spec};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
@@ -23,21 +24,25 @@ const GATE_UP: usize = 7;
 /// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    input_norm: usize,
-    qkv: usize,
-    qkv_bias: Option<usize>,
+    pub input_norm: usize,
+    pub qkv: usize,
+    pub qkv_bias: Option<usize>,
     /// The norms of queries and keys.
-    qk_norm: Option<(usize, usize)>,
-    o: usize,
-    post_attention_norm: usize,
-    gate_up: usize,
-    down: usize,
-    heads: i64,
-    kv_heads: i64,
-    head_dim: i64,
-    eps: f64,
+    pub qk_norm: Option<(usize, usize)>,
+    pub o: usize,
+    pub post_attention_norm: usize,
+    pub gate_up: usize,
+    pub down: usize,
+    pub heads: i64,
+    pub kv_heads: i64,
+    pub head_dim: i64,
+    pub eps: f64,
     /// 1 / sqrt(D), on the scores.
-    scale: f64,
+    pub scale: f64,
+    /// Whether attention's backward repeats to the bit.
+    pub deterministic: bool,
+    /// The adapters beside the matrices, if there are any.
+    lora: Option<Lora>,
 }
 
 /// The units of all decoder blocks, and the block that they have in common.
@@ -133,8 +138,20 @@ impl Block {
             head_dim: dim,
             eps: config.rms_norm_eps,
             scale: 1.0 / (dim as f64).sqrt(),
+            deterministic: true,
+            lora: None,
         };
         (params, block)
+    }
+
+    /// The same block with adapters, which lie in a second unit.
+    pub fn with_lora(&self, lora: Lora) -> Block {
+        Block { lora: Some(lora), ..self.clone() }
+    }
+
+    /// Whether matrices have adapters beside them.
+    pub fn has_adapters(&self) -> bool {
+        self.lora.is_some()
     }
 
     /// What the scores of attention are multiplied by.
@@ -176,7 +193,8 @@ impl Block {
     ) -> Result<Projected> {
         let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
         let bias = self.qkv_bias.map(|param| weights.get(0, param));
-        let qkv = h.f_linear(weights.get(0, self.qkv), bias)?;
+        let mut qkv = h.f_linear(weights.get(0, self.qkv), bias)?;
+        self.adapt_(|lora| &lora.qkv, weights, &h, &mut qkv)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
@@ -206,12 +224,15 @@ impl Block {
         save: bool,
     ) -> Result<Finished> {
         let mut x2 = attended.f_linear(weights.get(0, self.o), None::<&Tensor>)?;
+        self.adapt_(|lora| &lora.o, weights, attended, &mut x2)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
-        let gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
+        let mut gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
+        self.adapt_(|lora| &lora.gate_up, weights, &h2, &mut gate_up)?;
         let activated = ops::swiglu(&gate_up)?;
         let down = weights.get(0, self.down).f_tr()?;
-        let out = if save { x2.f_addmm(&activated, &down)? } else { x2.f_addmm_(&activated, &down)? };
+        let mut out = if save { x2.f_addmm(&activated, &down)? } else { x2.f_addmm_(&activated, &down)? };
+        self.adapt_(|lora| &lora.down, weights, &activated, &mut out)?;
         Ok(Finished { out, x2, rstd2, gate_up })
     }
 
@@ -225,7 +246,9 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        saved.insert(GATE_UP, h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?);
+        let mut gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
+        self.adapt_(|lora| &lora.gate_up, weights, &h2, &mut gate_up)?;
+        saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
 
@@ -244,24 +267,67 @@ impl Block {
         let mut dx = dout; // the residual stream: each branch adds its part
 
         let mut activated = dx.f_mm(weights.get(0, self.down))?;
+        let between = self.adapt_input_backward_(|lora| &lora.down, weights, &dx, &mut activated)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
         grads.put_linear(0, self.down, &dx, &activated)?;
+        self.adapt_backward(|lora| &lora.down, weights, grads, (&dx, &activated), &between)?;
         let dgate_up = gate_up;
         let mut h2 = dgate_up.f_mm(weights.get(0, self.gate_up))?;
+        let between = self.adapt_input_backward_(|lora| &lora.gate_up, weights, &dgate_up, &mut h2)?;
         self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
         grads.put_linear(0, self.gate_up, &dgate_up, &h2)?;
+        self.adapt_backward(|lora| &lora.gate_up, weights, grads, (&dgate_up, &h2), &between)?;
 
-        let dattended = dx.f_mm(weights.get(0, self.o))?;
+        let mut dattended = dx.f_mm(weights.get(0, self.o))?;
+        let between = self.adapt_input_backward_(|lora| &lora.o, weights, &dx, &mut dattended)?;
         grads.put_linear(0, self.o, &dx, &attended)?;
+        self.adapt_backward(|lora| &lora.o, weights, grads, (&dx, &attended), &between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, packing, rope_table)?;
         if let Some(bias) = self.qkv_bias {
             grads.put(0, bias, |buffer, how| ops::sum_rows(&dqkv, buffer, how))?;
         }
         let mut h = dqkv.f_mm(weights.get(0, self.qkv))?;
+        let between = self.adapt_input_backward_(|lora| &lora.qkv, weights, &dqkv, &mut h)?;
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
         grads.put_linear(0, self.qkv, &dqkv, &h)?;
+        self.adapt_backward(|lora| &lora.qkv, weights, grads, (&dqkv, &h), &between)?;
         Ok(dx)
+    }
+
+    /// Adds the products of the adapters at a matrix, if there are any, to its output `y`.
+    fn adapt_(
+        &self,
+        site: fn(&Lora) -> &[Adapter],
+        weights: &Weights,
+        x: &Tensor,
+        y: &mut Tensor,
+    ) -> Result<()> {
+        self.lora.as_ref().map_or(Ok(()), |lora| lora.forward_(site(lora), weights, x, y))
+    }
+
+    /// Adds their part to the gradient of the matrix's input.
+    fn adapt_input_backward_(
+        &self,
+        site: fn(&Lora) -> &[Adapter],
+        weights: &Weights,
+        dy: &Tensor,
+        dx: &mut Tensor,
+    ) -> Result<Vec<Tensor>> {
+        self.lora.as_ref().map_or(Ok(vec![]), |lora| lora.input_backward_(site(lora), weights, dy, dx))
+    }
+
+    /// Writes their own gradients.
+    fn adapt_backward(
+        &self,
+        site: fn(&Lora) -> &[Adapter],
+        weights: &Weights,
+        grads: &mut Grads,
+        dy_x: (&Tensor, &Tensor),
+        between: &[Tensor],
+    ) -> Result<()> {
+        let Some(lora) = &self.lora else { return Ok(()) };
+        lora.weight_backward(site(lora), weights, grads, dy_x, between)
     }
 
     /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
@@ -294,9 +360,10 @@ impl Block {
         let [q, k, v] = self.split(&qkv)?;
         let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
         let positions = packing.positions();
+        let how = (packing, self.scale, self.deterministic);
         let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
             let gradients = (&mut dq, &mut dk, &mut dv);
-            ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), packing, self.scale, gradients)?;
+            ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients)?;
             let mut dqk = dqkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
             ops::rope_(&mut dqk, positions, rope_table, Rotation::Inverse)?;
             return Ok(dqkv.f_view(flat)?);
@@ -306,7 +373,7 @@ impl Block {
         let inputs = (&q_normed, &k_normed, &v);
         let gradients = (&mut dq_normed, &mut dk_normed, &mut dv);
         drop(dqkv.f_zero_()?); // the norms add to what is there
-        ops::attention_backward(&dout, inputs, (&out, &lse), packing, self.scale, gradients)?;
+        ops::attention_backward(&dout, inputs, (&out, &lse), how, gradients)?;
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
         ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
         let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");

@@ -112,12 +112,17 @@ impl Decoder {
 
     /// Refuses a sequence for which there are no positions.
     pub(crate) fn check_length(&self, len: i64) -> Result<()> {
-        let limit = self.config.max_position_embeddings;
-        if len <= limit {
-            return Ok(());
+        let limits = [
+            ("max_position_embeddings", Some(self.config.max_position_embeddings)),
+            ("sliding_window", self.config.sliding_window),
+        ];
+        for (field, limit) in limits {
+            if let Some(limit) = limit.filter(|&limit| len > limit) {
+                let problem = format!("of {len} tokens is longer than {field} = {limit}");
+                return Err(Error::Input { what: "sequence", problem });
+            }
         }
-        let problem = format!("of {len} tokens is longer than max_position_embeddings = {limit}");
-        Err(Error::Input { what: "sequence", problem })
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The shape of a decoder.
 
+use super::RopeScaling;
 use crate::{Error, Result};
 
 /// The shape of a decoder, with the names of Hugging Face's configurations where those exist.
@@ -23,8 +24,13 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f64,
     /// The base of the rotary frequencies.
     pub rope_theta: f64,
+    /// How the frequencies differ from those of `rope_theta` alone.
+    pub rope_scaling: RopeScaling,
     /// The longest sequence, in tokens.
     pub max_position_embeddings: i64,
+    /// How many tokens back a token sees, itself included, where not all (Mistral). Longer sequences are refused:
+    /// within the window attention is plainly causal.
+    pub sliding_window: Option<i64>,
     /// Whether the query, key and value projections have a bias (Qwen2).
     pub qkv_bias: bool,
     /// Whether queries and keys are normed per head before the rotation (Qwen3).
@@ -49,6 +55,7 @@ impl DecoderConfig {
             ("head_dim", self.head_dim),
             ("intermediate_size", self.intermediate_size),
             ("max_position_embeddings", self.max_position_embeddings),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
         ];
         for (field, size) in sizes {
             check(size > 0, field, || format!("is {size}, must be at least 1"))?;
@@ -70,11 +77,11 @@ impl DecoderConfig {
                 format!("is {number}, must be a positive number")
             })?;
         }
-        Ok(())
+        self.rope_scaling.validate()
     }
 }
 
-fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
+pub(super) fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
 }
 
@@ -93,7 +100,9 @@ mod tests {
             intermediate_size: 176,
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
             max_position_embeddings: 64,
+            sliding_window: None,
             qkv_bias: false,
             qk_norm: false,
             tie_word_embeddings: true,
@@ -117,5 +126,7 @@ mod tests {
         check("head_dim", |config| config.head_dim = 15);
         check("rms_norm_eps", |config| config.rms_norm_eps = f64::NAN);
         check("rope_theta", |config| config.rope_theta = 0.0);
+        check("sliding_window", |config| config.sliding_window = Some(0));
+        check("rope_scaling", |config| config.rope_scaling = RopeScaling::Linear { factor: -1.0 });
     }
 }

@@ -12,15 +12,18 @@ use super::{DecoderConfig, matrix_spec, norm_spec};
 use crate::model::{Grads, Saved, Scores, Unit, Weights};
 use crate::{PackedBatch, Result};
 
-/// The most logits that exist at a time: 256 MiB in fp32.
-const MAX_LOGITS: i64 = 1 << 26;
+/// The most bytes of logits that exist at a time. On the sizes that matter the products are then large enough to be as
+/// fast as larger ones, and the matrix is read seldom enough.
+const MAX_LOGITS_BYTES: i64 = 512 << 20;
+/// What products are cut at, so that no chunk but the last leaves a part of a tile unused.
+const CHUNK_ROWS: i64 = 256;
 
 /// Where the head's parameters lie: `(unit, param)`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
     norm: (usize, usize),
     lm_head: (usize, usize),
-    eps: f64,
+    pub eps: f64,
 }
 
 /// The head's own unit, and the head.
@@ -48,7 +51,7 @@ impl Head {
         let x_rows = x.f_index_select(0, &batch.target_rows)?;
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
         let mut chunks = Vec::new();
-        for (start, length) in chunks_of(batch.targets(), self.lm_head(weights).size()[0]) {
+        for (start, length) in chunks_of(batch.targets(), self.lm_head(weights)) {
             let logits = h.f_narrow(0, start, length)?.f_linear(self.lm_head(weights), None::<&Tensor>)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
@@ -73,7 +76,7 @@ impl Head {
         let [x_rows, rstd, h, lse, entropy] = saved.unpack();
         let lm_head = self.lm_head(weights);
         let mut dh = h.f_empty_like()?;
-        for (start, length) in chunks_of(batch.targets(), lm_head.size()[0]) {
+        for (start, length) in chunks_of(batch.targets(), lm_head) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
             let mut dlogits = rows(&h)?.f_linear(lm_head, None::<&Tensor>)?;
             let dentropy = dentropy.map(rows).transpose()?;
@@ -104,19 +107,21 @@ impl Head {
         Ok(h.f_linear(self.lm_head(weights), None::<&Tensor>)?)
     }
 
-    fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
+    pub fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
         weights.get(self.norm.0, self.norm.1)
     }
 
-    fn lm_head<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
+    pub fn lm_head<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {
         weights.get(self.lm_head.0, self.lm_head.1)
     }
 }
 
-/// Cuts `rows` rows of `vocab_size` logits: `(start, length)` of each chunk. There is always one, be it empty,
-/// so that a batch without targets still writes its gradients.
-fn chunks_of(rows: i64, vocab_size: i64) -> impl Iterator<Item = (i64, i64)> {
-    let chunk = (MAX_LOGITS / vocab_size).max(1);
+/// Cuts `rows` rows of logits of `lm_head`: `(start, length)` of each chunk. There is always one, be it empty, so
+/// that a batch without targets still writes its gradients.
+fn chunks_of(rows: i64, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> {
+    let row_bytes = lm_head.size()[0] * lm_head.kind().elt_size_in_bytes() as i64;
+    let most = (MAX_LOGITS_BYTES / row_bytes).max(1);
+    let chunk = if most > CHUNK_ROWS { most / CHUNK_ROWS * CHUNK_ROWS } else { most };
     let count = ((rows + chunk - 1) / chunk).max(1);
     (0..count).map(move |index| (index * chunk, chunk.min(rows - index * chunk)))
 }

@@ -12,6 +12,10 @@ mod cached;
 mod config;
 mod embedding;
 mod head;
+pub(crate) mod lora;
+mod recorded;
+mod rope;
+mod value;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,6 +24,10 @@ use tch::{Device, Tensor};
 
 pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
+pub use lora::{LoraConfig, LoraTarget};
+pub(crate) use recorded::StepMemory;
+pub use rope::RopeScaling;
+pub use value::ValueModel;
 
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
@@ -37,7 +45,10 @@ pub struct Decoder {
     /// The units of each block.
     units_of: Vec<Vec<usize>>,
     embedding: Embedding,
+    /// The decoder block; with adapters, if there are any.
     block: Block,
+    /// The block with its adapters off.
+    plain_block: Block,
     head: Head,
     /// Cosines and sines of every position: fp32 `[max_position_embeddings, D]`. Behind a lock only because
     /// tch's tensors are not `Sync`; nobody writes to it.
@@ -50,19 +61,46 @@ impl Decoder {
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) for sizes that make no model, or libtorch's error.
     pub fn new(config: DecoderConfig, device: Device) -> Result<Decoder> {
+        Decoder::lay_out(config, None, device)
+    }
+
+    /// As [`Self::new`], with adapters beside the matrices of every layer. All else is frozen.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_lora(config: DecoderConfig, lora: &LoraConfig, device: Device) -> Result<Decoder> {
+        Decoder::lay_out(config, Some(lora), device)
+    }
+
+    fn lay_out(config: DecoderConfig, lora: Option<&LoraConfig>, device: Device) -> Result<Decoder> {
         config.validate()?;
         let layers = config.num_hidden_layers;
-        let mut units = vec![embedding::unit(&config)];
-        let (mut block_units, block): (Vec<Unit>, Block) = block::layout(&config);
-        units.append(&mut block_units);
-        let (head_unit, head) = head::layout(&config);
-        units.push(head_unit);
-
+        let (mut units, plain_block, head) = layout(&config);
         let mut units_of: Vec<Vec<usize>> = (0..=layers).map(|unit| vec![unit]).collect();
         units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
-        let (positions, dim) = (config.max_position_embeddings, config.head_dim);
-        let rope_table = Mutex::new(ops::rope_table(positions, dim, config.rope_theta, device)?);
-        Ok(Decoder { config, units, units_of, embedding: Embedding, block, head, rope_table })
+        let mut block = plain_block.clone();
+        if let Some(lora) = lora {
+            lora.validate()?;
+            units.iter_mut().for_each(|unit| unit.trainable = false);
+            let (mut lora_units, adapters) = lora::layout(&config, lora);
+            for layer in 0..layers {
+                units_of[layer + 1].push(units.len() + layer);
+            }
+            units.append(&mut lora_units);
+            block = plain_block.with_lora(adapters);
+        }
+        let frequencies = config.rope_scaling.frequencies(config.head_dim, config.rope_theta);
+        let (positions, scale) = (config.max_position_embeddings, config.rope_scaling.table_scale());
+        let rope_table = Mutex::new(ops::rope_table(positions, &frequencies, scale, device)?);
+        Ok(Decoder { config, units, units_of, embedding: Embedding, block, plain_block, head, rope_table })
+    }
+
+    /// The same decoder, whose gradients repeat to the bit (as they do unless this says otherwise) or may differ from
+    /// run to run where that is faster.
+    #[must_use]
+    pub fn deterministic(mut self, deterministic: bool) -> Decoder {
+        self.block.deterministic = deterministic;
+        self
     }
 
     /// The same decoder, in which the units that `is_frozen` accepts are not trained.
@@ -77,6 +115,15 @@ impl Decoder {
     /// The shape that it was made from.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// Whether matrices have adapters beside them.
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.block.has_adapters()
+    }
+
+    fn block_for(&self, batch: &PackedBatch) -> &Block {
+        if batch.adapters { &self.block } else { &self.plain_block }
     }
 
     /// Whether it is neither the embedding nor the head.
@@ -124,7 +171,8 @@ impl Model for Decoder {
             let (scores, saved) = self.head.forward(weights, x, batch, save)?;
             return Ok((Output::Scores(scores), saved));
         }
-        let (hidden, saved) = self.block.forward(weights, x, &batch.packing, &self.rope_table(), save)?;
+        let block = self.block_for(batch);
+        let (hidden, saved) = block.forward(weights, x, &batch.packing, &self.rope_table(), save)?;
         Ok((Output::Hidden(hidden), saved))
     }
 
@@ -152,7 +200,8 @@ impl Model for Decoder {
             }
             OutputGrad::Hidden(dy) => {
                 let table = self.rope_table();
-                Ok(Some(self.block.backward(weights, grads, saved, dy, &batch.packing, &table)?))
+                let block = self.block_for(batch);
+                Ok(Some(block.backward(weights, grads, saved, dy, &batch.packing, &table)?))
             }
             OutputGrad::Scores(ScoresGrad { logprobs, entropy }) => {
                 let dscores = (&logprobs, entropy.as_ref());
@@ -160,6 +209,25 @@ impl Model for Decoder {
             }
         }
     }
+}
+
+/// The units of a decoder, from the embedding's to the head's.
+pub(crate) fn units(config: &DecoderConfig) -> Vec<Unit> {
+    layout(config).0
+}
+
+/// The units of adapters, a layer each.
+pub(crate) fn lora_units(config: &DecoderConfig, lora: &LoraConfig) -> Vec<Unit> {
+    lora::layout(config, lora).0
+}
+
+fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block, Head) {
+    let mut units = vec![embedding::unit(config)];
+    let (mut block_units, block) = block::layout(config);
+    units.append(&mut block_units);
+    let (head_unit, head) = head::layout(config);
+    units.push(head_unit);
+    (units, block, head)
 }
 
 /// A norm's weight.

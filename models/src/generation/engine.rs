@@ -89,7 +89,7 @@ impl Engine {
         least(limits.prefill_tokens, BLOCK_TOKENS, "prefill_tokens")?;
         let pool = BlockPool::new(cache.blocks());
         Ok(Engine {
-            passes: Passes::new(decoder, weights, cache),
+            passes: Passes::new(decoder, weights, cache, limits.sequences)?,
             version,
             pool,
             limits,
@@ -248,15 +248,18 @@ impl Engine {
         self.retire();
     }
 
-    /// Runs the last token of every live sequence.
+    /// Runs the last token of every live sequence, and those that come of it where the host looks only now and then.
     fn decode(&mut self) -> Result<()> {
-        self.reserve();
+        self.reserve(self.passes.steps_ahead(&self.live));
         if self.live.is_empty() {
             return Ok(());
         }
-        let chosen = self.passes.step(&self.live)?;
-        for (sequence, sampled) in self.live.iter_mut().zip(chosen) {
-            sequence.extend(sampled, self.version);
+        for chosen in self.passes.steps(&self.live)? {
+            for (sequence, sampled) in self.live.iter_mut().zip(chosen) {
+                if sequence.completion.ending.is_none() {
+                    sequence.extend(sampled, self.version);
+                }
+            }
         }
         self.retire();
         Ok(())
@@ -309,13 +312,14 @@ impl Engine {
         admitted
     }
 
-    /// Gives every live sequence the block that its next token lies in. Where there is none left, those that came
-    /// last wait again.
-    fn reserve(&mut self) {
+    /// Gives every live sequence the blocks that its next `tokens` tokens lie in. Where there are none left, those
+    /// that came last wait again.
+    fn reserve(&mut self, tokens: usize) {
         let mut index = 0;
         while index < self.live.len() {
             let sequence = &mut self.live[index];
-            if sequence.blocks.len() >= blocks_of(sequence.len()) {
+            let wanted = blocks_of((sequence.len() + tokens - 1).min(sequence.most_cached()));
+            if sequence.blocks.len() >= wanted {
                 index += 1;
             } else if let Some(block) = self.pool.take() {
                 sequence.blocks.push(block);

@@ -57,6 +57,11 @@ impl KvCache {
         self.blocks
     }
 
+    /// The tokens that sequences can have in it, together.
+    pub(crate) fn tokens(&self) -> usize {
+        (self.blocks - 1) * BLOCK_TOKENS
+    }
+
     /// The device memory that it holds.
     pub fn bytes(&self) -> usize {
         self.bytes

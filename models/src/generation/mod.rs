@@ -5,12 +5,13 @@
 //! its batch, up to the rounding of matrix products of other sizes.
 //!
 //! `engine` says who runs when, `sequence` and `block_pool` where tokens lie, `pass` what a pass reads and what comes
-//! out, `sampling` how a token is chosen.
+//! out, `recorder` how steps run without the host where a device can, `sampling` how a token is chosen.
 
 mod block_pool;
 mod engine;
 mod kv_cache;
 mod pass;
+mod recorder;
 mod request;
 mod sampling;
 mod sequence;

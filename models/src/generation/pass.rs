@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::{
     KvCache,
     kv_cache::{SCRATCH_BLOCK, blocks_of},
+    recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
     sequence::{Group, Sequence},
 };
@@ -20,6 +21,10 @@ use crate::{
 /// The most logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
 
+/// Rows that a product of matrices has at least. With fewer, libraries take another way, which adds in another order;
+/// with these, what a row comes to depends on that row alone, and so a sample on nobody that it is generated beside.
+const LEAST_ROWS: usize = 8;
+
 /// A decoder with its weights and its cache.
 #[derive(Debug)]
 pub(super) struct Passes {
@@ -27,12 +32,25 @@ pub(super) struct Passes {
     weights: Vec<Vec<Tensor>>,
     cache: KvCache,
     device: Device,
+    /// Where the device and the decoder allow for it.
+    recorder: Option<Recorder>,
 }
 
 impl Passes {
-    pub fn new(decoder: Arc<Decoder>, weights: Vec<Vec<Tensor>>, cache: KvCache) -> Passes {
-        let device = weights[0][0].device();
-        Passes { decoder, weights, cache, device }
+    /// For up to `sequences` live ones.
+    pub fn new(
+        decoder: Arc<Decoder>,
+        weights: Vec<Vec<Tensor>>,
+        cache: KvCache,
+        sequences: usize,
+    ) -> Result<Passes> {
+        let like = &weights[0][0];
+        let recorder = Recorder::new(&decoder, like, &cache, sequences)?;
+        if let Err(reason) = &recorder {
+            tracing::debug!("steps are not recorded: {reason}");
+        }
+        let (device, recorder) = (like.device(), recorder.ok());
+        Ok(Passes { decoder, weights, cache, device, recorder })
     }
 
     pub fn decoder(&self) -> &Decoder {
@@ -57,6 +75,11 @@ impl Passes {
             lengths.push(group.len() as i64);
             last_rows.push(tokens.len() as i64 - 1);
         }
+        if tokens.len() < LEAST_ROWS {
+            lengths.push((LEAST_ROWS - tokens.len()) as i64); // a prompt that nobody asked for
+            tokens.resize(LEAST_ROWS, 0);
+        }
+        repeat_last(&mut last_rows, LEAST_ROWS);
         let inputs = Prefill {
             tokens: self.upload(&tokens)?,
             packing: Packing::new(&lengths, self.device)?,
@@ -66,7 +89,7 @@ impl Passes {
         };
         let logits = self.run(|decoder, weights, cache| decoder.prefill(weights, &inputs, cache))?;
         let of_rows = groups.iter().enumerate();
-        choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
     /// Runs the tokens of a group at `positions`; those before are cached. Returns a token for each sequence, if
@@ -90,16 +113,37 @@ impl Passes {
         }
         let last = hidden.f_narrow(0, tokens.len() as i64 - 1, 1)?;
         let logits = self.run(|decoder, weights, _| decoder.logits(weights, &last))?;
-        choose(&logits, group.sequences.iter().map(|sequence| (0, sequence)))
+        self.choose(&logits, group.sequences.iter().map(|sequence| (0, sequence)))
     }
 
-    /// Runs the last token of each sequence, and returns the next.
-    pub fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
-        let of_live =
-            |value: &dyn Fn(&Sequence) -> i64| self.upload(&live.iter().map(value).collect::<Vec<_>>());
+    /// How many tokens of each sequence [`Self::steps`] runs at most.
+    pub fn steps_ahead(&self, live: &[Sequence]) -> usize {
+        let is_recorded = self.recorder.is_some() && !live.iter().any(|sequence| sequence.params.penalizes());
+        if is_recorded { STEPS_AHEAD } else { 1 }
+    }
+
+    /// Runs the last token of each sequence, and then the next ones. Returns the tokens of each step.
+    pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
+        if self.steps_ahead(live) == 1 {
+            return Ok(vec![self.step(live)?]);
+        }
+        let Passes { decoder, weights, cache, recorder, .. } = self;
+        let recorder = recorder.as_mut().expect("more than one step ahead");
+        with_weights(decoder, weights, |weights| recorder.steps(decoder, weights, cache, live))
+    }
+
+    fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
+        // The last sequence fills the rows up: it writes the same key and value to its place more than once.
+        let rows = live.len().max(LEAST_ROWS);
+        let of_live = |value: &dyn Fn(&Sequence) -> i64| {
+            let mut values: Vec<i64> = live.iter().map(value).collect();
+            repeat_last(&mut values, rows);
+            self.upload(&values)
+        };
         let table_len = live.iter().map(|sequence| blocks_of(sequence.len())).max().unwrap_or(0);
-        let mut tables = vec![i64::from(SCRATCH_BLOCK); live.len() * table_len];
-        for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live) {
+        let mut tables = vec![i64::from(SCRATCH_BLOCK); rows * table_len];
+        let last = live.last().into_iter().cycle();
+        for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live.iter().chain(last)) {
             let blocks = &sequence.blocks[..table_len.min(sequence.blocks.len())];
             table.iter_mut().zip(blocks).for_each(|(entry, &block)| *entry = i64::from(block));
         }
@@ -111,19 +155,32 @@ impl Passes {
             tables: self.upload(&tables)?.f_view([-1, table_len as i64])?,
         };
         let logits = self.run(|decoder, weights, cache| decoder.decode(weights, &inputs, cache))?;
-        choose(&logits, live.iter().enumerate())
+        self.choose(&logits, live.iter().enumerate())
     }
 
     fn run(
         &mut self,
         pass: impl FnOnce(&Decoder, &[Weights], &mut KvCache) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let blocks = 0..self.decoder.blocks();
-        let units: Vec<Vec<&[Tensor]>> = blocks
-            .map(|block| self.decoder.units_of(block).iter().map(|&unit| &*self.weights[unit]).collect())
-            .collect();
-        let weights: Vec<Weights> = units.iter().map(|units| Weights::new(units)).collect();
-        pass(&self.decoder, &weights, &mut self.cache)
+        let Passes { decoder, weights, cache, .. } = self;
+        with_weights(decoder, weights, |weights| pass(decoder, weights, cache))
+    }
+
+    /// Chooses a token for each sequence from its row of `logits` `[rows, V]`.
+    fn choose<'a>(
+        &mut self,
+        logits: &Tensor,
+        sequences: impl Iterator<Item = (usize, &'a Sequence)>,
+    ) -> Result<Vec<Sampled>> {
+        let (rows, sequences): (Vec<usize>, Vec<&Sequence>) = sequences.unzip();
+        match &mut self.recorder {
+            Some(recorder) if !sequences.iter().any(|sequence| sequence.params.penalizes()) => {
+                let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+                let rows = Tensor::f_from_slice(&rows)?.f_to_device(self.device)?;
+                recorder.choose(&logits.f_index_select(0, &rows)?, &sequences)
+            }
+            _ => choose_on_host(logits, &rows, &sequences),
+        }
     }
 
     fn upload(&self, values: &[i64]) -> Result<Tensor> {
@@ -131,15 +188,26 @@ impl Passes {
     }
 }
 
-/// Chooses a token for each sequence from its row of `logits` `[rows, V]`, on the host.
-fn choose<'a>(
-    logits: &Tensor,
-    sequences: impl Iterator<Item = (usize, &'a Sequence)>,
-) -> Result<Vec<Sampled>> {
+/// Repeats the last value until there are `len` of them.
+fn repeat_last(values: &mut Vec<i64>, len: usize) {
+    if let Some(&last) = values.last() {
+        values.resize(values.len().max(len), last);
+    }
+}
+
+/// Calls `body` with the weights of each block.
+fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce(&[Weights]) -> R) -> R {
+    let units: Vec<Vec<&[Tensor]>> = (0..decoder.blocks())
+        .map(|block| decoder.units_of(block).iter().map(|&unit| &*weights[unit]).collect())
+        .collect();
+    body(&units.iter().map(|units| Weights::new(units)).collect::<Vec<Weights>>())
+}
+
+fn choose_on_host(logits: &Tensor, rows: &[usize], sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
     let vocab_size = logits.size()[1] as usize;
     let logits = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
     let mut values = vec![0.0; logits.numel()];
     logits.f_copy_data(&mut values, logits.numel())?;
     let row = |row: usize| &values[row * vocab_size..][..vocab_size];
-    Ok(sequences.map(|(index, sequence)| sequence.choose(row(index))).collect())
+    Ok(sequences.iter().zip(rows).map(|(sequence, &index)| sequence.choose(row(index))).collect())
 }

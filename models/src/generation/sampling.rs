@@ -74,7 +74,7 @@ impl SamplingParams {
         if self.is_greedy() { 1.0 } else { (1.0 / self.temperature) as f32 }
     }
 
-    fn penalizes(&self) -> bool {
+    pub(crate) fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 }

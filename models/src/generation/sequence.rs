@@ -28,6 +28,11 @@ impl Sequence {
         self.prompt.len() + self.completion.tokens.len()
     }
 
+    /// The most of its tokens that the cache will hold: the last one of a completion is never an input.
+    pub fn most_cached(&self) -> usize {
+        self.prompt.len() + self.params.max_new_tokens - 1
+    }
+
     pub fn tokens(&self) -> impl Iterator<Item = i64> + Clone {
         self.prompt.iter().chain(&self.completion.tokens).copied()
     }

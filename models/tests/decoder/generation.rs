@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, Sample, SamplingParams,
-    Sequence,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample,
+    SamplingParams, Sequence,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
 use tch::{Device, Tensor};
@@ -29,7 +29,9 @@ fn config(qk_norm: bool) -> DecoderConfig {
         intermediate_size: 40,
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 80,
+        sliding_window: None,
         qkv_bias: true,
         qk_norm,
         tie_word_embeddings: false,
@@ -71,7 +73,7 @@ fn request(prompt: &[i64], params: &SamplingParams, seeds: &[u64]) -> Request {
 }
 
 /// Equal prompts in a row as one request.
-fn run(holder: &Holder, prompts: &[Vec<i64>], params: &SamplingParams, seeds: &[u64]) -> Vec<Completion> {
+pub fn run(holder: &Holder, prompts: &[Vec<i64>], params: &SamplingParams, seeds: &[u64]) -> Vec<Completion> {
     let mut engine = engine(holder, 0, KvCache::blocks_for(prompts.len(), 80), Limits::new(prompts.len()));
     let mut rest = seeds;
     for group in prompts.chunk_by(|a, b| a == b) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::holder::Holder;
-use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -87,7 +87,9 @@ fn decoder_config(config: &Value) -> DecoderConfig {
         intermediate_size: integer("intermediate_size"),
         rms_norm_eps: number("rms_norm_eps"),
         rope_theta: number("rope_theta"),
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: integer("max_position_embeddings"),
+        sliding_window: None,
         qkv_bias: flag("qkv_bias"),
         qk_norm: flag("qk_norm"),
         tie_word_embeddings: flag("tie_word_embeddings"),

@@ -1,8 +1,8 @@
 //! The simplest holder of a decoder's weights: all units whole, on one device.
 
+use anyroll_models::init::{Seed, WeightSource};
 use anyroll_models::{
     Decoder, Grads, Model, Output, OutputGrad, PackedBatch, Saved, Scores, ScoresGrad, UnitGrads, Weights,
-    init,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -20,11 +20,17 @@ impl Holder {
     }
 
     pub fn of_kind(decoder: Decoder, seed: u64, kind: Kind) -> Holder {
+        Holder::from_source(decoder, &Seed(seed), kind)
+    }
+
+    pub fn from_source(decoder: Decoder, source: &dyn WeightSource, kind: Kind) -> Holder {
         let tensors = |make: &dyn Fn(&anyroll_models::ParamSpec) -> Tensor| -> Vec<Vec<Tensor>> {
             decoder.units().iter().map(|unit| unit.params.iter().map(make).collect()).collect()
         };
         let weights = tensors(&|spec| {
-            Tensor::from_slice(&init::fill(spec, seed)).view(spec.shape.as_slice()).to_kind(kind)
+            let mut values = vec![f32::NAN; spec.elements()];
+            source.read(spec, 0..spec.elements(), &mut values).unwrap();
+            Tensor::from_slice(&values).view(spec.shape.as_slice()).to_kind(kind)
         });
         let nan = |spec: &anyroll_models::ParamSpec| {
             Tensor::full(spec.shape.as_slice(), f64::NAN, (kind, Device::Cpu))

@@ -2,5 +2,9 @@
 
 mod generation;
 mod golden;
+mod hf;
 mod holder;
+mod lora;
 mod properties;
+mod recorded;
+mod value;

@@ -1,6 +1,6 @@
 //! What must hold of any decoder, without a reference.
 
-use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence};
 use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
@@ -16,7 +16,9 @@ fn config() -> DecoderConfig {
         intermediate_size: 36,
         rms_norm_eps: 1e-6,
         rope_theta: 100.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 64,
+        sliding_window: None,
         qkv_bias: true,
         qk_norm: true,
         tie_word_embeddings: true,

@@ -3,9 +3,15 @@
 mod bench;
 mod conformance;
 mod doctor;
+mod export;
+mod generate;
 mod import;
+mod lines;
+mod model_args;
 mod reward;
 mod run;
+mod score;
+mod serve;
 
 use std::{env, path::PathBuf};
 
@@ -34,8 +40,13 @@ Examples:
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
   anyroll doctor                                             which backends this machine has, and why not
   anyroll doctor --bench                                     copies, products and collectives beside the limit
+  anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
+                                                             what a trained model makes of a prompt
+  anyroll score DIR --file texts.jsonl                       log-probs of given texts
+  anyroll serve DIR --port 8000                              a model behind OpenAI's interface
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll import deepspeed.json                              another system's config as ours, key by key
+  anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -48,10 +59,18 @@ enum Command {
     Check(ConfigArgs),
     /// Check that a backend holds its contract on this machine
     Conformance(conformance::ConformanceArgs),
+    /// Complete prompts with a trained or a published model
+    Generate(generate::GenerateArgs),
+    /// Print the log-probs of given texts
+    Score(score::ScoreArgs),
+    /// Answer completion and chat requests over HTTP
+    Serve(serve::ServeArgs),
     /// Score completions from a file with a reward, before training with it
     Reward(reward::RewardArgs),
     /// Turn a config of ROLL, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
     Import(import::ImportArgs),
+    /// Write a run's model as a folder that transformers loads
+    Export(export::ExportArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -116,9 +135,13 @@ pub fn main() -> u8 {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
         Command::Conformance(args) => conformance::conformance(&args),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Score(args) => score::score(&args),
+        Command::Serve(args) => serve::serve(&args),
         Command::Reward(args) => reward::reward(&args),
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

@@ -1,11 +1,15 @@
 //! What must hold between the fields of a config on any machine.
 
+use anyroll_models::LoraTarget;
+use anyroll_models::hf::{AdapterFolder, ModelFolder};
+
 use super::algorithm::*;
-use super::error::Problem;
+use super::error::{Problem, list};
+use super::model::{FolderConfig, LoraConfig};
 use super::reward::{RewardConfig, RewardTerm};
 use super::schema::*;
 use super::tree::Node;
-use crate::data::{self, Dataset};
+use crate::data::{self, Dataset, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 
 /// The largest first loss scale: a loss of 1 overflows fp16 long before.
@@ -21,24 +25,23 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     if let Some(threads) = config.threads {
         check.positive("threads", threads)?;
     }
-    match &config.model {
-        ModelConfig::Decoder(decoder) => check.decoder(decoder)?,
-        ModelConfig::Dit(dit) => check.dit(dit)?,
-    }
+    let folder = check.model(&config.model)?;
     check.strategies(config)?;
     match (&config.pipeline, &config.model) {
-        (PipelineConfig::Rlvr(rlvr), ModelConfig::Decoder(decoder)) => {
+        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_)) => {
+            Err(check.problem("model", "`rlvr` trains a language model", "write `decoder` or `path`"))
+        }
+        (PipelineConfig::Rlvr(rlvr), _) => {
             check.rlvr(rlvr)?;
-            check.data(rlvr, decoder).map(Some)
+            let dataset = check.data(rlvr)?;
+            check.data_and_model(config, rlvr, folder.as_ref(), &dataset)?;
+            Ok(Some(dataset))
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
             check.diffusion(diffusion)?;
             Ok(None)
         }
-        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_)) => {
-            Err(check.problem("model", "`rlvr` trains a language model", "write `decoder`"))
-        }
-        (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_)) => {
+        (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_) | ModelConfig::Folder(_)) => {
             Err(check.problem("model", "`diffusion` trains a model of images", "write `dit`"))
         }
     }
@@ -95,6 +98,21 @@ impl Check<'_> {
         let holds = name.chars().all(is_plain) && name.starts_with(|c: char| c.is_ascii_alphanumeric());
         let message = format!("`{name}` cannot start the name of a folder");
         self.ensure(holds, "name", message, "use letters, digits, `-`, `_` and `.`, first a letter or digit")
+    }
+
+    /// Opens the folder, if the model is one.
+    fn model(&self, model: &ModelConfig) -> Result<Option<ModelFolder>, Problem> {
+        match model {
+            ModelConfig::Decoder(decoder) => self.decoder(decoder).map(|()| None),
+            ModelConfig::Dit(dit) => self.dit(dit).map(|()| None),
+            ModelConfig::Folder(folder) => match ModelFolder::open(&folder.path) {
+                Ok(folder) => Ok(Some(folder)),
+                Err(error) => {
+                    let help = "give the folder of a model as Hugging Face publishes it; docs/models.md has the families";
+                    Err(self.problem("model.path", one_line(&error), help))
+                }
+            },
+        }
     }
 
     fn decoder(&self, decoder: &DecoderConfig) -> Result<(), Problem> {
@@ -416,7 +434,7 @@ impl Check<'_> {
         )
     }
 
-    fn data(&self, rlvr: &RlvrConfig, decoder: &DecoderConfig) -> Result<Dataset, Problem> {
+    fn data(&self, rlvr: &RlvrConfig) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("pipeline.rlvr.{name}");
         self.data_ranges(&field("data"), &rlvr.data)?;
         let dataset = Dataset::open(&rlvr.data).map_err(|error| {
@@ -427,27 +445,7 @@ impl Check<'_> {
             };
             self.problem(&field("data.jsonl.path"), one_line(&error), help)
         })?;
-
         self.domains(rlvr, &dataset)?;
-        let wanted = dataset.longest_answer() + 1;
-        let new_tokens = rlvr.rollout.max_new_tokens;
-        self.ensure(
-            new_tokens >= wanted,
-            &field("rollout.max_new_tokens"),
-            format!("the longest answer and its end are {wanted} tokens, and only {new_tokens} are sampled"),
-            format!("write {wanted} or above"),
-        )?;
-        let prompt = dataset.longest_prompt();
-        self.ensure(
-            prompt + new_tokens <= decoder.max_length,
-            "model.decoder.max_length",
-            format!(
-                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
-                 it exceeds {}",
-                decoder.max_length
-            ),
-            format!("write {} or above", prompt + new_tokens),
-        )?;
         let asked = rlvr.evaluation.prompts;
         self.ensure(
             asked <= MOST_EVALUATED,
@@ -463,6 +461,108 @@ impl Check<'_> {
             format!("write {available} or fewer"),
         )?;
         Ok(dataset)
+    }
+
+    /// Whether the model has room for the data, and can read them.
+    fn data_and_model(
+        &self,
+        config: &Config,
+        rlvr: &RlvrConfig,
+        folder: Option<&ModelFolder>,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        match (&config.model, folder) {
+            (ModelConfig::Decoder(decoder), _) => {
+                let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
+                self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
+            }
+            (ModelConfig::Folder(model), Some(folder)) => {
+                self.tokens(rlvr, model, folder, dataset)?;
+                match &model.lora {
+                    Some(lora) => self.lora(lora, folder, &config.roles.reference),
+                    None => Ok(()),
+                }
+            }
+            _ => unreachable!("a folder was opened, and a model of images refused"),
+        }
+    }
+
+    /// Whether the adapters fit the model, and nothing is asked of a reference that is the policy itself.
+    fn lora(&self, lora: &LoraConfig, folder: &ModelFolder, reference: &RoleConfig) -> Result<(), Problem> {
+        self.positive("model.lora.rank", lora.rank)?;
+        let alpha = lora.alpha.unwrap_or(1.0);
+        self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")?;
+        let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
+        let help = format!("write names, or patterns of whole names; there is {}", list(&names));
+        let shape = lora.shape().map_err(|entry| {
+            self.problem("model.lora.targets", format!("`{entry}` names no matrix of a layer"), help.clone())
+        })?;
+        self.ensure(!shape.targets.is_empty(), "model.lora.targets", "the list is empty", help)?;
+        if let Some(path) = &lora.path {
+            let help = "give the folder of an adapter for this model, as PEFT saves it";
+            let adapter = AdapterFolder::open(path, folder.decoder_config())
+                .map_err(|error| self.problem("model.lora.path", one_line(&error), help))?;
+            let found = adapter.lora_config();
+            self.ensure(
+                *found == shape,
+                "model.lora.path",
+                format!("the adapter there is another: {found:?}, and here {shape:?}"),
+                "write its rank, alpha and targets here",
+            )?;
+        }
+        self.ensure(
+            *reference == RoleConfig::default(),
+            "roles.reference",
+            "with `model.lora` the reference is the policy with its adapters off: it has no strategy of its own",
+            "leave it out",
+        )
+    }
+
+    /// Whether a published model's tokenizer can read the data, and the model has room for them.
+    fn tokens(
+        &self,
+        rlvr: &RlvrConfig,
+        model: &FolderConfig,
+        folder: &ModelFolder,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        let help = "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
+        let refused = |error: TokenizerError| self.problem("model.path", one_line(&error), help);
+        let tokenizer = Tokenizer::of_folder(folder, model).map_err(refused)?;
+        let (mut prompt, mut answer) = (0, 0);
+        for record in dataset.examples() {
+            prompt = prompt.max(tokenizer.encode_prompt(&record).map_err(refused)?.len());
+            answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
+        }
+        let config = folder.decoder_config();
+        let max_length = config.max_position_embeddings.min(config.sliding_window.unwrap_or(i64::MAX));
+        self.lengths(rlvr, (prompt, answer), ("model.path", max_length as usize))
+    }
+
+    /// Whether the longest prompt and answer fit: `max_length` is a field and how many tokens it allows.
+    fn lengths(
+        &self,
+        rlvr: &RlvrConfig,
+        (prompt, answer): (usize, usize),
+        (field, max_length): (&str, usize),
+    ) -> Result<(), Problem> {
+        let new_tokens = rlvr.rollout.max_new_tokens;
+        self.ensure(
+            new_tokens >= answer,
+            "pipeline.rlvr.rollout.max_new_tokens",
+            format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
+            format!("write {answer} or above"),
+        )?;
+        let sum = prompt + new_tokens;
+        self.ensure(
+            sum <= max_length,
+            field,
+            format!(
+                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
+                 it exceeds {max_length}"
+            ),
+            format!("write {sum} or above, or fewer new tokens"),
+        )
     }
 
     fn data_ranges(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {

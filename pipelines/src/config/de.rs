@@ -261,7 +261,9 @@ impl<'de> MapAccess<'de> for Fields<'_> {
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
         let entry = self.current.expect("serde asks for a value after its key");
-        seed.deserialize(&self.at.child(entry))
+        let child = self.at.child(entry);
+        // What a type says of its fields as a whole has no place yet.
+        seed.deserialize(&child).map_err(|error| child.locate(error))
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a config comes to on a machine: its ranks, their devices and threads, and how batches are shared.
 
+use std::path::{Path, PathBuf};
+
 use super::check::Check;
 use super::error::{Problem, suggestion};
 use super::reward::{RewardConfig, RewardKind};
@@ -101,6 +103,11 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     Ok(Run { config, world_size, threads, policy, reference, batches })
 }
 
+/// A path that holds from any folder: a run that resumes may be started from another one.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
 /// What the ranks share of a step.
 struct Step {
     /// The pipeline's name in YAML.
@@ -155,6 +162,7 @@ impl Resolver<'_> {
             zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
             precision: own.precision.unwrap_or(top.precision),
             recompute: own.recompute.unwrap_or(top.recompute),
+            deterministic: top.deterministic,
             offload: OffloadConfig {
                 optimizer: own.offload.optimizer.unwrap_or(top.offload.optimizer),
                 params: own.offload.params.unwrap_or(top.offload.params),
@@ -314,16 +322,22 @@ impl Resolver<'_> {
             config.devices = Devices::Count(facts.devices.unwrap_or(1));
         }
         config.threads = Some(threads);
-        if let ModelConfig::Decoder(decoder) = &mut config.model {
-            decoder.kv_heads.get_or_insert(decoder.heads);
+        match &mut config.model {
+            ModelConfig::Decoder(decoder) => drop(decoder.kv_heads.get_or_insert(decoder.heads)),
+            ModelConfig::Folder(folder) => {
+                folder.path = absolute(&folder.path);
+                if let Some(adapter) = folder.lora.as_mut().and_then(|lora| lora.path.as_mut()) {
+                    *adapter = absolute(adapter);
+                }
+            }
+            ModelConfig::Dit(_) => {}
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
             absolute_paths(&mut rlvr.data);
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for term in terms {
                     if let RewardKind::Python(python) = &mut term.kind {
-                        python.path =
-                            std::path::absolute(&python.path).unwrap_or_else(|_| python.path.clone());
+                        python.path = absolute(&python.path);
                     }
                 }
             }
@@ -336,7 +350,7 @@ impl Resolver<'_> {
 fn absolute_paths(data: &mut DataConfig) {
     match data {
         DataConfig::Jsonl(file) => {
-            file.path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+            file.path = absolute(&file.path);
         }
         DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),
         DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => {}

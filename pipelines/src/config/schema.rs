@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::AlgorithmConfig;
 use super::diffusion::{DiffusionConfig, DitConfig};
+use super::model::{FolderConfig, ModelFields};
 use super::reward::RewardConfig;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
@@ -59,12 +60,14 @@ impl Default for Devices {
     }
 }
 
-/// A model's architecture and where its weights come from.
+/// A model's architecture and where its weights come from: `{decoder: {...}}` or `{path: DIR}`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "ModelFields", into = "ModelFields")]
 pub enum ModelConfig {
     /// A decoder language model made from scratch, its weights drawn from the run's seed.
     Decoder(DecoderConfig),
+    /// A published model.
+    Folder(FolderConfig),
     /// A diffusion transformer for images of a class, made from scratch as well.
     Dit(DitConfig),
 }
@@ -117,6 +120,10 @@ pub struct StrategyConfig {
     /// What backward runs again instead of keeping it; the result does not depend on it. Default none.
     #[serde(default)]
     pub recompute: Recompute,
+    /// Whether gradients repeat to the bit from run to run. `false` allows a device's faster kernels that do not, where
+    /// it has any: attention in 16 bits on GPUs. Default true.
+    #[serde(default = "yes")]
+    pub deterministic: bool,
     /// What leaves the device while it is not needed; the result does not depend on it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadConfig,
@@ -748,6 +755,10 @@ fn ten_thousand() -> f64 {
 
 fn one_millionth() -> f64 {
     1e-6
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one_minute() -> f64 {

@@ -82,7 +82,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "learning_rate" => "lr", "15:15", "pipeline.rlvr.optimizer.adamw.lr", "no such field", "choose from `learning_rate`, `betas`";
     "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `countdown`, `jsonl`, `mix`";
     "rlvr:" => "rlhf:", "7:3", "pipeline", "no `rlhf` here", "did you mean `rlvr`?";
-    "decoder:" => "encoder:", "4:3", "model", "no `encoder` here", "did you mean `decoder`?";
+    "decoder:" => "encoder:", "4:3", "model.encoder", "no such field", "did you mean `decoder`?";
+    "decoder:" => "path: x\n  decoder:", "3:1", "model", "expected exactly one of `decoder`, `path` and `dit`", "change this value";
     "    steps: 20" => "    reward: exakt\n    steps: 20", "10:13", "pipeline.rlvr.reward", "no `exakt` here", "did you mean `exact`?";
     "    steps: 20" => "    steps: 20\n    steps: 30", "11:5", "", "`steps` is given twice", "keep one `steps`";
     "    group_size: 4\n" => "", "7:3", "pipeline.rlvr.group_size", "it is missing", "add `group_size:`";
@@ -475,12 +476,14 @@ fn a_run_knows_its_ranks_and_their_share() {
         "pipeline.rlvr.algorithm.kl_coef=0.1",
         "strategy.precision=bf16",
         "strategy.recompute=full",
+        "strategy.deterministic=false",
         "roles.reference={strategy: {precision: fp32, offload: {params: between_steps}}}",
     ];
     let run = resolve(&sets, &machine()).unwrap();
     let (policy, reference) = (run.policy.strategy, run.reference.unwrap().strategy);
     assert_eq!((policy.precision, policy.recompute), (Precision::Bf16, Recompute::Full));
     assert_eq!((reference.precision, reference.recompute), (Precision::Fp32, Recompute::Full));
+    assert!(!policy.deterministic);
     assert_eq!((policy.offload.params, reference.offload.params), (Offload::None, Offload::BetweenSteps));
 
     let run = resolve(&["backend=gpu", "devices=[3, 1]", "threads=1"], &machine()).unwrap();
@@ -569,7 +572,8 @@ fn every_config_of_the_repository_is_valid() {
         if path.extension().is_none_or(|extension| extension != "yaml") {
             continue;
         }
-        let loaded = Loaded::read(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
+        let (_data, sets) = brought(&std::fs::read_to_string(&path).unwrap());
+        let loaded = Loaded::read(&path, &sets).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(Some(loaded.config.name.as_str()), path.file_stem().unwrap().to_str());
         // A machine that has what the file asks for, whatever its vendor.
         let mut machine = machine();
@@ -584,4 +588,20 @@ fn every_config_of_the_repository_is_valid() {
         count += 1;
     }
     assert!(count >= 4, "{count} configs");
+}
+
+/// What a user brings to a config that trains a published model: its folder and a file of problems, here tiny ones.
+fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
+    let data = tempfile::NamedTempFile::new().unwrap();
+    if !text.contains("path: models/") {
+        return (data, Vec::new());
+    }
+    let problem = |number: u32| format!("{{\"prompt\": \"2 x {number}?\", \"answer\": {}}}\n", 2 * number);
+    std::fs::write(data.path(), (0..3000).map(problem).collect::<String>()).unwrap();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny_model");
+    let sets = vec![
+        format!("model.path={model}"),
+        format!("pipeline.rlvr.data.jsonl.path={}", data.path().display()),
+    ];
+    (data, sets)
 }

@@ -2,7 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::{Map, Value, json};
+
 use super::Record;
+
+/// How files name the padding token.
+const PAD: &str = "<pad>";
+/// How files name the end token.
+const EOS: &str = "<eos>";
 
 /// The characters in order of their code, then a padding and an end token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +70,40 @@ impl CharTokenizer {
         tokens.iter().filter_map(|&token| self.characters.get(usize::try_from(token).ok()?)).collect()
     }
 
+    /// The tokenizer as files that `transformers` and the `tokenizers` crate load. A character that it does not know
+    /// is an error there, too.
+    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let special = |id: i64, content: &str| {
+            json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
+                   "lstrip": false, "rstrip": false})
+        };
+        let characters = self.tokens.iter().map(|(character, token)| (character.to_string(), json!(token)));
+        let vocabulary: Map<String, Value> = characters.collect();
+        let tokenizer = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [special(self.pad(), PAD), special(self.eos(), EOS)],
+            "normalizer": null,
+            "pre_tokenizer": {
+                "type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": false,
+            },
+            "post_processor": null,
+            "decoder": {"type": "Fuse"},
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+        });
+        let config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": PAD,
+            "eos_token": EOS,
+            "clean_up_tokenization_spaces": false,
+        });
+        vec![
+            ("tokenizer.json", tokenizer.to_string().into_bytes()),
+            ("tokenizer_config.json", config.to_string().into_bytes()),
+        ]
+    }
+
     fn encode(&self, record: &str, text: &str) -> Result<Vec<i64>, UnknownCharacter> {
         text.chars()
             .map(|character| {
@@ -90,6 +131,23 @@ mod tests {
         assert_eq!(tokenizer.encode_prompt(&record), Ok(vec![1, 0, 4, 2]));
         assert_eq!(tokenizer.encode_answer(&record), Ok(vec![3, 0, 6]));
         assert_eq!(tokenizer.decode(&[1, 0, 4, 2, 6, 5, 5]), "31ä>");
+    }
+
+    #[test]
+    fn its_files_are_the_same_tokenizer() {
+        let tokenizer = CharTokenizer::new(&"3>1ä\n ".chars().collect());
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in tokenizer.files() {
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let files = crate::data::HfTokenizer::open(folder.path()).unwrap();
+        assert_eq!(files.eos(), Some(tokenizer.eos()));
+        for text in ["31ä>", "\n \n", "", "1  1"] {
+            let tokens = tokenizer.encode("", text).unwrap();
+            assert_eq!(files.encode(text, true).unwrap(), tokens, "{text:?}");
+            assert_eq!(files.decode(&[&tokens[..], &[tokenizer.eos()]].concat()).unwrap(), text);
+        }
+        assert!(files.encode("x", true).is_err());
     }
 
     #[test]

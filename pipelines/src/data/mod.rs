@@ -5,10 +5,13 @@
 //! drawn at a step is a function of the seed and the step: a run that resumes has no state to restore.
 
 mod char_tokenizer;
+mod chat_template;
 pub(crate) mod countdown;
+mod hf_tokenizer;
 mod jsonl;
 mod made;
 mod mix;
+mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -20,6 +23,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::{Map, Value};
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
+pub use chat_template::{ChatTemplate, Conversation};
+pub use hf_tokenizer::{HfTokenizer, TokenizerError};
+pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use crate::config::DataConfig;
 use made::Made;
@@ -273,6 +279,17 @@ impl Dataset {
                 train.iter().flat_map(|record| record.prompt.chars().chain(record.answer.chars())).collect()
             }
             Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
+        }
+    }
+
+    /// Records in which a tokenizer's longest prompt and answer are looked for: all of a file, held-out ones included,
+    /// and the first made ones, of which one is about as long as the other.
+    pub fn examples(&self) -> Vec<Record> {
+        const MADE: u64 = 100;
+        match &self.0 {
+            Source::Made(made) => (0..made.size().min(MADE)).map(|number| made.record(number)).collect(),
+            Source::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
+            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyroll_models::init::Seed;
 use anyroll_strategy::{Zero, checkpoint};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -39,7 +40,8 @@ impl Diffusion {
             _ => &setup.config.optimizer,
         };
         let strategy = &run.policy.strategy;
-        let policy = hold(setup.model.clone(), strategy, &place, Some(adamw(optimizer)), run.config.seed)?;
+        let policy =
+            hold(setup.model.clone(), strategy, &place, Some(adamw(optimizer)), &Seed(run.config.seed))?;
         let exchange = Exchange::new(&place.group)?;
         let roles = Roles { policy, reference: None, old: None };
         Ok(Self { run, place, exchange, setup, roles, base: None })
@@ -48,7 +50,7 @@ impl Diffusion {
     /// A frozen model, held as the config's reference.
     fn frozen(&self) -> Result<Zero<Dit>> {
         let role = self.run.reference.as_ref().unwrap_or(&self.run.policy);
-        hold(self.setup.model.clone(), &role.strategy, &self.place, None, self.run.config.seed)
+        hold(self.setup.model.clone(), &role.strategy, &self.place, None, &Seed(self.run.config.seed))
     }
 }
 

@@ -168,7 +168,7 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
 
 /// A port that is free now. Another process could take it before rank 0 listens on it: rank 0 then fails
 /// with an address in use, and the user starts again.
-fn free_port() -> io::Result<u16> {
+pub(crate) fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 

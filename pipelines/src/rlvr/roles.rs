@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use anyroll_backends::Stream;
-use anyroll_models::DecoderConfig;
+use anyroll_models::init::WeightSource;
 use anyroll_strategy::{State, Zero};
 
 use super::Decoder;
 use crate::{
     Error, Result,
-    config::{self, ModelConfig, OptimizerConfig, PipelineConfig, RlvrConfig, Run},
-    data::{CharTokenizer, Dataset, Record},
+    base_model::BaseModel,
+    config::{OptimizerConfig, PipelineConfig, RlvrConfig, Run},
+    data::{Dataset, Record, Tokenizer},
     reward::RewardSum,
     train::{Place, Share, adamw, hold, offloaded},
 };
@@ -26,7 +27,11 @@ pub struct Setup {
     /// The prompts of every evaluation.
     pub held_out: Vec<Record>,
     /// Text to tokens.
-    pub tokenizer: CharTokenizer,
+    pub tokenizer: Tokenizer,
+    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    pub has_adapters: bool,
+    /// The policy's first weights.
+    pub weights: Box<dyn WeightSource>,
     /// What a completion earns.
     pub reward: RewardSum,
     /// Which rank samples what.
@@ -66,19 +71,19 @@ pub struct Reference {
 impl Setup {
     /// Prepares a run over `world_size` ranks on `place`.
     pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
-        let (PipelineConfig::Rlvr(rlvr), ModelConfig::Decoder(decoder)) =
-            (&run.config.pipeline, &run.config.model)
-        else {
-            unreachable!("a checked config has a language model for rlvr")
+        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else {
+            unreachable!("the command line starts the pipeline that the config names")
         };
-        let tokenizer = CharTokenizer::new(&dataset.characters());
+        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.torch_device()?;
-        let model = Decoder::new(decoder_config(decoder, tokenizer.vocab_size()), device)?;
+        let model = base.decoder(device)?.deterministic(run.policy.strategy.deterministic);
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
             dataset,
-            tokenizer,
+            tokenizer: base.tokenizer,
+            weights: base.weights,
+            has_adapters: base.lora.is_some(),
             reward: RewardSum::new(&rlvr.reward)
                 .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
             share: Share {
@@ -96,41 +101,22 @@ impl Setup {
         })
     }
 
-    /// The policy, with random weights, ready to be trained by `optimizer`.
+    /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
-        hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), self.seed)
+        hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
     }
 
-    /// A frozen copy of `policy`, if the loss has a KL term.
+    /// A frozen copy of `policy`, if there is a KL term and the policy has no adapters.
     pub fn reference(
         &self,
         run: &Run,
         place: &Place,
         policy: &mut Zero<Decoder>,
     ) -> Result<Option<Reference>> {
-        let Some(role) = &run.reference else { return Ok(None) };
-        let mut model = hold(self.model.clone(), &role.strategy, place, None, self.seed)?;
+        let Some(role) = run.reference.as_ref().filter(|_| !self.has_adapters) else { return Ok(None) };
+        let mut model = hold(self.model.clone(), &role.strategy, place, None, &*self.weights)?;
         model.copy_weights_from(policy)?;
         let micro_batch_size = role.strategy.micro_batch_size;
         Ok(Some(Reference { model, micro_batch_size, offloaded: offloaded(&role.strategy) }))
-    }
-}
-
-fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
-    DecoderConfig {
-        vocab_size: vocab_size as i64,
-        hidden_size: decoder.hidden_size as i64,
-        num_hidden_layers: decoder.layers,
-        num_attention_heads: decoder.heads as i64,
-        num_key_value_heads: decoder.kv_heads.unwrap_or(decoder.heads) as i64,
-        head_dim: (decoder.hidden_size / decoder.heads) as i64,
-        intermediate_size: decoder.intermediate_size as i64,
-        rms_norm_eps: decoder.norm_eps,
-        rope_theta: decoder.rope_theta,
-        max_position_embeddings: decoder.max_length as i64,
-        qkv_bias: decoder.qkv_bias,
-        qk_norm: decoder.qk_norm,
-        tie_word_embeddings: decoder.tie_embeddings,
-        initializer_range: 0.02,
     }
 }

@@ -2,19 +2,15 @@
 
 use std::sync::Arc;
 
-use anyroll_backends::DType;
-use anyroll_models::{
-    Completion, Engine, KvCache, PackedBatch, Request, SamplingParams, Sequence,
-    generation::{self as engine, Limits},
-};
+use anyroll_models::{Completion, PackedBatch, Request, SamplingParams, Sequence, generation};
 use anyroll_strategy::Weights;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
 use super::Setup;
 use crate::{
     Result,
     data::{Record, stream},
+    inference::Room,
 };
 
 /// A sampled completion.
@@ -82,12 +78,20 @@ impl Setup {
             asked.iter().map(|(record, _)| self.tokenizer.encode_prompt(record)).collect();
         let prompts = prompts?;
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let mut engine = self.engine(weights, version, asked.len(), longest)?;
+        let rollout = &self.rlvr.rollout;
+        let room = Room {
+            sequences: rollout.batch_size.min(asked.len()).max(1),
+            longest: longest + rollout.max_new_tokens,
+            memory: rollout.kv_cache.memory,
+        };
+        // Its cache lives no longer than this: in training there is none.
+        let mut engine = room.engine(&self.model, weights, version, &self.compute)?;
         let params = Arc::new(self.params(how));
         let mut seeds = asked.iter().map(|(_, seed)| *seed);
         for group in prompts.chunk_by(|a, b| a == b) {
             let samples = seeds.by_ref().take(group.len());
-            let samples = samples.map(|seed| engine::Sample { seed, begun: Completion::default() }).collect();
+            let samples =
+                samples.map(|seed| generation::Sample { seed, begun: Completion::default() }).collect();
             let prompt = group[0].clone();
             engine.submit(Request { prompt, params: params.clone(), stop: None, samples })?;
         }
@@ -103,24 +107,9 @@ impl Setup {
         Ok(samples.into_iter().map(|sample| sample.expect("the engine ends every sample")).collect())
     }
 
-    /// An engine for up to `asked` sequences. Its cache lives no longer than it does: in training there is none.
-    fn engine(&self, weights: &Weights, version: u64, asked: usize, longest: usize) -> Result<Engine> {
-        let rollout = &self.rlvr.rollout;
-        let sequences = rollout.batch_size.min(asked).max(1);
-        let (config, longest) = (self.model.config(), longest + rollout.max_new_tokens);
-        let dtype = DType::of(weights[0][0].kind()).expect("weights are in one of our element types");
-        let free_bytes = self.compute.device().memory_info()?.free_bytes as f64;
-        let room = KvCache::blocks_in(config, dtype, (free_bytes * rollout.kv_cache.memory) as usize);
-        // Room for one is tried for in any case, and is a device's error where there is none.
-        let blocks = KvCache::blocks_for(sequences, longest).min(room).max(KvCache::blocks_for(1, longest));
-        let cache = KvCache::new(config, blocks, dtype, &self.compute)?;
-        let weights = weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
-        Ok(Engine::new(self.model.clone(), weights, version, cache, Limits::new(sequences))?)
-    }
-
     fn params(&self, how: Sampling) -> SamplingParams {
         let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
-        let (max_new_tokens, stop_tokens) = (self.rlvr.rollout.max_new_tokens, vec![self.tokenizer.eos()]);
+        let (max_new_tokens, stop_tokens) = (self.rlvr.rollout.max_new_tokens, self.tokenizer.stop_tokens());
         SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
     }
 

@@ -1,5 +1,6 @@
 //! What a step's samples are trained towards: log-probs to compare with, advantages, and weights.
 
+use anyroll_models::PackedBatch;
 use anyroll_strategy::Zero;
 use tch::Tensor;
 
@@ -49,16 +50,21 @@ impl Setup {
         let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
         let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
         let rollout_logprobs = self.to_device(&sampled)?;
+        let pack = |samples: &[Sample]| self.pack(samples);
         let old_logprobs = match algorithm.old_logprobs {
             OldLogprobs::Rollout => rollout_logprobs.shallow_clone(),
-            OldLogprobs::Recompute => self.logprobs(&mut roles.policy, self.micro_batch_size, samples)?,
+            OldLogprobs::Recompute => logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?,
         };
         let reference = match &mut roles.reference {
             Some(Reference { model, micro_batch_size, offloaded }) => {
                 model.load_states(offloaded)?;
-                let logprobs = self.logprobs(model, *micro_batch_size, samples)?;
+                let logprobs = logprobs(model, *micro_batch_size, samples, pack)?;
                 model.offload_states(offloaded)?;
                 Some(logprobs)
+            }
+            None if self.has_adapters && algorithm.kl_coef > 0.0 => {
+                let pack = |samples: &[Sample]| Ok(self.pack(samples)?.without_adapters());
+                Some(logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?)
             }
             None => None,
         };
@@ -90,20 +96,6 @@ impl Setup {
             lengths,
         };
         Ok(Prepared { targets, correction, kl })
-    }
-
-    /// Log-probs of the samples' completions, fp32, all tokens in a row.
-    fn logprobs(
-        &self,
-        model: &mut Zero<Decoder>,
-        micro_batch_size: usize,
-        samples: &[Sample],
-    ) -> Result<Tensor> {
-        let parts: Result<Vec<Tensor>> = samples
-            .chunks(micro_batch_size)
-            .map(|samples| Ok(model.score(&self.pack(samples)?)?.logprobs))
-            .collect();
-        Ok(Tensor::f_cat(&parts?, 0)?)
     }
 
     fn kl_of_samples(
@@ -182,6 +174,18 @@ impl Setup {
     fn to_device(&self, values: &[f32]) -> Result<Tensor> {
         Ok(Tensor::f_from_slice(values)?.f_to_device(self.device)?)
     }
+}
+
+/// Log-probs of the samples' completions, fp32, all tokens in a row.
+fn logprobs(
+    model: &mut Zero<Decoder>,
+    micro_batch_size: usize,
+    samples: &[Sample],
+    pack: impl Fn(&[Sample]) -> Result<PackedBatch>,
+) -> Result<Tensor> {
+    let parts: Result<Vec<Tensor>> =
+        samples.chunks(micro_batch_size).map(|samples| Ok(model.score(&pack(samples)?)?.logprobs)).collect();
+    Ok(Tensor::f_cat(&parts?, 0)?)
 }
 
 impl Prepared {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyroll_models::Model;
+use anyroll_models::{Model, init::WeightSource};
 use anyroll_strategy::{
     AdamW, Decays, LossScale, Precision, Recompute, Schedule, State, StepStats, StepsOn, Zero, ZeroConfig,
     ZeroStage,
@@ -17,13 +17,13 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Holds `model` on the ranks of `place`, its weights drawn from `seed`; with `adamw`, ready to be trained.
+/// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.
 pub fn hold<M: Model>(
     model: Arc<M>,
     strategy: &config::StrategyConfig,
     place: &Place,
     adamw: Option<AdamW>,
-    seed: u64,
+    weights: &dyn WeightSource,
 ) -> Result<Zero<M>> {
     let config = ZeroConfig {
         stage: ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?,
@@ -44,7 +44,7 @@ pub fn hold<M: Model>(
             OptimizerOffload::CpuStep => StepsOn::Host,
         },
     };
-    Ok(Zero::new(model, config, adamw, &place.device, place.group.clone(), seed)?)
+    Ok(Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?)
 }
 
 /// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.

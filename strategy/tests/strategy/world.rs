@@ -3,7 +3,7 @@
 use std::{net::TcpListener, ops::Range, sync::Arc, thread, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, faults, open};
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, ScoresGrad, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -23,7 +23,9 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         head_dim: 6,
         intermediate_size: 20,
         max_position_embeddings: 16,
+        sliding_window: None,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         rms_norm_eps: 1e-6,
         qkv_bias: true,
         initializer_range: 0.3,

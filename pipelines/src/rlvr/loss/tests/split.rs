@@ -3,7 +3,7 @@
 use std::{net::TcpListener, sync::Arc, thread, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
 use super::*;
@@ -102,7 +102,9 @@ fn decoder() -> Arc<Decoder> {
         head_dim: 6,
         intermediate_size: 20,
         max_position_embeddings: 16,
+        sliding_window: None,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         rms_norm_eps: 1e-6,
         qkv_bias: false,
         initializer_range: 0.3,

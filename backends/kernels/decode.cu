@@ -1,0 +1,592 @@
+// Kernels of a decoding step, behind `elements.cuh`: one token of each sequence, over a cache in blocks. They take all
+// that changes from one step to the next from the device's memory, so that a recorded step can be run again. Sums run in
+// fp32, in an order that depends on a sequence's length alone and not on what shares its batch.
+
+#define INFINITE __uint_as_float(0x7f800000)
+
+// Where a sequence's tokens lie: block `tables[row, t / block_tokens]`, a power of two of tokens a block.
+struct Tables {
+  const int* entries;
+  int table_len, block_shift, blocks;
+
+  // The place of token `t` of a row; past the row's table, or in a block that is none, it is in block 0, which is
+  // nobody's.
+  __device__ i64 place(i64 row, i64 t) const {
+    const i64 entry = t >> block_shift;
+    const u32 block = entry < table_len ? entries[row * table_len + entry] : 0;
+    return ((i64)(block < (u32)blocks ? block : 0) << block_shift) + (t & ((1 << block_shift) - 1));
+  }
+};
+
+// ---- rotation, and into the cache ----
+
+// One head of a row a block. Queries and keys are normed where there are weights for it, and rotated; queries stay where
+// they are, keys and values go to the cache.
+template <typename T>
+__device__ inline void rope_into_cache(T* qkv, const T* q_norm, const T* k_norm, float eps, const i64* positions,
+                                       const float* table, i64 table_rows, T* keys, T* values, Tables tables,
+                                       int heads, int kv_heads, int dim) {
+  const int all = heads + 2 * kv_heads, half = dim / 2, i = threadIdx.x;
+  const i64 row = blockIdx.x / all;
+  const int head = blockIdx.x % all;
+  const bool is_pair = i < half, is_query = head < heads, is_value = head >= heads + kv_heads;
+  T* x = qkv + (row * all + head) * dim;
+  T first = x[0], second = x[0];
+  if (is_pair) first = x[i], second = x[half + i];
+  const i64 position = positions[row] < table_rows ? positions[row] : table_rows - 1;
+  if (!is_value) {
+    if (const T* norm = is_query ? q_norm : k_norm) {
+      const float a = widen(first), b = widen(second);
+      const float scale = 1 / sqrtf(over_block<add>(is_pair ? a * a + b * b : 0) / dim + eps);
+      if (is_pair) narrow(a * scale * widen(norm[i]), first), narrow(b * scale * widen(norm[half + i]), second);
+    }
+    if (is_pair) {
+      const float cos = table[position * dim + i], sin = table[position * dim + half + i];
+      const float a = widen(first), b = widen(second);
+      narrow(a * cos - b * sin, first);
+      narrow(b * cos + a * sin, second);
+    }
+  }
+  if (!is_pair) return;
+  if (!is_query) {
+    const int kv_head = (head - heads) % kv_heads;
+    x = (is_value ? values : keys) + (tables.place(row, positions[row]) * kv_heads + kv_head) * dim;
+  }
+  x[i] = first, x[half + i] = second;
+}
+
+// ---- attention over the cache ----
+
+// Tokens that one block goes through: how a sequence is split depends on its length alone.
+constexpr int SPLIT_TOKENS = 256;
+constexpr int ATTENTION_THREADS = 128;
+// Tokens that a thread has in flight; they lie in one block of the cache.
+constexpr int IN_FLIGHT = 4;
+// Elements of a head that a thread holds.
+constexpr int ELEMENTS = 8;
+
+template <typename T>
+__device__ inline void load_elements(const T* from, float (&to)[ELEMENTS]) {
+  constexpr int LANES = Pack<T>::LANES;
+  for (int part = 0; part < ELEMENTS / LANES; part++) {
+    const Pack<T> pack = ((const Pack<T>*)from)[part];
+    for (int k = 0; k < LANES; k++) to[part * LANES + k] = widen(pack.lane[k]);
+  }
+}
+
+// Up to HEADS query heads of one key head, over one split of one row. DIM / 8 threads share a token, so that a block goes
+// through `SUBS` runs of tokens side by side, each with a softmax of its own; they are joined at the end, in order.
+// `partial` [splits, rows, heads, DIM] gets the weighted sums of values, `softmax` [splits, rows, heads, 2] the largest
+// score and the sum of weights.
+template <typename T, int DIM, int HEADS>
+__device__ inline void attend(const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions,
+                              float scale, float* partial, float* softmax, int rows, int heads, int kv_heads) {
+  constexpr int SHARERS = DIM / ELEMENTS, SUBS = ATTENTION_THREADS / SHARERS;
+  __shared__ float of_max[SUBS][HEADS], of_sum[SUBS][HEADS], of_values[SUBS][DIM];
+  const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
+  const int row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
+  const int tile = blockIdx.x / rows / kv_heads % tiles, split = blockIdx.x / rows / kv_heads / tiles;
+  const int begin = split * SPLIT_TOKENS, length = (int)positions[row] + 1;
+  if (begin >= length) return;
+  const int end = length < begin + SPLIT_TOKENS ? length : begin + SPLIT_TOKENS;
+  const int lane = threadIdx.x % SHARERS, sub = threadIdx.x / SHARERS;
+  const int head = kv_head * group + tile * HEADS;
+  const int count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
+  const i64 stride = (i64)kv_heads * DIM, column = kv_head * DIM + lane * ELEMENTS;
+
+  float query[HEADS][ELEMENTS], sums[HEADS][ELEMENTS] = {}, max[HEADS], sum[HEADS];
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) {
+    max[h] = -INFINITE, sum[h] = 0;
+    const int of = head + (h < count ? h : 0);
+    load_elements(qkv + ((i64)row * (heads + 2 * kv_heads) + of) * DIM + lane * ELEMENTS, query[h]);
+#pragma unroll
+    for (int k = 0; k < ELEMENTS; k++) query[h][k] *= scale;
+  }
+
+  // All threads go around equally often, since they exchange values.
+  for (int base = begin; base < end; base += SUBS * IN_FLIGHT) {
+    const int first = base + sub * IN_FLIGHT;
+    const i64 place = tables.place(row, first < end ? first : begin);
+    float key[IN_FLIGHT][ELEMENTS] = {}, value[IN_FLIGHT][ELEMENTS] = {};
+#pragma unroll
+    for (int u = 0; u < IN_FLIGHT; u++) {
+      if (first + u >= end) continue;
+      load_elements(keys + (place + u) * stride + column, key[u]);
+      load_elements(values + (place + u) * stride + column, value[u]);
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+      if (h >= count) continue;
+      float score[IN_FLIGHT], largest = max[h];
+#pragma unroll
+      for (int u = 0; u < IN_FLIGHT; u++) {
+        float dot = 0;
+#pragma unroll
+        for (int k = 0; k < ELEMENTS; k++) dot = fmaf(query[h][k], key[u][k], dot);
+#pragma unroll
+        for (int mask = SHARERS / 2; mask > 0; mask /= 2) dot += exchange(dot, mask);
+        score[u] = first + u < end ? dot : -INFINITE;
+        largest = larger(largest, score[u]);
+      }
+      const float origin = largest == -INFINITE ? 0 : largest, kept = __expf(max[h] - origin);
+      max[h] = largest;
+      sum[h] *= kept;
+#pragma unroll
+      for (int k = 0; k < ELEMENTS; k++) sums[h][k] *= kept;
+#pragma unroll
+      for (int u = 0; u < IN_FLIGHT; u++) {
+        const float weight = __expf(score[u] - origin);
+        sum[h] += weight;
+#pragma unroll
+        for (int k = 0; k < ELEMENTS; k++) sums[h][k] = fmaf(weight, value[u][k], sums[h][k]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int h = 0; h < HEADS; h++)
+    if (lane == 0) of_max[sub][h] = max[h], of_sum[sub][h] = sum[h];
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) {
+    if (h >= count) continue;
+    float largest = of_max[0][h], whole = 0;
+    for (int s = 1; s < SUBS; s++) largest = larger(largest, of_max[s][h]);
+    for (int s = 0; s < SUBS; s++) whole += of_sum[s][h] * __expf(of_max[s][h] - largest);
+    const float kept = __expf(max[h] - largest);
+#pragma unroll
+    for (int k = 0; k < ELEMENTS; k++) of_values[sub][lane * ELEMENTS + k] = sums[h][k] * kept;
+    __syncthreads();
+    const i64 at = ((i64)split * rows + row) * heads + head + h;
+    for (int i = threadIdx.x; i < DIM; i += ATTENTION_THREADS) {
+      float joined = 0;
+      for (int s = 0; s < SUBS; s++) joined += of_values[s][i];
+      partial[at * DIM + i] = joined;
+    }
+    if (threadIdx.x == 0) softmax[at * 2] = largest, softmax[at * 2 + 1] = whole;
+    __syncthreads();
+  }
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define HAS_MATRIX_UNITS 1
+
+// c += a b for 16 x 16 and 16 x 8 bf16 values: thread `lane` has rows lane / 4 (and 8 below it) of a and c, columns
+// 2 (lane % 4) and the next (and 8 behind them in a), and column lane / 4 of b. The lower rows of a are 0: a key head has
+// at most 8 query heads here.
+__device__ inline void multiply(float (&c)[4], u32 a, u32 a_behind, u32 b, u32 b_behind) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a), "r"(a_behind), "r"(0), "r"(b), "r"(b_behind));
+}
+
+__device__ inline u32 pair(float low, float high) {
+  Bf16 first, second;
+  narrow(low, first), narrow(high, second);
+  return first.bits | (u32)second.bits << 16;
+}
+
+struct alignas(16) Words {
+  u32 word[4];
+};
+
+// The same as `attend` on matrix units, in bf16. A warp takes 16 tokens at a time, which lie in one block of the cache;
+// the order of a product's terms is free, so that each thread reads 16 bytes in a row: of keys, the elements 8 (lane % 4)
+// and on of each 32 for token lane / 4; of values, 8 (lane / 4) and on of each 64 for the tokens whose weights it has.
+template <int DIM, int HEADS>
+__device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf16* values, Tables tables,
+                                     const i64* positions, float scale, float* partial, float* softmax, int rows,
+                                     int heads, int kv_heads) {
+  constexpr int WARPS = ATTENTION_THREADS / 32, RUN = 16, ROWS = 8;
+  __shared__ float of_max[WARPS][ROWS], of_sum[WARPS][ROWS], of_values[WARPS][ROWS][DIM];
+  const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
+  const int row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
+  const int tile = blockIdx.x / rows / kv_heads % tiles, split = blockIdx.x / rows / kv_heads / tiles;
+  const int begin = split * SPLIT_TOKENS, length = (int)positions[row] + 1;
+  if (begin >= length) return;
+  const int end = length < begin + SPLIT_TOKENS ? length : begin + SPLIT_TOKENS;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, over = lane / 4, within = lane % 4;
+  const int head = kv_head * group + tile * HEADS;
+  const int count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
+  const i64 stride = (i64)kv_heads * DIM;
+  const Bf16 *of_keys = keys + kv_head * DIM + within * 8, *of_head = values + kv_head * DIM + over * 8;
+
+  Words query[DIM / 32] = {};
+  if (over < count) {
+    const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + head + over) * DIM + within * 8;
+#pragma unroll
+    for (int part = 0; part < DIM / 32; part++) query[part] = *(const Words*)(from + part * 32);
+  }
+  float sums[DIM / 8][4] = {}, max = -INFINITE, sum = 0;
+  for (int run = begin + warp * RUN; run < end; run += WARPS * RUN) {
+    const i64 place = tables.place(row, run);
+    Words key[2][DIM / 32], value[4][DIM / 64] = {};
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int part = 0; part < DIM / 32; part++)
+        key[half][part] = *(const Words*)(of_keys + (place + half * 8 + over) * stride + part * 32);
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      const int token = t / 2 * 8 + within * 2 + t % 2;
+      if (run + token >= end) continue;  // what was never written may be NaN
+#pragma unroll
+      for (int part = 0; part < DIM / 64; part++)
+        value[t][part] = *(const Words*)(of_head + (place + token) * stride + part * 64);
+    }
+    float score[2][4] = {}, largest = max;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int part = 0; part < DIM / 32; part++) {
+        const u32 *q = query[part].word, *k = key[half][part].word;
+        multiply(score[half], q[0], q[1], k[0], k[1]);
+        multiply(score[half], q[2], q[3], k[2], k[3]);
+      }
+#pragma unroll
+      for (int t = 0; t < 2; t++) {
+        const bool is_seen = run + half * 8 + within * 2 + t < end;
+        score[half][t] = is_seen ? score[half][t] * scale : -INFINITE;
+        largest = larger(largest, score[half][t]);
+      }
+    }
+    largest = larger(largest, exchange(largest, 1));
+    largest = larger(largest, exchange(largest, 2));
+    // The run's first token is there, so `largest` is finite.
+    const float kept = __expf(max - largest);
+    max = largest, sum *= kept;
+    float weight[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int t = 0; t < 2; t++) sum += weight[half][t] = __expf(score[half][t] - largest);
+    const u32 first = pair(weight[0][0], weight[0][1]), second = pair(weight[1][0], weight[1][1]);
+#pragma unroll
+    for (int column = 0; column < DIM / 8; column++) {
+      sums[column][0] *= kept, sums[column][1] *= kept;
+      const int part = column / 8, word = column % 8 / 2, halves = column % 2 ? 0x7632 : 0x5410;
+      const u32 near = __byte_perm(value[0][part].word[word], value[1][part].word[word], halves);
+      const u32 far = __byte_perm(value[2][part].word[word], value[3][part].word[word], halves);
+      multiply(sums[column], first, second, near, far);
+    }
+  }
+
+  sum += exchange(sum, 1);
+  sum += exchange(sum, 2);
+  if (within == 0) of_max[warp][over] = max, of_sum[warp][over] = sum;
+  __syncthreads();
+  float largest = of_max[0][over];
+  for (int w = 1; w < WARPS; w++) largest = larger(largest, of_max[w][over]);
+  const float kept = __expf(max - largest);
+#pragma unroll
+  for (int column = 0; column < DIM / 8; column++)
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      of_values[warp][over][column / 8 * 64 + (within * 2 + k) * 8 + column % 8] = sums[column][k] * kept;
+  __syncthreads();
+  for (int i = threadIdx.x; i < count * DIM; i += ATTENTION_THREADS) {
+    const i64 at = ((i64)split * rows + row) * heads + head + i / DIM;
+    float joined = 0;
+    for (int w = 0; w < WARPS; w++) joined += of_values[w][i / DIM][i % DIM];
+    partial[at * DIM + i % DIM] = joined;
+  }
+  if (threadIdx.x < count) {
+    const i64 at = ((i64)split * rows + row) * heads + head + threadIdx.x;
+    float most = of_max[0][threadIdx.x], whole = 0;
+    for (int w = 1; w < WARPS; w++) most = larger(most, of_max[w][threadIdx.x]);
+    for (int w = 0; w < WARPS; w++) whole += of_sum[w][threadIdx.x] * __expf(of_max[w][threadIdx.x] - most);
+    softmax[at * 2] = most, softmax[at * 2 + 1] = whole;
+  }
+}
+#endif
+
+// Joins the splits of one head of a row a block, one element a thread: `out` [rows, heads, dim].
+template <typename T>
+__device__ inline void join_splits(const float* partial, const float* softmax, const i64* positions, T* out, int splits,
+                                   int rows, int heads, int dim) {
+  const i64 head = blockIdx.x, all = (i64)rows * heads, last = positions[head / heads] / SPLIT_TOKENS;
+  if (last < splits) splits = (int)last + 1;
+  float largest = -INFINITE, whole = 0, joined = 0;
+  for (int s = 0; s < splits; s++) largest = larger(largest, softmax[(s * all + head) * 2]);
+  for (int s = 0; s < splits; s++) {
+    const i64 at = s * all + head;
+    const float kept = __expf(softmax[at * 2] - largest);
+    whole += softmax[at * 2 + 1] * kept;
+    joined = fmaf(partial[at * dim + threadIdx.x], kept, joined);
+  }
+  narrow(joined / whole, out[head * dim + threadIdx.x]);
+}
+
+// ---- choosing a token ----
+
+constexpr int SAMPLE_THREADS = 1024;
+// The elements that 32 threads read at once are a stripe; `decode_kernels` refuses a vocabulary of more.
+constexpr int MAX_STRIPES = 2048;
+
+// How a row is sampled. A negative inverse temperature takes the likeliest token; its log-prob is then at the absolute.
+struct Choice {
+  float inverse_temperature, top_p, min_p, top_k;
+};
+
+// An order of floats as one of integers. Of a 16-bit float only the upper half counts.
+template <typename T>
+__device__ inline u32 order_of(float x) {
+  const u32 bits = __float_as_uint(x), order = bits & 0x80000000 ? ~bits : bits | 0x80000000;
+  return sizeof(T) == 2 ? order & 0xffff0000 : order;
+}
+
+// Logits of a row; what is past its end is minus infinity, which has no mass.
+template <typename T>
+struct Logits {
+  static constexpr int LANES = Pack<T>::LANES;
+  const T* row;
+  int size;
+
+  __device__ void read(int i, float (&to)[LANES]) const {
+    if (i + LANES <= size && aligned(row + i)) {
+      const Pack<T> pack = *(const Pack<T>*)(row + i);
+      for (int k = 0; k < LANES; k++) to[k] = widen(pack.lane[k]);
+      return;
+    }
+    for (int k = 0; k < LANES; k++) to[k] = i + k < size ? widen(row[i + k]) : -INFINITE;
+  }
+};
+
+// Which tokens may be chosen: those above a threshold, and of those that equal it the first so many.
+struct Allowed {
+  u32 threshold;
+  int ties;
+};
+
+template <typename T>
+struct Sampler {
+  static constexpr int LANES = Pack<T>::LANES;
+  Logits<T> logits;
+  float inverse_temperature, largest;
+
+  __device__ float mass(float x) const { return __expf((x - largest) * inverse_temperature); }
+
+  // The sum over tokens from a threshold on of their masses, or of ones.
+  __device__ float measure(u32 threshold, bool is_count) const {
+    float sum = 0, x[LANES];
+#pragma unroll 4
+    for (int i = threadIdx.x * LANES; i < logits.size; i += SAMPLE_THREADS * LANES) {
+      logits.read(i, x);
+      for (int k = 0; k < LANES; k++)
+        if (i + k < logits.size && order_of<T>(x[k]) >= threshold) sum += is_count ? 1 : mass(x[k]);
+    }
+    return over_block<add>(sum);
+  }
+
+  // The largest threshold from which on tokens measure as much as is wanted, bit by bit.
+  __device__ u32 threshold_of(float wanted, bool is_count) const {
+    constexpr int LAST_BIT = sizeof(T) == 2 ? 16 : 0;
+    u32 threshold = 0;
+    for (int bit = 31; bit >= LAST_BIT; bit--)
+      if (measure(threshold | 1u << bit, is_count) >= wanted) threshold |= 1u << bit;
+    return threshold;
+  }
+
+  __device__ float mass_at(u32 threshold) const {
+    const u32 bits = threshold & 0x80000000 ? threshold & 0x7fffffff : ~threshold;
+    return mass(__uint_as_float(sizeof(T) == 2 ? bits & 0xffff0000 : bits));
+  }
+
+  // top-k, then top-p of what is left, then min-p.
+  __device__ Allowed allowed(const Choice& choice, float total) const {
+    constexpr u32 STEP = sizeof(T) == 2 ? 0x10000 : 1;  // from one value to the next
+    Allowed allowed = {0, 0};
+    if (choice.top_k > 0 && choice.top_k < logits.size) {
+      const u32 threshold = threshold_of(choice.top_k, true);
+      const float above = measure(threshold + STEP, true);
+      allowed = {threshold, (int)(choice.top_k - above)};
+      total = measure(threshold + STEP, false) + allowed.ties * mass_at(threshold);
+    }
+    if (choice.top_p < 1) {
+      const float wanted = choice.top_p * total;
+      const u32 threshold = threshold_of(wanted, false);
+      const float missing = wanted - measure(threshold + STEP, false);
+      int ties = (int)ceilf(missing / mass_at(threshold));
+      if (ties < 1) ties = 1;
+      if (threshold > allowed.threshold || ties < allowed.ties) allowed = {threshold, ties};
+    }
+    if (choice.min_p > 0) {
+      const u32 least = order_of<T>(largest + logf(choice.min_p) / inverse_temperature);
+      if (least > allowed.threshold) allowed = {least - 1, 0};
+    }
+    return allowed;
+  }
+};
+
+// The part of `count` parts at which the cumulated mass passes `rest`, which becomes what is left of it there; the last
+// that has any mass if rounding leaves too much. `ties` becomes what is left of them, each of mass `of_tie`.
+template <typename Parts>
+__device__ inline int pick(int count, double& rest, int& ties, float of_tie, Parts parts) {
+  int last = 0, ties_at_last = ties;
+  for (int i = 0; i < count; i++) {
+    float above;
+    int equal;
+    parts(i, above, equal);
+    const int kept = equal < ties ? equal : ties;
+    const double mass = above + (double)of_tie * kept;
+    if (mass <= 0) continue;
+    last = i, ties_at_last = ties;
+    if (rest < mass) return i;
+    rest -= mass, ties -= kept;
+  }
+  rest = INFINITE, ties = ties_at_last;
+  return last;
+}
+
+// One row a block. `tokens` and `positions` are what the next step reads; `chosen` and `logprobs` what the host does.
+template <typename T>
+__device__ inline void sample(const T* all_logits, int vocab, const Choice* choices, const double* uniforms,
+                              i64* tokens, i64* positions, i64* chosen, float* logprobs) {
+  constexpr int LANES = Pack<T>::LANES, STRIPE = 32 * LANES;
+  __shared__ float above[MAX_STRIPES];
+  __shared__ int equal[MAX_STRIPES];
+  __shared__ float group_above[MAX_STRIPES / 32];
+  __shared__ int group_equal[MAX_STRIPES / 32];
+  __shared__ int begin, token;
+  __shared__ float total;
+  const i64 row = blockIdx.x;
+  const Choice choice = choices[row];
+  const Logits<T> logits = {all_logits + row * vocab, vocab};
+  float x[LANES], largest = -INFINITE, first = INFINITE;
+#pragma unroll 4
+  for (int i = threadIdx.x * LANES; i < vocab; i += SAMPLE_THREADS * LANES) {
+    logits.read(i, x);
+    for (int k = 0; k < LANES; k++)
+      if (x[k] > largest) largest = x[k], first = i + k;
+  }
+  const float of_thread = largest;
+  largest = over_block<larger>(largest);
+  // Of equals the first; every vocabulary that is allowed is below 2^24.
+  first = -over_block<larger>(of_thread == largest ? -first : -INFINITE);
+  const Sampler<T> sampler = {logits, fabsf(choice.inverse_temperature), largest};
+  const bool is_greedy = choice.inverse_temperature < 0;
+  const bool is_free = !is_greedy && choice.top_k <= 0 && choice.top_p >= 1 && choice.min_p <= 0;
+  Allowed allowed = {0, 0};
+  if (!is_free) {
+    const float of_all = sampler.measure(0, false);
+    if (threadIdx.x == 0) total = of_all;
+    if (!is_greedy) allowed = sampler.allowed(choice, of_all);
+  }
+
+  if (is_greedy) {
+    if (threadIdx.x == 0) token = (int)first;
+  } else {
+    const int stripes = (vocab + STRIPE - 1) / STRIPE;
+    for (int i = threadIdx.x; i < stripes / 32 * 32 + 32; i += SAMPLE_THREADS)
+      if (i < MAX_STRIPES) above[i] = 0, equal[i] = 0;
+    __syncthreads();
+#pragma unroll 2
+    for (int base = 0; base < vocab; base += SAMPLE_THREADS * LANES) {
+      const int i = base + threadIdx.x * LANES;
+      float mass = 0, ties = 0;
+      logits.read(i < vocab ? i : vocab, x);
+      for (int k = 0; k < LANES; k++) {
+        const u32 order = order_of<T>(x[k]);
+        if (order > allowed.threshold) mass += sampler.mass(x[k]);
+        if (order == allowed.threshold) ties += 1;
+      }
+      for (int mask = 16; mask > 0; mask /= 2) mass += exchange(mass, mask), ties += exchange(ties, mask);
+      if (threadIdx.x % 32 == 0 && i < vocab) above[i / STRIPE] = mass, equal[i / STRIPE] = (int)ties;
+    }
+    __syncthreads();
+    const int groups = (stripes + 31) / 32;
+    for (int g = threadIdx.x; g < groups; g += SAMPLE_THREADS) {
+      float mass = 0;
+      int ties = 0;
+      for (int s = 0; s < 32; s++) mass += above[g * 32 + s], ties += equal[g * 32 + s];
+      group_above[g] = mass, group_equal[g] = ties;
+    }
+    __syncthreads();
+    const float of_tie = allowed.ties > 0 ? sampler.mass_at(allowed.threshold) : 0;
+    double rest = 0;
+    int ties = allowed.ties;
+    if (threadIdx.x == 0) {
+      double whole = 0;
+      for (int g = 0; g < groups; g++) {
+        const int kept = group_equal[g] < ties ? group_equal[g] : ties;
+        whole += group_above[g] + (double)of_tie * kept, ties -= kept;
+      }
+      if (is_free) total = (float)whole;
+      rest = uniforms[row] * whole;
+      ties = allowed.ties;
+      const int g = pick(groups, rest, ties, of_tie, [&](int i, float& mass, int& count) {
+        mass = group_above[i], count = group_equal[i];
+      });
+      begin = STRIPE * (g * 32 + pick(32, rest, ties, of_tie, [&](int i, float& mass, int& count) {
+        mass = above[g * 32 + i], count = equal[g * 32 + i];
+      }));
+    }
+    __syncthreads();
+    const int count = vocab - begin < STRIPE ? vocab - begin : STRIPE;
+    for (int i = threadIdx.x; i < count; i += SAMPLE_THREADS) {
+      const float logit = widen(logits.row[begin + i]);
+      const u32 order = order_of<T>(logit);
+      above[i] = order > allowed.threshold ? sampler.mass(logit) : 0, equal[i] = order == allowed.threshold;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      token = begin + pick(count, rest, ties, of_tie, [&](int i, float& mass, int& is_tie) {
+        mass = above[i], is_tie = equal[i];
+      });
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const float logit = widen(logits.row[token]);
+    chosen[row] = tokens[row] = token;
+    logprobs[row] = (logit - largest) * sampler.inverse_temperature - logf(total);
+    positions[row] += 1;
+  }
+}
+
+// ---- entries ----
+
+#define KERNELS(T, suffix)                                                                                             \
+  extern "C" __global__ void rope_into_cache_##suffix(                                                                 \
+      T* qkv, const T* q_norm, const T* k_norm, float eps, const i64* positions, const float* table, i64 table_rows,   \
+      T* keys, T* values, Tables tables, int heads, int kv_heads, int dim) {                                           \
+    rope_into_cache(qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads, kv_heads,     \
+                    dim);                                                                                              \
+  }                                                                                                                    \
+  extern "C" __global__ void join_splits_##suffix(const float* partial, const float* softmax, const i64* positions,    \
+                                                  T* out, int splits, int rows, int heads, int dim) {                  \
+    join_splits(partial, softmax, positions, out, splits, rows, heads, dim);                                           \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)                                                         \
+      sample_##suffix(const T* logits, int vocab, const Choice* choices, const double* uniforms, i64* tokens,          \
+                      i64* positions, i64* chosen, float* logprobs) {                                                  \
+    sample(logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs);                                     \
+  }
+KERNELS(float, f32)
+KERNELS(Bf16, bf16)
+
+#define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) attend_##suffix##_##DIM##_##HEADS(                   \
+      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, float* partial,  \
+      float* softmax, int rows, int heads, int kv_heads) {                                                             \
+    attend<T, DIM, HEADS>(qkv, keys, values, tables, positions, scale, partial, softmax, rows, heads, kv_heads);       \
+  }
+ATTENTION(float, f32, 64, 4)
+ATTENTION(float, f32, 64, 8)
+ATTENTION(float, f32, 128, 4)
+ATTENTION(float, f32, 128, 8)
+#ifdef HAS_MATRIX_UNITS
+#undef ATTENTION
+#define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) attend_##suffix##_##DIM##_##HEADS(                   \
+      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, float* partial,  \
+      float* softmax, int rows, int heads, int kv_heads) {                                                             \
+    attend_matrix<DIM, HEADS>(qkv, keys, values, tables, positions, scale, partial, softmax, rows, heads, kv_heads);   \
+  }
+#endif
+ATTENTION(Bf16, bf16, 64, 4)
+ATTENTION(Bf16, bf16, 64, 8)
+ATTENTION(Bf16, bf16, 128, 4)
+ATTENTION(Bf16, bf16, 128, 8)

@@ -1,0 +1,392 @@
+// Kernels that a decoder needs, behind `elements.cuh`; `ops` has their meaning and `ops::composite` the same formulas
+// in library calls. Sums run in fp32, in an order that depends on sizes alone, and nothing is added atomically.
+
+// ---- rows ----
+
+// Where `index` lies among rows of `size`. In 32 bits, where they hold it, a division is several times as fast, and what
+// is left of some kernels is not much more than that.
+struct Place {
+  u64 row, rest;
+
+  __device__ Place(u64 index, u64 size) {
+    if ((index | size) >> 32) {
+      row = index / size;
+    } else {
+      row = (u32)index / (u32)size;
+    }
+    rest = index - row * size;
+  }
+};
+
+// A [rows, heads, dim] view: a head is dense, rows lie `stride` elements apart.
+template <typename T>
+struct Heads {
+  T* data;
+  i64 stride;
+
+  // Head `index` of all rows' heads.
+  __device__ T* at(u64 index, u64 heads, u64 dim) const {
+    const Place place(index, heads);
+    return data + (i64)place.row * stride + place.rest * dim;
+  }
+};
+
+// The elements of a row of `size` from `i` on, as many as a pack has. What is past the row reads as 0 and is not
+// written.
+template <typename T>
+__device__ inline Pack<T> read(const T* row, u64 i, u64 size) {
+  constexpr int LANES = Pack<T>::LANES;
+  if (aligned(row + i) && i + LANES <= size) return *(const Pack<T>*)(row + i);
+  Pack<T> pack;
+  for (int k = 0; k < LANES; k++) {
+    if (i + k < size) {
+      pack.lane[k] = row[i + k];
+    } else {
+      narrow(0.0f, pack.lane[k]);
+    }
+  }
+  return pack;
+}
+
+template <typename T>
+__device__ inline void write(T* row, u64 i, u64 size, const Pack<T>& pack) {
+  constexpr int LANES = Pack<T>::LANES;
+  if (aligned(row + i) && i + LANES <= size) {
+    *(Pack<T>*)(row + i) = pack;
+    return;
+  }
+  for (int k = 0; k < LANES && i + k < size; k++) row[i + k] = pack.lane[k];
+}
+
+template <typename T>
+__device__ inline u64 packs_of(u64 size) {
+  return (size + Pack<T>::LANES - 1) / Pack<T>::LANES;
+}
+
+// Ends the kernel, and with it the context: libtorch does the same with an index that is out of range.
+__device__ inline void refuse() {
+#ifdef __HIP_DEVICE_COMPILE__
+  __builtin_trap();
+#else
+  __trap();
+#endif
+}
+
+// ---- norms ----
+
+template <typename T>
+__device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,
+                                u64 heads, u64 dim) {
+  constexpr int LANES = Pack<T>::LANES;
+  for (u64 index = blockIdx.x; index < rows * heads; index += gridDim.x) {
+    T* x_row = x.at(index, heads, dim);
+    float squares = 0;
+    for (u64 i = threadIdx.x * LANES; i < dim; i += blockDim.x * LANES) {
+      Pack<T> pack = read(x_row, i, dim);
+      if (residual) {
+        const Pack<T> other = read(residual + index * dim, i, dim);
+        for (int k = 0; k < LANES; k++) narrow(widen(pack.lane[k]) + widen(other.lane[k]), pack.lane[k]);
+        write(x_row, i, dim, pack);
+      }
+      for (int k = 0; k < LANES; k++) squares += widen(pack.lane[k]) * widen(pack.lane[k]);
+    }
+    const float scale = 1 / sqrtf(over_block<add>(squares) / dim + eps);
+    if (threadIdx.x == 0) rstd[index] = scale;
+    for (u64 i = threadIdx.x * LANES; i < dim; i += blockDim.x * LANES) {
+      Pack<T> pack = read(x_row, i, dim);
+      const Pack<T> w = read(weight, i, dim);
+      for (int k = 0; k < LANES; k++) narrow(widen(pack.lane[k]) * scale * widen(w.lane[k]), pack.lane[k]);
+      write(y + index * dim, i, dim, pack);
+    }
+  }
+}
+
+// Each block takes `chunk` heads, each thread a pack of every one, and leaves its part of the weight's gradient in a row
+// of `partial`.
+template <typename T>
+__device__ inline void rms_norm_backward(Heads<T> dy, Heads<const T> x, const float* rstd, const T* weight, Heads<T> dx,
+                                         float* partial, u64 rows, u64 heads, u64 dim, u64 chunk) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 i = threadIdx.x * LANES;  // past the end in some threads, whose packs are all 0
+  const Pack<T> w = read(weight, i, dim);
+  float sums[LANES] = {};
+  const u64 begin = blockIdx.x * chunk, end = begin + chunk < rows * heads ? begin + chunk : rows * heads;
+  for (u64 index = begin; index < end; index++) {
+    T *dy_row = dy.at(index, heads, dim), *dx_row = dx.at(index, heads, dim);
+    Pack<T> y = read(dy_row, i, dim), below = read(dx_row, i, dim);
+    const Pack<T> of_x = read(x.at(index, heads, dim), i, dim);
+    const float scale = rstd[index];
+    float normed[LANES], scaled[LANES], dot = 0;
+    for (int k = 0; k < LANES; k++) {
+      normed[k] = widen(of_x.lane[k]) * scale;
+      scaled[k] = widen(y.lane[k]) * widen(w.lane[k]);
+      sums[k] += widen(y.lane[k]) * normed[k];
+      dot += scaled[k] * normed[k];
+    }
+    const float mean = over_block<add>(dot) / dim;
+    for (int k = 0; k < LANES; k++) {
+      narrow(widen(below.lane[k]) + (scaled[k] - normed[k] * mean) * scale, below.lane[k]);
+      narrow(normed[k] * widen(w.lane[k]), y.lane[k]);
+    }
+    write(dx_row, i, dim, below);
+    write(dy_row, i, dim, y);
+  }
+  for (int k = 0; k < LANES && i + k < dim; k++) partial[blockIdx.x * dim + i + k] = sums[k];
+}
+
+// ---- sums over rows ----
+
+// partial[c] = the sum of `chunk` rows; the blocks of a chunk follow one another, each with a pack a thread.
+template <typename T>
+__device__ inline void sum_rows(const T* x, float* partial, u64 rows, u64 columns, u64 chunk) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 blocks = (packs_of<T>(columns) + blockDim.x - 1) / blockDim.x;
+  const Place block(blockIdx.x, blocks);
+  const u64 part = block.row, i = (block.rest * blockDim.x + threadIdx.x) * LANES;
+  if (i >= columns) return;
+  const u64 begin = part * chunk, end = begin + chunk < rows ? begin + chunk : rows;
+  float sums[LANES] = {};
+#pragma unroll 4
+  for (u64 row = begin; row < end; row++) {
+    const Pack<T> pack = read(x + row * columns, i, columns);
+    for (int k = 0; k < LANES; k++) sums[k] += widen(pack.lane[k]);
+  }
+  for (int k = 0; k < LANES && i + k < columns; k++) partial[part * columns + i + k] = sums[k];
+}
+
+// out[c] = the sum of column c of `partial`, or added to. A block has 32 groups of 32 threads, a column each.
+template <typename T>
+__device__ inline void join_parts(const float* partial, u64 parts, u64 columns, T* out, int is_added) {
+  __shared__ float sums[32][32];
+  const u64 column = blockIdx.x * (u64)32 + threadIdx.x % 32;
+  const int group = threadIdx.x / 32;
+  float sum = 0;
+  if (column < columns) {
+#pragma unroll 8
+    for (u64 part = group; part < parts; part += 32) sum += partial[part * columns + column];
+  }
+  sums[group][threadIdx.x % 32] = sum;
+  __syncthreads();
+  if (group > 0 || column >= columns) return;
+  for (int other = 1; other < 32; other++) sum += sums[other][threadIdx.x];
+  narrow(is_added ? widen(out[column]) + sum : sum, out[column]);
+}
+
+// ---- elementwise ----
+
+template <typename T>
+__device__ inline void rope(Heads<T> x, const i64* positions, const float* table, float sign, u64 rows, u64 heads,
+                            u64 dim, u64 table_rows) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 half = dim / 2, packs = packs_of<T>(half);
+  for (u64 index = thread_index(); index < rows * heads * packs; index += thread_count()) {
+    const Place pack(index, packs), head(pack.row, heads);
+    const u64 i = pack.rest * LANES, position = positions[head.row];
+    if (position >= table_rows) refuse();
+    const float* angles = table + position * dim;
+    T* row = x.data + (i64)head.row * x.stride + head.rest * dim;
+    Pack<T> first = read(row, i, half), second = read(row + half, i, half);
+    for (int k = 0; k < LANES && i + k < half; k++) {
+      const float cos = angles[i + k], sin = sign * angles[half + i + k];
+      const float a = widen(first.lane[k]), b = widen(second.lane[k]);
+      narrow(a * cos - b * sin, first.lane[k]);
+      narrow(b * cos + a * sin, second.lane[k]);
+    }
+    write(row, i, half, first);
+    write(row + half, i, half, second);
+  }
+}
+
+__device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
+
+template <typename T>
+__device__ inline void swiglu(const T* gate_up, T* y, u64 rows, u64 size) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 packs = packs_of<T>(size);
+  for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
+    const Place pack(index, packs);
+    const u64 row = pack.row, i = pack.rest * LANES;
+    Pack<T> gate = read(gate_up + 2 * row * size, i, size);
+    const Pack<T> up = read(gate_up + (2 * row + 1) * size, i, size);
+    for (int k = 0; k < LANES; k++) {
+      const float g = widen(gate.lane[k]);
+      narrow(g * sigmoid(g) * widen(up.lane[k]), gate.lane[k]);
+    }
+    write(y + row * size, i, size, gate);
+  }
+}
+
+template <typename T>
+__device__ inline void swiglu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 packs = packs_of<T>(size);
+  for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
+    const Place pack(index, packs);
+    const u64 row = pack.row, i = pack.rest * LANES;
+    T *gate_row = gate_up + 2 * row * size, *up_row = gate_row + size, *dy_row = dy + row * size;
+    Pack<T> gate = read(gate_row, i, size), up = read(up_row, i, size), gradient = read(dy_row, i, size);
+    for (int k = 0; k < LANES; k++) {
+      const float g = widen(gate.lane[k]), u = widen(up.lane[k]), d = widen(gradient.lane[k]);
+      const float s = sigmoid(g), silu = g * s;
+      narrow(d * u * s * (1 + g * (1 - s)), gate.lane[k]);
+      narrow(d * silu, up.lane[k]);
+      narrow(silu * u, gradient.lane[k]);
+    }
+    write(gate_row, i, size, gate);
+    write(up_row, i, size, up);
+    write(dy_row, i, size, gradient);
+  }
+}
+
+// ---- log-probabilities ----
+
+// A softmax so far: the largest value, the sum of exp(z - max), and that of exp(z - max) (z - max).
+struct Softmax {
+  float max, sum, moment;
+
+  __device__ void rebase(float to) {
+    if (sum > 0) {
+      const float factor = __expf(max - to);
+      moment = factor * (moment + sum * (max - to));
+      sum *= factor;
+    }
+    max = to;
+  }
+};
+
+// One block a row.
+template <typename T>
+__device__ inline void logprobs(const T* logits, const i64* targets, float inverse_temperature, float* logprobs,
+                                float* entropy, float* lse, u64 vocab) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 row = blockIdx.x;
+  const T* z = logits + row * vocab;
+  Softmax of_thread = {-__int_as_float(0x7f800000), 0, 0};
+  for (u64 i = threadIdx.x * LANES; i < vocab; i += blockDim.x * LANES) {
+    const Pack<T> pack = read(z, i, vocab);
+    const int count = vocab - i < LANES ? vocab - i : LANES;
+    float values[LANES], max = of_thread.max;
+    for (int k = 0; k < LANES; k++) {
+      values[k] = widen(pack.lane[k]) * inverse_temperature;
+      if (k < count) max = larger(max, values[k]);
+    }
+    if (max > of_thread.max) of_thread.rebase(max);
+    for (int k = 0; k < LANES; k++) {
+      if (k >= count) break;
+      const float term = __expf(values[k] - max);
+      of_thread.sum += term;
+      of_thread.moment += term * (values[k] - max);
+    }
+  }
+  const float max = over_block<larger>(of_thread.max);
+  of_thread.rebase(max);
+  const float sum = over_block<add>(of_thread.sum), moment = over_block<add>(of_thread.moment);
+  if (threadIdx.x > 0) return;
+  const u64 target = targets[row];
+  if (target >= vocab) refuse();
+  const float log_sum = logf(sum);
+  logprobs[row] = widen(z[target]) * inverse_temperature - max - log_sum;
+  entropy[row] = log_sum - moment / sum;
+  lse[row] = max + log_sum;
+}
+
+// One block a row.
+template <typename T>
+__device__ inline void logprobs_backward(T* logits, const i64* targets, float inverse_temperature, const float* lse,
+                                         const float* entropy, const float* dlogprobs, const float* dentropy,
+                                         u64 vocab) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 row = blockIdx.x, target = targets[row];
+  if (target >= vocab) refuse();
+  T* z = logits + row * vocab;
+  const float gradient = dlogprobs[row] * inverse_temperature;
+  const float of_entropy = dentropy ? dentropy[row] * inverse_temperature : 0;
+  const float offset = of_entropy * entropy[row] + gradient, log_sum = lse[row];
+  for (u64 i = threadIdx.x * LANES; i < vocab; i += blockDim.x * LANES) {
+    Pack<T> pack = read(z, i, vocab);
+    for (int k = 0; k < LANES; k++) {
+      const float log_p = widen(pack.lane[k]) * inverse_temperature - log_sum;
+      const float slope = -__expf(log_p) * (of_entropy * log_p + offset);
+      narrow(i + k == target ? slope + gradient : slope, pack.lane[k]);
+    }
+    write(z, i, vocab, pack);
+  }
+}
+
+// ---- embedding ----
+
+// `tokens` is sorted, and row `order[p]` of `dy` is that of token `tokens[p]`: equal tokens are in the order of their
+// rows. The blocks of a place follow one another, each with a pack a thread; the first place of a token sums its run.
+template <typename T>
+__device__ inline void embedding_backward(const T* dy, const i64* tokens, const i64* order, T* dweight, int is_added,
+                                          u64 rows, u64 vocab, u64 columns) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 blocks = (packs_of<T>(columns) + blockDim.x - 1) / blockDim.x;
+  const Place block(blockIdx.x, blocks);
+  const u64 first = block.row, i = (block.rest * blockDim.x + threadIdx.x) * LANES;
+  const u64 token = tokens[first];
+  if (token >= vocab) refuse();
+  if (i >= columns || (first > 0 && tokens[first - 1] == tokens[first])) return;
+  float sums[LANES] = {};
+  for (u64 place = first; place < rows && tokens[place] == tokens[first]; place++) {
+    const Pack<T> pack = read(dy + order[place] * columns, i, columns);
+    for (int k = 0; k < LANES; k++) sums[k] += widen(pack.lane[k]);
+  }
+  Pack<T> pack = read(dweight + token * columns, i, columns);
+  for (int k = 0; k < LANES; k++) narrow(is_added ? widen(pack.lane[k]) + sums[k] : sums[k], pack.lane[k]);
+  write(dweight + token * columns, i, columns, pack);
+}
+
+// ---- entry points ----
+
+#define FOR_TYPE(T, SUFFIX)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                   \
+      rms_norm_##SUFFIX(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,        \
+                        u64 heads, u64 dim) {                                                                          \
+    rms_norm(x, residual, weight, eps, y, rstd, rows, heads, dim);                                                     \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                   \
+      rms_norm_backward_##SUFFIX(Heads<T> dy, Heads<const T> x, const float* rstd, const T* weight, Heads<T> dx,       \
+                                 float* partial, u64 rows, u64 heads, u64 dim, u64 chunk) {                            \
+    rms_norm_backward(dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk);                                      \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      sum_rows_##SUFFIX(const T* x, float* partial, u64 rows, u64 columns, u64 chunk) {                                \
+    sum_rows(x, partial, rows, columns, chunk);                                                                        \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                   \
+      join_parts_##SUFFIX(const float* partial, u64 parts, u64 columns, T* out, int is_added) {                        \
+    join_parts(partial, parts, columns, out, is_added);                                                                \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      rope_##SUFFIX(Heads<T> x, const i64* positions, const float* table, float sign, u64 rows, u64 heads, u64 dim,    \
+                    u64 table_rows) {                                                                                  \
+    rope(x, positions, table, sign, rows, heads, dim, table_rows);                                                     \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      swiglu_##SUFFIX(const T* gate_up, T* y, u64 rows, u64 size) {                                                    \
+    swiglu(gate_up, y, rows, size);                                                                                    \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      swiglu_backward_##SUFFIX(T* gate_up, T* dy, u64 rows, u64 size) {                                                \
+    swiglu_backward(gate_up, dy, rows, size);                                                                          \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                   \
+      logprobs_##SUFFIX(const T* logits, const i64* targets, float inverse_temperature, float* logprobs_of,            \
+                        float* entropy, float* lse, u64 vocab) {                                                       \
+    logprobs(logits, targets, inverse_temperature, logprobs_of, entropy, lse, vocab);                                  \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                   \
+      logprobs_backward_##SUFFIX(T* logits, const i64* targets, float inverse_temperature, const float* lse,           \
+                                 const float* entropy, const float* dlogprobs, const float* dentropy, u64 vocab) {     \
+    logprobs_backward(logits, targets, inverse_temperature, lse, entropy, dlogprobs, dentropy, vocab);                 \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      embedding_backward_##SUFFIX(const T* dy, const i64* tokens, const i64* order, T* dweight, int is_added,          \
+                                  u64 rows, u64 vocab, u64 columns) {                                                  \
+    embedding_backward(dy, tokens, order, dweight, is_added, rows, vocab, columns);                                    \
+  }
+
+FOR_TYPE(float, f32)
+FOR_TYPE(Bf16, bf16)
+FOR_TYPE(F16, f16)

@@ -1,0 +1,123 @@
+// Attention of 16-bit floats on a device, by the kernels of its libtorch. Sequences are packed: q is [N, H, D], k and v
+// are [N, K, D], and a query's log-sum-exp lies at [N, H].
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "shim.h"
+
+using at::Tensor;
+
+static const Tensor& tensor(void* pointer) { return *static_cast<const Tensor*>(pointer); }
+
+// FlashAttention-2 takes the order of its sums from libtorch's global flag, and from nowhere else.
+class DeterministicScope {
+ public:
+  explicit DeterministicScope(bool wanted)
+      : context(at::globalContext()),
+        before(context.deterministicAlgorithms()),
+        warned(context.deterministicAlgorithmsWarnOnly()),
+        filled(context.deterministicFillUninitializedMemory()) {
+    context.setDeterministicFillUninitializedMemory(false);
+    context.setDeterministicAlgorithms(wanted, false);
+  }
+  ~DeterministicScope() {
+    context.setDeterministicAlgorithms(before, warned);
+    context.setDeterministicFillUninitializedMemory(filled);
+  }
+  DeterministicScope(const DeterministicScope&) = delete;
+  DeterministicScope& operator=(const DeterministicScope&) = delete;
+
+ private:
+  at::Context& context;
+  const bool before, warned, filled;
+};
+
+// [N, heads, D] as [B, heads, len, D], without a copy.
+static Tensor by_sequence(const Tensor& packed, int64_t len) { return packed.unflatten(0, {-1, len}).transpose(1, 2); }
+// And back, dense.
+static Tensor packed(const Tensor& sequences) { return sequences.transpose(1, 2).flatten(0, 1).contiguous(); }
+
+// Whether sequences of this length, 0 if there is none for all, are for cuDNN: AMD's libtorch has none.
+static bool is_planned(int64_t planned_len) { return planned_len > 0 && at::Context::hasCuDNN(); }
+
+// One token would be taken for a step of generation, whose log-sum-exps lie in another order.
+static int64_t bound(int64_t max_len) { return std::max<int64_t>(2, max_len); }
+
+extern "C" {
+
+// The output [N, H D] and the log-sum-exps. `planned_len` is the length that all sequences have if cuDNN is to run, or 0.
+int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, int64_t planned_len, double scale,
+                            void** results) {
+  return guarded(-1, [&] {
+    const Tensor &q = tensor(qkv[0]), &k = tensor(qkv[1]), &v = tensor(qkv[2]);
+    Tensor out, lse;
+    if (is_planned(planned_len)) {
+      const auto forward = at::_scaled_dot_product_cudnn_attention(
+          by_sequence(q, planned_len), by_sequence(k, planned_len), by_sequence(v, planned_len), std::nullopt, true, 0.0,
+          true, false, scale);
+      out = packed(std::get<0>(forward));
+      lse = packed(std::get<1>(forward).reshape({-1, q.size(1), planned_len, 1})).flatten(1);
+    } else {
+      const auto forward = at::_flash_attention_forward(q, k, v, tensor(offsets), tensor(offsets), bound(max_len),
+                                                        bound(max_len), 0.0, true, false, scale);
+      out = std::get<0>(forward);
+      lse = std::get<1>(forward).t();
+    }
+    results[0] = new Tensor(out.flatten(1));
+    results[1] = new Tensor(lse);
+    return 0;
+  });
+}
+
+// Writes the gradients of q, k and v, from that of the output and from what the forward returned. FlashAttention-2 runs
+// for `kv_heads_at_once` key heads and their queries at a time, with so many empty sequences behind the others.
+int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* forward, void* offsets, int64_t max_len,
+                                     int64_t planned_len, double scale, bool deterministic, int64_t kv_heads_at_once,
+                                     int64_t empty_sequences, void* const* gradients) {
+  return guarded(-1, [&] {
+    const Tensor &q = tensor(qkv[0]), &k = tensor(qkv[1]), &v = tensor(qkv[2]);
+    const Tensor &dq = tensor(gradients[0]), &dk = tensor(gradients[1]), &dv = tensor(gradients[2]);
+    const Tensor of_out = tensor(dout).view(q.sizes()), out = tensor(forward[0]).view(q.sizes());
+    const Tensor& lse = tensor(forward[1]);
+    if (is_planned(planned_len) && !deterministic) {
+      const auto sequences = [&](const Tensor& x) { return by_sequence(x, planned_len); };
+      const Tensor no_random_state = at::empty({}, q.options().dtype(at::kLong));  // there is no dropout
+      const auto found = at::_scaled_dot_product_cudnn_attention_backward(
+          sequences(of_out), sequences(q), sequences(k), sequences(v), sequences(out),
+          sequences(lse.unsqueeze(-1)).contiguous(), no_random_state, no_random_state, Tensor(), Tensor(), Tensor(),
+          planned_len, planned_len, 0.0, true, scale);
+      dq.copy_(packed(std::get<0>(found)));
+      dk.copy_(packed(std::get<1>(found)));
+      dv.copy_(packed(std::get<2>(found)));
+      return 0;
+    }
+    const DeterministicScope scope(deterministic);
+    const Tensor no_random_state = at::empty({2}, q.options().dtype(at::kUInt64));
+    const Tensor by_head = lse.t().contiguous();
+    Tensor ends = tensor(offsets);
+    if (empty_sequences > 0) ends = at::cat({ends, ends.slice(0, -1).expand({empty_sequences})});
+    const int64_t group = q.size(1) / k.size(1), count = kv_heads_at_once;
+    for (int64_t head = 0; head < k.size(1); head += count) {
+      const auto of_queries = [&](const Tensor& x) { return x.narrow(1, head * group, count * group); };
+      const auto of_keys = [&](const Tensor& x) { return x.narrow(1, head, count); };
+      const auto found = at::_flash_attention_backward(
+          of_queries(of_out), of_queries(q), of_keys(k), of_keys(v), of_queries(out),
+          by_head.narrow(0, head * group, count * group), ends, ends, bound(max_len), bound(max_len), 0.0, true,
+          no_random_state, no_random_state, scale);
+      of_queries(dq).copy_(std::get<0>(found));
+      of_keys(dk).copy_(std::get<1>(found));
+      of_keys(dv).copy_(std::get<2>(found));
+    }
+    return 0;
+  });
+}
+}

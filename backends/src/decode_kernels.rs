@@ -1,0 +1,202 @@
+//! The kernels of `kernels/decode.cu`, for devices that compile them at run time. All run on libtorch's stream.
+
+use std::ffi::{CStr, c_void};
+
+use tch::Kind;
+
+use crate::{Device, Result, device_kernels::Source};
+
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCE: Source = Source {
+    file: c"decode.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
+        "\n#line 1 \"decode.cu\"\n",
+        include_str!("../kernels/decode.cu")
+    ),
+    kernels: &[
+        c"rope_into_cache_f32",
+        c"rope_into_cache_bf16",
+        c"join_splits_f32",
+        c"join_splits_bf16",
+        c"sample_f32",
+        c"sample_bf16",
+        c"attend_f32_64_4",
+        c"attend_f32_64_8",
+        c"attend_f32_128_4",
+        c"attend_f32_128_8",
+        c"attend_bf16_64_4",
+        c"attend_bf16_64_8",
+        c"attend_bf16_128_4",
+        c"attend_bf16_128_8",
+    ],
+};
+
+/// Tokens of a sequence that one block of `attend` goes through.
+pub(crate) const SPLIT_TOKENS: i64 = 256;
+const ATTENTION_THREADS: u32 = 128;
+const SAMPLE_THREADS: u32 = 1024;
+/// Stripes of 32 packs that a row of logits may have.
+const MAX_STRIPES: i64 = 2048;
+
+/// The blocks that sequences lie in, as the kernels take them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    pub(crate) entries: *mut c_void,
+    pub(crate) table_len: i32,
+    pub(crate) block_shift: i32,
+    pub(crate) blocks: i32,
+}
+
+/// Heads of a decoder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadSizes {
+    pub(crate) heads: i32,
+    pub(crate) kv_heads: i32,
+    pub(crate) dim: i32,
+}
+
+/// Whether there are kernels for heads of this width and a vocabulary of this size.
+pub(crate) fn fit(kind: Kind, dim: i64, vocab: i64) -> bool {
+    matches!(kind, Kind::Float | Kind::BFloat16)
+        && matches!(dim, 64 | 128)
+        && vocab <= MAX_STRIPES * 32 * lanes(kind)
+}
+
+/// Launches a kernel on libtorch's stream with these values as its parameters.
+macro_rules! launch {
+    ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+ $(,)?]) => {
+        $device.launch(
+            $kernel,
+            u32::try_from($blocks).expect("sizes of tensors that exist"),
+            $threads,
+            &mut [$((&raw mut *&mut { $argument }).cast::<c_void>()),+],
+            $device.torch_stream()?,
+        )
+    };
+}
+
+/// Rotates (and norms, where there are weights) a step's queries in place and its keys on their way into the cache,
+/// where values go as well.
+///
+/// # Safety
+/// This and all below: addresses of as many values of `kind` (or of the type that the kernel says) on `device` as the
+/// sizes say, which live until the work is done; what is written overlaps with nothing else.
+#[expect(clippy::too_many_arguments, reason = "they are the kernel's")]
+pub(crate) unsafe fn rope_into_cache(
+    device: &dyn Device,
+    kind: Kind,
+    qkv: *mut c_void,
+    (q_norm, k_norm, eps): (*mut c_void, *mut c_void, f32),
+    positions: *mut c_void,
+    (table, table_rows): (*mut c_void, i64),
+    (keys, values, tables): (*mut c_void, *mut c_void, Tables),
+    rows: i64,
+    HeadSizes { heads, kv_heads, dim }: HeadSizes,
+) -> Result<()> {
+    let kernel = pick(kind, c"rope_into_cache_f32", c"rope_into_cache_bf16");
+    let threads = (dim as u32 / 2).next_power_of_two().max(32);
+    let blocks = rows * i64::from(heads + 2 * kv_heads);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            blocks,
+            threads,
+            [
+                qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads,
+                kv_heads, dim
+            ]
+        )
+    }
+}
+
+/// Attention of a step's queries over the cache, cut in `splits` parts and joined.
+///
+/// # Safety
+/// As [`rope_into_cache`]; `partial` has `splits * rows * heads * dim` fp32 elements, `softmax` two a head and part.
+#[expect(clippy::too_many_arguments, reason = "they are the kernels'")]
+pub(crate) unsafe fn attend(
+    device: &dyn Device,
+    kind: Kind,
+    qkv: *mut c_void,
+    (keys, values, tables): (*mut c_void, *mut c_void, Tables),
+    positions: *mut c_void,
+    scale: f32,
+    (partial, softmax, splits): (*mut c_void, *mut c_void, i64),
+    out: *mut c_void,
+    rows: i64,
+    HeadSizes { heads, kv_heads, dim }: HeadSizes,
+) -> Result<()> {
+    let group = heads / kv_heads;
+    let (kernel, width) = match (kind, dim, group <= 4) {
+        (Kind::Float, 64, true) => (c"attend_f32_64_4", 4),
+        (Kind::Float, 64, false) => (c"attend_f32_64_8", 8),
+        (Kind::Float, _, true) => (c"attend_f32_128_4", 4),
+        (Kind::Float, _, false) => (c"attend_f32_128_8", 8),
+        (_, 64, true) => (c"attend_bf16_64_4", 4),
+        (_, 64, false) => (c"attend_bf16_64_8", 8),
+        (_, _, true) => (c"attend_bf16_128_4", 4),
+        (_, _, false) => (c"attend_bf16_128_8", 8),
+    };
+    let tiles = i64::from((group as u32).div_ceil(width));
+    let blocks = splits * tiles * i64::from(kv_heads) * rows;
+    let (splits_32, rows_32) = (splits as i32, rows as i32);
+    // SAFETY: the kernels' signatures, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            blocks,
+            ATTENTION_THREADS,
+            [qkv, keys, values, tables, positions, scale, partial, softmax, rows_32, heads, kv_heads]
+        )?;
+        let kernel = pick(kind, c"join_splits_f32", c"join_splits_bf16");
+        let blocks = rows * i64::from(heads);
+        launch!(
+            device,
+            kernel,
+            blocks,
+            dim as u32,
+            [partial, softmax, positions, out, splits_32, rows_32, heads, dim]
+        )
+    }
+}
+
+/// Chooses a token for each row of logits `[rows, vocab]`.
+///
+/// # Safety
+/// As [`rope_into_cache`].
+pub(crate) unsafe fn sample(
+    device: &dyn Device,
+    kind: Kind,
+    (logits, rows, vocab): (*mut c_void, i64, i64),
+    choices: *mut c_void,
+    uniforms: *mut c_void,
+    (tokens, positions): (*mut c_void, *mut c_void),
+    (chosen, logprobs): (*mut c_void, *mut c_void),
+) -> Result<()> {
+    let (kernel, vocab) = (pick(kind, c"sample_f32", c"sample_bf16"), vocab as i32);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            rows,
+            SAMPLE_THREADS,
+            [logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs]
+        )
+    }
+}
+
+fn pick(kind: Kind, of_f32: &'static CStr, of_bf16: &'static CStr) -> &'static CStr {
+    if kind == Kind::Float { of_f32 } else { of_bf16 }
+}
+
+/// Values of one access to memory.
+fn lanes(kind: Kind) -> i64 {
+    16 / kind.elt_size_in_bytes() as i64
+}

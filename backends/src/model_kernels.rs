@@ -1,0 +1,360 @@
+//! The kernels of `kernels/model.cu`, for devices that compile them at run time. All run on libtorch's stream; an
+//! address is that of a tensor whose memory libtorch takes back in that stream's order.
+
+use std::ffi::{CStr, c_void};
+
+use tch::Kind;
+
+use crate::{Device, Result, device_kernels::Source, ops::Heads};
+
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCE: Source = Source {
+    file: c"model.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
+        "\n#line 1 \"model.cu\"\n",
+        include_str!("../kernels/model.cu")
+    ),
+    kernels: &NAMES,
+};
+
+/// The names of a kernel for fp32, bf16 and fp16 values.
+type Typed = [&'static CStr; 3];
+
+macro_rules! kernels {
+    ($count:literal: $($constant:ident = $name:literal;)*) => {
+        $(const $constant: Typed = [
+            name(concat!($name, "_f32\0")),
+            name(concat!($name, "_bf16\0")),
+            name(concat!($name, "_f16\0")),
+        ];)*
+        const NAMES: [&CStr; 3 * $count] = {
+            let typed = [$($constant),*];
+            let mut names = [c""; 3 * $count];
+            let mut index = 0;
+            while index < names.len() {
+                names[index] = typed[index / 3][index % 3];
+                index += 1;
+            }
+            names
+        };
+    };
+}
+
+kernels! { 10:
+    RMS_NORM = "rms_norm";
+    RMS_NORM_BACKWARD = "rms_norm_backward";
+    SUM_ROWS = "sum_rows";
+    JOIN_PARTS = "join_parts";
+    ROPE = "rope";
+    SWIGLU = "swiglu";
+    SWIGLU_BACKWARD = "swiglu_backward";
+    LOGPROBS = "logprobs";
+    LOGPROBS_BACKWARD = "logprobs_backward";
+    EMBEDDING_BACKWARD = "embedding_backward";
+}
+
+const fn name(bytes: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(bytes.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a kernel's name ends in NUL"),
+    }
+}
+
+/// Bytes of one access to memory.
+const PACK_BYTES: usize = 16;
+/// Threads of a block that has no shared sums.
+const THREADS: u32 = 256;
+/// Threads of a block that goes through one row of logits.
+const VOCABULARY_THREADS: u32 = 512;
+/// Threads and columns of a block of `join_parts`.
+const JOIN_THREADS: u32 = 1024;
+const JOINED_COLUMNS: i64 = 32;
+/// The fewest rows that one partial sum covers, and the most partial sums: enough blocks to hide the time of memory.
+const PART_ROWS: i64 = 16;
+const MAX_PARTS: i64 = 1024;
+/// Blocks of a kernel that goes around: many waves of any device.
+const MAX_BLOCKS: i64 = 1 << 16;
+
+/// The `[rows, heads, dim]` of a norm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormSizes {
+    pub(crate) rows: i64,
+    pub(crate) heads: i64,
+    pub(crate) dim: i64,
+}
+
+impl NormSizes {
+    /// Whether one block holds a head, as the backward needs.
+    pub(crate) fn fit(self, kind: Kind) -> bool {
+        packs(kind, self.dim) <= 1024
+    }
+
+    /// Partial sums of the weight's gradient.
+    pub(crate) fn parts(self) -> i64 {
+        row_parts(self.rows * self.heads)
+    }
+
+    /// For so many packs of a head each, as far as a block goes: a power of two from 32 on.
+    fn threads(self, kind: Kind, packs_each: i64) -> u32 {
+        (ceil_div(packs(kind, self.dim), packs_each) as u32).next_power_of_two().clamp(32, 1024)
+    }
+}
+
+/// Partial sums over `rows` rows: a function of their number alone, and so is the order of summation.
+pub(crate) fn row_parts(rows: i64) -> i64 {
+    ceil_div(rows, part_rows(rows))
+}
+
+fn part_rows(rows: i64) -> i64 {
+    ceil_div(rows, MAX_PARTS).max(PART_ROWS)
+}
+
+/// Launches a kernel on libtorch's stream with these values as its parameters; no blocks is no work.
+macro_rules! launch {
+    ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+]) => {
+        match u32::try_from($blocks).expect("sizes of tensors that exist") {
+            0 => Ok(()),
+            blocks => $device.launch(
+                $kernel,
+                blocks,
+                $threads,
+                &mut [$((&raw mut *&mut { $argument }).cast::<c_void>()),+],
+                $device.torch_stream()?,
+            ),
+        }
+    };
+}
+
+/// `y` and `rstd` of `x`, to which `residual` is added first unless it is null.
+///
+/// # Safety
+/// This and all below: addresses of values of `kind` (of fp32 and int64 where the type says so) on `device`, as many
+/// as the sizes say, that live until the work is done; what is written overlaps with nothing else.
+#[expect(clippy::too_many_arguments, reason = "they are the kernel's")]
+pub(crate) unsafe fn rms_norm(
+    device: &dyn Device,
+    kind: Kind,
+    x: Heads,
+    residual: *mut c_void,
+    weight: *mut c_void,
+    eps: f32,
+    (y, rstd): (*mut c_void, *mut c_void),
+    sizes: NormSizes,
+) -> Result<()> {
+    let NormSizes { rows, heads, dim } = sizes;
+    let blocks = (rows * heads).min(MAX_BLOCKS);
+    let (kernel, threads) = (typed(RMS_NORM, kind), sizes.threads(kind, 2));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, kernel, blocks, threads, [x, residual, weight, eps, y, rstd, rows, heads, dim]) }
+}
+
+/// # Safety
+/// As [`rms_norm`]; `partial` has room for [`NormSizes::parts`] rows of fp32, and the sizes [`NormSizes::fit`].
+pub(crate) unsafe fn rms_norm_backward(
+    device: &dyn Device,
+    kind: Kind,
+    (dy, x, dx): (Heads, Heads, Heads),
+    (rstd, weight): (*mut f32, *mut c_void),
+    partial: *mut c_void,
+    dweight: (*mut c_void, bool),
+    sizes: NormSizes,
+) -> Result<()> {
+    let NormSizes { rows, heads, dim } = sizes;
+    let (parts, chunk) = (sizes.parts(), part_rows(rows * heads));
+    let (kernel, threads) = (typed(RMS_NORM_BACKWARD, kind), sizes.threads(kind, 1));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(device, kernel, parts, threads, [dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk])?;
+        join_parts(device, kind, partial, parts, dim, dweight)
+    }
+}
+
+/// # Safety
+/// As [`rms_norm`]; `partial` has room for [`row_parts`] rows of fp32.
+pub(crate) unsafe fn sum_rows(
+    device: &dyn Device,
+    kind: Kind,
+    x: *mut c_void,
+    partial: *mut c_void,
+    out: (*mut c_void, bool),
+    [rows, columns]: [i64; 2],
+) -> Result<()> {
+    let (parts, chunk) = (row_parts(rows), part_rows(rows));
+    let (kernel, blocks) = (typed(SUM_ROWS, kind), parts * blocks_of_row(kind, columns));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(device, kernel, blocks, THREADS, [x, partial, rows, columns, chunk])?;
+        join_parts(device, kind, partial, parts, columns, out)
+    }
+}
+
+/// The column sums of `parts` rows of fp32, written or added.
+///
+/// # Safety
+/// As [`rms_norm`].
+unsafe fn join_parts(
+    device: &dyn Device,
+    kind: Kind,
+    partial: *mut c_void,
+    parts: i64,
+    columns: i64,
+    (out, is_added): (*mut c_void, bool),
+) -> Result<()> {
+    let (kernel, blocks) = (typed(JOIN_PARTS, kind), ceil_div(columns, JOINED_COLUMNS));
+    let is_added = i32::from(is_added);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, kernel, blocks, JOIN_THREADS, [partial, parts, columns, out, is_added]) }
+}
+
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn rope(
+    device: &dyn Device,
+    kind: Kind,
+    x: Heads,
+    positions: *const i64,
+    table: *mut f32,
+    sign: f32,
+    [rows, heads, dim, table_rows]: [i64; 4],
+) -> Result<()> {
+    let (kernel, blocks) = (typed(ROPE, kind), blocks(rows * heads * packs(kind, dim / 2)));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(device, kernel, blocks, THREADS, [x, positions, table, sign, rows, heads, dim, table_rows])
+    }
+}
+
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn swiglu(
+    device: &dyn Device,
+    kind: Kind,
+    gate_up: *mut c_void,
+    y: *mut c_void,
+    rows: i64,
+    size: i64,
+) -> Result<()> {
+    let (kernel, blocks) = (typed(SWIGLU, kind), blocks(rows * packs(kind, size)));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, y, rows, size]) }
+}
+
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn swiglu_backward(
+    device: &dyn Device,
+    kind: Kind,
+    gate_up: *mut c_void,
+    dy: *mut c_void,
+    rows: i64,
+    size: i64,
+) -> Result<()> {
+    let (kernel, blocks) = (typed(SWIGLU_BACKWARD, kind), blocks(rows * packs(kind, size)));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, dy, rows, size]) }
+}
+
+/// Log-probabilities, entropies and log-sum-exps, in this order.
+///
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn logprobs(
+    device: &dyn Device,
+    kind: Kind,
+    logits: *mut c_void,
+    targets: *const i64,
+    inverse_temperature: f32,
+    [logprobs, entropy, lse]: [*mut f32; 3],
+    [rows, vocab]: [i64; 2],
+) -> Result<()> {
+    let kernel = typed(LOGPROBS, kind);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            rows,
+            VOCABULARY_THREADS,
+            [logits, targets, inverse_temperature, logprobs, entropy, lse, vocab]
+        )
+    }
+}
+
+/// From log-sum-exps, entropies and the gradients of log-probabilities and, unless null, of entropies.
+///
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn logprobs_backward(
+    device: &dyn Device,
+    kind: Kind,
+    logits: *mut c_void,
+    targets: *const i64,
+    inverse_temperature: f32,
+    [lse, entropy, dlogprobs, dentropy]: [*mut f32; 4],
+    [rows, vocab]: [i64; 2],
+) -> Result<()> {
+    let kernel = typed(LOGPROBS_BACKWARD, kind);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            rows,
+            VOCABULARY_THREADS,
+            [logits, targets, inverse_temperature, lse, entropy, dlogprobs, dentropy, vocab]
+        )
+    }
+}
+
+/// `tokens` are sorted, with the rows that they were in.
+///
+/// # Safety
+/// As [`rms_norm`]; both of `tokens` are int64.
+pub(crate) unsafe fn embedding_backward(
+    device: &dyn Device,
+    kind: Kind,
+    dy: *mut c_void,
+    (tokens, order): (*mut c_void, *mut c_void),
+    (dweight, is_added): (*mut c_void, bool),
+    [rows, vocab, columns]: [i64; 3],
+) -> Result<()> {
+    let (kernel, blocks) = (typed(EMBEDDING_BACKWARD, kind), rows * blocks_of_row(kind, columns));
+    let is_added = i32::from(is_added);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(device, kernel, blocks, THREADS, [dy, tokens, order, dweight, is_added, rows, vocab, columns])
+    }
+}
+
+fn typed(kernel: Typed, kind: Kind) -> &'static CStr {
+    match kind {
+        Kind::Float => kernel[0],
+        Kind::BFloat16 => kernel[1],
+        Kind::Half => kernel[2],
+        other => unreachable!("no device has kernels for {other:?}"),
+    }
+}
+
+fn lanes(kind: Kind) -> i64 {
+    (PACK_BYTES / kind.elt_size_in_bytes()) as i64
+}
+
+fn packs(kind: Kind, size: i64) -> i64 {
+    ceil_div(size, lanes(kind))
+}
+
+/// Blocks with a pack a thread for a row.
+fn blocks_of_row(kind: Kind, columns: i64) -> i64 {
+    ceil_div(packs(kind, columns), THREADS.into())
+}
+
+/// Blocks with a thread for each of `items`, as long as there are not too many.
+fn blocks(items: i64) -> i64 {
+    ceil_div(items, THREADS.into()).min(MAX_BLOCKS)
+}
+
+fn ceil_div(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
+}

@@ -1,0 +1,263 @@
+//! Operations of a decoding step that is recorded and run again: each writes into tensors that it is given, allocates
+//! nothing, and takes what changes from step to step from the device's memory.
+
+use std::{ptr, sync::Arc};
+
+use tch::{Kind, Tensor};
+
+use super::Result;
+use super::check::{Args, Engine, Heads};
+use crate::{
+    Device,
+    decode_kernels::{self, HeadSizes, SPLIT_TOKENS, Tables},
+    device_kernels,
+    model_kernels::{self, NormSizes},
+};
+
+/// A layer's keys and values in blocks, and the blocks of each row's sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedCache<'a> {
+    /// `[blocks, T, K, D]`; T is a power of two, at least 16.
+    pub keys: &'a Tensor,
+    /// As `keys`.
+    pub values: &'a Tensor,
+    /// int32 `[B, W]`, block 0 where a sequence has none.
+    pub tables: &'a Tensor,
+}
+
+/// fp32 memory for attention in parts.
+#[derive(Debug)]
+pub struct AttentionParts {
+    partial: Tensor,
+    softmax: Tensor,
+    splits: i64,
+}
+
+/// How rows are sampled and what becomes of it; one entry a row.
+#[derive(Debug)]
+pub struct Sampling<'a> {
+    /// fp32 `[B, 4]`: inverse temperature (negative: the likeliest token, with the log-prob at the absolute), top-p,
+    /// min-p, top-k (0: all).
+    pub choices: &'a Tensor,
+    /// fp64 `[B]`, random numbers in [0, 1).
+    pub uniforms: &'a Tensor,
+    /// int64 `[B]`: the token is written here for the next step.
+    pub tokens: &'a mut Tensor,
+    /// int64 `[B]`: becomes one more.
+    pub positions: &'a mut Tensor,
+    /// int64 `[B]`: the token is written here, too.
+    pub chosen: &'a mut Tensor,
+    /// fp32 `[B]`: the token's log-prob under softmax(logits / temperature).
+    pub logprobs: &'a mut Tensor,
+}
+
+impl AttentionParts {
+    /// For `rows` rows of sequences of up to `tokens` tokens each.
+    ///
+    /// # Errors
+    /// libtorch's error (out of memory).
+    pub fn new(rows: i64, heads: i64, dim: i64, tokens: i64, device: tch::Device) -> Result<AttentionParts> {
+        let splits = (tokens + SPLIT_TOKENS - 1) / SPLIT_TOKENS;
+        let floats = |count: i64| Tensor::f_empty([splits * rows * heads * count], (Kind::Float, device));
+        Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits })
+    }
+}
+
+/// The device that a step can be recorded on for weights like `like`, heads of width `dim` and `vocab` tokens; the
+/// reason if there is none.
+pub fn recording_device(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn Device>, String> {
+    let kind = like.kind();
+    if !decode_kernels::fit(kind, dim, vocab) {
+        return Err(format!("there are no decoding kernels for {kind:?}, head_dim {dim} and {vocab} tokens"));
+    }
+    let device = device_kernels::device_of(like);
+    let device = device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))?;
+    device.recording_stream().map_err(|error| error.to_string())?;
+    Ok(device)
+}
+
+/// [`super::rms_norm`] of `x` `[B, C]`, to which `residual` is added first if there is one, into `y`; `rstd` is fp32
+/// `[B]`.
+///
+/// # Errors
+/// [`super::Error::Argument`] for tensors that do not fit, or the device's error; so for all below.
+pub fn rms_norm_into(
+    x: &mut Tensor,
+    residual: Option<&Tensor>,
+    weight: &Tensor,
+    eps: f64,
+    (y, rstd): (&mut Tensor, &mut Tensor),
+) -> Result<()> {
+    let args = Args::new("rms_norm_into", x);
+    let device = device_of(args, x)?;
+    let [rows, dim] = args.dims("x", x)?;
+    let residual = residual.map(|residual| args.values("residual", residual, &[rows, dim])).transpose()?;
+    let weight = args.values("weight", weight, &[dim])?;
+    let to = (args.values("y", y, &[rows, dim])?, args.floats("rstd", rstd, &[rows])?.cast());
+    let x: Heads = args.heads("x", x, [rows, 1, dim])?;
+    let residual = residual.unwrap_or(ptr::null_mut());
+    let sizes = NormSizes { rows, heads: 1, dim };
+    // SAFETY: the sizes of all tensors were checked, and what is written is borrowed mutably; libtorch takes memory
+    // back in the order of its stream.
+    args.launched(unsafe {
+        model_kernels::rms_norm(&*device, args.kind(), x, residual, weight, eps as f32, to, sizes)
+    })
+}
+
+/// [`super::swiglu`] of `[B, 2 F]` into `y` `[B, F]`.
+pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
+    let args = Args::new("swiglu_into", gate_up);
+    let device = device_of(args, gate_up)?;
+    let [rows, size] = args.dims("y", y)?;
+    let (from, to) =
+        (args.values("gate_up", gate_up, &[rows, 2 * size])?, args.values("y", y, &[rows, size])?);
+    // SAFETY: as in `rms_norm_into`.
+    args.launched(unsafe { model_kernels::swiglu(&*device, args.kind(), from, to, rows, size) })
+}
+
+/// Norms (with `norms`, the weights of queries and keys, and their epsilon), then rotates a step's queries, in place,
+/// and its keys, which go to the cache with the values. `qkv` is `[B, H + 2 K, D]`; `positions` int64 `[B]`; `table`
+/// from [`super::rope_table`].
+pub fn rope_into_cache_(
+    qkv: &mut Tensor,
+    norms: Option<(&Tensor, &Tensor, f64)>,
+    positions: &Tensor,
+    table: &Tensor,
+    cache: PagedCache,
+) -> Result<()> {
+    let args = Args::new("rope_into_cache_", qkv);
+    let device = device_of(args, qkv)?;
+    let paged = Paged::new(args, qkv, &cache)?;
+    let dim = i64::from(paged.sizes.dim);
+    let [table_rows, _] = args.dims("table", table)?;
+    let norms = match norms {
+        Some((q, k, eps)) => {
+            (args.values("q_norm", q, &[dim])?, args.values("k_norm", k, &[dim])?, eps as f32)
+        }
+        None => (ptr::null_mut(), ptr::null_mut(), 0.0),
+    };
+    let table = (args.floats("table", table, &[table_rows, dim])?.cast(), table_rows);
+    let positions = args.dense("positions", positions, &[paged.rows], Kind::Int64)?;
+    // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
+    args.launched(unsafe {
+        decode_kernels::rope_into_cache(
+            &*device,
+            args.kind(),
+            qkv.data_ptr(),
+            norms,
+            positions,
+            table,
+            paged.memory,
+            paged.rows,
+            paged.sizes,
+        )
+    })
+}
+
+/// Attention of a step's queries, the first H of `qkv` `[B, H + 2 K, D]`, over the first `positions + 1` tokens of their
+/// sequences, into `out` `[B, H D]`. `parts` were made for as many rows and tokens.
+pub fn attend_into(
+    qkv: &Tensor,
+    positions: &Tensor,
+    cache: PagedCache,
+    scale: f64,
+    parts: &mut AttentionParts,
+    out: &mut Tensor,
+) -> Result<()> {
+    let args = Args::new("attend_into", qkv);
+    let device = device_of(args, qkv)?;
+    let Paged { memory, rows, sizes } = Paged::new(args, qkv, &cache)?;
+    let (heads, dim) = (i64::from(sizes.heads), i64::from(sizes.dim));
+    let count = parts.splits * rows * heads;
+    let partial = args.floats("parts", &parts.partial, &[count * dim])?.cast();
+    let softmax = args.floats("parts", &parts.softmax, &[count * 2])?.cast();
+    let positions = args.dense("positions", positions, &[rows], Kind::Int64)?;
+    let out = args.values("out", out, &[rows, heads * dim])?;
+    let parts = (partial, softmax, parts.splits);
+    // SAFETY: as in `rope_into_cache_`.
+    args.launched(unsafe {
+        decode_kernels::attend(
+            &*device,
+            args.kind(),
+            qkv.data_ptr(),
+            memory,
+            positions,
+            scale as f32,
+            parts,
+            out,
+            rows,
+            sizes,
+        )
+    })
+}
+
+/// Chooses a token for each row of `logits` `[B, V]`.
+pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
+    let args = Args::new("sample_into", logits);
+    let device = device_of(args, logits)?;
+    let [rows, vocab] = args.dims("logits", logits)?;
+    let of_rows = |argument, tensor: &Tensor, kind| args.dense(argument, tensor, &[rows], kind);
+    let values = args.values("logits", logits, &[rows, vocab])?;
+    let choices = args.floats("choices", sampling.choices, &[rows, 4])?.cast();
+    let uniforms = of_rows("uniforms", sampling.uniforms, Kind::Double)?;
+    let next = (
+        of_rows("tokens", sampling.tokens, Kind::Int64)?,
+        of_rows("positions", sampling.positions, Kind::Int64)?,
+    );
+    let told = (
+        of_rows("chosen", sampling.chosen, Kind::Int64)?,
+        of_rows("logprobs", sampling.logprobs, Kind::Float)?,
+    );
+    // SAFETY: as in `rms_norm_into`.
+    args.launched(unsafe {
+        decode_kernels::sample(&*device, args.kind(), (values, rows, vocab), choices, uniforms, next, told)
+    })
+}
+
+fn device_of(args: Args, tensor: &Tensor) -> Result<Arc<dyn Device>> {
+    match Engine::of(tensor) {
+        Some(Engine::Device(device)) => Ok(device),
+        _ => {
+            Err(args
+                .refuse("tensors", format!("are on {:?}, which has no kernels for this", tensor.device())))
+        }
+    }
+}
+
+/// A cache and the rows that read it, checked.
+struct Paged {
+    memory: (*mut std::ffi::c_void, *mut std::ffi::c_void, Tables),
+    rows: i64,
+    sizes: HeadSizes,
+}
+
+impl Paged {
+    fn new(args: Args, qkv: &Tensor, cache: &PagedCache) -> Result<Paged> {
+        let [rows, all_heads, dim] = args.dims("qkv", qkv)?;
+        let size @ [_, block_tokens, kv_heads, _] = args.dims("keys", cache.keys)?;
+        let [_, table_len] = args.dims("tables", cache.tables)?;
+        let heads = all_heads - 2 * kv_heads;
+        if kv_heads < 1 || heads < 1 || heads % kv_heads != 0 {
+            return Err(args.refuse(
+                "qkv",
+                format!("has {all_heads} heads, of which {kv_heads} each are keys and values"),
+            ));
+        }
+        if block_tokens < 16 || block_tokens.count_ones() != 1 {
+            return Err(args
+                .refuse("keys", format!("have {block_tokens} tokens a block, not a power of two from 16")));
+        }
+        args.values("qkv", qkv, &[rows, all_heads, dim])?;
+        let expected = [size[0], block_tokens, kv_heads, dim];
+        let tables = Tables {
+            entries: args.dense("tables", cache.tables, &[rows, table_len], Kind::Int)?,
+            table_len: table_len as i32,
+            block_shift: block_tokens.trailing_zeros() as i32,
+            blocks: size[0] as i32,
+        };
+        let keys = args.values("keys", cache.keys, &expected)?;
+        let values = args.values("values", cache.values, &expected)?;
+        let sizes = HeadSizes { heads: heads as i32, kv_heads: kv_heads as i32, dim: dim as i32 };
+        Ok(Paged { memory: (keys, values, tables), rows, sizes })
+    }
+}

@@ -1,0 +1,185 @@
+//! Attention by the libraries that a device's libtorch brings: cuDNN's and FlashAttention-2, for 16-bit floats.
+//!
+//! cuDNN's is about twice as fast, but its backward never repeats itself to the bit, and it has to build a plan for
+//! every shape that it has not seen. So it runs forward where all sequences have one length, as in training on packed
+//! text, and backward only if that need not be deterministic. Everything else is FlashAttention-2's, whose backward
+//! takes what either forward leaves (docs/performance.md has both in figures).
+//!
+//! That backward is deterministic by giving each head as many blocks, with a sum of queries' gradients each, as fill the
+//! device if every sequence and head counts alike: with 48 of them on 132 multiprocessors three blocks each, which are
+//! 144, and so take two rounds, the second nearly empty. [`Cut`] asks for fewer heads at a time, or adds sequences
+//! without tokens, which only change that count.
+
+use std::ffi::{c_int, c_void};
+
+use tch::{Kind, Tensor};
+
+use super::{Error, Packing, Result};
+use crate::{Device, ffi};
+
+/// The multiple of tokens that sequences must be for a plan of their own: lengths that come from data seldom repeat.
+const PLANNED_LEN: i64 = 128;
+
+unsafe extern "C" {
+    // shim/flash.cpp: 0, or -1 with the reason in anyroll_last_error
+    fn anyroll_flash_attention(
+        qkv: *const *mut c_void,
+        offsets: *mut c_void,
+        max_len: i64,
+        planned_len: i64,
+        scale: f64,
+        results: *mut *mut c_void,
+    ) -> c_int;
+    fn anyroll_flash_attention_backward(
+        dout: *mut c_void,
+        qkv: *const *mut c_void,
+        forward: *const *mut c_void,
+        offsets: *mut c_void,
+        max_len: i64,
+        planned_len: i64,
+        scale: f64,
+        deterministic: bool,
+        kv_heads_at_once: i64,
+        empty_sequences: i64,
+        gradients: *const *mut c_void,
+    ) -> c_int;
+}
+
+/// Whether these kernels can take queries like `q` on a device.
+pub(super) fn takes(q: &Tensor, packing: &Packing) -> bool {
+    let head_dim = q.size()[2];
+    let fits = head_dim % 8 == 0 && head_dim <= 256;
+    fits && matches!(q.kind(), Kind::BFloat16 | Kind::Half) && packing.tokens() > 0
+}
+
+/// See [`super::attention()`].
+pub(super) fn attention(
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    packing: &Packing,
+    scale: f64,
+) -> Result<(Tensor, Tensor)> {
+    let mut results = [std::ptr::null_mut(); 2];
+    // SAFETY: live tensors, and room for two.
+    let code = unsafe {
+        anyroll_flash_attention(
+            [q, k, v].map(ffi::tensor_ptr).as_ptr(),
+            ffi::tensor_ptr(packing.offsets_int32()),
+            packing.max_len(),
+            planned_len(packing),
+            scale,
+            results.as_mut_ptr(),
+        )
+    };
+    // SAFETY: the shim made them and gave them away.
+    let [out, lse] = unsafe { own("attention", code, results)? };
+    Ok((out, lse))
+}
+
+/// See [`super::attention_backward`].
+pub(super) fn attention_backward(
+    device: &dyn Device,
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    (packing, scale, deterministic): (&Packing, f64, bool),
+    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+) -> Result<()> {
+    let (heads, kv_heads) = (q.size()[1], k.size()[1]);
+    let cut = match device.multiprocessors() {
+        Some(multiprocessors) if deterministic => {
+            Cut::best(multiprocessors, packing.sequences(), heads, kv_heads)
+        }
+        _ => Cut { kv_heads, empty_sequences: 0 },
+    };
+    // SAFETY: live tensors; those that are written are borrowed mutably.
+    let code = unsafe {
+        anyroll_flash_attention_backward(
+            ffi::tensor_ptr(dout),
+            [q, k, v].map(ffi::tensor_ptr).as_ptr(),
+            [out, lse].map(ffi::tensor_ptr).as_ptr(),
+            ffi::tensor_ptr(packing.offsets_int32()),
+            packing.max_len(),
+            planned_len(packing),
+            scale,
+            deterministic,
+            cut.kv_heads,
+            cut.empty_sequences,
+            [&*dq, dk, dv].map(ffi::tensor_ptr).as_ptr(),
+        )
+    };
+    if code == 0 { Ok(()) } else { Err(failed("attention_backward")) }
+}
+
+/// How a deterministic backward is called: for so many key heads at a time, with so many empty sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    kv_heads: i64,
+    empty_sequences: i64,
+}
+
+impl Cut {
+    /// The one whose rounds are the fullest; of equals the one with the fewest sums, and of those the plainest.
+    fn best(multiprocessors: i64, sequences: i64, heads: i64, kv_heads: i64) -> Cut {
+        let divisors = (1..=kv_heads).rev().filter(|&part| kv_heads % part == 0);
+        let cuts = divisors.flat_map(|part| {
+            let most = multiprocessors.min(sequences);
+            (0..=most).map(move |empty_sequences| Cut { kv_heads: part, empty_sequences })
+        });
+        let cost = |cut: &Cut| {
+            let heads_at_once = heads / kv_heads * cut.kv_heads;
+            let splits = ceil_div(multiprocessors, (sequences + cut.empty_sequences) * heads_at_once);
+            let rounds = ceil_div(splits * sequences * heads_at_once, multiprocessors);
+            // Of one head's time, for all heads; and the sums that exist at once.
+            ((kv_heads / cut.kv_heads * rounds) as f64 / splits as f64, splits * heads_at_once)
+        };
+        let order = |a: &Cut, b: &Cut| {
+            let ((time, sums), (other_time, other_sums)) = (cost(a), cost(b));
+            time.total_cmp(&other_time).then(sums.cmp(&other_sums))
+        };
+        cuts.min_by(order).expect("there is at least one key head")
+    }
+}
+
+fn ceil_div(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
+}
+
+/// The length that all sequences have, or 0 if there is no plan for them.
+fn planned_len(packing: &Packing) -> i64 {
+    packing.uniform_len().filter(|len| len % PLANNED_LEN == 0).unwrap_or(0)
+}
+
+/// # Safety
+/// With `code` 0 the shim made the tensors, and nobody else owns them.
+unsafe fn own<const N: usize>(
+    op: &'static str,
+    code: c_int,
+    results: [*mut c_void; N],
+) -> Result<[Tensor; N]> {
+    if code != 0 {
+        return Err(failed(op));
+    }
+    // SAFETY: the caller's promise; tch's tensors are the same `at::Tensor*`.
+    Ok(results.map(|tensor| unsafe { Tensor::from_ptr(tensor.cast()) }))
+}
+
+fn failed(op: &'static str) -> Error {
+    Error::Kernel { op, message: ffi::last_error() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cut;
+
+    #[test]
+    fn rounds_are_filled_where_they_can_be() {
+        let check = |sequences, heads, kv_heads, expected: (i64, i64)| {
+            let Cut { kv_heads, empty_sequences } = Cut::best(132, sequences, heads, kv_heads);
+            assert_eq!((kv_heads, empty_sequences), expected, "{sequences} sequences, {heads} heads");
+        };
+        check(4, 12, 2, (1, 1)); // two calls of 5 x 24 blocks: 2/5 of a head's time, and not 2/3
+        check(4, 14, 2, (2, 1)); // 2 x 56 blocks: 1/2, and not 2/3
+        check(4, 28, 4, (4, 1)); // 112 blocks: as long as 2 x 112 in two rounds, with half the sums
+        check(11, 12, 2, (2, 0)); // 132 blocks
+    }
+}

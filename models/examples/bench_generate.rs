@@ -1,0 +1,208 @@
+//! Times generation with random weights in bf16: `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--steps]`
+//! on the first GPU. SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5. Prints a JSON line a batch; `--steps` adds what the
+//! operations of one decoding step take by themselves. `bench/generate/run.py` runs it beside its peer.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyroll_backends::{
+    BackendKind, DType, DeviceId, Graph, Stream, open,
+    ops::{self, AttentionParts, PagedCache},
+};
+use anyroll_models::{
+    Completion, Decoder, DecoderConfig, Engine, KvCache, Model, Request, RopeScaling, Sample, SamplingParams,
+    generation::Limits,
+};
+use tch::{Device, Kind, Tensor};
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).peekable();
+    let size =
+        arguments.next().expect("usage: bench_generate SIZE BATCH... [--prompt N] [--tokens N] [--steps]");
+    let (mut batches, mut prompt, mut tokens, mut steps) = (Vec::new(), 256, 512, false);
+    while let Some(argument) = arguments.next() {
+        let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
+        match argument.as_str() {
+            "--prompt" => prompt = number(),
+            "--tokens" => tokens = number(),
+            "--steps" => steps = true,
+            batch => batches.push(batch.parse::<usize>().expect("a batch size")),
+        }
+    }
+    let device = open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }).unwrap();
+    let stream = Stream::torch(&device).unwrap();
+    let config = config(&size);
+    let decoder = Arc::new(Decoder::new(config.clone(), Device::Cuda(0)).unwrap());
+    let weights = weights(&decoder);
+    for batch in batches {
+        let run = || {
+            let blocks = KvCache::blocks_for(batch, prompt + tokens);
+            let cache = KvCache::new(&config, blocks, DType::Bf16, &stream).unwrap();
+            let weights =
+                weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
+            let mut engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(batch)).unwrap();
+            generate(&mut engine, batch, prompt, tokens, &config)
+        };
+        run(); // libraries and kernels are loaded
+        let (prefill, whole) = run();
+        let made = (batch * tokens) as f64;
+        println!(
+            "{{\"size\": \"{size}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
+             \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+            made / whole.as_secs_f64(),
+            prefill.as_secs_f64(),
+            (whole - prefill).as_secs_f64() * 1e3 / tokens as f64,
+        );
+        if steps {
+            operations(&config, batch as i64, (prompt + tokens / 2) as i64);
+        }
+    }
+}
+
+fn config(size: &str) -> DecoderConfig {
+    let (hidden_size, num_hidden_layers, heads, kv_heads, head_dim, intermediate_size, tie) = match size {
+        "0.5b" => (896, 24, 14, 2, 64, 4864, true),
+        "1.5b" => (1536, 28, 12, 2, 128, 8960, true),
+        "7b" => (3584, 28, 28, 4, 128, 18944, false),
+        other => panic!("there is no size {other}"),
+    };
+    DecoderConfig {
+        vocab_size: 151_936,
+        hidden_size,
+        num_hidden_layers,
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads,
+        head_dim,
+        intermediate_size,
+        rms_norm_eps: 1e-6,
+        rope_theta: 1e6,
+        rope_scaling: RopeScaling::None,
+        sliding_window: None,
+        max_position_embeddings: 4096,
+        qkv_bias: true,
+        qk_norm: false,
+        tie_word_embeddings: tie,
+        initializer_range: 0.02,
+    }
+}
+
+fn weights(decoder: &Decoder) -> Vec<Vec<Tensor>> {
+    let weight = |spec: &anyroll_models::ParamSpec| {
+        let values = Tensor::randn(spec.shape.as_slice(), (Kind::BFloat16, Device::Cuda(0))) * 0.02;
+        if spec.shape.len() == 1 { values + 1.0 } else { values }
+    };
+    decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
+}
+
+/// The time of the first step, which runs the prompts, and of all.
+fn generate(
+    engine: &mut Engine,
+    batch: usize,
+    prompt: usize,
+    tokens: usize,
+    config: &DecoderConfig,
+) -> (Duration, Duration) {
+    let params = Arc::new(SamplingParams { max_new_tokens: tokens, ..SamplingParams::default() });
+    let started = Instant::now();
+    for row in 0..batch {
+        let prompt = (0..prompt).map(|i| ((row * 7919 + i * 104_729) as i64) % config.vocab_size).collect();
+        let samples = vec![Sample { seed: row as u64, begun: Completion::default() }];
+        engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
+    }
+    while engine.load().waiting > 0 {
+        engine.step().unwrap();
+    }
+    let prefill = started.elapsed();
+    engine.run(|_, completion| assert_eq!(completion.tokens.len(), tokens)).unwrap();
+    (prefill, started.elapsed())
+}
+
+/// What the operations of a step take by themselves, recorded, in microseconds, and how many a step has of each.
+fn operations(config: &DecoderConfig, rows: i64, length: i64) {
+    let DecoderConfig { hidden_size, intermediate_size, head_dim, vocab_size, .. } = *config;
+    let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+    let at = (Kind::BFloat16, Device::Cuda(0));
+    let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
+    let layers = config.num_hidden_layers;
+    let qkv_width = (heads + 2 * kv_heads) * head_dim;
+    for (name, count, inputs, outputs) in [
+        ("matmul qkv", layers, hidden_size, qkv_width),
+        ("matmul o", layers, heads * head_dim, hidden_size),
+        ("matmul gate_up", layers, hidden_size, 2 * intermediate_size),
+        ("matmul down", layers, intermediate_size, hidden_size),
+        ("matmul head", 1, hidden_size, vocab_size),
+    ] {
+        // Of several layers, so that weights come from memory as they do in a step.
+        let copies = if count == 1 { 1 } else { 8 };
+        let weights: Vec<Tensor> = (0..copies).map(|_| random(&[outputs, inputs])).collect();
+        let (x, y) = (random(&[rows, inputs]), random(&[rows, outputs]));
+        let mut next = weights.iter().cycle();
+        time(name, count, copies, || drop(x.mm_out(&y, &next.next().unwrap().tr()).shallow_clone()));
+    }
+    let (mut x, residual, norm) =
+        (random(&[rows, hidden_size]), random(&[rows, hidden_size]), random(&[hidden_size]));
+    let (mut h, mut rstd) = (x.copy(), Tensor::zeros([rows], (Kind::Float, at.1)));
+    time("norm", 2 * layers + 1, 8, || {
+        ops::rms_norm_into(&mut x, Some(&residual), &norm, 1e-6, (&mut h, &mut rstd)).unwrap();
+    });
+    let (gate_up, mut activated) =
+        (random(&[rows, 2 * intermediate_size]), random(&[rows, intermediate_size]));
+    time("swiglu", layers, 8, || ops::swiglu_into(&gate_up, &mut activated).unwrap());
+
+    let table_len = (length + 15) / 16;
+    let tables = (Tensor::arange(rows * table_len, (Kind::Int, at.1)) + 1).view([rows, table_len]);
+    let size = [rows * table_len + 1, 16, kv_heads, head_dim];
+    let (keys, values) = (random(&size), random(&size));
+    let cache = PagedCache { keys: &keys, values: &values, tables: &tables };
+    let positions = Tensor::full([rows], length - 1, (Kind::Int64, at.1));
+    let mut qkv = random(&[rows, heads + 2 * kv_heads, head_dim]);
+    let frequencies = ops::rope_frequencies(head_dim, config.rope_theta);
+    let table = ops::rope_table(config.max_position_embeddings, &frequencies, 1.0, at.1).unwrap();
+    time("rope into cache", layers, 8, || {
+        ops::rope_into_cache_(&mut qkv, None, &positions, &table, cache).unwrap();
+    });
+    let mut parts = AttentionParts::new(rows, heads, head_dim, length, at.1).unwrap();
+    let mut out = random(&[rows, heads * head_dim]);
+    time("attention", layers, 8, || {
+        ops::attend_into(&qkv, &positions, cache, 0.1, &mut parts, &mut out).unwrap();
+    });
+    let logits = random(&[rows, vocab_size]);
+    let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0]).repeat([rows, 1]).to_device(at.1);
+    let uniforms = Tensor::rand([rows], (Kind::Double, at.1));
+    let [mut tokens, mut next, mut chosen] = [(); 3].map(|()| Tensor::zeros([rows], (Kind::Int64, at.1)));
+    let mut logprobs = Tensor::zeros([rows], (Kind::Float, at.1));
+    time("sampling", 1, 8, || {
+        let sampling = ops::Sampling {
+            choices: &choices,
+            uniforms: &uniforms,
+            tokens: &mut tokens,
+            positions: &mut next,
+            chosen: &mut chosen,
+            logprobs: &mut logprobs,
+        };
+        ops::sample_into(&logits, sampling).unwrap();
+    });
+}
+
+/// Times a recording of `copies` times `body`.
+fn time(name: &str, count: usize, copies: usize, mut body: impl FnMut()) {
+    const REPETITIONS: u32 = 20;
+    let device = open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }).unwrap();
+    let stream = Stream::torch(&device).unwrap();
+    let graph = Graph::record::<anyroll_backends::Error>(&device, || {
+        (0..copies).for_each(|_| body());
+        Ok(())
+    });
+    let graph = graph.unwrap();
+    graph.launch(&stream).unwrap();
+    let begin = stream.record().unwrap();
+    (0..REPETITIONS).for_each(|_| graph.launch(&stream).unwrap());
+    let end = stream.record().unwrap();
+    stream.synchronize().unwrap();
+    let each = begin.elapsed(&end).unwrap().as_secs_f64() * 1e6 / f64::from(REPETITIONS) / copies as f64;
+    println!("{name:16} {each:8.1} us x {count:3} = {:8.3} ms", each * count as f64 / 1e3);
+}

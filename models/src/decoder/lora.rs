@@ -1,0 +1,217 @@
+//! Low-rank adapters (Hu et al., 2021): beside a frozen matrix W stands a product of two small ones that is trained.
+//!
+//! ```text
+//! y = x W^T + (alpha / rank) x A^T B^T      A [rank, in], B [out, rank]
+//! ```
+//!
+//! Names are those of PEFT's files. The adapters of a layer are a unit of their own, so that the layer's other weights
+//! can be frozen as a whole. Backward runs `x A^T` again, which costs less than keeping it would hold.
+
+use tch::Tensor;
+
+use super::DecoderConfig;
+use super::config::check;
+use crate::Result;
+use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
+
+/// Which matrices of every layer have an adapter, and of which rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// The inner width of the product.
+    pub rank: i64,
+    /// The product is multiplied by alpha / rank.
+    pub alpha: f64,
+    /// At least one, each once.
+    pub targets: Vec<LoraTarget>,
+}
+
+/// A matrix of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoraTarget {
+    /// The projection to queries.
+    Q,
+    /// To keys.
+    K,
+    /// To values.
+    V,
+    /// Of attention's output.
+    O,
+    /// The MLP's gate.
+    Gate,
+    /// The MLP's other input.
+    Up,
+    /// The MLP's output.
+    Down,
+}
+
+/// What the names of adapters' tensors begin with.
+const PREFIX: &str = "base_model.model.";
+
+impl LoraTarget {
+    /// All of them.
+    pub const ALL: [LoraTarget; 7] = [
+        LoraTarget::Q,
+        LoraTarget::K,
+        LoraTarget::V,
+        LoraTarget::O,
+        LoraTarget::Gate,
+        LoraTarget::Up,
+        LoraTarget::Down,
+    ];
+
+    /// Its name in a layer, as `self_attn.q_proj`.
+    pub fn name(self) -> &'static str {
+        match self {
+            LoraTarget::Q => "self_attn.q_proj",
+            LoraTarget::K => "self_attn.k_proj",
+            LoraTarget::V => "self_attn.v_proj",
+            LoraTarget::O => "self_attn.o_proj",
+            LoraTarget::Gate => "mlp.gate_proj",
+            LoraTarget::Up => "mlp.up_proj",
+            LoraTarget::Down => "mlp.down_proj",
+        }
+    }
+}
+
+impl LoraConfig {
+    /// What the product is multiplied by.
+    pub fn scale(&self) -> f64 {
+        self.alpha / self.rank as f64
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        check(self.rank > 0, "lora.rank", || format!("is {}, must be at least 1", self.rank))?;
+        let alpha = self.alpha;
+        let holds = alpha > 0.0 && alpha.is_finite();
+        check(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))?;
+        check(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
+    }
+}
+
+/// The names of the two tensors, A and B, beside the weight `name` of a checkpoint, as
+/// `model.layers.0.mlp.up_proj.weight`.
+pub(crate) fn names(weight: &str) -> [String; 2] {
+    let module = weight.strip_suffix(".weight").unwrap_or(weight);
+    ["A", "B"].map(|which| format!("{PREFIX}{module}.lora_{which}.weight"))
+}
+
+/// Whether a parameter belongs to an adapter.
+pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
+    spec.name.starts_with(PREFIX)
+}
+
+/// Where the adapters of a layer lie in its second unit.
+#[derive(Clone, Debug)]
+pub(super) struct Lora {
+    scale: f64,
+    pub qkv: Vec<Adapter>,
+    pub o: Vec<Adapter>,
+    pub gate_up: Vec<Adapter>,
+    pub down: Vec<Adapter>,
+}
+
+/// One adapter: its two parameters, and the columns of the (fused) output that it adds to.
+#[derive(Clone, Debug)]
+pub(super) struct Adapter {
+    a: usize,
+    b: usize,
+    start: i64,
+    columns: i64,
+}
+
+/// The unit of each layer, and the adapters that the layers have in common.
+pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig) -> (Vec<Unit>, Lora) {
+    let units = (0..config.num_hidden_layers).map(|layer| {
+        let name = format!("model.layers.{layer}");
+        let params = params(config, lora, &name).0;
+        Unit { name: format!("{name}.lora"), params, trainable: true }
+    });
+    (units.collect(), params(config, lora, "").1)
+}
+
+fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamSpec>, Lora) {
+    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+    let q = config.num_attention_heads * config.head_dim;
+    let kv = config.num_key_value_heads * config.head_dim;
+    let mut params = Vec::new();
+    let mut of = Lora { scale: lora.scale(), qkv: vec![], o: vec![], gate_up: vec![], down: vec![] };
+    for &target in &lora.targets {
+        let (site, start, inputs, outputs) = match target {
+            LoraTarget::Q => (&mut of.qkv, 0, hidden, q),
+            LoraTarget::K => (&mut of.qkv, q, hidden, kv),
+            LoraTarget::V => (&mut of.qkv, q + kv, hidden, kv),
+            LoraTarget::O => (&mut of.o, 0, q, hidden),
+            LoraTarget::Gate => (&mut of.gate_up, 0, hidden, intermediate),
+            LoraTarget::Up => (&mut of.gate_up, intermediate, hidden, intermediate),
+            LoraTarget::Down => (&mut of.down, 0, intermediate, hidden),
+        };
+        let [a_name, b_name] = names(&format!("{layer}.{}.weight", target.name()));
+        let a = params.len();
+        // As PEFT begins: the product is 0, and its first gradient goes to B alone.
+        params.push(matrix(a_name, lora.rank, inputs, Init::Uniform { bound: 1.0 / (inputs as f64).sqrt() }));
+        params.push(matrix(b_name, outputs, lora.rank, Init::Zeros));
+        site.push(Adapter { a, b: a + 1, start, columns: outputs });
+    }
+    (params, of)
+}
+
+fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {
+    let parts = vec![Part { name: name.clone(), rows }];
+    ParamSpec { name, shape: vec![rows, columns], parts, init, decay: true }
+}
+
+/// The adapters' unit among those of a layer's block.
+const UNIT: usize = 1;
+
+impl Lora {
+    /// Adds the products for `x` `[N, in]` to the matrix product `y` `[N, out]`.
+    pub fn forward_(&self, site: &[Adapter], weights: &Weights, x: &Tensor, y: &mut Tensor) -> Result<()> {
+        for adapter in site {
+            let z = self.inner(adapter, weights, x)?;
+            let b = weights.get(UNIT, adapter.b).f_tr()?;
+            drop(y.f_narrow(1, adapter.start, adapter.columns)?.f_addmm_(&z, &b)?);
+        }
+        Ok(())
+    }
+
+    /// Adds the products' part to `dx`, the gradient of `x`. Returns the gradients of what is between A and B, for
+    /// [`Self::weight_backward`], which needs `x` itself.
+    pub fn input_backward_(
+        &self,
+        site: &[Adapter],
+        weights: &Weights,
+        dy: &Tensor,
+        dx: &mut Tensor,
+    ) -> Result<Vec<Tensor>> {
+        let between = site.iter().map(|adapter| {
+            let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
+            let dz = dy.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(self.scale)?;
+            drop(dx.f_addmm_(&dz, weights.get(UNIT, adapter.a))?);
+            Ok(dz)
+        });
+        between.collect()
+    }
+
+    /// Writes the gradients of A and B.
+    pub fn weight_backward(
+        &self,
+        site: &[Adapter],
+        weights: &Weights,
+        grads: &mut Grads,
+        (dy, x): (&Tensor, &Tensor),
+        between: &[Tensor],
+    ) -> Result<()> {
+        for (adapter, dz) in site.iter().zip(between) {
+            let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
+            grads.put_linear(UNIT, adapter.b, &dy, &self.inner(adapter, weights, x)?)?;
+            grads.put_linear(UNIT, adapter.a, dz, x)?;
+        }
+        Ok(())
+    }
+
+    /// `(alpha / rank) x A^T` `[N, rank]`.
+    fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let z = x.f_linear(weights.get(UNIT, adapter.a), None::<&Tensor>)?;
+        Ok(z.f_mul_scalar(self.scale)?)
+    }
+}

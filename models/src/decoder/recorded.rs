@@ -1,0 +1,138 @@
+//! A decoding step that can be recorded on a device and run again: the same blocks over memory that stays in place.
+
+use anyroll_backends::ops::{self, AttentionParts, PagedCache};
+use tch::{Device, Kind, Tensor};
+
+use super::{Decoder, block::Block};
+use crate::Result;
+use crate::generation::KvCache;
+use crate::model::{Model, Weights};
+
+/// What a step reads and writes: of up to B rows, or views of the first of them. `tokens` and `positions` are of the
+/// next step when `ops::sample_into` is done with them.
+#[derive(Debug)]
+pub(crate) struct StepMemory {
+    /// int64 `[B]`.
+    pub tokens: Tensor,
+    /// int64 `[B]`.
+    pub positions: Tensor,
+    /// `[B, V]`.
+    pub logits: Tensor,
+    /// The residual stream `[B, C]`, and the output of the second half's first matrix.
+    x: Tensor,
+    x2: Tensor,
+    /// What a norm wrote `[B, C]`, and its reciprocal deviations, fp32 `[B]`.
+    h: Tensor,
+    rstd: Tensor,
+    /// `[B, H + 2 K, D]`.
+    qkv: Tensor,
+    /// `[B, H D]`.
+    attended: Tensor,
+    /// `[B, 2 F]`.
+    gate_up: Tensor,
+    /// `[B, F]`.
+    activated: Tensor,
+}
+
+impl StepMemory {
+    /// Memory for up to `rows` rows of `kind`.
+    pub fn new(decoder: &Decoder, rows: i64, kind: Kind, device: Device) -> Result<StepMemory> {
+        let config = &decoder.config;
+        let (heads, kv_heads, dim) =
+            (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let zeros = |size: &[i64], kind| Tensor::f_zeros(size, (kind, device));
+        let values = |width: i64| zeros(&[rows, width], kind);
+        Ok(StepMemory {
+            tokens: zeros(&[rows], Kind::Int64)?,
+            positions: zeros(&[rows], Kind::Int64)?,
+            logits: values(config.vocab_size)?,
+            x: values(config.hidden_size)?,
+            x2: values(config.hidden_size)?,
+            h: values(config.hidden_size)?,
+            rstd: zeros(&[rows], Kind::Float)?,
+            qkv: zeros(&[rows, heads + 2 * kv_heads, dim], kind)?,
+            attended: values(heads * dim)?,
+            gate_up: values(2 * config.intermediate_size)?,
+            activated: values(config.intermediate_size)?,
+        })
+    }
+
+    /// Views of the first `rows` rows.
+    pub fn first(&self, rows: i64) -> Result<StepMemory> {
+        let first = |tensor: &Tensor| tensor.f_narrow(0, 0, rows);
+        Ok(StepMemory {
+            tokens: first(&self.tokens)?,
+            positions: first(&self.positions)?,
+            logits: first(&self.logits)?,
+            x: first(&self.x)?,
+            x2: first(&self.x2)?,
+            h: first(&self.h)?,
+            rstd: first(&self.rstd)?,
+            qkv: first(&self.qkv)?,
+            attended: first(&self.attended)?,
+            gate_up: first(&self.gate_up)?,
+            activated: first(&self.activated)?,
+        })
+    }
+}
+
+impl Decoder {
+    /// Runs the tokens of `memory` at their positions, one of each sequence: its logits are there then. `tables`, int32
+    /// `[B, W]`, has the blocks of each sequence.
+    pub(crate) fn decode_in_place(
+        &self,
+        weights: &[Weights],
+        memory: &mut StepMemory,
+        tables: &Tensor,
+        parts: &mut AttentionParts,
+        cache: &KvCache,
+    ) -> Result<()> {
+        let rope_table = self.rope_table();
+        drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
+        for layer in 0..self.config.num_hidden_layers {
+            let (keys, values) = cache.layer(layer);
+            let cache = PagedCache { keys, values, tables };
+            self.block.decode_in_place(&weights[layer + 1], memory, &rope_table, cache, parts)?;
+        }
+        self.head.logits_in_place(&weights[self.blocks() - 1], memory)
+    }
+}
+
+impl Block {
+    fn decode_in_place(
+        &self,
+        weights: &Weights,
+        memory: &mut StepMemory,
+        rope_table: &Tensor,
+        cache: PagedCache,
+        parts: &mut AttentionParts,
+    ) -> Result<()> {
+        let StepMemory { positions, x, x2, h, rstd, qkv, attended, gate_up, activated, .. } = memory;
+        let of = |param: usize| weights.get(0, param);
+        ops::rms_norm_into(x, None, of(self.input_norm), self.eps, (h, rstd))?;
+        let qkv_rows = qkv.f_flatten(1, 2)?;
+        match self.qkv_bias {
+            Some(bias) => drop(of(bias).f_addmm_out(&qkv_rows, h, &of(self.qkv).f_tr()?)?),
+            None => drop(h.f_mm_out(&qkv_rows, &of(self.qkv).f_tr()?)?),
+        }
+        let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
+        ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
+        ops::attend_into(qkv, positions, cache, self.scale, parts, attended)?;
+        drop(attended.f_mm_out(x2, &of(self.o).f_tr()?)?);
+        ops::rms_norm_into(x2, Some(x), of(self.post_attention_norm), self.eps, (h, rstd))?;
+        drop(h.f_mm_out(gate_up, &of(self.gate_up).f_tr()?)?);
+        ops::swiglu_into(gate_up, activated)?;
+        drop(x2.f_addmm_(activated, &of(self.down).f_tr()?)?);
+        std::mem::swap(x, x2); // the next block's residual stream
+        Ok(())
+    }
+}
+
+impl super::Head {
+    fn logits_in_place(&self, weights: &Weights, memory: &mut StepMemory) -> Result<()> {
+        let StepMemory { x, h, rstd, logits, .. } = memory;
+        ops::rms_norm_into(x, None, self.norm(weights), self.eps, (h, rstd))?;
+        drop(h.f_mm_out(logits, &self.lm_head(weights).f_tr()?)?);
+        Ok(())
+    }
+}

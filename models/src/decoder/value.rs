@@ -1,0 +1,153 @@
+//! A decoder whose last block gives a number for each target token instead of a distribution: the critic of an
+//! actor-critic algorithm, or a reward model.
+//!
+//! The number of a token is read where the token is predicted, before it is seen: V(s) of the state that it is the
+//! action in. To have a text scored whole, append a token to it and read the number there.
+
+use anyroll_backends::ops;
+use tch::{Device, Kind, Tensor};
+
+use super::{Decoder, DecoderConfig, matrix_spec, norm_spec};
+use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
+use crate::{PackedBatch, Result};
+
+/// The blocks of a [`Decoder`] under a value head, whose tensor is `score.weight` `[1, C]`, as in the sequence
+/// classifiers of Hugging Face. It holds no weights.
+#[derive(Debug)]
+pub struct ValueModel {
+    decoder: Decoder,
+    units: Vec<Unit>,
+    head_unit: usize,
+    units_of_head: [usize; 1],
+}
+
+/// Where the head's parameters lie in its unit.
+const NORM: usize = 0;
+const SCORE: usize = 1;
+
+impl ValueModel {
+    /// Lays out a model whose weights and batches will be on `device`. The head begins at 0, and so do all values.
+    ///
+    /// # Errors
+    /// As [`Decoder::new`].
+    pub fn new(config: DecoderConfig, device: Device) -> Result<ValueModel> {
+        let decoder = Decoder::new(config, device)?;
+        let hidden = decoder.config().hidden_size;
+        let score = matrix_spec("score.weight".to_owned(), 1, hidden, 0.0);
+        let params =
+            vec![norm_spec("model.norm.weight".to_owned(), hidden), ParamSpec { init: Init::Zeros, ..score }];
+        let mut units = decoder.units().to_vec();
+        let head_unit = decoder.config().num_hidden_layers + 1;
+        units[head_unit] = Unit { name: "score".to_owned(), params, trainable: true };
+        Ok(ValueModel { decoder, units, head_unit, units_of_head: [head_unit] })
+    }
+
+    /// The decoder below the head.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// `x` `[N, C]` to a value for each target, fp32 `[M]`.
+    fn values(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        batch: &PackedBatch,
+        save: bool,
+    ) -> Result<(Tensor, Saved)> {
+        let x_rows = x.f_index_select(0, &batch.target_rows)?;
+        let eps = self.decoder.config().rms_norm_eps;
+        let (h, rstd) = ops::rms_norm(&x_rows, weights.get(0, NORM), eps)?;
+        let values = h.f_linear(weights.get(0, SCORE), None::<&Tensor>)?;
+        let saved = if save { Saved(vec![x_rows, rstd]) } else { Saved::default() };
+        let wide = if values.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+        Ok((values.f_squeeze_dim(1)?.f_to_kind(wide)?, saved))
+    }
+
+    fn values_backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        dvalues: &Tensor,
+        batch: &PackedBatch,
+    ) -> Result<Tensor> {
+        let [x_rows, rstd] = saved.unpack();
+        let (norm, score) = (weights.get(0, NORM), weights.get(0, SCORE));
+        let dvalues = dvalues.f_to_kind(x_rows.kind())?.f_unsqueeze(1)?;
+        let mut h = dvalues.f_mm(score)?; // the gradient of the norm's output, and then that output
+        let mut dx_rows = x_rows.f_zeros_like()?;
+        grads.put_beside(0, NORM, norm, |dweight, how| {
+            ops::rms_norm_backward_(&mut h, &x_rows, &rstd, norm, &mut dx_rows, dweight, how)
+        })?;
+        grads.put_linear(0, SCORE, &dvalues, &h)?;
+        let size = [batch.tokens(), norm.size()[0]];
+        let mut dx = Tensor::f_zeros(size, (dx_rows.kind(), dx_rows.device()))?;
+        Ok(dx.f_index_copy_(0, &batch.target_rows, &dx_rows)?)
+    }
+}
+
+impl Model for ValueModel {
+    type Batch = PackedBatch;
+    /// A value for each target, fp32 `[M]`.
+    type Scores = Tensor;
+    type ScoresGrad = Tensor;
+
+    fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn blocks(&self) -> usize {
+        self.decoder.blocks()
+    }
+
+    fn units_of(&self, block: usize) -> &[usize] {
+        if block == self.head_unit { &self.units_of_head } else { self.decoder.units_of(block) }
+    }
+
+    fn forward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &PackedBatch,
+        save: bool,
+    ) -> Result<(Output<Tensor>, Saved)> {
+        if block == self.head_unit {
+            let x = x.expect("only the first block has no input");
+            let (values, saved) = self.values(weights, x, batch, save)?;
+            return Ok((Output::Scores(values), saved));
+        }
+        match self.decoder.forward(block, weights, x, batch, save)? {
+            (Output::Hidden(hidden), saved) => Ok((Output::Hidden(hidden), saved)),
+            (Output::Scores(_), _) => unreachable!("only the last block has scores"),
+        }
+    }
+
+    fn thin(&self, block: usize, saved: Saved) -> Saved {
+        self.decoder.thin(block, saved)
+    }
+
+    fn refill(&self, block: usize, weights: &Weights, saved: Saved) -> Result<Saved> {
+        self.decoder.refill(block, weights, saved)
+    }
+
+    fn backward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        grad_output: OutputGrad<Tensor>,
+        batch: &PackedBatch,
+    ) -> Result<Option<Tensor>> {
+        match grad_output {
+            OutputGrad::Scores(dvalues) => {
+                Ok(Some(self.values_backward(weights, grads, saved, &dvalues, batch)?))
+            }
+            OutputGrad::Hidden(dy) => {
+                self.decoder.backward(block, weights, grads, saved, OutputGrad::Hidden(dy), batch)
+            }
+        }
+    }
+}

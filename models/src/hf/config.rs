@@ -1,0 +1,281 @@
+//! `config.json`: the fields of each family, and what they come to.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{Error, Result, TokenIds};
+use crate::{DecoderConfig, RopeScaling};
+
+/// The architectures that [`super::ModelFolder`] opens.
+pub(super) const ARCHITECTURES: [&str; 4] =
+    ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"];
+
+/// What matters of a `config.json`. Defaults are those of the family's class in `transformers`, where its files leave
+/// fields out.
+#[derive(Debug, Deserialize)]
+pub(super) struct ConfigFile {
+    architectures: Option<Vec<String>>,
+    vocab_size: i64,
+    hidden_size: i64,
+    num_hidden_layers: usize,
+    num_attention_heads: i64,
+    num_key_value_heads: Option<i64>,
+    head_dim: Option<i64>,
+    intermediate_size: i64,
+    max_position_embeddings: i64,
+    #[serde(default = "default_eps")]
+    rms_norm_eps: f64,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<Map<String, Value>>,
+    /// Where newer files have `rope_theta` and `rope_scaling`.
+    rope_parameters: Option<Map<String, Value>>,
+    sliding_window: Option<i64>,
+    #[serde(default)]
+    use_sliding_window: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default = "default_range")]
+    initializer_range: f64,
+    pub eos_token_id: Option<TokenIds>,
+    #[serde(default = "default_activation")]
+    hidden_act: String,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
+    #[serde(default)]
+    attention_dropout: f64,
+    partial_rotary_factor: Option<f64>,
+    quantization_config: Option<Value>,
+}
+
+impl ConfigFile {
+    /// The decoder that the file at `path` describes.
+    pub fn decoder_config(&self, path: &Path) -> Result<DecoderConfig> {
+        let named = self.architectures.as_deref().unwrap_or_default().join(", ");
+        if !ARCHITECTURES.contains(&named.as_str()) {
+            let found = if named.is_empty() { "not named".to_owned() } else { named };
+            return Err(Error::Architecture { path: path.to_owned(), found });
+        }
+        let (qwen2, qwen3) = (named == "Qwen2ForCausalLM", named == "Qwen3ForCausalLM");
+        let mistral = named == "MistralForCausalLM";
+        self.refuse_what_is_missing(path)?;
+        let kv_heads = match self.num_key_value_heads {
+            Some(heads) => heads,
+            None if named == "LlamaForCausalLM" => self.num_attention_heads,
+            None => return Err(field(path, "num_key_value_heads", "is missing")),
+        };
+        let head_dim = match self.head_dim {
+            Some(dim) => dim,
+            None if qwen3 => 128,
+            None => self.hidden_size / self.num_attention_heads.max(1),
+        };
+        let (rope_theta, rope_scaling) = self.rope(path)?;
+        let config = DecoderConfig {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            num_hidden_layers: self.num_hidden_layers,
+            num_attention_heads: self.num_attention_heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            intermediate_size: self.intermediate_size,
+            rms_norm_eps: self.rms_norm_eps,
+            rope_theta,
+            rope_scaling,
+            max_position_embeddings: self.max_position_embeddings,
+            sliding_window: self.sliding_window.filter(|_| mistral || self.use_sliding_window),
+            qkv_bias: qwen2,
+            qk_norm: qwen3,
+            tie_word_embeddings: self.tie_word_embeddings,
+            initializer_range: self.initializer_range,
+        };
+        match config.validate() {
+            Ok(()) => Ok(config),
+            Err(crate::Error::Config { field: name, problem }) => Err(field(path, name, problem)),
+            Err(other) => unreachable!("validation names a field: {other}"),
+        }
+    }
+
+    /// Refuses what changes the model and this crate does not have.
+    fn refuse_what_is_missing(&self, path: &Path) -> Result<()> {
+        let refuse = |holds: bool, name: &str, problem: &str| {
+            if holds { Ok(()) } else { Err(field(path, name, problem)) }
+        };
+        let silu = matches!(self.hidden_act.as_str(), "silu" | "swish");
+        refuse(silu, "hidden_act", "is another than `silu`")?;
+        refuse(!self.attention_bias, "attention_bias", "is true; only Qwen2's biases are there")?;
+        refuse(!self.mlp_bias, "mlp_bias", "is true; there is no bias in the MLP")?;
+        refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0; there is no dropout here")?;
+        let whole = self.partial_rotary_factor.is_none_or(|factor| factor == 1.0);
+        refuse(whole, "partial_rotary_factor", "is not 1; heads are turned whole")?;
+        let plain = self.quantization_config.is_none();
+        refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
+    }
+
+    /// The base of the rotary frequencies, and how they are scaled.
+    fn rope(&self, path: &Path) -> Result<(f64, RopeScaling)> {
+        let (name, fields) = match (&self.rope_parameters, &self.rope_scaling) {
+            (Some(fields), _) => ("rope_parameters", fields),
+            (None, Some(fields)) => ("rope_scaling", fields),
+            (None, None) => return Ok((self.rope_theta.unwrap_or(DEFAULT_THETA), RopeScaling::None)),
+        };
+        let rope = Rope { path, name, fields, max_length: self.max_position_embeddings as f64 };
+        let theta = rope.optional("rope_theta")?.or(self.rope_theta).unwrap_or(DEFAULT_THETA);
+        Ok((theta, rope.scaling()?))
+    }
+}
+
+/// A `rope_scaling`, with what its errors say.
+struct Rope<'a> {
+    path: &'a Path,
+    name: &'static str,
+    fields: &'a Map<String, Value>,
+    max_length: f64,
+}
+
+impl Rope<'_> {
+    fn scaling(&self) -> Result<RopeScaling> {
+        let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
+        match kind.and_then(Value::as_str) {
+            Some("default") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
+            Some("llama3") => Ok(RopeScaling::Llama3 {
+                factor: self.required("factor")?,
+                low_freq_factor: self.required("low_freq_factor")?,
+                high_freq_factor: self.required("high_freq_factor")?,
+                original_max_position_embeddings: self.required("original_max_position_embeddings")?,
+            }),
+            Some("yarn") => self.yarn(),
+            kind => {
+                let kind = kind.map_or("missing".to_owned(), |kind| format!("`{kind}`"));
+                let problem = format!("is {kind}; there is default, linear, llama3 and yarn");
+                Err(field(self.path, format!("{}.rope_type", self.name), problem))
+            }
+        }
+    }
+
+    fn yarn(&self) -> Result<RopeScaling> {
+        let factor = self.required("factor")?;
+        // The paper's temperature, as a factor on both queries and keys.
+        let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+        let attention_factor = match (self.optional("mscale")?, self.optional("mscale_all_dim")?) {
+            (Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => scale(mscale) / scale(all),
+            _ => scale(1.0),
+        };
+        let original = self.optional("original_max_position_embeddings")?;
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: self.optional("beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.optional("beta_slow")?.unwrap_or(1.0),
+            original_max_position_embeddings: original.unwrap_or(self.max_length),
+            attention_factor: self.optional("attention_factor")?.unwrap_or(attention_factor),
+            truncate: self.fields.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+        })
+    }
+
+    fn required(&self, name: &str) -> Result<f64> {
+        self.optional(name)?.ok_or_else(|| field(self.path, format!("{}.{name}", self.name), "is missing"))
+    }
+
+    fn optional(&self, name: &str) -> Result<Option<f64>> {
+        match self.fields.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_f64().map(Some).ok_or_else(|| {
+                field(self.path, format!("{}.{name}", self.name), format!("is {value}, and not a number"))
+            }),
+        }
+    }
+}
+
+const DEFAULT_THETA: f64 = 10_000.0;
+
+fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
+}
+
+fn default_eps() -> f64 {
+    1e-6
+}
+
+fn default_range() -> f64 {
+    0.02
+}
+
+fn default_activation() -> String {
+    "silu".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A small Llama with `changes` to its file; a null takes a field away.
+    fn read(changes: Value) -> Result<DecoderConfig> {
+        let mut file = json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64,
+        });
+        for (name, value) in changes.as_object().unwrap() {
+            file[name] = value.clone();
+        }
+        let file: ConfigFile = serde_json::from_value(file).unwrap();
+        file.decoder_config(Path::new("m/config.json"))
+    }
+
+    #[test]
+    fn families_differ_where_their_files_are_silent() {
+        let llama = read(json!({})).unwrap();
+        assert_eq!((llama.num_key_value_heads, llama.head_dim, llama.rope_theta), (2, 8, 10_000.0));
+        assert_eq!((llama.qkv_bias, llama.qk_norm, llama.tie_word_embeddings), (false, false, false));
+        let qwen2 =
+            json!({"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8});
+        let qwen2 = read(qwen2).unwrap();
+        assert_eq!((qwen2.qkv_bias, qwen2.sliding_window), (true, None));
+        let qwen3 = read(json!({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1})).unwrap();
+        assert_eq!((qwen3.qk_norm, qwen3.head_dim), (true, 128));
+        let mistral = json!({
+            "architectures": ["MistralForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8,
+        });
+        assert_eq!(read(mistral).unwrap().sliding_window, Some(8));
+    }
+
+    #[test]
+    fn rope_is_read_from_either_place() {
+        let linear = RopeScaling::Linear { factor: 2.0 };
+        let old =
+            read(json!({"rope_theta": 50.0, "rope_scaling": {"type": "linear", "factor": 2.0}})).unwrap();
+        assert_eq!((old.rope_theta, old.rope_scaling), (50.0, linear));
+        let parameters = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0});
+        let new = read(json!({"rope_parameters": parameters})).unwrap();
+        assert_eq!((new.rope_theta, new.rope_scaling), (50.0, linear));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let check = |changes: Value, expected: &str| {
+            let error = read(changes).unwrap_err().to_string();
+            assert!(error.starts_with("m/config.json: ") && error.contains(expected), "{error}");
+        };
+        check(
+            json!({"architectures": ["GemmaForCausalLM"]}),
+            "the architecture is GemmaForCausalLM, and there",
+        );
+        check(json!({"architectures": null}), "the architecture is not named");
+        check(json!({"architectures": ["MistralForCausalLM"]}), "`num_key_value_heads` is missing");
+        check(json!({"num_key_value_heads": 3}), "`num_key_value_heads` is 3, must divide");
+        check(json!({"attention_bias": true}), "`attention_bias` is true");
+        check(json!({"mlp_bias": true}), "`mlp_bias` is true");
+        check(json!({"hidden_act": "gelu"}), "`hidden_act` is another");
+        check(json!({"quantization_config": {}}), "`quantization_config` is there");
+        check(json!({"rope_scaling": {"rope_type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`");
+        check(json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor` is missing");
+        check(
+            json!({"rope_scaling": {"rope_type": "linear", "factor": "2"}}),
+            "`rope_scaling.factor` is \"2\"",
+        );
+    }
+}

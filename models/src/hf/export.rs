@@ -1,0 +1,340 @@
+//! Writes a folder that `transformers` loads, from any source of weights.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::{Map, Value, json};
+
+use super::weights::INDEX;
+use super::{Error, Result};
+use crate::decoder::{DecoderConfig, RopeScaling};
+use crate::init::WeightSource;
+use crate::model::{ParamSpec, Unit};
+
+/// The most bytes of weights in a file, unless a tensor alone has more.
+const MAX_FILE_BYTES: usize = 5 << 30;
+/// The most values that are held at a time.
+const CHUNK: usize = 1 << 20;
+
+/// The dtype of exported weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportDtype {
+    /// 32-bit IEEE.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit IEEE.
+    Fp16,
+}
+
+/// What a folder is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderKind {
+    /// A model: `config.json` and `model.safetensors`.
+    Model,
+    /// An adapter, as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`.
+    Adapter,
+}
+
+/// What a folder holds.
+pub struct FolderContents<'a> {
+    /// What it is of.
+    pub kind: FolderKind,
+    /// The configuration; a model's apart from the dtype.
+    pub config: Map<String, Value>,
+    /// Other files, copied as they are: those of the tokenizer.
+    pub copied: &'a [PathBuf],
+    /// Files made by the caller, by name.
+    pub made: &'a [(&'a str, Vec<u8>)],
+    /// The model's parameters.
+    pub units: &'a [Unit],
+    /// Their values.
+    pub weights: &'a dyn WeightSource,
+    /// What the values are rounded to.
+    pub dtype: ExportDtype,
+}
+
+/// Writes the new folder `path`: aside first, and renamed once it is whole and on the disk.
+///
+/// # Errors
+/// [`Error::Write`] if `path` is there already or cannot be written, [`Error::Read`] for a file to copy, or the
+/// source's error.
+pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()> {
+    if path.exists() {
+        return Err(failed(path)(io::ErrorKind::AlreadyExists.into()).into());
+    }
+    let aside = path.with_extension("partial");
+    // What an interrupted export left behind.
+    match fs::remove_dir_all(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&aside)(error).into()),
+        _ => fs::create_dir_all(&aside).map_err(failed(&aside))?,
+    }
+    write_weights(&aside, contents)?;
+    let mut config = contents.config.clone();
+    if contents.kind == FolderKind::Model {
+        config.remove("dtype");
+        config.insert("torch_dtype".to_owned(), contents.dtype.torch_name().into());
+    }
+    write_file(&aside.join(contents.kind.config_name()), &pretty(&config.into()))?;
+    for (name, bytes) in contents.made {
+        write_file(&aside.join(name), bytes)?;
+    }
+    for source in contents.copied {
+        let bytes = fs::read(source).map_err(|error| Error::Read { path: source.clone(), source: error })?;
+        write_file(&aside.join(source.file_name().expect("a file has a name")), &bytes)?;
+    }
+    sync_folder(&aside)?;
+    fs::rename(&aside, path).map_err(failed(path))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
+}
+
+/// The `config.json` of a decoder: of the family whose members have its shape.
+///
+/// # Errors
+/// [`Error::Field`] for a decoder with both biases and query and key norms, which no family has.
+pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
+    let (architecture, model_type) = match (config.qkv_bias, config.qk_norm, config.sliding_window) {
+        (true, true, _) => {
+            return Err(Error::Field {
+                path: "config.json".into(),
+                field: "qkv_bias".to_owned(),
+                problem: "is there beside qk_norm, and no published family has both".to_owned(),
+            });
+        }
+        (true, false, _) => ("Qwen2ForCausalLM", "qwen2"),
+        (false, true, _) => ("Qwen3ForCausalLM", "qwen3"),
+        (false, false, Some(_)) => ("MistralForCausalLM", "mistral"),
+        (false, false, None) => ("LlamaForCausalLM", "llama"),
+    };
+    let file = json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": rope_scaling(config.rope_scaling),
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window.is_some(),
+        // From this layer on; before it the whole text is seen.
+        "max_window_layers": if config.sliding_window.is_some() { 0 } else { config.num_hidden_layers },
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "initializer_range": config.initializer_range,
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "eos_token_id": stop_tokens,
+    });
+    let Value::Object(file) = file else { unreachable!("written as an object above") };
+    Ok(file)
+}
+
+fn rope_scaling(scaling: RopeScaling) -> Value {
+    match scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_max_position_embeddings as i64,
+        }),
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original_max_position_embeddings,
+            attention_factor,
+            truncate,
+        } => json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "original_max_position_embeddings": original_max_position_embeddings as i64,
+            "attention_factor": attention_factor,
+            "truncate": truncate,
+        }),
+    }
+}
+
+/// A tensor of the folder: the values `range` of a parameter.
+struct Tensor<'a> {
+    name: &'a str,
+    shape: Vec<usize>,
+    spec: &'a ParamSpec,
+    range: Range<usize>,
+}
+
+fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> {
+    let files = files(contents.units, contents.dtype);
+    let (count, stem) = (files.len(), contents.kind.weights_stem());
+    let mut weight_map = BTreeMap::new();
+    let mut total_bytes = 0;
+    for (index, tensors) in files.iter().enumerate() {
+        let name = match count {
+            1 => format!("{stem}.safetensors"),
+            _ => format!("{stem}-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        write_weight_file(&folder.join(&name), tensors, contents)?;
+        for tensor in tensors {
+            weight_map.insert(tensor.name, name.clone());
+            total_bytes += tensor.range.len() * contents.dtype.bytes();
+        }
+    }
+    if count > 1 {
+        let index = json!({"metadata": {"total_size": total_bytes}, "weight_map": weight_map});
+        write_file(&folder.join(INDEX), &pretty(&index))?;
+    }
+    Ok(())
+}
+
+/// The tensors of each file.
+fn files(units: &[Unit], dtype: ExportDtype) -> Vec<Vec<Tensor<'_>>> {
+    let mut files = vec![Vec::new()];
+    let mut bytes = 0;
+    for spec in units.iter().flat_map(|unit| &unit.params) {
+        let row = spec.elements() / spec.shape[0] as usize;
+        let mut start = 0;
+        for part in &spec.parts {
+            let range = start..start + part.rows as usize * row;
+            start = range.end;
+            let shape = [part.rows].iter().chain(&spec.shape[1..]).map(|&size| size as usize).collect();
+            let tensor_bytes = range.len() * dtype.bytes();
+            if bytes > 0 && bytes + tensor_bytes > MAX_FILE_BYTES {
+                files.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += tensor_bytes;
+            let file = files.last_mut().expect("there is always one");
+            file.push(Tensor { name: &part.name, shape, spec, range });
+        }
+    }
+    files
+}
+
+fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents) -> crate::Result<()> {
+    let mut end = 0;
+    let infos = tensors.iter().map(|tensor| {
+        let start = end;
+        end += tensor.range.len() * contents.dtype.bytes();
+        let (dtype, shape) = (contents.dtype.safetensors(), tensor.shape.clone());
+        (tensor.name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    });
+    // `transformers` refuses a file that does not say whose tensors it holds.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos.collect()).expect("offsets rise without gaps");
+    let mut header = serde_json::to_vec(&metadata).expect("a header is plain data");
+    header.resize(header.len().next_multiple_of(8), b' ');
+
+    let mut file = BufWriter::new(File::create(path).map_err(failed(path))?);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed(path))?;
+    file.write_all(&header).map_err(failed(path))?;
+    let mut values = vec![0.0; CHUNK];
+    for tensor in tensors {
+        for start in tensor.range.clone().step_by(CHUNK) {
+            let range = start..(start + CHUNK).min(tensor.range.end);
+            let values = &mut values[..range.len()];
+            contents.weights.read(tensor.spec, range, values)?;
+            file.write_all(&contents.dtype.encode(values)).map_err(failed(path))?;
+        }
+    }
+    let file = file.into_inner().map_err(|error| failed(path)(error.into_error()))?;
+    Ok(file.sync_all().map_err(failed(path))?)
+}
+
+impl FolderKind {
+    fn config_name(self) -> &'static str {
+        match self {
+            FolderKind::Model => "config.json",
+            FolderKind::Adapter => "adapter_config.json",
+        }
+    }
+
+    fn weights_stem(self) -> &'static str {
+        match self {
+            FolderKind::Model => "model",
+            FolderKind::Adapter => "adapter_model",
+        }
+    }
+}
+
+impl ExportDtype {
+    fn bytes(self) -> usize {
+        match self {
+            ExportDtype::Fp32 => 4,
+            ExportDtype::Bf16 | ExportDtype::Fp16 => 2,
+        }
+    }
+
+    fn torch_name(self) -> &'static str {
+        match self {
+            ExportDtype::Fp32 => "float32",
+            ExportDtype::Bf16 => "bfloat16",
+            ExportDtype::Fp16 => "float16",
+        }
+    }
+
+    fn safetensors(self) -> Dtype {
+        match self {
+            ExportDtype::Fp32 => Dtype::F32,
+            ExportDtype::Bf16 => Dtype::BF16,
+            ExportDtype::Fp16 => Dtype::F16,
+        }
+    }
+
+    fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            ExportDtype::Fp32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            ExportDtype::Bf16 => {
+                values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect()
+            }
+            ExportDtype::Fp16 => {
+                values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect()
+            }
+        }
+    }
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(failed(path))
+}
+
+fn sync_folder(path: &Path) -> Result<()> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(failed(path))
+}
+
+fn pretty(value: &Value) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("a value is plain data");
+    text.push(b'\n');
+    text
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Write { path: path.clone(), source }
+}

@@ -1,0 +1,117 @@
+//! Models as Hugging Face publishes them: a folder with `config.json`, safetensors files and a tokenizer.
+//!
+//! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads. Opening a folder reads the
+//! configuration and the headers of the weights, and checks that every tensor of the model is there in its shape;
+//! the weights themselves are read range by range, as ranks need them, and never whole.
+
+mod adapter;
+mod config;
+mod error;
+mod export;
+mod weights;
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+pub use adapter::{AdapterFolder, Merged, WithAdapter, adapter_config_file};
+pub use error::{Error, Result};
+pub use export::{ExportDtype, FolderContents, FolderKind, config_file, write_folder};
+
+use crate::decoder::{self, DecoderConfig};
+use crate::init::WeightSource;
+use crate::model::ParamSpec;
+use config::ConfigFile;
+use weights::WeightFiles;
+
+/// A published model's folder, opened and checked.
+#[derive(Debug)]
+pub struct ModelFolder {
+    path: PathBuf,
+    config: DecoderConfig,
+    stop_tokens: Vec<i64>,
+    weights: WeightFiles,
+}
+
+impl ModelFolder {
+    /// Opens the folder at `path`.
+    ///
+    /// # Errors
+    /// [`Error`], which names the file and in it the field or the tensor: an architecture or a feature that this
+    /// crate lacks, a tensor that is missing, too many or of an odd shape, a broken file.
+    pub fn open(path: &Path) -> Result<ModelFolder> {
+        let config_path = path.join("config.json");
+        let file: ConfigFile = read_json(&config_path)?;
+        let config = file.decoder_config(&config_path)?;
+        let generation_path = path.join("generation_config.json");
+        let stop_tokens = match generation_path.exists() {
+            true => read_json::<GenerationConfig>(&generation_path)?.eos_token_id,
+            false => None,
+        };
+        let stop_tokens = stop_tokens.or(file.eos_token_id).map_or(Vec::new(), TokenIds::into_vec);
+        let weights = WeightFiles::open(path)?;
+        weights.check(&decoder::units(&config), config.tie_word_embeddings)?;
+        Ok(ModelFolder { path: path.to_owned(), config, stop_tokens, weights })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All of its `config.json`.
+    ///
+    /// # Errors
+    /// [`Error`] if the file cannot be read any more.
+    pub fn config_file(&self) -> Result<Map<String, Value>> {
+        read_json(&self.path.join("config.json"))
+    }
+
+    /// The shape of the model.
+    pub fn decoder_config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The tokens that end a completion, as `generation_config.json`, or else `config.json`, names them.
+    pub fn stop_tokens(&self) -> &[i64] {
+        &self.stop_tokens
+    }
+}
+
+impl WeightSource for ModelFolder {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        Ok(self.weights.read(spec, range, values)?)
+    }
+}
+
+/// What matters here of `generation_config.json`.
+#[derive(Debug, Deserialize)]
+struct GenerationConfig {
+    eos_token_id: Option<TokenIds>,
+}
+
+/// One token id or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    One(i64),
+    Several(Vec<i64>),
+}
+
+impl TokenIds {
+    fn into_vec(self) -> Vec<i64> {
+        match self {
+            TokenIds::One(id) => vec![id],
+            TokenIds::Several(ids) => ids,
+        }
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.to_owned(), source })
+}

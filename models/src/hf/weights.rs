@@ -1,0 +1,229 @@
+//! Safetensors files, one or several with an index: headers are read when they are opened, values by range.
+//!
+//! Values are read at their place in the file and not through a memory map: a file that shrinks meanwhile is then an
+//! error and not the end of the process, and a rank reads its ranges and nothing else either way.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde::Deserialize;
+
+use super::{Error, Result, read_json};
+use crate::model::{ParamSpec, Unit};
+
+/// The most bytes that a read holds at a time.
+const CHUNK_BYTES: usize = 1 << 22;
+
+/// The name of the index over several files.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// All tensors of a folder, by name.
+#[derive(Debug)]
+pub(super) struct WeightFiles {
+    path: PathBuf,
+    files: Vec<(PathBuf, File)>,
+    tensors: HashMap<String, Place>,
+}
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Place {
+    /// Which of the files.
+    file: usize,
+    /// Of its first byte.
+    offset: u64,
+    dtype: Dtype,
+    shape: Vec<i64>,
+}
+
+/// What matters of the index.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl WeightFiles {
+    /// Opens the files of the folder `path` and reads their headers.
+    pub fn open(path: &Path) -> Result<WeightFiles> {
+        let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        let index_path = path.join(INDEX);
+        if !index_path.exists() {
+            weights.add_file(&path.join("model.safetensors"))?;
+            return Ok(weights);
+        }
+        let index: Index = read_json(&index_path)?;
+        let mut names: Vec<&str> = index.weight_map.values().map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let is_plain = Path::new(name).file_name().is_some_and(|file| file == name);
+            if !is_plain {
+                return Err(broken(&index_path, format!("`{name}` is not the name of a file beside it")));
+            }
+            weights.add_file(&path.join(name))?;
+        }
+        for (tensor, file) in &index.weight_map {
+            let found = weights.tensors.get(tensor).map(|place| &weights.files[place.file].0);
+            if found != Some(&path.join(file)) {
+                return Err(broken(&index_path, format!("`{tensor}` is not in {file}, as it says")));
+            }
+        }
+        Ok(weights)
+    }
+
+    /// Opens a file that stands alone and reads its header.
+    pub fn open_file(path: &Path) -> Result<WeightFiles> {
+        let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        weights.add_file(path)?;
+        Ok(weights)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Checks that the tensors of `units` are there in their shapes, and no other.
+    pub fn check(&self, units: &[Unit], tied: bool) -> Result<()> {
+        let mut expected = HashMap::new();
+        for spec in units.iter().flat_map(|unit| &unit.params) {
+            for part in &spec.parts {
+                let shape: Vec<i64> =
+                    std::iter::once(part.rows).chain(spec.shape[1..].iter().copied()).collect();
+                expected.insert(part.name.as_str(), shape);
+            }
+        }
+        let mut names: Vec<&&str> = expected.keys().collect();
+        names.sort_unstable();
+        for name in names {
+            let place = self.tensors.get(*name).ok_or_else(|| self.problem(name, "is missing".into()))?;
+            let shape = &expected[name];
+            if place.shape != *shape {
+                let problem =
+                    format!("has shape {:?}, and {shape:?} follows from the configuration", place.shape);
+                return Err(self.problem(name, problem));
+            }
+            if bytes_of(place.dtype).is_none() {
+                let problem = format!("is {:?}; weights must be F32, BF16 or F16", place.dtype);
+                return Err(self.problem(name, problem));
+            }
+        }
+        let mut others: Vec<&String> = self.tensors.keys().collect();
+        others.retain(|name| !expected.contains_key(name.as_str()) && !is_derived(name, tied));
+        match others.iter().min() {
+            None => Ok(()),
+            Some(name) => {
+                Err(self.problem(name, "is not part of the model that the configuration describes".into()))
+            }
+        }
+    }
+
+    /// Reads the values `range` of a parameter, whose parts lie one after the other.
+    pub fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
+        let row = spec.elements() / spec.shape[0] as usize;
+        let mut part_start = 0;
+        for part in &spec.parts {
+            let part_end = part_start + part.rows as usize * row;
+            let (start, end) = (range.start.max(part_start), range.end.min(part_end));
+            if start < end {
+                let values = &mut values[start - range.start..end - range.start];
+                self.read_tensor(&part.name, start - part_start, values)?;
+            }
+            part_start = part_end;
+        }
+        Ok(())
+    }
+
+    /// Reads the values of a tensor from the `first` on.
+    fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
+        let place = &self.tensors[name];
+        let (path, file) = &self.files[place.file];
+        let width = bytes_of(place.dtype).expect("checked when the folder was opened");
+        let mut bytes = vec![0; CHUNK_BYTES.min(values.len() * width)];
+        let mut offset = place.offset + (first * width) as u64;
+        for chunk in values.chunks_mut(CHUNK_BYTES / width) {
+            let bytes = &mut bytes[..chunk.len() * width];
+            file.read_exact_at(bytes, offset).map_err(|source| Error::Read { path: path.clone(), source })?;
+            decode(place.dtype, bytes, chunk);
+            offset += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<()> {
+        let unreadable = |source| Error::Read { path: path.to_owned(), source };
+        let file = File::open(path).map_err(unreadable)?;
+        let len = file.metadata().map_err(unreadable)?.len();
+        let mut length = [0; 8];
+        let short = || broken(path, format!("it has {len} bytes, too few for its header"));
+        file.read_exact_at(&mut length, 0).map_err(|_| short())?;
+        let header_len = u64::from_le_bytes(length);
+        let data_start = header_len.checked_add(8).filter(|&start| start <= len).ok_or_else(short)?;
+        let mut header = vec![0; header_len as usize];
+        file.read_exact_at(&mut header, 8).map_err(unreadable)?;
+        let metadata: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| broken(path, format!("its header is wrong: {error}")))?;
+        let expected = data_start + metadata.data_len() as u64;
+        if expected != len {
+            return Err(broken(path, format!("it has {len} bytes, and its header tells of {expected}")));
+        }
+        for (name, info) in metadata.tensors() {
+            let place = Place {
+                file: self.files.len(),
+                offset: data_start + info.data_offsets.0 as u64,
+                dtype: info.dtype,
+                shape: info.shape.iter().map(|&size| size as i64).collect(),
+            };
+            if self.tensors.insert(name.clone(), place).is_some() {
+                return Err(broken(path, format!("`{name}` is in another file, too")));
+            }
+        }
+        self.files.push((path.to_owned(), file));
+        Ok(())
+    }
+
+    fn problem(&self, name: &str, problem: String) -> Error {
+        let file = self.tensors.get(name).map(|place| &self.files[place.file].0);
+        Error::Tensor { path: file.unwrap_or(&self.path).clone(), name: name.to_owned(), problem }
+    }
+}
+
+/// Whether a tensor follows from others: a tied head, and the frequencies that old Llama files carry.
+fn is_derived(name: &str, tied: bool) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+}
+
+/// The bytes of a value, if values of this kind can be weights.
+fn bytes_of(dtype: Dtype) -> Option<usize> {
+    match dtype {
+        Dtype::F32 => Some(4),
+        Dtype::BF16 | Dtype::F16 => Some(2),
+        _ => None,
+    }
+}
+
+fn decode(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => decode_with(bytes, values, f32::from_le_bytes),
+        Dtype::BF16 => decode_with(bytes, values, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        Dtype::F16 => decode_with(bytes, values, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        _ => unreachable!("checked when the folder was opened"),
+    }
+}
+
+fn decode_with<const WIDTH: usize>(bytes: &[u8], values: &mut [f32], decode: impl Fn([u8; WIDTH]) -> f32) {
+    let (bytes, _) = bytes.as_chunks::<WIDTH>();
+    for (value, bytes) in values.iter_mut().zip(bytes) {
+        *value = decode(*bytes);
+    }
+}
+
+fn broken(path: &Path, problem: String) -> Error {
+    Error::Broken { path: path.to_owned(), problem }
+}

@@ -1,0 +1,283 @@
+//! Folders as `transformers` saves them against what it makes of them: tiny models of every family.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, ModelFolder, config_file, write_folder};
+use anyroll_models::init::WeightSource;
+use anyroll_models::{Decoder, Model, PackedBatch, SamplingParams, Sequence};
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use crate::holder::Holder;
+
+const FAMILIES: [&str; 7] =
+    ["qwen2", "qwen2_tied_yarn", "qwen3", "llama2", "llama3_sharded", "llama_linear", "mistral"];
+
+/// Of each value, relative to the largest of its tensor where that is above 1.
+const TOLERANCE: f64 = 1e-4;
+
+/// What fills up rows of the golden prompts and completions.
+const NONE: i64 = 255;
+
+/// A family's model, and what `transformers` made of it.
+struct Family {
+    name: &'static str,
+    folder: ModelFolder,
+    golden: HashMap<String, Tensor>,
+}
+
+fn families() -> impl Iterator<Item = Family> {
+    FAMILIES.into_iter().map(|name| {
+        let golden = Tensor::read_safetensors(path(name).join("golden.safetensors")).unwrap();
+        let folder = ModelFolder::open(&path(name)).unwrap();
+        Family { name, folder, golden: golden.into_iter().collect() }
+    })
+}
+
+impl Family {
+    fn holder(&self, kind: Kind) -> Holder {
+        let decoder = Decoder::new(self.folder.decoder_config().clone(), Device::Cpu).unwrap();
+        Holder::from_source(decoder, &self.folder, kind)
+    }
+
+    fn integers(&self, which: &str) -> Vec<i64> {
+        self.golden[which].to_kind(Kind::Int64).flatten(0, -1).try_into().unwrap()
+    }
+
+    /// The rows of a padded matrix.
+    fn rows(&self, which: &str) -> Vec<Vec<i64>> {
+        let width = self.golden[which].size()[1] as usize;
+        let row = |row: &[i64]| row.iter().copied().take_while(|&token| token != NONE).collect();
+        self.integers(which).chunks(width).map(row).collect()
+    }
+
+    fn sequences(&self) -> Vec<(Vec<i64>, usize)> {
+        let tokens = self.integers("tokens");
+        let mut rest = tokens.as_slice();
+        let mut cut = |length: i64| {
+            let (sequence, after) = rest.split_at(length as usize);
+            rest = after;
+            sequence.to_vec()
+        };
+        let prompt_lens = self.integers("prompt_lens").into_iter().map(|len| len as usize);
+        self.integers("lengths").into_iter().map(&mut cut).zip(prompt_lens).collect()
+    }
+
+    #[track_caller]
+    fn assert_close(&self, what: &str, found: &Tensor, expected: &Tensor) {
+        assert_eq!(found.size(), expected.size(), "{}: {what}", self.name);
+        let scale = expected.abs().max().double_value(&[]).max(1.0);
+        let error = (found - expected).abs().max().double_value(&[]) / scale;
+        assert!(error <= TOLERANCE, "{}: {what} differs by {error:e}", self.name); // false for NaN
+    }
+}
+
+/// Packed here and one at a time there, so packing is tested with it.
+#[test]
+fn scores_and_gradients_equal_transformers() {
+    for family in families() {
+        let mut holder = family.holder(Kind::Float);
+        let batch = pack(&family.sequences());
+        let (scores, saved) = holder.forward(&batch, true);
+        family.assert_close("logprobs", &scores.logprobs, &family.golden["logprobs"]);
+        holder.backward(&batch, saved, family.golden["d_logprobs"].shallow_clone(), None);
+        for (unit, grads) in holder.decoder.units().iter().zip(&holder.grads) {
+            for (spec, grad) in unit.params.iter().zip(grads.views()) {
+                let mut row = 0;
+                for part in &spec.parts {
+                    let expected = &family.golden[&format!("grad.{}", part.name)];
+                    family.assert_close(&part.name, &grad.narrow(0, row, part.rows), expected);
+                    row += part.rows;
+                }
+            }
+        }
+    }
+}
+
+/// Every token's log-prob after each sequence, against the softmax of the logits there.
+#[test]
+fn whole_distributions_equal_transformers() {
+    for family in families() {
+        let holder = family.holder(Kind::Float);
+        let vocab_size = family.folder.decoder_config().vocab_size;
+        let continued: Vec<(Vec<i64>, usize)> = family
+            .sequences()
+            .iter()
+            .flat_map(|(tokens, _)| {
+                (0..vocab_size).map(|token| ([tokens.as_slice(), &[token]].concat(), tokens.len()))
+            })
+            .collect();
+        let found = holder.forward(&pack(&continued), false).0.logprobs.view([-1, vocab_size]);
+        let expected = family.golden["logits"].log_softmax(-1, None);
+        family.assert_close("logits", &found, &expected);
+    }
+}
+
+#[test]
+fn bfloat16_is_as_near_as_that_of_transformers() {
+    for family in families() {
+        let batch = pack(&family.sequences());
+        let found = family.holder(Kind::BFloat16).forward(&batch, false).0.logprobs;
+        let exact = &family.golden["logprobs"];
+        let error = |found: &Tensor| (found - exact).square().mean(None).sqrt().double_value(&[]);
+        let (ours, theirs) = (error(&found), error(&family.golden["bf16_logprobs"]));
+        assert!(ours <= 1.5 * theirs, "{}: {ours} is above 1.5 x {theirs}", family.name);
+    }
+}
+
+#[test]
+fn greedy_generation_equals_transformers() {
+    for family in families() {
+        let holder = family.holder(Kind::Float);
+        let (prompts, expected) = (family.rows("generate_prompts"), family.rows("generate_completions"));
+        assert_eq!(family.folder.stop_tokens(), [1]);
+        let params = SamplingParams {
+            temperature: 0.0,
+            max_new_tokens: 16,
+            stop_tokens: family.folder.stop_tokens().to_vec(),
+            ..SamplingParams::default()
+        };
+        let run = |prompts: &[Vec<i64>]| -> Vec<Vec<i64>> {
+            let completions = crate::generation::run(&holder, prompts, &params, &vec![0; prompts.len()]);
+            completions.into_iter().map(|completion| completion.tokens).collect()
+        };
+        assert_eq!(run(&prompts), expected, "{}: in one batch", family.name);
+        let alone: Vec<Vec<i64>> =
+            prompts.iter().map(|prompt| run(std::slice::from_ref(prompt)).remove(0)).collect();
+        assert_eq!(alone, expected, "{}: one by one", family.name);
+    }
+}
+
+#[test]
+fn ranges_are_parts_of_the_whole() {
+    for family in families() {
+        for spec in family.holder(Kind::Float).decoder.units().iter().flat_map(|unit| &unit.params) {
+            let read = |range: std::ops::Range<usize>| {
+                let mut values = vec![f32::NAN; range.len()];
+                family.folder.read(spec, range, &mut values).unwrap();
+                values
+            };
+            let whole = read(0..spec.elements());
+            for cut in [1, spec.elements() / 3, spec.elements() - 1] {
+                assert_eq!([read(0..cut), read(cut..spec.elements())].concat(), whole, "{}", spec.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_exported_folder_is_the_same_model() {
+    let scratch = tempfile::tempdir().unwrap();
+    for family in families() {
+        let holder = family.holder(Kind::Float);
+        for (name, dtype, kind) in [
+            ("fp32", ExportDtype::Fp32, Kind::Float),
+            ("bf16", ExportDtype::Bf16, Kind::BFloat16),
+            ("fp16", ExportDtype::Fp16, Kind::Half),
+        ] {
+            let to = scratch.path().join(family.name).join(name);
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            let contents = FolderContents {
+                kind: FolderKind::Model,
+                config: config_file(family.folder.decoder_config(), family.folder.stop_tokens()).unwrap(),
+                copied: &[],
+                made: &[("note.txt", b"made".to_vec())],
+                units: holder.decoder.units(),
+                weights: &family.folder,
+                dtype,
+            };
+            write_folder(&to, &contents).unwrap();
+            let error = write_folder(&to, &contents).unwrap_err();
+            assert!(error.to_string().contains("cannot write"), "{error}");
+
+            let back = ModelFolder::open(&to).unwrap();
+            assert_eq!(back.decoder_config(), family.folder.decoder_config(), "{}", family.name);
+            assert_eq!(back.stop_tokens(), family.folder.stop_tokens());
+            assert_eq!(fs::read(to.join("note.txt")).unwrap(), b"made");
+            let decoder = Decoder::new(back.decoder_config().clone(), Device::Cpu).unwrap();
+            let found = Holder::from_source(decoder, &back, Kind::Float);
+            for (found, weight) in found.weights.iter().flatten().zip(holder.weights.iter().flatten()) {
+                assert_eq!(*found, weight.to_kind(kind).to_kind(Kind::Float), "{} {name}", family.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn broken_folders_are_refused_by_name() {
+    type Damage<'a> = &'a dyn Fn(&Path);
+    let check = |family: &str, damage: Damage, expected: &[&str]| {
+        let scratch = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(path(family)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
+        }
+        damage(scratch.path());
+        let message = ModelFolder::open(scratch.path()).unwrap_err().to_string();
+        assert!(expected.iter().all(|word| message.contains(word)), "{message} has not {expected:?}");
+    };
+    let set = |field: &'static str, value: Value| {
+        move |folder: &Path| {
+            let file = folder.join("config.json");
+            let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            config[field] = value.clone();
+            fs::write(&file, config.to_string()).unwrap();
+        }
+    };
+    let (weights, index) = ("model.safetensors", "model.safetensors.index.json");
+    check(
+        "qwen2",
+        &|folder| fs::remove_file(folder.join("config.json")).unwrap(),
+        &["cannot read", "config.json"],
+    );
+    check("qwen2", &|folder| fs::write(folder.join("config.json"), "{").unwrap(), &["config.json cannot be"]);
+    check("qwen2", &|folder| fs::remove_file(folder.join(weights)).unwrap(), &["cannot read", weights]);
+    check(
+        "qwen2",
+        &set("architectures", json!(["Gemma2ForCausalLM"])),
+        &["Gemma2ForCausalLM", "Qwen2ForCausalLM"],
+    );
+    check("qwen2", &set("num_hidden_layers", json!(3)), &["model.layers.2.", "is missing"]);
+    check("qwen2", &set("num_hidden_layers", json!(1)), &["model.layers.1.", "not part of the model"]);
+    check("qwen2", &set("vocab_size", json!(41)), &["has shape [40, 16]", "[41, 16]"]);
+    check("llama2", &set("architectures", json!(["Qwen2ForCausalLM"])), &["k_proj.bias", "is missing"]);
+    let shorten = |folder: &Path| {
+        let file = folder.join(weights);
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    };
+    check("qwen2", &shorten, &["model.safetensors is broken", "its header tells of"]);
+    check(
+        "qwen2",
+        &|folder| fs::write(folder.join(weights), "short").unwrap(),
+        &["is broken: it has 5 bytes"],
+    );
+    let damage = |folder: &Path| {
+        let file = folder.join(weights);
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[9] = b'!';
+        fs::write(&file, bytes).unwrap();
+    };
+    check("qwen2", &damage, &["is broken: its header is wrong"]);
+    let rename = |from: &'static str, to: &'static str| {
+        move |folder: &Path| {
+            let file = folder.join(index);
+            fs::write(&file, fs::read_to_string(&file).unwrap().replace(from, to)).unwrap();
+        }
+    };
+    check("llama3_sharded", &rename("model-00001", "model-00009"), &["cannot read", "model-00009"]);
+    check("llama3_sharded", &rename("\"model-00001", "\"../model-00001"), &["is broken", "`../model-00001"]);
+    check("llama3_sharded", &rename("\"lm_head.weight", "\"head"), &["is broken", "`head` is not in"]);
+}
+
+fn pack(sequences: &[(Vec<i64>, usize)]) -> PackedBatch {
+    let sequences: Vec<Sequence> =
+        sequences.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
+    PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap()
+}
+
+fn path(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf").join(family)
+}

@@ -1,0 +1,186 @@
+//! Adapters against PEFT: tests/python/make_lora_golden.py.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyroll_models::hf::{
+    AdapterFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, WithAdapter,
+    adapter_config_file, write_folder,
+};
+use anyroll_models::init::Seed;
+use anyroll_models::{Decoder, LoraConfig, LoraTarget, Model, PackedBatch, Sequence};
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use crate::holder::Holder;
+
+const TOLERANCE: f64 = 1e-4;
+
+struct Golden {
+    base: ModelFolder,
+    adapter: AdapterFolder,
+    /// Of the model alone, and with the adapter.
+    alone: HashMap<String, Tensor>,
+    adapted: HashMap<String, Tensor>,
+}
+
+fn golden() -> Golden {
+    let tensors = |path: &str| {
+        Tensor::read_safetensors(folder(path).join("golden.safetensors")).unwrap().into_iter().collect()
+    };
+    let base = ModelFolder::open(&folder("hf/qwen2")).unwrap();
+    let adapter = AdapterFolder::open(&folder("lora"), base.decoder_config()).unwrap();
+    Golden { base, adapter, alone: tensors("hf/qwen2"), adapted: tensors("lora") }
+}
+
+impl Golden {
+    fn decoder(&self) -> Decoder {
+        let config = self.base.decoder_config().clone();
+        Decoder::with_lora(config, self.adapter.lora_config(), Device::Cpu).unwrap()
+    }
+
+    fn holder(&self, kind: Kind) -> Holder {
+        let source = WithAdapter { base: &self.base, adapter: &self.adapter };
+        Holder::from_source(self.decoder(), &source, kind)
+    }
+
+    fn batch(&self) -> PackedBatch {
+        let integers = |which: &str| Vec::<i64>::try_from(&self.alone[which]).unwrap();
+        let (tokens, lengths, prompt_lens) =
+            (integers("tokens"), integers("lengths"), integers("prompt_lens"));
+        let mut rest = tokens.as_slice();
+        let sequences = lengths.iter().zip(&prompt_lens).map(|(&length, &prompt_len)| {
+            let (tokens, after) = rest.split_at(length as usize);
+            rest = after;
+            Sequence { tokens, prompt_len: prompt_len as usize }
+        });
+        let sequences: Vec<Sequence> = sequences.collect();
+        PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap()
+    }
+}
+
+#[track_caller]
+fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
+    assert_eq!(found.size(), expected.size(), "{what}");
+    let scale = expected.abs().max().double_value(&[]).max(1.0);
+    let error = (found - expected).abs().max().double_value(&[]) / scale;
+    assert!(error <= TOLERANCE, "{what} differs by {error:e}"); // false for NaN
+}
+
+#[test]
+fn scores_and_gradients_equal_peft() {
+    let golden = golden();
+    let expected = LoraConfig {
+        rank: 3,
+        alpha: 5.0,
+        targets: vec![LoraTarget::Q, LoraTarget::V, LoraTarget::O, LoraTarget::Up, LoraTarget::Down],
+    };
+    assert_eq!(*golden.adapter.lora_config(), expected);
+    let (mut holder, batch) = (golden.holder(Kind::Float), golden.batch());
+    let (scores, saved) = holder.forward(&batch, true);
+    assert_close("logprobs", &scores.logprobs, &golden.adapted["logprobs"]);
+    // Thinned and filled again, as under selective recompute: the adapters are in what is made again.
+    let saved = saved.into_iter().enumerate().map(|(block, saved)| {
+        let thin = holder.decoder.thin(block, saved);
+        holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin).unwrap())
+    });
+    let saved = saved.collect();
+    holder.backward(&batch, saved, golden.alone["d_logprobs"].shallow_clone(), None);
+    let mut compared = 0;
+    for (unit, grads) in holder.decoder.units().iter().zip(&holder.grads) {
+        assert_eq!(unit.trainable, unit.name.ends_with(".lora"), "{}", unit.name);
+        for (spec, grad) in unit.params.iter().zip(grads.views()).filter(|_| unit.trainable) {
+            assert_close(&spec.name, grad, &golden.adapted[&format!("grad.{}", spec.name)]);
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 2 * 5 * 2, "two tensors of five matrices in two layers");
+}
+
+#[test]
+fn adapters_that_are_off_leave_the_model_as_it_was() {
+    let golden = golden();
+    let off = golden.holder(Kind::Float).forward(&golden.batch().without_adapters(), false).0;
+    let alone = Decoder::new(golden.base.decoder_config().clone(), Device::Cpu).unwrap();
+    let alone = Holder::from_source(alone, &golden.base, Kind::Float).forward(&golden.batch(), false).0;
+    assert_eq!(off.logprobs, alone.logprobs);
+    // And so do adapters that have just been made, of which one factor is 0.
+    let source = WithAdapter { base: &golden.base, adapter: &Seed(3) };
+    let fresh = Holder::from_source(golden.decoder(), &source, Kind::Float);
+    assert_eq!(fresh.forward(&golden.batch(), false).0.logprobs, alone.logprobs);
+}
+
+#[test]
+fn merged_weights_equal_those_of_peft() {
+    let golden = golden();
+    let merged = Merged { base: &golden.base, adapter: &golden.adapter, lora: golden.adapter.lora_config() };
+    let plain = Decoder::new(golden.base.decoder_config().clone(), Device::Cpu).unwrap();
+    let holder = Holder::from_source(plain, &merged, Kind::Float);
+    for (unit, weights) in holder.decoder.units().iter().zip(&holder.weights) {
+        for (spec, weight) in unit.params.iter().zip(weights) {
+            let part = |part: &anyroll_models::model::Part| &golden.adapted[&format!("merged.{}", part.name)];
+            let parts: Vec<&Tensor> = spec.parts.iter().map(part).collect();
+            assert_close(&spec.name, weight, &Tensor::cat(&parts, 0));
+            // A range that begins and ends within rows.
+            let (values, cut) =
+                (Vec::<f32>::try_from(&weight.flatten(0, -1)).unwrap(), 3..spec.elements() - 2);
+            let mut found = vec![f32::NAN; cut.len()];
+            anyroll_models::init::WeightSource::read(&merged, spec, cut.clone(), &mut found).unwrap();
+            for (found, expected) in found.iter().zip(&values[cut]) {
+                assert!((found - expected).abs() <= 1e-6, "{}: {found} {expected}", spec.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_adapter_is_written_as_peft_reads_it() {
+    let golden = golden();
+    let scratch = tempfile::tempdir().unwrap();
+    let to = scratch.path().join("adapter");
+    let decoder = golden.decoder();
+    let units: Vec<_> = decoder.units().iter().filter(|unit| unit.trainable).cloned().collect();
+    let contents = FolderContents {
+        kind: FolderKind::Adapter,
+        config: adapter_config_file(golden.adapter.lora_config(), "qwen2"),
+        copied: &[],
+        made: &[],
+        units: &units,
+        weights: &golden.adapter,
+        dtype: ExportDtype::Fp32,
+    };
+    write_folder(&to, &contents).unwrap();
+    let back = AdapterFolder::open(&to, golden.base.decoder_config()).unwrap();
+    assert_eq!(back.lora_config(), golden.adapter.lora_config());
+    let tensors = |path: PathBuf| -> HashMap<String, Tensor> {
+        Tensor::read_safetensors(path.join("adapter_model.safetensors")).unwrap().into_iter().collect()
+    };
+    assert_eq!(tensors(to), tensors(folder("lora")));
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_by_name() {
+    let golden = golden();
+    let check = |field: &str, value: Value, expected: &[&str]| {
+        let scratch = tempfile::tempdir().unwrap();
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::copy(folder("lora").join(name), scratch.path().join(name)).unwrap();
+        }
+        let file = scratch.path().join("adapter_config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        config[field] = value;
+        fs::write(&file, config.to_string()).unwrap();
+        let error =
+            AdapterFolder::open(scratch.path(), golden.base.decoder_config()).unwrap_err().to_string();
+        assert!(expected.iter().all(|word| error.contains(word)), "{error} has not {expected:?}");
+    };
+    check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` is another"]);
+    check("use_dora", json!(true), &["`use_dora` is true"]);
+    check("rank_pattern", json!({"q_proj": 8}), &["`rank_pattern` is there"]);
+    check("r", json!(4), &["lora_A.weight", "has shape [3, ", "and [4, "]);
+}
+
+fn folder(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(path)
+}

@@ -1,0 +1,93 @@
+//! What a model is made from: its shape, its tokenizer and its first weights.
+
+use anyroll_models::{
+    Decoder, DecoderConfig, LoraConfig, RopeScaling,
+    hf::{AdapterFolder, ModelFolder, WithAdapter},
+    init::{Seed, WeightSource},
+};
+
+use crate::{
+    Result,
+    config::{self, FolderConfig, ModelConfig},
+    data::{CharTokenizer, Dataset, Tokenizer},
+};
+
+/// A model before training.
+pub struct BaseModel {
+    /// Its shape.
+    pub config: DecoderConfig,
+    /// Text to tokens.
+    pub tokenizer: Tokenizer,
+    /// Its adapters, if those are what is trained.
+    pub lora: Option<LoraConfig>,
+    /// Its weights and those of its adapters, read as they are asked for.
+    pub weights: Box<dyn WeightSource>,
+}
+
+impl BaseModel {
+    /// Opens the folder that `model` names, or lays out the decoder that it describes: that one has a token for each
+    /// character of `dataset`, and weights from `seed`.
+    pub fn open(model: &ModelConfig, dataset: &Dataset, seed: u64) -> Result<BaseModel> {
+        match model {
+            ModelConfig::Decoder(decoder) => {
+                let tokenizer = CharTokenizer::new(&dataset.characters());
+                Ok(BaseModel {
+                    config: decoder_config(decoder, tokenizer.vocab_size()),
+                    tokenizer: Tokenizer::Characters(tokenizer),
+                    lora: None,
+                    weights: Box::new(Seed(seed)),
+                })
+            }
+            ModelConfig::Dit(_) => {
+                unreachable!("a model of images reads no text, and is refused where there is some")
+            }
+            ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),
+        }
+    }
+
+    /// Opens a published model's folder; adapters that are asked for and not in a folder themselves come from `seed`.
+    pub fn of_folder(config: &FolderConfig, seed: u64) -> Result<BaseModel> {
+        let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
+        let shape = folder.decoder_config().clone();
+        let tokenizer = Tokenizer::of_folder(&folder, config)?;
+        let Some(lora) = &config.lora else {
+            return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
+        };
+        let adapter: Box<dyn WeightSource> = match &lora.path {
+            Some(path) => Box::new(AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?),
+            None => Box::new(Seed(seed)),
+        };
+        let weights = Box::new(WithAdapter { base: folder, adapter });
+        let lora = lora.shape().expect("a config whose targets match nothing is refused");
+        Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
+    }
+
+    /// The decoder of this shape, with its adapters, on `device`.
+    pub fn decoder(&self, device: tch::Device) -> Result<Decoder> {
+        Ok(match &self.lora {
+            Some(lora) => Decoder::with_lora(self.config.clone(), lora, device)?,
+            None => Decoder::new(self.config.clone(), device)?,
+        })
+    }
+}
+
+fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
+    DecoderConfig {
+        vocab_size: vocab_size as i64,
+        hidden_size: decoder.hidden_size as i64,
+        num_hidden_layers: decoder.layers,
+        num_attention_heads: decoder.heads as i64,
+        num_key_value_heads: decoder.kv_heads.unwrap_or(decoder.heads) as i64,
+        head_dim: (decoder.hidden_size / decoder.heads) as i64,
+        intermediate_size: decoder.intermediate_size as i64,
+        rms_norm_eps: decoder.norm_eps,
+        rope_theta: decoder.rope_theta,
+        rope_scaling: RopeScaling::None,
+        max_position_embeddings: decoder.max_length as i64,
+        sliding_window: None,
+        qkv_bias: decoder.qkv_bias,
+        qk_norm: decoder.qk_norm,
+        tie_word_embeddings: decoder.tie_embeddings,
+        initializer_range: 0.02,
+    }
+}

@@ -1,0 +1,137 @@
+//! `anyroll generate`: completions of prompts.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use anyroll_models::{
+    Request,
+    generation::{Completion, Ending, Sample},
+};
+use clap::Args;
+use rand_chacha::rand_core::Rng;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    lines::json_lines,
+    model_args::{ModelArgs, RoomArgs, SamplingArgs},
+};
+use crate::{
+    Result,
+    data::{Record, stream},
+    inference::{Room, cut, stop_condition},
+};
+
+#[derive(Debug, Args)]
+pub(super) struct GenerateArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// A prompt; may be given more than once. Its completions are printed as text
+    #[arg(long = "prompt", value_name = "TEXT", required_unless_present = "file", conflicts_with = "file")]
+    prompts: Vec<String>,
+    /// Lines of {"prompt": ...}; `-` reads standard input. Completions are printed as JSON, each as it ends
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Completions of each prompt
+    #[arg(long, default_value_t = 1)]
+    samples: u64,
+    /// Completions follow from this, the prompt's number and their own
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Ends a completion, and does not belong to it; may be given more than once
+    #[arg(long = "stop", value_name = "TEXT")]
+    stops: Vec<String>,
+    /// Take a prompt as a user's message in the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// The system message before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    room: RoomArgs,
+}
+
+/// Random numbers of its own.
+const PURPOSE: u64 = 0x6765_6e65;
+
+#[derive(Debug, Deserialize)]
+struct Prompt {
+    prompt: String,
+}
+
+/// What is printed of a completion.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    /// Of the prompt in the file, from 1.
+    line: usize,
+    sample: u64,
+    completion: &'a str,
+    tokens: usize,
+    /// `stop` or `length`.
+    ending: &'static str,
+    logprob: f64,
+}
+
+pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
+    let prompts = match &args.file {
+        None => args.prompts.iter().cloned().enumerate().map(|(index, prompt)| (index + 1, prompt)).collect(),
+        Some(file) => {
+            let lines = json_lines::<Prompt>(file)?.into_iter();
+            lines.map(|(line, Prompt { prompt })| (line, prompt)).collect::<Vec<_>>()
+        }
+    };
+    let mut model = args.model.load(args.chat, args.system.clone())?;
+    let tokenizer = model.tokenizer.clone();
+    let params = Arc::new(args.sampling.params(tokenizer.stop_tokens()));
+    let mut encoded = Vec::with_capacity(prompts.len());
+    for (line, prompt) in prompts {
+        let record = Record { id: format!("prompt {line}"), prompt, ..Record::default() };
+        encoded.push((line, tokenizer.encode_prompt(&record)?));
+    }
+    let longest = encoded.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
+    let wanted = encoded.len() * args.samples as usize;
+    let room = Room {
+        sequences: args.room.sequences.min(wanted).max(1),
+        longest: longest + args.sampling.max_new_tokens,
+        memory: args.room.memory,
+    };
+    let mut engine = model.engine(room)?;
+    let mut asked = Vec::with_capacity(wanted);
+    for (index, (line, prompt)) in encoded.into_iter().enumerate() {
+        let first = index as u64 * args.samples;
+        let seed = |sample| stream(PURPOSE, args.seed, first + sample).next_u64();
+        let sample = |number| Sample { seed: seed(number), begun: Completion::default() };
+        let samples = (0..args.samples).map(sample).collect();
+        let stop = stop_condition(&tokenizer, &args.stops);
+        engine.submit(Request { prompt, params: params.clone(), stop, samples })?;
+        asked.extend((0..args.samples).map(|sample| (line, sample)));
+    }
+    let mut out = io::stdout().lock();
+    while !engine.is_idle() {
+        for (id, completion) in engine.step()? {
+            let (line, sample) = asked[id as usize];
+            let text = tokenizer.decode(&completion.tokens);
+            let text = cut(&text, &args.stops);
+            let written = match args.file {
+                None => writeln!(out, "{text}"),
+                Some(_) => writeln!(out, "{}", json(line, sample, text, &completion)),
+            };
+            // Whoever reads may have had enough, as `head` does.
+            if written.and_then(|()| out.flush()).is_err() {
+                return Ok(0);
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn json(line: usize, sample: u64, text: &str, completion: &Completion) -> String {
+    let ending = if completion.ending == Some(Ending::Stop) { "stop" } else { "length" };
+    let logprob = completion.logprobs.iter().copied().map(f64::from).sum();
+    let line = Line { line, sample, completion: text, tokens: completion.tokens.len(), ending, logprob };
+    serde_json::to_string(&line).expect("plain data")
+}

@@ -1,0 +1,88 @@
+//! The arguments that `generate`, `score` and `serve` share.
+
+use std::path::PathBuf;
+
+use anyroll_backends::BackendKind;
+use anyroll_models::SamplingParams;
+use clap::{Args, ValueEnum};
+
+use crate::{
+    Result, config,
+    inference::{LoadedModel, Options},
+};
+
+/// Which model, and where.
+#[derive(Debug, Args)]
+pub(super) struct ModelArgs {
+    /// A run's folder, one of its checkpoints, or a model's folder as Hugging Face publishes it
+    model: PathBuf,
+    /// Where it runs [default: the first backend that there is]
+    #[arg(long)]
+    backend: Option<BackendKind>,
+    /// The device's number
+    #[arg(long, default_value_t = 0)]
+    device: usize,
+    /// The dtype of weights, activations and cache [default: fp32 on the cpu, bf16 elsewhere]
+    #[arg(long)]
+    precision: Option<Precision>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Precision {
+    Fp32,
+    Bf16,
+}
+
+impl ModelArgs {
+    /// Loads it; with `chat`, prompts are messages behind this system message.
+    pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
+        let precision = self.precision.map(|precision| match precision {
+            Precision::Fp32 => config::Precision::Fp32,
+            Precision::Bf16 => config::Precision::Bf16,
+        });
+        let options = Options { backend: self.backend, ordinal: self.device, precision, chat, system_prompt };
+        LoadedModel::open(&self.model, &options)
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+pub(super) struct SamplingArgs {
+    /// Divides the logits; 0 takes the likeliest token
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f64,
+    /// Only the so many likeliest tokens; 0 for all
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Only the likeliest tokens that together reach this probability; 1 for all
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Only tokens with this part of the likeliest one's probability; 0 for all
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f64,
+    /// Makes tokens less likely that were there before; 1 for not
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f64,
+    /// The most tokens of a completion
+    #[arg(long, default_value_t = 256)]
+    pub max_new_tokens: usize,
+}
+
+impl SamplingArgs {
+    /// With the tokens that end a completion.
+    pub fn params(&self, stop_tokens: Vec<i64>) -> SamplingParams {
+        let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens } = *self;
+        SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
+    }
+}
+
+/// What an engine takes on.
+#[derive(Debug, Args)]
+pub(super) struct RoomArgs {
+    /// Sequences that are live together
+    #[arg(long, default_value_t = 64)]
+    pub sequences: usize,
+    /// The most that the KV cache takes, as a part of the device's free memory
+    #[arg(long, default_value_t = 0.85)]
+    pub memory: f64,
+}

@@ -1,0 +1,128 @@
+//! `anyroll score`: the log-probs of given texts, by the forward pass that training runs.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use anyroll_models::Sequence;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::{lines::json_lines, model_args::ModelArgs};
+use crate::{
+    Error, Result,
+    data::{Record, Tokenizer},
+};
+
+#[derive(Debug, Args)]
+pub(super) struct ScoreArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Lines of {"prompt": ..., "completion": ...} (with "finished": true, its end token as well), of {"prompt": ...}
+    /// alone, whose tokens are scored from the second one on, or of {"tokens": [...], "prompt_len": N}; `-` reads
+    /// standard input
+    #[arg(long, value_name = "FILE")]
+    file: PathBuf,
+    /// Divides the logits; above 0
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f64,
+    /// Take a prompt as a user's message in the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// Tokens that go through the model together
+    #[arg(long, default_value_t = 16_384)]
+    batch_tokens: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    prompt: Option<String>,
+    completion: Option<String>,
+    #[serde(default)]
+    finished: bool,
+    tokens: Option<Vec<i64>>,
+    prompt_len: Option<usize>,
+}
+
+/// Tokens, the first of which are given.
+struct Text {
+    line: usize,
+    tokens: Vec<i64>,
+    prompt_len: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Scored<'a> {
+    line: usize,
+    /// The sum of the others.
+    logprob: f64,
+    tokens: &'a [i64],
+    logprobs: &'a [f32],
+}
+
+pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
+    let inputs = json_lines::<Input>(&args.file)?;
+    let mut model = args.model.load(args.chat, None)?;
+    let mut texts = Vec::with_capacity(inputs.len());
+    for (line, input) in inputs {
+        texts.push(encode(args, &model.tokenizer, line, input)?);
+    }
+    let mut out = io::stdout().lock();
+    let mut rest = texts.as_slice();
+    while !rest.is_empty() {
+        let mut tokens = 0;
+        let fits = rest.iter().take_while(|text| {
+            tokens += text.tokens.len();
+            tokens <= args.batch_tokens
+        });
+        let (batch, after) = rest.split_at(fits.count().max(1));
+        let sequences: Vec<Sequence> =
+            batch.iter().map(|text| Sequence { tokens: &text.tokens, prompt_len: text.prompt_len }).collect();
+        let scored = model.logprobs(&sequences, args.temperature)?;
+        for (text, logprobs) in batch.iter().zip(&scored) {
+            let line = Scored {
+                line: text.line,
+                logprob: logprobs.iter().copied().map(f64::from).sum(),
+                tokens: &text.tokens[text.prompt_len..],
+                logprobs,
+            };
+            let line = serde_json::to_string(&line).expect("plain data");
+            // Whoever reads may have had enough, as `head` does.
+            if writeln!(out, "{line}").is_err() {
+                return Ok(0);
+            }
+        }
+        rest = after;
+    }
+    Ok(0)
+}
+
+fn encode(args: &ScoreArgs, tokenizer: &Tokenizer, line: usize, input: Input) -> Result<Text> {
+    let refuse =
+        |problem: &str| Err(Error::InputLine { path: args.file.clone(), line, problem: problem.to_owned() });
+    let (tokens, prompt_len) = match input {
+        Input { prompt: None, completion: None, tokens: Some(tokens), prompt_len, .. } => {
+            (tokens, prompt_len.unwrap_or(1))
+        }
+        Input { prompt: Some(prompt), completion, finished, tokens: None, prompt_len: None } => {
+            let answer = completion.unwrap_or_default();
+            let is_alone = answer.is_empty() && !finished;
+            let record = Record { id: format!("line {line}"), prompt, answer, ..Record::default() };
+            let mut tokens = tokenizer.encode_prompt(&record)?;
+            let prompt_len = if is_alone { 1 } else { tokens.len() };
+            if !is_alone {
+                let mut answer = tokenizer.encode_answer(&record)?;
+                answer.truncate(answer.len() - usize::from(!finished));
+                tokens.extend(answer);
+            }
+            (tokens, prompt_len)
+        }
+        _ => return refuse("it has neither `prompt` nor `tokens`, or both"),
+    };
+    if prompt_len == 0 || prompt_len > tokens.len() {
+        return refuse("its prompt has to have a token at least, and no more than there are");
+    }
+    Ok(Text { line, tokens, prompt_len })
+}

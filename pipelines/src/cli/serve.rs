@@ -1,0 +1,36 @@
+//! `anyroll serve`: a model behind HTTP.
+
+use std::net::{IpAddr, SocketAddr};
+
+use clap::Args;
+
+use super::model_args::{ModelArgs, RoomArgs};
+use crate::{Result, inference::Room, serve};
+
+#[derive(Debug, Args)]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The address to listen on; there is no password, so others than this machine's own are for trusted networks
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// Tokens of the longest sequence, its completion included [default: the model's, at most 8192]
+    #[arg(long)]
+    max_length: Option<usize>,
+    #[command(flatten)]
+    room: RoomArgs,
+}
+
+pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
+    const DEFAULT_MAX_LENGTH: usize = 8192;
+    let model = args.model.load(false, None)?;
+    let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH).min(model.max_length());
+    let room = Room { sequences: args.room.sequences.max(1), longest, memory: args.room.memory };
+    let ready =
+        |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
+    serve::serve(model, room, SocketAddr::new(args.host, args.port), ready)?;
+    Ok(0)
+}

@@ -1,0 +1,250 @@
+//! The tokenizer of a published model's folder: `tokenizer.json`, and what stands beside it of special tokens and chat.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::UnknownCharacter;
+use super::chat_template::{ChatTemplate, Conversation};
+
+/// Text to tokens and back, as the model was taught.
+#[derive(Debug)]
+pub struct HfTokenizer {
+    path: PathBuf,
+    tokenizer: tokenizers::Tokenizer,
+    template: Option<ChatTemplate>,
+    eos: Option<i64>,
+}
+
+/// A tokenizer that cannot be used, or a text that it cannot take.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{} cannot be understood: {problem}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The model has no chat template.
+    #[error("{} has no chat template: give texts and not messages, `model.chat: false`", path.display())]
+    NoTemplate {
+        /// The model's folder.
+        path: PathBuf,
+    },
+    /// Nothing says which token ends a completion.
+    #[error("{} names no eos_token_id in generation_config.json or config.json", path.display())]
+    NoStop {
+        /// The model's folder.
+        path: PathBuf,
+    },
+    /// A record has a character that the model has no token for.
+    #[error(transparent)]
+    Character(#[from] UnknownCharacter),
+    /// The chat template refuses the messages.
+    #[error("the chat template of {} refuses the messages", path.display())]
+    Template {
+        /// The model's folder.
+        path: PathBuf,
+        /// What it raised.
+        source: minijinja::Error,
+    },
+    /// The tokenizer refuses a text, or tokens.
+    #[error("the tokenizer of {} failed: {problem}", path.display())]
+    Tokenize {
+        /// The model's folder.
+        path: PathBuf,
+        /// Why.
+        problem: String,
+    },
+}
+
+/// The special tokens that a chat template knows by these names.
+const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
+
+impl HfTokenizer {
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of the folder `path`; all but the
+    /// first may be absent.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
+        let file = path.join("tokenizer.json");
+        let bytes = read(&file)?;
+        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|error| TokenizerError::Broken { path: file, problem: error.to_string() })?;
+        let config = optional_json(&path.join("tokenizer_config.json"))?;
+        let mut special_tokens = Map::new();
+        for name in SPECIAL_TOKENS {
+            // Written as a text, or as an object with what else is said of the token.
+            let token = config.get(name).map(|token| token.get("content").unwrap_or(token));
+            if let Some(Value::String(token)) = token {
+                special_tokens.insert(name.to_owned(), token.clone().into());
+            }
+        }
+        let eos = special_tokens.get("eos_token").and_then(Value::as_str);
+        let eos = eos.and_then(|token| tokenizer.token_to_id(token)).map(i64::from);
+        let template_file = path.join("chat_template.jinja");
+        let source = match template_file.exists() {
+            true => Some(String::from_utf8_lossy(&read(&template_file)?).into_owned()),
+            false => template_of(&config),
+        };
+        let template = source.map(|source| ChatTemplate::new(source, special_tokens)).transpose();
+        let template =
+            template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })?;
+        Ok(HfTokenizer { path: path.to_owned(), tokenizer, template, eos })
+    }
+
+    /// Whether messages can be encoded.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The token that ends a text, if `tokenizer_config.json` names one.
+    pub fn eos(&self) -> Option<i64> {
+        self.eos
+    }
+
+    /// The tokens of a text; with `special`, also those that the tokenizer puts around every text.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
+        let encoding = self.tokenizer.encode_fast(text, special).map_err(|error| self.failed(&*error))?;
+        Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
+    }
+
+    /// The tokens of a conversation.
+    pub fn encode_chat(
+        &self,
+        conversation: Conversation,
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        // Special tokens are in the rendered text already.
+        self.encode(&self.render_chat(conversation, variables)?, false)
+    }
+
+    /// The text of a conversation.
+    pub fn render_chat(
+        &self,
+        conversation: Conversation,
+        variables: &Map<String, Value>,
+    ) -> Result<String, TokenizerError> {
+        let Some(template) = &self.template else {
+            return Err(TokenizerError::NoTemplate { path: self.path.clone() });
+        };
+        template
+            .render(conversation, variables)
+            .map_err(|source| TokenizerError::Template { path: self.path.clone(), source })
+    }
+
+    /// The text of tokens, without special ones. Tokens that the tokenizer does not know have no text: a model's
+    /// vocabulary may be larger.
+    pub fn decode(&self, tokens: &[i64]) -> Result<String, TokenizerError> {
+        let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
+        self.tokenizer.decode(&ids, true).map_err(|error| self.failed(&*error))
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> TokenizerError {
+        TokenizerError::Tokenize { path: self.path.clone(), problem: error.to_string() }
+    }
+}
+
+/// The template of a `tokenizer_config.json`: a text, or a list of several of which one is the default.
+fn template_of(config: &Map<String, Value>) -> Option<String> {
+    let template = match config.get("chat_template")? {
+        Value::Array(named) => named.iter().find(|entry| entry["name"] == "default")?.get("template")?,
+        template => template,
+    };
+    template.as_str().map(str::to_owned)
+}
+
+fn optional_json(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    if !path.exists() {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), problem: error.to_string() })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Against the `tokenizers` package of Python: tests/python/make_tiny_model.py.
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
+    }
+
+    #[test]
+    fn texts_are_cut_as_in_python_and_come_back() {
+        let tokenizer = HfTokenizer::open(&folder()).unwrap();
+        let golden = fs::read(folder().join("tokens.json")).unwrap();
+        let golden: Value = serde_json::from_slice(&golden).unwrap();
+        let ids = |value: &Value| -> Vec<i64> { serde_json::from_value(value.clone()).unwrap() };
+        for case in golden["texts"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["ids"]), "{text}");
+            assert_eq!(tokenizer.decode(&ids(&case["ids"])).unwrap(), case["decoded"], "{text}");
+        }
+        for case in golden["chats"].as_array().unwrap() {
+            let conversation = Conversation {
+                messages: case["messages"].as_array().unwrap(),
+                tools: None,
+                add_generation_prompt: true,
+            };
+            let found = tokenizer.encode_chat(conversation, &Map::new()).unwrap();
+            assert_eq!(found, ids(&case["ids"]), "{case}");
+        }
+        assert_eq!(tokenizer.eos(), golden["eos"].as_i64());
+        assert_eq!(tokenizer.decode(&[1 << 20, -1]).unwrap(), "");
+    }
+
+    #[test]
+    fn broken_folders_are_refused_by_name() {
+        type Damage<'a> = &'a dyn Fn(&Path);
+        let check = |damage: Damage, expected: &[&str]| {
+            let scratch = tempfile::tempdir().unwrap();
+            for entry in fs::read_dir(folder()).unwrap() {
+                let entry = entry.unwrap();
+                fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
+            }
+            damage(scratch.path());
+            let messages = [json!({"role": "user", "content": "a"})];
+            let conversation = Conversation { messages: &messages, ..Conversation::default() };
+            let opened = HfTokenizer::open(scratch.path());
+            let error =
+                opened.and_then(|it| it.encode_chat(conversation, &Map::new())).unwrap_err().to_string();
+            assert!(expected.iter().all(|word| error.contains(word)), "{error} has not {expected:?}");
+        };
+        let tokenizer = "tokenizer.json";
+        check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
+        check(
+            &|folder| fs::write(folder.join(tokenizer), "{}").unwrap(),
+            &[tokenizer, "cannot be understood"],
+        );
+        let config = "tokenizer_config.json";
+        check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "cannot be understood"]);
+        check(&|folder| fs::write(folder.join(config), "{}").unwrap(), &["has no chat template"]);
+        let raises =
+            json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});
+        check(
+            &|folder| fs::write(folder.join(config), raises.to_string()).unwrap(),
+            &["refuses the messages"],
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! A run's model as a folder that `transformers` loads: weights, configuration and tokenizer.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use anyroll_models::{
+    Decoder, LoraConfig, Model, ParamSpec,
+    hf::{
+        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, adapter_config_file, config_file,
+        write_folder,
+    },
+    init::WeightSource,
+};
+use anyroll_strategy::checkpoint::{self, CheckpointWeights};
+use serde_json::{Map, Value};
+
+use crate::{
+    Error, Result,
+    base_model::BaseModel,
+    config::{Loaded, ModelConfig},
+    data::Tokenizer,
+    run_dir::RunDir,
+};
+
+/// Files of a published model's folder that go with its weights wherever those go.
+const COPIED: [&str; 9] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+];
+
+/// What is written, and in which dtype.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    /// What weights are rounded to.
+    pub dtype: ExportDtype,
+    /// Adapters alone, as PEFT has them, instead of merged into the model's weights.
+    pub adapter: bool,
+}
+
+/// Writes the model of the run folder `run`, at `checkpoint` or else at its last one, to the new folder `to`. Returns
+/// the checkpoint. No device is opened, and how many ranks wrote the checkpoint at which stage does not matter.
+///
+/// # Errors
+/// [`Error::Export`] for a run that has no checkpoint, or no adapter where one is asked for; or the error of a file.
+pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportOptions) -> Result<PathBuf> {
+    let refuse = |problem: &str| Error::Export { run: run.to_owned(), problem: problem.to_owned() };
+    let dir = RunDir::open(run)?;
+    let loaded = Loaded::read(&dir.resolved(), &[])?;
+    let last =
+        || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
+    let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
+    let Some(dataset) = &loaded.dataset else {
+        return Err(refuse("it trains a model of images, and transformers has none of its kind"));
+    };
+    let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
+    let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
+    match (&base.lora, options.adapter) {
+        (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
+        (Some(lora), true) => write_adapter(to, &base, lora, &loaded.config.model, &weights, options.dtype)?,
+        (Some(lora), false) => {
+            let merged = Merged { base: &*base.weights, adapter: &weights, lora };
+            write_model(to, &base, &loaded.config.model, &merged, options.dtype)?;
+        }
+        (None, false) => write_model(to, &base, &loaded.config.model, &weights, options.dtype)?,
+    }
+    Ok(checkpoint)
+}
+
+/// What was trained, and for the rest what it was trained from.
+pub(crate) struct Trained<'a> {
+    /// Of a run.
+    pub checkpoint: CheckpointWeights,
+    /// What the run began with.
+    pub base: &'a dyn WeightSource,
+}
+
+impl WeightSource for Trained<'_> {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> anyroll_models::Result<()> {
+        match self.checkpoint.holds(spec) {
+            true => self.checkpoint.read(spec, range, values),
+            false => self.base.read(spec, range, values),
+        }
+    }
+}
+
+fn write_model(
+    to: &Path,
+    base: &BaseModel,
+    model: &ModelConfig,
+    weights: &dyn WeightSource,
+    dtype: ExportDtype,
+) -> Result<()> {
+    let decoder = Decoder::new(base.config.clone(), tch::Device::Cpu)?;
+    let copied = match model {
+        ModelConfig::Folder(folder) => existing(&folder.path, &COPIED),
+        _ => Vec::new(),
+    };
+    let made = match &base.tokenizer {
+        Tokenizer::Characters(tokenizer) => tokenizer.files(),
+        Tokenizer::Folder(_) => Vec::new(),
+    };
+    let contents = FolderContents {
+        kind: FolderKind::Model,
+        config: config_json(base, model).map_err(anyroll_models::Error::from)?,
+        copied: &copied,
+        made: &made,
+        units: decoder.units(),
+        weights,
+        dtype,
+    };
+    Ok(write_folder(to, &contents)?)
+}
+
+fn write_adapter(
+    to: &Path,
+    base: &BaseModel,
+    lora: &LoraConfig,
+    model: &ModelConfig,
+    weights: &dyn WeightSource,
+    dtype: ExportDtype,
+) -> Result<()> {
+    let ModelConfig::Folder(folder) = model else { unreachable!("only a folder has adapters") };
+    let decoder = base.decoder(tch::Device::Cpu)?;
+    let units: Vec<_> = decoder.units().iter().filter(|unit| unit.trainable).cloned().collect();
+    let contents = FolderContents {
+        kind: FolderKind::Adapter,
+        config: adapter_config_file(lora, &folder.path.display().to_string()),
+        copied: &[],
+        made: &[],
+        units: &units,
+        weights,
+        dtype,
+    };
+    Ok(write_folder(to, &contents)?)
+}
+
+/// The published model's own `config.json`, or one for a decoder made from scratch.
+fn config_json(base: &BaseModel, model: &ModelConfig) -> anyroll_models::hf::Result<Map<String, Value>> {
+    match model {
+        ModelConfig::Folder(folder) => ModelFolder::open(&folder.path)?.config_file(),
+        _ => config_file(&base.config, &base.tokenizer.stop_tokens()),
+    }
+}
+
+fn existing(folder: &Path, names: &[&str]) -> Vec<PathBuf> {
+    names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect()
+}

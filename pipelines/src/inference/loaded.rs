@@ -1,0 +1,179 @@
+//! A model from a folder, on one device, for use and not for training.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyroll_backends::{BackendKind, CollectiveGroup, DeviceId, Rendezvous, Stream, connect, devices, open};
+use anyroll_models::{Decoder, Engine, PackedBatch, Sequence, hf::Merged, init::WeightSource};
+use anyroll_strategy::{
+    Zero,
+    checkpoint::{self, CheckpointWeights},
+};
+use serde_json::Value;
+
+use super::Room;
+use crate::{
+    Error, Result,
+    base_model::BaseModel,
+    config::{
+        FolderConfig, Loaded, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+        StrategyConfig,
+    },
+    data::Tokenizer,
+    export::Trained,
+    launch::free_port,
+    run_dir::RunDir,
+    train::{Place, hold},
+};
+
+/// How a model is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The backend; `None`: the first that runs models.
+    pub backend: Option<BackendKind>,
+    /// The device's number.
+    pub ordinal: usize,
+    /// The dtype; `None`: fp32 on a CPU, bf16 elsewhere.
+    pub precision: Option<Precision>,
+    /// Whether a prompt of a published model is a user's message in its chat template.
+    pub chat: bool,
+    /// The system message before it.
+    pub system_prompt: Option<String>,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    zero: Zero<Decoder>,
+    compute: Stream,
+    torch: tch::Device,
+    /// The step of the run that the weights are from; 0 for a published model.
+    version: u64,
+}
+
+impl LoadedModel {
+    /// Loads the folder `path`: a run's, its last checkpoint or the one that `path` itself is, or a model's as Hugging
+    /// Face publishes it.
+    ///
+    /// # Errors
+    /// [`Error::Model`] and its like, which name the file or the field that cannot be used.
+    pub fn open(path: &Path, options: &Options) -> Result<Self> {
+        let (base, saved) = base_model(path, options)?;
+        let place = place(options)?;
+        let torch = place.torch_device()?;
+        let backend = place.device.id().backend;
+        let precision = if backend.is_host() { Precision::Fp32 } else { Precision::Bf16 };
+        let strategy = strategy(options.precision.unwrap_or(precision));
+        // Adapters are merged into the weights.
+        let model = Arc::new(Decoder::new(base.config, torch)?);
+        let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
+        let (zero, version) = match &saved {
+            None => (hold(&*base.weights)?, 0),
+            Some(path) => {
+                let trained = Trained { checkpoint: CheckpointWeights::open(path)?, base: &*base.weights };
+                let zero = match &base.lora {
+                    Some(lora) => hold(&Merged { base: &*base.weights, adapter: &trained, lora })?,
+                    None => hold(&trained)?,
+                };
+                (zero, checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0))
+            }
+        };
+        let compute = Stream::torch(&place.device)?;
+        Ok(Self { tokenizer: Arc::new(base.tokenizer), zero, compute, torch, version })
+    }
+
+    /// The most tokens of a sequence.
+    pub fn max_length(&self) -> usize {
+        self.zero.model().config().max_position_embeddings as usize
+    }
+
+    /// The number of token ids.
+    pub fn vocab_size(&self) -> i64 {
+        self.zero.model().config().vocab_size
+    }
+
+    /// An engine with these weights.
+    pub fn engine(&mut self, room: Room) -> Result<Engine> {
+        let weights = self.zero.weights()?;
+        room.engine(self.zero.model(), &weights, self.version, &self.compute)
+    }
+
+    /// The log-prob of every token behind the prompts, under softmax(logits / temperature), by the training forward;
+    /// one list a sequence.
+    pub fn logprobs(&mut self, sequences: &[Sequence], temperature: f64) -> Result<Vec<Vec<f32>>> {
+        let batch = PackedBatch::new(sequences, temperature, self.torch)?;
+        let logprobs = self.zero.score(&batch)?.logprobs.f_to_device(tch::Device::Cpu)?;
+        let logprobs: Vec<f32> = logprobs.try_into()?;
+        let mut rest = logprobs.as_slice();
+        let lengths = sequences.iter().map(|sequence| sequence.tokens.len() - sequence.prompt_len);
+        let parts = lengths.map(|length| {
+            let (part, after) = rest.split_at(length);
+            rest = after;
+            part.to_vec()
+        });
+        Ok(parts.collect())
+    }
+}
+
+/// What the folder holds, and the checkpoint to load over it.
+fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::path::PathBuf>)> {
+    if path.join("config.json").is_file() {
+        let Options { chat, system_prompt, .. } = options.clone();
+        let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
+        return Ok((BaseModel::of_folder(&config, 0)?, None));
+    }
+    // A checkpoint lies in its run's `checkpoints/`.
+    let is_checkpoint = path.join("manifest.json").is_file();
+    let run = match (is_checkpoint, path.ancestors().nth(2)) {
+        (true, Some(run)) => run,
+        _ => path,
+    };
+    let dir = RunDir::open(run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
+    let saved = match is_checkpoint {
+        true => Some(path.to_owned()),
+        false => checkpoint::list(&dir.checkpoints())?.pop(),
+    };
+    let saved = saved.ok_or_else(|| Error::Resume {
+        run: run.to_owned(),
+        problem: "it has no checkpoint yet".to_owned(),
+    })?;
+    let loaded = Loaded::read(&dir.resolved(), &[])?;
+    let Some(dataset) = &loaded.dataset else { return Err(Error::NoModel { path: path.to_owned() }) };
+    let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
+    Ok((base, Some(saved)))
+}
+
+/// A device, alone.
+fn place(options: &Options) -> Result<Place> {
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    let usable = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
+    let backend = options.backend.or_else(|| BackendKind::ALL.into_iter().find(usable));
+    let backend = backend.unwrap_or(BackendKind::Cpu);
+    let device = open(DeviceId { backend, ordinal: options.ordinal })?;
+    let rendezvous = Rendezvous {
+        rank: 0,
+        world_size: 1,
+        master_addr: "127.0.0.1".into(),
+        master_port: free_port().map_err(Error::Port)?,
+        agent_store: None,
+        timeout: TIMEOUT,
+    };
+    let comm = connect(&*device, &rendezvous)?;
+    let group = CollectiveGroup::new("inference", comm, &device, TIMEOUT)?;
+    Ok(Place { device, group })
+}
+
+/// Whole, on one device.
+fn strategy(precision: Precision) -> StrategyConfig {
+    StrategyConfig {
+        zero_stage: 0,
+        precision,
+        recompute: Recompute::None,
+        offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
+        deterministic: true,
+        reduction: Reduction::Ordered,
+        micro_batch_size: 1,
+        collective_timeout_s: 60.0,
+    }
+}

@@ -1,0 +1,43 @@
+//! How much an engine takes on, and the memory for it.
+
+use std::sync::Arc;
+
+use anyroll_backends::{DType, Stream};
+use anyroll_models::{Decoder, Engine, KvCache, generation::Limits};
+use anyroll_strategy::Weights;
+use tch::Tensor;
+
+use crate::Result;
+
+/// What an engine takes on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Room {
+    /// Sequences that are live together; at least 1.
+    pub sequences: usize,
+    /// Tokens of the longest, its completion included.
+    pub longest: usize,
+    /// The most that the cache takes, as a part of the device's free memory.
+    pub memory: f64,
+}
+
+impl Room {
+    /// An engine with a cache for so much, or for as much of it as there is room. The cache lives as long as the
+    /// engine. `version` is that of the weights.
+    pub fn engine(
+        self,
+        model: &Arc<Decoder>,
+        weights: &Weights,
+        version: u64,
+        compute: &Stream,
+    ) -> Result<Engine> {
+        let dtype = DType::of(weights[0][0].kind()).expect("weights are in one of our element types");
+        let free_bytes = compute.device().memory_info()?.free_bytes as f64;
+        let room = KvCache::blocks_in(model.config(), dtype, (free_bytes * self.memory) as usize);
+        // Room for one is tried for in any case, and is a device's error where there is none.
+        let least = KvCache::blocks_for(1, self.longest);
+        let blocks = KvCache::blocks_for(self.sequences, self.longest).min(room).max(least);
+        let cache = KvCache::new(model.config(), blocks, dtype, compute)?;
+        let weights = weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
+        Ok(Engine::new(model.clone(), weights, version, cache, Limits::new(self.sequences))?)
+    }
+}

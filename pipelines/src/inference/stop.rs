@@ -1,0 +1,53 @@
+//! Stop strings: a completion ends where one of them appears in its text.
+
+use std::sync::Arc;
+
+use anyroll_models::generation::StopCondition;
+
+use crate::data::Tokenizer;
+
+/// The condition that ends a completion with any of `strings`; `None` if there are none.
+pub fn stop_condition(tokenizer: &Arc<Tokenizer>, strings: &[String]) -> Option<StopCondition> {
+    let longest = strings.iter().map(String::len).max()?;
+    let (tokenizer, strings) = (tokenizer.clone(), strings.to_vec());
+    Some(StopCondition(Arc::new(move |tokens| {
+        // A token has a byte at least, but for special ones and for those whose character the next one completes.
+        let tail = &tokens[tokens.len().saturating_sub(longest + 8)..];
+        let text = tokenizer.decode(tail);
+        strings.iter().any(|string| text.contains(string))
+    })))
+}
+
+/// The text up to the first of `strings` in it.
+pub fn cut<'a>(text: &'a str, strings: &[String]) -> &'a str {
+    let first = strings.iter().filter_map(|string| text.find(string)).min();
+    &text[..first.unwrap_or(text.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::data::CharTokenizer;
+
+    #[test]
+    fn a_text_ends_before_its_first_stop_string() {
+        let characters: BTreeSet<char> = "abcd\n".chars().collect();
+        let tokenizer = Arc::new(Tokenizer::Characters(CharTokenizer::new(&characters)));
+        let strings = ["\n\n".to_owned(), "dd".to_owned()];
+        let condition = stop_condition(&tokenizer, &strings).unwrap();
+        let check = |text: &str, ends: bool, before: &str| {
+            let tokens: Vec<i64> = text
+                .chars()
+                .map(|c| characters.iter().position(|&other| other == c).unwrap() as i64)
+                .collect();
+            assert_eq!((condition.0(&tokens), cut(text, &strings)), (ends, before), "{text:?}");
+        };
+        check("abcd", false, "abcd");
+        check("a\nb\n", false, "a\nb\n");
+        check("ab\n\n", true, "ab");
+        check("abddab\n\n", true, "ab");
+        assert!(stop_condition(&tokenizer, &[]).is_none());
+    }
+}

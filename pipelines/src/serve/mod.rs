@@ -1,0 +1,132 @@
+//! A model behind HTTP, with OpenAI's interface for completions and chat.
+//!
+//! One thread owns the engine (`worker`); handlers turn bodies into requests (`body`) and tokens into answers
+//! (`answer`, `text`), whole or as server-sent events. All requests share the engine's batch.
+
+mod answer;
+mod body;
+mod counters;
+mod text;
+mod worker;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use axum::{
+    Json, Router,
+    extract::{State, rejection::JsonRejection},
+    http::StatusCode,
+    response::Response,
+    routing::{get, post},
+};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::Notify};
+
+use crate::{
+    Error, Result,
+    data::Tokenizer,
+    inference::{LoadedModel, Room},
+};
+use answer::{Shape, answer, refusal};
+use body::{ChatBody, CompletionBody};
+use counters::Counters;
+use worker::Worker;
+
+/// What the one model is called.
+const MODEL: &str = "anyroll";
+
+/// What handlers share.
+struct App {
+    worker: Worker,
+    tokenizer: Arc<Tokenizer>,
+    counters: Arc<Counters>,
+    vocab_size: i64,
+    /// Tokens of the longest sequence.
+    max_length: usize,
+    requests: AtomicU64,
+}
+
+impl App {
+    fn next_id(&self) -> String {
+        format!("anyroll-{}", self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A request that names no seed has one of its own.
+    fn next_seed(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// Serves until the process is ended, or the engine fails. `ready` gets the address that is listened on.
+///
+/// # Errors
+/// An address that cannot be listened on, or the engine's error.
+pub fn serve(
+    mut model: LoadedModel,
+    room: Room,
+    address: SocketAddr,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<()> {
+    let counters = Arc::new(Counters::default());
+    let engine = model.engine(room)?;
+    counters.set_load(engine.load());
+    let (failure, ended) = (Arc::new(Mutex::new(None)), Arc::new(Notify::new()));
+    let (to_failure, to_ended) = (failure.clone(), ended.clone());
+    let failed = move |error| {
+        *to_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        to_ended.notify_one();
+    };
+    let app = Arc::new(App {
+        worker: Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?,
+        tokenizer: model.tokenizer.clone(),
+        counters,
+        vocab_size: model.vocab_size(),
+        max_length: room.longest,
+        requests: AtomicU64::new(0),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Serve)?;
+    let served = runtime.block_on(async {
+        let listener = TcpListener::bind(address).await?;
+        ready(listener.local_addr()?);
+        axum::serve(listener, router(app)).with_graceful_shutdown(async move { ended.notified().await }).await
+    });
+    served.map_err(Error::Serve)?;
+    let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    failure.map_or(Ok(()), |error| Err(error.into()))
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/models", get(models))
+        .route("/health", get(|| async { "ok" }))
+        .route("/metrics", get(|State(app): State<Arc<App>>| async move { app.counters.text() }))
+        .with_state(app)
+}
+
+async fn completions(
+    State(app): State<Arc<App>>,
+    body: Result<Json<CompletionBody>, JsonRejection>,
+) -> Response {
+    match body.map_err(|error| error.body_text()).and_then(|Json(body)| body.asked(&app)) {
+        Ok(asked) => answer(&app, Shape::Text, asked).await,
+        Err(message) => refusal(StatusCode::BAD_REQUEST, &message),
+    }
+}
+
+async fn chat(State(app): State<Arc<App>>, body: Result<Json<ChatBody>, JsonRejection>) -> Response {
+    match body.map_err(|error| error.body_text()).and_then(|Json(body)| body.asked(&app)) {
+        Ok(asked) => answer(&app, Shape::Chat, asked).await,
+        Err(message) => refusal(StatusCode::BAD_REQUEST, &message),
+    }
+}
+
+async fn models() -> Json<Value> {
+    Json(json!({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": MODEL}]}))
+}

@@ -1,0 +1,136 @@
+//! The thread that owns the engine: requests come in over a channel, tokens go out over one a request.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
+};
+
+use anyroll_models::{
+    Completion, Engine, Request,
+    generation::{Ending, SampleId},
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::counters::Counters;
+use crate::error_chain::one_line;
+
+/// What a request hears.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// New tokens of one of its samples, and why that ended if it did.
+    Tokens { sample: usize, tokens: Vec<i64>, logprobs: Vec<f32>, ending: Option<Ending> },
+    /// The request cannot run.
+    Refused(String),
+}
+
+/// How the server talks to the engine.
+#[derive(Clone, Debug)]
+pub(super) struct Worker {
+    jobs: Sender<Job>,
+}
+
+#[derive(Debug)]
+struct Job {
+    request: Request,
+    out: UnboundedSender<Heard>,
+}
+
+/// A sample that somebody waits for.
+struct Watched {
+    sample: usize,
+    out: UnboundedSender<Heard>,
+    /// How many of its tokens were told.
+    told: usize,
+}
+
+impl Worker {
+    /// Starts the thread. It ends when the last handle is gone, or with the engine's error, which `failed` gets.
+    pub fn start(
+        engine: Engine,
+        counters: Arc<Counters>,
+        failed: impl FnOnce(anyroll_models::Error) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (jobs, inbox) = mpsc::channel();
+        thread::Builder::new().name("engine".into()).spawn(move || {
+            if let Err(error) = work(engine, &inbox, &counters) {
+                failed(error);
+            }
+        })?;
+        Ok(Self { jobs })
+    }
+
+    /// Asks for a request's samples. When the receiver is dropped, they are given up.
+    pub fn ask(&self, request: Request) -> UnboundedReceiver<Heard> {
+        let (out, heard) = unbounded_channel();
+        // Where the thread is gone, so is `out`, and the receiver hears the end of it.
+        let _ = self.jobs.send(Job { request, out });
+        heard
+    }
+}
+
+fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyroll_models::Result<()> {
+    let mut watched: HashMap<SampleId, Watched> = HashMap::new();
+    loop {
+        if engine.is_idle() {
+            match inbox.recv() {
+                Ok(job) => take_on(&mut engine, job, &mut watched, counters),
+                Err(_) => return Ok(()),
+            }
+        }
+        while let Ok(job) = inbox.try_recv() {
+            take_on(&mut engine, job, &mut watched, counters);
+        }
+        for (id, completion) in engine.step()? {
+            if let Some(mut one) = watched.remove(&id) {
+                tell(&mut one, &completion, counters);
+            }
+        }
+        let mut gone = Vec::new();
+        for (&id, one) in &mut watched {
+            let is_there = engine.completion(id).is_none_or(|completion| tell(one, completion, counters));
+            if !is_there || one.out.is_closed() {
+                gone.push(id);
+            }
+        }
+        for id in gone {
+            watched.remove(&id);
+            engine.abort(id);
+        }
+        counters.set_load(engine.load());
+    }
+}
+
+fn take_on(
+    engine: &mut Engine,
+    Job { request, out }: Job,
+    watched: &mut HashMap<SampleId, Watched>,
+    counters: &Counters,
+) {
+    counters.request(request.prompt.len());
+    match engine.submit(request) {
+        Ok(ids) => {
+            let samples = ids.enumerate();
+            watched.extend(samples.map(|(sample, id)| (id, Watched { sample, out: out.clone(), told: 0 })));
+        }
+        Err(error) => {
+            // Whoever asked may be gone.
+            let _ = out.send(Heard::Refused(one_line(&error)));
+        }
+    }
+}
+
+/// Tells what is new of a sample; `false` if nobody listens.
+fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) -> bool {
+    let (tokens, logprobs) = (&completion.tokens[one.told..], &completion.logprobs[one.told..]);
+    if tokens.is_empty() && completion.ending.is_none() {
+        return true;
+    }
+    one.told = completion.tokens.len();
+    counters.tokens(tokens.len());
+    let (tokens, logprobs, ending) = (tokens.to_vec(), logprobs.to_vec(), completion.ending);
+    one.out.send(Heard::Tokens { sample: one.sample, tokens, logprobs, ending }).is_ok()
+}

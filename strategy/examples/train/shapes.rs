@@ -1,0 +1,32 @@
+//! The shapes of published decoders.
+
+use anyroll_models::{DecoderConfig, RopeScaling};
+
+/// `7b`, `1.5b` and `0.5b` are Qwen2.5's; `tiny` is for a try on a CPU.
+pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
+    let [vocab, hidden, layers, heads, kv_heads, dim, intermediate] = match name {
+        "7b" => [152_064, 3584, 28, 28, 4, 128, 18_944],
+        "1.5b" => [151_936, 1536, 28, 12, 2, 128, 8960],
+        "0.5b" => [151_936, 896, 24, 14, 2, 64, 4864],
+        "tiny" => [256, 64, 2, 4, 2, 16, 128],
+        other => panic!("no shape {other:?}: choose 7b, 1.5b, 0.5b or tiny"),
+    };
+    DecoderConfig {
+        vocab_size: vocab,
+        hidden_size: hidden,
+        num_hidden_layers: layers as usize,
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads,
+        head_dim: dim,
+        intermediate_size: intermediate,
+        rms_norm_eps: 1e-6,
+        rope_theta: 1e6,
+        rope_scaling: RopeScaling::None,
+        sliding_window: None,
+        max_position_embeddings: positions,
+        qkv_bias: true,
+        qk_norm: false,
+        tie_word_embeddings: name != "7b",
+        initializer_range: 0.02,
+    }
+}

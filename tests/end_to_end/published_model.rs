@@ -1,0 +1,207 @@
+//! RLVR on a published model's folder: a tiny random one, with its tokenizer and chat template.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{anyroll, assert_same, fail, resume, series, succeed, whole_lines};
+
+const CONFIG: &str = "configs/rlvr_math_qwen2.5_0.5b_cuda.yaml";
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
+}
+
+/// The published config made small: on the CPU, with a reward for completions that end by themselves.
+fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
+    let data = folder.path().join("data.jsonl");
+    let mut lines = String::new();
+    for number in 0..400 {
+        writeln!(lines, "{{\"prompt\": \"2 x {number}?\", \"answer\": {}}}", 2 * number).unwrap();
+    }
+    fs::write(&data, lines).unwrap();
+    let run = folder.path().join(name);
+    let mut command = anyroll(["run", CONFIG, "--output", run.to_str().unwrap()]);
+    let paths = [
+        format!("model.path={}", model().display()),
+        format!("pipeline.rlvr.data.jsonl.path={}", data.display()),
+    ];
+    for set in paths.iter().map(String::as_str).chain(TINY).chain(sets.iter().copied()) {
+        command.args(["--set", set]);
+    }
+    (run, command)
+}
+
+const TINY: [&str; 16] = [
+    "backend=cpu",
+    "devices=1",
+    "threads=1",
+    "strategy.precision=fp32",
+    "strategy.collective_timeout_s=60",
+    "pipeline.rlvr.reward=[{regex: {pattern: '.*'}}]",
+    "pipeline.rlvr.steps=6",
+    "pipeline.rlvr.prompts_per_step=8",
+    "pipeline.rlvr.group_size=4",
+    "pipeline.rlvr.rollout.max_new_tokens=12",
+    "pipeline.rlvr.optimizer.adamw.learning_rate=1.0e-2",
+    "pipeline.rlvr.optimizer.schedule={constant: {warmup_steps: 0}}",
+    "pipeline.rlvr.evaluation.every=3",
+    "pipeline.rlvr.evaluation.prompts=8",
+    "pipeline.rlvr.evaluation.samples=2",
+    "pipeline.rlvr.checkpoint.every=3",
+];
+
+#[test]
+fn a_folder_trains_and_resumes_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, command) = run(&folder, "whole", &[]);
+    succeed(command);
+    assert_eq!(series(&whole, "reward/mean").len(), 6);
+    assert!(series(&whole, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&whole, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-3));
+    for line in whole_lines(&whole.join("samples.jsonl")) {
+        let sample: Value = serde_json::from_str(&line).unwrap();
+        assert!(!sample["completion"].as_str().unwrap().contains("<|im_end|>"), "{sample}");
+    }
+
+    let (part, command) = run(&folder, "part", &[]);
+    succeed(command);
+    fs::remove_dir_all(part.join("checkpoints/step_000006")).unwrap();
+    succeed(resume(&part));
+    assert_same(&whole, &part);
+}
+
+/// Each rank reads its own shard of the folder, so the losses say whether it was the right one.
+#[test]
+fn two_ranks_at_stage_3_start_from_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = |name: &str, sets: &[&str]| {
+        let (run, command) = run(&folder, name, sets);
+        succeed(command);
+        (series(&run, "eval/pass@1")[0], series(&run, "reward/mean")[0], series(&run, "grad_norm")[0])
+    };
+    let one = first("one", &["pipeline.rlvr.steps=1"]);
+    let two = first("two", &["pipeline.rlvr.steps=1", "devices=2", "strategy.zero_stage=3"]);
+    assert_eq!((one.0, one.1), (two.0, two.1), "sampled completions");
+    assert!((one.2 - two.2).abs() < 1e-4 * one.2, "{} is not {}", one.2, two.2);
+}
+
+#[test]
+fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |sets: &[&str], expected: &[&str]| {
+        let (run, command) = run(&folder, "run", sets);
+        let error = fail(command);
+        assert!(expected.iter().all(|words| error.contains(words)), "{error} has not {expected:?}");
+        assert!(!run.exists());
+    };
+    let none = format!("model.path={}", folder.path().join("none").display());
+    check(&[&none], &["model.path", "cannot read", "none/config.json"]);
+    let long = "pipeline.rlvr.rollout.max_new_tokens=2040";
+    check(&[long], &["model.path", "the longest prompt is", "it exceeds 2048"]);
+    check(&["model.decoder={hidden_size: 8}"], &["model.decoder"]);
+    check(&["model.lora={rank: 4, targets: [w_proj]}"], &["model.lora", "`w_proj` names no matrix"]);
+    let reference = "roles.reference.strategy.zero_stage=1";
+    check(&["model.lora={rank: 4}", reference], &["roles.reference", "the reference is the policy"]);
+}
+
+/// The greedy completion of each prompt by the model in a folder, with an adapter if there is one, as `transformers`
+/// has it; `None`, said aloud, where there is no such package.
+fn in_transformers(prompts: &[&str], model: &Path, adapter: Option<&Path>) -> Option<Vec<String>> {
+    let python = std::env::var("ANYROLL_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let found = Command::new(&python).args(["-c", "import transformers, peft"]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        let words = "SKIPPED: exported folders were not opened by transformers and peft: \
+                     set ANYROLL_TEST_PYTHON to a Python that has them\n";
+        // Past the harness, which shows nothing of a test that passes.
+        std::io::stderr().write_all(words.as_bytes()).unwrap();
+        return None;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/greedy_of_folder.py");
+    let mut command = Command::new(&python);
+    command.args([script, &serde_json::to_string(prompts).unwrap()]).arg(model).args(adapter);
+    Some(serde_json::from_str(&succeed(command).stdout).unwrap())
+}
+
+#[test]
+fn an_exported_run_is_a_model_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, command) = run(&folder, "run", &["devices=2", "strategy.zero_stage=3"]);
+    succeed(command);
+    let export = |from: &Path, to: &str, options: &[&str]| {
+        let to = folder.path().join(to);
+        let mut command = anyroll(["export", from.to_str().unwrap(), "--to", to.to_str().unwrap()]);
+        command.args(options);
+        (to, command)
+    };
+    let (exported, command) = export(&run, "exported", &["--dtype", "fp32"]);
+    let said = succeed(command).stdout;
+    assert!(said.contains("step_000006 is in"), "{said}");
+    // It trains again from there: the first evaluation is the last one of the run that it came from.
+    let path = format!("model.path={}", exported.display());
+    let (again, command) = self::run(&folder, "again", &[&path]);
+    succeed(command);
+    assert_eq!(series(&again, "eval/pass@1").first(), series(&run, "eval/pass@1").last());
+
+    let first = run.join("checkpoints/step_000003");
+    let said = succeed(export(&first, "first", &[]).1).stdout;
+    assert!(said.contains("step_000003 is in"), "{said}");
+    assert!(fail(export(&run, "exported", &[]).1).contains("cannot write"), "what is there stays");
+    assert!(fail(export(&run, "adapter", &["--adapter"]).1).contains("no adapter"));
+    let samples = whole_lines(&run.join("samples.jsonl"));
+    let last = samples.iter().rev().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last: Vec<Value> = last.take_while(|sample| sample["step"] == 6).collect();
+    let text = |field: &'static str| last.iter().map(move |sample| sample[field].as_str().unwrap());
+    let prompts: Vec<&str> = text("prompt").collect();
+    assert_eq!(prompts.len(), 4, "those of the first rank");
+    if let Some(found) = in_transformers(&prompts, &exported, None) {
+        assert_eq!(found, text("completion").collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn adapters_train_beside_frozen_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let lora = ["model.lora={rank: 4, targets: [(q|v)_proj, 'mlp[.].*']}", "strategy.recompute=full"];
+    let kl_coef = "pipeline.rlvr.algorithm.kl_coef=0.1";
+    let with_kl = [kl_coef, "pipeline.rlvr.mini_batches=1", "devices=2", "strategy.zero_stage=3"];
+    let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());
+    succeed(command);
+    assert!(series(&lora_run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    let kl = series(&lora_run, "loss/kl");
+    assert!(
+        kl[0] == 0.0 && kl[kl.len() - 1] > 0.0,
+        "the policy starts at its reference and leaves it: {kl:?}"
+    );
+    assert!(!lora_run.join("reference").exists(), "the reference is no copy");
+
+    let export = |to: &str, options: &[&str]| {
+        let to = folder.path().join(to);
+        let mut command = anyroll(["export", lora_run.to_str().unwrap(), "--to", to.to_str().unwrap()]);
+        command.args(["--dtype", "fp32"]).args(options);
+        succeed(command);
+        to
+    };
+    let (merged, adapter) = (export("merged", &[]), export("adapter", &["--adapter"]));
+    let last = *series(&lora_run, "eval/pass@1").last().unwrap();
+    let first = |name: &str, sets: &[&str]| {
+        let (run, command) = run(&folder, name, sets);
+        succeed(command);
+        series(&run, "eval/pass@1")[0]
+    };
+    let one_step = "pipeline.rlvr.steps=1";
+    assert_eq!(first("from_merged", &[&format!("model.path={}", merged.display()), one_step]), last);
+    let path = format!("model.lora.path={}", adapter.display());
+    assert_eq!(first("from_adapter", &[lora[0], &path, one_step]), last);
+
+    let prompts = ["2 x 2?", "2 x 71?", "2 x 333?"];
+    if let Some(of_merged) = in_transformers(&prompts, &merged, None) {
+        let of_adapter = in_transformers(&prompts, &model(), Some(&adapter)).unwrap();
+        assert_eq!(of_merged, of_adapter, "merged here and added by PEFT");
+    }
+}

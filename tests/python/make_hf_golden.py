@@ -1,0 +1,126 @@
+"""Writes tests/golden/hf/*: tiny models of every family as `transformers` saves them, and what it makes of them.
+
+    python tests/python/make_hf_golden.py
+
+Needs torch, transformers 4.57 and safetensors. A folder holds the model (`config.json`, `model*.safetensors`,
+`generation_config.json`) and `golden.safetensors`: `tokens`, `lengths`, `prompt_lens`; `logprobs` of the completion
+tokens, each sequence run alone in fp32; `logits` of each sequence's last token; `grad.<name>` of every weight for the
+loss sum(d_logprobs * logprobs); `bf16_logprobs`, the same in bfloat16; and `generate_prompts` with their greedy
+`generate_completions`, a row each, padded with 255.
+"""
+
+import os
+import pathlib
+import shutil
+
+# Some virtual machines report AMX tiles and then raise SIGILL on them, which bf16 products would meet.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import GenerationConfig
+
+COMMON = dict(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=64,
+    rope_theta=100.0,
+    initializer_range=0.3,
+    bos_token_id=0,
+    eos_token_id=1,
+    pad_token_id=None,
+    tie_word_embeddings=False,
+    attn_implementation="eager",
+)
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+)
+FAMILIES = {
+    "qwen2": ("Qwen2", {}),
+    "qwen2_tied_yarn": (
+        "Qwen2",
+        dict(
+            tie_word_embeddings=True,
+            rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+        ),
+    ),
+    "qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
+    "llama2": ("Llama", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
+    "llama3_sharded": ("Llama", dict(rms_norm_eps=1e-5, rope_scaling=LLAMA3)),
+    "llama_linear": ("Llama", dict(rope_scaling=dict(rope_type="linear", factor=2.0))),
+    "mistral": ("Mistral", dict(sliding_window=60, rms_norm_eps=1e-5)),
+}
+LENGTHS, PROMPT_LENS = [7, 2, 51, 5, 18], [3, 1, 17, 5, 1]
+PROMPTS, NEW_TOKENS, NONE = 200, 16, 255
+
+
+def fill(model, random):
+    """Weights of which every one counts: also the biases, which start as 0, and the norms, which start as 1."""
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=random)
+        weight.data = 1 + 0.3 * noise if name.endswith("norm.weight") else 0.3 * noise
+
+
+def logprobs(model, sequences):
+    found = []
+    for sequence, prompt_len in zip(sequences, PROMPT_LENS):
+        log_p = model(sequence[None]).logits[0, prompt_len - 1 : -1].float().log_softmax(-1)
+        found.append(log_p.gather(1, sequence[prompt_len:, None])[:, 0])
+    return torch.cat(found)
+
+
+def pad(rows, width):
+    return torch.tensor([row + [NONE] * (width - len(row)) for row in rows], dtype=torch.uint8)
+
+
+def generate(model, random):
+    """One prompt at a time, of mixed lengths."""
+    lengths = torch.randint(1, 24, (PROMPTS,), generator=random).tolist()
+    prompts = [torch.randint(2, COMMON["vocab_size"], (length,), generator=random) for length in lengths]
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=1, pad_token_id=1)
+    completions = [
+        model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt)), generation_config=greedy)[0, len(prompt) :]
+        for prompt in prompts
+    ]
+    return {
+        "generate_prompts": pad([prompt.tolist() for prompt in prompts], max(lengths)),
+        "generate_completions": pad([completion.tolist() for completion in completions], NEW_TOKENS),
+    }
+
+
+def make(name, family, special, folder):
+    random = torch.Generator().manual_seed(0)
+    config = getattr(transformers, family + "Config")(**{**COMMON, **special})
+    model = getattr(transformers, family + "ForCausalLM")(config).eval()
+    fill(model, random)
+    model.save_pretrained(folder, max_shard_size="12KB" if "sharded" in name else "1GB")
+    tokens = torch.randint(COMMON["vocab_size"], (sum(LENGTHS),), generator=random)
+    sequences = tokens.split(LENGTHS)
+    found = logprobs(model, sequences)
+    d_logprobs = torch.randn(len(found), generator=random)
+    (d_logprobs * found).sum().backward()
+    with torch.no_grad():
+        golden = {
+            "tokens": tokens,
+            "lengths": torch.tensor(LENGTHS),
+            "prompt_lens": torch.tensor(PROMPT_LENS),
+            "logprobs": found.detach(),
+            "d_logprobs": d_logprobs,
+            "logits": torch.stack([model(sequence[None]).logits[0, -1] for sequence in sequences]),
+            **{f"grad.{weight}": value.grad.clone() for weight, value in model.named_parameters()},
+            **generate(model, random),
+            "bf16_logprobs": logprobs(model.bfloat16(), sequences),
+        }
+    save_file(golden, folder / "golden.safetensors")
+
+
+root = pathlib.Path(__file__).parent.parent / "golden" / "hf"
+shutil.rmtree(root, ignore_errors=True)
+for name, (family, special) in FAMILIES.items():
+    (root / name).mkdir(parents=True)
+    make(name, family, special, root / name)
