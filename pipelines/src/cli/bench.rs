@@ -1,10 +1,9 @@
 //! `anyroll doctor --bench`: what the devices of this machine do in a second, beside what their makers promise.
 
-use std::{env, fs, path::Path, sync::Arc, time::Duration};
+use std::{env, fs, path::Path, time::Duration};
 
 use anyroll_backends::{
-    BackendKind, CollectiveGroup, Device, DeviceId, Reduction, Rendezvous, connect_with, devices, diagnose,
-    open,
+    BackendKind, CollectiveGroup, DeviceId, Reduction, Rendezvous, connect_with, devices, diagnose, open,
 };
 use serde::{Deserialize, Serialize};
 
@@ -77,12 +76,19 @@ fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
         agent_store: rank.agent_store.clone(),
         timeout: TIMEOUT,
     };
-    let comm = connect_with(Reduction::Ordered, &*device, &rendezvous)?;
-    let group = CollectiveGroup::new("in rank order", comm, &device, TIMEOUT)?;
-    let library = group_of_library(&device, &rendezvous)?;
+    let group = |name, reduction| {
+        let comm = connect_with(reduction, &*device, &rendezvous)?;
+        CollectiveGroup::new(name, comm, &device, TIMEOUT)
+    };
+    let in_order = group("in rank order", Reduction::Ordered)?;
+    // The host has no library that sums.
+    let library = match backend.is_host() {
+        true => None,
+        false => Some(group("library", Reduction::Library)?),
+    };
     let limits = diagnose(device.id())?.limits;
     let name = device.info().name;
-    let bench = Bench { device, limits, group, library, sizes: Sizes::of(backend.is_host()) };
+    let bench = Bench { device, limits, group: in_order, library, sizes: Sizes::of(backend.is_host()) };
     let figures = bench.run()?;
     if rank.rank == 0 {
         let report = Report { backend: backend.to_string(), device: name, ranks: rank.world_size, figures };
@@ -93,15 +99,6 @@ fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
         }
     }
     Ok(0)
-}
-
-/// A group that sums as its library likes, unless that is in rank order, too.
-fn group_of_library(device: &Arc<dyn Device>, rendezvous: &Rendezvous) -> Result<Option<CollectiveGroup>> {
-    let comm = connect_with(Reduction::Library, &**device, rendezvous)?;
-    if comm.sums_in_rank_order() {
-        return Ok(None);
-    }
-    Ok(Some(CollectiveGroup::new("library", comm, device, TIMEOUT)?))
 }
 
 fn table(report: &Report) -> String {
