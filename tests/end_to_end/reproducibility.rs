@@ -91,15 +91,8 @@ fn one_rank_and_two_compute_the_same() {
         succeed(command);
         run
     });
-    let checked = [
-        "warmup/loss",
-        "reward/mean",
-        "loss/policy",
-        "entropy",
-        "grad_norm",
-        "eval/greedy",
-        "eval/pass@1",
-    ];
+    let checked =
+        ["warmup/loss", "reward/mean", "loss/policy", "entropy", "grad_norm", "eval/greedy", "eval/pass@1"];
     for name in checked {
         let [one, two] = [&one, &two].map(|run| series(run, name));
         assert!(!one.is_empty() && one.len() == two.len(), "{name}");
