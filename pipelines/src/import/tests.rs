@@ -34,7 +34,7 @@ fn check_loads(import: &Import) {
     fs::write(&path, import.yaml()).unwrap();
     let error =
         Loaded::read(&path, &["pipeline.rlvr.data={sort: {digits: 3}}".to_owned()]).unwrap_err().to_string();
-    assert!(error.contains("`model.path`"), "{error}\n{}", import.yaml());
+    assert!(error.contains("model.path: cannot read"), "{error}\n{}", import.yaml());
 }
 
 #[track_caller]
