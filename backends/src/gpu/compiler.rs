@@ -35,7 +35,7 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler, opened once. [`Error::Unavailable`](crate::Error::Unavailable) where there is none.
+    /// The compiler, opened once. [`Error::Unavailable`] where there is none.
     pub(super) fn of(vendor: &'static Vendor) -> Result<&'static Self> {
         vendor.opened.compiler.get_or_init(|| Self::open(vendor)).as_ref().map_err(Clone::clone)
     }

@@ -104,7 +104,7 @@ pub fn rms_norm_into(
     })
 }
 
-/// [`super::swiglu`] of `[B, 2 F]` into `y` `[B, F]`.
+/// [`super::swiglu()`] of `[B, 2 F]` into `y` `[B, F]`.
 pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
     let args = Args::new("swiglu_into", gate_up);
     let device = device_of(args, gate_up)?;

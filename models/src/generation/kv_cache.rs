@@ -13,7 +13,7 @@ pub(crate) const BLOCK_TOKENS: usize = 16;
 /// write to it.
 pub(crate) const SCRATCH_BLOCK: u32 = 0;
 
-/// Keys and values of every layer, in blocks of [`BLOCK_TOKENS`] tokens that sequences take as they grow.
+/// Keys and values of every layer, in blocks of 16 tokens that sequences take as they grow.
 ///
 /// The memory is an arena's: it is there as long as this value is, so that training has the room.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::diffusion::layers::{FREQUENCIES, Params, time_features};
 use crate::model::{Unit, Weights};
 
-/// The layers by the order in which [`unit`] lists them.
+/// The layers by the order in which [`unit()`] lists them.
 const PATCH: usize = 0;
 const TIME: [usize; 2] = [2, 4];
 const POOLED: [usize; 2] = [6, 8];
