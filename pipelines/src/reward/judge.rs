@@ -239,10 +239,11 @@ mod tests {
                         "HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                         text.len()
                     );
+                    // Before the answer, after which the next request may come.
+                    seen.now.fetch_sub(1, Ordering::SeqCst);
                     // One who has hung up reads nothing.
                     let _ =
                         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes()));
-                    seen.now.fetch_sub(1, Ordering::SeqCst);
                 });
             }
         });
