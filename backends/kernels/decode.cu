@@ -573,10 +573,15 @@ KERNELS(Bf16, bf16)
       float* softmax, int rows, int heads, int kv_heads) {                                                             \
     attend<T, DIM, HEADS>(qkv, keys, values, tables, positions, scale, partial, softmax, rows, heads, kv_heads);       \
   }
+ATTENTION(float, f32, 16, 4)
+ATTENTION(float, f32, 32, 4)
 ATTENTION(float, f32, 64, 4)
 ATTENTION(float, f32, 64, 8)
 ATTENTION(float, f32, 128, 4)
 ATTENTION(float, f32, 128, 8)
+// Too narrow for matrix units.
+ATTENTION(Bf16, bf16, 16, 4)
+ATTENTION(Bf16, bf16, 32, 4)
 #ifdef HAS_MATRIX_UNITS
 #undef ATTENTION
 #define ATTENTION(T, suffix, DIM, HEADS)                                                                               \

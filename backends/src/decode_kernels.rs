@@ -22,10 +22,14 @@ pub(crate) const SOURCE: Source = Source {
         c"join_splits_bf16",
         c"sample_f32",
         c"sample_bf16",
+        c"attend_f32_16_4",
+        c"attend_f32_32_4",
         c"attend_f32_64_4",
         c"attend_f32_64_8",
         c"attend_f32_128_4",
         c"attend_f32_128_8",
+        c"attend_bf16_16_4",
+        c"attend_bf16_32_4",
         c"attend_bf16_64_4",
         c"attend_bf16_64_8",
         c"attend_bf16_128_4",
@@ -61,7 +65,7 @@ pub(crate) struct HeadSizes {
 /// Whether there are kernels for heads of this width and a vocabulary of this size.
 pub(crate) fn fit(kind: Kind, dim: i64, vocab: i64) -> bool {
     matches!(kind, Kind::Float | Kind::BFloat16)
-        && matches!(dim, 64 | 128)
+        && matches!(dim, 16 | 32 | 64 | 128)
         && vocab <= MAX_STRIPES * 32 * lanes(kind)
 }
 
@@ -133,10 +137,14 @@ pub(crate) unsafe fn attend(
 ) -> Result<()> {
     let group = heads / kv_heads;
     let (kernel, width) = match (kind, dim, group <= 4) {
+        (Kind::Float, 16, _) => (c"attend_f32_16_4", 4),
+        (Kind::Float, 32, _) => (c"attend_f32_32_4", 4),
         (Kind::Float, 64, true) => (c"attend_f32_64_4", 4),
         (Kind::Float, 64, false) => (c"attend_f32_64_8", 8),
         (Kind::Float, _, true) => (c"attend_f32_128_4", 4),
         (Kind::Float, _, false) => (c"attend_f32_128_8", 8),
+        (_, 16, _) => (c"attend_bf16_16_4", 4),
+        (_, 32, _) => (c"attend_bf16_32_4", 4),
         (_, 64, true) => (c"attend_bf16_64_4", 4),
         (_, 64, false) => (c"attend_bf16_64_8", 8),
         (_, _, true) => (c"attend_bf16_128_4", 4),

@@ -109,7 +109,9 @@ fn check(config: &DecoderConfig, params: &SamplingParams) {
 fn recorded_steps_equal_the_passes() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let free = SamplingParams::default();
-    for config in [config(4, 64, false), config(14, 64, true), config(12, 128, false), config(2, 128, true)] {
+    let sizes =
+        [(4, 64, false), (14, 64, true), (12, 128, false), (2, 128, true), (4, 16, false), (10, 32, true)];
+    for config in sizes.map(|(heads, head_dim, qk_norm)| config(heads, head_dim, qk_norm)) {
         check(&config, &greedy);
         check(&config, &free);
     }
@@ -130,7 +132,7 @@ fn recorded_steps_equal_the_passes() {
 /// In bf16 the passes of the same device are the reference: a penalty next to none makes the engine take them.
 #[test]
 fn recorded_steps_in_bf16_stay_near_the_passes() {
-    for config in [config(14, 64, false), config(12, 128, true)] {
+    for config in [config(14, 64, false), config(12, 128, true), config(4, 32, false)] {
         let params = SamplingParams::default();
         let passes = SamplingParams { repetition_penalty: 1.0 + 1e-7, ..params.clone() };
         let Some(recorded) = completions(&config, (gpu(), DType::Bf16), &params) else { return };
@@ -157,9 +159,16 @@ fn attention_in_parts_is_attention() {
     let Some(device) = device(gpu()) else { return };
     let at = device.torch_device().unwrap().tch().unwrap();
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 8e-3)] {
-        for (heads, kv_heads, dim) in
-            [(12, 2, 128), (14, 2, 64), (28, 4, 128), (8, 8, 64), (20, 2, 64), (6, 2, 128)]
-        {
+        for (heads, kv_heads, dim) in [
+            (12, 2, 128),
+            (14, 2, 64),
+            (28, 4, 128),
+            (8, 8, 64),
+            (20, 2, 64),
+            (6, 2, 128),
+            (4, 4, 16),
+            (18, 2, 32),
+        ] {
             let lengths = [1i64, 7, 15, 16, 17, 64, 65, 255, 256, 257, 300, 511, 512, 513, 700];
             let (rows, table_len) = (lengths.len() as i64, 44);
             let random = |size: &[i64]| Tensor::randn(size, (kind, at));
