@@ -72,8 +72,17 @@ pub fn recording_device(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn D
     }
     let device = device_kernels::device_of(like);
     let device = device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))?;
-    device.recording_stream().map_err(|error| error.to_string())?;
+    records_steps(&*device)?;
     Ok(device)
+}
+
+/// Whether steps of decoding can be recorded on a device, for weights and heads that there are kernels for; the reason if
+/// they take the ordinary operations.
+pub fn records_steps(device: &dyn Device) -> Result<(), String> {
+    if !device.has_kernels() {
+        return Err(format!("{} compiles no kernels at run time", device.id()));
+    }
+    device.recording_stream().map(drop).map_err(|error| error.to_string())
 }
 
 /// [`super::rms_norm`] of `x` `[B, C]`, to which `residual` is added first if there is one, into `y`; `rstd` is fp32

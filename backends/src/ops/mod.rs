@@ -38,8 +38,8 @@ pub(crate) use check::Heads;
 
 pub use attention::{attention, attention_backward, attention_with_history, decode_attention};
 pub use decode::{
-    AttentionParts, PagedCache, Sampling, attend_into, recording_device, rms_norm_into, rope_into_cache_,
-    sample_into, swiglu_into,
+    AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rms_norm_into,
+    rope_into_cache_, sample_into, swiglu_into,
 };
 pub use embedding::{embedding_backward, sum_rows};
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use anyroll_backends::{BackendKind, DeviceId, DeviceInfo, MemoryInfo, diagnose, open};
+use anyroll_backends::{BackendKind, DeviceInfo, diagnose, open, ops};
 use anyroll_libtorch::Torch;
 use serde::Serialize;
 
@@ -70,7 +70,15 @@ fn device(info: DeviceInfo) -> DeviceReport {
         Ok(more) => details.extend(more.details),
         Err(error) => details.push(("links".into(), error.to_string())),
     }
-    let memory = memory(id);
+    let device = open(id).ok();
+    if let Some(device) = device.as_deref().filter(|_| id.backend.runs_models()) {
+        let decoding = match ops::records_steps(device) {
+            Ok(()) => "recorded steps".to_owned(),
+            Err(reason) => format!("ordinary operations: {reason}"),
+        };
+        details.push(("decoding".into(), decoding));
+    }
+    let memory = device.and_then(|device| device.memory_info().ok());
     DeviceReport {
         id: id.to_string(),
         name,
@@ -78,10 +86,6 @@ fn device(info: DeviceInfo) -> DeviceReport {
         free_bytes: memory.map(|memory| memory.free_bytes),
         total_bytes: memory.map(|memory| memory.total_bytes),
     }
-}
-
-fn memory(id: DeviceId) -> Option<MemoryInfo> {
-    open(id).ok()?.memory_info().ok()
 }
 
 /// What of libtorch is mapped into this process.
