@@ -1,5 +1,7 @@
 //! What a model is made from: its shape, its tokenizer and its first weights.
 
+use std::sync::Arc;
+
 use anyroll_models::{
     Decoder, DecoderConfig, LoraConfig, RopeScaling,
     hf::{AdapterFolder, ModelFolder, WithAdapter},
@@ -17,7 +19,7 @@ pub struct BaseModel {
     /// Its shape.
     pub config: DecoderConfig,
     /// Text to tokens.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Its adapters, if those are what is trained.
     pub lora: Option<LoraConfig>,
     /// Its weights and those of its adapters, read as they are asked for.
@@ -33,7 +35,7 @@ impl BaseModel {
                 let tokenizer = CharTokenizer::new(&dataset.characters());
                 Ok(BaseModel {
                     config: decoder_config(decoder, tokenizer.vocab_size()),
-                    tokenizer: Tokenizer::Characters(tokenizer),
+                    tokenizer: Arc::new(Tokenizer::Characters(tokenizer)),
                     lora: None,
                     weights: Box::new(Seed(seed)),
                 })
@@ -49,7 +51,7 @@ impl BaseModel {
     pub fn of_folder(config: &FolderConfig, seed: u64) -> Result<BaseModel> {
         let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
         let shape = folder.decoder_config().clone();
-        let tokenizer = Tokenizer::of_folder(&folder, config)?;
+        let tokenizer = Arc::new(Tokenizer::of_folder(&folder, config)?);
         let Some(lora) = &config.lora else {
             return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
         };

@@ -102,7 +102,7 @@ fn write_model(
         ModelConfig::Folder(folder) => existing(&folder.path, &COPIED),
         _ => Vec::new(),
     };
-    let made = match &base.tokenizer {
+    let made = match &*base.tokenizer {
         Tokenizer::Characters(tokenizer) => tokenizer.files(),
         Tokenizer::Folder(_) => Vec::new(),
     };

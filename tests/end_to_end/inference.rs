@@ -179,3 +179,19 @@ fn a_server_answers_as_clients_expect() {
     assert!(ask(&address, "GET", "/health", "").ends_with("ok"));
     assert_eq!(body(&ask(&address, "GET", "/v1/models", ""))["data"][0]["id"], "anyroll");
 }
+
+#[test]
+fn a_stop_string_ends_a_completion_and_stays_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_tiny(&folder, "stop", ONE_RANK, &["pipeline.rlvr.rollout.stop=['7', '42']"]);
+    let mut stopped = 0;
+    for line in whole_lines(&run.join("samples.jsonl")) {
+        let sample: Value = serde_json::from_str(&line).unwrap();
+        let text = sample["completion"].as_str().unwrap();
+        if let Some(end) = ["7", "42"].iter().filter_map(|stop| Some(text.find(stop)? + stop.len())).min() {
+            assert_eq!(end, text.len(), "{sample}");
+            stopped += 1;
+        }
+    }
+    assert!(stopped > 0, "no sample has a stop string");
+}

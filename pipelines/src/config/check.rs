@@ -273,6 +273,8 @@ impl Check<'_> {
         self.number(&field(name), repetition_penalty, repetition_penalty > 0.0, "above 0")?;
         let KvCacheConfig { memory } = kv_cache;
         self.number(&field("kv_cache.memory"), memory, memory > 0.0 && memory <= 1.0, "above 0, at most 1")?;
+        let help = "write a text, such as \"</answer>\"";
+        self.ensure(!rollout.stop.contains(&String::new()), &field("stop"), "a text is empty", help)?;
         self.positive(&field("max_new_tokens"), rollout.max_new_tokens)?;
         self.positive(&field("batch_size"), rollout.batch_size)
     }

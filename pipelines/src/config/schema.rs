@@ -521,6 +521,10 @@ pub struct RolloutConfig {
     pub repetition_penalty: f64,
     /// Longest completion in tokens, its end token included.
     pub max_new_tokens: usize,
+    /// A completion ends with the token that completes any of these texts, and keeps it: what was sampled is what is
+    /// scored and trained on. Default: none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub stop: Vec<String>,
     /// Sequences that a rank generates at a time; as one ends, the next takes its place.
     pub batch_size: usize,
     /// The memory of past tokens while completions are sampled.

@@ -167,6 +167,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
     "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
     "batch_size: 16" => "batch_size: 16, kv_cache: {memory: 0}", "13:69", "pipeline.rlvr.rollout.kv_cache.memory", "0.0 is out of range", "above 0, at most 1";
+    "batch_size: 16" => "batch_size: 16, stop: [a, '']", "13:49", "pipeline.rlvr.rollout.stop", "a text is empty", "</answer>";
     "batch_size: 16" => "batch_size: 16, min_p: 2", "13:57", "pipeline.rlvr.rollout.min_p", "2.0 is out of range", "from 0 to 1";
     "batch_size: 16" => "batch_size: 16, repetition_penalty: 0", "13:70", "pipeline.rlvr.rollout.repetition_penalty", "0.0 is out of range", "above 0";
     "batch_size: 16" => "batch_size: 16, top_p: 1.5", "13:57", "pipeline.rlvr.rollout.top_p", "1.5 is out of range", "above 0, at most 1";

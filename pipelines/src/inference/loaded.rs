@@ -80,7 +80,7 @@ impl LoadedModel {
             }
         };
         let compute = Stream::torch(&place.device)?;
-        Ok(Self { tokenizer: Arc::new(base.tokenizer), zero, compute, torch, version })
+        Ok(Self { tokenizer: base.tokenizer, zero, compute, torch, version })
     }
 
     /// The most tokens of a sequence.

@@ -27,7 +27,7 @@ pub struct Setup {
     /// The prompts of every evaluation.
     pub held_out: Vec<Record>,
     /// Text to tokens.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
     pub has_adapters: bool,
     /// The policy's first weights.

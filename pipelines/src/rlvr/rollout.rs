@@ -10,13 +10,13 @@ use super::Setup;
 use crate::{
     Result,
     data::{Record, stream},
-    inference::Room,
+    inference::{Room, stop_condition},
 };
 
 /// A sampled completion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Prompt, then completion, with its end token if it has one.
+    /// Prompt, then completion, with its end token or stop string if it has one.
     pub tokens: Vec<i64>,
     /// Tokens of the prompt.
     pub prompt_len: usize,
@@ -87,13 +87,14 @@ impl Setup {
         // Its cache lives no longer than this: in training there is none.
         let mut engine = room.engine(&self.model, weights, version, &self.compute)?;
         let params = Arc::new(self.params(how));
+        let stop = stop_condition(&self.tokenizer, &rollout.stop);
         let mut seeds = asked.iter().map(|(_, seed)| *seed);
         for group in prompts.chunk_by(|a, b| a == b) {
             let samples = seeds.by_ref().take(group.len());
             let samples =
                 samples.map(|seed| generation::Sample { seed, begun: Completion::default() }).collect();
             let prompt = group[0].clone();
-            engine.submit(Request { prompt, params: params.clone(), stop: None, samples })?;
+            engine.submit(Request { prompt, params: params.clone(), stop: stop.clone(), samples })?;
         }
         let mut samples: Vec<Option<Sample>> = vec![None; prompts.len()];
         engine.run(|id, completion| {
