@@ -30,6 +30,7 @@ fn main() {
             "shim/device.cpp",
             "shim/flash.cpp",
             "shim/kernels.cpp",
+            "shim/memory.cpp",
             "shim/optimizer.cpp",
             "shim/tensor.cpp",
         ])

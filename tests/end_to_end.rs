@@ -8,6 +8,7 @@ mod failures;
 mod inference;
 mod learning;
 mod other_launchers;
+mod plan;
 mod published_model;
 mod reproducibility;
 mod resume;

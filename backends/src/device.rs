@@ -102,6 +102,8 @@ pub struct DeviceInfo {
     pub id: DeviceId,
     /// The vendor's name of the product.
     pub name: String,
+    /// Its memory, where that is known without opening it.
+    pub total_bytes: Option<usize>,
     /// Further facts, as name and value.
     pub details: Vec<(String, String)>,
 }

@@ -32,6 +32,10 @@ unsafe extern "C" {
     pub(crate) fn anyroll_exchange_device(device_type: c_int, index: c_int) -> c_int;
     pub(crate) fn anyroll_restore_device(device_type: c_int, index: c_int);
 
+    // memory.cpp: -1 with the reason in anyroll_last_error
+    pub(crate) fn anyroll_meter_begin() -> c_int;
+    pub(crate) fn anyroll_meter_end() -> i64;
+
     // c10d.cpp
     pub(crate) fn anyroll_store_tcp(
         host: *const c_char,

@@ -31,6 +31,7 @@ pub mod ops;
 mod rendezvous;
 mod rocm;
 mod stream;
+mod tensor_meter;
 
 use std::sync::Arc;
 
@@ -48,6 +49,7 @@ pub use kernel_cache::cache_kernels_in;
 pub use library::prefer_folder;
 pub use rendezvous::{Rendezvous, Store};
 pub use stream::{Event, Stream};
+pub use tensor_meter::tensor_peak_bytes;
 
 /// Variables that vendors' libraries read from the environment, for each rank of a job. NVLink multicast is off: a
 /// rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own calls turns it off.

@@ -12,6 +12,7 @@ pub mod batch;
 pub mod decoder;
 pub mod diffusion;
 mod error;
+pub mod footprint;
 pub mod generation;
 pub mod hf;
 pub mod init;
@@ -19,8 +20,9 @@ pub mod model;
 mod random;
 
 pub use batch::{PackedBatch, Sequence};
-pub use decoder::{Decoder, DecoderConfig, LoraConfig, LoraTarget, RopeScaling, ValueModel};
+pub use decoder::{Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedSize, RopeScaling, ValueModel};
 pub use error::{Error, Result};
+pub use footprint::{BlockBytes, Footprint, Runs};
 pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};
 pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,

@@ -99,6 +99,21 @@ pub enum Error {
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
+    /// Only the memory of language models is planned.
+    #[error("`anyroll plan` plans runs of `rlvr`: what the blocks of a model of images keep is not known before they run")]
+    NoPlan,
+    /// Ranks whose devices differ have settled `zero_stage: auto` differently.
+    #[error(
+        "zero_stage: auto is {own} on rank {rank} and {first} on rank 0, whose devices differ in memory: write a stage"
+    )]
+    Stages {
+        /// This rank.
+        rank: usize,
+        /// Its stages.
+        own: String,
+        /// Those of rank 0.
+        first: String,
+    },
     /// A run's model cannot be exported.
     #[error("cannot export {}: {problem}", run.display())]
     Export {

@@ -31,6 +31,18 @@ pub(crate) fn count(value: f64) -> String {
     }
 }
 
+/// Bytes in GiB, with about three digits: `91.4`, `0.0312`.
+pub(crate) fn gib(bytes: usize) -> String {
+    let gib = bytes as f64 / f64::from(1 << 30);
+    match gib {
+        0.0 => "0".to_owned(),
+        gib if gib < 0.01 => format!("{gib:.4}"),
+        gib if gib < 1.0 => format!("{gib:.3}"),
+        gib if gib < 10.0 => format!("{gib:.2}"),
+        gib => format!("{gib:.1}"),
+    }
+}
+
 /// A duration, in at most two units: `4.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;

@@ -27,6 +27,7 @@ pub(crate) mod measure;
 pub mod metrics;
 pub mod output_error;
 pub mod picture;
+pub mod plan;
 pub mod progress;
 pub mod report;
 pub mod reward;

@@ -18,6 +18,15 @@ pub struct ZeroConfig {
     pub steps_on: StepsOn,
 }
 
+impl ZeroConfig {
+    /// fp32 values that the optimizer keeps of an element: two moments, and the weight that it steps where the model
+    /// runs with another.
+    pub(crate) fn optimizer_values(self) -> usize {
+        let has_own_weights = self.precision != Precision::Fp32 || self.steps_on == StepsOn::Host;
+        2 + usize::from(has_own_weights)
+    }
+}
+
 impl From<ZeroStage> for ZeroConfig {
     fn from(stage: ZeroStage) -> Self {
         Self { stage, precision: Precision::Fp32, recompute: Recompute::None, steps_on: StepsOn::Device }

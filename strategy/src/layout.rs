@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use anyroll_models::Unit;
 
+use crate::ZeroStage;
+
 /// Parameters start at multiples of this, so that matrix products see aligned rows in every element type.
 const ALIGN_ELEMENTS: usize = 64;
 /// Buffers are padded to a multiple of this and of the world size: shards are equal, and aligned as well.
@@ -43,6 +45,16 @@ impl Layout {
     /// The shard of `rank`.
     pub fn shard(&self, rank: usize) -> Range<usize> {
         rank * self.shard_len()..(rank + 1) * self.shard_len()
+    }
+
+    /// The part of the weights that `rank` keeps between uses.
+    pub fn kept(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
+        if stage >= ZeroStage::Zero3 { self.shard(rank) } else { 0..self.len }
+    }
+
+    /// The part that `rank` steps: it has the optimizer's states and the accumulated gradient of it.
+    pub fn stepped(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
+        if stage >= ZeroStage::Zero1 { self.shard(rank) } else { 0..self.len }
     }
 
     /// The runs of `range` with and without weight decay, relative to its start. Together they cover it;

@@ -3,7 +3,7 @@
 //!
 //! Read in this order: [`layout`] is how parameters lie in a flat buffer, [`Zero`] the one implementation of the
 //! ZeRO stages over it, [`AdamW`] and [`Schedule`] how it steps, [`State`] what can leave the device between
-//! steps, [`checkpoint`] how it is kept on disk. Nothing here knows what a reward is, nor which vendor made the
+//! steps, [`checkpoint`] how it is kept on disk, [`plan`] what it will all take. Nothing here knows what a reward is, nor which vendor made the
 //! device.
 
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@ mod loss_scale;
 mod memory;
 mod offload;
 mod optimizer;
+pub mod plan;
 mod schedule;
 mod weights;
 mod zero;

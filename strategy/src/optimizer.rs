@@ -6,7 +6,7 @@ use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Decays, Precision, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable,
+    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable,
 };
 
 /// What a step does, on the device: [`crate::Zero::finish_step`] waits for it and reads it.
@@ -80,10 +80,10 @@ impl OptimizerState {
         let gradient = flat(&gradient_memory.buffer(0..len, DType::F32))?;
         let (home, [exp_avg, exp_avg_sq], master) = match config.steps_on {
             StepsOn::Device => {
-                let masters = usize::from(config.precision != Precision::Fp32);
-                let memory = zeros("optimizer states", 2 + masters)?;
+                let values = config.optimizer_values();
+                let memory = zeros("optimizer states", values)?;
                 let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
-                let (moments, master) = ([part(0)?, part(1)?], (masters == 1).then(|| part(2)).transpose()?);
+                let (moments, master) = ([part(0)?, part(1)?], (values == 3).then(|| part(2)).transpose()?);
                 (Home::Device(memory), moments, master)
             }
             StepsOn::Host => {

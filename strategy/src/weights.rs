@@ -42,7 +42,7 @@ impl UnitState {
     pub(crate) fn new(unit: &Unit, world_size: usize, config: ZeroConfig, compute: &Stream) -> Result<Self> {
         let layout = Layout::new(unit, world_size);
         let is_whole = config.stage < ZeroStage::Zero3;
-        let (len, dtype) = (if is_whole { layout.len } else { layout.shard_len() }, config.precision.dtype());
+        let (len, dtype) = (layout.kept(config.stage, 0).len(), config.precision.dtype());
         let memory = Movable::zeros(format!("weights of {}", unit.name), compute, len * dtype.size_bytes())?;
         let resident = memory.buffer(0..len, dtype);
         let whole = if is_whole {
@@ -157,11 +157,7 @@ impl<M: Model> Zero<M> {
     /// The part of a unit that this rank keeps, of its weights and of its moments.
     pub(crate) fn kept_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
         let layout = &self.units[index].layout;
-        let weights = if self.config.stage >= ZeroStage::Zero3 {
-            layout.shard(self.group.rank())
-        } else {
-            0..layout.len
-        };
+        let weights = layout.kept(self.config.stage, self.group.rank());
         let state = self.training.as_ref().and_then(|training| training.states[index].as_ref());
         (weights, state.map(|state| state.range.clone()))
     }

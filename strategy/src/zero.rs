@@ -34,6 +34,7 @@ use crate::{
     memory::{Pool, flat, param_views},
     offload::Transfers,
     optimizer::{OptimizerState, StepHyper},
+    plan::first_trained_block,
     weights::UnitState,
 };
 
@@ -525,22 +526,16 @@ impl<M: Model> Zero<M> {
     }
 
     fn training_state(&self, adamw: AdamW) -> Result<Training> {
-        let owned = |layout: &Layout| {
-            let all = self.config.stage < ZeroStage::Zero1;
-            if all { 0..layout.len } else { layout.shard(self.group.rank()) }
-        };
         let mut states = Vec::with_capacity(self.units.len());
         for (layout, unit) in self.layouts().zip(self.model.units()) {
-            let range = owned(layout);
+            let range = layout.stepped(self.config.stage, self.group.rank());
             states.push(match unit.trainable {
                 true => Some(OptimizerState::new(&unit.name, layout, range, self.config, &self.compute)?),
                 false => None,
             });
         }
         let device = states.iter().flatten().next().ok_or(Error::NothingToTrain)?.gradient.device();
-        let reads_trained =
-            |&block: &usize| self.model.units_of(block).iter().any(|&unit| states[unit].is_some());
-        let first_block = (0..self.model.blocks()).find(reads_trained).expect("every unit has a reader");
+        let first_block = first_trained_block(&*self.model);
         Ok(Training {
             adamw,
             step: 0,
@@ -608,6 +603,6 @@ impl Training {
 }
 
 /// The first block that reads a unit: the last one to write its gradient.
-fn first_reader<M: Model>(model: &M, unit: usize) -> usize {
+pub(crate) fn first_reader<M: Model>(model: &M, unit: usize) -> usize {
     (0..model.blocks()).find(|&block| model.units_of(block).contains(&unit)).expect("every unit has a reader")
 }

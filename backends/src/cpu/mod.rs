@@ -111,7 +111,8 @@ unsafe impl Device for CpuDevice {
             ("cores".to_owned(), threads.to_string()),
             ("libtorch threads".to_owned(), tch::get_num_threads().to_string()),
         ];
-        DeviceInfo { id: self.id, name: memory::processor_name(), details }
+        let total_bytes = memory::host().ok().map(|(_, total)| total);
+        DeviceInfo { id: self.id, name: memory::processor_name(), total_bytes, details }
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {

@@ -55,7 +55,7 @@ pub(super) fn info(driver: &Driver, ordinal: usize) -> Result<DeviceInfo> {
         ("peer access", peers),
     ];
     let details = details.map(|(name, value)| (name.to_owned(), value)).to_vec();
-    Ok(DeviceInfo { id, name: facts.name, details })
+    Ok(DeviceInfo { id, name: facts.name, total_bytes: Some(facts.total_bytes), details })
 }
 
 /// The PCIe address of a device as the kernel writes it, in lower case.

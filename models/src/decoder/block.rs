@@ -154,6 +154,11 @@ impl Block {
         self.lora.is_some()
     }
 
+    /// How many adapters there are, and their rank.
+    pub fn adapters(&self) -> (usize, usize) {
+        self.lora.as_ref().map_or((0, 0), Lora::adapters)
+    }
+
     /// What the scores of attention are multiplied by.
     pub fn scale(&self) -> f64 {
         self.scale

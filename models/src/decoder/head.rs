@@ -14,9 +14,9 @@ use crate::{PackedBatch, Result};
 
 /// The most bytes of logits that exist at a time. On the sizes that matter the products are then large enough to be as
 /// fast as larger ones, and the matrix is read seldom enough.
-const MAX_LOGITS_BYTES: i64 = 512 << 20;
+const MAX_LOGITS_BYTES: usize = 512 << 20;
 /// What products are cut at, so that no chunk but the last leaves a part of a tile unused.
-const CHUNK_ROWS: i64 = 256;
+const CHUNK_ROWS: usize = 256;
 
 /// Where the head's parameters lie: `(unit, param)`.
 #[derive(Clone, Copy, Debug)]
@@ -116,12 +116,16 @@ impl Head {
     }
 }
 
+/// The most rows of logits over a vocabulary that exist at a time, of elements of so many bytes.
+pub(super) fn chunk_rows(vocab_size: usize, element_bytes: usize) -> usize {
+    let most = (MAX_LOGITS_BYTES / (vocab_size * element_bytes)).max(1);
+    if most > CHUNK_ROWS { most / CHUNK_ROWS * CHUNK_ROWS } else { most }
+}
+
 /// Cuts `rows` rows of logits of `lm_head`: `(start, length)` of each chunk. There is always one, be it empty, so
 /// that a batch without targets still writes its gradients.
 fn chunks_of(rows: i64, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> {
-    let row_bytes = lm_head.size()[0] * lm_head.kind().elt_size_in_bytes() as i64;
-    let most = (MAX_LOGITS_BYTES / row_bytes).max(1);
-    let chunk = if most > CHUNK_ROWS { most / CHUNK_ROWS * CHUNK_ROWS } else { most };
+    let chunk = chunk_rows(lm_head.size()[0] as usize, lm_head.kind().elt_size_in_bytes()) as i64;
     let count = ((rows + chunk - 1) / chunk).max(1);
     (0..count).map(move |index| (index * chunk, chunk.min(rows - index * chunk)))
 }

@@ -104,6 +104,7 @@ pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
 #[derive(Clone, Debug)]
 pub(super) struct Lora {
     scale: f64,
+    rank: usize,
     pub qkv: Vec<Adapter>,
     pub o: Vec<Adapter>,
     pub gate_up: Vec<Adapter>,
@@ -134,7 +135,7 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
     let q = config.num_attention_heads * config.head_dim;
     let kv = config.num_key_value_heads * config.head_dim;
     let mut params = Vec::new();
-    let mut of = Lora { scale: lora.scale(), qkv: vec![], o: vec![], gate_up: vec![], down: vec![] };
+    let mut of = Lora { scale: lora.scale(), rank: lora.rank as usize, qkv: vec![], o: vec![], gate_up: vec![], down: vec![] };
     for &target in &lora.targets {
         let (site, start, inputs, outputs) = match target {
             LoraTarget::Q => (&mut of.qkv, 0, hidden, q),
@@ -164,6 +165,12 @@ fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {
 const UNIT: usize = 1;
 
 impl Lora {
+    /// How many adapters a layer has, and their rank.
+    pub fn adapters(&self) -> (usize, usize) {
+        let sites = [&self.qkv, &self.o, &self.gate_up, &self.down];
+        (sites.iter().map(|site| site.len()).sum(), self.rank)
+    }
+
     /// Adds the products for `x` `[N, in]` to the matrix product `y` `[N, out]`.
     pub fn forward_(&self, site: &[Adapter], weights: &Weights, x: &Tensor, y: &mut Tensor) -> Result<()> {
         for adapter in site {

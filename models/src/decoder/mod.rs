@@ -11,6 +11,7 @@ mod block;
 mod cached;
 mod config;
 mod embedding;
+mod footprint;
 mod head;
 pub(crate) mod lora;
 mod recorded;
@@ -24,6 +25,7 @@ use tch::{Device, Tensor};
 
 pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::DecoderConfig;
+pub use footprint::PackedSize;
 pub use lora::{LoraConfig, LoraTarget};
 pub(crate) use recorded::StepMemory;
 pub use rope::RopeScaling;

@@ -30,7 +30,7 @@ impl KvCache {
     /// # Errors
     /// The device's error (out of memory).
     pub fn new(config: &DecoderConfig, blocks: usize, dtype: DType, stream: &Stream) -> Result<KvCache> {
-        let bytes = blocks * block_bytes(config, dtype);
+        let bytes = KvCache::bytes_of(config, dtype, blocks);
         let arena = Arena::new("KV cache", stream, bytes)?;
         let size = [blocks as i64, BLOCK_TOKENS as i64, config.num_key_value_heads, config.head_dim];
         let part_bytes = bytes / config.num_hidden_layers / 2;
@@ -45,6 +45,11 @@ impl KvCache {
     /// How many blocks hold sequences of `tokens` tokens each, the one that is not for sequences included.
     pub fn blocks_for(sequences: usize, tokens: usize) -> usize {
         sequences * blocks_of(tokens) + 1
+    }
+
+    /// The bytes of so many blocks.
+    pub fn bytes_of(config: &DecoderConfig, dtype: DType, blocks: usize) -> usize {
+        blocks * block_bytes(config, dtype)
     }
 
     /// How many blocks fit into `bytes`.

@@ -18,5 +18,6 @@ mod sequence;
 
 pub use engine::{Engine, Limits, Load, SampleId};
 pub use kv_cache::KvCache;
+pub(crate) use pass::LEAST_ROWS;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

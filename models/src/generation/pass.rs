@@ -23,7 +23,7 @@ const MAX_LOGITS: usize = 1 << 26;
 
 /// Rows that a product of matrices has at least. With fewer, libraries take another way, which adds in another order;
 /// with these, what a row comes to depends on that row alone, and so a sample on nobody that it is generated beside.
-const LEAST_ROWS: usize = 8;
+pub(crate) const LEAST_ROWS: usize = 8;
 
 /// A decoder with its weights and its cache.
 #[derive(Debug)]

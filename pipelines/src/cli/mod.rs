@@ -8,6 +8,7 @@ mod generate;
 mod import;
 mod lines;
 mod model_args;
+mod plan;
 mod reward;
 mod run;
 mod score;
@@ -38,6 +39,8 @@ Examples:
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    go on from the last checkpoint, bitwise
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
+  anyroll plan configs/rlvr_sort_cpu.yaml --memory 80GiB --world 4
+                                                             what a rank holds at every stage, and what fits
   anyroll doctor                                             which backends this machine has, and why not
   anyroll doctor --bench                                     copies, products and collectives beside the limit
   anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
@@ -57,6 +60,8 @@ enum Command {
     Run(RunArgs),
     /// Validate a config and print what it resolves to
     Check(ConfigArgs),
+    /// Plan a run's memory for every stage and offload, and say what fits; no device is needed
+    Plan(plan::PlanArgs),
     /// Check that a backend holds its contract on this machine
     Conformance(conformance::ConformanceArgs),
     /// Complete prompts with a trained or a published model
@@ -134,6 +139,7 @@ pub fn main() -> u8 {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),
@@ -170,7 +176,7 @@ fn tell(error: &Error) {
 
 fn check(args: &ConfigArgs) -> Result<u8> {
     let run = Loaded::read(&args.config, &args.sets)?.resolve(&machine(Rank::from_env()?))?;
-    print!("{}", run.config.to_yaml());
+    print!("{}", run.to_yaml());
     let batches = run.batches;
     println!(
         "# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
@@ -193,6 +199,7 @@ fn machine(rank: Option<Rank>) -> Machine {
             name: kind.name().to_owned(),
             runs_models: kind.runs_models(),
             devices: if kind.is_host() { None } else { Some(found.as_ref().map_or(0, Vec::len)) },
+            memory_bytes: found.as_ref().ok().and_then(|found| found.iter().map(|it| it.total_bytes).min()?),
             unavailable: found.err().map(|error| one_line(&error)),
         }
     });

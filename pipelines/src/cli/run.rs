@@ -86,7 +86,7 @@ fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
         Some(path) => path.clone(),
         None => RunDir::default_path(Path::new("runs"), &run.config.name, &jiff::Zoned::now()),
     };
-    Ok(RunDir::create(&path, loaded.as_written(), &run.config.to_yaml())?)
+    Ok(RunDir::create(&path, loaded.as_written(), &run.to_yaml())?)
 }
 
 /// Is a rank.
@@ -112,6 +112,9 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
+    if run.stage_reason.is_some() {
+        same_stages(&run, &exchange)?;
+    }
     let name = run.config.name.clone();
     let job = Job { name: &name, dir, resume: args.resume.is_some() };
     let ended = match &run.config.pipeline {
@@ -125,6 +128,18 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
         Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
     }
+}
+
+/// Refuses ranks for which `zero_stage: auto` has come to different stages.
+fn same_stages(run: &Run, exchange: &Exchange) -> Result<()> {
+    let roles = [Some(&run.policy), run.reference.as_ref()].into_iter().flatten();
+    let own: Vec<f64> = roles.map(|role| f64::from(role.strategy.zero_stage.number())).collect();
+    let all = exchange.gather(&own)?;
+    let differs = all.iter().position(|stages| *stages != all[0]);
+    differs.map_or(Ok(()), |rank| {
+        let (own, first) = (format!("{:?}", all[rank]), format!("{:?}", all[0]));
+        Err(Error::Stages { rank, own, first })
+    })
 }
 
 /// A flag that Ctrl-C and its like set.

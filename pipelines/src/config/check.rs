@@ -8,6 +8,7 @@ use super::error::{Problem, list};
 use super::model::{FolderConfig, LoraConfig};
 use super::reward::{RewardConfig, RewardTerm};
 use super::schema::*;
+use super::stage::ZeroStage;
 use super::tree::Node;
 use crate::data::{self, Dataset, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
@@ -39,6 +40,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
             check.diffusion(diffusion)?;
+            check.stages_are_said(config)?;
             Ok(None)
         }
         (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_) | ModelConfig::Folder(_)) => {
@@ -166,6 +168,21 @@ impl Check<'_> {
         self.strategy("roles.reference.strategy", &config.roles.reference.strategy)
     }
 
+    /// The memory of a model of images is not planned.
+    fn stages_are_said(&self, config: &Config) -> Result<(), Problem> {
+        let RolesConfig { policy, reference } = &config.roles;
+        for (path, stage) in [
+            ("strategy", Some(config.strategy.zero_stage)),
+            ("roles.policy.strategy", policy.strategy.zero_stage),
+            ("roles.reference.strategy", reference.strategy.zero_stage),
+        ] {
+            let holds = stage != Some(ZeroStage::Auto);
+            let message = "`auto` plans the memory of language models only";
+            self.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3")?;
+        }
+        Ok(())
+    }
+
     /// The policy generates between its steps.
     fn params_stay(&self, path: &str, offload: &OffloadOverride) -> Result<(), Problem> {
         self.ensure(
@@ -178,9 +195,9 @@ impl Check<'_> {
 
     fn strategy(&self, path: &str, strategy: &StrategyOverride) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
-        if let Some(stage) = strategy.zero_stage {
+        if let Some(ZeroStage::Stage(stage)) = strategy.zero_stage {
             let message = format!("there is no stage {stage}");
-            self.ensure(stage <= 3, &field("zero_stage"), message, "write 0, 1, 2 or 3")?;
+            self.ensure(stage <= 3, &field("zero_stage"), message, "write 0, 1, 2, 3 or auto")?;
         }
         if let Some(Precision::Fp16(Fp16Config { initial_scale, growth_interval })) = strategy.precision {
             let holds =

@@ -21,6 +21,7 @@ mod model;
 mod resolve;
 mod reward;
 mod schema;
+mod stage;
 mod tree;
 
 use std::path::Path;
@@ -32,6 +33,7 @@ pub use model::{FolderConfig, LoraConfig};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;
 pub use schema::*;
+pub use stage::ZeroStage;
 
 use crate::data::Dataset;
 use error::Source;
@@ -76,6 +78,18 @@ impl Loaded {
 
     /// What it comes to on `machine`, checked.
     pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
+        let resolved = || {
+            let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
+            if let Some(dataset) = &self.dataset {
+                stage::settle(&mut run, dataset, &check::Check { tree: &self.tree })?;
+            }
+            Ok(run)
+        };
+        resolved().map_err(|problem| self.source.render(problem))
+    }
+
+    /// As [`Self::resolve`], with `zero_stage: auto` left as it is.
+    pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
         resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
     }
 }

@@ -32,6 +32,8 @@ pub struct BackendFacts {
     pub runs_models: bool,
     /// Its devices here; `None` for the cpu, which holds as many ranks as one asks for.
     pub devices: Option<usize>,
+    /// The memory of one device, the least of them, where it is known; of the host all that it has.
+    pub memory_bytes: Option<usize>,
     /// Why it cannot be used here; `None` if it can.
     pub unavailable: Option<String>,
 }
@@ -52,6 +54,18 @@ pub struct Run {
     pub reference: Option<Role>,
     /// How a step's completions are shared.
     pub batches: Batches,
+    /// The memory of a rank's device, where it is known; on a host an equal part of it.
+    pub memory_bytes: Option<usize>,
+    /// Why `zero_stage: auto` is what it is; `None` where a stage was written.
+    pub stage_reason: Option<String>,
+}
+
+impl Run {
+    /// The config with nothing left to resolve as YAML, and in comments why it is so.
+    pub fn to_yaml(&self) -> String {
+        let reason = self.stage_reason.iter().map(|reason| format!("# strategy.zero_stage: {reason}\n"));
+        reason.chain([self.config.to_yaml()]).collect()
+    }
 }
 
 /// Where and how a model is held.
@@ -99,8 +113,9 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
+    let memory_bytes = resolver.memory(&policy);
     let config = resolver.filled(threads)?;
-    Ok(Run { config, world_size, threads, policy, reference, batches })
+    Ok(Run { config, world_size, threads, policy, reference, batches, memory_bytes, stage_reason: None })
 }
 
 /// A path that holds from any folder: a run that resumes may be started from another one.
@@ -222,6 +237,12 @@ impl Resolver<'_> {
             ));
         }
         Ok(facts)
+    }
+
+    fn memory(&self, policy: &Role) -> Option<usize> {
+        let facts = self.machine.backends.iter().find(|facts| facts.name == policy.backend)?;
+        let shares = if facts.devices.is_none() { policy.ordinals.len() } else { 1 };
+        Some(facts.memory_bytes? / shares)
     }
 
     fn ordinals(&self, field: &str, devices: &Devices, facts: &BackendFacts) -> Result<Vec<usize>, Problem> {

@@ -14,6 +14,7 @@ use super::algorithm::AlgorithmConfig;
 use super::diffusion::{DiffusionConfig, DitConfig};
 use super::model::{FolderConfig, ModelFields};
 use super::reward::RewardConfig;
+use super::stage::ZeroStage;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -110,10 +111,10 @@ pub struct DecoderConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StrategyConfig {
-    /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.
-    /// Default 0.
+    /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too; `auto` is the
+    /// fastest that fits the devices. Default 0.
     #[serde(default)]
-    pub zero_stage: u8,
+    pub zero_stage: ZeroStage,
     /// The dtype of weights and activations. Default fp32.
     #[serde(default)]
     pub precision: Precision,
@@ -266,7 +267,7 @@ pub struct RoleConfig {
 pub struct StrategyOverride {
     /// Instead of `strategy.zero_stage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub zero_stage: Option<u8>,
+    pub zero_stage: Option<ZeroStage>,
     /// Instead of `strategy.precision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,

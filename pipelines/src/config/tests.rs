@@ -4,7 +4,7 @@ use super::*;
 use crate::launch::Rank;
 
 /// The smallest config; every other field has a default.
-const SMALL: &str = "\
+pub(super) const SMALL: &str = "\
 name: small
 backend: cpu
 model:
@@ -22,7 +22,7 @@ pipeline:
       adamw: {learning_rate: 1.0e-3}
 ";
 
-fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
+pub(super) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     std::fs::write(&path, text).unwrap();
@@ -38,11 +38,12 @@ fn invalid(text: &str, sets: &[&str]) -> Invalid {
 }
 
 fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts {
-    BackendFacts { name: name.to_owned(), runs_models, devices, unavailable: None }
+    let memory_bytes = Some(1 << 30);
+    BackendFacts { name: name.to_owned(), runs_models, devices, memory_bytes, unavailable: None }
 }
 
 /// Backends by made-up names: this module knows no vendor.
-fn machine() -> Machine {
+pub(super) fn machine() -> Machine {
     let broken =
         BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
     let backends =
@@ -144,7 +145,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "heads: 4, kv_heads: 3", "4:61", "model.decoder.kv_heads", "4 query heads cannot share 3", "divisor of `heads`, 4";
     "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
     "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
-    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2 or 3";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: most}", "5:45", "strategy.zero_stage", "`most`", "a stage, 0 to 3, or `auto`";
+    "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2, 3 or auto";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {initial_scale: 3}}}", "5:67", "strategy.precision.fp16.initial_scale", "3.0 is out of range", "a power of two, 1 to 2^24";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {growth_interval: 0}}}", "5:69", "strategy.precision.fp16.growth_interval", "it is 0", "write a whole number, 1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: zero4}", "5:42", "strategy.include", "no ready strategy `zero4`", "did you mean `zero1`?";
@@ -429,8 +431,12 @@ fn ready_strategies_are_included_under_what_stands_beside_them() {
     });
     let [ddp, zero1, zero2_bf16, zero2_fp16, zero3, zero3_cpu_offload] = &ready;
     assert_eq!(*ddp, plain);
-    assert_eq!(*zero1, StrategyConfig { zero_stage: 1, ..plain.clone() });
-    let bf16 = |zero_stage| StrategyConfig { zero_stage, precision: Precision::Bf16, ..plain.clone() };
+    assert_eq!(*zero1, StrategyConfig { zero_stage: ZeroStage::Stage(1), ..plain.clone() });
+    let bf16 = |stage| StrategyConfig {
+        zero_stage: ZeroStage::Stage(stage),
+        precision: Precision::Bf16,
+        ..plain.clone()
+    };
     assert_eq!((zero2_bf16, zero3), (&bf16(2), &bf16(3)));
     let fp16 = Precision::Fp16(Fp16Config::default());
     assert_eq!(*zero2_fp16, StrategyConfig { precision: fp16, ..bf16(2) });
@@ -445,9 +451,9 @@ fn ready_strategies_are_included_under_what_stands_beside_them() {
     ];
     let run = resolve(&sets, &machine()).unwrap();
     let (policy, reference) = (&run.policy.strategy, run.reference.as_ref().unwrap().strategy.clone());
-    assert_eq!((policy.zero_stage, policy.recompute), (3, Recompute::None));
+    assert_eq!((policy.zero_stage, policy.recompute), (ZeroStage::Stage(3), Recompute::None));
     assert_eq!(policy.offload.optimizer, OptimizerOffload::CpuStep);
-    assert_eq!((reference.zero_stage, reference.precision), (1, Precision::Bf16));
+    assert_eq!((reference.zero_stage, reference.precision), (ZeroStage::Stage(1), Precision::Bf16));
     let yaml = run.config.to_yaml();
     assert!(!yaml.contains("include") && yaml.contains("zero_stage: 3"), "{yaml}");
 }
@@ -470,7 +476,10 @@ fn a_run_knows_its_ranks_and_their_share() {
         "roles.reference={strategy: {zero_stage: 3, micro_batch_size: 3}}",
     ];
     let reference = resolve(&sets, &machine()).unwrap().reference.unwrap();
-    assert_eq!((reference.strategy.zero_stage, reference.strategy.micro_batch_size), (3, 3));
+    assert_eq!(
+        (reference.strategy.zero_stage, reference.strategy.micro_batch_size),
+        (ZeroStage::Stage(3), 3)
+    );
     assert_eq!(reference.strategy.offload, OffloadConfig::default());
 
     let sets = [

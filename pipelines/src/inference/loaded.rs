@@ -16,7 +16,7 @@ use crate::{
     base_model::BaseModel,
     config::{
         FolderConfig, Loaded, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
-        StrategyConfig,
+        StrategyConfig, ZeroStage,
     },
     data::Tokenizer,
     export::Trained,
@@ -167,7 +167,7 @@ fn place(options: &Options) -> Result<Place> {
 /// Whole, on one device.
 fn strategy(precision: Precision) -> StrategyConfig {
     StrategyConfig {
-        zero_stage: 0,
+        zero_stage: ZeroStage::Stage(0),
         precision,
         recompute: Recompute::None,
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use exchange::Exchange;
 pub use pipeline::{Evaluation, Pipeline, Plan, StepOutcome};
 pub use place::Place;
-pub(crate) use role::{adamw, describe, finish_steps, hold, offloaded, schedule};
+pub(crate) use role::{adamw, describe, finish_steps, hold, offloaded, schedule, zero_config};
 pub use share::Share;
 
 use crate::{

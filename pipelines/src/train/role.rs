@@ -10,7 +10,7 @@ use anyroll_strategy::{
 
 use super::Place;
 use crate::{
-    Error, Result,
+    Result,
     config::{
         self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, Run, ScheduleConfig,
     },
@@ -25,8 +25,15 @@ pub fn hold<M: Model>(
     adamw: Option<AdamW>,
     weights: &dyn WeightSource,
 ) -> Result<Zero<M>> {
-    let config = ZeroConfig {
-        stage: ZeroStage::try_from(u64::from(strategy.zero_stage)).map_err(Error::from)?,
+    let config = zero_config(strategy);
+    Ok(Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?)
+}
+
+/// The strategy's values of a resolved config.
+pub fn zero_config(strategy: &config::StrategyConfig) -> ZeroConfig {
+    let stage = u64::from(strategy.zero_stage.number());
+    ZeroConfig {
+        stage: ZeroStage::try_from(stage).expect("a checked config has a stage that exists"),
         precision: match strategy.precision {
             config::Precision::Fp32 => Precision::Fp32,
             config::Precision::Bf16 => Precision::Bf16,
@@ -43,8 +50,7 @@ pub fn hold<M: Model>(
             OptimizerOffload::None | OptimizerOffload::BetweenSteps => StepsOn::Device,
             OptimizerOffload::CpuStep => StepsOn::Host,
         },
-    };
-    Ok(Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?)
+    }
 }
 
 /// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.
@@ -118,12 +124,13 @@ pub fn schedule(config: &ScheduleConfig) -> Schedule {
 /// A run in a line: its algorithm's `title`, its model's size and where it is held.
 pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
     let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
+    let reason = run.stage_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
     format!(
-        "{title}, {parameters} parameters, {} on {} x {}, ZeRO {}, seed {}",
+        "{title}, {parameters} parameters, {} on {} x {}, ZeRO {}{reason}, seed {}",
         run.policy.strategy.precision.name(),
         run.world_size,
         run.policy.backend,
-        run.policy.strategy.zero_stage,
+        run.policy.strategy.zero_stage.number(),
         run.config.seed
     )
 }

@@ -6,6 +6,7 @@ mod frozen;
 mod offload;
 mod passes;
 mod plain_loop;
+mod plan;
 mod precision;
 mod stages;
 mod world;

@@ -1,0 +1,146 @@
+//! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
+
+use super::{Decoder, head};
+use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::generation::LEAST_ROWS;
+use crate::model::Model;
+
+const F32: usize = size_of::<f32>();
+
+/// The size of a [`crate::PackedBatch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedSize {
+    /// How many sequences.
+    pub sequences: usize,
+    /// Rows of the longest one.
+    pub longest: usize,
+    /// Rows N of all.
+    pub tokens: usize,
+    /// Targets M of all.
+    pub targets: usize,
+}
+
+impl PackedSize {
+    /// So many sequences of equal length: `prompt` tokens, then `completion` ones, of which the last is no input.
+    pub fn uniform(sequences: usize, prompt: usize, completion: usize) -> PackedSize {
+        let longest = (prompt + completion).saturating_sub(1);
+        PackedSize { sequences, longest, tokens: sequences * longest, targets: sequences * completion }
+    }
+}
+
+impl Footprint for Decoder {
+    type Size = PackedSize;
+
+    fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs) -> BlockBytes {
+        match block {
+            0 => self.embedding_bytes(size, runs),
+            _ if block + 1 == self.blocks() => self.head_bytes(size, runs),
+            _ => self.layer_bytes(size, runs),
+        }
+    }
+}
+
+impl Decoder {
+    /// What sampling makes at a time: the largest of a pass over prompts of `prompt_tokens` tokens together and the
+    /// logits of a step of `sequences`.
+    pub fn sampling_bytes(&self, sequences: usize, prompt_tokens: usize, longest: usize, runs: Runs) -> usize {
+        let size = PackedSize { sequences: 1, longest, tokens: prompt_tokens, targets: 0 };
+        // Beside the block's own, copies of the keys and values that are cached.
+        let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
+        let prefill = self.layer_bytes(&size, runs);
+        let prefill = prefill.input + prefill.scoring + prompt_tokens * kv * runs.size();
+        // As they come out of the product, in fp32, and scaled.
+        let logits = sequences.max(LEAST_ROWS) * self.config.vocab_size as usize;
+        prefill.max(logits * (runs.size() + 2 * F32))
+    }
+
+    fn embedding_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
+        let output = size.tokens * self.config.hidden_size as usize * runs.size();
+        // Off the host, the tokens are sorted: values and order, and the library's own copies of both.
+        let backward = if runs.on_host { 0 } else { 4 * size.tokens * size_of::<i64>() };
+        BlockBytes {
+            forward: output,
+            scoring: output,
+            output_grad: output,
+            backward,
+            ..BlockBytes::default()
+        }
+    }
+
+    fn layer_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
+        let config = &self.config;
+        let [heads, kv_heads, dim] =
+            [config.num_attention_heads, config.num_key_value_heads, config.head_dim].map(|it| it as usize);
+        let rows = |width: usize| size.tokens * width * runs.size();
+        let floats = |width: usize| size.tokens * width * F32;
+        let (x, mlp) = (rows(config.hidden_size as usize), rows(config.intermediate_size as usize));
+        let (q, kv) = (rows(heads * dim), rows(kv_heads * dim));
+        let qkv = q + 2 * kv;
+        let qk_norm = if config.qk_norm { q + kv + floats(heads + kv_heads) } else { 0 };
+        let gate_up = 2 * mlp;
+        let (adapters, rank) = self.block.adapters();
+        let between = rows(rank);
+
+        // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations.
+        let saved = x + floats(1) + qkv + q + floats(heads) + x + floats(1) + gate_up + qk_norm;
+        // All of it but x, and at the end the second norm's output, SwiGLU's, and the block's.
+        let forward = saved - x + x + mlp + x + 2 * between;
+        let (scores, scores_backward) = self.attention_bytes(size, runs);
+        // While scores exist, nothing of the second half does.
+        let attending = floats(1) + qkv + qk_norm + q + floats(heads) + scores;
+        // SwiGLU's gradient and the second norm's output stay to the end. Beside them, attention's: its output's
+        // gradient, that of the projection and of normed heads, and what the library needs.
+        let qk_norm_backward = if config.qk_norm { q + kv } else { 0 };
+        let in_attention = q + qkv + qk_norm_backward + scores_backward;
+        // After it, all that it read is gone, and the first norm's output comes.
+        let after = (qkv + x).saturating_sub(q + qkv + floats(heads) + qk_norm);
+        BlockBytes {
+            input: x,
+            saved,
+            thinned: saved - gate_up,
+            forward: forward.max(attending),
+            scoring: (forward - x).max(attending), // the residual stream stays in one place
+            output_grad: x,
+            backward: mlp + x + in_attention.max(after) + (adapters + 2) * between,
+        }
+    }
+
+    /// What attention needs beside its arguments and results, forward and backward.
+    fn attention_bytes(&self, size: &PackedSize, runs: Runs) -> (usize, usize) {
+        let (heads, dim) = (self.config.num_attention_heads as usize, self.config.head_dim as usize);
+        if runs.on_host {
+            return (0, 0);
+        }
+        if runs.size() == F32 {
+            // A composition, over all scores of a padded batch: three of that size forward, five backward.
+            let scores = size.sequences * heads * size.longest * size.longest * F32;
+            return (3 * scores, 5 * scores);
+        }
+        // FlashAttention-2: sums of the queries' gradients and one number a query in fp32, and gradients of keys and
+        // values for each query head where several read one.
+        let sums = size.tokens * heads * (dim + 1) * F32;
+        let is_grouped = self.config.num_key_value_heads != self.config.num_attention_heads;
+        (0, sums + if is_grouped { 2 * size.tokens * heads * dim * runs.size() } else { 0 })
+    }
+
+    fn head_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
+        let hidden = self.config.hidden_size as usize;
+        let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
+        let per_target = size.targets * F32;
+        let vocab = self.config.vocab_size as usize;
+        let logits = size.targets.min(head::chunk_rows(vocab, runs.size())) * vocab * runs.size();
+        // The rows of targets, their norm and deviations; logits of a chunk; log-probabilities, entropies and sums.
+        let forward = 2 * rows + per_target + logits + 3 * per_target;
+        let saved = 2 * rows + 3 * per_target;
+        BlockBytes {
+            input: all,
+            saved,
+            thinned: saved,
+            forward,
+            scoring: forward,
+            // Of log-probabilities and entropies, which themselves are still there.
+            output_grad: 4 * per_target,
+            backward: rows + logits.max(rows + all),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! `anyroll plan`: the memory of a run before it is one, for every choice of stage, offload and recomputation.
+
+use std::path::PathBuf;
+
+use anyroll_backends::BackendKind;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::machine;
+use crate::{
+    Error, Result,
+    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
+    format::gib,
+    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Unsettled, choices, settle},
+};
+
+/// What to plan.
+#[derive(Debug, Args)]
+pub(super) struct PlanArgs {
+    /// The YAML file
+    config: PathBuf,
+    /// Change a field, as in `--set strategy.recompute=full`; may be given more than once
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    sets: Vec<String>,
+    /// Memory of a device, which need not be here [default: that of this machine's devices]
+    #[arg(long, value_name = "80GiB", value_parser = bytes)]
+    memory: Option<usize>,
+    /// Ranks, a device each, which need not be here [default: the config's]
+    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    world: Option<u32>,
+    /// As JSON, in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+/// `80GiB`, `80GB`, `512MiB` or a number of bytes.
+fn bytes(text: &str) -> std::result::Result<usize, String> {
+    const UNITS: [(&str, f64); 7] = [
+        ("TiB", 1099511627776.0),
+        ("GiB", 1073741824.0),
+        ("MiB", 1048576.0),
+        ("TB", 1e12),
+        ("GB", 1e9),
+        ("MB", 1e6),
+        ("", 1.0),
+    ];
+    let found = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)));
+    let (number, factor) = found.expect("every text ends in nothing");
+    match number.trim().parse::<f64>() {
+        Ok(number) if number > 0.0 && number * factor < 1e18 => Ok((number * factor) as usize),
+        _ => Err("write a size such as 80GiB, 80GB or 512MiB".into()),
+    }
+}
+
+pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
+    let mut sets = args.sets.clone();
+    sets.extend(args.world.map(|world| format!("devices={world}")));
+    let loaded = Loaded::read(&args.config, &sets)?;
+    let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
+    run.memory_bytes = args.memory.or(run.memory_bytes);
+    let dataset = loaded.dataset.as_ref().ok_or(Error::NoPlan)?;
+    let planner = Planner::new(&run, dataset)?;
+    let settled = settle(&planner, &run);
+    let configured = configured(&planner, &run, &settled);
+    let report = Report { auto: auto(&run, &settled), choices: choices(&planner, &run), planner, run, configured };
+    print!("{}", if args.json { report.json() } else { report.text() });
+    Ok(0)
+}
+
+/// This machine, or, if sizes are given, one that has all that is asked for.
+fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
+    const MANY: usize = 1 << 16;
+    if args.memory.is_none() && args.world.is_none() {
+        return machine(None);
+    }
+    let count = if *devices == Devices::All { 1 } else { MANY };
+    // What a device here has is of use only where nobody has said what to plan for.
+    let here = if args.memory.is_none() { machine(None).backends } else { Vec::new() };
+    let backends = BackendKind::ALL.into_iter().map(|kind| BackendFacts {
+        name: kind.name().to_owned(),
+        runs_models: kind.runs_models(),
+        devices: (!kind.is_host()).then_some(count),
+        memory_bytes: here.iter().find(|facts| facts.name == kind.name()).and_then(|it| it.memory_bytes),
+        unavailable: None,
+    });
+    Machine { cores: 1, backends: backends.collect(), rank: None }
+}
+
+/// What the config itself comes to, and with which stage; `None` where `auto` comes to nothing.
+fn configured(
+    planner: &Planner,
+    run: &Run,
+    settled: &Result<Option<Settled>, Unsettled>,
+) -> Option<(u8, MemoryPlan)> {
+    match settled {
+        Ok(Some(settled)) => Some((settled.policy, settled.plan)),
+        Ok(None) => {
+            let policy = &run.policy.strategy;
+            let reference = run.reference.as_ref().map(|role| &role.strategy);
+            Some((policy.zero_stage.number(), planner.plan(policy, reference)))
+        }
+        Err(_) => None,
+    }
+}
+
+/// What is to be said of `zero_stage: auto`.
+fn auto(run: &Run, settled: &Result<Option<Settled>, Unsettled>) -> Option<String> {
+    match settled {
+        Ok(settled) => settled.map(|settled| settled.reason(run.memory_bytes.unwrap_or(0))),
+        Err(Unsettled::NoMemory) => Some("auto needs to know the memory of a device: say `--memory 80GiB`".into()),
+        Err(Unsettled::TooLarge { plan, memory_bytes, .. }) => {
+            let (phase, needs) = plan.peak();
+            let (needs, has) = (gib(needs), gib(*memory_bytes));
+            Some(format!("auto finds no stage that fits: the smallest needs {needs} GiB of {has} in {phase}"))
+        }
+    }
+}
+
+struct Report {
+    planner: Planner,
+    run: Run,
+    auto: Option<String>,
+    configured: Option<(u8, MemoryPlan)>,
+    choices: Vec<Choice>,
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let Self { planner, run, .. } = self;
+        let (prompt, completion) = planner.longest();
+        let memory = run.memory_bytes.map_or("of unknown memory".into(), |it| format!("of {} GiB", gib(it)));
+        let mut text = format!(
+            "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} sequences of up to {prompt} + {completion} \
+             tokens; every rank holds the same\n",
+            run.config.name,
+            planner.parameters(),
+            run.policy.strategy.precision.name(),
+            run.world_size,
+            run.policy.backend,
+            run.policy.strategy.micro_batch_size,
+        );
+        text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
+        if let Some((stage, plan)) = &self.configured {
+            text += &self.phases(*stage, plan);
+        }
+        text + &self.table()
+    }
+
+    /// The config's own choice, phase by phase.
+    fn phases(&self, stage: u8, plan: &MemoryPlan) -> String {
+        let strategy = &self.run.policy.strategy;
+        let mut text = format!(
+            "\nas configured: ZeRO {stage}, offload.optimizer {}, recompute {}; GiB of a rank\n{:<10}",
+            optimizer_name(strategy.offload.optimizer),
+            recompute_name(strategy.recompute),
+            "",
+        );
+        text += &PARTS.map(|(name, _)| format!("{name:>12}")).concat();
+        for (name, phase) in plan.phases() {
+            text += &format!("\n{name:<10}");
+            text += &PARTS.map(|(_, part)| format!("{:>12}", gib(part(&phase)))).concat();
+        }
+        let (phase, peak) = plan.peak();
+        let verdict = match self.run.memory_bytes {
+            None => String::new(),
+            Some(memory) if plan.fits(memory) => format!("; it fits, with {} to spare in {phase}", gib(memory - peak)),
+            Some(memory) => format!("; it does not fit: {phase} needs {} more", gib(peak - memory)),
+        };
+        text + &format!("\nhost memory {}{verdict}\n", gib(plan.host))
+    }
+
+    /// All choices, one line each for those that differ in recomputation only.
+    fn table(&self) -> String {
+        let memory = self.run.memory_bytes.unwrap_or(usize::MAX);
+        let cell = |bytes: usize| format!("{:>10}{}", gib(bytes), if bytes > memory { "!" } else { " " });
+        let marks = self.run.memory_bytes.map_or(String::new(), |it| format!("; ! is more than {}", gib(it)));
+        let mut text = format!("\nevery choice, GiB of a rank{marks}\n");
+        let scores = self.choices[0].plan.score.is_some();
+        let has_reference = self.planner.has_reference();
+        text += &format!("{:<7}{:<15}", "stage", "optimizer");
+        text += if has_reference { "reference      " } else { "" };
+        text += "train:none  selective       full ";
+        text += if scores { "     score " } else { "" };
+        text += "  generate       host\n";
+        for of_place in self.choices.chunks(3) {
+            let own = of_place.iter().find(|it| it.recompute == self.run.policy.strategy.recompute);
+            let own = own.expect("all recomputations are there");
+            text += &format!("{:<7}{:<15}", own.zero_stage, optimizer_name(own.optimizer));
+            text += &own.reference_params.map_or(String::new(), |it| format!("{:<15}", params_name(it)));
+            text += &of_place.iter().map(|it| cell(it.plan.train.total())).collect::<String>();
+            text += &own.plan.score.map_or(String::new(), |score| cell(score.total()));
+            text += &format!("{}{:>10}\n", cell(own.plan.generate.total()), gib(own.plan.host));
+        }
+        text
+    }
+
+    fn json(&self) -> String {
+        let Self { planner, run, auto, configured, choices } = self;
+        let (prompt, completion) = planner.longest();
+        let of = |plan: &MemoryPlan| {
+            let mut value = serde_json::to_value(plan).expect("plain data");
+            for (name, phase) in plan.phases() {
+                value[name]["total"] = phase.total().into();
+            }
+            value["fits"] = run.memory_bytes.map(|memory| plan.fits(memory)).into();
+            value
+        };
+        let choices: Vec<Value> = choices
+            .iter()
+            .map(|choice| {
+                let mut value = serde_json::to_value(choice).expect("plain data");
+                value["plan"] = of(&choice.plan);
+                value
+            })
+            .collect();
+        let report = json!({
+            "name": run.config.name,
+            "parameters": planner.parameters(),
+            "backend": run.policy.backend,
+            "world_size": run.world_size,
+            "memory_bytes": run.memory_bytes,
+            "longest_prompt": prompt,
+            "longest_completion": completion,
+            "auto": auto,
+            "configured": configured.as_ref().map(|(stage, plan)| json!({"zero_stage": stage, "plan": of(plan)})),
+            "choices": choices,
+        });
+        serde_json::to_string_pretty(&report).expect("plain data") + "\n"
+    }
+}
+
+/// The columns of a phase.
+type Part = fn(&PhaseBytes) -> usize;
+const PARTS: [(&str, Part); 8] = [
+    ("weights", |it| it.weights),
+    ("gradients", |it| it.gradients),
+    ("optimizer", |it| it.optimizer),
+    ("activations", |it| it.activations),
+    ("buffers", |it| it.buffers),
+    ("KV cache", |it| it.kv_cache),
+    ("driver", |it| it.driver),
+    ("total", PhaseBytes::total),
+];
+
+fn optimizer_name(offload: OptimizerOffload) -> &'static str {
+    match offload {
+        OptimizerOffload::None => "none",
+        OptimizerOffload::BetweenSteps => "between_steps",
+        OptimizerOffload::CpuStep => "cpu_step",
+    }
+}
+
+fn params_name(offload: Offload) -> &'static str {
+    match offload {
+        Offload::None => "none",
+        Offload::BetweenSteps => "between_steps",
+    }
+}
+
+fn recompute_name(recompute: Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_read_with_their_unit() {
+        let check = |text: &str, expected: usize| assert_eq!(bytes(text), Ok(expected), "{text}");
+        check("80GiB", 80 << 30);
+        check("1.5 GiB", 3 << 29);
+        check("80GB", 80_000_000_000);
+        check("512MiB", 512 << 20);
+        check("4096", 4096);
+        for wrong in ["", "GiB", "-1GiB", "80 bananas", "0", "1e30TiB", "nan"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! [`ZeroStage`], and how `auto` is put into numbers.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, Visitor},
+};
+
+use super::{Recompute, Run, check::Check, error::Problem};
+use crate::{
+    data::Dataset,
+    error_chain::one_line,
+    format::gib,
+    plan::{Planner, Unsettled, settle as fastest},
+};
+
+/// What is sharded over the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroStage {
+    /// As the stage of this number, 0 to 3.
+    Stage(u8),
+    /// As the fastest stage that fits the devices; resolved before anything starts. Not for `diffusion`.
+    Auto,
+}
+
+impl Default for ZeroStage {
+    fn default() -> Self {
+        Self::Stage(0)
+    }
+}
+
+impl ZeroStage {
+    /// The number of a stage that is resolved.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Stage(number) => number,
+            Self::Auto => unreachable!("a resolved config has no `auto`"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ZeroStage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StageVisitor;
+
+        impl Visitor<'_> for StageVisitor {
+            type Value = ZeroStage;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a stage, 0 to 3, or `auto`")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<ZeroStage, E> {
+                // What no stage has is refused with the field's name.
+                Ok(ZeroStage::Stage(u8::try_from(number).unwrap_or(u8::MAX)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ZeroStage, E> {
+                match text {
+                    "auto" => Ok(ZeroStage::Auto),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(StageVisitor)
+    }
+}
+
+impl Serialize for ZeroStage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Stage(number) => number.serialize(serializer),
+            Self::Auto => "auto".serialize(serializer),
+        }
+    }
+}
+
+/// Writes the stages that `auto` stands for into `run`, wherever it stands.
+pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<(), Problem> {
+    let roles = [Some(&run.policy), run.reference.as_ref()];
+    let is_open = roles.into_iter().flatten().any(|role| role.strategy.zero_stage == ZeroStage::Auto);
+    if is_open {
+        let field = open_field(run);
+        let planner = Planner::new(run, dataset)
+            .map_err(|error| check.problem(field, one_line(&error), "write a stage, 0 to 3"))?;
+        let settled = fastest(&planner, run).map_err(|unsettled| refused(check, field, unsettled))?;
+        let settled = settled.expect("a stage is open");
+        run.policy.strategy.zero_stage = ZeroStage::Stage(settled.policy);
+        if let (Some(reference), Some(stage)) = (&mut run.reference, settled.reference) {
+            reference.strategy.zero_stage = ZeroStage::Stage(stage);
+        }
+        run.stage_reason = run.memory_bytes.map(|memory_bytes| settled.reason(memory_bytes));
+    }
+    write_down(run);
+    Ok(())
+}
+
+/// The field that says `auto`.
+fn open_field(run: &Run) -> &'static str {
+    let roles = &run.config.roles;
+    match (roles.policy.strategy.zero_stage, roles.reference.strategy.zero_stage) {
+        (Some(ZeroStage::Auto), _) => "roles.policy.strategy.zero_stage",
+        (_, Some(ZeroStage::Auto)) => "roles.reference.strategy.zero_stage",
+        _ => "strategy.zero_stage",
+    }
+}
+
+fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
+    match unsettled {
+        Unsettled::NoMemory => check.problem(
+            field,
+            "`auto` needs to know how much memory the devices have, and their driver does not say",
+            "write a stage, 0 to 3; `anyroll plan --memory 80GiB` says what fits",
+        ),
+        Unsettled::TooLarge { plan, memory_bytes, recompute } => {
+            let (phase, needs) = plan.peak();
+            let message =
+                format!("no stage fits: the smallest needs {} GiB of {} in {phase}", gib(needs), gib(memory_bytes));
+            let help = match recompute {
+                Some(Recompute::Selective) => "write `recompute: selective`, with which it fits",
+                Some(_) => "write `recompute: full`, with which it fits",
+                None => "`anyroll plan` shows every choice; more devices or a smaller `micro_batch_size` may do",
+            };
+            check.problem(field, message, help)
+        }
+    }
+}
+
+/// Puts the stages into the config that the run leaves behind.
+fn write_down(run: &mut Run) {
+    let (config, policy) = (&mut run.config, run.policy.strategy.zero_stage);
+    let is_open = |stage: Option<ZeroStage>| stage == Some(ZeroStage::Auto);
+    let top_is_open = is_open(Some(config.strategy.zero_stage));
+    let roles = &mut config.roles;
+    let reference = run.reference.as_ref().map_or(policy, |role| role.strategy.zero_stage);
+    if top_is_open {
+        config.strategy.zero_stage = policy;
+    }
+    if is_open(roles.policy.strategy.zero_stage) {
+        roles.policy.strategy.zero_stage = Some(policy);
+    }
+    let follows = roles.reference.strategy.zero_stage.is_none() && top_is_open && reference != policy;
+    if is_open(roles.reference.strategy.zero_stage) || follows {
+        roles.reference.strategy.zero_stage = Some(reference);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{
+            Error, Loaded, Machine, StrategyConfig,
+            tests::{SMALL, machine, read},
+        },
+        plan::Planner,
+    };
+
+    /// Two ranks, a model that is deep enough for stage 3 to be smaller, and a reference.
+    const SETS: [&str; 4] = [
+        "model.decoder.layers=12",
+        "devices=2",
+        "strategy.micro_batch_size=1",
+        "pipeline.rlvr.algorithm.kl_coef=0.1",
+    ];
+
+    fn loaded(sets: &[&str]) -> Loaded {
+        read(SMALL, &[&SETS[..], sets].concat()).unwrap()
+    }
+
+    fn with_memory(memory_bytes: Option<usize>) -> Machine {
+        let mut machine = machine();
+        machine.backends.iter_mut().for_each(|facts| facts.memory_bytes = memory_bytes);
+        machine
+    }
+
+    /// What a rank needs at these stages.
+    fn needs(policy: u8, reference: u8) -> usize {
+        let loaded = loaded(&[]);
+        let run = loaded.resolve(&with_memory(None)).unwrap();
+        let planner = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap();
+        let at = |strategy: &StrategyConfig, stage| StrategyConfig {
+            zero_stage: ZeroStage::Stage(stage),
+            ..strategy.clone()
+        };
+        let reference = at(&run.reference.unwrap().strategy, reference);
+        // Without memory to plan for, the cache is as large as it may be; here it is as small.
+        let plan = planner.plan(&at(&run.policy.strategy, policy), Some(&reference));
+        plan.train.total().max(plan.generate.total() - plan.generate.kv_cache + plan.least_kv_cache)
+    }
+
+    /// The stages of policy and reference on two ranks with so many bytes each.
+    fn settled(sets: &[&str], memory_bytes: usize) -> Result<(u8, u8, Run), Error> {
+        let run = loaded(sets).resolve(&with_memory(Some(2 * memory_bytes)))?;
+        let reference = run.reference.as_ref().unwrap().strategy.zero_stage.number();
+        Ok((run.policy.strategy.zero_stage.number(), reference, run))
+    }
+
+    #[test]
+    fn auto_is_the_fastest_stage_that_fits() {
+        const AUTO: &str = "strategy.zero_stage=auto";
+        let candidates = [(1, 1), (1, 3), (3, 1), (3, 3)];
+        let needs = candidates.map(|(policy, reference)| needs(policy, reference));
+        assert!(needs[0] > needs[1] && needs[1] > needs[3], "{needs:?}");
+        for (index, &(policy, reference)) in candidates.iter().enumerate() {
+            let first = needs.iter().position(|&it| it <= needs[index]).unwrap();
+            let (own, its, run) = settled(&[AUTO], needs[index]).unwrap();
+            assert_eq!((own, its), candidates[first], "with what {policy} and {reference} need");
+            let yaml = run.to_yaml();
+            assert!(yaml.starts_with("# strategy.zero_stage: auto is ") && !yaml.contains(": auto\n"), "{yaml}");
+            // What it leaves behind says the same without `auto`.
+            let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
+            assert_eq!((&again.policy, &again.reference), (&run.policy, &run.reference));
+        }
+        let reason = settled(&[AUTO], needs[3]).unwrap().2.stage_reason.unwrap();
+        assert!(reason.starts_with("auto is 3: ") && reason.contains("the fastest stage needs"), "{reason}");
+
+        // One that is said stays.
+        let sets = [AUTO, "roles.reference.strategy.zero_stage=2"];
+        assert_eq!(settled(&sets, 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (1, 2));
+        let sets = ["roles.reference.strategy.zero_stage=auto"];
+        assert_eq!(settled(&sets, 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 1));
+        // One rank has nothing to share.
+        assert_eq!(settled(&[AUTO, "devices=1"], 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 0));
+    }
+
+    #[test]
+    fn auto_that_finds_nothing_names_the_field() {
+        let refused = |set: &str, memory| match loaded(&[set]).resolve(&with_memory(memory)) {
+            Err(Error::Invalid(invalid)) => (invalid.field, invalid.message, invalid.help),
+            other => panic!("{other:?}"),
+        };
+        let (field, message, help) = refused("strategy.zero_stage=auto", Some(1000));
+        assert_eq!(field, "strategy.zero_stage");
+        assert!(message.contains("no stage fits") && help.contains("anyroll plan"), "{message}, {help}");
+        let (field, message, _) = refused("roles.policy.strategy.zero_stage=auto", None);
+        assert_eq!(field, "roles.policy.strategy.zero_stage");
+        assert!(message.contains("how much memory"), "{message}");
+    }
+}

@@ -1,0 +1,288 @@
+//! The memory of a run before it is one: what each rank holds while it trains, scores and generates.
+//!
+//! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
+//! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
+//! together as [`crate::rlvr`] goes through a step. Every sequence counts as the longest that there can be.
+
+mod choices;
+mod stage;
+
+use anyroll_backends::{BackendKind, DType};
+use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, generation::Limits};
+use anyroll_strategy::{
+    Precision, State,
+    plan::{Held, Ranks, held, scoring_activations, training_activations, whole_weights},
+};
+use serde::Serialize;
+
+pub use choices::{Choice, choices};
+pub use stage::{Settled, Unsettled, settle};
+
+use crate::{
+    Result,
+    base_model::BaseModel,
+    config::{OldLogprobs, PipelineConfig, Reduction, RlvrConfig, Run, StrategyConfig},
+    data::{Dataset, Tokenizer},
+    train::{offloaded, zero_config},
+};
+
+/// What the driver, its libraries and libtorch's handles take on a device that is not the host: 0.6 GiB on those that
+/// were measured (docs/performance.md).
+const DRIVER_BYTES: usize = 640 << 20;
+/// What lengths of memory that can leave a device are rounded up to: 2 MiB on every device so far, pages on a host.
+const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
+
+/// What a rank's device holds at the peak of a phase, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PhaseBytes {
+    /// The policy's weights and the reference's.
+    pub weights: usize,
+    /// Accumulated gradients.
+    pub gradients: usize,
+    /// Moments, and fp32 weights where the model runs with others.
+    pub optimizer: usize,
+    /// What libtorch makes on the way. Off the host it keeps that memory for its next pass, so while generating the
+    /// most of all phases.
+    pub activations: usize,
+    /// Whole units that come and go: gathered weights, gradients under way.
+    pub buffers: usize,
+    /// Keys and values: as much as sequences need, if there is room.
+    pub kv_cache: usize,
+    /// The driver's own.
+    pub driver: usize,
+}
+
+impl PhaseBytes {
+    /// All together.
+    pub fn total(&self) -> usize {
+        let Self { weights, gradients, optimizer, activations, buffers, kv_cache, driver } = self;
+        weights + gradients + optimizer + activations + buffers + kv_cache + driver
+    }
+
+    fn add(&mut self, held: &Held) {
+        self.weights += held.weights;
+        self.gradients += held.gradients;
+        self.optimizer += held.optimizer;
+        self.buffers += held.gathered + held.reducing;
+    }
+}
+
+/// What one choice of strategies comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    /// Forward, backward and the optimizer's step.
+    pub train: PhaseBytes,
+    /// The reference's log-probs, or the policy's own anew; `None` in a run that has no such pass.
+    pub score: Option<PhaseBytes>,
+    /// Sampling.
+    pub generate: PhaseBytes,
+    /// Host memory of a rank for states that are off the device.
+    pub host: usize,
+    /// Of the cache's bytes those without which not one sequence can be sampled.
+    pub least_kv_cache: usize,
+}
+
+impl MemoryPlan {
+    /// The phases by name, in a step's order.
+    pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
+        let score = self.score.map(|score| ("score", score));
+        [Some(("generate", self.generate)), score, Some(("train", self.train))].into_iter().flatten()
+    }
+
+    /// The phase that takes most, and how much.
+    pub fn peak(&self) -> (&'static str, usize) {
+        let totals = self.phases().map(|(name, phase)| (name, phase.total()));
+        totals.max_by_key(|(_, total)| *total).expect("there are phases")
+    }
+
+    /// Whether it fits into a device of so many bytes.
+    pub fn fits(&self, memory_bytes: usize) -> bool {
+        self.peak().1 <= memory_bytes
+    }
+}
+
+/// Plans the memory of a run of a language model.
+pub struct Planner {
+    model: Decoder,
+    rlvr: RlvrConfig,
+    ranks: Ranks,
+    on_host: bool,
+    memory_bytes: Option<usize>,
+    /// Tokens of the longest prompt, and of the longest gold answer with its end.
+    longest: (usize, usize),
+    samples_per_rank: usize,
+    has_reference: bool,
+    scores_itself: bool,
+}
+
+impl Planner {
+    /// For `run`, whose stages may be open still.
+    ///
+    /// # Errors
+    /// The model's folder's.
+    pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
+        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else {
+            unreachable!("only a run of a language model has a dataset")
+        };
+        let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
+        let model = base.decoder(tch::Device::Cpu)?;
+        let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
+        let on_host = backend.is_host();
+        let has_adapters = base.lora.is_some();
+        let ranks = Ranks {
+            world_size: run.world_size,
+            granularity_bytes: GRANULARITY_BYTES[usize::from(on_host)],
+            // A host has no library that sums.
+            sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,
+        };
+        let asks_itself = rlvr.algorithm.old_logprobs == OldLogprobs::Recompute;
+        Ok(Self {
+            model,
+            ranks,
+            on_host,
+            memory_bytes: run.memory_bytes,
+            longest: longest(&base.tokenizer, dataset)?,
+            samples_per_rank: run.batches.sequences_per_step / run.world_size,
+            has_reference: run.reference.is_some() && !has_adapters,
+            scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
+            rlvr: (**rlvr).clone(),
+        })
+    }
+
+    /// The number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.model.units().iter().flat_map(|unit| &unit.params).map(|param| param.elements()).sum()
+    }
+
+    /// Tokens of the longest prompt, and of the longest completion.
+    pub fn longest(&self) -> (usize, usize) {
+        (self.longest.0, self.rlvr.rollout.max_new_tokens)
+    }
+
+    /// Whether there is a frozen copy beside the policy.
+    pub fn has_reference(&self) -> bool {
+        self.has_reference
+    }
+
+    /// What these strategies of the policy and of its reference come to.
+    pub fn plan(&self, policy: &StrategyConfig, reference: Option<&StrategyConfig>) -> MemoryPlan {
+        let reference = reference.filter(|_| self.has_reference);
+        let own = held(&self.model, zero_config(policy), true, self.ranks);
+        let its = reference.map(|it| held(&self.model, zero_config(it), false, self.ranks));
+        let is_away = |state| reference.is_some_and(|it| offloaded(it).contains(&state));
+        // Offloaded weights take what was gathered with them.
+        let its_while_away = its.filter(|_| !is_away(State::Params));
+
+        let driver = if self.on_host { 0 } else { DRIVER_BYTES };
+        let mut train = PhaseBytes { driver, activations: self.training(policy), ..PhaseBytes::default() };
+        train.add(&own);
+        its_while_away.iter().for_each(|its| train.add(its));
+
+        let scorer = reference.or(self.scores_itself.then_some(policy));
+        let score = scorer.map(|scorer| {
+            let mut score = PhaseBytes { driver, activations: self.scoring(scorer), ..PhaseBytes::default() };
+            score.add(&Held { reducing: self.reducing_between_steps(policy, &own), ..own });
+            its.iter().for_each(|its| score.add(its));
+            score
+        });
+        let scoring = score.map_or(0, |score| score.activations);
+        let busiest = train.activations.max(scoring);
+        let (generate, least_kv_cache) =
+            self.generating(policy, &own, its_while_away.as_ref(), busiest, driver);
+
+        let mut host = own.host;
+        host += if offloaded(policy).contains(&State::Optimizer) { own.optimizer } else { 0 };
+        host += its.filter(|_| is_away(State::Params)).map_or(0, |its| its.weights);
+        MemoryPlan { train, score, generate, host, least_kv_cache }
+    }
+
+    fn training(&self, policy: &StrategyConfig) -> usize {
+        let (prompt, answer) = self.longest;
+        let config = zero_config(policy);
+        let micro_batch = policy.micro_batch_size;
+        let rl = PackedSize::uniform(
+            micro_batch.min(self.samples_per_rank),
+            prompt,
+            self.rlvr.rollout.max_new_tokens,
+        );
+        let warmup = self.rlvr.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
+            let own = warmup.batch_size / self.ranks.world_size;
+            PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
+        });
+        let sizes = [Some(rl), warmup].into_iter().flatten();
+        let peaks = sizes.map(|size| training_activations(&self.model, &size, config, self.runs(policy)));
+        peaks.max().unwrap_or(0)
+    }
+
+    fn scoring(&self, scorer: &StrategyConfig) -> usize {
+        let sequences = scorer.micro_batch_size.min(self.samples_per_rank);
+        let size = PackedSize::uniform(sequences, self.longest.0, self.rlvr.rollout.max_new_tokens);
+        scoring_activations(&self.model, &size, self.runs(scorer))
+    }
+
+    /// The phase, and the cache of one sequence. `busiest` are the activations of the other phases.
+    fn generating(
+        &self,
+        policy: &StrategyConfig,
+        own: &Held,
+        reference: Option<&Held>,
+        busiest: usize,
+        driver: usize,
+    ) -> (PhaseBytes, usize) {
+        let away = offloaded(policy);
+        let gone = |state, bytes: usize| if away.contains(&state) { 0 } else { bytes };
+        let mut generate = PhaseBytes { driver, ..PhaseBytes::default() };
+        generate.add(&Held {
+            gradients: gone(State::Gradients, own.gradients),
+            optimizer: gone(State::Optimizer, own.optimizer),
+            reducing: self.reducing_between_steps(policy, own),
+            ..*own
+        });
+        reference.iter().for_each(|its| generate.add(its));
+        generate.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
+
+        let (shape, dtype) = (self.model.config(), self.runs(policy).dtype);
+        let rollout = &self.rlvr.rollout;
+        let sequences = rollout.batch_size.min(self.samples_per_rank).max(1);
+        let longest = self.longest.0 + rollout.max_new_tokens;
+        let limits = Limits::new(sequences);
+        let prompts = limits.prefill_tokens.min(sequences * self.longest.0);
+        let sampling = self.model.sampling_bytes(sequences, prompts, self.longest.0, self.runs(policy));
+        generate.activations = if self.on_host { sampling } else { sampling.max(busiest) };
+
+        // As `inference::Room` shares out what is free.
+        let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
+        let (wanted, least) =
+            (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
+        let room = self.memory_bytes.map_or(wanted, |memory| {
+            let free = memory.saturating_sub(generate.total()) as f64 * rollout.kv_cache.memory;
+            KvCache::blocks_in(shape, dtype, free as usize)
+        });
+        generate.kv_cache = cache(wanted.min(room).max(least));
+        (generate, cache(least))
+    }
+
+    /// Whole gradients leave with the accumulated ones.
+    fn reducing_between_steps(&self, policy: &StrategyConfig, own: &Held) -> usize {
+        if offloaded(policy).contains(&State::Gradients) { 0 } else { own.reducing }
+    }
+
+    fn runs(&self, strategy: &StrategyConfig) -> Runs {
+        let precision: Precision = zero_config(strategy).precision;
+        let dtype: DType = precision.dtype();
+        Runs { dtype, on_host: self.on_host }
+    }
+}
+
+/// Tokens of the longest prompt and of the longest gold answer.
+fn longest(tokenizer: &Tokenizer, dataset: &Dataset) -> Result<(usize, usize)> {
+    if let Tokenizer::Characters(_) = tokenizer {
+        return Ok((dataset.longest_prompt(), dataset.longest_answer() + 1));
+    }
+    let (mut prompt, mut answer) = (0, 0);
+    for record in dataset.examples() {
+        prompt = prompt.max(tokenizer.encode_prompt(&record)?.len());
+        answer = answer.max(tokenizer.encode_answer(&record)?.len());
+    }
+    Ok((prompt, answer))
+}

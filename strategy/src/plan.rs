@@ -1,0 +1,268 @@
+//! What a strategy will hold, before there is a device: the sizes of [`crate::layout`], which it allocates with, and
+//! for what comes and goes the same walk over a model's blocks that [`crate::Zero`] takes.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+};
+
+use anyroll_backends::DType;
+use anyroll_models::{BlockBytes, Footprint, Model, Runs};
+
+use crate::{Recompute, StepsOn, ZeroConfig, ZeroStage, layout::Layout, zero::first_reader};
+
+/// The ranks that share a model, as far as memory depends on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranks {
+    /// How many.
+    pub world_size: usize,
+    /// What lengths of memory that can leave a device are rounded up to
+    /// ([`anyroll_backends::Device::arena_granularity_bytes`]).
+    pub granularity_bytes: usize,
+    /// [`anyroll_backends::CollectiveGroup::sums_in_rank_order`]
+    pub sums_in_rank_order: bool,
+}
+
+/// What each rank holds on its device while a model is trained, or scores, in bytes; activations are beside.
+/// Shards are equal, so it is the same on all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What [`crate::State::Params`] names.
+    pub weights: usize,
+    /// What [`crate::State::Gradients`] names: accumulated ones, fp32.
+    pub gradients: usize,
+    /// What [`crate::State::Optimizer`] names.
+    pub optimizer: usize,
+    /// Whole weights of a few blocks at a time, gathered at stage 3.
+    pub gathered: usize,
+    /// Whole gradients of a few blocks at a time, and what ranks send of them.
+    pub reducing: usize,
+    /// Host memory of an optimizer that steps there.
+    pub host: usize,
+}
+
+impl Held {
+    /// What the device holds.
+    pub fn device(&self) -> usize {
+        self.weights + self.gradients + self.optimizer + self.gathered + self.reducing
+    }
+}
+
+/// What is held of a `model`; an untrained one has no optimizer.
+pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks) -> Held {
+    let layouts: Vec<Layout> =
+        model.units().iter().map(|unit| Layout::new(unit, ranks.world_size)).collect();
+    let arena = |bytes: usize| bytes.max(1).next_multiple_of(ranks.granularity_bytes);
+    let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
+    let mut held = Held::default();
+    for (unit, layout) in model.units().iter().zip(&layouts) {
+        held.weights += arena(layout.kept(config.stage, 0).len() * weight);
+        if trained && unit.trainable {
+            let stepped = layout.stepped(config.stage, 0).len() * float;
+            held.gradients += arena(stepped);
+            match config.steps_on {
+                StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
+                // Beside them a place for the gradient, and for the new weights after it.
+                StepsOn::Host => held.host += stepped * (config.optimizer_values() + 1),
+            }
+        }
+    }
+    let mut walk = Walk::new(model, &layouts, config, ranks);
+    if trained {
+        walk.accumulate();
+        held.reducing = ranks.world_size * size_of::<f64>(); // the ranks' parts of the norm
+    } else {
+        walk.score();
+    }
+    held.gathered = walk.gathered.bytes(weight);
+    held.reducing += walk.gradients.bytes(weight) + walk.received.bytes(weight);
+    held
+}
+
+/// The weights of all units whole, as [`crate::Zero::weights`] gathers them at stage 3; nothing below it.
+pub fn whole_weights<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks) -> usize {
+    if config.stage < ZeroStage::Zero3 {
+        return 0;
+    }
+    let lens = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size).len);
+    lens.sum::<usize>() * config.precision.dtype().size_bytes()
+}
+
+/// The most activations that exist at a time in forward and backward of one micro-batch.
+pub fn training_activations<M: Footprint>(
+    model: &M,
+    size: &M::Size,
+    config: ZeroConfig,
+    runs: Runs,
+) -> usize {
+    let first = first_trained_block(model);
+    let last = model.blocks() - 1;
+    let of: Vec<BlockBytes> =
+        (0..=last).map(|block| model.block_bytes(block, size, runs)).collect();
+    let is_run_again = |block: usize| config.recompute == Recompute::Full && block < last;
+    let keeps = |block: usize| match config.recompute {
+        _ if block < first => 0,
+        Recompute::Selective if block < last => of[block].thinned,
+        Recompute::Full if block < last => of[block].input,
+        _ => of[block].saved,
+    };
+    let (mut peak, mut kept) = (0, 0);
+    for (block, bytes) in of.iter().enumerate() {
+        let saves = block >= first && !is_run_again(block);
+        peak = peak.max(kept + bytes.input + if saves { bytes.forward } else { bytes.scoring });
+        kept += keeps(block);
+    }
+    for (block, bytes) in of.iter().enumerate().skip(first).rev() {
+        kept -= keeps(block);
+        if is_run_again(block) {
+            peak = peak.max(kept + bytes.input + bytes.output_grad + bytes.forward);
+        }
+        peak = peak.max(kept + bytes.saved + bytes.output_grad + bytes.backward);
+    }
+    peak
+}
+
+/// The most activations that exist at a time in a forward pass that saves nothing.
+pub fn scoring_activations<M: Footprint>(model: &M, size: &M::Size, runs: Runs) -> usize {
+    let of = (0..model.blocks()).map(|block| model.block_bytes(block, size, runs));
+    of.map(|bytes| bytes.input + bytes.scoring).max().unwrap_or(0)
+}
+
+/// The first block that reads a trained unit: nothing below it needs a gradient.
+pub(crate) fn first_trained_block<M: Model>(model: &M) -> usize {
+    let reads_trained =
+        |&block: &usize| model.units_of(block).iter().any(|&unit| model.units()[unit].trainable);
+    (0..model.blocks()).find(reads_trained).unwrap_or(model.blocks())
+}
+
+/// Which whole-unit buffers a pass takes and gives back.
+struct Walk<'a, M: Model> {
+    model: &'a M,
+    layouts: &'a [Layout],
+    gathers: bool,
+    sums_in_rank_order: bool,
+    whole: Vec<bool>,
+    gathered: PoolSize,
+    writing: Vec<bool>,
+    reducing: VecDeque<usize>,
+    gradients: PoolSize,
+    received: PoolSize,
+}
+
+impl<'a, M: Model> Walk<'a, M> {
+    fn new(model: &'a M, layouts: &'a [Layout], config: ZeroConfig, ranks: Ranks) -> Self {
+        Self {
+            model,
+            layouts,
+            gathers: config.stage >= ZeroStage::Zero3,
+            sums_in_rank_order: ranks.sums_in_rank_order,
+            whole: vec![false; layouts.len()],
+            gathered: PoolSize::default(),
+            writing: vec![false; layouts.len()],
+            reducing: VecDeque::new(),
+            gradients: PoolSize::default(),
+            received: PoolSize::default(),
+        }
+    }
+
+    fn score(&mut self) {
+        let last = self.model.blocks() - 1;
+        self.forward();
+        self.leave(last, 0..0);
+    }
+
+    fn accumulate(&mut self) {
+        let first = first_trained_block(self.model);
+        self.forward();
+        for block in (first..self.model.blocks()).rev() {
+            self.enter(block, (block > first).then(|| block - 1));
+            self.write_gradients(block);
+            self.leave(block, first..block);
+        }
+        self.settle(0);
+    }
+
+    fn forward(&mut self) {
+        let last = self.model.blocks() - 1;
+        for block in 0..last {
+            self.enter(block, Some(block + 1));
+            self.leave(block, block + 1..last + 1);
+        }
+        self.enter(last, None);
+    }
+
+    fn enter(&mut self, block: usize, next: Option<usize>) {
+        let model = self.model;
+        let units = model.units_of(block).iter().chain(next.map_or(&[][..], |next| model.units_of(next)));
+        for &unit in units.filter(|_| self.gathers) {
+            if !self.whole[unit] {
+                self.gathered.take(&self.layouts[unit]);
+                self.whole[unit] = true;
+            }
+        }
+    }
+
+    fn leave(&mut self, block: usize, soon: Range<usize>) {
+        let model = self.model;
+        for &unit in model.units_of(block).iter().filter(|_| self.gathers) {
+            let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
+            if !needed && self.whole[unit] {
+                self.gathered.put(&self.layouts[unit]);
+                self.whole[unit] = false;
+            }
+        }
+    }
+
+    fn write_gradients(&mut self, block: usize) {
+        let model = self.model;
+        let trained = || model.units_of(block).iter().filter(|&&unit| model.units()[unit].trainable);
+        for &unit in trained() {
+            if !std::mem::replace(&mut self.writing[unit], true) {
+                self.gradients.take(&self.layouts[unit]);
+            }
+        }
+        for &unit in trained().filter(|&&unit| first_reader(model, unit) == block) {
+            self.writing[unit] = false;
+            if self.sums_in_rank_order {
+                self.received.take(&self.layouts[unit]);
+            }
+            self.reducing.push_back(unit);
+            self.settle(1);
+        }
+    }
+
+    fn settle(&mut self, in_flight: usize) {
+        while self.reducing.len() > in_flight {
+            let unit = self.reducing.pop_front().expect("not empty");
+            self.gradients.put(&self.layouts[unit]);
+            if self.sums_in_rank_order {
+                self.received.put(&self.layouts[unit]);
+            }
+        }
+    }
+}
+
+/// The buffers that a [`crate::memory::Pool`] has made, by layout, and how many of them are free.
+#[derive(Default)]
+struct PoolSize {
+    made_and_free: HashMap<Layout, (usize, usize)>,
+}
+
+impl PoolSize {
+    fn take(&mut self, layout: &Layout) {
+        let (made, free) = self.made_and_free.entry(layout.clone()).or_default();
+        match free.checked_sub(1) {
+            Some(rest) => *free = rest,
+            None => *made += 1,
+        }
+    }
+
+    fn put(&mut self, layout: &Layout) {
+        self.made_and_free.get_mut(layout).expect("it was taken").1 += 1;
+    }
+
+    fn bytes(&self, element_bytes: usize) -> usize {
+        let of = |(layout, (made, _)): (&Layout, &(usize, usize))| made * layout.len * element_bytes;
+        self.made_and_free.iter().map(of).sum()
+    }
+}

@@ -1,0 +1,169 @@
+//! A plan says before there is a device what the device's own books say afterwards.
+
+use std::sync::Arc;
+
+use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
+use anyroll_models::{
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedBatch, PackedSize, Runs, ScoresGrad, Sequence, Unit,
+};
+use anyroll_strategy::{
+    Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    plan::{Ranks, held, scoring_activations, training_activations, whole_weights},
+};
+use tch::Tensor;
+
+use crate::world::{ADAMW, STAGES, decoder, ranks, train};
+
+fn ranks_of(device: &Arc<dyn Device>, group: &CollectiveGroup) -> Ranks {
+    Ranks {
+        world_size: group.world_size(),
+        granularity_bytes: device.arena_granularity_bytes(),
+        sums_in_rank_order: group.sums_in_rank_order(),
+    }
+}
+
+fn allocated(zero: &Zero<Decoder>) -> usize {
+    zero.group().stream().synchronize().unwrap();
+    zero.group().stream().device().memory_info().unwrap().allocated_bytes
+}
+
+/// Asserts what training `model` leaves on the device, by kind.
+fn check_training(model: &Arc<Decoder>, config: ZeroConfig, world_size: usize) {
+    ranks(world_size, false, |device, group| {
+        let plan = held(&**model, config, true, ranks_of(device, &group));
+        let before = device.memory_info().unwrap();
+        let mut zero = Zero::new(model.clone(), config, Some(ADAMW), device, group, 7).unwrap();
+        train(&mut zero, 0..2, 2);
+        let with_all = allocated(&zero) - before.allocated_bytes;
+        assert_eq!(with_all, plan.device(), "{config:?} x {world_size}: {plan:?}");
+        let pinned = device.memory_info().unwrap().pinned_bytes - before.pinned_bytes;
+        match config.steps_on {
+            StepsOn::Device => assert_eq!((plan.host, pinned), (0, 0)),
+            StepsOn::Host => assert_eq!(pinned * 4, plan.host, "a quarter is for what comes and goes"),
+        }
+        for (state, planned) in [
+            (State::Optimizer, plan.optimizer),
+            (State::Gradients, plan.gradients),
+            (State::Params, plan.weights),
+        ] {
+            assert_eq!(zero.offload_states(&[state]).unwrap(), planned, "{state} at {config:?} x {world_size}");
+        }
+        assert_eq!(allocated(&zero) - before.allocated_bytes, world_size * size_of::<f64>());
+    });
+}
+
+#[test]
+fn states_and_buffers_are_those_that_are_planned() {
+    for world_size in [1, 2, 3] {
+        for stage in STAGES {
+            for tied in [false, true] {
+                check_training(&decoder(tied), stage.into(), world_size);
+            }
+            for steps_on in [StepsOn::Device, StepsOn::Host] {
+                let config = ZeroConfig { precision: Precision::Bf16, steps_on, ..stage.into() };
+                check_training(&decoder(true), config, world_size);
+            }
+        }
+    }
+    let shape = decoder(true).config().clone();
+    let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
+    let lora = LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec() };
+    for stage in STAGES {
+        let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
+        check_training(&Arc::new(frozen), stage.into(), 2);
+        let adapted = Decoder::with_lora(shape.clone(), &lora, tch::Device::Cpu).unwrap();
+        check_training(&Arc::new(adapted), stage.into(), 2);
+    }
+}
+
+#[test]
+fn a_frozen_model_and_whole_weights_are_those_that_are_planned() {
+    for stage in STAGES {
+        ranks(2, false, |device, group| {
+            let (model, at) = (decoder(true), ranks_of(device, &group));
+            let plan = held(&*model, stage.into(), false, at);
+            let before = device.memory_info().unwrap().allocated_bytes;
+            let mut zero = Zero::new(model.clone(), stage, None, device, group, 7).unwrap();
+            zero.score(&batch(2, 6, 11)).unwrap();
+            assert_eq!(allocated(&zero) - before, plan.device(), "{stage:?}: {plan:?}");
+            let whole = zero.weights().unwrap();
+            let gathered = whole_weights(&*model, stage.into(), at);
+            assert_eq!(allocated(&zero) - before, plan.device() + gathered, "{stage:?}");
+            drop(whole);
+        });
+    }
+}
+
+/// Wide enough that activations are large beside what holds them.
+fn wide(qk_norm: bool, tied: bool) -> DecoderConfig {
+    DecoderConfig {
+        vocab_size: 200,
+        hidden_size: 64,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        intermediate_size: 176,
+        max_position_embeddings: 64,
+        qk_norm,
+        tie_word_embeddings: tied,
+        ..decoder(true).config().clone()
+    }
+}
+
+fn batch(sequences: usize, len: usize, vocab_size: i64) -> PackedBatch {
+    let tokens: Vec<i64> = (0..(sequences * len) as i64).map(|index| index * 7 % vocab_size).collect();
+    let sequences: Vec<Sequence> =
+        tokens.chunks(len).map(|tokens| Sequence { tokens, prompt_len: 2 }).collect();
+    PackedBatch::new(&sequences, 1.0, tch::Device::Cpu).unwrap()
+}
+
+#[track_caller]
+fn assert_close(planned: usize, measured: usize, what: &str) {
+    let ratio = planned as f64 / measured as f64;
+    assert!((0.95..=1.05).contains(&ratio), "{what}: {planned} planned, {measured} measured");
+}
+
+#[test]
+fn activations_are_those_that_are_planned() {
+    const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
+    let (sequences, len) = (6, 48);
+    let size = PackedSize::uniform(sequences, 2, len - 2);
+    let lora = LoraConfig { rank: 8, alpha: 6.0, targets: LoraTarget::ALL.to_vec() };
+    let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
+    let models = [
+        ("plain", new(wide(false, false))),
+        ("qk-norm, tied", new(wide(true, true))),
+        ("upper half", new(wide(true, false)).freeze(|unit| !unit.name.ends_with(".2"))),
+        ("adapters", Decoder::with_lora(wide(false, true), &lora, tch::Device::Cpu).unwrap()),
+    ];
+    for (name, model) in models {
+        let model = Arc::new(model);
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            for (world_size, stage) in [(1, ZeroStage::Zero0), (2, ZeroStage::Zero3)] {
+                let config = ZeroConfig { recompute, ..stage.into() };
+                ranks(world_size, false, |device, group| {
+                    let mut zero =
+                        Zero::new(model.clone(), config, Some(ADAMW), device, group, 7).unwrap();
+                    let batch = batch(sequences, len, 200);
+                    let (_, measured) = tensor_peak_bytes(|| {
+                        let gradient = |logprobs: &Tensor| logprobs.full_like(-0.01);
+                        zero.accumulate(&batch, |scores| {
+                            Ok(ScoresGrad { logprobs: gradient(&scores.logprobs), entropy: None })
+                        })
+                        .unwrap();
+                    })
+                    .unwrap();
+                    let planned = training_activations(&*model, &size, config, RUNS);
+                    assert_close(planned, measured, &format!("{name}, {recompute:?}, {stage:?}"));
+                });
+            }
+        }
+        ranks(1, false, |device, group| {
+            let mut zero = Zero::new(model.clone(), ZeroStage::Zero1, None, device, group, 7).unwrap();
+            let batch = batch(sequences, len, 200);
+            let (_, measured) = tensor_peak_bytes(|| drop(zero.score(&batch).unwrap())).unwrap();
+            assert_close(scoring_activations(&*model, &size, RUNS), measured, &format!("{name}, scoring"));
+        });
+    }
+}

@@ -1,0 +1,81 @@
+//! What a run takes, told without a device, and a stage that follows from it.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{TWO_RANKS, anyroll, fail, metrics, succeed, tiny};
+
+const LARGE: [&str; 5] = [
+    "model.decoder={hidden_size: 3584, layers: 28, heads: 28, kv_heads: 4, intermediate_size: 18944, max_length: 4096, qkv_bias: true}",
+    "strategy.precision=bf16",
+    "pipeline.rlvr.rollout.max_new_tokens=4000",
+    "pipeline.rlvr.algorithm.kl_coef=0.01",
+    "strategy.micro_batch_size=4",
+];
+
+fn plan(sets: &[&str], options: &[&str]) -> Value {
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let args = ["plan", TWO_RANKS, "--json"].into_iter().chain(sets).chain(options.iter().copied());
+    serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap()
+}
+
+/// The totals of a choice's phases.
+fn totals(report: &Value, stage: u64, optimizer: &str, params: &str) -> [u64; 3] {
+    let choices = report["choices"].as_array().unwrap();
+    let is_it = |it: &&Value| {
+        (it["zero_stage"].as_u64(), it["optimizer"].as_str(), it["reference_params"].as_str(), &it["recompute"])
+            == (Some(stage), Some(optimizer), Some(params), &"none".into())
+    };
+    let plan = &choices.iter().find(is_it).unwrap()["plan"];
+    ["train", "score", "generate"].map(|phase| plan[phase]["total"].as_u64().unwrap())
+}
+
+#[test]
+fn a_model_for_devices_that_are_not_here_is_planned() {
+    // A backend that this machine may not have, and more ranks than it could.
+    let batches = ["pipeline.rlvr.prompts_per_step=64", "pipeline.rlvr.warmup.batch_size=64"];
+    let sets = [&LARGE[..], &["backend=auto"], &batches].concat();
+    let report = plan(&sets, &["--memory", "80GiB", "--world", "64"]);
+    assert_eq!(report["world_size"], 64);
+    assert_ne!(report["backend"], "cpu");
+    assert_eq!(report["memory_bytes"], 80_u64 << 30);
+    assert_eq!(report["choices"].as_array().unwrap().len(), 4 * 3 * 2 * 3);
+    let parameters = report["parameters"].as_u64().unwrap();
+    assert!((6_500_000_000..7_000_000_000).contains(&parameters), "{parameters}");
+
+    let [zero, _, generate] = totals(&report, 0, "none", "none");
+    assert!(zero > 18 * parameters, "weights, gradients, optimizer, and a reference");
+    let [one, ..] = totals(&report, 1, "none", "none");
+    assert!(zero - one > 15 * parameters, "63 of 64 parts of what stage 1 shards");
+    assert!(totals(&report, 3, "none", "none")[0] < one);
+    // While it generates, offloaded states are away, and with them the reference's weights.
+    let [train, score, offloaded] = totals(&report, 0, "between_steps", "between_steps");
+    assert!(train < zero && score > train - parameters && offloaded < generate);
+    let fits = &report["configured"]["plan"]["fits"];
+    assert_eq!(*fits, false, "ZeRO-0 of 7 billion parameters in 80 GiB");
+}
+
+#[test]
+fn a_plan_is_a_table_for_people() {
+    let text = succeed(anyroll(["plan", TWO_RANKS])).stdout;
+    for part in ["2 ranks on cpu", "as configured: ZeRO 0", "train", "generate", "it fits", "cpu_step", "every choice"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let text = succeed(anyroll(["plan", TWO_RANKS, "--memory", "1MiB", "--set", "strategy.zero_stage=auto"])).stdout;
+    assert!(text.contains("auto finds no stage that fits") && text.contains('!'), "{text}");
+    let error = fail(anyroll(["plan", "configs/diffusion_nft_shapes_cpu.yaml"]));
+    assert!(error.contains("plans runs of `rlvr`"), "{error}");
+}
+
+#[test]
+fn a_run_says_why_auto_is_its_stage() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let ended = succeed(tiny(TWO_RANKS, &run, &["strategy.zero_stage=auto", "pipeline.rlvr.steps=2"]));
+    assert!(ended.stderr.contains("ZeRO 1 (auto is 1, the fastest: "), "{}", ended.stderr);
+    let resolved = fs::read_to_string(run.join("resolved.yaml")).unwrap();
+    assert!(resolved.starts_with("# strategy.zero_stage: auto is 1, the fastest: "), "{resolved}");
+    assert!(resolved.contains("  zero_stage: 1\n"), "{resolved}");
+    assert_eq!(metrics(&run).len(), 3);
+}
