@@ -4,13 +4,14 @@
 //! trained, this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian
 //! fp32 (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all.
 //! The folder is written under another name and renamed once it is whole and on the disk, so that a folder with the
-//! right name is a whole checkpoint.
+//! right name is a whole checkpoint. [`Saver`] writes beside training.
 //!
 //! Frozen units are left out: they are what they were when training began, so who loads has made them already.
 //!
 //! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
 //! stage 3 loads on one rank at stage 0.
 
+mod saver;
 mod weights;
 
 use std::{
@@ -19,11 +20,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyroll_backends::Stream;
 use anyroll_models::Model;
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
+pub use saver::Saver;
 pub use weights::CheckpointWeights;
 
 use crate::{
@@ -81,38 +82,10 @@ impl Manifest {
 /// # Errors
 /// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
 pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
-    save_on(&RealDisk, zero, path, extra)
-}
-
-/// [`save`] on a disk that may fail.
-///
-/// # Errors
-/// As [`save`].
-pub fn save_on<M: Model>(
-    disk: &dyn Disk,
-    zero: &mut Zero<M>,
-    path: &Path,
-    extra: serde_json::Value,
-) -> Result<()> {
-    zero.needs("save", &[State::Params, State::Optimizer])?;
-    let rank = zero.group().rank();
-    let aside = path.with_extension("partial");
-    if rank == 0 {
-        // What an interrupted save left behind.
-        disk.remove_folder(&aside).map_err(failed(&aside))?;
-        disk.create_folder(&aside).map_err(failed(&aside))?;
-    }
-    barrier(zero)?;
-    let shard = aside.join(shard_name(rank));
-    disk.write(&shard, &shard_bytes(zero)?).map_err(failed(&shard))?;
-    barrier(zero)?;
-    if rank == 0 {
-        let manifest = Manifest { optimizer: zero.counters()?, extra, ..manifest_of(zero) };
-        let manifest = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
-        disk.write(&aside.join(MANIFEST), &manifest).map_err(failed(&aside))?;
-        put_in_place(disk, &aside, path).map_err(failed(path))?;
-    }
-    barrier(zero)
+    let mut saver = Saver::default();
+    saver.start(zero, path, extra)?;
+    saver.finish(zero.group())?;
+    Ok(())
 }
 
 /// Gives the whole checkpoint `aside` its name. One of this name gives way only now, and counts ([`list`]) until the
@@ -324,29 +297,6 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn shard_bytes<M: Model>(zero: &mut Zero<M>) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let model = zero.model().clone();
-    for (index, _) in model.units().iter().enumerate().filter(|(_, unit)| unit.trainable) {
-        let weights = zero.own_weights(index)?;
-        for tensor in
-            [Some([weights].into()), zero.own_moments(index)?.map(Vec::from)].into_iter().flatten().flatten()
-        {
-            append(&mut bytes, &tensor)?;
-        }
-    }
-    let sum = crc32c::crc32c(&bytes);
-    bytes.extend_from_slice(&sum.to_le_bytes());
-    Ok(bytes)
-}
-
-fn append(bytes: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
-    let host = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
-    let values: Vec<f32> = Vec::try_from(&host)?;
-    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-    Ok(())
-}
-
 /// The values of a shard file, whose sum has been checked.
 fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
     let bytes = fs::read(file).map_err(failed(file))?;
@@ -364,12 +314,6 @@ fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
 
 fn shard_name(rank: usize) -> String {
     format!("rank_{rank:04}.bin")
-}
-
-fn barrier<M: Model>(zero: &Zero<M>) -> Result<()> {
-    let group = zero.group();
-    let host = Stream::torch(group.stream().device())?;
-    Ok(group.barrier(&host)?.wait()?)
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {

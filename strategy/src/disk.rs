@@ -1,13 +1,14 @@
 //! [`Disk`]: the changes that a checkpoint makes, one call each, so that a test can end a save before any of them.
 
 use std::{
+    fmt,
     fs::{self, File},
     io::{self, Write},
     path::Path,
 };
 
 /// What a save does to the file system. [`RealDisk`] is the only one but for tests.
-pub trait Disk: Sync {
+pub trait Disk: Send + Sync + fmt::Debug {
     /// Makes a folder, which may be there.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
     /// Writes a file, and waits until it is on the disk.

@@ -59,6 +59,14 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// Another rank could not write its part of a checkpoint. Look for its own error.
+    #[error("checkpoint {}: rank {rank} could not write its part", path.display())]
+    CheckpointOfPeer {
+        /// The folder.
+        path: PathBuf,
+        /// The rank.
+        rank: usize,
+    },
     /// A checkpoint is damaged, or of another model.
     #[error("checkpoint {}: {problem}", path.display())]
     CheckpointMismatch {
@@ -72,6 +80,10 @@ pub enum Error {
 impl Error {
     /// Whether the cause most likely lies with another rank.
     pub fn is_from_peer(&self) -> bool {
-        matches!(self, Self::Backend(error) if error.is_from_peer())
+        match self {
+            Self::Backend(error) => error.is_from_peer(),
+            Self::CheckpointOfPeer { .. } => true,
+            _ => false,
+        }
     }
 }

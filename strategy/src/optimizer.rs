@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::{
     AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable,
+    weights::Part,
 };
 
 /// What a step does, on the device: [`crate::Zero::finish_step`] waits for it and reads it.
@@ -42,6 +43,13 @@ pub(crate) struct OptimizerState {
     pub(crate) gradient: Tensor,
     runs: Vec<(Range<usize>, bool)>,
 }
+
+/// The states by their place in the device's memory.
+pub(crate) const EXP_AVG: usize = 0;
+/// See above.
+pub(crate) const EXP_AVG_SQ: usize = 1;
+/// See above.
+pub(crate) const MASTER: usize = 2;
 
 /// Where the moments and the master are.
 #[derive(Debug)]
@@ -83,7 +91,8 @@ impl OptimizerState {
                 let values = config.optimizer_values();
                 let memory = zeros("optimizer states", values)?;
                 let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
-                let (moments, master) = ([part(0)?, part(1)?], (values == 3).then(|| part(2)).transpose()?);
+                let moments = [part(EXP_AVG)?, part(EXP_AVG_SQ)?];
+                let master = (values > MASTER).then(|| part(MASTER)).transpose()?;
                 (Home::Device(memory), moments, master)
             }
             StepsOn::Host => {
@@ -99,6 +108,18 @@ impl OptimizerState {
     pub(crate) fn own_gradient(&self, shard: Range<usize>) -> Result<Tensor> {
         let start = shard.start - self.range.start;
         Ok(self.gradient.f_narrow(0, start as i64, shard.len() as i64)?)
+    }
+
+    /// What of the state numbered `which` lies at `shard` in the unit. The caller has made it ready.
+    pub(crate) fn part(&self, which: usize, shard: &Range<usize>) -> Result<Part> {
+        let start = shard.start - self.range.start;
+        if let Home::Device(memory) = &self.home {
+            let start = which * self.range.len() + start;
+            return Ok(Part::Device(memory.buffer(start..start + shard.len(), DType::F32)));
+        }
+        let states = [Some(&self.exp_avg), Some(&self.exp_avg_sq), self.master.as_ref()];
+        let tensor = states[which].expect("the host has weights of its own");
+        Ok(Part::Host(tensor.f_narrow(0, start as i64, shard.len() as i64)?))
     }
 
     /// Forgets the moments.

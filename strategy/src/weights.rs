@@ -12,6 +12,7 @@ use crate::{
     layout::Layout,
     memory::{flat, param_views},
     offload::Movable,
+    optimizer::MASTER,
 };
 
 /// Every weight of a model, whole: one list of tensors a unit.
@@ -133,8 +134,47 @@ impl<M: Model> Zero<M> {
     }
 }
 
+/// A part of a unit's states, fp32.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Device(Buffer),
+    /// A row on the host.
+    Host(Tensor),
+}
+
+impl Part {
+    /// Its elements.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Device(buffer) => buffer.len(),
+            Self::Host(tensor) => tensor.numel(),
+        }
+    }
+}
+
 /// What checkpoints read and write.
 impl<M: Model> Zero<M> {
+    /// As [`Self::own_weights`], where they lie if they are fp32.
+    pub(crate) fn saved_weights(&mut self, index: usize) -> Result<Part> {
+        let compute = self.compute.clone();
+        let shard = self.units[index].layout.shard(self.group.rank());
+        if let Some(state) = self.state_mut(index)
+            && state.master.is_some()
+        {
+            state.home.ready(&compute)?;
+            return state.part(MASTER, &shard);
+        }
+        let weights = self.own_weights(index)?;
+        let resident = &self.units[index].resident;
+        if resident.dtype() == DType::F32 {
+            let is_shard = resident.len() == shard.len();
+            return Ok(Part::Device(if is_shard { resident.clone() } else { resident.slice(shard) }));
+        }
+        let wide = Buffer::zeros(&self.compute, shard.len(), DType::F32)?;
+        flat(&wide)?.f_copy_(&weights)?;
+        Ok(Part::Device(wide))
+    }
+
     /// This rank's shard of a unit's weights, as exact as there are any.
     pub(crate) fn own_weights(&mut self, index: usize) -> Result<Tensor> {
         let shard = self.units[index].layout.shard(self.group.rank());

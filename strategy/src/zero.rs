@@ -33,9 +33,9 @@ use crate::{
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
     offload::Transfers,
-    optimizer::{OptimizerState, StepHyper},
+    optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, StepHyper},
     plan::first_trained_block,
-    weights::UnitState,
+    weights::{Part, UnitState},
 };
 
 /// A model's weights on this rank, and all that training adds to them.
@@ -252,15 +252,12 @@ impl<M: Model> Zero<M> {
     }
 
     /// This rank's shards of a unit's moments.
-    pub(crate) fn own_moments(&mut self, index: usize) -> Result<Option<[Tensor; 2]>> {
+    pub(crate) fn saved_moments(&mut self, index: usize) -> Result<Option<[Part; 2]>> {
         let compute = self.compute.clone();
         let shard = self.units[index].layout.shard(self.group.rank());
         let Some(state) = self.state_mut(index) else { return Ok(None) };
         state.home.ready(&compute)?;
-        let part = |tensor: &Tensor| {
-            tensor.f_narrow(0, (shard.start - state.range.start) as i64, shard.len() as i64)
-        };
-        Ok(Some([part(&state.exp_avg)?, part(&state.exp_avg_sq)?]))
+        Ok(Some([state.part(EXP_AVG, &shard)?, state.part(EXP_AVG_SQ, &shard)?]))
     }
 
     pub(crate) fn restore_moments(

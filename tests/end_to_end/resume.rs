@@ -56,6 +56,8 @@ fn two_ranks_go_on_bitwise() {
     let run = folder.path().join("killed");
     let process = Process::start(tiny(TWO_RANKS, &run, &LONG));
     wait_for_steps(&run, 45);
+    // Written beside the steps.
+    wait_until("the checkpoint is whole", || checkpoints(&run) == ["step_000040"]);
     kill_all(process, &run);
     let torn = OpenOptions::new().append(true).open(run.join("metrics.jsonl"));
     torn.unwrap().write_all(b"{\"step\":14").unwrap();

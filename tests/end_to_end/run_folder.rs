@@ -7,7 +7,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{ONE_RANK, anyroll, checkpoints, fail, metrics, run_tiny, succeed, tiny, whole_lines};
+use super::{
+    ONE_RANK, Process, anyroll, assert_same, checkpoints, fail, metrics, resume, run_tiny, succeed, tiny,
+    wait_for_steps, whole_lines,
+};
 
 #[test]
 fn a_run_leaves_all_of_it_in_its_folder() {
@@ -121,4 +124,57 @@ fn check_tensorboard(run: &Path) {
             assert_eq!(read, Some(f64::from(written)), "{name} of step {}", step["step"]);
         }
     }
+}
+
+#[test]
+fn the_best_policy_is_kept_beside_the_last_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [
+        "pipeline.rlvr.checkpoint.keep_best=true",
+        "pipeline.rlvr.checkpoint.every=2",
+        "pipeline.rlvr.checkpoint.keep_last=20",
+        "pipeline.rlvr.evaluation.every=2",
+    ];
+    let run = run_tiny(&folder, "run", ONE_RANK, &sets);
+    let scores: Vec<(u64, f64)> = metrics(&run)
+        .iter()
+        .filter_map(|step| Some((step["step"].as_u64()?, step.get("eval/greedy")?.as_f64()?)))
+        .collect();
+    assert!(scores.len() == 7, "{scores:?}");
+    let best = scores.iter().map(|(_, score)| *score).fold(f64::MIN, f64::max);
+    let first = scores.iter().find(|(_, score)| *score == best).unwrap().0;
+
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(run.join("best/manifest.json")).unwrap()).unwrap();
+    let extra = &manifest["extra"];
+    assert_eq!((extra["best"].as_f64(), extra["steps"].as_u64()), (Some(best), Some(first)), "{scores:?}");
+    if first > 0 {
+        // The policy of that step, and of no other.
+        let shard = |path: String| fs::read(run.join(path).join("rank_0000.bin")).unwrap();
+        let kept = shard("best".into());
+        assert!(kept == shard(format!("checkpoints/step_{first:06}")));
+        let other = if first == 12 { 10 } else { 12 };
+        assert!(kept != shard(format!("checkpoints/step_{other:06}")));
+    }
+    // It is a model as any other.
+    let path = run.join("best");
+    let command = anyroll(["generate", path.to_str().unwrap(), "--prompt", "312>", "--temperature", "0"]);
+    assert!(!succeed(command).stdout.is_empty());
+}
+
+#[test]
+fn a_second_process_on_a_run_is_told_and_does_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["pipeline.rlvr.steps=60", "pipeline.rlvr.checkpoint.every=5", "pipeline.rlvr.evaluation.every=60"];
+    let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
+    let process = Process::start(tiny(ONE_RANK, &run, &sets));
+    wait_for_steps(&run, 10);
+    let error = fail(resume(&run));
+    assert!(error.contains(run.to_str().unwrap()) && error.contains("another process"), "{error}");
+    assert!(metrics(&run).len() < 61, "the first one had ended already");
+    assert_eq!(process.finish().code, Some(0));
+    assert_same(&whole, &run);
+    // Its lock went with it.
+    succeed(resume(&run));
 }

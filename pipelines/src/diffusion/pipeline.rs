@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyroll_models::init::Seed;
-use anyroll_strategy::{Zero, checkpoint};
+use anyroll_strategy::{
+    Zero,
+    checkpoint::{self, Saver},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
@@ -112,17 +115,19 @@ impl Pipeline for Diffusion {
     }
 
     /// The old policy first: a folder of the checkpoint's name says that all of it is there.
-    fn save(&mut self, path: &Path, position: Value) -> Result<()> {
+    fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.roles.old {
             let path = old_policy(path);
             checkpoint::save(old, &path, Value::Null)?;
             if self.exchange.rank() == 0 {
-                checkpoint::prune(path.parent().expect("it has just been joined"), self.plan().keep_last)?;
+                // One more than of checkpoints: the one that belongs to this is not written yet.
+                let keep = self.plan().keep_last + 1;
+                checkpoint::prune(path.parent().expect("it has just been joined"), keep)?;
             }
         }
         let policy = &mut self.roles.policy;
         policy.load_states(&self.setup.offloaded)?;
-        checkpoint::save(policy, path, position)?;
+        saver.start(policy, path, position)?;
         Ok(policy.start_offload(&self.setup.offloaded)?)
     }
 

@@ -123,12 +123,10 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
         return Ok((BaseModel::of_folder(&config, 0)?, None));
     }
-    // A checkpoint lies in its run's `checkpoints/`.
+    // A checkpoint lies in its run's `checkpoints/`, the best one in the run itself.
     let is_checkpoint = path.join("manifest.json").is_file();
-    let run = match (is_checkpoint, path.ancestors().nth(2)) {
-        (true, Some(run)) => run,
-        _ => path,
-    };
+    let mut above = path.ancestors().skip(1).take(2);
+    let run = above.find(|it| is_checkpoint && RunDir::open(it).is_ok()).unwrap_or(path);
     let dir = RunDir::open(run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
     let saved = match is_checkpoint {
         true => Some(path.to_owned()),

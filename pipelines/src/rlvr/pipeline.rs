@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyroll_strategy::checkpoint;
+use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
 use super::{Roles, Setup};
@@ -102,10 +102,10 @@ impl Pipeline for Rlvr {
         self.setup.evaluate(&mut self.roles.policy, exchange, step, phase)
     }
 
-    fn save(&mut self, path: &Path, position: serde_json::Value) -> Result<()> {
+    fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
         let policy = &mut self.roles.policy;
         policy.load_states(&self.setup.offloaded)?;
-        checkpoint::save(policy, path, position)?;
+        saver.start(policy, path, position)?;
         Ok(policy.start_offload(&self.setup.offloaded)?)
     }
 

@@ -18,6 +18,11 @@ impl Exchange {
         Ok(Self { group: group.clone(), stream })
     }
 
+    /// The ranks.
+    pub fn group(&self) -> &CollectiveGroup {
+        &self.group
+    }
+
     /// This rank's number.
     pub fn rank(&self) -> usize {
         self.group.rank()

@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 
-use anyroll_strategy::checkpoint;
+use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
@@ -86,6 +86,7 @@ pub fn train<P: Pipeline>(
         }
         ended = training.steps(stop)?;
     }
+    training.finish_save()?;
     training.tell(ended)?;
     Ok(ended)
 }
@@ -98,6 +99,8 @@ struct Training<P: Pipeline> {
     folder: PathBuf,
     /// On rank 0.
     journal: Option<Journal>,
+    /// Writes checkpoints beside the steps.
+    saver: Saver,
     /// Of the last warm-up step of this process.
     warmup_loss: Option<f64>,
 }
@@ -122,7 +125,9 @@ impl<P: Pipeline> Training<P> {
         let journal = dir
             .map(|dir| Journal::new(dir, screen, name, &description, plan.steps, next_step))
             .transpose()?;
-        let mut training = Self { pipeline, plan, exchange, position, folder, journal, warmup_loss: None };
+        let saver = Saver::default();
+        let mut training =
+            Self { pipeline, plan, exchange, position, folder, journal, saver, warmup_loss: None };
         training.say(&format!("{description}; everything lands in {}", training.folder.display()));
         if training.position.steps > 0 {
             training.pipeline.freeze(&training.folder, true)?;
@@ -169,6 +174,9 @@ impl<P: Pipeline> Training<P> {
             let outcome = self.pipeline.step(&self.exchange, *steps, carried, wish)?;
             *steps += 1;
             let (step, metrics) = (*steps, outcome.metrics);
+            if self.saver.poll(self.exchange.group())? {
+                self.prune()?;
+            }
             let is_last = step == self.plan.steps;
             if is_last || step.is_multiple_of(self.plan.evaluate_every) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
@@ -204,16 +212,25 @@ impl<P: Pipeline> Training<P> {
         Ok(())
     }
 
+    /// Starts a checkpoint; [`Self::finish_save`], or a later step, completes it.
     fn save(&mut self) -> Result<()> {
         if let Some(journal) = &self.journal {
             journal.sync()?;
         }
-        let folder = self.folder.join(CHECKPOINTS);
-        let path = folder.join(format!("step_{:06}", self.position.steps));
+        let path = self.folder.join(CHECKPOINTS).join(format!("step_{:06}", self.position.steps));
         let position = serde_json::to_value(&self.position).expect("plain numbers");
-        self.pipeline.save(&path, position)?;
+        self.pipeline.save(&mut self.saver, &path, position)
+    }
+
+    /// Waits for a checkpoint that is under way.
+    fn finish_save(&mut self) -> Result<()> {
+        self.saver.finish(self.exchange.group())?;
+        self.prune()
+    }
+
+    fn prune(&self) -> Result<()> {
         if self.journal.is_some() {
-            checkpoint::prune(&folder, self.plan.keep_last)?;
+            checkpoint::prune(&self.folder.join(CHECKPOINTS), self.plan.keep_last)?;
         }
         Ok(())
     }
@@ -226,7 +243,7 @@ impl<P: Pipeline> Training<P> {
         };
         self.position.best = Some(score);
         let position = serde_json::to_value(&self.position).expect("plain numbers");
-        self.pipeline.save(&self.folder.join(BEST), position)
+        self.pipeline.save(&mut self.saver, &self.folder.join(BEST), position)
     }
 
     /// The report, the table, and how to go on if there is more to do.

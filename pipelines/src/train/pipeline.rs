@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyroll_strategy::checkpoint::Saver;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::Exchange;
@@ -52,10 +53,11 @@ pub trait Pipeline {
     /// Measures the policy on what it is never trained on.
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation>;
 
-    /// Writes a checkpoint of everything that steps change to the new folder `path`, with the run's `position`.
-    fn save(&mut self, path: &Path, position: serde_json::Value) -> Result<()>;
+    /// Starts to write a checkpoint of everything that steps change to the new folder `path`, with the run's
+    /// `position`. The next steps may change it meanwhile.
+    fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()>;
 
-    /// Loads what [`Self::save`] wrote.
+    /// Loads what [`Self::save`] has led to.
     fn load(&mut self, path: &Path) -> Result<()>;
 }
 

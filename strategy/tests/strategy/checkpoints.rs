@@ -3,19 +3,27 @@
 use std::{
     fs, io,
     path::Path,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
+use anyroll_models::Decoder;
 use anyroll_strategy::{
-    Precision, ZeroConfig, ZeroStage, checkpoint,
+    Error, Precision, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Saver},
     disk::{Disk, RealDisk},
 };
 use serde_json::json;
 
-use crate::world::{ranks, train, values, zero};
+use crate::world::{STAGES, ranks, train, values, zero};
 
 /// Fails for all ranks from the change after `left` on, as if the processes had been killed there. A write that it
 /// fails in has got half of its bytes out.
+#[derive(Debug)]
 struct Dying {
     left: AtomicUsize,
 }
@@ -68,7 +76,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             let folder = tempfile::tempdir().unwrap();
             let first = folder.path().join("step_000001");
             let second = if replaces { first.clone() } else { folder.path().join("step_000002") };
-            let disk = Dying::after(changes);
+            let disk: Arc<dyn Disk> = Arc::new(Dying::after(changes));
             let states = ranks(2, false, |device, group| {
                 let mut zero = zero(ZeroStage::Zero2, true, device, group);
                 train(&mut zero, 0..1, 2);
@@ -77,7 +85,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
                 train(&mut zero, 1..2, 2);
                 let after = values(&mut zero);
                 // Nothing can be asked of the ranks once one of them has died.
-                let saved = checkpoint::save_on(&disk, &mut zero, &second, json!(2)).is_ok();
+                let saved = save_on(&disk, &mut zero, &second).is_ok();
                 (saved, before, after)
             });
             let (_, before, after) = &states[0];
@@ -102,9 +110,15 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
     }
 }
 
+fn save_on(disk: &Arc<dyn Disk>, zero: &mut Zero<Decoder>, path: &Path) -> Result<(), Error> {
+    let mut saver = Saver::on(disk.clone());
+    saver.start(zero, path, json!(2))?;
+    saver.finish(zero.group()).map(drop)
+}
+
 /// What a run that goes on does: it saves the same step again. Returns what the newest checkpoint then is.
 fn checkpoint_again(
-    zero: &mut anyroll_strategy::Zero<anyroll_models::Decoder>,
+    zero: &mut Zero<Decoder>,
     path: &Path,
     folder: &Path,
 ) -> Option<u64> {
@@ -146,6 +160,122 @@ fn training_goes_on_in_a_smaller_world() {
                 (part - whole).abs() <= tolerance * whole,
                 "{precision:?}, step {step}: {part}, not {whole}"
             );
+        }
+    }
+}
+
+/// Writes no shard before it is open.
+#[derive(Debug, Default)]
+struct Slow {
+    open: AtomicBool,
+    /// Shards that it was asked to write.
+    asked: AtomicUsize,
+}
+
+impl Disk for Slow {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        RealDisk.create_folder(path)
+    }
+
+    fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.open.load(Ordering::SeqCst) {
+            assert!(Instant::now() < deadline, "nobody opened it");
+            thread::sleep(Duration::from_millis(1));
+        }
+        RealDisk.write(path, bytes)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        RealDisk.sync_folder(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        RealDisk.rename(from, to)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        RealDisk.remove_folder(path)
+    }
+}
+
+/// A save holds what was there when it began, whatever training does to it until it is written.
+#[test]
+fn training_goes_on_while_a_checkpoint_is_written() {
+    let fp32 = STAGES.map(ZeroConfig::from);
+    let bf16 = STAGES.map(|stage| ZeroConfig { precision: Precision::Bf16, ..stage.into() });
+    let host = STAGES.map(|stage| ZeroConfig { steps_on: StepsOn::Host, ..stage.into() });
+    for config in [fp32, bf16, host].into_iter().flatten() {
+        let folder = tempfile::tempdir().unwrap();
+        let slow = Arc::new(Slow::default());
+        let paths = ["beside", "at_once", "again"].map(|name| folder.path().join(name));
+        ranks(2, true, |device, group| {
+            let mut zero = zero(config, true, device, group.clone());
+            train(&mut zero, 0..2, 2);
+            checkpoint::save(&mut zero, &paths[1], json!(1)).unwrap();
+            let mut saver = Saver::on(slow.clone());
+            assert!(!saver.poll(&group).unwrap() && !saver.finish(&group).unwrap(), "nothing is under way");
+            saver.start(&mut zero, &paths[0], json!(1)).unwrap();
+            // As a step in a run: states leave, come back, and change.
+            zero.offload_states(&[State::Optimizer, State::Gradients]).unwrap();
+            zero.load_states(&[State::Optimizer, State::Gradients]).unwrap();
+            train(&mut zero, 2..4, 2);
+            assert!(!saver.poll(&group).unwrap(), "the disk is not open yet");
+            assert!(checkpoint::extra(&paths[0]).is_err(), "half a checkpoint has a good name");
+            slow.open.store(true, Ordering::SeqCst);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !saver.poll(&group).unwrap() {
+                assert!(Instant::now() < deadline);
+            }
+            // The next one uses the same memory.
+            let pinned = device.memory_info().unwrap().pinned_bytes;
+            saver.start(&mut zero, &paths[2], json!(1)).unwrap();
+            assert_eq!(device.memory_info().unwrap().pinned_bytes, pinned);
+            saver.finish(&group).unwrap();
+        });
+        let files = |path: &Path| {
+            ["manifest.json", "rank_0000.bin", "rank_0001.bin"].map(|name| fs::read(path.join(name)).unwrap())
+        };
+        assert!(files(&paths[0]) == files(&paths[1]), "{config:?}");
+        assert!(files(&paths[0])[1..] != files(&paths[2])[1..], "{config:?} has not trained on");
+    }
+}
+
+/// What went wrong behind training is told by the next call, on every rank, and what was there before counts.
+#[test]
+fn a_write_that_fails_is_told_on_every_rank() {
+    // Room is made, then the first shard fails.
+    for changes in [2, 3] {
+        for next in ["poll", "finish", "start"] {
+            let folder = tempfile::tempdir().unwrap();
+            let (first, second) = (folder.path().join("step_000001"), folder.path().join("step_000002"));
+            let disk: Arc<dyn Disk> = Arc::new(Dying::after(changes));
+            let told = ranks(2, false, |device, group| {
+                let mut zero = zero(ZeroStage::Zero1, true, device, group.clone());
+                checkpoint::save(&mut zero, &first, json!(1)).unwrap();
+                let mut saver = Saver::on(disk.clone());
+                saver.start(&mut zero, &second, json!(2)).unwrap();
+                train(&mut zero, 0..1, 2);
+                let outcome = match next {
+                    "poll" => loop {
+                        match saver.poll(&group) {
+                            Ok(false) => {}
+                            outcome => break outcome.map(drop),
+                        }
+                    },
+                    "finish" => saver.finish(&group).map(drop),
+                    _ => saver.start(&mut zero, &second, json!(3)),
+                };
+                let error = outcome.unwrap_err();
+                (error.is_from_peer(), error.to_string())
+            });
+            for (rank, (is_from_peer, message)) in told.iter().enumerate() {
+                let named = if *is_from_peer { "could not write its part".into() } else { format!("rank_{rank:04}.bin") };
+                assert!(message.contains(&named), "{next}: {message}");
+            }
+            assert!(told.iter().any(|(is_from_peer, _)| !is_from_peer), "{told:?}");
+            assert_eq!(checkpoint::list(folder.path()).unwrap(), [first]);
         }
     }
 }
