@@ -100,7 +100,9 @@ pub enum Error {
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
     /// Only the memory of language models is planned.
-    #[error("`anyroll plan` plans runs of `rlvr`: what the blocks of a model of images keep is not known before they run")]
+    #[error(
+        "`anyroll plan` plans runs of `rlvr`: what the blocks of a model of images keep is not known before they run"
+    )]
     NoPlan,
     /// Ranks whose devices differ have settled `zero_stage: auto` differently.
     #[error(

@@ -16,20 +16,35 @@ pub struct ZeroConfig {
     pub recompute: Recompute,
     /// Where the optimizer's states are, and its steps.
     pub steps_on: StepsOn,
+    /// Where the weights are while no block uses them.
+    pub params_on: ParamsOn,
 }
 
 impl ZeroConfig {
     /// fp32 values that the optimizer keeps of an element: two moments, and the weight that it steps where the model
     /// runs with another.
     pub(crate) fn optimizer_values(self) -> usize {
-        let has_own_weights = self.precision != Precision::Fp32 || self.steps_on == StepsOn::Host;
-        2 + usize::from(has_own_weights)
+        let steps_weights_themselves = self.precision == Precision::Fp32
+            && self.steps_on == StepsOn::Device
+            && self.params_on == ParamsOn::Device;
+        if steps_weights_themselves { 2 } else { 3 }
+    }
+
+    /// Whether whole units come and go.
+    pub(crate) fn gathers(self) -> bool {
+        self.stage >= ZeroStage::Zero3 || self.params_on == ParamsOn::Host
     }
 }
 
 impl From<ZeroStage> for ZeroConfig {
     fn from(stage: ZeroStage) -> Self {
-        Self { stage, precision: Precision::Fp32, recompute: Recompute::None, steps_on: StepsOn::Device }
+        Self {
+            stage,
+            precision: Precision::Fp32,
+            recompute: Recompute::None,
+            steps_on: StepsOn::Device,
+            params_on: ParamsOn::Device,
+        }
     }
 }
 
@@ -91,6 +106,16 @@ pub enum StepsOn {
     Device,
     /// On the host, for models whose states the devices cannot hold. A step then sends gradients there and weights
     /// back, and waits for them.
+    Host,
+}
+
+/// Where the weights are while no block uses them. The results are the same, to the bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamsOn {
+    /// On the device. Between uses they may be elsewhere ([`crate::State::Params`]).
+    Device,
+    /// On the host, for models whose weights the devices cannot hold: a block's come just before it runs, while the
+    /// block before it does, and new ones go back after a step. The optimizer has fp32 weights of its own then.
     Host,
 }
 

@@ -22,7 +22,7 @@ mod schedule;
 mod weights;
 mod zero;
 
-pub use config::{AdamW, Decays, LossScale, Precision, Recompute, StepsOn, ZeroConfig, ZeroStage};
+pub use config::{AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, StepsOn, ZeroConfig, ZeroStage};
 pub use error::{Error, Result};
 pub use offload::State;
 pub use optimizer::{StepStats, Stepped};

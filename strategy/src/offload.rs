@@ -9,7 +9,7 @@ use std::{fmt, ops::Range, sync::Arc, time::Duration};
 use anyroll_backends::{Arena, Buffer, DType, Device, Error as BackendError, Event, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
-use crate::{Error, Result, Zero, optimizer::Home};
+use crate::{Error, Result, Zero, optimizer::Home, weights::WeightsHome};
 
 /// Far beyond the copy of any unit: a wedged device is to be an error and not a hang.
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -22,7 +22,7 @@ pub enum State {
     Optimizer,
     /// The accumulated gradients. After a step nobody needs what they hold, and nothing is copied.
     Gradients,
-    /// The weights that the blocks run with.
+    /// The weights that the blocks run with. Nothing if they are on the host ([`crate::ParamsOn`]).
     Params,
 }
 
@@ -121,7 +121,8 @@ impl<M: Model> Zero<M> {
 
     fn movables(&mut self, state: State) -> Vec<&mut Movable> {
         if state == State::Params {
-            return self.units.iter_mut().map(|unit| &mut unit.memory).collect();
+            let homes = self.units.iter_mut().map(|unit| &mut unit.home);
+            return homes.filter_map(WeightsHome::movable).collect();
         }
         let states = self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten());
         match state {

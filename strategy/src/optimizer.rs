@@ -6,8 +6,7 @@ use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable,
-    weights::Part,
+    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable, weights::Part,
 };
 
 /// What a step does, on the device: [`crate::Zero::finish_step`] waits for it and reads it.

@@ -9,7 +9,7 @@ use std::{
 use anyroll_backends::DType;
 use anyroll_models::{BlockBytes, Footprint, Model, Runs};
 
-use crate::{Recompute, StepsOn, ZeroConfig, ZeroStage, layout::Layout, zero::first_reader};
+use crate::{ParamsOn, Recompute, StepsOn, ZeroConfig, layout::Layout, zero::first_reader};
 
 /// The ranks that share a model, as far as memory depends on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +33,11 @@ pub struct Held {
     pub gradients: usize,
     /// What [`crate::State::Optimizer`] names.
     pub optimizer: usize,
-    /// Whole weights of a few blocks at a time, gathered at stage 3.
+    /// Whole weights of a few blocks at a time, at stage 3 or from the host.
     pub gathered: usize,
     /// Whole gradients of a few blocks at a time, and what ranks send of them.
     pub reducing: usize,
-    /// Host memory of an optimizer that steps there.
+    /// Host memory of weights that are there, and of an optimizer that steps there.
     pub host: usize,
 }
 
@@ -50,13 +50,16 @@ impl Held {
 
 /// What is held of a `model`; an untrained one has no optimizer.
 pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks) -> Held {
-    let layouts: Vec<Layout> =
-        model.units().iter().map(|unit| Layout::new(unit, ranks.world_size)).collect();
+    let layouts: Vec<Layout> = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size)).collect();
     let arena = |bytes: usize| bytes.max(1).next_multiple_of(ranks.granularity_bytes);
     let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
     let mut held = Held::default();
     for (unit, layout) in model.units().iter().zip(&layouts) {
-        held.weights += arena(layout.kept(config.stage, 0).len() * weight);
+        let kept = layout.kept(config.stage, 0).len() * weight;
+        match config.params_on {
+            ParamsOn::Device => held.weights += arena(kept),
+            ParamsOn::Host => held.host += kept,
+        }
         if trained && unit.trainable {
             let stepped = layout.stepped(config.stage, 0).len() * float;
             held.gradients += arena(stepped);
@@ -79,9 +82,9 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     held
 }
 
-/// The weights of all units whole, as [`crate::Zero::weights`] gathers them at stage 3; nothing below it.
+/// The weights of all units whole, as [`crate::Zero::weights`] gathers them where they are not whole anyway.
 pub fn whole_weights<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks) -> usize {
-    if config.stage < ZeroStage::Zero3 {
+    if !config.gathers() {
         return 0;
     }
     let lens = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size).len);
@@ -97,8 +100,7 @@ pub fn training_activations<M: Footprint>(
 ) -> usize {
     let first = first_trained_block(model);
     let last = model.blocks() - 1;
-    let of: Vec<BlockBytes> =
-        (0..=last).map(|block| model.block_bytes(block, size, runs)).collect();
+    let of: Vec<BlockBytes> = (0..=last).map(|block| model.block_bytes(block, size, runs)).collect();
     let is_run_again = |block: usize| config.recompute == Recompute::Full && block < last;
     let keeps = |block: usize| match config.recompute {
         _ if block < first => 0,
@@ -154,7 +156,7 @@ impl<'a, M: Model> Walk<'a, M> {
         Self {
             model,
             layouts,
-            gathers: config.stage >= ZeroStage::Zero3,
+            gathers: config.gathers(),
             sums_in_rank_order: ranks.sums_in_rank_order,
             whole: vec![false; layouts.len()],
             gathered: PoolSize::default(),

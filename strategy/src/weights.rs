@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use anyroll_backends::{Buffer, DType, Stream, Work};
+use anyroll_backends::{Buffer, DType, Event, PinnedBuffer, Stream, TorchDevice, Work};
 use anyroll_models::{Model, Unit, init::WeightSource};
 use tch::{Kind, Tensor};
 
 use crate::{
-    Result, State, Zero, ZeroStage,
+    ParamsOn, Result, State, Zero,
     config::ZeroConfig,
     layout::Layout,
     memory::{flat, param_views},
@@ -22,53 +22,100 @@ pub type Weights = Vec<Vec<Tensor>>;
 #[derive(Debug)]
 pub(crate) struct UnitState {
     pub(crate) layout: Layout,
-    /// Holds `resident`.
-    pub(crate) memory: Movable,
-    /// The whole unit below stage 3, this rank's shard at stage 3.
-    pub(crate) resident: Buffer,
+    pub(crate) dtype: DType,
+    pub(crate) home: WeightsHome,
     /// The whole unit, while it is there.
     pub(crate) whole: Option<Whole>,
+}
+
+/// Where the part of a unit is that this rank keeps: all of it below stage 3, its shard at stage 3.
+#[derive(Debug)]
+pub(crate) enum WeightsHome {
+    Device {
+        /// Holds `resident`.
+        memory: Movable,
+        resident: Buffer,
+    },
+    Host(PinnedBuffer),
+}
+
+impl WeightsHome {
+    /// Makes weights on the device ready for `compute`.
+    pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
+        self.movable().map_or(Ok(()), |memory| memory.ready(compute))
+    }
+
+    pub(crate) fn movable(&mut self) -> Option<&mut Movable> {
+        match self {
+            Self::Device { memory, .. } => Some(memory),
+            Self::Host(_) => None,
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Whole {
     buffer: Buffer,
     views: Vec<Tensor>,
-    /// The gather that fills it, until somebody has waited for it.
-    pub(crate) arriving: Option<Work>,
+    /// What fills it, until somebody has waited for it.
+    pub(crate) arriving: Option<Arriving>,
+}
+
+/// Weights on their way.
+#[derive(Debug)]
+pub(crate) enum Arriving {
+    /// From the other ranks.
+    Gather(Work),
+    /// From the host, until the copy.
+    Copy(Event),
+}
+
+impl Arriving {
+    fn wait(self, compute: &Stream) -> Result<()> {
+        match self {
+            Self::Gather(work) => Ok(work.wait_stream(compute)?),
+            Self::Copy(copied) => Ok(compute.wait(&copied)?),
+        }
+    }
 }
 
 impl UnitState {
     /// All zero.
     pub(crate) fn new(unit: &Unit, world_size: usize, config: ZeroConfig, compute: &Stream) -> Result<Self> {
         let layout = Layout::new(unit, world_size);
-        let is_whole = config.stage < ZeroStage::Zero3;
         let (len, dtype) = (layout.kept(config.stage, 0).len(), config.precision.dtype());
-        let memory = Movable::zeros(format!("weights of {}", unit.name), compute, len * dtype.size_bytes())?;
+        let len_bytes = len * dtype.size_bytes();
+        if config.params_on == ParamsOn::Host {
+            // A unit without parameters has no bytes, and pinned memory always some.
+            let home = WeightsHome::Host(PinnedBuffer::new(compute.device(), len_bytes.max(1))?);
+            return Ok(Self { layout, dtype, home, whole: None });
+        }
+        let memory = Movable::zeros(format!("weights of {}", unit.name), compute, len_bytes)?;
         let resident = memory.buffer(0..len, dtype);
-        let whole = if is_whole {
+        let whole = if config.gathers() {
+            None
+        } else {
             let views = param_views(unit, &layout, &resident)?;
             Some(Whole { buffer: resident.clone(), views, arriving: None })
-        } else {
-            None
         };
-        Ok(Self { layout, memory, resident, whole })
+        Ok(Self { layout, dtype, home: WeightsHome::Device { memory, resident }, whole })
     }
 }
 
 impl<M: Model> Zero<M> {
     /// Every weight, whole, at this moment, in the strategy's precision: for generation, in which no rank waits
-    /// for another. Below stage 3 these are the resident weights themselves, so a later step changes them.
+    /// for another. Below stage 3, unless they are on the host, these are the resident weights themselves, so a later
+    /// step changes them.
     pub fn weights(&mut self) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
         let mut weights = Vec::with_capacity(self.units.len());
         for index in 0..self.units.len() {
-            if self.config.stage >= ZeroStage::Zero3 {
+            if self.config.gathers() {
                 // Not from the pool: these tensors live as long as the caller wants.
-                let unit = &mut self.units[index];
-                unit.memory.ready(&self.compute)?;
-                let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.resident.dtype())?;
-                self.group.all_gather(&buffer, &unit.resident, &self.compute)?.wait_stream(&self.compute)?;
+                let unit = &self.units[index];
+                let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
+                self.gather_into(index, &buffer)?.wait(&self.compute)?;
+                let unit = &self.units[index];
                 weights.push(param_views(&self.model.units()[index], &unit.layout, &buffer)?);
             } else {
                 self.fetch(index)?;
@@ -165,8 +212,9 @@ impl<M: Model> Zero<M> {
             return state.part(MASTER, &shard);
         }
         let weights = self.own_weights(index)?;
-        let resident = &self.units[index].resident;
-        if resident.dtype() == DType::F32 {
+        if let UnitState { dtype: DType::F32, home: WeightsHome::Device { resident, .. }, .. } =
+            &self.units[index]
+        {
             let is_shard = resident.len() == shard.len();
             return Ok(Part::Device(if is_shard { resident.clone() } else { resident.slice(shard) }));
         }
@@ -186,12 +234,30 @@ impl<M: Model> Zero<M> {
             let start = shard.start - state.range.start;
             return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
         }
-        if self.config.stage >= ZeroStage::Zero3 {
-            self.units[index].memory.ready(&self.compute)?;
-            return flat(&self.units[index].resident);
+        let kept = self.kept_ranges(index).0;
+        let own = shard.start - kept.start..shard.end - kept.start;
+        if !self.config.gathers() {
+            self.fetch(index)?; // a gather may still fill it
         }
-        self.fetch(index)?;
-        flat(&self.units[index].resident.slice(shard))
+        let unit = &mut self.units[index];
+        match &mut unit.home {
+            WeightsHome::Device { memory, resident } => {
+                memory.ready(&self.compute)?;
+                flat(&resident.slice(own))
+            }
+            WeightsHome::Host(memory) => {
+                let size = unit.dtype.size_bytes();
+                let bytes = &memory.bytes()?[own.start * size..own.end * size];
+                let host = Tensor::f_from_data_size(bytes, &[own.len() as i64], unit.dtype.kind())?;
+                Ok(host.f_to_device(self.torch_device())?)
+            }
+        }
+    }
+
+    /// Where libtorch keeps this strategy's tensors.
+    fn torch_device(&self) -> tch::Device {
+        let device = self.compute.device().torch_device().and_then(TorchDevice::tch);
+        device.expect("a strategy computes where libtorch does")
     }
 
     /// The part of a unit that this rank keeps, of its weights and of its moments.
@@ -205,8 +271,17 @@ impl<M: Model> Zero<M> {
     /// Sets the part of a unit that this rank keeps, and the master, which lies in it.
     pub(crate) fn set_kept(&mut self, index: usize, kept: &Tensor) -> Result<()> {
         let (kept_range, _) = self.kept_ranges(index);
-        self.units[index].memory.ready(&self.compute)?;
-        flat(&self.units[index].resident)?.f_copy_(kept)?;
+        let unit = &mut self.units[index];
+        match &mut unit.home {
+            WeightsHome::Device { memory, resident } => {
+                memory.ready(&self.compute)?;
+                flat(resident)?.f_copy_(kept)?;
+            }
+            WeightsHome::Host(memory) => {
+                let host = kept.f_to_kind(unit.dtype.kind())?.f_to_device(tch::Device::Cpu)?;
+                host.f_copy_data_u8(memory.bytes_mut()?, kept_range.len())?;
+            }
+        }
         let compute = self.compute.clone();
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &mut state.master
@@ -239,9 +314,9 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Lets a block's weights go (stage 3), except those that one of the blocks `soon` needs, too.
+    /// Lets a block's weights go (at stage 3, or for the host), except those that one of the blocks `soon` needs, too.
     pub(crate) fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
-        if self.config.stage < ZeroStage::Zero3 {
+        if !self.config.gathers() {
             return Ok(());
         }
         let model = self.model.clone();
@@ -274,22 +349,53 @@ impl<M: Model> Zero<M> {
     fn fetch(&mut self, index: usize) -> Result<()> {
         self.start_gather(index)?;
         let whole = self.units[index].whole.as_mut().expect("started");
-        if let Some(work) = whole.arriving.take() {
-            work.wait_stream(&self.compute)?;
+        whole.arriving.take().map_or(Ok(()), |arriving| arriving.wait(&self.compute))
+    }
+
+    /// Starts to gather a unit that is not whole here.
+    fn start_gather(&mut self, index: usize) -> Result<()> {
+        let unit = &mut self.units[index];
+        unit.home.ready(&self.compute)?;
+        if unit.whole.is_none() {
+            let buffer = self.gathered.take(&unit.layout, unit.dtype)?;
+            let views = param_views(&self.model.units()[index], &unit.layout, &buffer)?;
+            let arriving = Some(self.gather_into(index, &buffer)?);
+            self.units[index].whole = Some(Whole { buffer, views, arriving });
         }
         Ok(())
     }
 
-    /// Starts to gather a unit that is not whole here; below stage 3 every unit is.
-    fn start_gather(&mut self, index: usize) -> Result<()> {
-        let unit = &mut self.units[index];
-        unit.memory.ready(&self.compute)?;
-        if unit.whole.is_none() {
-            let buffer = self.gathered.take(&unit.layout, unit.resident.dtype())?;
-            let views = param_views(&self.model.units()[index], &unit.layout, &buffer)?;
-            let arriving = Some(self.group.all_gather(&buffer, &unit.resident, &self.compute)?);
-            unit.whole = Some(Whole { buffer, views, arriving });
+    /// Starts to fill `whole` with a unit's weights, from the host and from the other ranks.
+    fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
+        let kept = self.kept_ranges(index).0;
+        match &mut self.units[index].home {
+            WeightsHome::Device { memory, resident } => {
+                memory.ready(&self.compute)?;
+                Ok(Arriving::Gather(self.group.all_gather(whole, resident, &self.compute)?))
+            }
+            WeightsHome::Host(memory) => {
+                let back = &self.transfers.back;
+                back.wait_stream(&self.compute)?; // whoever had this memory before
+                let mine = whole.slice(kept);
+                memory.copy_to(0, &mine, back)?;
+                if mine.len() == whole.len() {
+                    return Ok(Arriving::Copy(back.record()?));
+                }
+                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, back)?))
+            }
         }
+    }
+
+    /// Sends a unit's new weights to the host, and lets their place on the device go.
+    pub(crate) fn send_weights(&mut self, index: usize, whole: Buffer) -> Result<()> {
+        let kept = self.kept_ranges(index).0;
+        let unit = &mut self.units[index];
+        let WeightsHome::Host(memory) = &mut unit.home else { unreachable!("they are on the host") };
+        let out = &self.transfers.out;
+        out.wait_stream(&self.compute)?;
+        memory.copy_from(0, &whole.slice(kept), out)?;
+        self.compute.wait_stream(out)?; // before somebody else writes this memory
+        self.gathered.put(&unit.layout, whole);
         Ok(())
     }
 }

@@ -28,14 +28,14 @@ use anyroll_models::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    AdamW, Error, Recompute, Result, State, StepStats, Stepped, StepsOn, ZeroConfig, ZeroStage,
+    AdamW, Error, ParamsOn, Recompute, Result, State, StepStats, Stepped, StepsOn, ZeroConfig, ZeroStage,
     layout::Layout,
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
     offload::Transfers,
     optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, StepHyper},
     plan::first_trained_block,
-    weights::{Part, UnitState},
+    weights::{Arriving, Part, UnitState, WeightsHome},
 };
 
 /// A model's weights on this rank, and all that training adds to them.
@@ -489,19 +489,32 @@ impl<M: Model> Zero<M> {
 
     fn step_unit(&mut self, index: usize, factors: &Tensor, hyper: &StepHyper) -> Result<()> {
         let unit = &mut self.units[index];
-        unit.memory.ready(&self.compute)?;
-        let resident = &unit.resident;
+        unit.home.ready(&self.compute)?;
+        let target = match &unit.home {
+            WeightsHome::Device { resident, .. } => resident.clone(),
+            WeightsHome::Host(_) => self.gathered.take(&unit.layout, unit.dtype)?,
+        };
         let training = self.training.as_mut().expect("checked by `step`");
         let state = training.states[index].as_mut().expect("only trained units are stepped");
-        let owned = if resident.len() == state.range.len() {
-            resident.clone()
+        let owned = if target.len() == state.range.len() {
+            target.clone()
         } else {
-            resident.slice(state.range.clone())
+            target.slice(state.range.clone())
         };
         state.step(&owned, factors, hyper, (&self.compute, &self.transfers.back))?;
+        let mut arriving = None;
         if self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3 {
-            let work = self.group.all_gather(resident, &owned, &self.compute)?;
-            unit.whole.as_mut().expect("resident below stage 3").arriving = Some(work);
+            arriving = Some(self.group.all_gather(&target, &owned, &self.compute)?);
+        }
+        if self.config.params_on == ParamsOn::Host {
+            if let Some(work) = arriving {
+                work.wait_stream(&self.compute)?;
+            }
+            return self.send_weights(index, target);
+        }
+        if let Some(work) = arriving {
+            let whole = self.units[index].whole.as_mut().expect("resident below stage 3");
+            whole.arriving = Some(Arriving::Gather(work));
         }
         Ok(())
     }

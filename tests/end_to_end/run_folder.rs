@@ -144,8 +144,7 @@ fn the_best_policy_is_kept_beside_the_last_ones() {
     let best = scores.iter().map(|(_, score)| *score).fold(f64::MIN, f64::max);
     let first = scores.iter().find(|(_, score)| *score == best).unwrap().0;
 
-    let manifest: Value =
-        serde_json::from_slice(&fs::read(run.join("best/manifest.json")).unwrap()).unwrap();
+    let manifest: Value = serde_json::from_slice(&fs::read(run.join("best/manifest.json")).unwrap()).unwrap();
     let extra = &manifest["extra"];
     assert_eq!((extra["best"].as_f64(), extra["steps"].as_u64()), (Some(best), Some(first)), "{scores:?}");
     if first > 0 {
@@ -166,7 +165,8 @@ fn the_best_policy_is_kept_beside_the_last_ones() {
 fn a_second_process_on_a_run_is_told_and_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let sets = ["pipeline.rlvr.steps=60", "pipeline.rlvr.checkpoint.every=5", "pipeline.rlvr.evaluation.every=60"];
+    let sets =
+        ["pipeline.rlvr.steps=60", "pipeline.rlvr.checkpoint.every=5", "pipeline.rlvr.evaluation.every=60"];
     let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
     let process = Process::start(tiny(ONE_RANK, &run, &sets));
     wait_for_steps(&run, 10);

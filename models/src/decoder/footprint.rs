@@ -43,7 +43,13 @@ impl Footprint for Decoder {
 impl Decoder {
     /// What sampling makes at a time: the largest of a pass over prompts of `prompt_tokens` tokens together and the
     /// logits of a step of `sequences`.
-    pub fn sampling_bytes(&self, sequences: usize, prompt_tokens: usize, longest: usize, runs: Runs) -> usize {
+    pub fn sampling_bytes(
+        &self,
+        sequences: usize,
+        prompt_tokens: usize,
+        longest: usize,
+        runs: Runs,
+    ) -> usize {
         let size = PackedSize { sequences: 1, longest, tokens: prompt_tokens, targets: 0 };
         // Beside the block's own, copies of the keys and values that are cached.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;

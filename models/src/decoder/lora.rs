@@ -135,7 +135,14 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
     let q = config.num_attention_heads * config.head_dim;
     let kv = config.num_key_value_heads * config.head_dim;
     let mut params = Vec::new();
-    let mut of = Lora { scale: lora.scale(), rank: lora.rank as usize, qkv: vec![], o: vec![], gate_up: vec![], down: vec![] };
+    let mut of = Lora {
+        scale: lora.scale(),
+        rank: lora.rank as usize,
+        qkv: vec![],
+        o: vec![],
+        gate_up: vec![],
+        down: vec![],
+    };
     for &target in &lora.targets {
         let (site, start, inputs, outputs) = match target {
             LoraTarget::Q => (&mut of.qkv, 0, hidden, q),

@@ -199,7 +199,10 @@ fn machine(rank: Option<Rank>) -> Machine {
             name: kind.name().to_owned(),
             runs_models: kind.runs_models(),
             devices: if kind.is_host() { None } else { Some(found.as_ref().map_or(0, Vec::len)) },
-            memory_bytes: found.as_ref().ok().and_then(|found| found.iter().map(|it| it.total_bytes).min()?),
+            memory_bytes: found
+                .as_ref()
+                .ok()
+                .and_then(|found| found.iter().map(|it| it.total_bytes).min()?),
             unavailable: found.err().map(|error| one_line(&error)),
         }
     });

@@ -62,7 +62,8 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
     let configured = configured(&planner, &run, &settled);
-    let report = Report { auto: auto(&run, &settled), choices: choices(&planner, &run), planner, run, configured };
+    let report =
+        Report { auto: auto(&run, &settled), choices: choices(&planner, &run), planner, run, configured };
     print!("{}", if args.json { report.json() } else { report.text() });
     Ok(0)
 }
@@ -107,7 +108,9 @@ fn configured(
 fn auto(run: &Run, settled: &Result<Option<Settled>, Unsettled>) -> Option<String> {
     match settled {
         Ok(settled) => settled.map(|settled| settled.reason(run.memory_bytes.unwrap_or(0))),
-        Err(Unsettled::NoMemory) => Some("auto needs to know the memory of a device: say `--memory 80GiB`".into()),
+        Err(Unsettled::NoMemory) => {
+            Some("auto needs to know the memory of a device: say `--memory 80GiB`".into())
+        }
         Err(Unsettled::TooLarge { plan, memory_bytes, .. }) => {
             let (phase, needs) = plan.peak();
             let (needs, has) = (gib(needs), gib(*memory_bytes));
@@ -150,8 +153,9 @@ impl Report {
     fn phases(&self, stage: u8, plan: &MemoryPlan) -> String {
         let strategy = &self.run.policy.strategy;
         let mut text = format!(
-            "\nas configured: ZeRO {stage}, offload.optimizer {}, recompute {}; GiB of a rank\n{:<10}",
+            "\nas configured: ZeRO {stage}, offload: {{optimizer: {}, params: {}}}, recompute: {}; GiB of a rank\n{:<10}",
             optimizer_name(strategy.offload.optimizer),
+            params_name(strategy.offload.params),
             recompute_name(strategy.recompute),
             "",
         );
@@ -163,7 +167,9 @@ impl Report {
         let (phase, peak) = plan.peak();
         let verdict = match self.run.memory_bytes {
             None => String::new(),
-            Some(memory) if plan.fits(memory) => format!("; it fits, with {} to spare in {phase}", gib(memory - peak)),
+            Some(memory) if plan.fits(memory) => {
+                format!("; it fits, with {} to spare in {phase}", gib(memory - peak))
+            }
             Some(memory) => format!("; it does not fit: {phase} needs {} more", gib(peak - memory)),
         };
         text + &format!("\nhost memory {}{verdict}\n", gib(plan.host))
@@ -176,22 +182,33 @@ impl Report {
         let marks = self.run.memory_bytes.map_or(String::new(), |it| format!("; ! is more than {}", gib(it)));
         let mut text = format!("\nevery choice, GiB of a rank{marks}\n");
         let scores = self.choices[0].plan.score.is_some();
-        let has_reference = self.planner.has_reference();
-        text += &format!("{:<7}{:<15}", "stage", "optimizer");
-        text += if has_reference { "reference      " } else { "" };
+        text += &format!("{:<7}{:<15}{:<8}", "stage", "optimizer", "params");
         text += "train:none  selective       full ";
         text += if scores { "     score " } else { "" };
         text += "  generate       host\n";
-        for of_place in self.choices.chunks(3) {
+        for of_place in self.choices.chunks(3).filter(|it| self.is_as_configured(it[0].reference_params)) {
             let own = of_place.iter().find(|it| it.recompute == self.run.policy.strategy.recompute);
             let own = own.expect("all recomputations are there");
-            text += &format!("{:<7}{:<15}", own.zero_stage, optimizer_name(own.optimizer));
-            text += &own.reference_params.map_or(String::new(), |it| format!("{:<15}", params_name(it)));
+            let (optimizer, params) = (optimizer_name(own.optimizer), params_name(own.params));
+            text += &format!("{:<7}{optimizer:<15}{params:<8}", own.zero_stage);
             text += &of_place.iter().map(|it| cell(it.plan.train.total())).collect::<String>();
             text += &own.plan.score.map_or(String::new(), |score| cell(score.total()));
             text += &format!("{}{:>10}\n", cell(own.plan.generate.total()), gib(own.plan.host));
         }
+        if let Some(params) = self.reference_params() {
+            text += &format!("the reference's params: {} (--json has all)\n", params_name(params));
+        }
         text
+    }
+
+    /// What the config offloads of the reference, if there is one.
+    fn reference_params(&self) -> Option<Offload> {
+        let reference = self.run.reference.as_ref().filter(|_| self.planner.has_reference());
+        reference.map(|role| role.strategy.offload.params)
+    }
+
+    fn is_as_configured(&self, reference_params: Option<Offload>) -> bool {
+        reference_params == self.reference_params()
     }
 
     fn json(&self) -> String {
@@ -254,6 +271,7 @@ fn params_name(offload: Offload) -> &'static str {
     match offload {
         Offload::None => "none",
         Offload::BetweenSteps => "between_steps",
+        Offload::Cpu => "cpu",
     }
 }
 

@@ -189,7 +189,7 @@ impl Check<'_> {
             offload.params != Some(Offload::BetweenSteps),
             &format!("{path}.offload.params"),
             "the policy's weights are needed at all times",
-            "write `none`, or offload those of the reference: `roles.reference.strategy.offload.params`",
+            "write `none` or `cpu`, or offload those of the reference: `roles.reference.strategy.offload.params`",
         )
     }
 

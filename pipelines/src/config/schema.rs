@@ -201,7 +201,7 @@ pub struct OffloadConfig {
     /// The optimizer's states, and with them the accumulated gradients, which are only let go. Default
     /// between_steps.
     pub optimizer: OptimizerOffload,
-    /// The weights; only of the reference, since the policy needs its own at all times. Default none.
+    /// The weights; `between_steps` only of the reference, since the policy needs its own at all times. Default none.
     pub params: Offload,
 }
 
@@ -232,6 +232,9 @@ pub enum Offload {
     None,
     /// For pinned host memory after each use, and back for the next one.
     BetweenSteps,
+    /// They are in pinned host memory, and a block's are on the device just while it runs. For models beyond the
+    /// devices' memory.
+    Cpu,
 }
 
 /// What differs for a role.

@@ -116,12 +116,17 @@ fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
         ),
         Unsettled::TooLarge { plan, memory_bytes, recompute } => {
             let (phase, needs) = plan.peak();
-            let message =
-                format!("no stage fits: the smallest needs {} GiB of {} in {phase}", gib(needs), gib(memory_bytes));
+            let message = format!(
+                "no stage fits: the smallest needs {} GiB of {} in {phase}",
+                gib(needs),
+                gib(memory_bytes)
+            );
             let help = match recompute {
                 Some(Recompute::Selective) => "write `recompute: selective`, with which it fits",
                 Some(_) => "write `recompute: full`, with which it fits",
-                None => "`anyroll plan` shows every choice; more devices or a smaller `micro_batch_size` may do",
+                None => {
+                    "`anyroll plan` shows every choice; more devices or a smaller `micro_batch_size` may do"
+                }
             };
             check.problem(field, message, help)
         }
@@ -209,7 +214,10 @@ mod tests {
             let (own, its, run) = settled(&[AUTO], needs[index]).unwrap();
             assert_eq!((own, its), candidates[first], "with what {policy} and {reference} need");
             let yaml = run.to_yaml();
-            assert!(yaml.starts_with("# strategy.zero_stage: auto is ") && !yaml.contains(": auto\n"), "{yaml}");
+            assert!(
+                yaml.starts_with("# strategy.zero_stage: auto is ") && !yaml.contains(": auto\n"),
+                "{yaml}"
+            );
             // What it leaves behind says the same without `auto`.
             let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
             assert_eq!((&again.policy, &again.reference), (&run.policy, &run.reference));

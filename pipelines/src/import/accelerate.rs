@@ -182,7 +182,7 @@ fn fsdp_section(ledger: &mut Ledger) {
     let offload = key("offload_params");
     match ledger.truth(&offload) {
         Some(true) => {
-            let why = "weights in training stay on the devices, in their shards";
+            let why = "weights stay on the devices, in their shards, but for `strategy.offload.params: cpu`";
             ledger.change(&offload, "strategy.offload.optimizer", "cpu_step", why);
         }
         Some(false) => ledger.idle(&offload, "off"),

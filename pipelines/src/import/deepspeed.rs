@@ -107,10 +107,14 @@ fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
         None if ledger.peek(&old).is_some() => ledger.refuse(&old, "neither true nor false"),
         None => {}
     }
-    ledger.refuse_all(&[(&key("zero_optimization.cpu_offload_params"), WEIGHTS_STAY)]);
+    let old = key("zero_optimization.cpu_offload_params");
+    match ledger.truth(&old) {
+        Some(true) => ledger.map(&old, "strategy.offload.params", "cpu"),
+        Some(false) => ledger.idle(&old, "off"),
+        None if ledger.peek(&old).is_some() => ledger.refuse(&old, "neither true nor false"),
+        None => {}
+    }
 }
-
-const WEIGHTS_STAY: &str = "weights in training stay on the devices; zero_stage 3 shards them";
 
 /// The device that optimizer states are on.
 pub(super) fn offloaded_states(ledger: &mut Ledger, key: &str) {
@@ -128,7 +132,8 @@ pub(super) fn offloaded_parameters(ledger: &mut Ledger, key: &str, stage: u64) {
         None => {}
         Some("none" | "null") => ledger.idle(key, "off"),
         Some("cpu") if stage < 3 => ledger.idle(key, "DeepSpeed offloads parameters at stage 3 alone"),
-        Some(_) => ledger.refuse(key, WEIGHTS_STAY),
+        Some("cpu") => ledger.map(key, "strategy.offload.params", "cpu"),
+        Some(_) => ledger.refuse(key, "weights are on the device or on the host; use cpu"),
     }
 }
 

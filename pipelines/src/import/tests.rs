@@ -356,10 +356,7 @@ rewards:
     world_size: 8
 ";
     let import = imported("rlvr.yaml", text, Origin::Roll);
-    check_refused(
-        &import,
-        &["actor_train.strategy_args.strategy_config.zero_optimization.offload_param.device"],
-    );
+    check_refused(&import, &[]);
     check_loads(&import);
     let yaml = import.yaml();
     for line in [
@@ -367,6 +364,7 @@ rewards:
         "devices: 8\n",
         "  zero_stage: 3\n",
         "    optimizer: cpu_step\n",
+        "    params: cpu\n",
         "      leave_out_cut: true\n",
         "    prompts_per_step: 16\n",
         "    mini_batches: 2\n",

@@ -3,9 +3,7 @@
 use serde::Serialize;
 
 use super::{MemoryPlan, Planner};
-use crate::config::{
-    Offload, OffloadConfig, OptimizerOffload, Recompute, Run, StrategyConfig, ZeroStage,
-};
+use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, Run, StrategyConfig, ZeroStage};
 
 /// One choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -14,6 +12,8 @@ pub struct Choice {
     pub zero_stage: u8,
     /// `offload.optimizer` of the policy.
     pub optimizer: OptimizerOffload,
+    /// `offload.params` of the policy.
+    pub params: Offload,
     /// `offload.params` of the reference; `None` without one.
     pub reference_params: Option<Offload>,
     /// What backward runs again.
@@ -26,33 +26,34 @@ const OPTIMIZER: [OptimizerOffload; 3] =
     [OptimizerOffload::None, OptimizerOffload::BetweenSteps, OptimizerOffload::CpuStep];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-/// All choices of `run`, from the fastest stage's least offload on, those of one place and three recomputations side
-/// by side.
+const PARAMS: [Offload; 2] = [Offload::None, Offload::Cpu];
+const REFERENCE_PARAMS: [Offload; 3] = [Offload::None, Offload::BetweenSteps, Offload::Cpu];
+
+/// All choices of `run`, by stage; those that differ in recomputation only side by side, three of them.
 pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
-    let reference_params: &[Option<Offload>] = match planner.has_reference() {
-        true => &[Some(Offload::None), Some(Offload::BetweenSteps)],
-        false => &[None],
+    let reference_params = match planner.has_reference() {
+        true => REFERENCE_PARAMS.map(Some).to_vec(),
+        false => vec![None],
     };
     let mut all = Vec::new();
     for zero_stage in 0..=3 {
-        for optimizer in OPTIMIZER {
-            for &params in reference_params {
-                for recompute in RECOMPUTE {
-                    let policy = with(&run.policy.strategy, zero_stage, recompute);
-                    let offload = OffloadConfig { optimizer, ..policy.offload.clone() };
-                    let policy = StrategyConfig { offload, ..policy };
-                    let reference = params.map(|params| reference_of(run, zero_stage, params));
+        for (optimizer, params) in OPTIMIZER.into_iter().flat_map(|it| PARAMS.map(|params| (it, params))) {
+            for &reference_params in &reference_params {
+                let reference = reference_params.map(|params| reference_of(run, zero_stage, params));
+                all.extend(RECOMPUTE.map(|recompute| {
+                    let policy = StrategyConfig {
+                        zero_stage: ZeroStage::Stage(zero_stage),
+                        recompute,
+                        offload: OffloadConfig { optimizer, params },
+                        ..run.policy.strategy.clone()
+                    };
                     let plan = planner.plan(&policy, reference.as_ref());
-                    all.push(Choice { zero_stage, optimizer, reference_params: params, recompute, plan });
-                }
+                    Choice { zero_stage, optimizer, params, reference_params, recompute, plan }
+                }));
             }
         }
     }
     all
-}
-
-fn with(strategy: &StrategyConfig, stage: u8, recompute: Recompute) -> StrategyConfig {
-    StrategyConfig { zero_stage: ZeroStage::Stage(stage), recompute, ..strategy.clone() }
 }
 
 /// The reference goes along where it has no stage of its own.

@@ -252,8 +252,7 @@ impl Planner {
 
         // As `inference::Room` shares out what is free.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
-        let (wanted, least) =
-            (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
+        let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
         let room = self.memory_bytes.map_or(wanted, |memory| {
             let free = memory.saturating_sub(generate.total()) as f64 * rollout.kv_cache.memory;
             KvCache::blocks_in(shape, dtype, free as usize)

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_models::{Model, init::WeightSource};
 use anyroll_strategy::{
-    AdamW, Decays, LossScale, Precision, Recompute, Schedule, State, StepStats, StepsOn, Zero, ZeroConfig,
-    ZeroStage,
+    AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, Schedule, State, StepStats, StepsOn, Zero,
+    ZeroConfig, ZeroStage,
 };
 
 use super::Place;
@@ -49,6 +49,10 @@ pub fn zero_config(strategy: &config::StrategyConfig) -> ZeroConfig {
         steps_on: match strategy.offload.optimizer {
             OptimizerOffload::None | OptimizerOffload::BetweenSteps => StepsOn::Device,
             OptimizerOffload::CpuStep => StepsOn::Host,
+        },
+        params_on: match strategy.offload.params {
+            Offload::None | Offload::BetweenSteps => ParamsOn::Device,
+            Offload::Cpu => ParamsOn::Host,
         },
     }
 }

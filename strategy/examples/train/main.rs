@@ -24,7 +24,7 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, Precision, Recompute, StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
+    AdamW, Decays, ParamsOn, Precision, Recompute, StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -185,6 +185,7 @@ fn prepare(
             other => panic!("no recompute {other:?}"),
         },
         steps_on: StepsOn::Device,
+        params_on: ParamsOn::Device,
     };
     let rank = group.rank() as u64;
     let tokens: Vec<i64> = (0..(micro_batch * (seq + 1)) as u64)

@@ -117,11 +117,7 @@ fn save_on(disk: &Arc<dyn Disk>, zero: &mut Zero<Decoder>, path: &Path) -> Resul
 }
 
 /// What a run that goes on does: it saves the same step again. Returns what the newest checkpoint then is.
-fn checkpoint_again(
-    zero: &mut Zero<Decoder>,
-    path: &Path,
-    folder: &Path,
-) -> Option<u64> {
+fn checkpoint_again(zero: &mut Zero<Decoder>, path: &Path, folder: &Path) -> Option<u64> {
     checkpoint::save(zero, path, json!(3)).unwrap();
     checkpoint::extra(&checkpoint::list(folder).unwrap().pop()?).unwrap().as_u64()
 }
@@ -271,7 +267,11 @@ fn a_write_that_fails_is_told_on_every_rank() {
                 (error.is_from_peer(), error.to_string())
             });
             for (rank, (is_from_peer, message)) in told.iter().enumerate() {
-                let named = if *is_from_peer { "could not write its part".into() } else { format!("rank_{rank:04}.bin") };
+                let named = if *is_from_peer {
+                    "could not write its part".into()
+                } else {
+                    format!("rank_{rank:04}.bin")
+                };
                 assert!(message.contains(&named), "{next}: {message}");
             }
             assert!(told.iter().any(|(is_from_peer, _)| !is_from_peer), "{told:?}");

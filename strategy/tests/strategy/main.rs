@@ -9,4 +9,5 @@ mod plain_loop;
 mod plan;
 mod precision;
 mod stages;
+mod streamed;
 mod world;
