@@ -39,6 +39,8 @@ pub struct Held {
     pub reducing: usize,
     /// Host memory of weights that are there, and of an optimizer that steps there.
     pub host: usize,
+    /// Pinned memory of a checkpoint that is written beside training, from the first one on.
+    pub saved: usize,
 }
 
 impl Held {
@@ -63,6 +65,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
         if trained && unit.trainable {
             let stepped = layout.stepped(config.stage, 0).len() * float;
             held.gradients += arena(stepped);
+            held.saved += 3 * layout.shard_len() * float; // the weight and two moments
             match config.steps_on {
                 StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
                 // Beside them a place for the gradient, and for the new weights after it.
@@ -80,6 +83,14 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     held.gathered = walk.gathered.bytes(weight);
     held.reducing += walk.gradients.bytes(weight) + walk.received.bytes(weight);
     held
+}
+
+/// What a device that is not the host holds besides: the driver's context, the communication library's buffers, and
+/// what libtorch's cache wastes. Nobody tells these sizes: they are what was left of the measurements in
+/// docs/performance.md, 1.6 to 2.2 GiB on one GPU and 3.3 to 3.8 on each of four.
+pub fn driver_bytes(world_size: usize) -> usize {
+    const MIB: usize = 1 << 20;
+    if world_size == 1 { 1900 * MIB } else { 3700 * MIB }
 }
 
 /// The weights of all units whole, as [`crate::Zero::weights`] gathers them where they are not whole anyway.

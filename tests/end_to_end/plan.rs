@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use super::{TWO_RANKS, anyroll, fail, metrics, succeed, tiny};
+use super::{TWO_RANKS, anyroll, fail, metrics, series, succeed, tiny};
 
 const LARGE: [&str; 5] = [
     "model.decoder={hidden_size: 3584, layers: 28, heads: 28, kv_heads: 4, intermediate_size: 18944, max_length: 4096, qkv_bias: true}",
@@ -35,7 +35,7 @@ fn totals(report: &Value, stage: u64, optimizer: &str, params: &str) -> [u64; 3]
 #[test]
 fn a_model_for_devices_that_are_not_here_is_planned() {
     // A backend that this machine may not have, and more ranks than it could.
-    let batches = ["pipeline.rlvr.prompts_per_step=64", "pipeline.rlvr.warmup.batch_size=64"];
+    let batches = ["pipeline.rlvr.prompts_per_step=128", "pipeline.rlvr.warmup.batch_size=64"];
     let sets = [&LARGE[..], &["backend=auto"], &batches].concat();
     let report = plan(&sets, &["--memory", "80GiB", "--world", "64"]);
     assert_eq!(report["world_size"], 64);
@@ -50,9 +50,10 @@ fn a_model_for_devices_that_are_not_here_is_planned() {
     let [one, ..] = totals(&report, 1, "none", "none");
     assert!(zero - one > 15 * parameters, "63 of 64 parts of what stage 1 shards");
     assert!(totals(&report, 3, "none", "none")[0] < one);
-    // While it generates, offloaded states are away, and with them the reference's weights.
+    // The reference's weights are away in training, and there when it scores; the rest is away while it generates.
     let [train, score, offloaded] = totals(&report, 0, "between_steps", "between_steps");
-    assert!(train < zero && score > train - parameters && offloaded < generate);
+    assert!((zero - train).abs_diff(2 * parameters) < parameters / 100, "{zero} and {train}");
+    assert!(score > 20 * parameters && offloaded + 10 * parameters < generate, "{score}, {offloaded}");
     let fits = &report["configured"]["plan"]["fits"];
     assert_eq!(*fits, false, "ZeRO-0 of 7 billion parameters in 80 GiB");
 }
@@ -78,14 +79,40 @@ fn a_plan_is_a_table_for_people() {
     assert!(error.contains("plans runs of `rlvr`"), "{error}");
 }
 
+/// What a step allocates is what was planned, but for activations and the cache, which are libtorch's or gone by then.
+#[test]
+fn a_run_takes_what_was_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, sets) in [
+        ("stage 1", &["strategy.zero_stage=1", "pipeline.rlvr.algorithm.kl_coef=0.01"][..]),
+        ("stage 3", &["strategy.zero_stage=3", "strategy.precision=bf16"]),
+        ("streamed", &["strategy.offload={optimizer: none, params: cpu}"]),
+    ] {
+        let run = folder.path().join(name);
+        succeed(tiny(TWO_RANKS, &run, &[sets, &["pipeline.rlvr.steps=4"]].concat()));
+        let args = ["plan", run.join("resolved.yaml").to_str().unwrap(), "--json"].map(str::to_owned);
+        let report: Value = serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap();
+        let plan = &report["configured"]["plan"];
+        for (phase, metric) in
+            [("train", "perf/allocated_bytes"), ("generate", "perf/generate_allocated_bytes")]
+        {
+            let kinds = ["weights", "gradients", "optimizer", "buffers"];
+            let planned: f64 = kinds.iter().map(|kind| plan[phase][kind].as_f64().unwrap()).sum();
+            let measured = series(&run, metric)[1];
+            let ratio = measured / planned;
+            assert!((0.99..1.01).contains(&ratio), "{name}, {phase}: {measured} measured, {planned} planned");
+        }
+    }
+}
+
 #[test]
 fn a_run_says_why_auto_is_its_stage() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let ended = succeed(tiny(TWO_RANKS, &run, &["strategy.zero_stage=auto", "pipeline.rlvr.steps=2"]));
+    let ended = succeed(tiny(TWO_RANKS, &run, &["strategy.zero_stage=auto", "pipeline.rlvr.steps=4"]));
     assert!(ended.stderr.contains("ZeRO 1 (auto is 1, the fastest: "), "{}", ended.stderr);
     let resolved = fs::read_to_string(run.join("resolved.yaml")).unwrap();
     assert!(resolved.starts_with("# strategy.zero_stage: auto is 1, the fastest: "), "{resolved}");
     assert!(resolved.contains("  zero_stage: 1\n"), "{resolved}");
-    assert_eq!(metrics(&run).len(), 3);
+    assert_eq!(metrics(&run).len(), 5);
 }

@@ -60,6 +60,12 @@ fn what_leaves_the_device_or_is_recomputed_changes_nothing() {
         run("frugal", &["strategy.recompute=full", "roles.reference.strategy.offload.params=between_steps"]);
     assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&frugal));
     assert!(last_checkpoint(&plain) == last_checkpoint(&frugal), "the checkpoints differ");
+    // Weights that come from the host for each block, of the reference as well.
+    let streamed = run("streamed", &["strategy.offload={optimizer: cpu_step, params: cpu}"]);
+    assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&streamed));
+    assert!(last_checkpoint(&plain) == last_checkpoint(&streamed), "the checkpoints differ");
+    let most = |run| series(run, "perf/allocated_bytes")[1];
+    assert!(most(&streamed) < most(&plain), "{} of {} bytes", most(&streamed), most(&plain));
     let least = |run| series(run, "perf/generate_allocated_bytes")[1];
     assert!(least(&frugal) < least(&plain), "{} of {} bytes", least(&frugal), least(&plain));
 }

@@ -157,7 +157,8 @@ fn the_best_policy_is_kept_beside_the_last_ones() {
     }
     // It is a model as any other.
     let path = run.join("best");
-    let command = anyroll(["generate", path.to_str().unwrap(), "--prompt", "312>", "--temperature", "0"]);
+    let prompt = ["--prompt", "312>", "--temperature", "0", "--max-new-tokens", "4"];
+    let command = anyroll(["generate", path.to_str().unwrap()].into_iter().chain(prompt));
     assert!(!succeed(command).stdout.is_empty());
 }
 

@@ -111,9 +111,8 @@ fn auto(run: &Run, settled: &Result<Option<Settled>, Unsettled>) -> Option<Strin
         Err(Unsettled::NoMemory) => {
             Some("auto needs to know the memory of a device: say `--memory 80GiB`".into())
         }
-        Err(Unsettled::TooLarge { plan, memory_bytes, .. }) => {
-            let (phase, needs) = plan.peak();
-            let (needs, has) = (gib(needs), gib(*memory_bytes));
+        Err(Unsettled::TooLarge { phase, needs, memory_bytes, .. }) => {
+            let (needs, has) = (gib(*needs), gib(*memory_bytes));
             Some(format!("auto finds no stage that fits: the smallest needs {needs} GiB of {has} in {phase}"))
         }
     }

@@ -114,8 +114,7 @@ fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
             "`auto` needs to know how much memory the devices have, and their driver does not say",
             "write a stage, 0 to 3; `anyroll plan --memory 80GiB` says what fits",
         ),
-        Unsettled::TooLarge { plan, memory_bytes, recompute } => {
-            let (phase, needs) = plan.peak();
+        Unsettled::TooLarge { phase, needs, memory_bytes, recompute } => {
             let message = format!(
                 "no stage fits: the smallest needs {} GiB of {} in {phase}",
                 gib(needs),

@@ -11,7 +11,7 @@ use anyroll_backends::{BackendKind, DType};
 use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, generation::Limits};
 use anyroll_strategy::{
     Precision, State,
-    plan::{Held, Ranks, held, scoring_activations, training_activations, whole_weights},
+    plan::{Held, Ranks, driver_bytes, held, scoring_activations, training_activations, whole_weights},
 };
 use serde::Serialize;
 
@@ -26,9 +26,6 @@ use crate::{
     train::{offloaded, zero_config},
 };
 
-/// What the driver, its libraries and libtorch's handles take on a device that is not the host: 0.6 GiB on those that
-/// were measured (docs/performance.md).
-const DRIVER_BYTES: usize = 640 << 20;
 /// What lengths of memory that can leave a device are rounded up to: 2 MiB on every device so far, pages on a host.
 const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
 
@@ -48,7 +45,7 @@ pub struct PhaseBytes {
     pub buffers: usize,
     /// Keys and values: as much as sequences need, if there is room.
     pub kv_cache: usize,
-    /// The driver's own.
+    /// The driver's own, and what libraries hold besides.
     pub driver: usize,
 }
 
@@ -76,7 +73,7 @@ pub struct MemoryPlan {
     pub score: Option<PhaseBytes>,
     /// Sampling.
     pub generate: PhaseBytes,
-    /// Host memory of a rank for states that are off the device.
+    /// Host memory of a rank for states that are off the device, and for a checkpoint on its way.
     pub host: usize,
     /// Of the cache's bytes those without which not one sequence can be sampled.
     pub least_kv_cache: usize,
@@ -173,7 +170,7 @@ impl Planner {
         // Offloaded weights take what was gathered with them.
         let its_while_away = its.filter(|_| !is_away(State::Params));
 
-        let driver = if self.on_host { 0 } else { DRIVER_BYTES };
+        let driver = if self.on_host { 0 } else { driver_bytes(self.ranks.world_size) };
         let mut train = PhaseBytes { driver, activations: self.training(policy), ..PhaseBytes::default() };
         train.add(&own);
         its_while_away.iter().for_each(|its| train.add(its));
@@ -190,7 +187,7 @@ impl Planner {
         let (generate, least_kv_cache) =
             self.generating(policy, &own, its_while_away.as_ref(), busiest, driver);
 
-        let mut host = own.host;
+        let mut host = own.host + own.saved + its.map_or(0, |its| its.host);
         host += if offloaded(policy).contains(&State::Optimizer) { own.optimizer } else { 0 };
         host += its.filter(|_| is_away(State::Params)).map_or(0, |its| its.weights);
         MemoryPlan { train, score, generate, host, least_kv_cache }

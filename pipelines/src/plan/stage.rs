@@ -30,8 +30,10 @@ pub enum Unsettled {
     NoMemory,
     /// Not even the smallest stage fits.
     TooLarge {
-        /// What it comes to.
-        plan: MemoryPlan,
+        /// The phase in which it takes most.
+        phase: &'static str,
+        /// How much that is.
+        needs: usize,
         /// What there is.
         memory_bytes: usize,
         /// What to write for it to fit, if something does.
@@ -80,7 +82,8 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
     let recompute = [Recompute::Selective, Recompute::Full].into_iter().find(|&recompute| {
         plan_of(&StrategyConfig { recompute, ..policy.clone() }, own, its).fits(memory_bytes)
     });
-    Err(Unsettled::TooLarge { plan, memory_bytes, recompute })
+    let (phase, needs) = plan.peak();
+    Err(Unsettled::TooLarge { phase, needs, memory_bytes, recompute })
 }
 
 impl Settled {
