@@ -1,6 +1,7 @@
 """Draws the evaluations of runs as an SVG: a panel a measure, a line a run.
 
     python3 docs/curves.py docs/images/sort.svg runs/sort_seed{0,1,2} --control runs/random_seed{0,1,2}
+    python3 docs/curves.py docs/images/ppo.svg --named PPO runs/ppo_seed{0,1,2} --named GRPO runs/grpo_seed{0,1,2}
 
 Reads each run folder's metrics.jsonl; needs nothing but Python.
 """
@@ -63,9 +64,12 @@ def legend(entries):
     return parts
 
 
-def draw(runs, controls):
-    lines = [(evaluations(run), COLORS[index % len(COLORS)], "none") for index, run in enumerate(runs)]
-    entries = [(f"seed {index}", color, dash) for index, (_, color, dash) in enumerate(lines)]
+def draw(groups, controls):
+    """Groups of runs, each with a name and a color."""
+    lines, entries = [], []
+    for (name, runs), color in zip(groups, COLORS):
+        lines += [(evaluations(run), color, "none") for run in runs]
+        entries.append((name, color, "none"))
     for control in controls:
         lines.append((evaluations(control), CONTROL_COLOR, "4 3"))
     if controls:
@@ -83,10 +87,15 @@ def draw(runs, controls):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", type=Path)
-    parser.add_argument("runs", type=Path, nargs="+", help="run folders of seeds 0, 1, ...")
+    parser.add_argument("runs", type=Path, nargs="*", help="run folders of seeds 0, 1, ...")
+    parser.add_argument("--named", nargs="+", action="append", default=[], help="a name, and run folders in one color")
     parser.add_argument("--control", type=Path, nargs="*", default=[], help="run folders drawn in grey")
     args = parser.parse_args()
-    args.image.write_text(draw(args.runs, args.control))
+    groups = [(f"seed {index}", [run]) for index, run in enumerate(args.runs)]
+    groups += [(name, [Path(run) for run in runs]) for name, *runs in args.named]
+    if not 0 < len(groups) <= len(COLORS):
+        parser.error(f"give one to {len(COLORS)} runs or names")
+    args.image.write_text(draw(groups, args.control))
 
 
 if __name__ == "__main__":

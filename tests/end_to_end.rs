@@ -3,6 +3,7 @@
 //! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
 
 mod commands;
+mod critic;
 mod diffusion;
 mod failures;
 mod inference;
@@ -212,12 +213,23 @@ fn checkpoints(run: &Path) -> Vec<String> {
     names
 }
 
-/// The name of a run's last checkpoint, and its files' names and bytes.
+/// The name of a run's last checkpoint, and its files' names and bytes; those of another model than the policy lie in
+/// a folder of their own.
 fn last_checkpoint(run: &Path) -> (String, BTreeMap<String, Vec<u8>>) {
     let name = checkpoints(run).pop().expect("a checkpoint");
-    let entries = fs::read_dir(run.join("checkpoints").join(&name)).unwrap().map(Result::unwrap);
-    let files = entries.map(|it| (it.file_name().into_string().unwrap(), fs::read(it.path()).unwrap()));
-    (name, files.collect())
+    let mut files = BTreeMap::new();
+    read_files(&run.join("checkpoints").join(&name), "", &mut files);
+    (name, files)
+}
+
+fn read_files(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let name = format!("{prefix}{}", entry.file_name().into_string().unwrap());
+        match entry.file_type().unwrap().is_dir() {
+            true => read_files(&entry.path(), &format!("{name}/"), files),
+            false => drop(files.insert(name, fs::read(entry.path()).unwrap())),
+        }
+    }
 }
 
 /// Asserts that two runs left the same, but for what the clock decides and for the names of their folders.

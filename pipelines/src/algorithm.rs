@@ -3,8 +3,12 @@
 //! A *group* is the completions of one prompt; groups lie one after another.
 
 mod advantages;
+mod gae;
+mod normalize;
 
-pub use advantages::{Moments, returns, sample_advantages};
+pub use advantages::{Earned, Moments, returns, sample_advantages};
+pub use gae::gae;
+pub use normalize::normalize;
 
 /// How many groups of a step teach something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

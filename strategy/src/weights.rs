@@ -152,14 +152,46 @@ impl<M: Model> Zero<M> {
         other.needs(call, &states)?;
         for index in 0..self.units.len() {
             let mixed = mix(self.own_weights(index)?, other.own_weights(index)?)?;
-            let unit = &self.units[index];
-            let whole = Buffer::zeros(&self.compute, unit.layout.len, DType::F32)?;
-            let mine = whole.slice(unit.layout.shard(self.group.rank()));
-            flat(&mine)?.f_copy_(&mixed)?;
-            self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
-            self.set_unit(index, &flat(&whole)?)?;
+            let whole = self.gather_shards(index, &mixed)?;
+            self.set_unit(index, &whole)?;
         }
         Ok(())
+    }
+
+    /// Takes over those weights of `other`, a strategy of a model with the same units, that this model has as well, by
+    /// their names and shapes: a decoder's blocks under another head.
+    pub fn copy_shared_weights_from<N: Model>(&mut self, other: &mut Zero<N>) -> Result<()> {
+        let (call, states) = ("copy_shared_weights_from", [State::Params, State::Optimizer]);
+        self.needs(call, &states)?;
+        other.needs(call, &states)?;
+        let (model, theirs) = (self.model.clone(), other.model.clone());
+        for (index, (unit, from)) in model.units().iter().zip(theirs.units()).enumerate() {
+            let (own, given) = (self.own_weights(index)?, other.own_weights(index)?);
+            let whole = self.gather_shards(index, &own)?;
+            let given = other.gather_shards(index, &given)?;
+            for (spec, range) in unit.params.iter().zip(&self.units[index].layout.params) {
+                let same =
+                    from.params.iter().position(|it| (&it.name, &it.shape) == (&spec.name, &spec.shape));
+                if let Some(param) = same {
+                    let (to, start) =
+                        (range.start as i64, other.units[index].layout.params[param].start as i64);
+                    let len = range.len() as i64;
+                    whole.f_narrow(0, to, len)?.f_copy_(&given.f_narrow(0, start, len)?)?;
+                }
+            }
+            self.set_unit(index, &whole)?;
+        }
+        Ok(())
+    }
+
+    /// A whole unit in fp32, of which each rank brings its shard.
+    fn gather_shards(&self, index: usize, own: &Tensor) -> Result<Tensor> {
+        let layout = &self.units[index].layout;
+        let whole = Buffer::zeros(&self.compute, layout.len, DType::F32)?;
+        let mine = whole.slice(layout.shard(self.group.rank()));
+        flat(&mine)?.f_copy_(own)?;
+        self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
+        flat(&whole)
     }
 
     /// Fills the weights from `source`, of which only what this rank keeps is read.

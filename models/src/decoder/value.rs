@@ -26,20 +26,34 @@ const NORM: usize = 0;
 const SCORE: usize = 1;
 
 impl ValueModel {
+    /// The name of the head's tensor.
+    pub const HEAD: &str = "score.weight";
+
     /// Lays out a model whose weights and batches will be on `device`. The head begins at 0, and so do all values.
     ///
     /// # Errors
     /// As [`Decoder::new`].
     pub fn new(config: DecoderConfig, device: Device) -> Result<ValueModel> {
         let decoder = Decoder::new(config, device)?;
-        let hidden = decoder.config().hidden_size;
-        let score = matrix_spec("score.weight".to_owned(), 1, hidden, 0.0);
-        let params =
-            vec![norm_spec("model.norm.weight".to_owned(), hidden), ParamSpec { init: Init::Zeros, ..score }];
-        let mut units = decoder.units().to_vec();
-        let head_unit = decoder.config().num_hidden_layers + 1;
-        units[head_unit] = Unit { name: "score".to_owned(), params, trainable: true };
+        let units = Self::units_of_config(decoder.config());
+        let head_unit = units.len() - 1;
         Ok(ValueModel { decoder, units, head_unit, units_of_head: [head_unit] })
+    }
+
+    /// The units of a model of this shape: those of the decoder, but for the last one.
+    pub(crate) fn units_of_config(config: &DecoderConfig) -> Vec<Unit> {
+        let score = matrix_spec(Self::HEAD.to_owned(), 1, config.hidden_size, 0.0);
+        let norm = norm_spec("model.norm.weight".to_owned(), config.hidden_size);
+        let params = vec![norm, ParamSpec { init: Init::Zeros, ..score }];
+        let mut units = super::units(config);
+        units[config.num_hidden_layers + 1] = Unit { name: "score".to_owned(), params, trainable: true };
+        units
+    }
+
+    /// As [`Decoder::deterministic`].
+    #[must_use]
+    pub fn deterministic(self, deterministic: bool) -> ValueModel {
+        ValueModel { decoder: self.decoder.deterministic(deterministic), ..self }
     }
 
     /// The decoder below the head.

@@ -1,9 +1,24 @@
 //! From rewards to advantages. `docs/algorithms.md` has the sources, and where systems disagree.
 
+use serde::{Deserialize, Serialize};
+
 use super::{groups, is_constant};
 use crate::config::{Advantage, Scale};
 
-/// The advantage of each sample, from all samples' rewards and lengths in tokens; groups lie one after another.
+/// What the samples of a step earned; groups lie one after another.
+#[derive(Clone, Copy, Debug)]
+pub struct Earned<'a> {
+    /// The reward of each sample.
+    pub rewards: &'a [f64],
+    /// The tokens of each.
+    pub lengths: &'a [f64],
+    /// The reward of each group's greedy completion; empty but for `remax`, which alone reads it.
+    pub greedy: &'a [f64],
+    /// Samples of a group.
+    pub group_size: usize,
+}
+
+/// The advantage of each sample.
 ///
 /// With `mean` and `std` (unbiased) over a group of n rewards r, whose completions have lengths l:
 /// - `grpo`: (r - mean) / (std + eps) (Shao et al., 2024, section 4.1), with the standard deviation of all
@@ -11,29 +26,29 @@ use crate::config::{Advantage, Scale};
 /// - `rloo`: r less the mean of the group's others, which is (r - mean) n / (n - 1) (Ahmadian et al., 2024);
 /// - `opo`: r - sum(l r) / sum(l) (Hao et al., 2025);
 /// - `gpg`: (r - mean) B / (B - M), with M of the B samples in groups of equal rewards (Chu et al., 2025);
+/// - `remax`: r less that of the group's greedy completion (Li et al., 2024);
 /// - `reinforce`: r. Its discount is between tokens: see [`returns`].
 ///
-/// A group of equal rewards has advantages of exactly 0, so it moves nothing; but for `reinforce`.
+/// A group of equal rewards has advantages of exactly 0, so it moves nothing; but for `remax` and `reinforce`.
 ///
 /// # Panics
 ///
-/// If `group_size` does not divide the number of rewards, or rewards and lengths differ in number.
-pub fn sample_advantages(
-    advantage: &Advantage,
-    rewards: &[f64],
-    lengths: &[f64],
-    group_size: usize,
-) -> Vec<f64> {
+/// If the numbers of rewards, lengths and greedy rewards do not fit together, or for `gae`, whose advantages are those
+/// of tokens: see [`gae`](super::gae).
+pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
+    let Earned { rewards, lengths, greedy, group_size } = earned;
     assert_eq!(rewards.len(), lengths.len(), "a reward and a length for each sample");
     match advantage {
         Advantage::Grpo(grpo) => {
             let batch_std = match grpo.scale {
-                Scale::BatchStd => Some(std(rewards)),
+                Scale::BatchStd => Some(Moments::of(rewards).std()),
                 Scale::GroupStd | Scale::None => None,
             };
             centered(rewards, group_size, |group| match grpo.scale {
                 Scale::None => 1.0,
-                Scale::GroupStd | Scale::BatchStd => batch_std.unwrap_or_else(|| std(group)) + grpo.eps,
+                Scale::GroupStd | Scale::BatchStd => {
+                    batch_std.unwrap_or_else(|| Moments::of(group).std()) + grpo.eps
+                }
             })
         }
         Advantage::Rloo => {
@@ -46,7 +61,13 @@ pub fn sample_advantages(
             let mixed = groups(rewards, group_size).filter(|group| !is_constant(group)).count();
             centered(rewards, group_size, |_| mixed as f64 / all as f64)
         }
+        Advantage::Remax => {
+            assert_eq!(rewards.len(), greedy.len() * group_size, "a greedy reward for each group");
+            let of_groups = groups(rewards, group_size).zip(greedy);
+            of_groups.flat_map(|(group, greedy)| group.iter().map(move |reward| reward - greedy)).collect()
+        }
         Advantage::Reinforce(_) => rewards.to_vec(),
+        Advantage::Gae(_) => unreachable!("a critic's advantages are those of tokens"),
     }
 }
 
@@ -65,8 +86,8 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     returns
 }
 
-/// What whitening needs to know of all tokens, whoever holds them.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What is to be known of values to normalize them, whoever holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// The number of values.
     pub count: f64,
@@ -77,12 +98,33 @@ pub struct Moments {
 }
 
 impl Moments {
+    /// Those of `values`.
+    pub fn of(values: &[f64]) -> Self {
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count.max(1.0);
+        let squares = values.iter().map(|value| (value - mean).powi(2)).sum();
+        Self { count, mean, squares }
+    }
+
+    /// Those of these values and the `other` ones together (Chan et al., 1979).
+    pub fn joined(&self, other: &Self) -> Self {
+        let count = self.count + other.count;
+        let apart = other.mean - self.mean;
+        let share = other.count / count.max(1.0);
+        let squares = self.squares + other.squares + apart * apart * self.count * share;
+        Self { count, mean: self.mean + apart * share, squares }
+    }
+
+    /// The unbiased standard deviation; 0 of a single value.
+    pub fn std(&self) -> f64 {
+        (self.squares / (self.count - 1.0).max(1.0)).sqrt()
+    }
+
     /// Shifts and scales values to the mean 0 and the variance 1, the unbiased one, as verl and ROLL do. A single
     /// value becomes 0.
     pub fn whiten(&self, values: &mut [f64]) {
         const EPS: f64 = 1e-8;
-        let variance = self.squares / (self.count - 1.0).max(1.0);
-        let scale = 1.0 / (variance + EPS).sqrt();
+        let scale = 1.0 / (self.std().powi(2) + EPS).sqrt();
         values.iter_mut().for_each(|value| *value = (*value - self.mean) * scale);
     }
 }
@@ -118,13 +160,6 @@ fn less_weighted_mean(rewards: &[f64], weights: &[f64], group_size: usize) -> Ve
     advantages
 }
 
-/// The unbiased standard deviation, with n - 1 below.
-fn std(values: &[f64]) -> f64 {
-    let mean = values.iter().sum::<f64>() / values.len() as f64;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (values.len() - 1) as f64;
-    variance.sqrt()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::{check_near, golden, numbers};
@@ -132,6 +167,10 @@ mod tests {
     use crate::config::{GrpoConfig, ReinforceConfig};
 
     const GROUP_SIZE: usize = 3;
+
+    fn of(advantage: &Advantage, rewards: &[f64], lengths: &[f64], group_size: usize) -> Vec<f64> {
+        sample_advantages(advantage, Earned { rewards, lengths, greedy: &[], group_size })
+    }
 
     fn grpo(scale: Scale, eps: f64) -> Advantage {
         Advantage::Grpo(GrpoConfig { scale, eps })
@@ -149,7 +188,7 @@ mod tests {
             ("rloo", Advantage::Rloo),
             ("opo", Advantage::Opo),
         ] {
-            let found = sample_advantages(&advantage, &rewards, &lengths, GROUP_SIZE);
+            let found = of(&advantage, &rewards, &lengths, GROUP_SIZE);
             check_near(&found, &numbers(&golden[name]));
         }
     }
@@ -162,17 +201,14 @@ mod tests {
             ("reinforce_pp", Advantage::Reinforce(ReinforceConfig { gamma: 1.0 })),
             ("reinforce_pp_baseline", grpo(Scale::None, 1e-6)),
         ] {
-            let samples = sample_advantages(&advantage, &rewards, &lengths, GROUP_SIZE);
+            let samples = of(&advantage, &rewards, &lengths, GROUP_SIZE);
             // Whitening is over tokens: a long sample counts more.
             let mut tokens: Vec<f64> = samples
                 .iter()
                 .zip(&lengths)
                 .flat_map(|(&sample, &length)| std::iter::repeat_n(sample, length as usize))
                 .collect();
-            let count = tokens.len() as f64;
-            let mean = tokens.iter().sum::<f64>() / count;
-            let squares = tokens.iter().map(|token| (token - mean).powi(2)).sum();
-            Moments { count, mean, squares }.whiten(&mut tokens);
+            Moments::of(&tokens).whiten(&mut tokens);
             check_near(&tokens, &numbers(&golden[name]));
         }
     }
@@ -185,9 +221,18 @@ mod tests {
     }
 
     #[test]
+    fn remax_is_less_the_greedy_completions_reward() {
+        let rewards = [1.0, 0.0, 0.5, 0.5, 0.25, 0.25];
+        let earned =
+            Earned { rewards: &rewards, lengths: &[1.0; 6], greedy: &[1.0, 0.0, 0.25], group_size: 2 };
+        let found = sample_advantages(&Advantage::Remax, earned);
+        check_near(&found, &[0.0, -1.0, 0.5, 0.5, 0.0, 0.0]);
+    }
+
+    #[test]
     fn gpg_makes_up_for_groups_without_a_gradient() {
         let rewards = [1.0, 0.0, 0.5, 0.5, 0.0, 0.0, 1.0, 1.0];
-        let found = sample_advantages(&Advantage::Gpg, &rewards, &[1.0; 8], 2);
+        let found = of(&Advantage::Gpg, &rewards, &[1.0; 8], 2);
         check_near(&found, &[2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     }
 
@@ -203,7 +248,7 @@ mod tests {
                 Advantage::Opo,
                 Advantage::Gpg,
             ] {
-                let found = sample_advantages(&advantage, &[reward; 3], &[1.0, 7.0, 3.0], 3);
+                let found = of(&advantage, &[reward; 3], &[1.0, 7.0, 3.0], 3);
                 assert_eq!(found, [0.0; 3], "{advantage:?}");
             }
         }

@@ -4,11 +4,15 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::schema::OptimizerConfig;
+
 /// Advantages and the policy loss.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlgorithmConfig {
-    /// Rewards are clamped to minus and plus this, before anything else; above 0. Default: not.
+    /// What rewards are shifted and scaled by, before anything else. Default: not.
+    pub reward_norm: RewardNormConfig,
+    /// Rewards are clamped to minus and plus this, after `reward_norm`; above 0. Default: not.
     pub reward_clip: Option<f64>,
     /// How a reward becomes an advantage. Default `grpo`.
     pub advantage: Advantage,
@@ -33,6 +37,31 @@ pub struct AlgorithmConfig {
     pub rollout_correction: RolloutCorrection,
 }
 
+/// What rewards are shifted and scaled by: (reward - mean) / (std + 1e-6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardNormConfig {
+    /// Whose mean is taken off. Default `none`.
+    pub mean: Over,
+    /// Whose standard deviation, the unbiased one, rewards are divided by. Default `none`.
+    pub std: Over,
+}
+
+/// The rewards that a statistic is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Over {
+    /// None: nothing is done.
+    #[default]
+    None,
+    /// Those of the prompt's completions.
+    Group,
+    /// Those of the step.
+    Batch,
+    /// Those of all steps so far, this one included.
+    Running,
+}
+
 /// How a reward becomes an advantage.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -47,6 +76,11 @@ pub enum Advantage {
     Gpg,
     /// The return from each token on, without a baseline; groups may be of 1.
     Reinforce(ReinforceConfig),
+    /// Less the reward of the prompt's greedy completion, which is sampled and scored beside the group; groups may be
+    /// of 1.
+    Remax,
+    /// Generalized advantage estimates from a critic's values, a token each: PPO. It needs `critic`; groups may be of 1.
+    Gae(GaeConfig),
 }
 
 impl Default for Advantage {
@@ -96,6 +130,39 @@ impl Default for ReinforceConfig {
     fn default() -> Self {
         Self { gamma: 1.0 }
     }
+}
+
+/// The constants of generalized advantage estimation.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GaeConfig {
+    /// Weight of a reward one token later; above 0, at most 1. Default 1.
+    pub gamma: f64,
+    /// How far an estimate looks beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
+    pub lambda: f64,
+}
+
+impl Default for GaeConfig {
+    fn default() -> Self {
+        Self { gamma: 1.0, lambda: 0.95 }
+    }
+}
+
+/// The policy's model under a head that gives a value for each token, in place of a distribution. It begins with the
+/// policy's weights before the first RL step and a head of 0, and is trained on a step's completions in as many epochs
+/// and mini-batches, its loss aggregated as the policy's is.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CriticConfig {
+    /// A value moves by at most this from where it was before the step, as far as its loss is concerned; above 0.
+    /// Default: as far as it likes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_clip: Option<f64>,
+    /// First RL steps in which only the critic is trained. Default 0.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// Its optimizer; its schedule counts RL steps.
+    pub optimizer: OptimizerConfig,
 }
 
 /// The loss of a token. A ratio is the token's new probability over its old one.

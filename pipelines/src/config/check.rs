@@ -3,7 +3,6 @@
 use anyroll_models::LoraTarget;
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
 
-use super::algorithm::*;
 use super::error::{Problem, list};
 use super::model::{FolderConfig, LoraConfig};
 use super::reward::{RewardConfig, RewardTerm};
@@ -34,13 +33,16 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         }
         (PipelineConfig::Rlvr(rlvr), _) => {
             check.rlvr(rlvr)?;
+            if rlvr.critic.is_some() {
+                check.stages_are_said(config, "`auto` does not plan a critic's memory")?;
+            }
             let dataset = check.data(rlvr)?;
             check.data_and_model(config, rlvr, folder.as_ref(), &dataset)?;
             Ok(Some(dataset))
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
             check.diffusion(diffusion)?;
-            check.stages_are_said(config)?;
+            check.stages_are_said(config, "`auto` plans the memory of language models only")?;
             Ok(None)
         }
         (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_) | ModelConfig::Folder(_)) => {
@@ -165,19 +167,20 @@ impl Check<'_> {
         self.strategy("roles.policy.strategy", policy)?;
         self.params_stay("strategy", &top.offload)?;
         self.params_stay("roles.policy.strategy", &policy.offload)?;
-        self.strategy("roles.reference.strategy", &config.roles.reference.strategy)
+        self.strategy("roles.reference.strategy", &config.roles.reference.strategy)?;
+        self.strategy("roles.critic.strategy", &config.roles.critic.strategy)
     }
 
-    /// The memory of a model of images is not planned.
-    fn stages_are_said(&self, config: &Config) -> Result<(), Problem> {
-        let RolesConfig { policy, reference } = &config.roles;
+    /// The memory of a model of images is not planned, nor is a critic's.
+    fn stages_are_said(&self, config: &Config, message: &str) -> Result<(), Problem> {
+        let RolesConfig { policy, reference, critic } = &config.roles;
         for (path, stage) in [
             ("strategy", Some(config.strategy.zero_stage)),
             ("roles.policy.strategy", policy.strategy.zero_stage),
             ("roles.reference.strategy", reference.strategy.zero_stage),
+            ("roles.critic.strategy", critic.strategy.zero_stage),
         ] {
             let holds = stage != Some(ZeroStage::Auto);
-            let message = "`auto` plans the memory of language models only";
             self.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3")?;
         }
         Ok(())
@@ -228,10 +231,10 @@ impl Check<'_> {
         self.positive(&field("prompts_per_step"), rlvr.prompts_per_step)?;
         self.positive(&field("group_size"), rlvr.group_size)?;
         self.ensure(
-            rlvr.group_size >= 2 || matches!(rlvr.algorithm.advantage, Advantage::Reinforce(_)),
+            rlvr.group_size >= 2 || !rlvr.algorithm.advantage.needs_groups(),
             &field("group_size"),
             format!("a group of {} has no mean to differ from", rlvr.group_size),
-            "write 2 or above, or `advantage: reinforce`, which has no groups",
+            "write 2 or above, or an advantage without groups: `reinforce`, `remax` or `gae`",
         )?;
         self.positive(&field("mini_batches"), rlvr.mini_batches)?;
         self.positive(&field("epochs"), rlvr.epochs)?;
@@ -248,8 +251,9 @@ impl Check<'_> {
         self.positive(&field("scoring.workers"), rlvr.scoring.workers)?;
         self.selection(&rlvr.selection)?;
         self.rollout(&rlvr.rollout)?;
-        self.algorithm(&rlvr.algorithm)?;
+        self.algorithm(rlvr)?;
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
+        self.critic(rlvr)?;
         if let Some(warmup) = &rlvr.warmup {
             self.positive(&field("warmup.batch_size"), warmup.batch_size)?;
             if let Some(size) = warmup.micro_batch_size {
@@ -294,123 +298,6 @@ impl Check<'_> {
         self.ensure(!rollout.stop.contains(&String::new()), &field("stop"), "a text is empty", help)?;
         self.positive(&field("max_new_tokens"), rollout.max_new_tokens)?;
         self.positive(&field("batch_size"), rollout.batch_size)
-    }
-
-    fn algorithm(&self, algorithm: &AlgorithmConfig) -> Result<(), Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
-        let AlgorithmConfig { kl_coef, entropy_coef, .. } = *algorithm;
-        for (name, clip) in
-            [("reward_clip", algorithm.reward_clip), ("advantage_clip", algorithm.advantage_clip)]
-        {
-            self.number(&field(name), clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0")?;
-        }
-        match algorithm.advantage {
-            Advantage::Grpo(GrpoConfig { eps, .. }) => {
-                self.number(&field("advantage.grpo.eps"), eps, eps > 0.0, "above 0")?;
-            }
-            Advantage::Reinforce(ReinforceConfig { gamma }) => {
-                let holds = gamma > 0.0 && gamma <= 1.0;
-                self.number(&field("advantage.reinforce.gamma"), gamma, holds, "above 0, at most 1")?;
-            }
-            Advantage::Rloo | Advantage::Opo | Advantage::Gpg => {}
-        }
-        if let Aggregation::SeqMeanTokenSumNorm(norm) = algorithm.aggregation {
-            self.positive(&field("aggregation.seq_mean_token_sum_norm.length"), norm.length)?;
-        }
-        self.number(&field("kl_coef"), kl_coef, kl_coef >= 0.0, "0 or above")?;
-        self.number(&field("entropy_coef"), entropy_coef, entropy_coef >= 0.0, "0 or above")?;
-        self.policy_loss(&algorithm.loss)?;
-        self.rollout_correction(&algorithm.rollout_correction)?;
-        self.algorithm_as_a_whole(algorithm)
-    }
-
-    fn policy_loss(&self, loss: &PolicyLoss) -> Result<(), Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.algorithm.loss.{name}");
-        let clips = |name: &str, low: f64, high: f64| {
-            let low_field = field(&format!("{name}.clip_low"));
-            self.number(&low_field, low, low > 0.0 && low < 1.0, "above 0 and below 1")?;
-            self.number(&field(&format!("{name}.clip_high")), high, high > 0.0, "above 0")
-        };
-        match *loss {
-            PolicyLoss::Clipped(ClippedConfig { clip_low, clip_high, dual_clip }) => {
-                clips("clipped", clip_low, clip_high)?;
-                let bound = dual_clip.unwrap_or(f64::MAX);
-                let range = "above 1 + `clip_high`, or leave it out";
-                self.number(&field("clipped.dual_clip"), bound, bound > 1.0 + clip_high, range)
-            }
-            PolicyLoss::Gspo(GspoConfig { clip_low, clip_high }) => clips("gspo", clip_low, clip_high),
-            PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio }) => {
-                self.number(&field("cispo.min_ratio"), min_ratio, min_ratio >= 0.0, "0 or above")?;
-                self.number(
-                    &field("cispo.max_ratio"),
-                    max_ratio,
-                    max_ratio > min_ratio,
-                    "above `min_ratio`; both are ratios, so that 0.8 and 1.28 are 0.2 below and 0.28 above",
-                )
-            }
-            PolicyLoss::Reinforce => Ok(()),
-            PolicyLoss::Sapo(SapoConfig { tau_positive, tau_negative }) => {
-                self.number(&field("sapo.tau_positive"), tau_positive, tau_positive > 0.0, "above 0")?;
-                self.number(&field("sapo.tau_negative"), tau_negative, tau_negative > 0.0, "above 0")
-            }
-            PolicyLoss::Topr(ToprConfig { positive_weight: positive, negative_weight: negative }) => {
-                self.number(&field("topr.positive_weight"), positive, positive >= 0.0, "0 or above")?;
-                self.number(&field("topr.negative_weight"), negative, negative >= 0.0, "0 or above")
-            }
-        }
-    }
-
-    fn rollout_correction(&self, correction: &RolloutCorrection) -> Result<(), Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.algorithm.rollout_correction.{name}");
-        match *correction {
-            RolloutCorrection::None => Ok(()),
-            RolloutCorrection::Truncate(TruncateConfig { max, .. }) => {
-                self.number(&field("truncate.max"), max, max > 0.0, "above 0")
-            }
-            RolloutCorrection::Mask(MaskConfig { min, max, .. }) => {
-                self.number(&field("mask.min"), min, min >= 0.0, "0 or above")?;
-                self.number(&field("mask.max"), max, max > min, "above `min`")
-            }
-        }
-    }
-
-    /// What each field allows, and together comes to nothing or to something else than it says.
-    fn algorithm_as_a_whole(&self, algorithm: &AlgorithmConfig) -> Result<(), Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
-        self.ensure(
-            algorithm.rollout_correction == RolloutCorrection::None
-                || algorithm.old_logprobs == OldLogprobs::Recompute,
-            &field("rollout_correction"),
-            "all its weights are 1, since the old log-probs are those of the rollout",
-            "write `old_logprobs: recompute` beside it",
-        )?;
-        let in_reward = match algorithm.kl_in {
-            KlTerm::Loss(_) => false,
-            KlTerm::Reward(KlRewardConfig { adaptive }) => {
-                if let Some(AdaptiveKlConfig { target, horizon }) = adaptive {
-                    let field = |name: &str| field(&format!("kl_in.reward.adaptive.{name}"));
-                    self.number(&field("target"), target, target > 0.0, "above 0")?;
-                    self.number(&field("horizon"), horizon, horizon > 0.0, "above 0")?;
-                }
-                self.ensure(
-                    algorithm.kl_coef > 0.0,
-                    &field("kl_coef"),
-                    "at 0 nothing is taken off the reward, and no controller moves it",
-                    "write a number above 0, such as 0.001, or leave `kl_in` out",
-                )?;
-                true
-            }
-        };
-        let varies = match algorithm.advantage {
-            Advantage::Reinforce(ReinforceConfig { gamma }) => gamma < 1.0 || in_reward,
-            _ => false,
-        };
-        self.ensure(
-            !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_))),
-            &field("loss"),
-            "`gspo` has one ratio a sequence, and these advantages differ from token to token",
-            "write `gamma: 1` and `kl_in: loss`, or an advantage of another kind",
-        )
     }
 
     pub(super) fn optimizer(

@@ -11,6 +11,7 @@
 
 mod algorithm;
 mod check;
+mod check_algorithm;
 mod check_diffusion;
 mod check_reward;
 mod de;

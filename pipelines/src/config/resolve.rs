@@ -52,6 +52,8 @@ pub struct Run {
     pub policy: Role,
     /// Where its frozen copy lives; `None` without a KL term.
     pub reference: Option<Role>,
+    /// Where the critic lives; `None` without one.
+    pub critic: Option<Role>,
     /// How a step's completions are shared.
     pub batches: Batches,
     /// The memory of a rank's device, where it is known; on a host an equal part of it.
@@ -106,8 +108,12 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
         false => None,
     };
     let local_ranks = policy.ordinals.len();
-    if let Some(reference) = &reference {
-        resolver.beside_policy(&policy, reference)?;
+    let has_critic = matches!(&config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.critic.is_some());
+    let critic = has_critic.then(|| resolver.role("roles.critic", &config.roles.critic)).transpose()?;
+    for (path, role) in [("roles.reference", &reference), ("roles.critic", &critic)] {
+        if let Some(role) = role {
+            resolver.beside_policy(&policy, path, role)?;
+        }
     }
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
@@ -115,7 +121,17 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
     let memory_bytes = resolver.memory(&policy);
     let config = resolver.filled(threads)?;
-    Ok(Run { config, world_size, threads, policy, reference, batches, memory_bytes, stage_reason: None })
+    Ok(Run {
+        config,
+        world_size,
+        threads,
+        policy,
+        reference,
+        critic,
+        batches,
+        memory_bytes,
+        stage_reason: None,
+    })
 }
 
 /// A path that holds from any folder: a run that resumes may be started from another one.
@@ -189,21 +205,21 @@ impl Resolver<'_> {
         Ok(Role { backend: facts.name.clone(), ordinals, strategy })
     }
 
-    /// The reference shares the policy's devices and its communicator; sizes and stage are its own.
-    fn beside_policy(&self, policy: &Role, reference: &Role) -> Result<(), Problem> {
-        let help = "leave it out: the reference scores where the policy trains";
+    /// Every role shares the policy's devices and its communicator; sizes and stage are its own.
+    fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
+        let help = "leave it out: it computes where the policy does";
         let refuse = |holds, field: &str, message: String| {
-            self.check.ensure(holds, &format!("roles.reference.{field}"), message, help)
+            self.check.ensure(holds, &format!("{path}.{field}"), message, help)
         };
-        let (ours, theirs) = (&reference.backend, &policy.backend);
+        let (ours, theirs) = (&role.backend, &policy.backend);
         refuse(ours == theirs, "backend", format!("it is `{ours}`, and the policy's is `{theirs}`"))?;
-        let same = reference.ordinals == policy.ordinals;
+        let same = role.ordinals == policy.ordinals;
         refuse(
             same,
             "devices",
-            format!("they are {:?}, and the policy's are {:?}", reference.ordinals, policy.ordinals),
+            format!("they are {:?}, and the policy's are {:?}", role.ordinals, policy.ordinals),
         )?;
-        let (ours, theirs) = (reference.strategy.collective_timeout_s, policy.strategy.collective_timeout_s);
+        let (ours, theirs) = (role.strategy.collective_timeout_s, policy.strategy.collective_timeout_s);
         let message = format!("it is {ours}, and the policy's, whose communicator it shares, is {theirs}");
         refuse(ours == theirs, "strategy.collective_timeout_s", message)
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::algorithm::AlgorithmConfig;
+use super::algorithm::{AlgorithmConfig, CriticConfig};
 use super::diffusion::{DiffusionConfig, DitConfig};
 use super::model::{FolderConfig, ModelFields};
 use super::reward::RewardConfig;
@@ -201,7 +201,8 @@ pub struct OffloadConfig {
     /// The optimizer's states, and with them the accumulated gradients, which are only let go. Default
     /// between_steps.
     pub optimizer: OptimizerOffload,
-    /// The weights; `between_steps` only of the reference, since the policy needs its own at all times. Default none.
+    /// The weights; `between_steps` only of the reference and the critic, since the policy needs its own at all times.
+    /// Default none.
     pub params: Offload,
 }
 
@@ -247,6 +248,9 @@ pub struct RolesConfig {
     /// The frozen copy that the KL term compares with; it exists only where `kl_coef` is above 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reference: RoleConfig,
+    /// The model that values what is written; it exists only with `advantage: gae`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub critic: RoleConfig,
 }
 
 /// What a role says otherwise than the top level; what it leaves out stays as there.
@@ -333,7 +337,7 @@ pub struct RlvrConfig {
     /// Prompts sampled in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
     /// Completions of each prompt; at least 2, since advantages are relative to the group's mean, unless they are
-    /// `reinforce`.
+    /// `reinforce`, `remax` or `gae`.
     pub group_size: usize,
     /// Optimizer updates that an epoch over a step's completions is cut into. Default 1.
     #[serde(default = "one")]
@@ -348,6 +352,9 @@ pub struct RlvrConfig {
     pub algorithm: AlgorithmConfig,
     /// The policy's optimizer; its schedule counts RL steps.
     pub optimizer: OptimizerConfig,
+    /// What learns the values that `advantage: gae` is made from. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critic: Option<CriticConfig>,
     /// When and on how many held-out prompts the policy is evaluated.
     #[serde(default)]
     pub evaluation: EvaluationConfig,

@@ -387,9 +387,46 @@ fn an_algorithm_is_read_with_its_constants() {
 
 #[test]
 fn only_an_advantage_without_groups_takes_groups_of_one() {
-    let sets = ["pipeline.rlvr.group_size=1", "pipeline.rlvr.algorithm.advantage=reinforce"];
-    assert!(read(SMALL, &sets).is_ok());
-    assert!(read(SMALL, &sets[..1]).is_err());
+    for advantage in ["reinforce", "remax"] {
+        let advantage = format!("pipeline.rlvr.algorithm.advantage={advantage}");
+        assert!(read(SMALL, &["pipeline.rlvr.group_size=1", &advantage]).is_ok());
+    }
+    assert!(read(SMALL, &["pipeline.rlvr.group_size=1"]).is_err());
+}
+
+#[test]
+fn a_critic_and_advantages_from_its_values_go_together() {
+    let gae = "pipeline.rlvr.algorithm={advantage: {gae: {lambda: 0.9}}}";
+    let critic = "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1}}}";
+    let run = resolve(&[gae, critic, "roles.critic.strategy.zero_stage=3"], &machine()).unwrap();
+    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
+    assert_eq!(rlvr.algorithm.advantage, Advantage::Gae(GaeConfig { gamma: 1.0, lambda: 0.9 }));
+    let found = rlvr.critic.as_ref().unwrap();
+    assert_eq!((found.value_clip, found.warmup_steps), (None, 0));
+    assert_eq!(run.critic.unwrap().strategy.zero_stage, ZeroStage::Stage(3));
+    assert_eq!((run.policy.strategy.zero_stage, run.reference), (ZeroStage::Stage(0), None));
+    let check = |sets: &[&str], field: &str, message: &str| {
+        let error = invalid(SMALL, sets);
+        assert!(error.field == field && error.message.contains(message), "{error}");
+    };
+    check(&[gae], "pipeline.rlvr.critic", "`advantage: gae` needs its values");
+    check(
+        &[gae, critic, "strategy.zero_stage=auto"],
+        "strategy.zero_stage",
+        "does not plan a critic's memory",
+    );
+    check(&[critic], "pipeline.rlvr.critic", "no advantage is made from its values");
+    let path = "pipeline.rlvr.critic";
+    check(&[gae, critic, "pipeline.rlvr.critic.value_clip=0"], &format!("{path}.value_clip"), "0.0 is out");
+    check(
+        &[gae, critic, "pipeline.rlvr.critic.warmup_steps=20"],
+        &format!("{path}.warmup_steps"),
+        "20 of 20",
+    );
+    let gae = "pipeline.rlvr.algorithm={advantage: {gae: {lambda: 2}}}";
+    check(&[gae, critic], "pipeline.rlvr.algorithm.advantage.gae.lambda", "2.0 is out of range");
+    let gspo = "pipeline.rlvr.algorithm={advantage: gae, loss: gspo}";
+    check(&[gspo, critic], "pipeline.rlvr.algorithm.loss", "these advantages differ from token to token");
 }
 
 #[test]

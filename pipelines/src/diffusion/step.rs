@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Result,
-    algorithm::{fill_missing, sample_advantages},
+    algorithm::{Earned, fill_missing, sample_advantages},
     config::{Advantage, GrpoConfig, MethodConfig, Scale},
     metrics::Metrics,
     train::{Exchange, StepOutcome, finish_steps, schedule},
@@ -105,16 +105,15 @@ impl Setup {
         const EPS: f64 = 1e-4;
         let kind = Advantage::Grpo(GrpoConfig { scale, eps: EPS });
         let lengths = vec![1.0; scored.rewards.len()];
-        let all = sample_advantages(&kind, &scored.rewards, &lengths, self.share.group_size);
+        let (rewards, group_size) = (&scored.rewards[..], self.share.group_size);
+        let all = sample_advantages(&kind, Earned { rewards, lengths: &lengths, greedy: &[], group_size });
         let own: Vec<f32> = numbers.iter().map(|&number| all[number].clamp(-clip, clip) as f32).collect();
         Ok(Tensor::f_from_slice(&own)?.f_to_device(self.device)?)
     }
 
     /// The micro-batches of a mini-batch, as ranges of this rank's samples.
     pub fn micro_batches(&self, mini_batch: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let own = self.share.own_range(mini_batch);
-        let size = self.micro_batch_size;
-        own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
+        self.share.micro_batches(mini_batch, self.micro_batch_size)
     }
 
     /// Samples of a mini-batch, over all ranks.

@@ -7,11 +7,12 @@ use anyroll_strategy::Weights;
 
 use super::{
     Setup,
-    rollout::{Purpose, Sample, Sampling, sample_seed},
+    rollout::{Asked, Purpose, Sample, Sampling, sample_seed},
     score::Scored,
 };
 use crate::{
     Result,
+    config::Advantage,
     data::{Draw, Record},
     metrics::Metrics,
     reward::Case,
@@ -84,16 +85,23 @@ impl Setup {
         };
         let seed = |sample| sample_seed(Purpose::Rollout, self.seed, number, sample);
         let own = self.share.samples_of(exchange.rank());
-        let asked: Vec<(&Record, u64)> =
-            own.map(|sample| (&records[sample / rlvr.group_size], seed(sample))).collect();
+        let one = |sample| Asked { record: &records[sample / rlvr.group_size], seed: seed(sample), how };
+        let mut asked: Vec<Asked> = own.map(one).collect();
+        let trained = asked.len();
+        if rlvr.algorithm.advantage == Advantage::Remax {
+            // Beside the others, since sampling takes as long as its longest completion. They are scored, and that is all.
+            let greedy = |prompt: usize| Asked { record: &records[prompt], seed: 0, how: Sampling::GREEDY };
+            asked.extend(self.share.prompts_of(exchange.rank()).map(greedy));
+        }
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
-        let ((samples, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
-            let samples = self.sample(weights, step, &asked, how, |index, sample| {
-                hand_over(index, self.case(asked[index].0, sample));
+        let ((mut samples, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
+            let samples = self.sample(weights, step, &asked, |index, sample| {
+                hand_over(index, self.case(asked[index].record, sample));
             })?;
             Ok::<_, crate::Error>((samples, started.elapsed()))
         })?;
         let rewarding = started.elapsed() - generating;
+        samples.truncate(trained);
         let scored = self.score(exchange, &samples, outcomes, number, stop)?;
         Ok(Batch { samples, scored, generating, rewarding })
     }
@@ -185,6 +193,7 @@ impl Setup {
             all.lengths.extend(&scored.lengths[samples.clone()]);
             all.finished.extend(&scored.finished[samples.clone()]);
             all.trained.extend(&scored.trained[samples]);
+            all.greedy.extend(scored.greedy.get(group));
         }
         for Batch { scored, .. } in batches {
             all.terms.merge(&scored.terms);

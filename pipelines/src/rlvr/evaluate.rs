@@ -7,7 +7,7 @@ use anyroll_strategy::{Weights, Zero};
 
 use super::{
     Decoder, Setup,
-    rollout::{Purpose, Sample, Sampling, sample_seed},
+    rollout::{Asked, Purpose, Sample, Sampling, sample_seed},
 };
 use crate::{
     Error, Result,
@@ -47,8 +47,9 @@ impl Setup {
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let asked: Vec<(&Record, u64)> = records.iter().map(|record| (record, 0)).collect();
-        let best = self.measure(&weights, exchange, step, &asked, Sampling::GREEDY)?;
+        let greedy = |record| Asked { record, seed: 0, how: Sampling::GREEDY };
+        let asked: Vec<Asked> = records.iter().map(greedy).collect();
+        let best = self.measure(&weights, exchange, step, &asked)?;
         let lines = self.lines(records, &best, step, phase);
 
         let mut asked = Vec::with_capacity(records.len() * samples);
@@ -56,9 +57,10 @@ impl Setup {
             // The same random numbers at every evaluation, so that a change is the policy's.
             let seed =
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
-            asked.extend((0..samples).map(|sample| (record, seed(sample))));
+            let free = |sample| Asked { record, seed: seed(sample), how: Sampling::FREE };
+            asked.extend((0..samples).map(free));
         }
-        let drawn = self.measure(&weights, exchange, step, &asked, Sampling::FREE)?;
+        let drawn = self.measure(&weights, exchange, step, &asked)?;
         let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
         let mut metrics = self.summary(exchange, records, &best, &drawn)?;
         if failed > 0.0 {
@@ -76,13 +78,12 @@ impl Setup {
         weights: &Weights,
         exchange: &Exchange,
         version: u64,
-        asked: &[(&Record, u64)],
-        how: Sampling,
+        asked: &[Asked],
     ) -> Result<Measured> {
         let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
         let (samples, outcomes) = self.reward.score_while(workers, |hand_over| {
-            self.sample(weights, version, asked, how, |index, sample| {
-                hand_over(index, self.case(asked[index].0, sample))
+            self.sample(weights, version, asked, |index, sample| {
+                hand_over(index, self.case(asked[index].record, sample))
             })
         })?;
         let values = outcomes.iter().map(|outcome| match outcome {

@@ -2,9 +2,10 @@
 //!
 //! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `collect` and `score`
 //! where its samples come from, `targets` what they are trained towards and `loss` by which gradient; `evaluate` is how
-//! it is measured, `warmup` what comes before it, `roles` who takes part.
+//! it is measured, `warmup` what comes before it, `roles` who takes part and `critic` one of them.
 
 mod collect;
+mod critic;
 mod evaluate;
 mod loss;
 mod pipeline;
@@ -15,6 +16,7 @@ mod step;
 mod targets;
 mod warmup;
 
+pub use critic::Critic;
 pub use pipeline::Rlvr;
 pub use roles::{Reference, Roles, Setup};
 

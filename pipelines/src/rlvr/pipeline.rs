@@ -5,9 +5,10 @@ use std::path::Path;
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
-use super::{Roles, Setup};
+use super::{Critic, Roles, Setup};
 use crate::{
     Result,
+    algorithm::Moments,
     config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Run, Scale},
     data::Dataset,
     samples::Phase,
@@ -30,6 +31,9 @@ pub struct Carried {
     /// The weight of the KL divergence off the reward, once a controller has moved it.
     #[serde(default)]
     pub kl_coef: Option<f64>,
+    /// The moments of all rewards so far, if rewards are normalized by them.
+    #[serde(default)]
+    pub rewards: Option<Moments>,
 }
 
 impl Rlvr {
@@ -41,7 +45,8 @@ impl Rlvr {
             _ => &setup.rlvr.optimizer,
         };
         let policy = setup.policy(&run, &place, optimizer)?;
-        Ok(Self { run, place, setup, roles: Roles { policy, reference: None } })
+        let critic = Critic::new(&run, &setup, &place)?;
+        Ok(Self { run, place, setup, roles: Roles { policy, reference: None, critic } })
     }
 }
 
@@ -76,8 +81,11 @@ impl Pipeline for Rlvr {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.rlvr.optimizer))?)
     }
 
-    /// The reference.
+    /// The reference; and the critic begins as the policy is, but for adapters, which it has none of.
     fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+        if let Some(critic) = self.roles.critic.as_mut().filter(|_| !kept && !self.setup.has_adapters) {
+            critic.begin_as(&mut self.roles.policy)?;
+        }
         let path = folder.join("reference");
         self.roles.reference = self.setup.reference(&self.run, &self.place, &mut self.roles.policy)?;
         match &mut self.roles.reference {
@@ -103,15 +111,17 @@ impl Pipeline for Rlvr {
     }
 
     fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
-        let policy = &mut self.roles.policy;
+        let Roles { policy, critic, .. } = &mut self.roles;
         policy.load_states(&self.setup.offloaded)?;
-        saver.start(policy, path, position)?;
+        saver.start_with(policy, path, position, |folder| {
+            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder))
+        })?;
         Ok(policy.start_offload(&self.setup.offloaded)?)
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {
         checkpoint::load(&mut self.roles.policy, path)?;
-        Ok(())
+        self.roles.critic.as_mut().map_or(Ok(()), |critic| critic.load(path))
     }
 }
 
@@ -126,6 +136,8 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         (Advantage::Rloo, _) => "RLOO",
         (Advantage::Opo, _) => "OPO",
         (Advantage::Gpg, _) => "GPG",
+        (Advantage::Remax, _) => "ReMax",
+        (Advantage::Gae(_), _) => "PPO",
     };
     let loss = match &algorithm.loss {
         PolicyLoss::Clipped(_) | PolicyLoss::Reinforce => return advantage.to_owned(),

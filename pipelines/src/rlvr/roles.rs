@@ -1,4 +1,4 @@
-//! Who takes part in a run: the policy, its frozen reference, and what they are made from.
+//! Who takes part in a run: the policy, its frozen reference, the critic, and what they are made from.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use anyroll_backends::Stream;
 use anyroll_models::init::WeightSource;
 use anyroll_strategy::{State, Zero};
 
-use super::Decoder;
+use super::{Critic, Decoder};
 use crate::{
     Error, Result,
     base_model::BaseModel,
@@ -55,6 +55,8 @@ pub struct Roles {
     pub policy: Zero<Decoder>,
     /// Its frozen copy from after the warm-up; `None` without a KL term.
     pub reference: Option<Reference>,
+    /// What values tokens; `None` unless advantages are made from values.
+    pub critic: Option<Critic>,
 }
 
 /// The frozen copy.

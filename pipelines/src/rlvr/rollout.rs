@@ -62,20 +62,29 @@ impl Sampling {
         Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
 }
 
+/// A completion that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Of this record's prompt.
+    pub record: &'a Record,
+    /// Its random numbers.
+    pub seed: u64,
+    /// How it is sampled.
+    pub how: Sampling,
+}
+
 impl Setup {
-    /// One completion a record, sampled with the seed beside it, `rollout.batch_size` of them at a time. Equal
-    /// records stand side by side. `version` is that of the weights. `done` is told of each sample, by its number, as
-    /// soon as it is there.
+    /// The completions that are asked for, `rollout.batch_size` of them at a time. Those of equal records stand side by
+    /// side. `version` is that of the weights. `done` is told of each sample, by its number, as soon as it is there.
     pub fn sample(
         &self,
         weights: &Weights,
         version: u64,
-        asked: &[(&Record, u64)],
-        how: Sampling,
+        asked: &[Asked],
         mut done: impl FnMut(usize, &Sample),
     ) -> Result<Vec<Sample>> {
         let prompts: Result<Vec<Vec<i64>>, _> =
-            asked.iter().map(|(record, _)| self.tokenizer.encode_prompt(record)).collect();
+            asked.iter().map(|asked| self.tokenizer.encode_prompt(asked.record)).collect();
         let prompts = prompts?;
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let rollout = &self.rlvr.rollout;
@@ -86,15 +95,13 @@ impl Setup {
         };
         // Its cache lives no longer than this: in training there is none.
         let mut engine = room.engine(&self.model, weights, version, &self.compute)?;
-        let params = Arc::new(self.params(how));
         let stop = stop_condition(&self.tokenizer, &rollout.stop);
-        let mut seeds = asked.iter().map(|(_, seed)| *seed);
-        for group in prompts.chunk_by(|a, b| a == b) {
-            let samples = seeds.by_ref().take(group.len());
-            let samples =
-                samples.map(|seed| generation::Sample { seed, begun: Completion::default() }).collect();
-            let prompt = group[0].clone();
-            engine.submit(Request { prompt, params: params.clone(), stop: stop.clone(), samples })?;
+        let wanted: Vec<(&Vec<i64>, &Asked)> = prompts.iter().zip(asked).collect();
+        for group in wanted.chunk_by(|(a, how_a), (b, how_b)| a == b && how_a.how == how_b.how) {
+            let sample = |seed| generation::Sample { seed, begun: Completion::default() };
+            let samples = group.iter().map(|(_, asked)| sample(asked.seed)).collect();
+            let (prompt, params) = (group[0].0.clone(), Arc::new(self.params(group[0].1.how)));
+            engine.submit(Request { prompt, params, stop: stop.clone(), samples })?;
         }
         let mut samples: Vec<Option<Sample>> = vec![None; prompts.len()];
         engine.run(|id, completion| {

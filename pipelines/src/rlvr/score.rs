@@ -10,7 +10,7 @@ use crate::{
     error_chain::one_line,
     metrics::Metrics,
     reward::{self, Outcome, Score},
-    train::Exchange,
+    train::{Exchange, Share},
 };
 
 /// What all ranks know of some groups, in the order of their prompts.
@@ -26,6 +26,8 @@ pub struct Scored {
     pub finished: Vec<f64>,
     /// Whether each is trained on.
     pub trained: Vec<bool>,
+    /// What each prompt's greedy completion earned; empty unless advantages are relative to that.
+    pub greedy: Vec<f64>,
     /// Whether some rank was asked to stop.
     pub stop: bool,
     /// Sums over the samples of what the reward's terms say, to become means.
@@ -110,7 +112,8 @@ impl TermSums {
 }
 
 impl Setup {
-    /// What the outcomes of this rank's `samples` and of the others' come to. `batch` numbers the draw of prompts.
+    /// What the outcomes of this rank's `samples` and of the others' come to. Behind those of the samples stand the
+    /// outcomes of its prompts' greedy completions, if there are any. `batch` numbers the draw of prompts.
     pub(super) fn score(
         &self,
         exchange: &Exchange,
@@ -122,19 +125,21 @@ impl Setup {
         let count = samples.len();
         let terms = self.reward.names().len();
         let mut own = TermSums::new(terms);
-        outcomes.iter().for_each(|outcome| own.add(outcome));
-        let of_score = |of: fn(&Score) -> f64| {
-            outcomes.iter().map(move |outcome| match outcome {
-                Outcome::Scored(score) => of(score),
-                Outcome::Failed { .. } => f64::NAN,
-            })
+        let (of_samples, of_greedy) = outcomes.split_at(count);
+        let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));
+        of_samples.iter().chain(greedy_failures).for_each(|outcome| own.add(outcome));
+        let value = |outcome: &Outcome, of: fn(&Score) -> f64| match outcome {
+            Outcome::Scored(score) => of(score),
+            Outcome::Failed { .. } => f64::NAN,
         };
-        let mut values: Vec<f64> = of_score(|score| score.total).collect();
-        values.extend(of_score(|score| score.measured));
+        let total = |outcome: &Outcome| value(outcome, |score| score.total);
+        let mut values: Vec<f64> = of_samples.iter().map(total).collect();
+        values.extend(of_samples.iter().map(|outcome| value(outcome, |score| score.measured)));
         values.extend(samples.iter().map(|sample| sample.completion_len() as f64));
         values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished))));
         values.push(f64::from(u8::from(stop)));
         own.lists().into_iter().for_each(|list| values.extend(list));
+        values.extend(of_greedy.iter().map(total));
         let gathered = exchange.gather(&values)?;
         let part = |index: usize| {
             let of_ranks: Vec<Vec<f64>> =
@@ -146,13 +151,19 @@ impl Setup {
         for (number, list) in sums.lists_mut().into_iter().enumerate() {
             *list = (0..terms).map(|term| sum(1 + number * terms + term)).collect();
         }
-        self.check_error_rates(&sums.failed, self.share.samples(), outcomes)?;
+        let greedy_start = 4 * count + 1 + 4 * terms;
+        let greedy: Vec<Vec<f64>> = gathered.iter().map(|values| values[greedy_start..].to_vec()).collect();
+        let of_prompts = Share { group_size: 1, ..self.share };
+        let greedy = if of_greedy.is_empty() { Vec::new() } else { of_prompts.ordered(&greedy) };
+        self.check_error_rates(&sums.failed, self.share.samples() + greedy.len(), outcomes)?;
         let (rewards, measured, lengths, finished) = (part(0), part(1), part(2), part(3));
-        let trained = rewards.iter().zip(&finished).map(|(reward, finished)| {
-            reward.is_finite() && (*finished > 0.0 || !self.rlvr.selection.leave_out_cut)
+        let trained = rewards.iter().zip(&finished).enumerate().map(|(sample, (reward, finished))| {
+            let compares = greedy.get(sample / self.rlvr.group_size).is_none_or(|greedy| greedy.is_finite());
+            reward.is_finite() && compares && (*finished > 0.0 || !self.rlvr.selection.leave_out_cut)
         });
         let mut scored = Scored {
             trained: trained.collect(),
+            greedy: fill(&greedy, 1),
             rewards: fill(&rewards, self.rlvr.group_size),
             measured: fill(&measured, self.rlvr.group_size),
             lengths,

@@ -1,6 +1,6 @@
 //! One RL step: sample, score, prepare, update.
 
-use std::{ops::Range, time::Instant};
+use std::time::Instant;
 
 use anyroll_strategy::{StepStats, Zero};
 
@@ -11,6 +11,7 @@ use super::{
     pipeline::Carried,
     rollout::Sample,
     score::Scored,
+    targets::Prepared,
 };
 use crate::{
     Result,
@@ -31,7 +32,6 @@ impl Setup {
         stop: bool,
     ) -> Result<StepOutcome> {
         let rlvr = &self.rlvr;
-        let kl_coef = carried.kl_coef.unwrap_or(rlvr.algorithm.kl_coef);
         let started = Instant::now();
         roles.policy.offload_states(&self.offloaded)?;
         if let Some(reference) = &mut roles.reference {
@@ -43,11 +43,9 @@ impl Setup {
         let collected = self.collect(&weights, exchange, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
         drop(weights);
-        roles.policy.load_states(&self.offloaded)?; // behind all that comes before the first step
         let rewarded = Instant::now();
 
-        let prepared = self.prepare(roles, exchange, samples, scored, kl_coef)?;
-        let update = self.update(&mut roles.policy, exchange, samples, &prepared.targets, scored, step)?;
+        let (prepared, update) = self.train(roles, exchange, samples, scored, (step, carried))?;
         let trained = Instant::now();
 
         let mut metrics = self.sample_metrics(scored);
@@ -64,12 +62,40 @@ impl Setup {
         metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
         metrics.insert("time/step_s", step_s);
+        carried.rewards = prepared.rewards;
         carried.kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, scored);
         carried.batches += collected.batches;
         Ok(StepOutcome { metrics, stop: scored.stop })
     }
 
-    /// Trains on the samples: `epochs` times over all mini-batches, an optimizer step each.
+    /// Prepares the samples and trains on them: first the critic, if there is one, then the policy, so that the states of
+    /// one of them are on the device at a time.
+    fn train(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        samples: &[Sample],
+        scored: &Scored,
+        (step, carried): (u64, &Carried),
+    ) -> Result<(Prepared, Metrics)> {
+        if roles.critic.is_none() {
+            roles.policy.load_states(&self.offloaded)?; // behind all that comes before the first step
+        }
+        let prepared = self.prepare(roles, exchange, samples, scored, carried)?;
+        let mut metrics = Metrics::new();
+        if let (Some(critic), Some(values)) = (&mut roles.critic, &prepared.values) {
+            metrics.merge(self.update_critic(critic, exchange, samples, &values.targets, scored, step)?);
+            if critic.learns_alone(step) {
+                return Ok((prepared, metrics));
+            }
+            roles.policy.load_states(&self.offloaded)?;
+        }
+        let policy = &mut roles.policy;
+        metrics.merge(self.update(policy, exchange, samples, &prepared.targets, scored, step)?);
+        Ok((prepared, metrics))
+    }
+
+    /// Trains the policy: `epochs` times over all mini-batches, an optimizer step each.
     fn update(
         &self,
         policy: &mut Zero<Decoder>,
@@ -89,7 +115,7 @@ impl Setup {
             for mini_batch in 0..self.share.mini_batches {
                 let count =
                     count(rlvr.algorithm.aggregation, &scored.trained_lengths(self.share.range(mini_batch)));
-                for part in self.micro_batches(mini_batch) {
+                for part in self.share.micro_batches(mini_batch, self.micro_batch_size) {
                     let targets = targets.part(part.clone())?;
                     policy.accumulate(&self.pack(&samples[part])?, |scores| {
                         if epoch == 0 && mini_batch == 0 {
@@ -111,13 +137,6 @@ impl Setup {
         metrics.merge(stepped);
         metrics.insert("learning_rate", learning_rate);
         Ok(metrics)
-    }
-
-    /// The micro-batches of a mini-batch, as ranges of this rank's samples.
-    fn micro_batches(&self, mini_batch: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let own = self.share.own_range(mini_batch);
-        let size = self.micro_batch_size;
-        own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
     }
 
     /// The losses, means over the tokens that were trained on, and how far the engines are apart; over all ranks.
@@ -158,7 +177,7 @@ impl Setup {
 
     /// What the samples show by themselves.
     fn sample_metrics(&self, scored: &Scored) -> Metrics {
-        let Scored { rewards, measured, lengths, finished, trained, .. } = scored;
+        let Scored { rewards, measured, lengths, finished, trained, greedy, .. } = scored;
         let groups = count_groups(measured, self.rlvr.group_size);
         let group_total = self.rlvr.prompts_per_step as f64;
         let mut metrics = Metrics::new();
@@ -177,6 +196,9 @@ impl Setup {
             ("selection/left_out", trained.iter().filter(|it| !**it).count() as f64 / trained.len() as f64),
         ] {
             metrics.insert(name, value);
+        }
+        if !greedy.is_empty() {
+            metrics.insert("reward/greedy", mean(greedy));
         }
         metrics
     }

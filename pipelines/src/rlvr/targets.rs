@@ -6,14 +6,16 @@ use tch::Tensor;
 
 use super::{
     Decoder, Reference, Roles, Setup,
-    loss::{Correction, CorrectionStats, Targets, token_weights},
+    critic::Valued,
+    loss::{Correction, CorrectionStats, Targets, ValueTargets, token_weights},
+    pipeline::Carried,
     rollout::Sample,
     score::Scored,
 };
 use crate::{
     Result,
-    algorithm::{Moments, returns, sample_advantages},
-    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs},
+    algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages},
+    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig},
     metrics::Metrics,
     train::Exchange,
 };
@@ -22,6 +24,10 @@ use crate::{
 pub struct Prepared {
     /// Of all of the rank's tokens.
     pub targets: Targets,
+    /// Of the critic, of the same tokens.
+    pub values: Option<Valued>,
+    /// Of all rewards so far, if they are normalized by those.
+    pub rewards: Option<Moments>,
     correction: Option<CorrectionStats>,
     kl: Option<KlOfSamples>,
 }
@@ -37,45 +43,42 @@ struct KlOfSamples {
 }
 
 impl Setup {
-    /// Prepares this rank's samples. `kl_coef` weighs the KL divergence if it goes off the reward.
+    /// Prepares this rank's samples, with what the steps before left.
     pub fn prepare(
         &self,
         roles: &mut Roles,
         exchange: &Exchange,
         samples: &[Sample],
         scored: &Scored,
-        kl_coef: f64,
+        carried: &Carried,
     ) -> Result<Prepared> {
         let algorithm = &self.rlvr.algorithm;
+        let kl_coef = carried.kl_coef.unwrap_or(algorithm.kl_coef);
+        let (rewards, running) = self.shaped_rewards(scored, carried.rewards);
         let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
         let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
         let rollout_logprobs = self.to_device(&sampled)?;
-        let pack = |samples: &[Sample]| self.pack(samples);
         let old_logprobs = match algorithm.old_logprobs {
             OldLogprobs::Rollout => rollout_logprobs.shallow_clone(),
-            OldLogprobs::Recompute => logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?,
-        };
-        let reference = match &mut roles.reference {
-            Some(Reference { model, micro_batch_size, offloaded }) => {
-                model.load_states(offloaded)?;
-                let logprobs = logprobs(model, *micro_batch_size, samples, pack)?;
-                model.offload_states(offloaded)?;
-                Some(logprobs)
+            OldLogprobs::Recompute => {
+                let pack = |samples: &[Sample]| self.pack(samples);
+                logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?
             }
-            None if self.has_adapters && algorithm.kl_coef > 0.0 => {
-                let pack = |samples: &[Sample]| Ok(self.pack(samples)?.without_adapters());
-                Some(logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?)
-            }
-            None => None,
         };
-        let (kl, ref_logprobs) = match (reference, algorithm.kl_in) {
+        let (kl, ref_logprobs) = match (self.reference_logprobs(roles, samples)?, algorithm.kl_in) {
             (Some(reference), KlTerm::Reward(_)) => {
                 let of_tokens = old_logprobs.f_sub(&reference)?;
                 (Some(self.kl_of_samples(exchange, &of_tokens, &lengths, kl_coef)?), None)
             }
             (reference, _) => (None, reference),
         };
-        let advantages = self.advantages(exchange, scored, &lengths, kl.as_ref())?;
+        let values = match &mut roles.critic {
+            Some(critic) => Some(self.values(critic, samples)?),
+            None => None,
+        };
+        let on_host = values.as_ref().map(to_host).transpose()?;
+        let advantages =
+            self.advantages(exchange, scored, rewards, &lengths, (kl.as_ref(), on_host.as_deref()))?;
         let correction =
             Correction::new(&algorithm.rollout_correction, &old_logprobs, &rollout_logprobs, &lengths)?;
         let mut weights_of_tokens = token_weights(algorithm.aggregation, &lengths);
@@ -86,16 +89,47 @@ impl Setup {
             .filter(|(_, trained)| !**trained)
             .for_each(|(it, _)| *it = 0.0);
         let (weights, correction) = correction.map(|it| (it.weights, it.stats)).unzip();
+        let token_weights = self.to_device(&weights_of_tokens)?;
+        let values = match (values, on_host) {
+            (Some(old_values), Some(on_host)) => Some(Valued {
+                targets: ValueTargets {
+                    lengths: lengths.clone(),
+                    returns: self.to_device(&to_f32(&advantages.returns))?,
+                    old_values,
+                    token_weights: token_weights.shallow_clone(),
+                },
+                seen: advantages.seen(&on_host, &trained),
+            }),
+            _ => None,
+        };
         let targets = Targets {
             rollout_logprobs,
             old_logprobs,
-            advantages: self.to_device(&advantages)?,
+            advantages: self.to_device(&to_f32(&advantages.of_tokens))?,
             ref_logprobs,
             correction: weights,
-            token_weights: self.to_device(&weights_of_tokens)?,
+            token_weights,
             lengths,
         };
-        Ok(Prepared { targets, correction, kl })
+        Ok(Prepared { targets, values, rewards: running, correction, kl })
+    }
+
+    /// Those of the frozen copy, or of the policy with its adapters off; `None` where nothing compares with them.
+    fn reference_logprobs(&self, roles: &mut Roles, samples: &[Sample]) -> Result<Option<Tensor>> {
+        match &mut roles.reference {
+            Some(Reference { model, micro_batch_size, offloaded }) => {
+                model.load_states(offloaded)?;
+                let pack = |samples: &[Sample]| self.pack(samples);
+                let logprobs = logprobs(model, *micro_batch_size, samples, pack)?;
+                model.offload_states(offloaded)?;
+                Ok(Some(logprobs))
+            }
+            None if self.has_adapters && self.rlvr.algorithm.kl_coef > 0.0 => {
+                let pack = |samples: &[Sample]| Ok(self.pack(samples)?.without_adapters());
+                Ok(Some(logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?))
+            }
+            None => Ok(None),
+        }
     }
 
     fn kl_of_samples(
@@ -105,62 +139,96 @@ impl Setup {
         lengths: &[i64],
         coef: f64,
     ) -> Result<KlOfSamples> {
-        let of_tokens: Vec<f32> = of_tokens.f_to_device(tch::Device::Cpu)?.try_into()?;
-        let of_tokens: Vec<f64> = of_tokens.into_iter().map(f64::from).collect();
+        let of_tokens = to_host(of_tokens)?;
         let own: Vec<f64> = sequences(&of_tokens, lengths).map(|tokens| tokens.iter().sum()).collect();
         let of_samples = self.share.ordered(&exchange.gather(&own)?);
         Ok(KlOfSamples { of_tokens, of_samples, coef })
     }
 
-    /// The advantage of each of this rank's tokens.
+    /// The rewards of all samples, normalized and clamped, and the moments of all steps' rewards, if they are used.
+    fn shaped_rewards(&self, scored: &Scored, running: Option<Moments>) -> (Vec<f64>, Option<Moments>) {
+        let algorithm = &self.rlvr.algorithm;
+        let (mut rewards, mut moments) = (scored.rewards.clone(), running.unwrap_or_default());
+        normalize(algorithm.reward_norm, &mut rewards, self.rlvr.group_size, &mut moments);
+        clip(&mut rewards, algorithm.reward_clip);
+        let RewardNormConfig { mean, std } = algorithm.reward_norm;
+        (rewards, [mean, std].contains(&Over::Running).then_some(moments))
+    }
+
+    /// The advantages of this rank's tokens, from all samples' `rewards`; `values` are the critic's.
     fn advantages(
         &self,
         exchange: &Exchange,
         scored: &Scored,
+        rewards: Vec<f64>,
+        lengths: &[i64],
+        (kl, values): (Option<&KlOfSamples>, Option<&[f64]>),
+    ) -> Result<TokenAdvantages> {
+        let algorithm = &self.rlvr.algorithm;
+        let mut of_tokens: Vec<f64> = match (algorithm.advantage, values) {
+            // Here, and only here, tokens of a sample differ.
+            (Advantage::Gae(config), Some(values)) => {
+                let rewards = self.token_rewards(exchange, &rewards, lengths, kl);
+                let of_sequences = sequences(&rewards, lengths).zip(sequences(values, lengths));
+                of_sequences.flat_map(|(rewards, values)| gae(config, rewards, values)).collect()
+            }
+            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || kl.is_some() => {
+                let rewards = self.token_rewards(exchange, &rewards, lengths, kl);
+                sequences(&rewards, lengths).flat_map(|rewards| returns(rewards, config.gamma)).collect()
+            }
+            _ => self.sample_advantages(exchange, scored, rewards, lengths, kl),
+        };
+        let add = |values: &[f64]| of_tokens.iter().zip(values).map(|(own, value)| own + value).collect();
+        let returns = values.map_or(Vec::new(), add);
+        if algorithm.whiten_advantages {
+            let trained = of_tokens.iter().zip(self.trained_tokens(exchange, scored, lengths));
+            let seen: Vec<f64> = trained.filter(|(_, trained)| *trained).map(|(token, _)| *token).collect();
+            moments(exchange, &seen)?.whiten(&mut of_tokens);
+        }
+        clip(&mut of_tokens, algorithm.advantage_clip);
+        Ok(TokenAdvantages { of_tokens, returns })
+    }
+
+    /// The reward of each of this rank's tokens: that of its sample at the last one, less the KL divergence of each.
+    fn token_rewards(
+        &self,
+        exchange: &Exchange,
+        rewards: &[f64],
         lengths: &[i64],
         kl: Option<&KlOfSamples>,
-    ) -> Result<Vec<f32>> {
-        let algorithm = &self.rlvr.algorithm;
-        let mut rewards = scored.rewards.clone();
-        clip(&mut rewards, algorithm.reward_clip);
-        let own = || self.share.samples_of(exchange.rank());
-        let mut tokens = Vec::new();
-        match algorithm.advantage {
-            // Here, and only here, tokens of a sample differ.
-            Advantage::Reinforce(config) if config.gamma < 1.0 || kl.is_some() => {
-                let count = lengths.iter().sum::<i64>() as usize;
-                let mut of_tokens = vec![0.0; count];
-                if let Some(kl) = kl {
-                    let penalties = kl.of_tokens.iter().map(|of_token| -kl.coef * of_token);
-                    of_tokens = penalties.collect();
-                }
-                for (sample, of_tokens) in own().zip(sequences(&of_tokens, lengths)) {
-                    let mut of_tokens = of_tokens.to_vec();
-                    if let Some(last) = of_tokens.last_mut() {
-                        *last += rewards[sample];
-                    }
-                    tokens.extend(returns(&of_tokens, config.gamma));
-                }
-            }
-            _ => {
-                if let Some(kl) = kl {
-                    rewards.iter_mut().zip(&kl.of_samples).for_each(|(reward, of)| *reward -= kl.coef * of);
-                }
-                let group_size = self.rlvr.group_size;
-                let of_samples =
-                    sample_advantages(&algorithm.advantage, &rewards, &scored.lengths, group_size);
-                for (sample, &length) in own().zip(lengths) {
-                    tokens.extend(std::iter::repeat_n(of_samples[sample], length as usize));
-                }
+    ) -> Vec<f64> {
+        let tokens = lengths.iter().sum::<i64>() as usize;
+        let penalties = |kl: &KlOfSamples| kl.of_tokens.iter().map(|of_token| -kl.coef * of_token).collect();
+        let mut of_tokens = kl.map_or(vec![0.0; tokens], penalties);
+        let mut end = 0;
+        for (sample, &length) in self.share.samples_of(exchange.rank()).zip(lengths) {
+            end += length as usize;
+            if length > 0 {
+                of_tokens[end - 1] += rewards[sample];
             }
         }
-        if algorithm.whiten_advantages {
-            let trained = tokens.iter().zip(self.trained_tokens(exchange, scored, lengths));
-            let seen: Vec<f64> = trained.filter(|(_, trained)| *trained).map(|(token, _)| *token).collect();
-            moments(exchange, &seen)?.whiten(&mut tokens);
+        of_tokens
+    }
+
+    /// The advantages of this rank's samples, for each of their tokens.
+    fn sample_advantages(
+        &self,
+        exchange: &Exchange,
+        scored: &Scored,
+        mut rewards: Vec<f64>,
+        lengths: &[i64],
+        kl: Option<&KlOfSamples>,
+    ) -> Vec<f64> {
+        let (algorithm, group_size) = (&self.rlvr.algorithm, self.rlvr.group_size);
+        if let Some(kl) = kl {
+            rewards.iter_mut().zip(&kl.of_samples).for_each(|(reward, of)| *reward -= kl.coef * of);
         }
-        clip(&mut tokens, algorithm.advantage_clip);
-        Ok(tokens.into_iter().map(|advantage| advantage as f32).collect())
+        let mut greedy = scored.greedy.clone();
+        clip(&mut greedy, algorithm.reward_clip);
+        let earned = Earned { rewards: &rewards, lengths: &scored.lengths, greedy: &greedy, group_size };
+        let of_samples = sample_advantages(&algorithm.advantage, earned);
+        let own = self.share.samples_of(exchange.rank()).zip(lengths);
+        own.flat_map(|(sample, &length)| std::iter::repeat_n(of_samples[sample], length as usize)).collect()
     }
 
     /// Whether each of this rank's tokens is trained on.
@@ -173,6 +241,20 @@ impl Setup {
 
     fn to_device(&self, values: &[f32]) -> Result<Tensor> {
         Ok(Tensor::f_from_slice(values)?.f_to_device(self.device)?)
+    }
+}
+
+/// Advantages of a rank's tokens, and what their values should have been; empty without values.
+struct TokenAdvantages {
+    of_tokens: Vec<f64>,
+    returns: Vec<f64>,
+}
+
+impl TokenAdvantages {
+    /// Value, return and advantage of each token that is trained on.
+    fn seen(&self, values: &[f64], trained: &[bool]) -> Vec<[f64; 3]> {
+        let tokens = (0..values.len()).filter(|&token| trained[token]);
+        tokens.map(|token| [values[token], self.returns[token], self.of_tokens[token]]).collect()
     }
 }
 
@@ -195,6 +277,9 @@ impl Prepared {
         if let Some(kl) = &self.kl {
             metrics.insert("kl/reference", kl.mean(scored));
             metrics.insert("kl/coef", kl.coef);
+        }
+        if let Some(values) = &self.values {
+            metrics.merge(values.metrics(exchange)?);
         }
         if let Some(correction) = &self.correction {
             let tokens: f64 = scored.lengths.iter().sum();
@@ -241,8 +326,18 @@ fn sequences<'a>(values: &'a [f64], lengths: &'a [i64]) -> impl Iterator<Item = 
     })
 }
 
+/// Values of tokens on the host; waits for the device.
+fn to_host(tensor: &Tensor) -> Result<Vec<f64>> {
+    let values: Vec<f32> = tensor.f_to_device(tch::Device::Cpu)?.try_into()?;
+    Ok(values.into_iter().map(f64::from).collect())
+}
+
+fn to_f32(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|value| *value as f32).collect()
+}
+
 /// Of the values of all ranks, in two passes, since one would cancel.
-fn moments(exchange: &Exchange, own: &[f64]) -> Result<Moments> {
+pub(super) fn moments(exchange: &Exchange, own: &[f64]) -> Result<Moments> {
     let sums = exchange.sum(&[own.len() as f64, own.iter().sum()])?;
     let (count, mean) = (sums[0], sums[1] / sums[0].max(1.0));
     let squares = own.iter().map(|value| (value - mean).powi(2)).sum();

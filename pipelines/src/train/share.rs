@@ -44,6 +44,16 @@ impl Share {
         mini_batch * len..(mini_batch + 1) * len
     }
 
+    /// The micro-batches of a mini-batch, of at most `size` samples, as ranges of a rank's own.
+    pub fn micro_batches(
+        &self,
+        mini_batch: usize,
+        size: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let own = self.own_range(mini_batch);
+        own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
+    }
+
     /// Puts values that ranks hold in their own order into the step's order.
     pub fn ordered<T: Copy + Default>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
         let mut ordered = vec![T::default(); self.samples()];

@@ -61,12 +61,28 @@ impl Saver {
         path: &Path,
         extra: serde_json::Value,
     ) -> Result<()> {
+        self.start_with(zero, path, extra, |_| Ok(()))
+    }
+
+    /// As [`Self::start`], of a run of several models: `others` saves those into folders of the one that it is given,
+    /// before this returns. They are there when the checkpoint has its name, all or none.
+    ///
+    /// # Errors
+    /// As [`Self::start`], or that of `others`, which is one on all ranks.
+    pub fn start_with<M: Model>(
+        &mut self,
+        zero: &mut Zero<M>,
+        path: &Path,
+        extra: serde_json::Value,
+        others: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
         self.finish(&zero.group().clone())?;
         zero.needs("save", &[State::Params, State::Optimizer])?;
         let rank = zero.group().rank();
         let aside = aside(path);
         let made = if rank == 0 { self.make_room(&aside) } else { Ok(()) };
         agree(zero.group(), path, made)?;
+        others(&aside)?;
         let mut memory = snapshot(zero, self.memory.take())?;
         let manifest = (rank == 0).then(|| -> Result<Vec<u8>> {
             let manifest = Manifest { optimizer: zero.counters()?, extra, ..manifest_of(zero) };

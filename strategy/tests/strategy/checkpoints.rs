@@ -67,7 +67,7 @@ impl Disk for Dying {
     }
 }
 
-/// Over all prefixes of the changes that a save makes, beside an older checkpoint and in the place of one.
+/// Over all prefixes of the changes that a save of two models makes, beside an older checkpoint and in the place of one.
 #[test]
 fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
     for replaces in [false, true] {
@@ -78,19 +78,28 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             let second = if replaces { first.clone() } else { folder.path().join("step_000002") };
             let disk: Arc<dyn Disk> = Arc::new(Dying::after(changes));
             let states = ranks(2, false, |device, group| {
+                let mut other = crate::world::zero(ZeroStage::Zero1, false, device, group.clone());
                 let mut zero = zero(ZeroStage::Zero2, true, device, group);
+                let mut with_other = |disk: &Arc<dyn Disk>, folder: &Path| {
+                    save_on(disk, &mut other, &folder.join("other"), |_| Ok(()))
+                };
                 train(&mut zero, 0..1, 2);
-                checkpoint::save(&mut zero, &first, json!(1)).unwrap();
+                let real: Arc<dyn Disk> = Arc::new(RealDisk);
+                let mut saver = Saver::default();
+                saver.start_with(&mut zero, &first, json!(1), |folder| with_other(&real, folder)).unwrap();
+                saver.finish(zero.group()).unwrap();
                 let before = values(&mut zero);
                 train(&mut zero, 1..2, 2);
                 let after = values(&mut zero);
                 // Nothing can be asked of the ranks once one of them has died.
-                let saved = save_on(&disk, &mut zero, &second).is_ok();
+                let saved = save_on(&disk, &mut zero, &second, |folder| with_other(&disk, folder)).is_ok();
                 (saved, before, after)
             });
             let (_, before, after) = &states[0];
             let newest = checkpoint::list(folder.path()).unwrap().pop().expect("one is left");
             let loaded = ranks(1, false, |device, group| {
+                let mut other = crate::world::zero(ZeroStage::Zero0, false, device, group.clone());
+                checkpoint::load(&mut other, &newest.join("other")).unwrap();
                 let mut zero = zero(ZeroStage::Zero0, true, device, group);
                 let which = checkpoint::load(&mut zero, &newest).unwrap();
                 (which.as_u64(), values(&mut zero), checkpoint_again(&mut zero, &second, folder.path()))
@@ -105,14 +114,19 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             }
             changes += 1;
         }
-        // Each rank's shard, the manifest, and what makes room for them and puts them in place.
-        assert_eq!(changes, if replaces { 11 } else { 9 });
+        // Of both models each rank's shard, the manifest, and what makes room for them and puts them in place.
+        assert_eq!(changes, if replaces { 20 } else { 18 });
     }
 }
 
-fn save_on(disk: &Arc<dyn Disk>, zero: &mut Zero<Decoder>, path: &Path) -> Result<(), Error> {
+fn save_on(
+    disk: &Arc<dyn Disk>,
+    zero: &mut Zero<Decoder>,
+    path: &Path,
+    others: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut saver = Saver::on(disk.clone());
-    saver.start(zero, path, json!(2))?;
+    saver.start_with(zero, path, json!(2), others)?;
     saver.finish(zero.group()).map(drop)
 }
 

@@ -8,6 +8,7 @@ mod passes;
 mod plain_loop;
 mod plan;
 mod precision;
+mod shared;
 mod stages;
 mod streamed;
 mod world;

@@ -2,7 +2,7 @@
 //!
 //! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`policy`] has
 //! the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
-//! training see differently, [`stats`] says what happened. Nothing here waits for the device but the `read`s.
+//! training see differently, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits for the device but the `read`s.
 //!
 //! `docs/algorithms.md` has the sources, and where systems disagree.
 
@@ -12,10 +12,12 @@ mod policy;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub use aggregation::{count, token_weights};
 pub use correction::{Correction, CorrectionStats};
 pub use stats::{Drift, LARGEST, LossStats, SUMS};
+pub use value::{ValueStats, ValueTargets, value_loss};
 
 use std::ops::Range;
 

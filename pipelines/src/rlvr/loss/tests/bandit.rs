@@ -9,8 +9,10 @@ use rand_chacha::{
 
 use super::*;
 use crate::{
-    algorithm::{Moments, sample_advantages},
-    config::{Advantage, GrpoConfig, Level, ReinforceConfig, RolloutCorrection, Scale, TruncateConfig},
+    algorithm::{Earned, Moments, gae, sample_advantages},
+    config::{
+        Advantage, GaeConfig, GrpoConfig, Level, ReinforceConfig, RolloutCorrection, Scale, TruncateConfig,
+    },
 };
 
 const REWARDS: [f64; 2] = [0.2, 1.0];
@@ -20,6 +22,9 @@ const SAMPLES: usize = 100_000;
 const P: f64 = 0.3;
 /// The same under another policy, for samples that are off-policy.
 const OTHER: f64 = 0.5;
+
+/// What a critic says of the only state; no expected reward, since an estimate may be wrong.
+const VALUE: f64 = 0.7;
 
 /// A mean of independent groups, and its standard error.
 #[derive(Clone, Copy, Debug)]
@@ -64,12 +69,21 @@ fn estimate(setting: Setting) -> Estimate {
     let mut uniform = || f64::from(random.next_u32()) / f64::from(u32::MAX);
     let actions: Vec<usize> = (0..SAMPLES).map(|_| usize::from(uniform() < setting.sampled_by)).collect();
     let rewards: Vec<f64> = actions.iter().map(|&action| REWARDS[action]).collect();
-    let mut advantages = sample_advantages(&setting.advantage, &rewards, &[1.0; SAMPLES], GROUP_SIZE);
+    let mut advantages = match setting.advantage {
+        // A sequence of one token, in one state, whose value is `VALUE` whatever the action will be.
+        Advantage::Gae(config) => {
+            rewards.iter().flat_map(|reward| gae(config, &[*reward], &[VALUE])).collect()
+        }
+        advantage => {
+            // The likelier action is the greedy one.
+            let greedy = vec![REWARDS[usize::from(setting.sampled_by > 0.5)]; SAMPLES / GROUP_SIZE];
+            let (lengths, group_size) = ([1.0; SAMPLES], GROUP_SIZE);
+            let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size };
+            sample_advantages(&advantage, earned)
+        }
+    };
     if setting.whiten {
-        let count = SAMPLES as f64;
-        let mean = advantages.iter().sum::<f64>() / count;
-        let squares = advantages.iter().map(|it| (it - mean).powi(2)).sum();
-        Moments { count, mean, squares }.whiten(&mut advantages);
+        Moments::of(&advantages).whiten(&mut advantages);
     }
     let logprobs = |p: f64| -> Vec<f64> { actions.iter().map(|&action| [1.0 - p, p][action].ln()).collect() };
     let lengths = vec![1; SAMPLES];
@@ -117,7 +131,7 @@ fn enumerated(sampled_by: f64, weight: impl Fn(f64) -> f64) -> f64 {
 
 #[test]
 fn on_policy_the_unbiased_estimators_have_the_exact_mean() {
-    for advantage in [RETURN, Advantage::Rloo] {
+    for advantage in [RETURN, Advantage::Rloo, Advantage::Remax, Advantage::Gae(GaeConfig::default())] {
         for loss in losses() {
             let found = estimate(Setting { advantage, loss, ..ON_POLICY });
             assert!(found.is(exact()), "{advantage:?}, {loss:?}: {found:?} is not {}", exact());

@@ -106,6 +106,59 @@ fn aggregated_losses_equal_the_reference() {
 }
 
 #[test]
+fn value_losses_equal_the_reference() {
+    let golden = Golden::read();
+    let lengths = golden.lengths();
+    let (old, values, returns) =
+        (golden.numbers("values"), golden.numbers("vpreds"), golden.numbers("returns"));
+    let loss = |clip, aggregation: Aggregation, values: &[f64]| {
+        let weights: Vec<f64> = token_weights(aggregation, &lengths).into_iter().map(f64::from).collect();
+        let targets = ValueTargets {
+            lengths: lengths.clone(),
+            old_values: Tensor::from_slice(&old),
+            returns: Tensor::from_slice(&returns),
+            token_weights: Tensor::from_slice(&weights),
+        };
+        let (count, mut stats) = (golden.count(aggregation), ValueStats::default());
+        let gradient = value_loss(clip, &Tensor::from_slice(values), &targets, count, &mut stats).unwrap();
+        let [sum, clipped] = stats.read().unwrap();
+        (sum / count, clipped, Vec::<f64>::try_from(gradient).unwrap())
+    };
+    let (found, clipped, _) = loss(Some(0.5), Aggregation::TokenMean, &values);
+    let expected = golden.number("value_loss_clip0.5_token-mean");
+    assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
+    assert_eq!(clipped, 2.0);
+
+    // Without a bound it is half the mean square, and a bound that is never reached changes nothing.
+    let squares = values.iter().zip(&returns).map(|(value, follows)| (value - follows).powi(2));
+    let expected = squares.sum::<f64>() / 2.0 / values.len() as f64;
+    for clip in [None, Some(1e3)] {
+        let (found, clipped, gradient) = loss(clip, Aggregation::TokenMean, &values);
+        assert!((found - expected).abs() < 1e-12, "{clip:?}: {found} is not {expected}");
+        assert_eq!(clipped, 0.0);
+        let expected: Vec<f64> = values
+            .iter()
+            .zip(&returns)
+            .map(|(value, follows)| (value - follows) / values.len() as f64)
+            .collect();
+        check_near(&gradient, &expected, 1e-12);
+    }
+
+    for aggregation in AGGREGATIONS {
+        let (_, _, gradient) = loss(Some(0.5), aggregation, &values);
+        for token in 0..values.len() {
+            let moved = |by: f64| {
+                let mut moved = values.clone();
+                moved[token] += by;
+                loss(Some(0.5), aggregation, &moved).0
+            };
+            let expected = (moved(1e-6) - moved(-1e-6)) / 2e-6;
+            assert!((gradient[token] - expected).abs() < 1e-7, "{aggregation:?}, token {token}");
+        }
+    }
+}
+
+#[test]
 fn statistics_equal_the_reference() {
     let golden = Golden::read();
     for (estimator, name) in

@@ -1,0 +1,99 @@
+//! Advantages of tokens from a critic's values.
+
+use crate::config::GaeConfig;
+
+/// Generalized advantage estimates of a sequence's tokens (Schulman et al., 2016, 1506.02438, equation 16), from the
+/// reward of each token and the value of the state before it. From the last token to the first:
+///
+/// ```text
+/// delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}
+/// ```
+///
+/// Beyond the last token both are 0, also where a completion was cut. `A_t + V_t` is what the value of the token is
+/// trained towards.
+///
+/// # Panics
+///
+/// If rewards and values differ in number.
+pub fn gae(config: GaeConfig, rewards: &[f64], values: &[f64]) -> Vec<f64> {
+    assert_eq!(rewards.len(), values.len(), "a reward and a value for each token");
+    let GaeConfig { gamma, lambda } = config;
+    let (mut next_value, mut next) = (0.0, 0.0);
+    let mut advantages: Vec<f64> = rewards
+        .iter()
+        .zip(values)
+        .rev()
+        .map(|(reward, value)| {
+            let delta = reward + gamma * next_value - value;
+            (next_value, next) = (*value, delta + gamma * lambda * next);
+            next
+        })
+        .collect();
+    advantages.reverse();
+    advantages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{check_near, golden, numbers};
+    use super::super::{Moments, returns};
+    use super::*;
+
+    #[test]
+    fn estimates_and_returns_equal_the_reference() {
+        let golden = golden();
+        let [values, rewards] = ["values", "token_rewards"].map(|name| numbers(&golden[name]));
+        let config = GaeConfig { gamma: 0.99, lambda: 0.95 };
+        let mut start = 0;
+        let mut found = Vec::new();
+        for length in numbers(&golden["lengths"]) {
+            let own = start..start + length as usize;
+            found.extend(gae(config, &rewards[own.clone()], &values[own.clone()]));
+            start = own.end;
+        }
+        check_near(&found, &numbers(&golden["gae_g0.99_l0.95"]));
+        let towards: Vec<f64> =
+            found.iter().zip(&values).map(|(advantage, value)| advantage + value).collect();
+        check_near(&towards, &numbers(&golden["gae_returns"]));
+        Moments::of(&found).whiten(&mut found);
+        check_near(&found, &numbers(&golden["gae_whitened"]));
+    }
+
+    #[test]
+    fn lambda_goes_from_the_next_value_to_the_return() {
+        let (rewards, values) = ([0.1, 0.0, 1.0], [0.4, -0.3, 0.7]);
+        let at = |lambda| gae(GaeConfig { gamma: 0.9, lambda }, &rewards, &values);
+        check_near(&at(0.0), &[0.1 + 0.9 * -0.3 - 0.4, 0.9 * 0.7 + 0.3, 1.0 - 0.7]);
+        let expected: Vec<f64> =
+            returns(&rewards, 0.9).iter().zip(values).map(|(follows, value)| follows - value).collect();
+        check_near(&at(1.0), &expected);
+        assert!(gae(GaeConfig::default(), &[], &[]).is_empty());
+    }
+
+    /// Two actions after each other by a policy with one logit, all of whose outcomes are counted.
+    #[test]
+    fn the_policy_gradient_is_biased_as_far_as_values_are_wrong_and_lambda_is_below_1() {
+        const P: f64 = 0.3;
+        const REWARDS: [[f64; 2]; 2] = [[0.2, 0.5], [0.1, 1.0]];
+        let chance = |action: usize| [1.0 - P, P][action];
+        let score = |action: usize| action as f64 - P;
+        let outcomes = || (0..4).map(|outcome| (outcome / 2, outcome % 2));
+        let exact: f64 =
+            outcomes().map(|(a, b)| chance(a) * chance(b) * REWARDS[a][b] * (score(a) + score(b))).sum();
+        let estimate = |lambda, first: f64, then: [f64; 2]| -> f64 {
+            let config = GaeConfig { gamma: 1.0, lambda };
+            let of = |(a, b): (usize, usize)| {
+                let advantages = gae(config, &[0.0, REWARDS[a][b]], &[first, then[a]]);
+                chance(a) * chance(b) * (advantages[0] * score(a) + advantages[1] * score(b))
+            };
+            outcomes().map(of).sum()
+        };
+        let expected_after = [0, 1].map(|a| (0..2).map(|b| chance(b) * REWARDS[a][b]).sum::<f64>());
+        check_near(&[estimate(1.0, 5.0, [-3.0, 2.0]), estimate(0.0, 5.0, expected_after)], &[exact; 2]);
+        // At 0 the first action's credit is the difference that the values make of it.
+        let wrong: f64 = estimate(0.0, 5.0, [0.0, 0.0]);
+        let second: f64 = outcomes().map(|(a, b)| chance(a) * chance(b) * REWARDS[a][b] * score(b)).sum();
+        check_near(&[wrong], &[second]);
+        assert!((wrong - exact).abs() > 0.1 * exact, "{wrong} and {exact}");
+    }
+}

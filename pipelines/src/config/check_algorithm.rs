@@ -1,0 +1,185 @@
+//! What must hold for the fields of `algorithm` and `critic`.
+
+use super::algorithm::*;
+use super::check::Check;
+use super::error::Problem;
+use super::schema::RlvrConfig;
+
+impl Check<'_> {
+    pub(super) fn algorithm(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let algorithm = &rlvr.algorithm;
+        self.reward_norm(rlvr)?;
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        let AlgorithmConfig { kl_coef, entropy_coef, .. } = *algorithm;
+        for (name, clip) in
+            [("reward_clip", algorithm.reward_clip), ("advantage_clip", algorithm.advantage_clip)]
+        {
+            self.number(&field(name), clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0")?;
+        }
+        match algorithm.advantage {
+            Advantage::Grpo(GrpoConfig { eps, .. }) => {
+                self.number(&field("advantage.grpo.eps"), eps, eps > 0.0, "above 0")?;
+            }
+            Advantage::Reinforce(ReinforceConfig { gamma }) => {
+                let holds = gamma > 0.0 && gamma <= 1.0;
+                self.number(&field("advantage.reinforce.gamma"), gamma, holds, "above 0, at most 1")?;
+            }
+            Advantage::Gae(GaeConfig { gamma, lambda }) => {
+                let holds = gamma > 0.0 && gamma <= 1.0;
+                self.number(&field("advantage.gae.gamma"), gamma, holds, "above 0, at most 1")?;
+                let holds = (0.0..=1.0).contains(&lambda);
+                self.number(&field("advantage.gae.lambda"), lambda, holds, "from 0 to 1")?;
+            }
+            Advantage::Rloo | Advantage::Opo | Advantage::Gpg | Advantage::Remax => {}
+        }
+        if let Aggregation::SeqMeanTokenSumNorm(norm) = algorithm.aggregation {
+            self.positive(&field("aggregation.seq_mean_token_sum_norm.length"), norm.length)?;
+        }
+        self.number(&field("kl_coef"), kl_coef, kl_coef >= 0.0, "0 or above")?;
+        self.number(&field("entropy_coef"), entropy_coef, entropy_coef >= 0.0, "0 or above")?;
+        self.policy_loss(&algorithm.loss)?;
+        self.rollout_correction(&algorithm.rollout_correction)?;
+        self.algorithm_as_a_whole(algorithm)
+    }
+
+    fn policy_loss(&self, loss: &PolicyLoss) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.loss.{name}");
+        let clips = |name: &str, low: f64, high: f64| {
+            let low_field = field(&format!("{name}.clip_low"));
+            self.number(&low_field, low, low > 0.0 && low < 1.0, "above 0 and below 1")?;
+            self.number(&field(&format!("{name}.clip_high")), high, high > 0.0, "above 0")
+        };
+        match *loss {
+            PolicyLoss::Clipped(ClippedConfig { clip_low, clip_high, dual_clip }) => {
+                clips("clipped", clip_low, clip_high)?;
+                let bound = dual_clip.unwrap_or(f64::MAX);
+                let range = "above 1 + `clip_high`, or leave it out";
+                self.number(&field("clipped.dual_clip"), bound, bound > 1.0 + clip_high, range)
+            }
+            PolicyLoss::Gspo(GspoConfig { clip_low, clip_high }) => clips("gspo", clip_low, clip_high),
+            PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio }) => {
+                self.number(&field("cispo.min_ratio"), min_ratio, min_ratio >= 0.0, "0 or above")?;
+                self.number(
+                    &field("cispo.max_ratio"),
+                    max_ratio,
+                    max_ratio > min_ratio,
+                    "above `min_ratio`; both are ratios, so that 0.8 and 1.28 are 0.2 below and 0.28 above",
+                )
+            }
+            PolicyLoss::Reinforce => Ok(()),
+            PolicyLoss::Sapo(SapoConfig { tau_positive, tau_negative }) => {
+                self.number(&field("sapo.tau_positive"), tau_positive, tau_positive > 0.0, "above 0")?;
+                self.number(&field("sapo.tau_negative"), tau_negative, tau_negative > 0.0, "above 0")
+            }
+            PolicyLoss::Topr(ToprConfig { positive_weight: positive, negative_weight: negative }) => {
+                self.number(&field("topr.positive_weight"), positive, positive >= 0.0, "0 or above")?;
+                self.number(&field("topr.negative_weight"), negative, negative >= 0.0, "0 or above")
+            }
+        }
+    }
+
+    fn rollout_correction(&self, correction: &RolloutCorrection) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.rollout_correction.{name}");
+        match *correction {
+            RolloutCorrection::None => Ok(()),
+            RolloutCorrection::Truncate(TruncateConfig { max, .. }) => {
+                self.number(&field("truncate.max"), max, max > 0.0, "above 0")
+            }
+            RolloutCorrection::Mask(MaskConfig { min, max, .. }) => {
+                self.number(&field("mask.min"), min, min >= 0.0, "0 or above")?;
+                self.number(&field("mask.max"), max, max > min, "above `min`")
+            }
+        }
+    }
+
+    /// Whether rewards can be normalized as they are to be.
+    fn reward_norm(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let RewardNormConfig { mean, std } = rlvr.algorithm.reward_norm;
+        let path = "pipeline.rlvr.algorithm.reward_norm";
+        let normalizes = [mean, std].iter().any(|over| *over != Over::None);
+        self.ensure(
+            !(normalizes && rlvr.algorithm.advantage == Advantage::Remax),
+            path,
+            "`remax` compares with the reward of the greedy completion as it is",
+            "leave it out, or write another advantage",
+        )?;
+        self.ensure(
+            rlvr.group_size >= 2 || ![mean, std].contains(&Over::Group),
+            path,
+            "a group of 1 has no mean to differ from",
+            "write `batch` or `running`",
+        )
+    }
+
+    /// What each field allows, and together comes to nothing or to something else than it says.
+    fn algorithm_as_a_whole(&self, algorithm: &AlgorithmConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        self.ensure(
+            algorithm.rollout_correction == RolloutCorrection::None
+                || algorithm.old_logprobs == OldLogprobs::Recompute,
+            &field("rollout_correction"),
+            "all its weights are 1, since the old log-probs are those of the rollout",
+            "write `old_logprobs: recompute` beside it",
+        )?;
+        let in_reward = match algorithm.kl_in {
+            KlTerm::Loss(_) => false,
+            KlTerm::Reward(KlRewardConfig { adaptive }) => {
+                if let Some(AdaptiveKlConfig { target, horizon }) = adaptive {
+                    let field = |name: &str| field(&format!("kl_in.reward.adaptive.{name}"));
+                    self.number(&field("target"), target, target > 0.0, "above 0")?;
+                    self.number(&field("horizon"), horizon, horizon > 0.0, "above 0")?;
+                }
+                self.ensure(
+                    algorithm.kl_coef > 0.0,
+                    &field("kl_coef"),
+                    "at 0 nothing is taken off the reward, and no controller moves it",
+                    "write a number above 0, such as 0.001, or leave `kl_in` out",
+                )?;
+                true
+            }
+        };
+        let varies = match algorithm.advantage {
+            Advantage::Reinforce(ReinforceConfig { gamma }) => gamma < 1.0 || in_reward,
+            Advantage::Gae(_) => true,
+            _ => false,
+        };
+        self.ensure(
+            !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_))),
+            &field("loss"),
+            "`gspo` has one ratio a sequence, and these advantages differ from token to token",
+            "write `gamma: 1` and `kl_in: loss`, or an advantage of another kind",
+        )
+    }
+
+    /// Values and what is made of them go together.
+    pub(super) fn critic(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let path = "pipeline.rlvr.critic";
+        let needed = matches!(rlvr.algorithm.advantage, Advantage::Gae(_));
+        let Some(critic) = &rlvr.critic else {
+            let help = "write `critic: {optimizer: {adamw: {learning_rate: 1.0e-5}}}` beside `algorithm`";
+            return self.ensure(!needed, path, "it is missing, and `advantage: gae` needs its values", help);
+        };
+        let help = "write `advantage: gae`, or leave the critic out";
+        self.ensure(needed, path, "no advantage is made from its values", help)?;
+        let clip = critic.value_clip;
+        let field = format!("{path}.value_clip");
+        self.number(&field, clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0")?;
+        self.ensure(
+            critic.warmup_steps < rlvr.steps,
+            &format!("{path}.warmup_steps"),
+            format!("{} of {} steps leave none to the policy", critic.warmup_steps, rlvr.steps),
+            "write fewer than the steps",
+        )?;
+        self.optimizer(&format!("{path}.optimizer"), &critic.optimizer, rlvr.steps)
+    }
+}
+
+impl Advantage {
+    /// Whether it compares the completions of a prompt.
+    pub(super) fn needs_groups(self) -> bool {
+        match self {
+            Self::Grpo(_) | Self::Rloo | Self::Opo | Self::Gpg => true,
+            Self::Reinforce(_) | Self::Remax | Self::Gae(_) => false,
+        }
+    }
+}

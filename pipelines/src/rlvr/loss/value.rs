@@ -1,0 +1,91 @@
+//! The critic's loss as a gradient on per-token values.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
+
+use super::Result;
+
+/// What the values of some sequences are trained towards: each tensor fp32 `[M]`, all tokens in a row.
+#[derive(Debug)]
+pub struct ValueTargets {
+    /// Tokens of each sequence.
+    pub lengths: Vec<i64>,
+    /// Values before the first update of the step.
+    pub old_values: Tensor,
+    /// What the values should have been: advantages plus old values.
+    pub returns: Tensor,
+    /// [`token_weights`](super::token_weights).
+    pub token_weights: Tensor,
+}
+
+impl ValueTargets {
+    /// Those of a range of the sequences; views.
+    pub fn part(&self, sequences: Range<usize>) -> Result<Self> {
+        let start: i64 = self.lengths[..sequences.start].iter().sum();
+        let lengths = self.lengths[sequences].to_vec();
+        let tokens = lengths.iter().sum();
+        let part = |tensor: &Tensor| tensor.f_narrow(0, start, tokens);
+        Ok(Self {
+            lengths,
+            old_values: part(&self.old_values)?,
+            returns: part(&self.returns)?,
+            token_weights: part(&self.token_weights)?,
+        })
+    }
+}
+
+/// What a step's updates of the critic show, on the device until it is read: the weighted sum of the losses, and the
+/// number of tokens whose value is kept from moving on.
+#[derive(Debug, Default)]
+pub struct ValueStats(Option<Tensor>);
+
+impl ValueStats {
+    /// The two sums; waits for the device. Zeros if nothing was added.
+    pub fn read(&self) -> Result<[f64; 2]> {
+        let mut sums = [0.0; 2];
+        if let Some(sum) = &self.0 {
+            sums.copy_from_slice(&Vec::<f64>::try_from(sum.f_to_device(tch::Device::Cpu)?)?);
+        }
+        Ok(sums)
+    }
+}
+
+/// The gradient of the value loss with respect to `values`: the sum over tokens of their weights times
+/// max((v - R)², (clip(v, o ± `clip`) - R)²) / 2, with v the value, o the old one and R the return (Schulman et
+/// al.'s implementation of PPO, and verl's and OpenRLHF's), over `count`, which is [`count`](super::count) of the whole
+/// mini-batch, over all ranks and micro-batches. Without a `clip` it is (v - R)² / 2.
+pub fn value_loss(
+    clip: Option<f64>,
+    values: &Tensor,
+    targets: &ValueTargets,
+    count: f64,
+    stats: &mut ValueStats,
+) -> Result<Tensor> {
+    let values = values.f_detach()?.f_set_requires_grad(true)?;
+    let ValueTargets { old_values, returns, token_weights, .. } = targets;
+    let free = values.f_sub(returns)?.f_square()?;
+    let (squares, clipped) = match clip {
+        None => (free.shallow_clone(), None),
+        Some(clip) => {
+            // Exactly v within the bounds, so that no rounding counts as clipped.
+            let (least, most) = (old_values.f_sub_scalar(clip)?, old_values.f_add_scalar(clip)?);
+            let bound = values.f_maximum(&least)?.f_minimum(&most)?.f_sub(returns)?.f_square()?;
+            (free.f_maximum(&bound)?, Some(bound.f_gt_tensor(&free)?))
+        }
+    };
+    let sum = squares.f_mul(token_weights)?.f_sum(squares.kind())?.f_mul_scalar(0.5)?;
+    let mean = sum.f_div_scalar(count)?;
+    let gradient = Tensor::f_run_backward(&[&mean], &[&values], false, false)?.swap_remove(0);
+    let sum = sum.f_detach()?.f_to_kind(Kind::Double)?;
+    let clipped = match clipped {
+        Some(clipped) => clipped.f_sum(Kind::Double)?,
+        None => sum.f_zeros_like()?,
+    };
+    let seen = Tensor::f_stack(&[sum, clipped], 0)?;
+    stats.0 = Some(match stats.0.take() {
+        Some(before) => before.f_add(&seen)?,
+        None => seen,
+    });
+    Ok(gradient)
+}
