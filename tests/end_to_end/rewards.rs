@@ -107,3 +107,32 @@ fn cut_completions_and_groups_of_the_wrong_difficulty_are_left_out() {
     assert_eq!(series(&run, "selection/left_out"), series(&run, "response_length/clipped"));
     assert!(series(&run, "response_length/clipped").iter().any(|&share| share > 0.0));
 }
+
+#[test]
+fn a_reward_model_in_a_folder_scores_beside_a_verifier() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward = |path: &str| {
+        format!("pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {{path: {path}}}, weight: 0.1}}]")
+    };
+    let sets = [&*reward("tests/golden/reward_model"), "pipeline.rlvr.steps=4"];
+    let [one, two] =
+        [ONE_RANK, TWO_RANKS].map(|config| run_tiny(&folder, &config.replace('/', "_"), config, &sets));
+    for name in ["reward/model/mean", "reward/exact/mean", "reward/mean"] {
+        let (one, two) = (series(&one, name), series(&two, name));
+        assert!(
+            one.len() == 4 && one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-5),
+            "{name}: {one:?} {two:?}"
+        );
+    }
+    assert!(series(&one, "reward/model/mean").iter().all(|mean| mean.abs() > 1e-3));
+    // A run that goes on may be started from any folder.
+    let resolved = fs::read_to_string(one.join("resolved.yaml")).unwrap();
+    assert!(
+        resolved.lines().any(|line| line.contains("path: /") && line.ends_with("tests/golden/reward_model"))
+    );
+    let error = fail(tiny(ONE_RANK, &folder.path().join("wrong"), &[&reward("tests/golden/tiny_model")]));
+    assert!(
+        error.contains("reward[1].model.path") && error.contains("Qwen2ForSequenceClassification"),
+        "{error}"
+    );
+}

@@ -8,9 +8,32 @@ use serde_json::{Map, Value};
 use super::{Error, Result, TokenIds};
 use crate::{DecoderConfig, RopeScaling};
 
-/// The architectures that [`super::ModelFolder`] opens.
-pub(super) const ARCHITECTURES: [&str; 4] =
-    ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"];
+/// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
+const FAMILIES: [&str; 4] = ["Qwen2", "Qwen3", "Llama", "Mistral"];
+
+/// What a model is for, which is what its head is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// A distribution over the next token.
+    Language,
+    /// A number for a text.
+    Score,
+}
+
+impl Task {
+    /// How the names of architectures end.
+    fn suffix(self) -> &'static str {
+        match self {
+            Task::Language => "ForCausalLM",
+            Task::Score => "ForSequenceClassification",
+        }
+    }
+
+    /// The architectures that there are.
+    pub(super) fn architectures(self) -> String {
+        FAMILIES.map(|family| format!("{family}{}", self.suffix())).join(", ")
+    }
+}
 
 /// What matters of a `config.json`. Defaults are those of the family's class in `transformers`, where its files leave
 /// fields out.
@@ -52,19 +75,19 @@ pub(super) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The decoder that the file at `path` describes.
-    pub fn decoder_config(&self, path: &Path) -> Result<DecoderConfig> {
+    /// The decoder that the file at `path` describes, under the head of `task`.
+    pub fn decoder_config(&self, path: &Path, task: Task) -> Result<DecoderConfig> {
         let named = self.architectures.as_deref().unwrap_or_default().join(", ");
-        if !ARCHITECTURES.contains(&named.as_str()) {
+        let family = named.strip_suffix(task.suffix()).filter(|family| FAMILIES.contains(family));
+        let Some(family) = family else {
             let found = if named.is_empty() { "not named".to_owned() } else { named };
-            return Err(Error::Architecture { path: path.to_owned(), found });
-        }
-        let (qwen2, qwen3) = (named == "Qwen2ForCausalLM", named == "Qwen3ForCausalLM");
-        let mistral = named == "MistralForCausalLM";
+            return Err(Error::Architecture { path: path.to_owned(), found, known: task.architectures() });
+        };
+        let (qwen2, qwen3, mistral) = (family == "Qwen2", family == "Qwen3", family == "Mistral");
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
-            None if named == "LlamaForCausalLM" => self.num_attention_heads,
+            None if family == "Llama" => self.num_attention_heads,
             None => return Err(field(path, "num_key_value_heads", "is missing")),
         };
         let head_dim = match self.head_dim {
@@ -223,7 +246,7 @@ mod tests {
             file[name] = value.clone();
         }
         let file: ConfigFile = serde_json::from_value(file).unwrap();
-        file.decoder_config(Path::new("m/config.json"))
+        file.decoder_config(Path::new("m/config.json"), Task::Language)
     }
 
     #[test]
@@ -265,6 +288,11 @@ mod tests {
             "the architecture is GemmaForCausalLM, and there",
         );
         check(json!({"architectures": null}), "the architecture is not named");
+        let scorer = json!({"architectures": ["LlamaForSequenceClassification"]});
+        check(
+            scorer,
+            "the architecture is LlamaForSequenceClassification, and there is only Qwen2ForCausalLM",
+        );
         check(json!({"architectures": ["MistralForCausalLM"]}), "`num_key_value_heads` is missing");
         check(json!({"num_key_value_heads": 3}), "`num_key_value_heads` is 3, must divide");
         check(json!({"attention_bias": true}), "`attention_bias` is true");

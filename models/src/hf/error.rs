@@ -2,8 +2,6 @@
 
 use std::{io, path::PathBuf};
 
-use super::config::ARCHITECTURES;
-
 /// An error about a folder, which names the file and what in it is wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -33,12 +31,14 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// A model of another kind.
-    #[error("{}: the architecture is {found}, and there is only {}", path.display(), ARCHITECTURES.join(", "))]
+    #[error("{}: the architecture is {found}, and there is only {known}", path.display())]
     Architecture {
         /// The configuration.
         path: PathBuf,
         /// What it names.
         found: String,
+        /// What there is.
+        known: String,
     },
     /// A field of a configuration is missing, or says what this crate does not do.
     #[error("{}: field `{field}` {problem}", path.display())]

@@ -22,10 +22,10 @@ pub use adapter::{AdapterFolder, Merged, WithAdapter, adapter_config_file};
 pub use error::{Error, Result};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, write_folder};
 
-use crate::decoder::{self, DecoderConfig};
+use crate::decoder::{self, DecoderConfig, ValueModel};
 use crate::init::WeightSource;
 use crate::model::ParamSpec;
-use config::ConfigFile;
+use config::{ConfigFile, Task};
 use weights::WeightFiles;
 
 /// A published model's folder, opened and checked.
@@ -44,9 +44,22 @@ impl ModelFolder {
     /// [`Error`], which names the file and in it the field or the tensor: an architecture or a feature that this
     /// crate lacks, a tensor that is missing, too many or of an odd shape, a broken file.
     pub fn open(path: &Path) -> Result<ModelFolder> {
+        Self::open_for(Task::Language, path)
+    }
+
+    /// Opens the folder of a sequence classifier with one label: a reward model, whose weights are those of a
+    /// [`ValueModel`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_scorer(path: &Path) -> Result<ModelFolder> {
+        Self::open_for(Task::Score, path)
+    }
+
+    fn open_for(task: Task, path: &Path) -> Result<ModelFolder> {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
-        let config = file.decoder_config(&config_path)?;
+        let config = file.decoder_config(&config_path, task)?;
         let generation_path = path.join("generation_config.json");
         let stop_tokens = match generation_path.exists() {
             true => read_json::<GenerationConfig>(&generation_path)?.eos_token_id,
@@ -54,7 +67,11 @@ impl ModelFolder {
         };
         let stop_tokens = stop_tokens.or(file.eos_token_id).map_or(Vec::new(), TokenIds::into_vec);
         let weights = WeightFiles::open(path)?;
-        weights.check(&decoder::units(&config), config.tie_word_embeddings)?;
+        let units = match task {
+            Task::Language => decoder::units(&config),
+            Task::Score => ValueModel::units_of_config(&config),
+        };
+        weights.check(&units, config.tie_word_embeddings)?;
         Ok(ModelFolder { path: path.to_owned(), config, stop_tokens, weights })
     }
 

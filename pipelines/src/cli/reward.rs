@@ -19,7 +19,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct RewardArgs {
-    /// Which: exact, math, choice, countdown, regex, ifeval, code, judge, python, length or repetition
+    /// Which: exact, math, choice, countdown, regex, ifeval, code, judge, model, python, length or repetition
     name: String,
     /// Lines of {"completion": ..., "answer": ...}, with "prompt", "finished" and "tokens" where they matter, and with
     /// columns of your own; `-` reads standard input

@@ -6,7 +6,7 @@ use super::check::Check;
 use super::error::Problem;
 use super::reward::*;
 use super::tree::Node;
-use crate::reward::Pattern;
+use crate::reward::{Model, Pattern};
 
 /// Checks a reward that stands alone, read from `tree`.
 pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
@@ -52,6 +52,11 @@ impl Check<'_> {
             }),
             RewardKind::Code(code) => self.code(&format!("{path}code"), code),
             RewardKind::Judge(judge) => self.judge(&format!("{path}judge"), judge),
+            RewardKind::Model(model) => Model::open(model).map(|_| ()).map_err(|error| {
+                let help =
+                    "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
+                self.problem(&format!("{path}model.path"), error.to_string(), help)
+            }),
             RewardKind::Python(python) => {
                 self.file(&format!("{path}python.path"), &python.path)?;
                 self.seconds(&format!("{path}python.timeout_s"), python.timeout_s)?;

@@ -373,8 +373,10 @@ impl Resolver<'_> {
             absolute_paths(&mut rlvr.data);
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for term in terms {
-                    if let RewardKind::Python(python) = &mut term.kind {
-                        python.path = absolute(&python.path);
+                    match &mut term.kind {
+                        RewardKind::Python(python) => python.path = absolute(&python.path),
+                        RewardKind::Model(model) => model.path = absolute(&model.path),
+                        _ => {}
                     }
                 }
             }

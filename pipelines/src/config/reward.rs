@@ -64,6 +64,8 @@ pub enum RewardKind {
     Code(CodeConfig),
     /// What another model says of it.
     Judge(JudgeConfig),
+    /// The score of a reward model in a folder.
+    Model(RewardModelConfig),
     /// What a function of the user's says of it.
     Python(PythonConfig),
     /// From 0 down to -1 as a completion comes close to the longest length (DAPO).
@@ -231,6 +233,17 @@ pub struct JudgeConfig {
     pub timeout_s: f64,
 }
 
+/// A reward model: a published sequence classifier with one label. Every rank holds it on the host, in fp32.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardModelConfig {
+    /// Its folder; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// Whether prompt and completion are put to it as two messages in its chat template, or as one text. Default true.
+    #[serde(default = "yes")]
+    pub chat: bool,
+}
+
 /// A function in a file of the user's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -278,6 +291,10 @@ impl Signature {
 
 fn tolerance() -> f64 {
     1e-4
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn three() -> usize {
@@ -372,6 +389,7 @@ enum Key {
     Ifeval,
     Code,
     Judge,
+    Model,
     Python,
     Length,
     Repetition,
@@ -404,6 +422,7 @@ impl<'de> Deserialize<'de> for RewardTerm {
                         Key::Ifeval => kinds.push(RewardKind::Ifeval(entries.next_value()?)),
                         Key::Code => kinds.push(RewardKind::Code(entries.next_value()?)),
                         Key::Judge => kinds.push(RewardKind::Judge(entries.next_value()?)),
+                        Key::Model => kinds.push(RewardKind::Model(entries.next_value()?)),
                         Key::Python => kinds.push(RewardKind::Python(entries.next_value()?)),
                         Key::Length => kinds.push(RewardKind::Length(entries.next_value()?)),
                         Key::Repetition => kinds.push(RewardKind::Repetition(entries.next_value()?)),
@@ -436,6 +455,7 @@ impl Serialize for RewardTerm {
             RewardKind::Ifeval(config) => map.serialize_entry("ifeval", config)?,
             RewardKind::Code(config) => map.serialize_entry("code", config)?,
             RewardKind::Judge(config) => map.serialize_entry("judge", config)?,
+            RewardKind::Model(config) => map.serialize_entry("model", config)?,
             RewardKind::Python(config) => map.serialize_entry("python", config)?,
             RewardKind::Length(config) => map.serialize_entry("length", config)?,
             RewardKind::Repetition(config) => map.serialize_entry("repetition", config)?,

@@ -11,6 +11,7 @@ mod ifeval;
 mod judge;
 mod length;
 mod math;
+mod model;
 mod pattern;
 mod python;
 mod repetition;
@@ -24,6 +25,7 @@ pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
 pub use math::Math;
+pub use model::Model;
 pub use pattern::Pattern;
 pub use python::Python;
 pub use repetition::Repetition;
@@ -129,6 +131,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Ifeval(config) => Box::new(Ifeval::new(*config)),
         RewardKind::Code(config) => Box::new(Code::new(config)?),
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
+        RewardKind::Model(config) => Box::new(Model::new(config)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Length(config) => Box::new(Length::new(*config)),
         RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),
