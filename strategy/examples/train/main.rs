@@ -5,7 +5,7 @@
 //!
 //! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step alone;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: a rank's sequences of this many tokens;
-//! - `stage=1`, `recompute=none`, `deterministic=true`;
+//! - `stage=1`, `recompute=none`, `deterministic=true`, `params=device` (or `host`);
 //! - `steps=8`: timed ones, after two for warm-up.
 
 #![forbid(unsafe_code)]
@@ -19,12 +19,13 @@ use anyroll_backends::{
     CollectiveGroup, Device, DeviceId, Event, Rendezvous, Stream, TorchDevice, connect, open,
 };
 use anyroll_models::{
-    Decoder, PackedBatch, ParamSpec, Sequence,
+    Decoder, PackedBatch, PackedSize, ParamSpec, Runs, Sequence,
     init::WeightSource,
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
     AdamW, Decays, ParamsOn, Precision, Recompute, StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
+    plan::{self, Ranks},
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -79,6 +80,29 @@ fn main() {
     }
 }
 
+/// What the planner says of all this.
+fn planned_gib(
+    zero: &Zero<Decoder>,
+    batch: &PackedBatch,
+    device: &Arc<dyn Device>,
+    options: &Options,
+) -> f64 {
+    let (model, config, group) = (zero.model(), strategy(options), zero.group());
+    let ranks = Ranks {
+        world_size: group.world_size(),
+        granularity_bytes: device.arena_granularity_bytes(),
+        sums_in_rank_order: group.sums_in_rank_order(),
+    };
+    let longest = options.number("seq", 4096);
+    let tokens = batch.tokens() as usize;
+    let size = PackedSize { sequences: tokens / longest, longest, tokens, targets: batch.targets() as usize };
+    let runs = Runs { dtype: config.precision.dtype(), on_host: device.id().backend.is_host() };
+    let held = plan::held(&**model, config, true, ranks).device();
+    let activations = plan::training_activations(&**model, &size, config, runs);
+    let driver = if runs.on_host { 0 } else { plan::driver_bytes(ranks.world_size) };
+    (held + activations + driver) as f64 / f64::from(1 << 30)
+}
+
 /// Steps of next-token prediction, every step on the same tokens.
 fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) -> Value {
     let rank = group.rank();
@@ -115,7 +139,8 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
         "recompute": options.text("recompute", "none"), "deterministic": options.text("deterministic", "true"),
         "tokens": batch.tokens(), "tokens_per_s_per_device": batch.tokens() as f64 / whole * 1e3,
         "step_ms": whole, "forward_ms": forward, "backward_ms": backward, "optimizer_ms": optimizer,
-        "used_gib": used, "losses": losses, "norms": norms, "rank": rank,
+        "params": options.text("params", "device"), "used_gib": used,
+        "planned_gib": planned_gib(&zero, &batch, device, options), "losses": losses, "norms": norms, "rank": rank,
         "weights": digest.then(|| weights_digest(&mut zero)),
     })
 }
@@ -175,7 +200,19 @@ fn prepare(
     let vocab = shape.vocab_size;
     let model =
         Decoder::new(shape, at).unwrap().deterministic(options.text("deterministic", "true") == "true");
-    let config = ZeroConfig {
+    let rank = group.rank() as u64;
+    let tokens: Vec<i64> = (0..(micro_batch * (seq + 1)) as u64)
+        .map(|index| (mix(index + (rank << 32)) % vocab as u64) as i64)
+        .collect();
+    let sequences: Vec<Sequence> =
+        tokens.chunks(seq + 1).map(|tokens| Sequence { tokens, prompt_len: 1 }).collect();
+    let batch = PackedBatch::new(&sequences, 1.0, at).unwrap();
+    let zero = Zero::from_source(Arc::new(model), strategy(options), adamw, device, group, &Noise).unwrap();
+    (zero, batch)
+}
+
+fn strategy(options: &Options) -> ZeroConfig {
+    ZeroConfig {
         stage: ZeroStage::try_from(options.number("stage", 1) as u64).expect("a stage"),
         precision: Precision::Bf16,
         recompute: match options.text("recompute", "none") {
@@ -185,17 +222,12 @@ fn prepare(
             other => panic!("no recompute {other:?}"),
         },
         steps_on: StepsOn::Device,
-        params_on: ParamsOn::Device,
-    };
-    let rank = group.rank() as u64;
-    let tokens: Vec<i64> = (0..(micro_batch * (seq + 1)) as u64)
-        .map(|index| (mix(index + (rank << 32)) % vocab as u64) as i64)
-        .collect();
-    let sequences: Vec<Sequence> =
-        tokens.chunks(seq + 1).map(|tokens| Sequence { tokens, prompt_len: 1 }).collect();
-    let batch = PackedBatch::new(&sequences, 1.0, at).unwrap();
-    let zero = Zero::from_source(Arc::new(model), config, adamw, device, group, &Noise).unwrap();
-    (zero, batch)
+        params_on: match options.text("params", "device") {
+            "device" => ParamsOn::Device,
+            "host" => ParamsOn::Host,
+            other => panic!("no params {other:?}"),
+        },
+    }
 }
 
 /// Values of the right size for a model to train, made faster than a device takes them: for the gigabytes here the
