@@ -327,8 +327,7 @@ impl PinnedBuffer {
         self.order(stream)?;
         // SAFETY: the range is ours; `in_flight` keeps the host away until the copy is done.
         unsafe { self.device.copy_d2h(self.ptr.add(offset_bytes), src.raw()?, stream.raw())? };
-        self.in_flight = Some(stream.record()?);
-        Ok(())
+        self.hold(stream)
     }
 
     /// Starts a copy from `offset_bytes` into all of `dst` and returns at once.
@@ -337,8 +336,7 @@ impl PinnedBuffer {
         self.order(stream)?;
         // SAFETY: as in `copy_from`.
         unsafe { self.device.copy_h2d(dst.raw()?, self.ptr.add(offset_bytes), stream.raw())? };
-        self.in_flight = Some(stream.record()?);
-        Ok(())
+        self.hold(stream)
     }
 
     /// The bytes, once no copy is in flight.
@@ -353,6 +351,29 @@ impl PinnedBuffer {
         self.settle()?;
         // SAFETY: as in `bytes`, and `self` is borrowed alone.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len_bytes) })
+    }
+
+    /// The first `len` elements as a tensor of the host, without a copy.
+    ///
+    /// # Safety
+    /// The tensor is used in the order of a stream, between copies, and [`PinnedBuffer::hold`] or a copy follows its
+    /// last use there.
+    pub(crate) unsafe fn host_tensor(&self, len: usize, dtype: DType) -> Result<tch::Tensor> {
+        assert!(len * dtype.size_bytes() <= self.len_bytes, "{len} x {dtype:?} of {} bytes", self.len_bytes);
+        let (shape, strides, kind) = ([len as i64], [1], dtype.kind());
+        // SAFETY: the range is ours, and the caller's promise keeps it until its last use.
+        Ok(unsafe { tch::Tensor::f_from_blob(self.ptr, &shape, &strides, kind, tch::Device::Cpu)? })
+    }
+
+    /// Keeps the host away until the work that is on `stream` now is done, as after a copy.
+    pub(crate) fn hold(&mut self, stream: &Stream) -> Result<()> {
+        self.in_flight = Some(stream.record()?);
+        Ok(())
+    }
+
+    /// Whether nothing on a stream uses it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight.as_ref().is_none_or(|event| event.is_complete().unwrap_or(false))
     }
 
     fn assert_holds(&self, offset_bytes: usize, buffer: &Buffer) {

@@ -1,7 +1,7 @@
 //! [`Collective`] over libtorch's Gloo: for the CPU, and for devices that have no library of their own.
 //!
 //! Operations run on the stream's host thread. Gloo only moves bytes here, straight between the buffers of two
-//! ranks; sums are ours, in rank order and in fp32 for floats, so that every rank gets the same bits at every world
+//! ranks, or between copies of them in pinned memory where the host does not see a device's own; sums are ours, in rank order and in fp32 for floats, so that every rank gets the same bits at every world
 //! size and for every element type.
 
 use std::{
@@ -15,7 +15,11 @@ use std::{
 
 use tch::{Kind, Tensor};
 
-use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi, rendezvous::millis};
+use crate::{
+    Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi,
+    host_copies::{HostCopies, Operand},
+    rendezvous::millis,
+};
 
 /// Gloo gives up this much later than the deadline of the group above, which then names the operation first.
 const GRACE: Duration = Duration::from_secs(1);
@@ -26,6 +30,7 @@ pub struct Gloo {
     shared: Arc<Shared>,
     store: Store,
     splits: AtomicU64,
+    copies: HostCopies,
 }
 
 /// What operations in flight hold on to.
@@ -68,28 +73,38 @@ impl Gloo {
         }
         let aborted = AtomicBool::new(false);
         let shared = Arc::new(Shared { raw, rank, world_size, timeout, aborted, failure: Mutex::default() });
-        Ok(Self { shared, store, splits: AtomicU64::new(0) })
+        Ok(Self { shared, store, splits: AtomicU64::new(0), copies: HostCopies::default() })
     }
 
-    /// Enqueues `operation`, unless there is nothing to move.
-    fn enqueue<F>(&self, call: &'static str, bytes: usize, stream: &Stream, operation: F) -> Result<()>
+    /// Enqueues `operation` on the operands as flat tensors of the host, unless there is nothing to move.
+    fn enqueue<F>(
+        &self,
+        call: &'static str,
+        operands: &[Operand<'_>],
+        stream: &Stream,
+        operation: F,
+    ) -> Result<()>
     where
-        F: FnOnce(&Shared) -> Result<()> + Send + 'static,
+        F: FnOnce(&Shared, &[Tensor]) -> Result<()> + Send + 'static,
     {
         self.check()?;
-        if bytes == 0 {
+        if !operands.is_empty() && operands.iter().all(|operand| operand.buffer().is_empty()) {
             return Ok(());
         }
+        let bring = |operand: &Operand<'_>| self.copies.bring(*operand, stream);
+        let copies = operands.iter().map(bring).collect::<Result<Vec<_>>>()?;
+        let tensors: Vec<Tensor> = copies.iter().map(|copy| copy.tensor.shallow_clone()).collect();
         let shared = self.shared.clone();
         stream.enqueue_host_fn(Box::new(move || {
             // After a failure the other ranks are in no known state: a later operation would only wait.
             if shared.state(call).is_ok()
-                && let Err(error) = operation(&shared)
+                && let Err(error) = operation(&shared, &tensors)
             {
                 shared.fail(error);
             }
             Ok(())
-        }))
+        }))?;
+        copies.into_iter().try_for_each(|copy| self.copies.give_back(copy, stream))
     }
 }
 
@@ -107,21 +122,21 @@ impl Collective for Gloo {
     }
 
     fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
-        let bytes = flat(&buffer.as_bytes())?;
-        self.enqueue("broadcast", buffer.len_bytes(), stream, move |gloo| {
+        let operands = [Operand::Update(&buffer.as_bytes())];
+        self.enqueue("broadcast", &operands, stream, move |gloo, tensors| {
+            let bytes = ffi::tensor_ptr(&tensors[0]);
             // SAFETY: the group and the tensor are live until `finish` returns.
-            let work =
-                unsafe { ffi::anyroll_gloo_broadcast(gloo.raw, ffi::tensor_ptr(&bytes), root as c_int) };
+            let work = unsafe { ffi::anyroll_gloo_broadcast(gloo.raw, bytes, root as c_int) };
             gloo.finish("broadcast", work)
         })
     }
 
     fn all_reduce(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
         op.check(buffer.dtype())?;
-        let whole = flat(buffer)?;
-        self.enqueue("all_reduce", buffer.len_bytes(), stream, move |gloo| {
+        self.enqueue("all_reduce", &[Operand::Update(buffer)], stream, move |gloo, tensors| {
+            let whole = &tensors[0];
             // Each rank reduces one slice of all, and then everybody gets every slice. The last may be shorter.
-            let slices = slices(&whole, (whole.numel()).div_ceil(gloo.world_size), gloo.world_size)?;
+            let slices = slices(whole, whole.numel().div_ceil(gloo.world_size), gloo.world_size)?;
             let reduced = gloo.reduce("all_reduce", &slices, op)?;
             slices[gloo.rank].shallow_clone().f_copy_(&reduced)?;
             gloo.gather("all_reduce", &slices)
@@ -129,19 +144,21 @@ impl Collective for Gloo {
     }
 
     fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
-        let (output, input) = (flat(output)?, flat(input)?);
-        self.enqueue("all_gather", input.numel(), stream, move |gloo| {
-            let slices = slices(&output, input.numel(), gloo.world_size)?;
-            copy_unless_same(&slices[gloo.rank], &input)?;
+        let operands = [Operand::Write(output), Operand::Read(input)];
+        self.enqueue("all_gather", &operands, stream, move |gloo, tensors| {
+            let (output, input) = (&tensors[0], &tensors[1]);
+            let slices = slices(output, input.numel(), gloo.world_size)?;
+            copy_unless_same(&slices[gloo.rank], input)?;
             gloo.gather("all_gather", &slices)
         })
     }
 
     fn reduce_scatter(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
         op.check(input.dtype())?;
-        let (output, input) = (flat(output)?, flat(input)?);
-        self.enqueue("reduce_scatter", output.numel(), stream, move |gloo| {
-            let slices = slices(&input, output.numel(), gloo.world_size)?;
+        let operands = [Operand::Write(output), Operand::Read(input)];
+        self.enqueue("reduce_scatter", &operands, stream, move |gloo, tensors| {
+            let (output, input) = (&tensors[0], &tensors[1]);
+            let slices = slices(input, output.numel(), gloo.world_size)?;
             let reduced = gloo.reduce("reduce_scatter", &slices, op)?;
             output.shallow_clone().f_copy_(&reduced)?;
             Ok(())
@@ -149,10 +166,11 @@ impl Collective for Gloo {
     }
 
     fn all_to_all(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
-        let (output, input) = (flat(output)?, flat(input)?);
-        self.enqueue("all_to_all", input.numel(), stream, move |gloo| {
+        let operands = [Operand::Write(output), Operand::Read(input)];
+        self.enqueue("all_to_all", &operands, stream, move |gloo, tensors| {
+            let (output, input) = (&tensors[0], &tensors[1]);
             let len = input.numel() / gloo.world_size;
-            let (to, from) = (slices(&output, len, gloo.world_size)?, slices(&input, len, gloo.world_size)?);
+            let (to, from) = (slices(output, len, gloo.world_size)?, slices(input, len, gloo.world_size)?);
             copy_unless_same(&to[gloo.rank], &from[gloo.rank])?;
             let sends = gloo.peers().map(|peer| Transfer::send(&from[peer], peer));
             let receives = gloo.peers().map(|peer| Transfer::receive(&to[peer], peer));
@@ -161,22 +179,35 @@ impl Collective for Gloo {
     }
 
     fn batch(&self, transfers: &[P2p], stream: &Stream) -> Result<()> {
-        let ready = transfers
+        if transfers.is_empty() {
+            return self.check();
+        }
+        let operands: Vec<_> = transfers
             .iter()
-            .map(|transfer| {
-                let tensor = flat(transfer.buffer())?;
-                Ok(match transfer {
-                    P2p::Send { to, .. } => Transfer::send(&tensor, *to),
-                    P2p::Recv { from, .. } => Transfer::receive(&tensor, *from),
-                })
+            .map(|transfer| match transfer {
+                P2p::Send { buffer, .. } => Operand::Read(buffer),
+                P2p::Recv { buffer, .. } => Operand::Write(buffer),
             })
-            .collect::<Result<Vec<_>>>()?;
-        let elements = transfers.iter().map(|transfer| transfer.buffer().len()).sum();
-        self.enqueue("batch", elements, stream, move |gloo| gloo.exchange("batch", &ready))
+            .collect();
+        let peers: Vec<_> = transfers
+            .iter()
+            .map(|transfer| match transfer {
+                P2p::Send { to, .. } => (*to, true),
+                P2p::Recv { from, .. } => (*from, false),
+            })
+            .collect();
+        self.enqueue("batch", &operands, stream, move |gloo, tensors| {
+            let ready = peers.into_iter().zip(tensors).map(|((peer, is_send), tensor)| Transfer {
+                tensor: tensor.shallow_clone(),
+                peer,
+                is_send,
+            });
+            gloo.exchange("batch", &ready.collect::<Vec<_>>())
+        })
     }
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.enqueue("barrier", 1, stream, |gloo| {
+        self.enqueue("barrier", &[], stream, |gloo, _| {
             // SAFETY: the group is live.
             gloo.finish("barrier", unsafe { ffi::anyroll_gloo_barrier(gloo.raw) })
         })
@@ -310,10 +341,6 @@ impl Drop for Shared {
         // SAFETY: no operation holds the group any more.
         unsafe { ffi::anyroll_gloo_free(self.raw) };
     }
-}
-
-fn flat(buffer: &Buffer) -> Result<Tensor> {
-    buffer.tensor(&[buffer.len() as i64])
 }
 
 /// One transfer of an operation.

@@ -22,6 +22,7 @@ mod gloo;
 mod gpu;
 mod graph;
 mod group;
+mod host_copies;
 mod kernel_cache;
 mod library;
 mod model_kernels;
