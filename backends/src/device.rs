@@ -34,6 +34,11 @@ impl BackendKind {
         matches!(self, Self::Cpu)
     }
 
+    /// Whether one device serves several ranks: their collectives go through the host.
+    pub const fn shares_devices(self) -> bool {
+        matches!(self, Self::Cpu | Self::Vulkan)
+    }
+
     /// Whether libtorch computes on it, so that models can run.
     pub const fn runs_models(self) -> bool {
         !matches!(self, Self::Vulkan)

@@ -217,7 +217,7 @@ fn erase<T>(argument: &mut T) -> *mut c_void {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Write;
 
     use half::{bf16, f16};
@@ -226,9 +226,19 @@ mod tests {
     use super::*;
     use crate::{BackendKind, DeviceId, Error, PinnedBuffer, open, ops};
 
-    /// The first GPU; without one says so past the harness, which keeps what passing tests print.
+    /// The first GPU on which libtorch computes; without one says so past the harness, which keeps what passing tests
+    /// print.
     fn device() -> Option<Arc<dyn Device>> {
-        match open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }) {
+        first_of(BackendKind::Cuda)
+    }
+
+    /// Every backend's first device that has kernels.
+    fn devices() -> impl Iterator<Item = Arc<dyn Device>> {
+        [BackendKind::Cuda, BackendKind::Vulkan].into_iter().filter_map(first_of)
+    }
+
+    pub(crate) fn first_of(backend: BackendKind) -> Option<Arc<dyn Device>> {
+        match open(DeviceId { backend, ordinal: 0 }) {
             Ok(device) => {
                 assert!(device.has_kernels());
                 Some(device)
@@ -242,7 +252,7 @@ mod tests {
     }
 
     /// Values of many sizes and both signs, from a fixed sequence (Knuth's MMIX).
-    fn values(len: usize, mut state: u64) -> Vec<f32> {
+    pub(crate) fn values(len: usize, mut state: u64) -> Vec<f32> {
         let mut draw = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 24) as f32
@@ -281,7 +291,7 @@ mod tests {
     element!(bf16, DType::Bf16, bf16::from_f32, bf16::to_f32);
     element!(f16, DType::F16, f16::from_f32, f16::to_f32);
 
-    fn upload(stream: &Stream, bytes: &[u8], dtype: DType) -> Buffer {
+    pub(crate) fn upload(stream: &Stream, bytes: &[u8], dtype: DType) -> Buffer {
         let buffer = Buffer::zeros(stream, bytes.len() / dtype.size_bytes(), dtype).unwrap();
         let mut host = PinnedBuffer::new(stream.device(), bytes.len()).unwrap();
         host.bytes_mut().unwrap().copy_from_slice(bytes);
@@ -289,7 +299,7 @@ mod tests {
         buffer
     }
 
-    fn download(buffer: &Buffer, stream: &Stream) -> Vec<u8> {
+    pub(crate) fn download(buffer: &Buffer, stream: &Stream) -> Vec<u8> {
         let mut host = PinnedBuffer::new(stream.device(), buffer.len_bytes()).unwrap();
         host.copy_from(0, buffer, stream).unwrap();
         host.bytes().unwrap().to_vec()
@@ -374,20 +384,20 @@ mod tests {
 
     #[test]
     fn reductions_have_the_bits_of_the_host() {
-        let Some(device) = device() else { return };
-        for case in [(1, 9, 0), (2, 64, 0), (3, 1000, 0), (4, 1001, 1), (5, 48, 1)] {
-            reduces(&device, case);
+        for device in devices() {
+            for case in [(1, 9, 0), (2, 64, 0), (3, 1000, 0), (4, 1001, 1), (5, 48, 1)] {
+                reduces(&device, case);
+            }
         }
     }
 
     #[test]
     fn large_reductions_have_the_bits_of_the_host() {
-        let Some(device) = device() else { return };
-        reduces(&device, (8, 1 << 20, 0));
+        devices().for_each(|device| reduces(&device, (8, 1 << 20, 0)));
     }
 
     /// One element of the step, as `kernels/strategy.cu` and `shim/optimizer.cpp` write it.
-    fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW, step: i32) -> [f32; 3] {
+    pub(crate) fn adamw_one([w, m, v]: [f32; 3], gradient: f32, h: &ops::AdamW, step: i32) -> [f32; 3] {
         let (learning_rate, beta1, beta2) = (h.learning_rate as f32, h.betas.0 as f32, h.betas.1 as f32);
         let bias1 = (1.0 - h.betas.0.powi(step)) as f32;
         let bias2_root = (1.0 - h.betas.1.powi(step)).sqrt() as f32;

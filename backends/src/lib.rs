@@ -33,6 +33,7 @@ mod rendezvous;
 mod rocm;
 mod stream;
 mod tensor_meter;
+mod vulkan;
 
 use std::sync::Arc;
 
@@ -63,7 +64,8 @@ pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
         BackendKind::Cpu => Ok(cpu::CpuDevice::open(id.ordinal)),
         BackendKind::Cuda => open_gpu(&cuda::VENDOR, id),
         BackendKind::Rocm => open_gpu(&rocm::VENDOR, id),
-        BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(id.backend)),
+        BackendKind::Vulkan => open_devices::once(id, || Ok(Arc::new(vulkan::Vulkan::open(id.ordinal)?))),
+        BackendKind::Ascend => Err(not_implemented(id.backend)),
     }
 }
 
@@ -73,7 +75,8 @@ pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
         BackendKind::Cpu => Ok(vec![open(DeviceId { backend, ordinal: 0 })?.info()]),
         BackendKind::Cuda => gpu::devices(&cuda::VENDOR),
         BackendKind::Rocm => gpu::devices(&rocm::VENDOR),
-        BackendKind::Ascend | BackendKind::Vulkan => Err(not_implemented(backend)),
+        BackendKind::Vulkan => vulkan::devices(),
+        BackendKind::Ascend => Err(not_implemented(backend)),
     }
 }
 
@@ -101,7 +104,7 @@ pub fn connect_with(
 ) -> Result<Arc<dyn Collective>> {
     let store = Store::connect(rendezvous)?;
     match device.id().backend {
-        BackendKind::Cpu => Ok(Arc::new(gloo::Gloo::connect(store)?)),
+        BackendKind::Cpu | BackendKind::Vulkan => Ok(Arc::new(gloo::Gloo::connect(store)?)),
         BackendKind::Cuda | BackendKind::Rocm => {
             Ok(Arc::new(nccl::Nccl::connect(device, &store, reduction)?))
         }

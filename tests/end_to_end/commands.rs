@@ -48,6 +48,7 @@ fn a_bad_config_is_refused_before_anything_starts() {
     };
     check("pipeline.rlvr.group_sise=4", &["group_sise", "group_size"]);
     check("strategy.micro_batch_size=many", &["a whole number"]);
+    check("backend=vulkan", &["backend: `vulkan` has memory", "train on one of cuda, rocm, ascend, cpu"]);
     // What a value cannot be with others is shown at the other, where the file has it.
     let ended = finish(tiny(ONE_RANK, &run, &["devices=3"]));
     assert!(ended.error().contains("pipeline.rlvr.warmup.batch_size"), "{ended:#?}");

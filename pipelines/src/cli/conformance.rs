@@ -27,7 +27,8 @@ pub(super) struct ConformanceArgs {
     /// Which backend
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
-    /// Numbers of ranks to check the collectives with; by default 1 to 4, or to the number of devices
+    /// Numbers of ranks to check the collectives with; by default 1 to 4, or to the number of devices where each rank needs
+    /// its own
     #[arg(long, value_delimiter = ',', value_name = "N,...")]
     world_size: Vec<usize>,
     /// Only cases whose name contains this
@@ -57,7 +58,7 @@ pub(super) fn conformance(args: &ConformanceArgs) -> Result<u8> {
 fn supervise(args: &ConformanceArgs) -> Result<u8> {
     let outcomes = match devices(args.backend) {
         Ok(found) => {
-            let most = if args.backend.is_host() { 4 } else { found.len().min(4) };
+            let most = if args.backend.shares_devices() { 4 } else { found.len().min(4) };
             let default: Vec<usize> = (1..=most).collect();
             run_jobs(if args.world_size.is_empty() { &default } else { &args.world_size })?
         }
@@ -104,7 +105,10 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
 
 /// Is a rank: checks, and on rank 0 hands over what all found.
 fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
-    let ordinal = if args.backend.is_host() { 0 } else { rank.local_rank };
+    let ordinal = match args.backend.shares_devices() {
+        true => rank.local_rank % devices(args.backend)?.len(),
+        false => rank.local_rank,
+    };
     let device: Arc<dyn Device> = open(DeviceId { backend: args.backend, ordinal })?;
     let filter = args.filter.as_deref();
     let mut outcomes = if rank.world_size == 1 { device_suite(&device, filter) } else { Vec::new() };

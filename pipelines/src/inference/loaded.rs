@@ -148,6 +148,11 @@ fn place(options: &Options) -> Result<Place> {
     let usable = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
     let backend = options.backend.or_else(|| BackendKind::ALL.into_iter().find(usable));
     let backend = backend.unwrap_or(BackendKind::Cpu);
+    if !backend.runs_models() {
+        let what =
+            "models: libtorch does not compute on it; leave `--backend` out for the first that does".into();
+        return Err(anyroll_backends::Error::Unsupported { backend, what }.into());
+    }
     let device = open(DeviceId { backend, ordinal: options.ordinal })?;
     let rendezvous = Rendezvous {
         rank: 0,

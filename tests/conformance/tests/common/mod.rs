@@ -11,7 +11,17 @@ pub fn cpu(ordinal: usize) -> Arc<dyn Device> {
 }
 
 /// Runs `rank` on every rank of a job and returns what rank 0 returned. Each has a device and a store of its own.
+#[allow(dead_code)] // each program of tests has its own part of this module
 pub fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(Peers) -> T + Sync) -> T {
+    on_ranks_of(&|number| cpu(number), world_size, rank)
+}
+
+/// The same on devices of another backend.
+pub fn on_ranks_of<T: Send>(
+    device: &(dyn Fn(usize) -> Arc<dyn Device> + Sync),
+    world_size: usize,
+    rank: impl Fn(Peers) -> T + Sync,
+) -> T {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     drop(listener);
@@ -24,7 +34,7 @@ pub fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(Peers) -> T + Sync) ->
             agent_store: None,
             timeout: Duration::from_secs(40),
         };
-        rank(Peers::connect(cpu(number), &rendezvous, Reduction::Ordered).expect("the ranks meet"))
+        rank(Peers::connect(device(number), &rendezvous, Reduction::Ordered).expect("the ranks meet"))
     };
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..world_size).map(|number| scope.spawn(move || start(number))).collect();
