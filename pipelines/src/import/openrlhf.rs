@@ -165,8 +165,8 @@ const REFUSED: [(&str, &str); 20] = [
     ("reward.clip_range", "say `algorithm.reward_clip`"),
     ("reward.overlong_*", "use the `length` reward"),
     ("reward.model_name_or_path", "name a reward that can be verified in `pipeline.rlvr.reward`"),
-    ("critic*", "name the advantage that needs no critic"),
-    ("value_clip", "name the advantage that needs no critic"),
+    ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
+    ("value_clip", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
     ("aux_loss_coef", "there are no mixtures of experts"),
     ("actor.aux_loss_coef", "there are no mixtures of experts"),
     ("data.input_template", "prompts are rendered by the model's chat template"),
@@ -375,14 +375,33 @@ fn estimator(ledger: &mut Ledger, a: &str) {
             ledger.fill(&whiten, true);
             ledger.map(key, &advantage, json!({"grpo": {"scale": "none"}}));
         }
-        Some(_) => ledger.refuse(key, "name an advantage without a critic: grpo, rloo, reinforce"),
+        Some("gae") => {
+            let lambda = ledger.number("algo.advantage.lambd").unwrap_or(1.0);
+            ledger.fill(&whiten, true);
+            ledger.map(key, &advantage, json!({"gae": {"gamma": gamma, "lambda": lambda}}));
+            critic(ledger);
+        }
+        Some(_) => ledger.refuse(key, "advantages here are gae, grpo, rloo and reinforce"),
         None => {}
     }
     ledger.idle_all(&[
         ("algo.advantage.gamma", "with the advantage"),
-        ("algo.advantage.lambd", "only a critic's advantages have it"),
+        ("algo.advantage.lambd", "with the advantage, where that is `gae`"),
         ("algo.advantage.no_std_norm", "the advantage says what it is divided by"),
     ]);
+}
+
+/// OpenRLHF's numbers where none are given.
+fn critic(ledger: &mut Ledger) {
+    let critic = format!("{R}.critic");
+    let learning_rate = format!("{critic}.optimizer.adamw.learning_rate");
+    for key in ["critic.adam.lr", "critic_learning_rate"] {
+        ledger.copy_number(key, &learning_rate);
+    }
+    ledger.copy_number("value_clip", &format!("{critic}.value_clip"));
+    ledger.fill(&learning_rate, 9e-6);
+    ledger.fill(&format!("{critic}.value_clip"), 0.5);
+    ledger.idle_all(&[("critic.model_name_or_path", "the critic begins with the policy's weights")]);
 }
 
 fn loss(ledger: &mut Ledger, field: &str) {

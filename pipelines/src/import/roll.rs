@@ -89,9 +89,8 @@ const IDLE: [(&str, &str); 50] = [
     ("reward_pretrain", "rewards here are functions"),
 ];
 
-const REFUSED: [(&str, &str); 20] = [
-    ("critic*", "name the advantage that needs no critic"),
-    ("lambd", "name the advantage that needs no critic"),
+const REFUSED: [(&str, &str); 19] = [
+    ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
     ("async_generation_ratio", "rollouts are on-policy"),
     ("use_additional_prompts", "as many prompts as asked for are sampled"),
     ("is_use_additional_prompts", "as many prompts as asked for are sampled"),
@@ -283,10 +282,16 @@ fn algorithm(ledger: &mut Ledger) {
             let gamma = ledger.number("gamma").unwrap_or(1.0);
             ledger.map("adv_estimator", &advantage, json!({"reinforce": {"gamma": gamma}}));
         }
-        Some(_) => ledger.refuse("adv_estimator", "name an advantage without a critic: grpo, reinforce"),
+        Some("gae") => {
+            let [gamma, lambda] =
+                [("gamma", 1.0), ("lambd", 0.95)].map(|(key, usual)| ledger.number(key).unwrap_or(usual));
+            ledger.map("adv_estimator", &advantage, json!({"gae": {"gamma": gamma, "lambda": lambda}}));
+            critic(ledger);
+        }
+        Some(_) => ledger.refuse("adv_estimator", "advantages here are gae, grpo and reinforce"),
         None => {}
     }
-    ledger.idle_all(&[("gamma", "with the advantage")]);
+    ledger.idle_all(&[("gamma", "with the advantage"), ("lambd", "with the advantage, where that is `gae`")]);
     for name in ["reward_clip", "advantage_clip"] {
         ledger.copy_number(name, &format!("{a}.{name}"));
     }
@@ -298,6 +303,19 @@ fn algorithm(ledger: &mut Ledger) {
     loss(ledger, &a);
     aggregation(ledger, &a);
     selection(ledger);
+}
+
+fn critic(ledger: &mut Ledger) {
+    let critic = format!("{R}.critic");
+    let learning_rate = format!("{critic}.optimizer.adamw.learning_rate");
+    ledger.copy_number("critic.training_args.learning_rate", &learning_rate);
+    ledger.fill(&learning_rate, 5e-5);
+    ledger.copy_number("value_clip", &format!("{critic}.value_clip"));
+    ledger.copy_number("critic_warmup", &format!("{critic}.warmup_steps"));
+    ledger.idle_all(&[(
+        "critic.*",
+        "the critic has the policy's model, mini-batches and strategy, or `roles.critic`",
+    )]);
 }
 
 fn selection(ledger: &mut Ledger) {

@@ -286,6 +286,23 @@ python3 -m openrlhf.cli.train_ppo_ray \\
    --vllm_num_engines 4 --colocate_all_models
 # comments stay comments: --zero_stage 1
 ";
+    let ppo = "--advantage_estimator gae --lambd 0.9 --critic_learning_rate 5e-6";
+    let ppo = imported("ppo.sh", &old.replace("--advantage_estimator group_norm", ppo), Origin::Openrlhf);
+    check_refused(&ppo, &[]);
+    check_loads(&ppo);
+    let rows = [
+        ("algo.advantage.lambd", "no effect algo.advantage.lambd: 0.9 (with the advantage"),
+        ("critic_learning_rate", "mapped    critic_learning_rate: "),
+    ];
+    check_rows(&ppo, &rows);
+    for line in [
+        "          lambda: 0.9\n",
+        "      whiten_advantages: true\n",
+        "    critic:\n",
+        "      value_clip: 0.5\n",
+    ] {
+        assert!(ppo.yaml().contains(line), "no\n{line}in\n{}", ppo.yaml());
+    }
     let new = "\
 python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_name_or_path models/llama \
 --reward.remote_url rewards/mine.py --train.batch_size 128 --rollout.batch_size 128 \
@@ -356,6 +373,13 @@ rewards:
     world_size: 8
 ";
     let import = imported("rlvr.yaml", text, Origin::Roll);
+    let text_ppo = text.replace("adv_estimator: reinforce", "adv_estimator: gae\ncritic_warmup: 3");
+    let ppo = imported("ppo.yaml", &text_ppo, Origin::Roll);
+    check_refused(&ppo, &[]);
+    check_loads(&ppo);
+    for line in ["          lambda: 0.95\n", "      warmup_steps: 3\n", "    critic:\n"] {
+        assert!(ppo.yaml().contains(line), "no\n{line}in\n{}", ppo.yaml());
+    }
     check_refused(&import, &[]);
     check_loads(&import);
     let yaml = import.yaml();
@@ -395,16 +419,25 @@ method:
   target: 6
   horizon: 10000
   gamma: 1
+  lam: 0.9
+  vf_coef: 1.2
   cliprange: 0.2
+  cliprange_value: 0.3
   gen_kwargs: {max_new_tokens: 40, top_k: 0, top_p: 1.0, do_sample: true}
 ";
     let import = imported("ppo.yml", text, Origin::Trlx);
     check_refused(&import, &["model.num_layers_unfrozen"]);
     check_loads(&import);
     let yaml = import.yaml();
-    for line in
-        ["seed: 7\n", "    steps: 1000\n", "    epochs: 4\n", "          final_ratio: 0.1\n", "target: 6"]
-    {
+    for line in [
+        "seed: 7\n",
+        "    steps: 1000\n",
+        "    epochs: 4\n",
+        "          final_ratio: 0.1\n",
+        "target: 6",
+        "          lambda: 0.9\n",
+        "      value_clip: 0.3\n",
+    ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
     }
 }

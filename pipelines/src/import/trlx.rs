@@ -35,14 +35,11 @@ const IDLE: [(&str, &str); 24] = [
     ("method.gen_kwargs.pad_token_id", FOLDER),
 ];
 
-const REFUSED: [(&str, &str); 17] = [
+const REFUSED: [(&str, &str); 14] = [
     ("model.num_layers_unfrozen", "layers are trained all, or by `model.lora`"),
     ("model.peft_config*", "say `model.lora`"),
     ("model.delta_kwargs*", "say `model.lora`"),
-    ("method.lam", "name an advantage without a critic"),
-    ("method.cliprange_value", "name an advantage without a critic"),
-    ("method.vf_coef", "name an advantage without a critic"),
-    ("method.num_value_layers_unfrozen", "name an advantage without a critic"),
+    ("method.num_value_layers_unfrozen", "the critic is a model of its own, trained whole"),
     ("method.scale_reward", "center within the group instead, by the advantage"),
     ("method.ref_mean", "center within the group instead, by the advantage"),
     ("method.ref_std", "center within the group instead, by the advantage"),
@@ -148,13 +145,13 @@ fn method(ledger: &mut Ledger) {
         let chunk = ledger.whole("method.chunk_size").unwrap_or(rollouts);
         ledger.map("method.num_rollouts", &format!("{R}.prompts_per_step"), rollouts);
         ledger.fill(&format!("{R}.group_size"), 1);
-        ledger.fill(&format!("{a}.advantage"), serde_json::json!({"reinforce": {}}));
         ledger.fill(&format!("{a}.whiten_advantages"), true);
         if ledger.peek("method.chunk_size").is_some() {
             ledger.map("method.chunk_size", &format!("{R}.rollout.batch_size"), chunk);
         }
         ledger.fill(&format!("{R}.rollout.batch_size"), chunk);
     }
+    critic(ledger, &a);
     ledger.copy_number("method.ppo_epochs", &format!("{R}.epochs"));
     if let Some(clip) = ledger.number("method.cliprange") {
         ledger.fill(&format!("{a}.loss.clipped.clip_high"), clip);
@@ -172,11 +169,6 @@ fn method(ledger: &mut Ledger) {
         (None, _) => ledger.fill(&format!("{a}.kl_in"), serde_json::json!({"reward": {}})),
     }
     ledger.idle_all(&[("method.target", "the coefficient stays"), ("method.horizon", "with the target")]);
-    match ledger.number("method.gamma") {
-        Some(1.0) => ledger.idle("method.gamma", "none"),
-        Some(_) => ledger.refuse("method.gamma", "say `algorithm.advantage.reinforce.gamma`"),
-        None => {}
-    }
     for (key, field) in [
         ("max_new_tokens", "max_new_tokens"),
         ("temperature", "temperature"),
@@ -185,4 +177,20 @@ fn method(ledger: &mut Ledger) {
     ] {
         ledger.copy_number(&format!("method.gen_kwargs.{key}"), &format!("{R}.rollout.{field}"));
     }
+}
+
+/// One model with two heads and one optimizer becomes two models, each with an optimizer like it.
+fn critic(ledger: &mut Ledger, a: &str) {
+    let (gae, critic) = (format!("{a}.advantage.gae"), format!("{R}.critic"));
+    ledger.copy_number("method.gamma", &format!("{gae}.gamma"));
+    ledger.copy_number("method.lam", &format!("{gae}.lambda"));
+    ledger.fill(&format!("{gae}.lambda"), 0.95);
+    ledger.copy_number("method.cliprange_value", &format!("{critic}.value_clip"));
+    for name in ["learning_rate", "betas", "eps", "weight_decay"] {
+        let field = format!("optimizer.adamw.{name}");
+        if let Some(value) = ledger.draft(&format!("{R}.{field}")).cloned() {
+            ledger.fill(&format!("{critic}.{field}"), value);
+        }
+    }
+    ledger.idle_all(&[("method.vf_coef", "the critic has an optimizer of its own")]);
 }
