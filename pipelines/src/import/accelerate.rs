@@ -119,11 +119,7 @@ fn precision(ledger: &mut Ledger) {
         Some(_) => ledger.refuse("mixed_precision", "precisions are fp32, bf16 and fp16"),
         None => {}
     }
-    match ledger.truth("fp16") {
-        Some(true) => ledger.map("fp16", "strategy.precision", "fp16"),
-        Some(false) => ledger.idle("fp16", "off"),
-        None => {}
-    }
+    ledger.switch("fp16", "strategy.precision", "fp16");
 }
 
 fn distributed_type(ledger: &mut Ledger) {
@@ -188,12 +184,7 @@ fn fsdp_section(ledger: &mut Ledger) {
         Some(false) => ledger.idle(&offload, "off"),
         None => {}
     }
-    let recompute = key("activation_checkpointing");
-    match ledger.truth(&recompute) {
-        Some(true) => ledger.map(&recompute, "strategy.recompute", "full"),
-        Some(false) => ledger.map(&recompute, "strategy.recompute", "none"),
-        None => {}
-    }
+    ledger.either(&key("activation_checkpointing"), "strategy.recompute", "full", "none");
     if ledger.peek("fsdp_config").is_some() {
         ledger.idle("fsdp_config", "empty");
     }

@@ -100,20 +100,8 @@ fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
         )]);
         ledger.refuse_all(&[(section, "not a mapping with a device")]);
     }
-    let old = key("zero_optimization.cpu_offload");
-    match ledger.truth(&old) {
-        Some(true) => ledger.map(&old, "strategy.offload.optimizer", "cpu_step"),
-        Some(false) => ledger.idle(&old, "off"),
-        None if ledger.peek(&old).is_some() => ledger.refuse(&old, "neither true nor false"),
-        None => {}
-    }
-    let old = key("zero_optimization.cpu_offload_params");
-    match ledger.truth(&old) {
-        Some(true) => ledger.map(&old, "strategy.offload.params", "cpu"),
-        Some(false) => ledger.idle(&old, "off"),
-        None if ledger.peek(&old).is_some() => ledger.refuse(&old, "neither true nor false"),
-        None => {}
-    }
+    ledger.switch(&key("zero_optimization.cpu_offload"), "strategy.offload.optimizer", "cpu_step");
+    ledger.switch(&key("zero_optimization.cpu_offload_params"), "strategy.offload.params", "cpu");
 }
 
 /// The device that optimizer states are on.

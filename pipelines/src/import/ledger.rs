@@ -227,6 +227,25 @@ impl Ledger {
         }
     }
 
+    /// A key that is on or off: on is `field: value`, off is what is here without it.
+    pub(super) fn switch(&mut self, key: &str, field: &str, value: &str) {
+        match (self.peek(key), self.truth(key)) {
+            (None, _) => {}
+            (Some(_), Some(true)) => self.map(key, field, value),
+            (Some(_), Some(false)) => self.idle(key, "off"),
+            (Some(_), None) => self.refuse(key, "neither true nor false"),
+        }
+    }
+
+    /// A key that is true or false, where both are values of our field.
+    pub(super) fn either(&mut self, key: &str, field: &str, if_true: &str, if_false: &str) {
+        match (self.peek(key), self.truth(key)) {
+            (None, _) => {}
+            (Some(_), Some(truth)) => self.map(key, field, if truth { if_true } else { if_false }),
+            (Some(_), None) => self.refuse(key, "neither true nor false"),
+        }
+    }
+
     /// As [`Self::map`] for a text that stays as it is.
     pub(super) fn copy_text(&mut self, key: &str, field: &str) {
         if let Some(text) = self.text(key) {

@@ -14,6 +14,7 @@ mod ledger;
 mod openrlhf;
 mod roll;
 mod schedule;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod trl;

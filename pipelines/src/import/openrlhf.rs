@@ -2,12 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, schedule::Schedule, values};
 
-const R: &str = "pipeline.rlvr";
-const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
-const ONE_PLACE: &str = "every rank holds its part of every role";
-const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
 const PACKED: &str = "sequences are always packed";
 
 /// Flat flags and the dotted ones that replaced them: rules speak of the dotted ones alone.
@@ -191,7 +188,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
 fn model(ledger: &mut Ledger) {
     let key = "actor.model_name_or_path";
     if let Some(name) = ledger.text(key) {
-        ledger.change(key, "model.path", name, "a folder: download the model there first");
+        ledger.change(key, "model.path", name, DOWNLOAD);
     }
     match ledger.whole("ds.lora.rank") {
         Some(0) => {
@@ -215,22 +212,13 @@ fn strategy(ledger: &mut Ledger) {
     if ledger.peek("bf16").is_some() {
         ledger.map("bf16", "strategy.precision", "bf16");
     }
-    switch(ledger, "ds.adam_offload", "strategy.offload.optimizer", "cpu_step");
-    switch(ledger, "actor.gradient_checkpointing_enable", "strategy.recompute", "full");
+    ledger.switch("ds.adam_offload", "strategy.offload.optimizer", "cpu_step");
+    ledger.switch("actor.gradient_checkpointing_enable", "strategy.recompute", "full");
     let reference = "roles.reference.strategy.offload.params";
     for key in ["ref.offload", "ref_reward_offload"] {
-        switch(ledger, key, reference, "between_steps");
+        ledger.switch(key, reference, "between_steps");
     }
     ledger.copy_number("train.micro_batch_size", "strategy.micro_batch_size");
-}
-
-fn switch(ledger: &mut Ledger, key: &str, field: &str, value: &str) {
-    match ledger.truth(key) {
-        Some(true) => ledger.map(key, field, value),
-        Some(false) => ledger.idle(key, "off"),
-        None if ledger.peek(key).is_some() => ledger.refuse(key, "neither true nor false"),
-        None => {}
-    }
 }
 
 /// OpenRLHF's rollout batch is in prompts, its training batch in completions.
@@ -248,7 +236,7 @@ fn batches(ledger: &mut Ledger) {
     ledger.copy_number("rollout.max_new_tokens", &format!("{R}.rollout.max_new_tokens"));
     ledger.copy_number("rollout.temperature", &format!("{R}.rollout.temperature"));
     ledger.copy_number("rollout.top_p", &format!("{R}.rollout.top_p"));
-    ledger.fill(&format!("{R}.rollout.batch_size"), 64);
+    ledger.fill(&format!("{R}.rollout.batch_size"), ROLLOUT_BATCH_SIZE);
     for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
         match ledger.number(key) {
             Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{field}")),

@@ -2,12 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{deepspeed, ledger::Ledger, schedule::Schedule, values};
 
-const R: &str = "pipeline.rlvr";
-const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
-const ONE_PLACE: &str = "every rank holds its part of every role";
-const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
 const DEAD: &str = "ROLL reads it nowhere";
 
 fn defaults() -> [(&'static str, Value); 21] {
@@ -128,9 +125,8 @@ pub(super) fn apply(ledger: &mut Ledger) {
 }
 
 fn model(ledger: &mut Ledger) {
-    let why = "a folder: download the model there first";
     if let Some(name) = ledger.text("pretrain") {
-        ledger.change("pretrain", "model.path", name, why);
+        ledger.change("pretrain", "model.path", name, DOWNLOAD);
     }
     let dtype = "actor_train.model_args.dtype";
     match ledger.text(dtype).as_deref() {
@@ -139,11 +135,7 @@ fn model(ledger: &mut Ledger) {
         None => {}
     }
     let recompute = "actor_train.model_args.disable_gradient_checkpointing";
-    match ledger.truth(recompute) {
-        Some(true) => ledger.map(recompute, "strategy.recompute", "none"),
-        Some(false) => ledger.map(recompute, "strategy.recompute", "full"),
-        None => {}
-    }
+    ledger.either(recompute, "strategy.recompute", "none", "full");
     for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha")] {
         ledger.copy_number(&format!("actor_train.model_args.{name}"), &format!("model.lora.{field}"));
     }
@@ -270,7 +262,7 @@ fn sampling(ledger: &mut Ledger) {
         (&args("max_new_tokens"), "ROLL overwrites it by the lengths"),
         ("val_*", "evaluation is on held-out prompts, as long as in training"),
     ]);
-    ledger.fill(&format!("{rollout}.batch_size"), 64);
+    ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
 }
 
 fn algorithm(ledger: &mut Ledger) {

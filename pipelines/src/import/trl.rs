@@ -2,11 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, schedule::Schedule, values};
-
-const R: &str = "pipeline.rlvr";
-const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
-const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
 
 fn defaults() -> [(&'static str, Value); 18] {
     [
@@ -104,8 +101,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
 
 fn model(ledger: &mut Ledger) {
     if let Some(name) = ledger.text("model_name_or_path") {
-        let why = "a folder: download the model there first";
-        ledger.change("model_name_or_path", "model.path", name, why);
+        ledger.change("model_name_or_path", "model.path", name, DOWNLOAD);
     }
     for key in ["dtype", "torch_dtype"] {
         match ledger.text(key).as_deref() {
@@ -117,17 +113,9 @@ fn model(ledger: &mut Ledger) {
         }
     }
     for key in ["bf16", "fp16"] {
-        match ledger.truth(key) {
-            Some(true) => ledger.map(key, "strategy.precision", key),
-            Some(false) => ledger.idle(key, "off"),
-            None => {}
-        }
+        ledger.switch(key, "strategy.precision", key);
     }
-    match ledger.truth("gradient_checkpointing") {
-        Some(true) => ledger.map("gradient_checkpointing", "strategy.recompute", "full"),
-        Some(false) => ledger.map("gradient_checkpointing", "strategy.recompute", "none"),
-        None => {}
-    }
+    ledger.either("gradient_checkpointing", "strategy.recompute", "full", "none");
     lora(ledger);
 }
 
@@ -229,7 +217,7 @@ fn sampling(ledger: &mut Ledger) {
         Some(_) => ledger.copy_number("repetition_penalty", &format!("{rollout}.repetition_penalty")),
         None => {}
     }
-    ledger.fill(&format!("{rollout}.batch_size"), 64);
+    ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
     if ledger.peek("max_prompt_length").is_some() {
         ledger.idle("max_prompt_length", "a prompt that does not fit the model is an error before the run");
     }

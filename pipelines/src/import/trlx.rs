@@ -2,10 +2,9 @@
 
 use serde_json::Value;
 
+use super::shared::{DOWNLOAD, R, REPORTS};
 use super::{ledger::Ledger, values};
 
-const R: &str = "pipeline.rlvr";
-const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder";
 const FOLDER: &str = "the model's folder says it";
 
 const IDLE: [(&str, &str); 24] = [
@@ -61,7 +60,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     for key in ["model.model_path", "tokenizer.tokenizer_path"] {
         match ledger.text(key) {
             Some(path) if key.starts_with("model") => {
-                ledger.change(key, "model.path", path, "a folder: download the model there first");
+                ledger.change(key, "model.path", path, DOWNLOAD);
             }
             Some(_) => ledger.idle(key, FOLDER),
             None => {}
