@@ -97,6 +97,27 @@ fn doctor_says_what_is_there_and_why_not() {
 }
 
 #[test]
+fn a_conformance_report_says_what_ran_and_on_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json");
+    let mut command =
+        anyroll(["conformance", "--backend", "cpu", "--world-size", "1", "--filter", "memory: fill"]);
+    command.arg("--report").arg(&file);
+    succeed(command);
+    let report: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["counts"], serde_json::json!({"passed": 4, "failed": 0, "skipped": 0}));
+    assert_eq!(report["outcomes"].as_array().unwrap().len(), 4);
+    assert_eq!(report["backend"]["name"], "cpu");
+    assert!(
+        report["backend"]["devices"][0]["name"].as_str().is_some_and(|name| !name.is_empty()),
+        "{report}"
+    );
+    assert!(report["torch"]["version"].as_str().unwrap().starts_with("2.11.0"), "{report}");
+    assert!(report["system"]["kernel"].as_str().is_some_and(|kernel| kernel.contains('.')), "{report}");
+    assert!(report["command"].as_array().unwrap().contains(&"--filter".into()), "{report}");
+}
+
+#[test]
 fn a_jsonl_file_is_data() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sort.jsonl");

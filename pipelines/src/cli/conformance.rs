@@ -9,10 +9,12 @@ use std::{
 
 use anyroll_backends::{BackendKind, Device, DeviceId, Reduction, Rendezvous, devices, open};
 use anyroll_conformance::{
-    Counts, Outcome, Peers, Status, collective_suite, device_suite, failure_suite, json, table,
+    Counts, Outcome, Peers, Status, collective_suite, device_suite, failure_suite, table,
 };
 use clap::Args;
+use serde::Serialize;
 
+use super::doctor::{self, BackendReport, TorchReport};
 use crate::{
     Error, Result,
     atomic_file::write_atomic,
@@ -34,7 +36,7 @@ pub(super) struct ConformanceArgs {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Also write every outcome as JSON
+    /// Also write every outcome as JSON, with what they were found on: the file to send with a patch
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Check the communication library's own sums, as with `strategy.reduction: library`
@@ -43,6 +45,58 @@ pub(super) struct ConformanceArgs {
     /// Bounds the suite's waits: a case may take half of it
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     timeout_s: f64,
+}
+
+/// What a vendor sends: enough to know what ran, on what, and how each rule ended.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    anyroll: &'static str,
+    /// When the last case had ended, in UTC.
+    at: String,
+    /// The command, as it was typed.
+    command: Vec<String>,
+    system: System,
+    torch: TorchReport,
+    backend: BackendReport,
+    counts: Counts,
+    outcomes: &'a [Outcome],
+}
+
+/// The host.
+#[derive(Debug, Serialize)]
+struct System {
+    architecture: &'static str,
+    /// `PRETTY_NAME` of the distribution.
+    distribution: Option<String>,
+    kernel: Option<String>,
+}
+
+impl<'a> Report<'a> {
+    fn of(args: &ConformanceArgs, outcomes: &'a [Outcome]) -> Self {
+        Self {
+            anyroll: env!("CARGO_PKG_VERSION"),
+            at: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            command: env::args_os().skip(1).map(|it| it.to_string_lossy().into_owned()).collect(),
+            system: System::this(),
+            torch: doctor::torch(),
+            backend: doctor::backend(args.backend),
+            counts: Counts::of(outcomes),
+            outcomes,
+        }
+    }
+}
+
+impl System {
+    fn this() -> Self {
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
+        Self {
+            architecture: env::consts::ARCH,
+            distribution: name.map(|name| name.trim_matches('"').to_owned()),
+            kernel: kernel.map(|kernel| kernel.trim().to_owned()),
+        }
+    }
 }
 
 /// Exit code 0 only if no case failed.
@@ -72,7 +126,8 @@ fn supervise(args: &ConformanceArgs) -> Result<u8> {
     };
     print!("{}", table(&outcomes));
     if let Some(path) = &args.report {
-        write_atomic(path, json(&outcomes).as_bytes())?;
+        let report = serde_json::to_string_pretty(&Report::of(args, &outcomes)).expect("plain data");
+        write_atomic(path, report.as_bytes())?;
     }
     let counts = Counts::of(&outcomes);
     Ok(u8::from(counts.failed > 0 || counts.passed == 0))

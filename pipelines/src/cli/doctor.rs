@@ -16,7 +16,7 @@ struct Report {
 }
 
 #[derive(Debug, Serialize)]
-struct TorchReport {
+pub(super) struct TorchReport {
     /// The folder of the libraries that this process has loaded.
     path: Option<PathBuf>,
     version: Option<String>,
@@ -24,7 +24,7 @@ struct TorchReport {
 }
 
 #[derive(Debug, Serialize)]
-struct BackendReport {
+pub(super) struct BackendReport {
     name: &'static str,
     available: bool,
     /// Why it is not available.
@@ -54,7 +54,8 @@ pub(super) fn doctor(json: bool) -> Result<u8> {
     Ok(0)
 }
 
-fn backend(kind: BackendKind) -> BackendReport {
+/// What there is of a backend, or why not.
+pub(super) fn backend(kind: BackendKind) -> BackendReport {
     let (devices, reason, tried) = match anyroll_backends::devices(kind) {
         Ok(devices) => (devices, None, Vec::new()),
         Err(anyroll_backends::Error::Unavailable { reason, tried, .. }) => (Vec::new(), Some(reason), tried),
@@ -89,7 +90,7 @@ fn device(info: DeviceInfo) -> DeviceReport {
 }
 
 /// What of libtorch is mapped into this process.
-fn torch() -> TorchReport {
+pub(super) fn torch() -> TorchReport {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let library = maps
         .lines()

@@ -22,4 +22,4 @@ mod values;
 
 pub use collective::{Peers, collective_suite, failure_suite};
 pub use device::device_suite;
-pub use outcome::{Counts, Outcome, Status, json, table};
+pub use outcome::{Counts, Outcome, Status, table};
