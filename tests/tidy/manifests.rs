@@ -4,7 +4,7 @@ use super::source::Source;
 
 /// Each crate's folder and which of our crates it may name. A crate knows only what stands left of it in
 /// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for the build scripts and the launcher.
-const MAY_DEPEND: [(&str, &[&str]); 8] = [
+const MAY_DEPEND: [(&str, &[&str]); 9] = [
     ("backends", &["anyroll-libtorch"]),
     ("models", &["anyroll-backends", "anyroll-libtorch"]),
     ("sandbox", &[]),
@@ -23,6 +23,7 @@ const MAY_DEPEND: [(&str, &[&str]); 8] = [
     ("tests/conformance", &["anyroll-backends", "anyroll-libtorch"]),
     ("xtask", &["anyroll-libtorch"]),
     ("xtask/libtorch", &[]),
+    ("xtask/matrix", &[]),
 ];
 
 pub fn check(source: &Source, add: &mut dyn FnMut(usize, String)) {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod lines;
 mod process;
 mod python;
 mod setup;
@@ -27,7 +28,10 @@ Examples:
   cargo xtask run configs/rlvr_sort_cpu.yaml --set seed=1 the same; what follows the file goes to `anyroll run`
   cargo xtask test                                        set up, run every test
   cargo xtask test --package anyroll-models rope          the tests of one crate whose name has `rope`
-  cargo xtask check                                       what CI runs: format, lints, docs, tests
+  cargo xtask check                                       what CI runs: format, lints, docs, tests, the cpu's cells
+  cargo xtask matrix run --all-here                       the cells of ci/matrix.yaml whose hardware is here
+  cargo xtask matrix help                                 more of the matrix: its report, its workflow
+  cargo xtask lines                                       how much code each backend has to itself
   cargo xtask setup                                       find libtorch, or install it into .torch
   cargo xtask setup --torch ~/venv                        use the torch of that virtual environment
   cargo xtask setup --gpu                                 install torch with its GPU libraries (2.7 GB)
@@ -57,6 +61,8 @@ fn dispatch(args: &[OsString]) -> Result<()> {
         Some("run") => run(rest),
         Some("test") => test(rest),
         Some("check") => check(rest),
+        Some("matrix") => matrix(rest),
+        Some("lines") => lines::print(&root()),
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");
             Ok(())
@@ -84,6 +90,21 @@ fn test(args: &[OsString]) -> Result<()> {
     cargo(&["test", "--release", "--workspace"], args)
 }
 
+/// Becomes the matrix's own program, which is built like all that it runs.
+fn matrix(args: &[OsString]) -> Result<()> {
+    let runs = args.first().is_some_and(|command| command == "run" || command == "record");
+    let built = if runs {
+        Setup::default().run(&root())?;
+        ["build", "--release", "--workspace"].as_slice()
+    } else {
+        &["build", "--release", "--quiet", "--package", "anyroll-matrix"]
+    };
+    cargo(built, &[])?;
+    let program = release_folder()?.join("anyroll-matrix");
+    let error = Command::new(&program).args(args).current_dir(root()).exec();
+    Err(Error::Reason(format!("{} did not start: {error}", program.display())))
+}
+
 /// What CI runs, the cheap steps first. All in the release profile, so that libtorch's bindings compile once.
 fn check(args: &[OsString]) -> Result<()> {
     if let Some(extra) = args.first() {
@@ -97,7 +118,8 @@ fn check(args: &[OsString]) -> Result<()> {
         &[],
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
-    test(&[])
+    test(&[])?;
+    matrix(&["run", "--backend", "cpu"].map(OsString::from))
 }
 
 /// The checkout, from where cargo says this package is.
