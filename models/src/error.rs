@@ -39,3 +39,8 @@ pub enum Error {
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// [`Error::Config`] about `field` unless `holds`.
+pub(crate) fn check_config(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
+}

@@ -1,7 +1,8 @@
 //! The shape of a decoder.
 
 use super::RopeScaling;
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::check_config;
 
 /// The shape of a decoder, with the names of Hugging Face's configurations where those exist.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,7 +46,7 @@ impl DecoderConfig {
     /// Checks that the sizes make a model.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -58,13 +59,13 @@ impl DecoderConfig {
             ("sliding_window", self.sliding_window.unwrap_or(1)),
         ];
         for (field, size) in sizes {
-            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+            check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        check(heads % kv_heads == 0, "num_key_value_heads", || {
+        check_config(heads % kv_heads == 0, "num_key_value_heads", || {
             format!("is {kv_heads}, must divide num_attention_heads = {heads}")
         })?;
-        check(self.head_dim % 2 == 0, "head_dim", || {
+        check_config(self.head_dim % 2 == 0, "head_dim", || {
             format!("is {}, must be even: the rotation takes pairs", self.head_dim)
         })?;
         let numbers = [
@@ -73,7 +74,7 @@ impl DecoderConfig {
             ("initializer_range", self.initializer_range),
         ];
         for (field, number) in numbers {
-            check(number > 0.0 && number.is_finite(), field, || {
+            check_config(number > 0.0 && number.is_finite(), field, || {
                 format!("is {number}, must be a positive number")
             })?;
         }
@@ -81,13 +82,10 @@ impl DecoderConfig {
     }
 }
 
-pub(super) fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     fn small() -> DecoderConfig {
         DecoderConfig {

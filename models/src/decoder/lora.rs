@@ -10,8 +10,8 @@
 use tch::Tensor;
 
 use super::DecoderConfig;
-use super::config::check;
 use crate::Result;
+use crate::error::check_config;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
 
 /// Which matrices of every layer have an adapter, and of which rank.
@@ -80,11 +80,11 @@ impl LoraConfig {
     }
 
     pub(super) fn validate(&self) -> Result<()> {
-        check(self.rank > 0, "lora.rank", || format!("is {}, must be at least 1", self.rank))?;
+        check_config(self.rank > 0, "lora.rank", || format!("is {}, must be at least 1", self.rank))?;
         let alpha = self.alpha;
         let holds = alpha > 0.0 && alpha.is_finite();
-        check(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))?;
-        check(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
+        check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))?;
+        check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
     }
 }
 

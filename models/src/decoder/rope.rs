@@ -4,8 +4,8 @@ use std::f64::consts::TAU;
 
 use anyroll_backends::ops;
 
-use super::config::check;
 use crate::Result;
+use crate::error::check_config;
 
 /// How a model's rotary frequencies differ from those of its base alone; the formulas and names are those of
 /// Hugging Face's `rope_scaling`.
@@ -72,7 +72,7 @@ impl RopeScaling {
                 ..
             } => vec![factor, beta_fast, beta_slow, original_max_position_embeddings, attention_factor],
         };
-        check(numbers.iter().all(|&number| number > 0.0 && number.is_finite()), "rope_scaling", || {
+        check_config(numbers.iter().all(|&number| number > 0.0 && number.is_finite()), "rope_scaling", || {
             format!("{self:?} needs positive numbers, and a high factor above the low one")
         })
     }

@@ -7,9 +7,10 @@
 use tch::{Kind, Tensor};
 
 use super::layers::{Linear, Params};
+use crate::Result;
 use crate::autograd;
+use crate::error::check_config;
 use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
-use crate::{Error, Result};
 
 /// The shape of a [`VaeDecoder`], with the names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +66,7 @@ impl VaeDecoder {
     /// Lays out a decoder, its units `trainable` or frozen.
     ///
     /// # Errors
-    /// [`Error::Config`] for sizes that make no model.
+    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
     pub fn new(config: VaeConfig, trainable: bool) -> Result<VaeDecoder> {
         config.validate()?;
         let mut blocks = Blocks { units: Vec::new(), layers: Vec::new(), trainable };
@@ -193,7 +194,7 @@ impl VaeConfig {
     /// Checks that the sizes make a model.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("latent_channels", self.latent_channels),
@@ -201,25 +202,23 @@ impl VaeConfig {
             ("norm_num_groups", self.norm_num_groups),
         ];
         for (field, size) in sizes {
-            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+            check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
         let groups = self.norm_num_groups;
         let fits = |&channels: &i64| channels > 0 && channels % groups == 0;
         let channels = &self.block_out_channels;
-        check(!channels.is_empty() && channels.iter().all(fits), "block_out_channels", || {
+        check_config(!channels.is_empty() && channels.iter().all(fits), "block_out_channels", || {
             format!("are {channels:?}, must be multiples of norm_num_groups = {groups}, at least one")
         })?;
-        check(self.scaling_factor != 0.0 && self.scaling_factor.is_finite(), "scaling_factor", || {
-            format!("is {}, must be a number other than 0", self.scaling_factor)
-        })?;
-        check(self.shift_factor.is_finite(), "shift_factor", || {
+        check_config(
+            self.scaling_factor != 0.0 && self.scaling_factor.is_finite(),
+            "scaling_factor",
+            || format!("is {}, must be a number other than 0", self.scaling_factor),
+        )?;
+        check_config(self.shift_factor.is_finite(), "shift_factor", || {
             format!("is {}, must be a number", self.shift_factor)
         })
     }
-}
-
-fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
 }
 
 /// Lists a decoder's blocks.

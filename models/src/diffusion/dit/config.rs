@@ -1,6 +1,7 @@
 //! The shape of a diffusion transformer.
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::check_config;
 
 /// The shape of a [`Dit`](super::Dit).
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +28,7 @@ impl DitConfig {
     /// Checks that the sizes make a model.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("image_size", self.image_size),
@@ -39,12 +40,12 @@ impl DitConfig {
             ("intermediate_size", self.intermediate_size),
         ];
         for (field, size) in sizes {
-            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+            check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
-        check(self.image_size % self.patch_size == 0, "patch_size", || {
+        check_config(self.image_size % self.patch_size == 0, "patch_size", || {
             format!("is {}, must divide image_size = {}", self.patch_size, self.image_size)
         })?;
-        check(self.hidden_size % self.heads == 0, "heads", || {
+        check_config(self.hidden_size % self.heads == 0, "heads", || {
             format!("is {}, must divide hidden_size = {}", self.heads, self.hidden_size)
         })
     }
@@ -60,13 +61,10 @@ impl DitConfig {
     }
 }
 
-fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn contradictions_name_their_field() {

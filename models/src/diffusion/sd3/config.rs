@@ -1,6 +1,7 @@
 //! The shape of Stable Diffusion 3's transformer.
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::check_config;
 
 /// The shape of an [`Sd3`](super::Sd3), with the names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +36,7 @@ impl Sd3Config {
     /// Checks that the sizes make a model.
     ///
     /// # Errors
-    /// [`Error::Config`] with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("sample_size", self.sample_size),
@@ -50,20 +51,20 @@ impl Sd3Config {
             ("pos_embed_max_size", self.pos_embed_max_size),
         ];
         for (field, size) in sizes {
-            check(size > 0, field, || format!("is {size}, must be at least 1"))?;
+            check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
-        check(self.inner_dim() % 4 == 0, "attention_head_dim", || {
+        check_config(self.inner_dim() % 4 == 0, "attention_head_dim", || {
             format!(
                 "makes an inner size of {}, must make a multiple of 4: positions are cosines and sines of two \
                      sides",
                 self.inner_dim()
             )
         })?;
-        check(self.sample_size >= self.patch_size, "sample_size", || {
+        check_config(self.sample_size >= self.patch_size, "sample_size", || {
             format!("is {}, must be at least patch_size = {}", self.sample_size, self.patch_size)
         })?;
         let last = self.dual_attention_layers.iter().max();
-        check(last.is_none_or(|&last| last < self.num_layers), "dual_attention_layers", || {
+        check_config(last.is_none_or(|&last| last < self.num_layers), "dual_attention_layers", || {
             format!("are {:?}, must be below num_layers = {}", self.dual_attention_layers, self.num_layers)
         })
     }
@@ -72,8 +73,4 @@ impl Sd3Config {
     pub(super) fn inner_dim(&self) -> i64 {
         self.num_attention_heads * self.attention_head_dim
     }
-}
-
-fn check(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
 }
