@@ -8,14 +8,98 @@ use anyroll_backends::ops::Store;
 use tch::Tensor;
 
 use crate::Result;
-use crate::model::{Grads, Weights};
+use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
+
+/// A [`Model`] whose blocks are functions from one tensor to one tensor.
+pub trait AutogradModel: Send + Sync {
+    /// What a forward pass reads.
+    type Batch;
+
+    /// What its blocks are made of.
+    fn layout(&self) -> &Layout;
+
+    /// What the first block reads, and whether backward shall find its gradient.
+    fn input<'a>(&self, batch: &'a Self::Batch) -> (&'a Tensor, bool);
+
+    /// The output of a block for `x`, the output of the block before or [`Self::input`]'s.
+    ///
+    /// # Errors
+    /// A batch that the model cannot take, which its first block sees, or libtorch's.
+    fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Self::Batch) -> Result<Tensor>;
+}
+
+/// The units of a model, each of which is read by the block of its number.
+#[derive(Debug)]
+pub struct Layout {
+    units: Vec<Unit>,
+    numbers: Vec<usize>,
+}
+
+impl Layout {
+    /// Of a model with a block for each of `units`.
+    pub fn new(units: Vec<Unit>) -> Layout {
+        Layout { numbers: (0..units.len()).collect(), units }
+    }
+}
+
+impl<T: AutogradModel> Model for T {
+    type Batch = T::Batch;
+    type Scores = Tensor;
+    type ScoresGrad = Tensor;
+
+    fn units(&self) -> &[Unit] {
+        &self.layout().units
+    }
+
+    fn blocks(&self) -> usize {
+        self.layout().units.len()
+    }
+
+    fn units_of(&self, block: usize) -> &[usize] {
+        &self.layout().numbers[block..=block]
+    }
+
+    fn forward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &T::Batch,
+        save: bool,
+    ) -> Result<(Output<Tensor>, Saved)> {
+        let out = self.run(block, weights, x.unwrap_or(self.input(batch).0), batch)?;
+        let kept = x.filter(|_| save).map(Tensor::shallow_clone);
+        let is_last = block + 1 == self.blocks();
+        let output = if is_last { Output::Scores(out) } else { Output::Hidden(out) };
+        Ok((output, Saved(kept.into_iter().collect())))
+    }
+
+    fn backward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        grads: &mut Grads,
+        saved: Saved,
+        grad_output: OutputGrad<Tensor>,
+        batch: &T::Batch,
+    ) -> Result<Option<Tensor>> {
+        let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
+        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, batch);
+        if block == 0 {
+            let (input, input_grad) = self.input(batch);
+            return backward(weights, grads, input, input_grad, &grad, run);
+        }
+        let [x] = saved.unpack();
+        backward(weights, grads, &x, true, &grad, run)
+    }
+}
 
 /// Writes the weights' gradients of `sum(function(weights, input) * grad_output)` into `grads`, and returns the
 /// input's if `input_grad` asks for it. A weight without influence has a gradient of 0.
 ///
 /// # Errors
 /// The function's own, or libtorch's.
-pub(crate) fn backward(
+fn backward(
     weights: &Weights,
     grads: &mut Grads,
     input: &Tensor,

@@ -8,9 +8,9 @@ use tch::{Kind, Tensor};
 
 use super::layers::{Linear, Params};
 use crate::Result;
-use crate::autograd;
+use crate::autograd::{AutogradModel, Layout};
 use crate::error::check_config;
-use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
+use crate::model::{Unit, Weights};
 
 /// The shape of a [`VaeDecoder`], with the names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,9 +46,7 @@ pub struct LatentBatch {
 #[derive(Debug)]
 pub struct VaeDecoder {
     config: VaeConfig,
-    units: Vec<Unit>,
-    /// The unit of each block: its own number.
-    numbers: Vec<usize>,
+    layout: Layout,
     layers: Vec<Layer>,
 }
 
@@ -88,15 +86,29 @@ impl VaeDecoder {
         }
         blocks.output(&config, before);
         let Blocks { units, layers, .. } = blocks;
-        Ok(VaeDecoder { numbers: (0..units.len()).collect(), config, units, layers })
+        Ok(VaeDecoder { layout: Layout::new(units), config, layers })
     }
 
     /// The shape that it was made from.
     pub fn config(&self) -> &VaeConfig {
         &self.config
     }
+}
 
-    fn run(&self, block: usize, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+/// Its result are images, -1 to 1 where they are natural: fp32 `[B, out_channels, height, width]`, each side
+/// `2^(resolutions - 1)` times that of the latents.
+impl AutogradModel for VaeDecoder {
+    type Batch = LatentBatch;
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn input<'a>(&self, batch: &'a LatentBatch) -> (&'a Tensor, bool) {
+        (&batch.latents, batch.latents_grad)
+    }
+
+    fn run(&self, block: usize, weights: &Weights, x: &Tensor, _: &LatentBatch) -> Result<Tensor> {
         let groups = self.config.norm_num_groups;
         let normed = |norm: Linear, x: &Tensor| norm.group_norm(weights, x, groups);
         match self.layers[block] {
@@ -134,59 +146,6 @@ impl VaeDecoder {
                 Ok(conv.convolve(weights, &normed(norm, x)?.f_silu()?, 1)?.f_to_kind(Kind::Float)?)
             }
         }
-    }
-}
-
-impl Model for VaeDecoder {
-    type Batch = LatentBatch;
-    /// Images, -1 to 1 where they are natural: fp32 `[B, out_channels, height, width]`, each side
-    /// `2^(resolutions - 1)` times that of the latents.
-    type Scores = Tensor;
-    type ScoresGrad = Tensor;
-
-    fn units(&self) -> &[Unit] {
-        &self.units
-    }
-
-    fn blocks(&self) -> usize {
-        self.units.len()
-    }
-
-    fn units_of(&self, block: usize) -> &[usize] {
-        &self.numbers[block..=block]
-    }
-
-    fn forward(
-        &self,
-        block: usize,
-        weights: &Weights,
-        x: Option<&Tensor>,
-        batch: &LatentBatch,
-        save: bool,
-    ) -> Result<(Output<Tensor>, Saved)> {
-        let out = self.run(block, weights, x.unwrap_or(&batch.latents))?;
-        let saved =
-            if save { Saved(x.map(Tensor::shallow_clone).into_iter().collect()) } else { Saved::default() };
-        let is_last = block + 1 == self.blocks();
-        Ok((if is_last { Output::Scores(out) } else { Output::Hidden(out) }, saved))
-    }
-
-    fn backward(
-        &self,
-        block: usize,
-        weights: &Weights,
-        grads: &mut Grads,
-        saved: Saved,
-        grad_output: OutputGrad<Tensor>,
-        batch: &LatentBatch,
-    ) -> Result<Option<Tensor>> {
-        let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
-        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x);
-        if block == 0 {
-            return autograd::backward(weights, grads, &batch.latents, batch.latents_grad, &grad, run);
-        }
-        let [x] = saved.unpack();
-        autograd::backward(weights, grads, &x, true, &grad, run)
     }
 }
 

@@ -17,17 +17,15 @@ use tch::Tensor;
 pub use config::DitConfig;
 
 use super::{DenoiseBatch, layers};
-use crate::autograd;
-use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Unit, Weights};
+use crate::autograd::{AutogradModel, Layout};
+use crate::model::{Init, ParamSpec, Part, Weights};
 use crate::{Error, Result};
 
 /// A diffusion transformer. It holds no weights.
 #[derive(Debug)]
 pub struct Dit {
     config: DitConfig,
-    units: Vec<Unit>,
-    /// The unit of each block: its own number.
-    numbers: Vec<usize>,
+    layout: Layout,
 }
 
 impl Dit {
@@ -40,7 +38,7 @@ impl Dit {
         let mut units = vec![embedding::unit(&config)];
         units.extend((0..config.layers).map(|layer| block::unit(&config, layer)));
         units.push(head::unit(&config));
-        Ok(Dit { numbers: (0..units.len()).collect(), config, units })
+        Ok(Dit { layout: Layout::new(units), config })
     }
 
     /// The shape that it was made from.
@@ -57,70 +55,27 @@ impl Dit {
     }
 }
 
-impl Model for Dit {
+/// Its result are velocities, fp32 `[B, channels, height, width]`.
+impl AutogradModel for Dit {
     type Batch = DenoiseBatch;
-    /// Velocities, fp32 `[B, channels, height, width]`.
-    type Scores = Tensor;
-    type ScoresGrad = Tensor;
 
-    fn units(&self) -> &[Unit] {
-        &self.units
+    fn layout(&self) -> &Layout {
+        &self.layout
     }
 
-    fn blocks(&self) -> usize {
-        self.units.len()
+    fn input<'a>(&self, batch: &'a DenoiseBatch) -> (&'a Tensor, bool) {
+        (&batch.latents, batch.latents_grad)
     }
 
-    fn units_of(&self, block: usize) -> &[usize] {
-        &self.numbers[block..=block]
-    }
-
-    fn forward(
-        &self,
-        block: usize,
-        weights: &Weights,
-        x: Option<&Tensor>,
-        batch: &DenoiseBatch,
-        save: bool,
-    ) -> Result<(Output<Tensor>, Saved)> {
-        let Some(x) = x else {
+    fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &DenoiseBatch) -> Result<Tensor> {
+        if block == 0 {
             self.check(batch)?;
-            let hidden = embedding::forward(&self.config, weights, &batch.latents, batch)?;
-            return Ok((Output::Hidden(hidden), Saved::default()));
-        };
-        let saved = if save { Saved(vec![x.shallow_clone()]) } else { Saved::default() };
-        if block + 1 == self.blocks() {
-            return Ok((Output::Scores(head::forward(&self.config, weights, x)?), saved));
+            return embedding::forward(&self.config, weights, x, batch);
         }
-        Ok((Output::Hidden(block::forward(&self.config, weights, x)?), saved))
-    }
-
-    fn backward(
-        &self,
-        block: usize,
-        weights: &Weights,
-        grads: &mut Grads,
-        saved: Saved,
-        grad_output: OutputGrad<Tensor>,
-        batch: &DenoiseBatch,
-    ) -> Result<Option<Tensor>> {
-        let config = &self.config;
-        match grad_output {
-            OutputGrad::Hidden(grad) if block == 0 => {
-                let latents = &batch.latents;
-                autograd::backward(weights, grads, latents, batch.latents_grad, &grad, |weights, latents| {
-                    embedding::forward(config, weights, latents, batch)
-                })
-            }
-            OutputGrad::Hidden(grad) => {
-                let [x] = saved.unpack();
-                autograd::backward(weights, grads, &x, true, &grad, |w, x| block::forward(config, w, x))
-            }
-            OutputGrad::Scores(grad) => {
-                let [x] = saved.unpack();
-                autograd::backward(weights, grads, &x, true, &grad, |w, x| head::forward(config, w, x))
-            }
+        if block == self.config.layers + 1 {
+            return head::forward(&self.config, weights, x);
         }
+        block::forward(&self.config, weights, x)
     }
 }
 

@@ -19,8 +19,8 @@ use tch::{Device, Tensor};
 
 pub use config::Sd3Config;
 
-use crate::autograd;
-use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
+use crate::autograd::{AutogradModel, Layout};
+use crate::model::Weights;
 use crate::{Error, Result};
 use block::Block;
 
@@ -43,9 +43,7 @@ pub struct Sd3Batch {
 #[derive(Debug)]
 pub struct Sd3 {
     config: Sd3Config,
-    units: Vec<Unit>,
-    /// The unit of each block: its own number.
-    numbers: Vec<usize>,
+    layout: Layout,
     blocks: Vec<Block>,
     /// Where each patch is: fp32 `[pos_embed_max_size, pos_embed_max_size, C]`. Behind a lock only because tch's
     /// tensors are not `Sync`; nobody writes to it.
@@ -68,7 +66,7 @@ impl Sd3 {
         }
         units.push(head::unit(&config));
         let positions = Mutex::new(position::table(&config)?.f_to_device(device)?);
-        Ok(Sd3 { numbers: (0..units.len()).collect(), config, units, blocks, positions })
+        Ok(Sd3 { layout: Layout::new(units), config, blocks, positions })
     }
 
     /// The shape that it was made from.
@@ -90,80 +88,31 @@ impl Sd3 {
         if fits { Ok(()) } else { Err(Error::Input { what: "latents", problem }) }
     }
 
-    fn embed(&self, weights: &Weights, latents: &Tensor, batch: &Sd3Batch) -> Result<Tensor> {
-        let positions = self.positions.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone();
-        embedding::forward(&self.config, weights, latents, batch, &positions)
-    }
-
-    fn run_block(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Sd3Batch) -> Result<Tensor> {
-        let text = batch.context.size()[1];
-        match self.blocks.get(block - 1) {
-            Some(block) => block.forward(&self.config, weights, x, text),
-            None => head::forward(&self.config, weights, x, &batch.latents.size()),
-        }
+    fn positions(&self) -> Tensor {
+        self.positions.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
     }
 }
 
-impl Model for Sd3 {
+/// Its result are velocities, fp32 `[B, out_channels, height, width]`.
+impl AutogradModel for Sd3 {
     type Batch = Sd3Batch;
-    /// Velocities, fp32 `[B, out_channels, height, width]`.
-    type Scores = Tensor;
-    type ScoresGrad = Tensor;
 
-    fn units(&self) -> &[Unit] {
-        &self.units
+    fn layout(&self) -> &Layout {
+        &self.layout
     }
 
-    fn blocks(&self) -> usize {
-        self.units.len()
+    fn input<'a>(&self, batch: &'a Sd3Batch) -> (&'a Tensor, bool) {
+        (&batch.latents, batch.latents_grad)
     }
 
-    fn units_of(&self, block: usize) -> &[usize] {
-        &self.numbers[block..=block]
-    }
-
-    fn forward(
-        &self,
-        block: usize,
-        weights: &Weights,
-        x: Option<&Tensor>,
-        batch: &Sd3Batch,
-        save: bool,
-    ) -> Result<(Output<Tensor>, Saved)> {
-        let Some(x) = x else {
-            self.check(batch)?;
-            return Ok((Output::Hidden(self.embed(weights, &batch.latents, batch)?), Saved::default()));
-        };
-        let saved = if save { Saved(vec![x.shallow_clone()]) } else { Saved::default() };
-        let out = self.run_block(block, weights, x, batch)?;
-        let is_last = block + 1 == self.blocks();
-        Ok((if is_last { Output::Scores(out) } else { Output::Hidden(out) }, saved))
-    }
-
-    fn backward(
-        &self,
-        block: usize,
-        weights: &Weights,
-        grads: &mut Grads,
-        saved: Saved,
-        grad_output: OutputGrad<Tensor>,
-        batch: &Sd3Batch,
-    ) -> Result<Option<Tensor>> {
-        let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
+    fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Sd3Batch) -> Result<Tensor> {
         if block == 0 {
-            let latents = &batch.latents;
-            return autograd::backward(
-                weights,
-                grads,
-                latents,
-                batch.latents_grad,
-                &grad,
-                |weights, latents| self.embed(weights, latents, batch),
-            );
+            self.check(batch)?;
+            return embedding::forward(&self.config, weights, x, batch, &self.positions());
         }
-        let [x] = saved.unpack();
-        autograd::backward(weights, grads, &x, true, &grad, |weights, x| {
-            self.run_block(block, weights, x, batch)
-        })
+        match self.blocks.get(block - 1) {
+            Some(block) => block.forward(&self.config, weights, x, batch.context.size()[1]),
+            None => head::forward(&self.config, weights, x, &batch.latents.size()),
+        }
     }
 }
