@@ -19,22 +19,33 @@ impl Params {
         self.linears(name, &[name], rows, columns)
     }
 
+    /// A linear layer whose result is 0 at first.
+    pub fn zero_linear(&mut self, name: &str, rows: i64, columns: i64) -> Linear {
+        self.add(name, &[name], rows, [vec![rows, columns], vec![rows]], Init::Zeros)
+    }
+
     /// Linear layers of the same input, of `rows` rows each, as one.
     pub fn linears(&mut self, whole: &str, names: &[&str], rows: i64, columns: i64) -> Linear {
         let all_rows = rows * names.len() as i64;
-        self.add(whole, names, rows, [vec![all_rows, columns], vec![all_rows]])
+        self.add(whole, names, rows, [vec![all_rows, columns], vec![all_rows]], usual(columns))
     }
 
     /// A convolution, its matrix of `[out, in, height, width]`.
     pub fn convolution(&mut self, name: &str, shape: [i64; 4]) -> Linear {
-        self.add(name, &[name], shape[0], [shape.to_vec(), vec![shape[0]]])
+        let init = usual(shape[1..].iter().product());
+        self.add(name, &[name], shape[0], [shape.to_vec(), vec![shape[0]]], init)
     }
 
-    fn add(&mut self, whole: &str, names: &[&str], rows: i64, [weight, bias]: [Vec<i64>; 2]) -> Linear {
+    fn add(
+        &mut self,
+        whole: &str,
+        names: &[&str],
+        rows: i64,
+        [weight, bias]: [Vec<i64>; 2],
+        init: Init,
+    ) -> Linear {
         let index = self.0.len();
-        let columns: i64 = weight[1..].iter().product();
-        let usual = Init::Normal { std: (3.0 * columns as f64).powf(-0.5) };
-        for (kind, shape, init) in [("weight", weight, usual), ("bias", bias, Init::Zeros)] {
+        for (kind, shape, init) in [("weight", weight, init), ("bias", bias, Init::Zeros)] {
             let parts = names.iter().map(|name| Part { name: format!("{name}.{kind}"), rows }).collect();
             let decay = kind == "weight";
             self.0.push(ParamSpec { name: format!("{whole}.{kind}"), shape, parts, init, decay });
@@ -43,23 +54,28 @@ impl Params {
     }
 
     /// The weight and bias of a norm of groups of channels.
-    pub(crate) fn group_norm(&mut self, name: &str, channels: i64) -> Linear {
-        let index = self.0.len();
-        for (kind, init) in [("weight", Init::Ones), ("bias", Init::Zeros)] {
-            let name = format!("{name}.{kind}");
-            let parts = vec![Part { name: name.clone(), rows: channels }];
-            self.0.push(ParamSpec { name, shape: vec![channels], parts, init, decay: false });
-        }
+    pub fn group_norm(&mut self, name: &str, channels: i64) -> Linear {
+        let index = self.table(&format!("{name}.weight"), &[channels], Init::Ones);
+        self.table(&format!("{name}.bias"), &[channels], Init::Zeros);
         Linear(index)
     }
 
     /// The weight of an RMS norm.
     pub fn norm(&mut self, name: &str, size: i64) -> usize {
-        let name = format!("{name}.weight");
-        let parts = vec![Part { name: name.clone(), rows: size }];
-        self.0.push(ParamSpec { name, shape: vec![size], parts, init: Init::Ones, decay: false });
+        self.table(&format!("{name}.weight"), &[size], Init::Ones)
+    }
+
+    /// A parameter that is no matrix of a layer, and does not decay; returns where it lies.
+    pub fn table(&mut self, name: &str, shape: &[i64], init: Init) -> usize {
+        let parts = vec![Part { name: name.to_owned(), rows: shape[0] }];
+        self.0.push(ParamSpec { name: name.to_owned(), shape: shape.to_vec(), parts, init, decay: false });
         self.0.len() - 1
     }
+}
+
+/// As torch.nn.Linear has it by default: a deviation of `1 / sqrt(3 columns)`.
+fn usual(columns: i64) -> Init {
+    Init::Normal { std: 1.0 / (3.0 * columns as f64).sqrt() }
 }
 
 impl Linear {
@@ -69,13 +85,19 @@ impl Linear {
     }
 
     /// As a convolution, with as much padding on each side.
-    pub(crate) fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
+    pub fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
         let (kernel, bias) = (weights.get(0, self.0), Some(weights.get(0, self.0 + 1)));
         Ok(x.f_conv2d(kernel, bias, [1, 1], [padding, padding], [1, 1], 1)?)
     }
 
+    /// As a convolution of patches beside each other, as large as its matrix.
+    pub fn patches(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let (kernel, bias) = (weights.get(0, self.0), Some(weights.get(0, self.0 + 1)));
+        Ok(x.f_conv2d(kernel, bias, &kernel.size()[2..], [0, 0], [1, 1], 1)?)
+    }
+
     /// As a norm of `groups` groups of channels.
-    pub(crate) fn group_norm(self, weights: &Weights, x: &Tensor, groups: i64) -> Result<Tensor> {
+    pub fn group_norm(self, weights: &Weights, x: &Tensor, groups: i64) -> Result<Tensor> {
         let (weight, bias) = (Some(weights.get(0, self.0)), Some(weights.get(0, self.0 + 1)));
         Ok(x.f_group_norm(groups, weight, bias, EPS, false)?)
     }

@@ -2,54 +2,62 @@
 
 use tch::Tensor;
 
-use super::{DitConfig, apply_linear, conditioned, linear, modulate, usual};
+use super::{DitConfig, conditioned, modulate};
 use crate::Result;
-use crate::model::{Init, ParamSpec, Unit, Weights};
+use crate::diffusion::layers::{Linear, Params};
+use crate::model::{Unit, Weights};
 
-const QKV: usize = 0;
-const PROJECTION: usize = 2;
-const FC1: usize = 4;
-const FC2: usize = 6;
-const MODULATION: usize = 8;
+/// Where each layer lies in a block's unit.
+#[derive(Debug)]
+pub(super) struct Block {
+    qkv: Linear,
+    projection: Linear,
+    feed_forward: [Linear; 2],
+    modulation: Linear,
+}
 
-pub(super) fn unit(config: &DitConfig, layer: usize) -> Unit {
-    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-    let name = format!("blocks.{layer}");
-    let mut params: Vec<ParamSpec> = Vec::new();
-    for (rest, rows, columns, init) in [
-        ("attn.qkv", 3 * hidden, hidden, usual(hidden)),
-        ("attn.proj", hidden, hidden, usual(hidden)),
-        ("mlp.fc1", intermediate, hidden, usual(hidden)),
-        ("mlp.fc2", hidden, intermediate, usual(intermediate)),
-        ("adaLN_modulation.1", 6 * hidden, hidden, Init::Zeros), // a block begins as the identity
-    ] {
-        params.extend(linear(&format!("{name}.{rest}"), rows, columns, init));
+impl Block {
+    /// The unit of a block, and where its layers lie in it.
+    pub fn layout(config: &DitConfig, layer: usize) -> (Unit, Block) {
+        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+        let name = format!("blocks.{layer}");
+        let mut params = Params::default();
+        let mut linear = |rest: &str, rows, columns| params.linear(&format!("{name}.{rest}"), rows, columns);
+        let qkv = linear("attn.qkv", 3 * hidden, hidden);
+        let projection = linear("attn.proj", hidden, hidden);
+        let feed_forward = [linear("mlp.fc1", intermediate, hidden), linear("mlp.fc2", hidden, intermediate)];
+        // A block begins as the identity.
+        let modulation = params.zero_linear(&format!("{name}.adaLN_modulation.1"), 6 * hidden, hidden);
+        let block = Block { qkv, projection, feed_forward, modulation };
+        (Unit { name, params: params.0, trainable: true }, block)
     }
-    Unit { name, params, trainable: true }
-}
 
-/// `x` `[B, 1 + T, C]` to the same shape; the conditioning goes through.
-pub(super) fn forward(config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-    let (condition, tokens) = conditioned(x)?;
-    let modulation = apply_linear(weights, MODULATION, &condition)?.f_chunk(6, -1)?;
-    let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else { unreachable!("six chunks") };
+    /// `x` `[B, 1 + T, C]` to the same shape; the conditioning goes through.
+    pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let (condition, tokens) = conditioned(x)?;
+        let modulation = self.modulation.forward(weights, &condition)?.f_chunk(6, -1)?;
+        let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
+            unreachable!("six chunks")
+        };
 
-    let attended = attention(config, weights, &modulate(&tokens, shift1, scale1)?)?;
-    let tokens = tokens.f_add(&attended.f_mul(gate1)?)?;
-    let wide = apply_linear(weights, FC1, &modulate(&tokens, shift2, scale2)?)?;
-    let out = apply_linear(weights, FC2, &wide.f_gelu("tanh")?)?;
-    let tokens = tokens.f_add(&out.f_mul(gate2)?)?;
-    Ok(Tensor::f_cat(&[x.f_narrow(1, 0, 1)?, tokens], 1)?)
-}
+        let attended = self.attention(config, weights, &modulate(&tokens, shift1, scale1)?)?;
+        let tokens = tokens.f_add(&attended.f_mul(gate1)?)?;
+        let [fc1, fc2] = self.feed_forward;
+        let wide = fc1.forward(weights, &modulate(&tokens, shift2, scale2)?)?;
+        let out = fc2.forward(weights, &wide.f_gelu("tanh")?)?;
+        let tokens = tokens.f_add(&out.f_mul(gate2)?)?;
+        Ok(Tensor::f_cat(&[x.f_narrow(1, 0, 1)?, tokens], 1)?)
+    }
 
-/// Every patch attends to all of its image.
-fn attention(config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-    let (patches, heads) = (x.size()[1], config.heads);
-    let qkv = apply_linear(weights, QKV, x)?.f_view([-1, patches, 3, heads, config.hidden_size / heads])?;
-    let qkv = qkv.f_permute([2, 0, 3, 1, 4])?;
-    let [q, k, v] = [qkv.f_select(0, 0)?, qkv.f_select(0, 1)?, qkv.f_select(0, 2)?];
-    let attended =
-        Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, false, None, false)?;
-    let attended = attended.f_transpose(1, 2)?.f_reshape([-1, patches, config.hidden_size])?;
-    apply_linear(weights, PROJECTION, &attended)
+    /// Every patch attends to all of its image.
+    fn attention(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let (patches, heads) = (x.size()[1], config.heads);
+        let shape = [-1, patches, 3, heads, config.hidden_size / heads];
+        let qkv = self.qkv.forward(weights, x)?.f_view(shape)?.f_permute([2, 0, 3, 1, 4])?;
+        let [q, k, v] = [qkv.f_select(0, 0)?, qkv.f_select(0, 1)?, qkv.f_select(0, 2)?];
+        let attended =
+            Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, false, None, false)?;
+        let attended = attended.f_transpose(1, 2)?.f_reshape([-1, patches, config.hidden_size])?;
+        self.projection.forward(weights, &attended)
+    }
 }

@@ -2,45 +2,57 @@
 
 use tch::Tensor;
 
-use super::{DitConfig, apply_linear, linear, param, usual};
+use super::DitConfig;
 use crate::Result;
 use crate::diffusion::DenoiseBatch;
-use crate::diffusion::layers::{FREQUENCIES, time_features};
-use crate::model::{Init, ParamSpec, Unit, Weights};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
+use crate::model::{Init, Unit, Weights};
 
-const PATCH: usize = 0;
-const POSITION: usize = 2;
-const TIME_IN: usize = 3;
-const TIME_OUT: usize = 5;
-const CLASS: usize = 7;
-
-pub(super) fn unit(config: &DitConfig) -> Unit {
-    let (hidden, patch) = (config.hidden_size, config.patch_len());
-    let patches = config.patches_per_row().pow(2);
-    let mut params: Vec<ParamSpec> = linear("x_embedder.proj", hidden, patch, usual(patch)).into();
-    params.push(param("pos_embed".into(), vec![patches, hidden], Init::Normal { std: 0.02 }));
-    params.extend(linear("t_embedder.mlp.0", hidden, FREQUENCIES, usual(FREQUENCIES)));
-    params.extend(linear("t_embedder.mlp.2", hidden, hidden, usual(hidden)));
-    let table = "y_embedder.embedding_table.weight".into();
-    params.push(param(table, vec![config.classes + 1, hidden], Init::Normal { std: 1.0 }));
-    Unit { name: "embedding".into(), params, trainable: true }
+/// Where each layer lies in the embedding's unit.
+#[derive(Debug)]
+pub(super) struct Embedding {
+    patch: Linear,
+    position: usize,
+    time: [Linear; 2],
+    class: usize,
 }
 
-/// `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
-pub(super) fn forward(
-    config: &DitConfig,
-    weights: &Weights,
-    latents: &Tensor,
-    batch: &DenoiseBatch,
-) -> Result<Tensor> {
-    let position = weights.get(0, POSITION);
-    let patches = patches(config, &latents.f_to_kind(position.kind())?)?;
-    let tokens = apply_linear(weights, PATCH, &patches)?.f_add(position)?;
-    let time = time_features(&batch.sigmas)?.f_to_kind(position.kind())?;
-    let time = apply_linear(weights, TIME_OUT, &apply_linear(weights, TIME_IN, &time)?.f_silu()?)?;
-    let class = weights.get(0, CLASS).f_index_select(0, &batch.labels)?;
-    let condition = time.f_add(&class)?.f_unsqueeze(1)?;
-    Ok(Tensor::f_cat(&[condition, tokens], 1)?)
+impl Embedding {
+    /// The unit, and where its layers lie in it.
+    pub fn layout(config: &DitConfig) -> (Unit, Embedding) {
+        let hidden = config.hidden_size;
+        let patches = config.patches_per_row().pow(2);
+        let mut params = Params::default();
+        let patch = params.linear("x_embedder.proj", hidden, config.patch_len());
+        let position = params.table("pos_embed", &[patches, hidden], Init::Normal { std: 0.02 });
+        let time = [
+            params.linear("t_embedder.mlp.0", hidden, FREQUENCIES),
+            params.linear("t_embedder.mlp.2", hidden, hidden),
+        ];
+        let classes = [config.classes + 1, hidden];
+        let class = params.table("y_embedder.embedding_table.weight", &classes, Init::Normal { std: 1.0 });
+        let embedding = Embedding { patch, position, time, class };
+        (Unit { name: "embedding".into(), params: params.0, trainable: true }, embedding)
+    }
+
+    /// `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
+    pub fn forward(
+        &self,
+        config: &DitConfig,
+        weights: &Weights,
+        latents: &Tensor,
+        batch: &DenoiseBatch,
+    ) -> Result<Tensor> {
+        let position = weights.get(0, self.position);
+        let patches = patches(config, &latents.f_to_kind(position.kind())?)?;
+        let tokens = self.patch.forward(weights, &patches)?.f_add(position)?;
+        let time = time_features(&batch.sigmas)?.f_to_kind(position.kind())?;
+        let [first, second] = self.time;
+        let time = second.forward(weights, &first.forward(weights, &time)?.f_silu()?)?;
+        let class = weights.get(0, self.class).f_index_select(0, &batch.labels)?;
+        let condition = time.f_add(&class)?.f_unsqueeze(1)?;
+        Ok(Tensor::f_cat(&[condition, tokens], 1)?)
+    }
 }
 
 /// `[B, channels, height, width]` to `[B, T, channels p p]`.

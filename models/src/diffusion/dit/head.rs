@@ -2,28 +2,39 @@
 
 use tch::{Kind, Tensor};
 
-use super::{DitConfig, apply_linear, conditioned, linear, modulate};
+use super::{DitConfig, conditioned, modulate};
 use crate::Result;
-use crate::model::{Init, ParamSpec, Unit, Weights};
+use crate::diffusion::layers::{Linear, Params};
+use crate::model::{Unit, Weights};
 
-const MODULATION: usize = 0;
-const PROJECTION: usize = 2;
-
-pub(super) fn unit(config: &DitConfig) -> Unit {
-    let hidden = config.hidden_size;
-    let mut params: Vec<ParamSpec> =
-        linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden, Init::Zeros).into();
-    params.extend(linear("final_layer.linear", config.patch_len(), hidden, Init::Zeros));
-    Unit { name: "final_layer".into(), params, trainable: true }
+/// Where each layer lies in the head's unit.
+#[derive(Debug)]
+pub(super) struct Head {
+    modulation: Linear,
+    projection: Linear,
 }
 
-/// `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
-pub(super) fn forward(config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-    let (condition, tokens) = conditioned(x)?;
-    let modulation = apply_linear(weights, MODULATION, &condition)?.f_chunk(2, -1)?;
-    let patches = apply_linear(weights, PROJECTION, &modulate(&tokens, &modulation[0], &modulation[1])?)?;
-    let (side, p, channels) = (config.patches_per_row(), config.patch_size, config.channels);
-    let apart = patches.f_view([-1, side, side, channels, p, p])?.f_permute([0, 3, 1, 4, 2, 5])?;
-    let size = config.image_size;
-    Ok(apart.f_reshape([-1, channels, size, size])?.f_to_kind(Kind::Float)?)
+impl Head {
+    /// The unit, and where its layers lie in it.
+    pub fn layout(config: &DitConfig) -> (Unit, Head) {
+        let hidden = config.hidden_size;
+        let mut params = Params::default();
+        let head = Head {
+            modulation: params.zero_linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden),
+            projection: params.zero_linear("final_layer.linear", config.patch_len(), hidden),
+        };
+        (Unit { name: "final_layer".into(), params: params.0, trainable: true }, head)
+    }
+
+    /// `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
+    pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        let (condition, tokens) = conditioned(x)?;
+        let modulation = self.modulation.forward(weights, &condition)?.f_chunk(2, -1)?;
+        let patches =
+            self.projection.forward(weights, &modulate(&tokens, &modulation[0], &modulation[1])?)?;
+        let (side, p, channels) = (config.patches_per_row(), config.patch_size, config.channels);
+        let apart = patches.f_view([-1, side, side, channels, p, p])?.f_permute([0, 3, 1, 4, 2, 5])?;
+        let size = config.image_size;
+        Ok(apart.f_reshape([-1, channels, size, size])?.f_to_kind(Kind::Float)?)
+    }
 }

@@ -18,14 +18,20 @@ pub use config::DitConfig;
 
 use super::{DenoiseBatch, layers};
 use crate::autograd::{AutogradModel, Layout};
-use crate::model::{Init, ParamSpec, Part, Weights};
+use crate::model::Weights;
 use crate::{Error, Result};
+use block::Block;
+use embedding::Embedding;
+use head::Head;
 
 /// A diffusion transformer. It holds no weights.
 #[derive(Debug)]
 pub struct Dit {
     config: DitConfig,
     layout: Layout,
+    embedding: Embedding,
+    blocks: Vec<Block>,
+    head: Head,
 }
 
 impl Dit {
@@ -35,10 +41,17 @@ impl Dit {
     /// [`Error::Config`] for sizes that make no model.
     pub fn new(config: DitConfig) -> Result<Dit> {
         config.validate()?;
-        let mut units = vec![embedding::unit(&config)];
-        units.extend((0..config.layers).map(|layer| block::unit(&config, layer)));
-        units.push(head::unit(&config));
-        Ok(Dit { layout: Layout::new(units), config })
+        let (unit, embedding) = Embedding::layout(&config);
+        let mut units = vec![unit];
+        let mut blocks = Vec::with_capacity(config.layers);
+        for layer in 0..config.layers {
+            let (unit, block) = Block::layout(&config, layer);
+            units.push(unit);
+            blocks.push(block);
+        }
+        let (unit, head) = Head::layout(&config);
+        units.push(unit);
+        Ok(Dit { layout: Layout::new(units), config, embedding, blocks, head })
     }
 
     /// The shape that it was made from.
@@ -70,36 +83,13 @@ impl AutogradModel for Dit {
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &DenoiseBatch) -> Result<Tensor> {
         if block == 0 {
             self.check(batch)?;
-            return embedding::forward(&self.config, weights, x, batch);
+            return self.embedding.forward(&self.config, weights, x, batch);
         }
-        if block == self.config.layers + 1 {
-            return head::forward(&self.config, weights, x);
+        match self.blocks.get(block - 1) {
+            Some(block) => block.forward(&self.config, weights, x),
+            None => self.head.forward(&self.config, weights, x),
         }
-        block::forward(&self.config, weights, x)
     }
-}
-
-/// A matrix of a linear layer, and its bias.
-fn linear(name: &str, rows: i64, columns: i64, init: Init) -> [ParamSpec; 2] {
-    let weight = param(format!("{name}.weight"), vec![rows, columns], init);
-    let bias = param(format!("{name}.bias"), vec![rows], Init::Zeros);
-    [ParamSpec { decay: true, ..weight }, bias]
-}
-
-/// As torch.nn.Linear has it by default: a deviation of `1 / sqrt(3 columns)`.
-fn usual(columns: i64) -> Init {
-    Init::Normal { std: 1.0 / (3.0 * columns as f64).sqrt() }
-}
-
-/// A parameter that does not decay.
-fn param(name: String, shape: Vec<i64>, init: Init) -> ParamSpec {
-    let parts = vec![Part { name: name.clone(), rows: shape[0] }];
-    ParamSpec { name, shape, parts, init, decay: false }
-}
-
-/// The parameters `N`, `N + 1` of a block's unit, as a linear layer of `x`.
-fn apply_linear(weights: &Weights, first: usize, x: &Tensor) -> Result<Tensor> {
-    Ok(x.f_linear(weights.get(0, first), Some(weights.get(0, first + 1)))?)
 }
 
 /// The conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.

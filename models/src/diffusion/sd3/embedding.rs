@@ -4,51 +4,61 @@ use tch::Tensor;
 
 use super::{Sd3Batch, Sd3Config};
 use crate::Result;
-use crate::diffusion::layers::{FREQUENCIES, Params, time_features};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
 use crate::model::{Unit, Weights};
 
-/// The layers by the order in which [`unit()`] lists them.
-const PATCH: usize = 0;
-const TIME: [usize; 2] = [2, 4];
-const POOLED: [usize; 2] = [6, 8];
-const CONTEXT: usize = 10;
-
-pub(super) fn unit(config: &Sd3Config) -> Unit {
-    let inner = config.inner_dim();
-    let mut params = Params::default();
-    params.convolution("pos_embed.proj", [inner, config.in_channels, config.patch_size, config.patch_size]);
-    params.linear("time_text_embed.timestep_embedder.linear_1", inner, FREQUENCIES);
-    params.linear("time_text_embed.timestep_embedder.linear_2", inner, inner);
-    params.linear("time_text_embed.text_embedder.linear_1", inner, config.pooled_projection_dim);
-    params.linear("time_text_embed.text_embedder.linear_2", inner, inner);
-    params.linear("context_embedder", inner, config.joint_attention_dim);
-    Unit { name: "embedding".into(), params: params.0, trainable: true }
+/// Where each layer lies in the embedding's unit.
+#[derive(Debug)]
+pub(super) struct Embedding {
+    patch: Linear,
+    time: [Linear; 2],
+    pooled: [Linear; 2],
+    context: Linear,
 }
 
-/// `latents` to `[B, 1 + S + T, C]`; `positions` are those of the largest side.
-pub(super) fn forward(
-    config: &Sd3Config,
-    weights: &Weights,
-    latents: &Tensor,
-    batch: &Sd3Batch,
-    positions: &Tensor,
-) -> Result<Tensor> {
-    let kernel = weights.get(0, PATCH);
-    let kind = kernel.kind();
-    let stride = [config.patch_size; 2];
-    let bias = Some(weights.get(0, PATCH + 1));
-    let patches = latents.f_to_kind(kind)?.f_conv2d(kernel, bias, stride, [0, 0], [1, 1], 1)?;
-    let (rows, columns) = (patches.size()[2], patches.size()[3]);
-    let tokens = patches.f_flatten(2, -1)?.f_transpose(1, 2)?;
-    let tokens = tokens.f_add(&middle(positions, rows, columns)?.f_to_kind(kind)?)?;
+impl Embedding {
+    /// The unit, and where its layers lie in it.
+    pub fn layout(config: &Sd3Config) -> (Unit, Embedding) {
+        let (inner, patch) = (config.inner_dim(), config.patch_size);
+        let mut params = Params::default();
+        let patch = params.convolution("pos_embed.proj", [inner, config.in_channels, patch, patch]);
+        let mut two = |name: &str, columns| {
+            let name = format!("time_text_embed.{name}");
+            [
+                params.linear(&format!("{name}.linear_1"), inner, columns),
+                params.linear(&format!("{name}.linear_2"), inner, inner),
+            ]
+        };
+        let time = two("timestep_embedder", FREQUENCIES);
+        let pooled = two("text_embedder", config.pooled_projection_dim);
+        let context = params.linear("context_embedder", inner, config.joint_attention_dim);
+        let unit = Unit { name: "embedding".into(), params: params.0, trainable: true };
+        (unit, Embedding { patch, time, pooled, context })
+    }
 
-    let linear =
-        |first: usize, x: &Tensor| x.f_linear(weights.get(0, first), Some(weights.get(0, first + 1)));
-    let two = |[first, second]: [usize; 2], x: &Tensor| linear(second, &linear(first, x)?.f_silu()?);
-    let time = two(TIME, &time_features(&batch.sigmas)?.f_to_kind(kind)?)?;
-    let condition = time.f_add(&two(POOLED, &batch.pooled.f_to_kind(kind)?)?)?.f_unsqueeze(1)?;
-    let text = linear(CONTEXT, &batch.context.f_to_kind(kind)?)?;
-    Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
+    /// `latents` to `[B, 1 + S + T, C]`; `positions` are those of the largest side.
+    pub fn forward(
+        &self,
+        weights: &Weights,
+        latents: &Tensor,
+        batch: &Sd3Batch,
+        positions: &Tensor,
+    ) -> Result<Tensor> {
+        let kind = weights.get(0, 0).kind();
+        let patches = self.patch.patches(weights, &latents.f_to_kind(kind)?)?;
+        let (rows, columns) = (patches.size()[2], patches.size()[3]);
+        let tokens = patches.f_flatten(2, -1)?.f_transpose(1, 2)?;
+        let tokens = tokens.f_add(&middle(positions, rows, columns)?.f_to_kind(kind)?)?;
+
+        let two = |[first, second]: [Linear; 2], x: &Tensor| {
+            second.forward(weights, &first.forward(weights, x)?.f_silu()?)
+        };
+        let time = two(self.time, &time_features(&batch.sigmas)?.f_to_kind(kind)?)?;
+        let pooled = two(self.pooled, &batch.pooled.f_to_kind(kind)?)?;
+        let condition = time.f_add(&pooled)?.f_unsqueeze(1)?;
+        let text = self.context.forward(weights, &batch.context.f_to_kind(kind)?)?;
+        Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
+    }
 }
 
 /// The middle of the positions of the largest side: `[rows * columns, C]`.

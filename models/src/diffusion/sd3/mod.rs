@@ -23,6 +23,8 @@ use crate::autograd::{AutogradModel, Layout};
 use crate::model::Weights;
 use crate::{Error, Result};
 use block::Block;
+use embedding::Embedding;
+use head::Head;
 
 /// Points on the lines from data to noise, with what the data shall show.
 #[derive(Debug)]
@@ -44,7 +46,9 @@ pub struct Sd3Batch {
 pub struct Sd3 {
     config: Sd3Config,
     layout: Layout,
+    embedding: Embedding,
     blocks: Vec<Block>,
+    head: Head,
     /// Where each patch is: fp32 `[pos_embed_max_size, pos_embed_max_size, C]`. Behind a lock only because tch's
     /// tensors are not `Sync`; nobody writes to it.
     positions: Mutex<Tensor>,
@@ -57,16 +61,18 @@ impl Sd3 {
     /// [`Error::Config`] for sizes that make no model, or libtorch's error.
     pub fn new(config: Sd3Config, device: Device) -> Result<Sd3> {
         config.validate()?;
-        let mut units = vec![embedding::unit(&config)];
+        let (unit, embedding) = Embedding::layout(&config);
+        let mut units = vec![unit];
         let mut blocks = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
             let (unit, block) = Block::layout(&config, layer);
             units.push(unit);
             blocks.push(block);
         }
-        units.push(head::unit(&config));
+        let (unit, head) = Head::layout(&config);
+        units.push(unit);
         let positions = Mutex::new(position::table(&config)?.f_to_device(device)?);
-        Ok(Sd3 { layout: Layout::new(units), config, blocks, positions })
+        Ok(Sd3 { layout: Layout::new(units), config, embedding, blocks, head, positions })
     }
 
     /// The shape that it was made from.
@@ -108,11 +114,11 @@ impl AutogradModel for Sd3 {
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Sd3Batch) -> Result<Tensor> {
         if block == 0 {
             self.check(batch)?;
-            return embedding::forward(&self.config, weights, x, batch, &self.positions());
+            return self.embedding.forward(weights, x, batch, &self.positions());
         }
         match self.blocks.get(block - 1) {
             Some(block) => block.forward(&self.config, weights, x, batch.context.size()[1]),
-            None => head::forward(&self.config, weights, x, &batch.latents.size()),
+            None => self.head.forward(&self.config, weights, x, &batch.latents.size()),
         }
     }
 }
