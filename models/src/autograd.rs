@@ -8,7 +8,7 @@ use anyroll_backends::ops::Store;
 use tch::Tensor;
 
 use crate::Result;
-use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
+use crate::model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 
 /// A [`Model`] whose blocks are functions from one tensor to one tensor.
 pub trait AutogradModel: Send + Sync {
@@ -17,6 +17,11 @@ pub trait AutogradModel: Send + Sync {
 
     /// What its blocks are made of.
     fn layout(&self) -> &Layout;
+
+    /// Whether blocks run with their adapters, where they have any.
+    fn adapters(&self, _: &Self::Batch) -> bool {
+        true
+    }
 
     /// What the first block reads, and whether backward shall find its gradient.
     fn input<'a>(&self, batch: &'a Self::Batch) -> (&'a Tensor, bool);
@@ -28,17 +33,31 @@ pub trait AutogradModel: Send + Sync {
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Self::Batch) -> Result<Tensor>;
 }
 
-/// The units of a model, each of which is read by the block of its number.
+/// The units of a model: each block reads that of its number and, behind it, that of its adapters.
 #[derive(Debug)]
 pub struct Layout {
     units: Vec<Unit>,
-    numbers: Vec<usize>,
+    units_of: Vec<Vec<usize>>,
 }
 
 impl Layout {
     /// Of a model with a block for each of `units`.
     pub fn new(units: Vec<Unit>) -> Layout {
-        Layout { numbers: (0..units.len()).collect(), units }
+        Layout { units_of: (0..units.len()).map(|unit| vec![unit]).collect(), units }
+    }
+
+    /// The same with the parameters of adapters for each block, in their order. All else is frozen.
+    #[must_use]
+    pub fn with_adapters(mut self, adapters: Vec<Vec<ParamSpec>>) -> Layout {
+        self.units.iter_mut().for_each(|unit| unit.trainable = false);
+        for (block, params) in adapters.into_iter().enumerate() {
+            if !params.is_empty() {
+                self.units_of[block].push(self.units.len());
+                let name = format!("{}.lora", self.units[block].name);
+                self.units.push(Unit { name, params, trainable: true });
+            }
+        }
+        self
     }
 }
 
@@ -52,11 +71,11 @@ impl<T: AutogradModel> Model for T {
     }
 
     fn blocks(&self) -> usize {
-        self.layout().units.len()
+        self.layout().units_of.len()
     }
 
     fn units_of(&self, block: usize) -> &[usize] {
-        &self.layout().numbers[block..=block]
+        &self.layout().units_of[block]
     }
 
     fn forward(
@@ -67,7 +86,8 @@ impl<T: AutogradModel> Model for T {
         batch: &T::Batch,
         save: bool,
     ) -> Result<(Output<Tensor>, Saved)> {
-        let out = self.run(block, weights, x.unwrap_or(self.input(batch).0), batch)?;
+        let weights = if self.adapters(batch) { *weights } else { weights.first() };
+        let out = self.run(block, &weights, x.unwrap_or(self.input(batch).0), batch)?;
         let kept = x.filter(|_| save).map(Tensor::shallow_clone);
         let is_last = block + 1 == self.blocks();
         let output = if is_last { Output::Scores(out) } else { Output::Hidden(out) };
@@ -84,13 +104,14 @@ impl<T: AutogradModel> Model for T {
         batch: &T::Batch,
     ) -> Result<Option<Tensor>> {
         let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
+        let weights = if self.adapters(batch) { *weights } else { weights.first() };
         let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, batch);
         if block == 0 {
             let (input, input_grad) = self.input(batch);
-            return backward(weights, grads, input, input_grad, &grad, run);
+            return backward(&weights, grads, input, input_grad, &grad, run);
         }
         let [x] = saved.unpack();
-        backward(weights, grads, &x, true, &grad, run)
+        backward(&weights, grads, &x, true, &grad, run)
     }
 }
 

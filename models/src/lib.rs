@@ -17,6 +17,7 @@ pub mod generation;
 pub mod hf;
 pub mod init;
 pub mod model;
+pub mod passes;
 mod random;
 
 pub use batch::{PackedBatch, Sequence};

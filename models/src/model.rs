@@ -232,6 +232,11 @@ impl<'a> Weights<'a> {
         Weights { units }
     }
 
+    /// Those of the first unit alone.
+    pub(crate) fn first(&self) -> Weights<'a> {
+        Weights { units: &self.units[..1] }
+    }
+
     /// All of them, unit by unit.
     pub(crate) fn units(&self) -> &'a [&'a [Tensor]] {
         self.units

@@ -153,14 +153,19 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
             LoraTarget::Up => (&mut of.gate_up, intermediate, hidden, intermediate),
             LoraTarget::Down => (&mut of.down, 0, intermediate, hidden),
         };
-        let [a_name, b_name] = names(&format!("{layer}.{}.weight", target.name()));
         let a = params.len();
-        // As PEFT begins: the product is 0, and its first gradient goes to B alone.
-        params.push(matrix(a_name, lora.rank, inputs, Init::Uniform { bound: 1.0 / (inputs as f64).sqrt() }));
-        params.push(matrix(b_name, outputs, lora.rank, Init::Zeros));
+        params.extend(pair(&format!("{layer}.{}.weight", target.name()), lora.rank, inputs, outputs));
         site.push(Adapter { a, b: a + 1, start, columns: outputs });
     }
     (params, of)
+}
+
+/// A and B beside the weight `name` of `[outputs, inputs]`.
+pub(crate) fn pair(name: &str, rank: i64, inputs: i64, outputs: i64) -> [ParamSpec; 2] {
+    let [a, b] = names(name);
+    // As PEFT begins: the product is 0, and its first gradient goes to B alone.
+    let bound = 1.0 / (inputs as f64).sqrt();
+    [matrix(a, rank, inputs, Init::Uniform { bound }), matrix(b, outputs, rank, Init::Zeros)]
 }
 
 fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {

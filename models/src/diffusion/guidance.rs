@@ -11,8 +11,10 @@ use crate::Result;
 pub struct Guidance {
     /// How far to go from no class to the class.
     pub scale: f64,
-    /// The label that stands for no class.
+    /// The label that stands for no class, or the number of the text that samples are led away from.
     pub no_class: i64,
+    /// Whether the model runs with its adapters, if it has any.
+    pub adapters: bool,
 }
 
 impl Guidance {
@@ -39,12 +41,13 @@ impl Guidance {
     ) -> Result<DenoiseBatch> {
         if !self.asks_twice() {
             let [latents, sigmas, labels] = [x, sigmas, labels].map(Tensor::shallow_clone);
-            return Ok(DenoiseBatch { latents, sigmas, labels, latents_grad });
+            return Ok(DenoiseBatch { latents, sigmas, labels, adapters: self.adapters, latents_grad });
         }
         Ok(DenoiseBatch {
             latents: Tensor::f_cat(&[x, x], 0)?,
             sigmas: Tensor::f_cat(&[sigmas, sigmas], 0)?,
             labels: Tensor::f_cat(&[labels, &labels.f_full_like(self.no_class)?], 0)?,
+            adapters: self.adapters,
             latents_grad,
         })
     }
@@ -104,7 +107,7 @@ mod tests {
     #[test]
     fn guidance_and_its_gradient_are_those_of_the_formula() {
         for (scale, asked) in [(1.0, 2), (4.5, 4), (0.0, 4)] {
-            let guidance = Guidance { scale, no_class: 7 };
+            let guidance = Guidance { scale, no_class: 7, adapters: true };
             let x = Tensor::from_slice(&[0.5, -1.0]).view([2, 1]);
             let labels = Tensor::from_slice(&[0i64, 3]);
             let batch = guidance.batch(&x, 0.25, &labels, true).unwrap();

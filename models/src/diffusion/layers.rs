@@ -3,17 +3,74 @@
 use tch::{Kind, Tensor};
 
 use crate::Result;
-use crate::model::{Init, ParamSpec, Part, Weights};
+use crate::decoder::lora;
+use crate::error::check_config;
+use crate::model::{Init, ParamSpec, Part, Unit, Weights};
+
+/// Low-rank adapters beside linear layers of the blocks, as [`crate::decoder`]'s: `y = x W^T + b + (alpha / rank) x A^T B^T`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    /// The inner width of the product.
+    pub rank: i64,
+    /// The product is multiplied by alpha / rank.
+    pub alpha: f64,
+    /// The layers that have one, as `transformer_blocks.0.attn.to_q`; at least one.
+    pub modules: Vec<String>,
+}
+
+impl Lora {
+    /// What the product is multiplied by.
+    pub fn scale(&self) -> f64 {
+        self.alpha / self.rank as f64
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        check_config(self.rank > 0, "lora.rank", || format!("is {}, must be at least 1", self.rank))?;
+        let alpha = self.alpha;
+        let holds = alpha > 0.0 && alpha.is_finite();
+        check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))?;
+        check_config(!self.modules.is_empty(), "lora.targets", || "names no layer".to_owned())
+    }
+}
 
 /// Collects a unit's parameters, and says where each lies.
 #[derive(Default)]
-pub(crate) struct Params(pub Vec<ParamSpec>);
+pub(crate) struct Params<'a> {
+    specs: Vec<ParamSpec>,
+    lora: Option<&'a Lora>,
+    adapters: Vec<ParamSpec>,
+}
 
-/// Where a layer's weight and bias lie in a unit.
+/// The most linear layers that are one: queries, keys and values.
+const PARTS: usize = 3;
+
+/// Where a layer's weight and bias lie in a unit, and its adapters in the next.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Linear(usize);
+pub(crate) struct Linear {
+    weight: usize,
+    /// Of the linear layers that it is made of.
+    parts: usize,
+    /// Where the A of each of these lies, if it has an adapter; B is behind it.
+    adapters: [Option<usize>; PARTS],
+    scale: f64,
+}
 
-impl Params {
+impl<'a> Params<'a> {
+    /// Parameters, and beside them those of adapters.
+    pub fn with_lora(lora: Option<&'a Lora>) -> Self {
+        Self { lora, ..Self::default() }
+    }
+
+    /// The unit of what was collected.
+    pub fn into_unit(self, name: &str) -> Unit {
+        self.into_units(name).0
+    }
+
+    /// The unit of what was collected, and the parameters of its adapters.
+    pub fn into_units(self, name: &str) -> (Unit, Vec<ParamSpec>) {
+        (Unit { name: name.to_owned(), params: self.specs, trainable: true }, self.adapters)
+    }
+
     /// A linear layer.
     pub fn linear(&mut self, name: &str, rows: i64, columns: i64) -> Linear {
         self.linears(name, &[name], rows, columns)
@@ -21,43 +78,46 @@ impl Params {
 
     /// A linear layer whose result is 0 at first.
     pub fn zero_linear(&mut self, name: &str, rows: i64, columns: i64) -> Linear {
-        self.add(name, &[name], rows, [vec![rows, columns], vec![rows]], Init::Zeros)
+        self.add(name, &[name], rows, &[columns], Init::Zeros)
     }
 
     /// Linear layers of the same input, of `rows` rows each, as one.
     pub fn linears(&mut self, whole: &str, names: &[&str], rows: i64, columns: i64) -> Linear {
-        let all_rows = rows * names.len() as i64;
-        self.add(whole, names, rows, [vec![all_rows, columns], vec![all_rows]], usual(columns))
-    }
-
-    /// A convolution, its matrix of `[out, in, height, width]`.
-    pub fn convolution(&mut self, name: &str, shape: [i64; 4]) -> Linear {
-        let init = usual(shape[1..].iter().product());
-        self.add(name, &[name], shape[0], [shape.to_vec(), vec![shape[0]]], init)
-    }
-
-    fn add(
-        &mut self,
-        whole: &str,
-        names: &[&str],
-        rows: i64,
-        [weight, bias]: [Vec<i64>; 2],
-        init: Init,
-    ) -> Linear {
-        let index = self.0.len();
-        for (kind, shape, init) in [("weight", weight, init), ("bias", bias, Init::Zeros)] {
-            let parts = names.iter().map(|name| Part { name: format!("{name}.{kind}"), rows }).collect();
-            let decay = kind == "weight";
-            self.0.push(ParamSpec { name: format!("{whole}.{kind}"), shape, parts, init, decay });
+        let linear = self.add(whole, names, rows, &[columns], usual(columns));
+        let Some(lora) = self.lora else { return linear };
+        let mut adapters = [None; PARTS];
+        for (name, adapter) in names.iter().zip(&mut adapters) {
+            if lora.modules.iter().any(|module| module == name) {
+                *adapter = Some(self.adapters.len());
+                self.adapters.extend(lora::pair(&format!("{name}.weight"), lora.rank, columns, rows));
+            }
         }
-        Linear(index)
+        Linear { adapters, scale: lora.scale(), ..linear }
     }
 
-    /// The weight and bias of a norm of groups of channels.
+    /// A convolution, its matrix of `[out, in, height, width]`; of videos `[out, in, frames, height, width]`.
+    pub fn convolution(&mut self, name: &str, shape: &[i64]) -> Linear {
+        self.add(name, &[name], shape[0], &shape[1..], usual(shape[1..].iter().product()))
+    }
+
+    /// A weight of `[rows of all, columns..]` and a bias.
+    fn add(&mut self, whole: &str, names: &[&str], rows: i64, columns: &[i64], init: Init) -> Linear {
+        let weight = self.specs.len();
+        let all_rows = rows * names.len() as i64;
+        for (kind, columns, init) in [("weight", columns, init), ("bias", &[], Init::Zeros)] {
+            let parts = names.iter().map(|name| Part { name: format!("{name}.{kind}"), rows }).collect();
+            let shape = [&[all_rows], columns].concat();
+            let decay = kind == "weight";
+            self.specs.push(ParamSpec { name: format!("{whole}.{kind}"), shape, parts, init, decay });
+        }
+        Linear { weight, parts: names.len(), adapters: [None; PARTS], scale: 1.0 }
+    }
+
+    /// The weight and bias of a norm of groups of channels, or of tokens.
     pub fn group_norm(&mut self, name: &str, channels: i64) -> Linear {
-        let index = self.table(&format!("{name}.weight"), &[channels], Init::Ones);
+        let weight = self.table(&format!("{name}.weight"), &[channels], Init::Ones);
         self.table(&format!("{name}.bias"), &[channels], Init::Zeros);
-        Linear(index)
+        Linear { weight, parts: 1, adapters: [None; PARTS], scale: 1.0 }
     }
 
     /// The weight of an RMS norm.
@@ -68,8 +128,9 @@ impl Params {
     /// A parameter that is no matrix of a layer, and does not decay; returns where it lies.
     pub fn table(&mut self, name: &str, shape: &[i64], init: Init) -> usize {
         let parts = vec![Part { name: name.to_owned(), rows: shape[0] }];
-        self.0.push(ParamSpec { name: name.to_owned(), shape: shape.to_vec(), parts, init, decay: false });
-        self.0.len() - 1
+        let name = name.to_owned();
+        self.specs.push(ParamSpec { name, shape: shape.to_vec(), parts, init, decay: false });
+        self.specs.len() - 1
     }
 }
 
@@ -79,27 +140,53 @@ fn usual(columns: i64) -> Init {
 }
 
 impl Linear {
-    /// Of the block's only unit.
+    /// As a linear layer, with its adapters if the block's weights have a second unit.
     pub fn forward(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-        Ok(x.f_linear(weights.get(0, self.0), Some(weights.get(0, self.0 + 1)))?)
+        let (weight, bias) = self.parameters(weights);
+        let out = x.f_linear(weight, Some(bias))?;
+        if weights.units().len() < 2 || self.adapters.iter().all(Option::is_none) {
+            return Ok(out);
+        }
+        let mut parts = out.f_chunk(self.parts as i64, -1)?;
+        for (part, adapter) in parts.iter_mut().zip(self.adapters) {
+            if let Some(a) = adapter {
+                let between = x.f_linear(weights.get(1, a), None::<&Tensor>)?.f_mul_scalar(self.scale)?;
+                *part = part.f_add(&between.f_linear(weights.get(1, a + 1), None::<&Tensor>)?)?;
+            }
+        }
+        Ok(if parts.len() == 1 { parts.swap_remove(0) } else { Tensor::f_cat(&parts, -1)? })
     }
 
     /// As a convolution, with as much padding on each side.
     pub fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
-        let (kernel, bias) = (weights.get(0, self.0), Some(weights.get(0, self.0 + 1)));
-        Ok(x.f_conv2d(kernel, bias, [1, 1], [padding, padding], [1, 1], 1)?)
+        let (kernel, bias) = self.parameters(weights);
+        Ok(x.f_conv2d(kernel, Some(bias), [1, 1], [padding, padding], [1, 1], 1)?)
     }
 
     /// As a convolution of patches beside each other, as large as its matrix.
     pub fn patches(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-        let (kernel, bias) = (weights.get(0, self.0), Some(weights.get(0, self.0 + 1)));
-        Ok(x.f_conv2d(kernel, bias, &kernel.size()[2..], [0, 0], [1, 1], 1)?)
+        let (kernel, bias) = self.parameters(weights);
+        let size = kernel.size();
+        Ok(match size.len() {
+            4 => x.f_conv2d(kernel, Some(bias), &size[2..], [0, 0], [1, 1], 1)?,
+            _ => x.f_conv3d(kernel, Some(bias), &size[2..], [0, 0, 0], [1, 1, 1], 1)?,
+        })
     }
 
     /// As a norm of `groups` groups of channels.
     pub fn group_norm(self, weights: &Weights, x: &Tensor, groups: i64) -> Result<Tensor> {
-        let (weight, bias) = (Some(weights.get(0, self.0)), Some(weights.get(0, self.0 + 1)));
-        Ok(x.f_group_norm(groups, weight, bias, EPS, false)?)
+        let (weight, bias) = self.parameters(weights);
+        Ok(x.f_group_norm(groups, Some(weight), Some(bias), EPS, false)?)
+    }
+
+    /// As a norm of each token.
+    pub fn layer_norm(self, weights: &Weights, x: &Tensor, eps: f64) -> Result<Tensor> {
+        let (weight, bias) = self.parameters(weights);
+        Ok(x.f_layer_norm(weight.size(), Some(weight), Some(bias), eps, false)?)
+    }
+
+    fn parameters<'w>(self, weights: &Weights<'w>) -> (&'w Tensor, &'w Tensor) {
+        (weights.get(0, self.weight), weights.get(0, self.weight + 1))
     }
 }
 
@@ -124,9 +211,9 @@ const TIMESTEPS: f64 = 1000.0;
 /// The slowest cosine has this wavelength, over 2 pi.
 const MAX_PERIOD: f64 = 10_000.0;
 
-/// `[B]` to fp32 `[B, FREQUENCIES]`: cosines, then sines.
-pub(crate) fn time_features(sigmas: &Tensor) -> Result<Tensor> {
-    let half = FREQUENCIES / 2;
+/// `[B]` to fp32 `[B, frequencies]`: cosines, then sines.
+pub(crate) fn time_features(sigmas: &Tensor, frequencies: i64) -> Result<Tensor> {
+    let half = frequencies / 2;
     let exponents = Tensor::f_arange(half, (Kind::Float, sigmas.device()))?;
     let frequencies = exponents.f_mul_scalar(-MAX_PERIOD.ln() / half as f64)?.f_exp()?;
     let angles = sigmas.f_mul_scalar(TIMESTEPS)?.f_unsqueeze(1)?.f_mul(&frequencies)?;

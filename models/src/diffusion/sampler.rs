@@ -3,8 +3,7 @@
 use tch::Tensor;
 
 use super::{DenoiseBatch, Denoiser, Guidance, SdeNoise, SdeStep};
-use crate::model::{Output, Weights};
-use crate::{Error, Result};
+use crate::{Error, Result, passes};
 
 /// The sigmas that `steps` steps go through, from 1 to 0: evenly spaced, then moved towards 1 by
 /// `sigma' = shift sigma / (1 + (shift - 1) sigma)` (Esser et al. 2024). A `shift` of 1 moves nothing.
@@ -43,16 +42,7 @@ pub fn sigmas_of_diffusers(steps: usize, shift: f64) -> Result<Vec<f64>> {
 /// # Errors
 /// The model's.
 pub fn velocity<M: Denoiser>(model: &M, weights: &[&[Tensor]], batch: &DenoiseBatch) -> Result<Tensor> {
-    let mut x = None;
-    for block in 0..model.blocks() {
-        let units: Vec<&[Tensor]> = model.units_of(block).iter().map(|&unit| weights[unit]).collect();
-        let (output, _) = model.forward(block, &Weights::new(&units), x.as_ref(), batch, false)?;
-        match output {
-            Output::Hidden(hidden) => x = Some(hidden),
-            Output::Scores(velocity) => return Ok(velocity),
-        }
-    }
-    unreachable!("the last block has scores")
+    Ok(passes::forward(model, weights, batch, false)?.0)
 }
 
 /// How to get from noise to data.
@@ -67,7 +57,7 @@ pub struct Sampler {
 /// A batch's way from noise to data.
 #[derive(Debug)]
 pub struct Walk {
-    /// Where it was at each of the sigmas, noise first and images last: `[B, channels, height, width]`.
+    /// Where it was at each of the sigmas, noise first and samples last: `[B, channels, height, width]`.
     pub points: Vec<Tensor>,
     /// The log-probability of each stochastic step: fp32 `[B]`.
     pub logprobs: Vec<Tensor>,

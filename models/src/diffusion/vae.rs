@@ -150,6 +150,11 @@ impl AutogradModel for VaeDecoder {
 }
 
 impl VaeConfig {
+    /// How many times larger an image's sides are than its latents'.
+    pub fn zoom(&self) -> i64 {
+        1 << (self.block_out_channels.len() - 1)
+    }
+
     /// Checks that the sizes make a model.
     ///
     /// # Errors
@@ -189,7 +194,7 @@ struct Blocks {
 
 impl Blocks {
     fn add(&mut self, name: &str, params: Params, layer: Layer) {
-        self.units.push(Unit { name: name.to_owned(), params: params.0, trainable: self.trainable });
+        self.units.push(Unit { trainable: self.trainable, ..params.into_unit(name) });
         self.layers.push(layer);
     }
 
@@ -197,8 +202,8 @@ impl Blocks {
         let (mut params, latents) = (Params::default(), config.latent_channels);
         let post_quant = config
             .use_post_quant_conv
-            .then(|| params.convolution("post_quant_conv", [latents, latents, 1, 1]));
-        let conv = params.convolution("decoder.conv_in", [channels, latents, 3, 3]);
+            .then(|| params.convolution("post_quant_conv", &[latents, latents, 1, 1]));
+        let conv = params.convolution("decoder.conv_in", &[channels, latents, 3, 3]);
         self.add("decoder.conv_in", params, Layer::Input { post_quant, conv });
     }
 
@@ -206,11 +211,11 @@ impl Blocks {
         let mut params = Params::default();
         let layer = Layer::Residual {
             norm1: params.group_norm(&format!("{name}.norm1"), before),
-            conv1: params.convolution(&format!("{name}.conv1"), [own, before, 3, 3]),
+            conv1: params.convolution(&format!("{name}.conv1"), &[own, before, 3, 3]),
             norm2: params.group_norm(&format!("{name}.norm2"), own),
-            conv2: params.convolution(&format!("{name}.conv2"), [own, own, 3, 3]),
+            conv2: params.convolution(&format!("{name}.conv2"), &[own, own, 3, 3]),
             shortcut: (before != own)
-                .then(|| params.convolution(&format!("{name}.conv_shortcut"), [own, before, 1, 1])),
+                .then(|| params.convolution(&format!("{name}.conv_shortcut"), &[own, before, 1, 1])),
         };
         self.add(name, params, layer);
     }
@@ -225,14 +230,14 @@ impl Blocks {
 
     fn double(&mut self, name: &str, channels: i64) {
         let mut params = Params::default();
-        let conv = params.convolution(name, [channels, channels, 3, 3]);
+        let conv = params.convolution(name, &[channels, channels, 3, 3]);
         self.add(name, params, Layer::Double { conv });
     }
 
     fn output(&mut self, config: &VaeConfig, channels: i64) {
         let mut params = Params::default();
         let norm = params.group_norm("decoder.conv_norm_out", channels);
-        let conv = params.convolution("decoder.conv_out", [config.out_channels, channels, 3, 3]);
+        let conv = params.convolution("decoder.conv_out", &[config.out_channels, channels, 3, 3]);
         self.add("decoder.conv_out", params, Layer::Output { norm, conv });
     }
 }

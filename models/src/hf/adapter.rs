@@ -10,6 +10,7 @@ use tch::Tensor;
 use super::weights::WeightFiles;
 use super::{Error, Result, read_json};
 use crate::decoder::{self, DecoderConfig, LoraConfig, LoraTarget, lora};
+use crate::diffusion::Lora;
 use crate::init::WeightSource;
 use crate::model::{Init, ParamSpec, Part};
 
@@ -67,7 +68,7 @@ impl AdapterFolder {
         };
         let targets = LoraTarget::ALL.into_iter().filter(is_there).collect();
         let lora = LoraConfig { rank: file.r, alpha: file.lora_alpha, targets };
-        weights.check(&decoder::lora_units(config, &lora), false)?;
+        weights.check(&decoder::lora_units(config, &lora), |_| false)?;
         Ok(AdapterFolder { lora, weights })
     }
 
@@ -83,15 +84,30 @@ impl WeightSource for AdapterFolder {
     }
 }
 
-/// The `adapter_config.json` of an adapter for the model that `base` names.
+/// The `adapter_config.json` of an adapter for the language model that `base` names.
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
     let modules: Vec<&str> = lora.targets.iter().map(|target| last_segment(target.name())).collect();
+    config_file((lora.rank, lora.alpha), &modules, Some("CAUSAL_LM"), base)
+}
+
+/// The same for the transformer of a model of images.
+pub fn image_adapter_config_file(lora: &Lora, base: &str) -> Map<String, Value> {
+    let modules: Vec<&str> = lora.modules.iter().map(String::as_str).collect();
+    config_file((lora.rank, lora.alpha), &modules, None, base)
+}
+
+fn config_file(
+    (rank, alpha): (i64, f64),
+    modules: &[&str],
+    task: Option<&str>,
+    base: &str,
+) -> Map<String, Value> {
     let file = json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
+        "r": rank,
+        "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "target_modules": modules,
         "bias": "none",
@@ -119,6 +135,44 @@ impl<B: WeightSource, A: WeightSource> WeightSource for WithAdapter<B, A> {
     }
 }
 
+/// The shape of a model's adapters.
+pub trait Adapters {
+    /// The inner width of the products.
+    fn rank(&self) -> i64;
+    /// What they are multiplied by.
+    fn scale(&self) -> f64;
+    /// Whether the weight of this name has an adapter.
+    fn has(&self, name: &str) -> bool;
+}
+
+impl Adapters for LoraConfig {
+    fn rank(&self) -> i64 {
+        self.rank
+    }
+
+    fn scale(&self) -> f64 {
+        self.scale()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.targets.iter().any(|target| name.ends_with(&format!(".{}.weight", target.name())))
+    }
+}
+
+impl Adapters for Lora {
+    fn rank(&self) -> i64 {
+        self.rank
+    }
+
+    fn scale(&self) -> f64 {
+        self.scale()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        name.strip_suffix(".weight").is_some_and(|name| self.modules.iter().any(|module| module == name))
+    }
+}
+
 /// A model's weights with its adapter's products added to them: W + (alpha / rank) B A, in fp32.
 pub struct Merged<'a> {
     /// The model's weights.
@@ -126,7 +180,7 @@ pub struct Merged<'a> {
     /// The adapter's.
     pub adapter: &'a dyn WeightSource,
     /// The adapter's shape.
-    pub lora: &'a LoraConfig,
+    pub lora: &'a dyn Adapters,
 }
 
 impl WeightSource for Merged<'_> {
@@ -134,8 +188,7 @@ impl WeightSource for Merged<'_> {
         self.base.read(spec, range.clone(), values)?;
         let mut first_row = 0;
         for part in &spec.parts {
-            let is_target = |target: &LoraTarget| part.name.ends_with(&format!(".{}.weight", target.name()));
-            if self.lora.targets.iter().any(is_target) {
+            if self.lora.has(&part.name) {
                 self.add_product(part, (first_row, spec.shape[1] as usize), range.clone(), values)?;
             }
             first_row += part.rows as usize;
@@ -159,7 +212,7 @@ impl Merged<'_> {
             return Ok(());
         }
         let rows = start / columns - first_row..end.div_ceil(columns) - first_row;
-        let rank = self.lora.rank as usize;
+        let rank = self.lora.rank() as usize;
         let [a_name, b_name] = lora::names(&part.name);
         let a = self.matrix(&a_name, (rank, columns), 0..rank)?;
         let b = self.matrix(&b_name, (part.rows as usize, rank), rows.clone())?;

@@ -11,12 +11,14 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::weights::INDEX;
+use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{DecoderConfig, RopeScaling};
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 
+/// What the names of diffusers' files of weights begin with.
+pub(super) const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 /// The most bytes of weights in a file, unless a tensor alone has more.
 const MAX_FILE_BYTES: usize = 5 << 30;
 /// The most values that are held at a time.
@@ -38,6 +40,8 @@ pub enum ExportDtype {
 pub enum FolderKind {
     /// A model: `config.json` and `model.safetensors`.
     Model,
+    /// A model of images, as diffusers has it: `config.json` and `diffusion_pytorch_model.safetensors`.
+    Transformer,
     /// An adapter, as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`.
     Adapter,
 }
@@ -203,7 +207,7 @@ fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> 
     }
     if count > 1 {
         let index = json!({"metadata": {"total_size": total_bytes}, "weight_map": weight_map});
-        write_file(&folder.join(INDEX), &pretty(&index))?;
+        write_file(&folder.join(index_name(stem)), &pretty(&index))?;
     }
     Ok(())
 }
@@ -265,7 +269,7 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
 impl FolderKind {
     fn config_name(self) -> &'static str {
         match self {
-            FolderKind::Model => "config.json",
+            FolderKind::Model | FolderKind::Transformer => "config.json",
             FolderKind::Adapter => "adapter_config.json",
         }
     }
@@ -273,6 +277,7 @@ impl FolderKind {
     fn weights_stem(self) -> &'static str {
         match self {
             FolderKind::Model => "model",
+            FolderKind::Transformer => DIFFUSERS_STEM,
             FolderKind::Adapter => "adapter_model",
         }
     }
@@ -324,7 +329,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(failed(path))
 }
 
-fn sync_folder(path: &Path) -> Result<()> {
+pub(super) fn sync_folder(path: &Path) -> Result<()> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(failed(path))
 }
 
@@ -334,7 +339,7 @@ fn pretty(value: &Value) -> Vec<u8> {
     text
 }
 
-fn failed(path: &Path) -> impl Fn(io::Error) -> Error {
+pub(super) fn failed(path: &Path) -> impl Fn(io::Error) -> Error {
     let path = path.to_path_buf();
     move |source| Error::Write { path: path.clone(), source }
 }

@@ -1,11 +1,14 @@
 //! Models as Hugging Face publishes them: a folder with `config.json`, safetensors files and a tokenizer.
 //!
-//! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads. Opening a folder reads the
+//! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads; [`DiffusersFolder`] and
+//! [`write_diffusers_folder`] do so for models of images. Opening a folder reads the
 //! configuration and the headers of the weights, and checks that every tensor of the model is there in its shape;
 //! the weights themselves are read range by range, as ranks need them, and never whole.
 
 mod adapter;
 mod config;
+mod diffusers;
+mod embeddings;
 mod error;
 mod export;
 mod weights;
@@ -18,7 +21,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-pub use adapter::{AdapterFolder, Merged, WithAdapter, adapter_config_file};
+pub use adapter::{
+    AdapterFolder, Adapters, Merged, WithAdapter, adapter_config_file, image_adapter_config_file,
+};
+pub use diffusers::{DiffusersFolder, write_diffusers_folder};
+pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, write_folder};
 
@@ -66,12 +73,12 @@ impl ModelFolder {
             false => None,
         };
         let stop_tokens = stop_tokens.or(file.eos_token_id).map_or(Vec::new(), TokenIds::into_vec);
-        let weights = WeightFiles::open(path)?;
+        let weights = WeightFiles::open(path, "model")?;
         let units = match task {
             Task::Language => decoder::units(&config),
             Task::Score => ValueModel::units_of_config(&config),
         };
-        weights.check(&units, config.tie_word_embeddings)?;
+        weights.check(&units, |name| is_derived(name, config.tie_word_embeddings))?;
         Ok(ModelFolder { path: path.to_owned(), config, stop_tokens, weights })
     }
 
@@ -103,6 +110,11 @@ impl WeightSource for ModelFolder {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
         Ok(self.weights.read(spec, range, values)?)
     }
+}
+
+/// Whether a tensor follows from others: a tied head, and the frequencies that old Llama files carry.
+fn is_derived(name: &str, tied: bool) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
 }
 
 /// What matters here of `generation_config.json`.

@@ -13,6 +13,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
+use tch::Kind;
 
 use super::{Error, Result, read_json};
 use crate::model::{ParamSpec, Unit};
@@ -20,8 +21,10 @@ use crate::model::{ParamSpec, Unit};
 /// The most bytes that a read holds at a time.
 const CHUNK_BYTES: usize = 1 << 22;
 
-/// The name of the index over several files.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The name of the index over several files that begin with `stem`.
+pub(super) fn index_name(stem: &str) -> String {
+    format!("{stem}.safetensors.index.json")
+}
 
 /// All tensors of a folder, by name.
 #[derive(Debug)]
@@ -49,12 +52,12 @@ struct Index {
 }
 
 impl WeightFiles {
-    /// Opens the files of the folder `path` and reads their headers.
-    pub fn open(path: &Path) -> Result<WeightFiles> {
+    /// Opens the files of the folder `path` whose names begin with `stem`, and reads their headers.
+    pub fn open(path: &Path, stem: &str) -> Result<WeightFiles> {
         let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
-        let index_path = path.join(INDEX);
+        let index_path = path.join(index_name(stem));
         if !index_path.exists() {
-            weights.add_file(&path.join("model.safetensors"))?;
+            weights.add_file(&path.join(format!("{stem}.safetensors")))?;
             return Ok(weights);
         }
         let index: Index = read_json(&index_path)?;
@@ -89,8 +92,22 @@ impl WeightFiles {
         self.tensors.contains_key(name)
     }
 
-    /// Checks that the tensors of `units` are there in their shapes, and no other.
-    pub fn check(&self, units: &[Unit], tied: bool) -> Result<()> {
+    /// The shape of a tensor, if there is one of this name whose values can be read.
+    pub fn shape(&self, name: &str) -> Option<&[i64]> {
+        self.tensors.get(name).filter(|place| bytes_of(place.dtype).is_some()).map(|place| &place.shape[..])
+    }
+
+    /// How libtorch calls the dtype of a tensor; its [`Self::shape`] is known.
+    pub fn kind(&self, name: &str) -> Kind {
+        match self.tensors[name].dtype {
+            Dtype::BF16 => Kind::BFloat16,
+            Dtype::F16 => Kind::Half,
+            _ => Kind::Float,
+        }
+    }
+
+    /// Checks that the tensors of `units` are there in their shapes, and no other but those that `is_known` knows.
+    pub fn check(&self, units: &[Unit], is_known: impl Fn(&str) -> bool) -> Result<()> {
         let mut expected = HashMap::new();
         for spec in units.iter().flat_map(|unit| &unit.params) {
             for part in &spec.parts {
@@ -115,7 +132,7 @@ impl WeightFiles {
             }
         }
         let mut others: Vec<&String> = self.tensors.keys().collect();
-        others.retain(|name| !expected.contains_key(name.as_str()) && !is_derived(name, tied));
+        others.retain(|name| !expected.contains_key(name.as_str()) && !is_known(name));
         match others.iter().min() {
             None => Ok(()),
             Some(name) => {
@@ -140,8 +157,8 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// Reads the values of a tensor from the `first` on.
-    fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
+    /// Reads the values of a tensor from the `first` on; its [`Self::shape`] is known.
+    pub fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
         let place = &self.tensors[name];
         let (path, file) = &self.files[place.file];
         let width = bytes_of(place.dtype).expect("checked when the folder was opened");
@@ -192,11 +209,6 @@ impl WeightFiles {
         let file = self.tensors.get(name).map(|place| &self.files[place.file].0);
         Error::Tensor { path: file.unwrap_or(&self.path).clone(), name: name.to_owned(), problem }
     }
-}
-
-/// Whether a tensor follows from others: a tied head, and the frequencies that old Llama files carry.
-fn is_derived(name: &str, tied: bool) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
 }
 
 /// The bytes of a value, if values of this kind can be weights.

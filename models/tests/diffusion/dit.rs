@@ -40,6 +40,7 @@ fn batch(latents: &Tensor) -> DenoiseBatch {
         latents: latents.shallow_clone(),
         sigmas: Tensor::from_slice(&[0.1f32, 0.5, 0.9]),
         labels: Tensor::from_slice(&[0i64, 2, 3]),
+        adapters: true,
         latents_grad: true,
     }
 }

@@ -1,7 +1,10 @@
 //! Models of images, block by block, against references.
 
 mod dit;
+mod folder;
 mod golden;
+mod lora;
 mod passes;
 mod sd3;
 mod vae;
+mod wan;

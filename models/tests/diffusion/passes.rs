@@ -12,7 +12,7 @@ pub struct Passed {
 }
 
 /// A pass for each of `wanted`, the gradients of the output, whose gradients add up. Gradients start as NaN, so that a
-/// sum into an unwritten buffer shows. Each block reads the unit of its own number.
+/// sum into an unwritten buffer shows; those of frozen units stay so.
 pub fn pass<M>(model: &M, weights: &[Vec<Tensor>], batch: &M::Batch, wanted: &[Tensor]) -> Passed
 where
     M: Model<Scores = Tensor, ScoresGrad = Tensor>,
@@ -20,11 +20,14 @@ where
     let nan = |tensor: &Tensor| tensor.full_like(f64::NAN);
     let mut grads: Vec<UnitGrads> =
         weights.iter().map(|unit| UnitGrads::new(unit.iter().map(nan).collect())).collect();
+    let units_of = |block: usize| -> Vec<&[Tensor]> {
+        model.units_of(block).iter().map(|&unit| weights[unit].as_slice()).collect()
+    };
     let (mut output, mut input_grad) = (None, None);
     for wanted in wanted {
         let (mut saved, mut x) = (Vec::new(), None);
-        for (block, unit) in weights.iter().enumerate() {
-            let units = [unit.as_slice()];
+        for block in 0..model.blocks() {
+            let units = units_of(block);
             let (found, kept) = model.forward(block, &Weights::new(&units), x.as_ref(), batch, true).unwrap();
             saved.push(kept);
             match found {
@@ -33,9 +36,18 @@ where
             }
         }
         let mut grad = OutputGrad::Scores(wanted.shallow_clone());
-        for (block, unit) in weights.iter().enumerate().rev() {
-            let units = [unit.as_slice()];
-            let mut block_grads = Grads::new(vec![Some(&mut grads[block])]);
+        for block in (0..model.blocks()).rev() {
+            let units = units_of(block);
+            let numbers = model.units_of(block);
+            let mut of_units: Vec<Option<&mut UnitGrads>> = numbers.iter().map(|_| None).collect();
+            for (unit, grads) in
+                grads.iter_mut().enumerate().filter(|(unit, _)| model.units()[*unit].trainable)
+            {
+                if let Some(place) = numbers.iter().position(|&number| number == unit) {
+                    of_units[place] = Some(grads);
+                }
+            }
+            let mut block_grads = Grads::new(of_units);
             let (weights, kept) = (Weights::new(&units), saved.pop().unwrap());
             let dx = model.backward(block, &weights, &mut block_grads, kept, grad, batch).unwrap().unwrap();
             grad = OutputGrad::Hidden(dx);
@@ -43,7 +55,8 @@ where
         let OutputGrad::Hidden(dx) = grad else { unreachable!() };
         input_grad = Some(input_grad.map_or(dx.shallow_clone(), |sum: Tensor| sum + dx));
     }
-    assert!(grads.iter().all(UnitGrads::all_written));
+    let trained = grads.iter().zip(model.units()).filter(|(_, unit)| unit.trainable);
+    assert!(trained.clone().count() > 0 && trained.clone().all(|(grads, _)| grads.all_written()));
     Passed { output: output.unwrap(), grads, input_grad: input_grad.unwrap() }
 }
 

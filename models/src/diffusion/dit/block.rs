@@ -29,7 +29,7 @@ impl Block {
         // A block begins as the identity.
         let modulation = params.zero_linear(&format!("{name}.adaLN_modulation.1"), 6 * hidden, hidden);
         let block = Block { qkv, projection, feed_forward, modulation };
-        (Unit { name, params: params.0, trainable: true }, block)
+        (params.into_unit(&name), block)
     }
 
     /// `x` `[B, 1 + T, C]` to the same shape; the conditioning goes through.

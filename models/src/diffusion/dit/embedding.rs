@@ -32,7 +32,7 @@ impl Embedding {
         let classes = [config.classes + 1, hidden];
         let class = params.table("y_embedder.embedding_table.weight", &classes, Init::Normal { std: 1.0 });
         let embedding = Embedding { patch, position, time, class };
-        (Unit { name: "embedding".into(), params: params.0, trainable: true }, embedding)
+        (params.into_unit("embedding"), embedding)
     }
 
     /// `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
@@ -46,7 +46,7 @@ impl Embedding {
         let position = weights.get(0, self.position);
         let patches = patches(config, &latents.f_to_kind(position.kind())?)?;
         let tokens = self.patch.forward(weights, &patches)?.f_add(position)?;
-        let time = time_features(&batch.sigmas)?.f_to_kind(position.kind())?;
+        let time = time_features(&batch.sigmas, FREQUENCIES)?.f_to_kind(position.kind())?;
         let [first, second] = self.time;
         let time = second.forward(weights, &first.forward(weights, &time)?.f_silu()?)?;
         let class = weights.get(0, self.class).f_index_select(0, &batch.labels)?;

@@ -23,7 +23,7 @@ impl Head {
             modulation: params.zero_linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden),
             projection: params.zero_linear("final_layer.linear", config.patch_len(), hidden),
         };
-        (Unit { name: "final_layer".into(), params: params.0, trainable: true }, head)
+        (params.into_unit("final_layer"), head)
     }
 
     /// `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.

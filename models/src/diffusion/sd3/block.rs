@@ -4,8 +4,8 @@ use tch::Tensor;
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, layer_norm, modulate};
-use crate::model::{Unit, Weights};
+use crate::diffusion::layers::{EPS, Linear, Lora, Params, layer_norm, modulate};
+use crate::model::{ParamSpec, Unit, Weights};
 
 /// Where each layer lies in a block's unit.
 #[derive(Clone, Debug)]
@@ -34,12 +34,12 @@ struct Attention {
 }
 
 impl Block {
-    /// The unit of a block, and where its layers lie in it.
-    pub fn layout(config: &Sd3Config, layer: usize) -> (Unit, Block) {
+    /// The unit of a block, the parameters of its adapters, and where its layers lie.
+    pub fn layout(config: &Sd3Config, layer: usize, lora: Option<&Lora>) -> (Unit, Vec<ParamSpec>, Block) {
         let is_last = layer + 1 == config.num_layers;
         let is_dual = config.dual_attention_layers.contains(&layer);
         let name = format!("transformer_blocks.{layer}");
-        let mut params = Params::default();
+        let mut params = Params::with_lora(lora);
         let mut layers = Layers { config, name: &name, params: &mut params };
         let patches = Stream {
             modulation: layers.linear("norm1.linear", if is_dual { 9 } else { 6 }, 1),
@@ -64,7 +64,8 @@ impl Block {
         let dual = is_dual.then(|| {
             layers.attention("attn2", ["to_q", "to_k", "to_v"], ["norm_q", "norm_k"], Some("to_out.0"))
         });
-        (Unit { name, params: params.0, trainable: true }, Block { patches, text, dual })
+        let (unit, adapters) = params.into_units(&name);
+        (unit, adapters, Block { patches, text, dual })
     }
 
     /// `x` `[B, 1 + S + T, C]`, of `text` text tokens, to the same shape, or from the last block on to
@@ -147,13 +148,13 @@ fn attend(kinds: &[[Tensor; 3]]) -> Result<Tensor> {
 }
 
 /// Lists a block's layers, whose sizes are multiples of the inner one.
-struct Layers<'a> {
+struct Layers<'a, 'b> {
     config: &'a Sd3Config,
     name: &'a str,
-    params: &'a mut Params,
+    params: &'a mut Params<'b>,
 }
 
-impl Layers<'_> {
+impl Layers<'_, '_> {
     fn linear(&mut self, rest: &str, rows: i64, columns: i64) -> Linear {
         let inner = self.config.inner_dim();
         self.params.linear(&format!("{}.{rest}", self.name), rows * inner, columns * inner)

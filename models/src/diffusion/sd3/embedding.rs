@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{Sd3Batch, Sd3Config};
+use super::{Sd3Config, position};
 use crate::Result;
 use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
 use crate::model::{Unit, Weights};
@@ -21,7 +21,7 @@ impl Embedding {
     pub fn layout(config: &Sd3Config) -> (Unit, Embedding) {
         let (inner, patch) = (config.inner_dim(), config.patch_size);
         let mut params = Params::default();
-        let patch = params.convolution("pos_embed.proj", [inner, config.in_channels, patch, patch]);
+        let patch = params.convolution("pos_embed.proj", &[inner, config.in_channels, patch, patch]);
         let mut two = |name: &str, columns| {
             let name = format!("time_text_embed.{name}");
             [
@@ -32,38 +32,32 @@ impl Embedding {
         let time = two("timestep_embedder", FREQUENCIES);
         let pooled = two("text_embedder", config.pooled_projection_dim);
         let context = params.linear("context_embedder", inner, config.joint_attention_dim);
-        let unit = Unit { name: "embedding".into(), params: params.0, trainable: true };
-        (unit, Embedding { patch, time, pooled, context })
+        (params.into_unit("embedding"), Embedding { patch, time, pooled, context })
     }
 
-    /// `latents` to `[B, 1 + S + T, C]`; `positions` are those of the largest side.
+    /// `latents` at `sigmas` to `[B, 1 + S + T, C]`, with the text `[B, S, D]` and `[B, E]`; `places` are those of the
+    /// longest side.
     pub fn forward(
         &self,
         weights: &Weights,
         latents: &Tensor,
-        batch: &Sd3Batch,
-        positions: &Tensor,
+        sigmas: &Tensor,
+        (context, pooled): (&Tensor, &Tensor),
+        places: &Tensor,
     ) -> Result<Tensor> {
         let kind = weights.get(0, 0).kind();
         let patches = self.patch.patches(weights, &latents.f_to_kind(kind)?)?;
         let (rows, columns) = (patches.size()[2], patches.size()[3]);
         let tokens = patches.f_flatten(2, -1)?.f_transpose(1, 2)?;
-        let tokens = tokens.f_add(&middle(positions, rows, columns)?.f_to_kind(kind)?)?;
+        let tokens = tokens.f_add(&position::grid(places, rows, columns)?.f_to_kind(kind)?)?;
 
         let two = |[first, second]: [Linear; 2], x: &Tensor| {
             second.forward(weights, &first.forward(weights, x)?.f_silu()?)
         };
-        let time = two(self.time, &time_features(&batch.sigmas)?.f_to_kind(kind)?)?;
-        let pooled = two(self.pooled, &batch.pooled.f_to_kind(kind)?)?;
+        let time = two(self.time, &time_features(sigmas, FREQUENCIES)?.f_to_kind(kind)?)?;
+        let pooled = two(self.pooled, &pooled.f_to_kind(kind)?)?;
         let condition = time.f_add(&pooled)?.f_unsqueeze(1)?;
-        let text = self.context.forward(weights, &batch.context.f_to_kind(kind)?)?;
+        let text = self.context.forward(weights, &context.f_to_kind(kind)?)?;
         Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
     }
-}
-
-/// The middle of the positions of the largest side: `[rows * columns, C]`.
-fn middle(positions: &Tensor, rows: i64, columns: i64) -> Result<Tensor> {
-    let side = positions.size()[0];
-    let part = positions.f_narrow(0, (side - rows) / 2, rows)?.f_narrow(1, (side - columns) / 2, columns)?;
-    Ok(part.f_flatten(0, 1)?)
 }

@@ -21,8 +21,7 @@ impl Head {
         let mut params = Params::default();
         let modulation = params.linear("norm_out.linear", 2 * inner, inner);
         let projection = params.linear("proj_out", patch * patch * config.out_channels, inner);
-        let unit = Unit { name: "proj_out".into(), params: params.0, trainable: true };
-        (unit, Head { modulation, projection })
+        (params.into_unit("proj_out"), Head { modulation, projection })
     }
 
     /// `x` `[B, 1 + T, C]` to fp32 `[B, out_channels, height, width]`, for latents of the size `latents`.

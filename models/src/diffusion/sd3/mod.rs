@@ -13,33 +13,18 @@ mod embedding;
 mod head;
 mod position;
 
-use std::sync::{Mutex, PoisonError};
-
 use tch::{Device, Tensor};
 
 pub use config::Sd3Config;
+pub(crate) use position::PositionTable;
 
+use super::{DenoiseBatch, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
-use crate::model::Weights;
+use crate::model::{Unit, Weights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
 use head::Head;
-
-/// Points on the lines from data to noise, with what the data shall show.
-#[derive(Debug)]
-pub struct Sd3Batch {
-    /// The points: fp32 `[B, in_channels, height, width]`, both sizes multiples of the patch's.
-    pub latents: Tensor,
-    /// How far each is from the data, 0 to 1: fp32 `[B]`.
-    pub sigmas: Tensor,
-    /// The text's tokens: `[B, S, joint_attention_dim]`.
-    pub context: Tensor,
-    /// The text as a whole: `[B, pooled_projection_dim]`.
-    pub pooled: Tensor,
-    /// Whether backward should find the gradient of the points as well.
-    pub latents_grad: bool,
-}
 
 /// The transformer. It holds no weights.
 #[derive(Debug)]
@@ -49,30 +34,53 @@ pub struct Sd3 {
     embedding: Embedding,
     blocks: Vec<Block>,
     head: Head,
-    /// Where each patch is: fp32 `[pos_embed_max_size, pos_embed_max_size, C]`. Behind a lock only because tch's
-    /// tensors are not `Sync`; nobody writes to it.
-    positions: Mutex<Tensor>,
+    /// Half of what says where a patch is, for a row as for a column: fp32 `[pos_embed_max_size, C / 2]`.
+    places: Shared,
+    texts: Option<Texts>,
 }
 
 impl Sd3 {
-    /// Lays out a transformer whose weights and batches will be on `device`.
+    /// Lays out a transformer whose weights and batches will be on `device`; with `lora`, adapters are beside its
+    /// layers, and all else is frozen. A batch's labels are numbers of [`Self::with_texts`].
     ///
     /// # Errors
     /// [`Error::Config`] for sizes that make no model, or libtorch's error.
-    pub fn new(config: Sd3Config, device: Device) -> Result<Sd3> {
+    pub fn new(config: Sd3Config, lora: Option<&Lora>, device: Device) -> Result<Sd3> {
         config.validate()?;
+        lora.map_or(Ok(()), Lora::validate)?;
         let (unit, embedding) = Embedding::layout(&config);
-        let mut units = vec![unit];
+        let (mut units, mut adapters) = (vec![unit], vec![Vec::new()]);
         let mut blocks = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
-            let (unit, block) = Block::layout(&config, layer);
+            let (unit, of_block, block) = Block::layout(&config, layer, lora);
             units.push(unit);
+            adapters.push(of_block);
             blocks.push(block);
         }
         let (unit, head) = Head::layout(&config);
         units.push(unit);
-        let positions = Mutex::new(position::table(&config)?.f_to_device(device)?);
-        Ok(Sd3 { layout: Layout::new(units), config, embedding, blocks, head, positions })
+        let mut layout = Layout::new(units);
+        if lora.is_some() {
+            layout = layout.with_adapters(adapters);
+        }
+        let places = Shared::new(position::places(&config)?.f_to_device(device)?);
+        Ok(Sd3 { layout, config, embedding, blocks, head, places, texts: None })
+    }
+
+    /// The units of a transformer without adapters.
+    pub(crate) fn units(config: &Sd3Config) -> Vec<Unit> {
+        let blocks = (0..config.num_layers).map(|layer| Block::layout(config, layer, None).0);
+        let (first, last) = (Embedding::layout(config).0, Head::layout(config).0);
+        std::iter::once(first).chain(blocks).chain([last]).collect()
+    }
+
+    /// The same transformer with texts to show.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for texts of other widths than the config's.
+    pub fn with_texts(self, texts: Texts) -> Result<Sd3> {
+        texts.check(self.config.joint_attention_dim, Some(self.config.pooled_projection_dim))?;
+        Ok(Sd3 { texts: Some(texts), ..self })
     }
 
     /// The shape that it was made from.
@@ -80,7 +88,12 @@ impl Sd3 {
         &self.config
     }
 
-    fn check(&self, batch: &Sd3Batch) -> Result<()> {
+    fn texts(&self) -> Result<&Texts> {
+        let problem = || "are numbers of texts, and the model has none".to_owned();
+        self.texts.as_ref().ok_or_else(|| Error::Input { what: "labels", problem: problem() })
+    }
+
+    fn check(&self, batch: &DenoiseBatch) -> Result<()> {
         let Sd3Config { in_channels, patch_size, pos_embed_max_size, .. } = self.config;
         let found = batch.latents.size();
         let side_fits = |side: i64| side % patch_size == 0 && side / patch_size <= pos_embed_max_size;
@@ -93,31 +106,33 @@ impl Sd3 {
         );
         if fits { Ok(()) } else { Err(Error::Input { what: "latents", problem }) }
     }
-
-    fn positions(&self) -> Tensor {
-        self.positions.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
-    }
 }
 
 /// Its result are velocities, fp32 `[B, out_channels, height, width]`.
 impl AutogradModel for Sd3 {
-    type Batch = Sd3Batch;
+    type Batch = DenoiseBatch;
 
     fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    fn input<'a>(&self, batch: &'a Sd3Batch) -> (&'a Tensor, bool) {
+    fn adapters(&self, batch: &DenoiseBatch) -> bool {
+        batch.adapters
+    }
+
+    fn input<'a>(&self, batch: &'a DenoiseBatch) -> (&'a Tensor, bool) {
         (&batch.latents, batch.latents_grad)
     }
 
-    fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Sd3Batch) -> Result<Tensor> {
+    fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &DenoiseBatch) -> Result<Tensor> {
         if block == 0 {
             self.check(batch)?;
-            return self.embedding.forward(weights, x, batch, &self.positions());
+            let (context, pooled) = self.texts()?.of(&batch.labels)?;
+            let text = (&context, &pooled.expect("checked with the texts"));
+            return self.embedding.forward(weights, x, &batch.sigmas, text, &self.places.get());
         }
         match self.blocks.get(block - 1) {
-            Some(block) => block.forward(&self.config, weights, x, batch.context.size()[1]),
+            Some(block) => block.forward(&self.config, weights, x, self.texts()?.tokens()),
             None => self.head.forward(&self.config, weights, x, &batch.latents.size()),
         }
     }

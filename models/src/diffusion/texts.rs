@@ -1,0 +1,65 @@
+//! Texts as encoders left them.
+
+use tch::Tensor;
+
+use super::Shared;
+use crate::{Error, Result};
+
+/// The embeddings of some texts, on a device; a label is the number of one.
+#[derive(Debug)]
+pub struct Texts {
+    context: Shared,
+    pooled: Option<Shared>,
+    count: i64,
+    tokens: i64,
+    widths: (i64, Option<i64>),
+}
+
+impl Texts {
+    /// Each text's tokens, `[P, S, D]`, and if models read that the text as a whole, `[P, E]`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for tensors of other shapes.
+    pub fn new(context: Tensor, pooled: Option<Tensor>) -> Result<Texts> {
+        let (tokens, whole) = (context.size(), pooled.as_ref().map(Tensor::size));
+        let fits = tokens.len() == 3 && whole.as_ref().is_none_or(|it| it.len() == 2 && it[0] == tokens[0]);
+        let problem = format!("are {tokens:?} and {whole:?}, must be [P, S, D] and [P, E]");
+        let wrong = || Error::Input { what: "texts", problem };
+        let &[count, length, width] = &tokens[..] else { return Err(wrong()) };
+        if !fits {
+            return Err(wrong());
+        }
+        let widths = (width, whole.map(|it| it[1]));
+        let (context, pooled) = (Shared::new(context), pooled.map(Shared::new));
+        Ok(Texts { context, pooled, count, tokens: length, widths })
+    }
+
+    /// The number of texts P.
+    pub fn len(&self) -> i64 {
+        self.count
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The number of tokens S of each.
+    pub(super) fn tokens(&self) -> i64 {
+        self.tokens
+    }
+
+    /// Refuses other widths than a model reads.
+    pub(super) fn check(&self, width: i64, pooled: Option<i64>) -> Result<()> {
+        let (found, wanted) = (self.widths, (width, pooled));
+        let fits = found.0 == wanted.0 && wanted.1.is_none_or(|pooled| found.1 == Some(pooled));
+        let problem = format!("have widths {found:?} of tokens and of whole texts, must have {wanted:?}");
+        if fits { Ok(()) } else { Err(Error::Input { what: "texts", problem }) }
+    }
+
+    /// The texts of the numbers `labels`, int64 `[B]`: `[B, S, D]`, and `[B, E]`.
+    pub(super) fn of(&self, labels: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let select = |table: &Shared| table.get().f_index_select(0, labels);
+        Ok((select(&self.context)?, self.pooled.as_ref().map(select).transpose()?))
+    }
+}

@@ -1,0 +1,141 @@
+//! A block: patches attend to each other and to the text, and go through a feed-forward.
+
+use tch::Tensor;
+
+use super::{ROWS, WanConfig, rotary};
+use crate::Result;
+use crate::diffusion::layers::{Linear, Lora, Params, modulate};
+use crate::model::{Init, ParamSpec, Unit, Weights};
+
+/// Where each layer lies in a block's unit.
+#[derive(Debug)]
+pub(super) struct Block {
+    qkv: Linear,
+    own_norms: [usize; 2],
+    own_out: Linear,
+    /// The norm before the attention to the text.
+    norm: Option<Linear>,
+    q: Linear,
+    kv: Linear,
+    text_norms: [usize; 2],
+    text_out: Linear,
+    feed_forward: [Linear; 2],
+    modulation: usize,
+}
+
+impl Block {
+    /// The unit of a block, the parameters of its adapters, and where its layers lie.
+    pub fn layout(config: &WanConfig, layer: usize, lora: Option<&Lora>) -> (Unit, Vec<ParamSpec>, Block) {
+        let inner = config.inner_dim();
+        let name = format!("blocks.{layer}");
+        let at = |rest: &str| format!("{name}.{rest}");
+        let mut params = Params::with_lora(lora);
+        let std = (inner as f64).powf(-0.5);
+        let modulation = params.table(&at("scale_shift_table"), &[1, 6, inner], Init::Normal { std });
+        let [q, k, v] = ["to_q", "to_k", "to_v"].map(|which| at(&format!("attn1.{which}")));
+        let qkv = params.linears(&at("attn1.to_q+to_k+to_v"), &[&q, &k, &v], inner, inner);
+        let own_norms = ["norm_q", "norm_k"].map(|norm| params.norm(&at(&format!("attn1.{norm}")), inner));
+        let own_out = params.linear(&at("attn1.to_out.0"), inner, inner);
+        let norm = config.cross_attn_norm.then(|| params.group_norm(&at("norm2"), inner));
+        let q = params.linear(&at("attn2.to_q"), inner, inner);
+        let [k, v] = ["to_k", "to_v"].map(|which| at(&format!("attn2.{which}")));
+        let kv = params.linears(&at("attn2.to_k+to_v"), &[&k, &v], inner, inner);
+        let text_norms = ["norm_q", "norm_k"].map(|norm| params.norm(&at(&format!("attn2.{norm}")), inner));
+        let text_out = params.linear(&at("attn2.to_out.0"), inner, inner);
+        let feed_forward = [
+            params.linear(&at("ffn.net.0.proj"), config.ffn_dim, inner),
+            params.linear(&at("ffn.net.2"), inner, config.ffn_dim),
+        ];
+        let (unit, adapters) = params.into_units(&name);
+        let block =
+            Block { qkv, own_norms, own_out, norm, q, kv, text_norms, text_out, feed_forward, modulation };
+        (unit, adapters, block)
+    }
+
+    /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to the same shape; all but the patches goes through. `turns` are
+    /// the cosines and sines of the patches' places.
+    pub fn forward(
+        &self,
+        config: &WanConfig,
+        weights: &Weights,
+        x: &Tensor,
+        text: i64,
+        turns: &[Tensor; 2],
+    ) -> Result<Tensor> {
+        let before = x.f_narrow(1, 0, ROWS + text)?;
+        let words = before.f_narrow(1, ROWS, text)?;
+        let patches = x.f_narrow(1, ROWS + text, x.size()[1] - ROWS - text)?;
+        let table = weights.get(0, self.modulation);
+        let modulation = before.f_narrow(1, 1, 6)?.f_add(table)?.f_split(1, 1)?;
+        let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
+            unreachable!("six rows")
+        };
+
+        let normed = layer_norm(config, &patches)?;
+        let attended = self.attend(config, weights, &modulate(&normed, shift1, scale1)?, turns)?;
+        let patches = patches.f_add(&attended.f_mul(gate1)?)?;
+        let input = match self.norm {
+            Some(norm) => norm.layer_norm(weights, &patches, config.eps)?,
+            None => patches.shallow_clone(),
+        };
+        let patches = patches.f_add(&self.read(config, weights, &input, &words)?)?;
+        let normed = layer_norm(config, &patches)?;
+        let [wide, narrow] = self.feed_forward;
+        let out = wide.forward(weights, &modulate(&normed, shift2, scale2)?)?.f_gelu("tanh")?;
+        let out = narrow.forward(weights, &out)?;
+        let patches = patches.f_add(&out.f_mul(gate2)?)?;
+        Ok(Tensor::f_cat(&[before, patches], 1)?)
+    }
+
+    /// Every patch attends to all.
+    fn attend(
+        &self,
+        config: &WanConfig,
+        weights: &Weights,
+        x: &Tensor,
+        turns: &[Tensor; 2],
+    ) -> Result<Tensor> {
+        let [q, k, v] = three(self.qkv.forward(weights, x)?.f_chunk(3, -1)?);
+        let [q_norm, k_norm] = self.own_norms.map(|norm| weights.get(0, norm));
+        let q = rotary::turn(&heads(config, &rms_norm(config, &q, q_norm)?)?, turns)?;
+        let k = rotary::turn(&heads(config, &rms_norm(config, &k, k_norm)?)?, turns)?;
+        self.own_out.forward(weights, &attention(&q, &k, &heads(config, &v)?)?)
+    }
+
+    /// Every patch attends to the text.
+    fn read(&self, config: &WanConfig, weights: &Weights, x: &Tensor, words: &Tensor) -> Result<Tensor> {
+        let kv = self.kv.forward(weights, words)?.f_chunk(2, -1)?;
+        let [q_norm, k_norm] = self.text_norms.map(|norm| weights.get(0, norm));
+        let q = heads(config, &rms_norm(config, &self.q.forward(weights, x)?, q_norm)?)?;
+        let k = heads(config, &rms_norm(config, &kv[0], k_norm)?)?;
+        self.text_out.forward(weights, &attention(&q, &k, &heads(config, &kv[1])?)?)
+    }
+}
+
+fn three(chunks: Vec<Tensor>) -> [Tensor; 3] {
+    chunks.try_into().expect("three chunks")
+}
+
+/// `[B, N, C]` to `[B, N, H, D]`.
+fn heads(config: &WanConfig, x: &Tensor) -> Result<Tensor> {
+    let (batch, tokens) = (x.size()[0], x.size()[1]);
+    Ok(x.f_reshape([batch, tokens, config.num_attention_heads, config.attention_head_dim])?)
+}
+
+/// Of heads `[B, N, H, D]`: `[B, N, C]`.
+fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    let [q, k, v] = [q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?];
+    let mask = None::<&Tensor>;
+    let out = Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
+    Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
+}
+
+/// Over all heads together.
+fn rms_norm(config: &WanConfig, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    Ok(x.f_rms_norm([config.inner_dim()], Some(weight), config.eps)?)
+}
+
+pub(super) fn layer_norm(config: &WanConfig, x: &Tensor) -> Result<Tensor> {
+    let none = None::<&Tensor>;
+    Ok(x.f_layer_norm([config.inner_dim()], none, none, config.eps, false)?)
+}

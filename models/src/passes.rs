@@ -1,0 +1,58 @@
+//! Passes through a model whose weights are whole and in one place, as those of a sampler or of a frozen network are.
+
+use tch::Tensor;
+
+use crate::Result;
+use crate::model::{Grads, Model, Output, OutputGrad, Saved, Weights};
+
+/// The scores of a batch and, if `save`, what [`input_gradient`] needs. `weights` are all of the model's, one list a
+/// unit.
+///
+/// # Errors
+/// The model's.
+pub fn forward<M: Model>(
+    model: &M,
+    weights: &[&[Tensor]],
+    batch: &M::Batch,
+    save: bool,
+) -> Result<(M::Scores, Vec<Saved>)> {
+    let (mut x, mut saved) = (None, Vec::new());
+    for block in 0..model.blocks() {
+        let units = units_of(model, weights, block);
+        let (output, kept) = model.forward(block, &Weights::new(&units), x.as_ref(), batch, save)?;
+        saved.push(kept);
+        match output {
+            Output::Hidden(hidden) => x = Some(hidden),
+            Output::Scores(scores) => return Ok((scores, saved)),
+        }
+    }
+    unreachable!("the last block has scores")
+}
+
+/// The gradient of what the first block read, from that of the scores; weights have none.
+///
+/// # Errors
+/// The model's.
+pub fn input_gradient<M: Model>(
+    model: &M,
+    weights: &[&[Tensor]],
+    batch: &M::Batch,
+    saved: Vec<Saved>,
+    grad: M::ScoresGrad,
+) -> Result<Option<Tensor>> {
+    let mut grad = OutputGrad::Scores(grad);
+    for (block, saved) in saved.into_iter().enumerate().rev() {
+        let units = units_of(model, weights, block);
+        let mut none = Grads::new(units.iter().map(|_| None).collect());
+        let below = model.backward(block, &Weights::new(&units), &mut none, saved, grad, batch)?;
+        if block == 0 {
+            return Ok(below);
+        }
+        grad = OutputGrad::Hidden(below.expect("an inner block has an input"));
+    }
+    Ok(None)
+}
+
+fn units_of<'a, M: Model>(model: &M, weights: &[&'a [Tensor]], block: usize) -> Vec<&'a [Tensor]> {
+    model.units_of(block).iter().map(|&unit| weights[unit]).collect()
+}
