@@ -4,6 +4,7 @@
 
 mod commands;
 mod critic;
+mod diffusers;
 mod diffusion;
 mod failures;
 mod inference;

@@ -40,7 +40,7 @@ impl BaseModel {
                     weights: Box::new(Seed(seed)),
                 })
             }
-            ModelConfig::Dit(_) => {
+            ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => {
                 unreachable!("a model of images reads no text, and is refused where there is some")
             }
             ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),

@@ -1,4 +1,4 @@
-//! A run's model as a folder that `transformers` loads: weights, configuration and tokenizer.
+//! A run's model as a folder that `transformers` or `diffusers` loads: weights, configuration and tokenizer.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use anyroll_models::{
     Decoder, LoraConfig, Model, ParamSpec,
     hf::{
-        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, adapter_config_file, config_file,
-        write_folder,
+        DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, WithAdapter,
+        adapter_config_file, config_file, image_adapter_config_file, write_diffusers_folder, write_folder,
     },
-    init::WeightSource,
+    init::{Seed, WeightSource},
 };
 use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{Loaded, ModelConfig},
+    config::{Config, DiffusersConfig, Loaded, ModelConfig},
     data::Tokenizer,
     run_dir::RunDir,
 };
@@ -56,8 +56,12 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     let last =
         || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
     let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
+    if let ModelConfig::Diffusers(model) = &loaded.config.model {
+        export_images(model, &loaded.config, &checkpoint, to, options)?;
+        return Ok(checkpoint);
+    }
     let Some(dataset) = &loaded.dataset else {
-        return Err(refuse("it trains a model of images, and transformers has none of its kind"));
+        return Err(refuse("it trains a model of classes, which nobody else loads"));
     };
     let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
@@ -71,6 +75,54 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         (None, false) => write_model(to, &base, &loaded.config.model, &weights, options.dtype)?,
     }
     Ok(checkpoint)
+}
+
+/// A model of images as diffusers loads it, or its adapters as PEFT does.
+fn export_images(
+    model: &DiffusersConfig,
+    config: &Config,
+    checkpoint: &Path,
+    to: &Path,
+    options: ExportOptions,
+) -> Result<()> {
+    let folder = DiffusersFolder::open(&model.path).map_err(anyroll_models::Error::from)?;
+    let shape = folder.transformer_config();
+    let lora = model.lora.as_ref().map(|lora| {
+        lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
+    });
+    let begun = WithAdapter { base: &folder, adapter: Seed(config.seed) };
+    let trained = Trained { checkpoint: CheckpointWeights::open(checkpoint)?, base: &begun };
+    if options.adapter {
+        let Some(lora) = &lora else {
+            let problem = "it has no adapter: it was run without `model.lora`".to_owned();
+            return Err(Error::Export { run: checkpoint.to_owned(), problem });
+        };
+        let contents = FolderContents {
+            kind: FolderKind::Adapter,
+            config: image_adapter_config_file(lora, &model.path.display().to_string()),
+            copied: &[],
+            made: &[],
+            units: &shape.build(Some(lora), None, tch::Device::Cpu)?.adapter_units(),
+            weights: &trained,
+            dtype: options.dtype,
+        };
+        return Ok(write_folder(to, &contents)?);
+    }
+    let merged = lora.as_ref().map(|lora| Merged { base: &folder, adapter: &trained, lora });
+    let weights: &dyn WeightSource = match &merged {
+        Some(merged) => merged,
+        None => &trained,
+    };
+    let contents = FolderContents {
+        kind: FolderKind::Transformer,
+        config: folder.transformer_config_file().map_err(anyroll_models::Error::from)?,
+        copied: &[],
+        made: &[],
+        units: &shape.units(),
+        weights,
+        dtype: options.dtype,
+    };
+    Ok(write_diffusers_folder(to, &folder, &contents)?)
 }
 
 /// What was trained, and for the rest what it was trained from.

@@ -66,7 +66,7 @@ impl Journal {
         let (png, folder) = (picture.png(), self.dir.pictures());
         std::fs::create_dir_all(&folder).map_err(|source| OutputError::io("create", &folder, source))?;
         write_atomic(&self.dir.picture(step), &png)?;
-        Ok(self.board.image(step, "eval/images", (picture.width, picture.height), &png)?)
+        Ok(self.board.image(step, "eval/images", (picture.width, picture.height, picture.channels), &png)?)
     }
 
     /// Puts what was recorded on the disk: before a checkpoint that stands for it.

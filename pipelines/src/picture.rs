@@ -1,44 +1,80 @@
-//! Grids of small grey images, as PNG.
+//! Images as PNG, alone or in grids.
 
-/// A grey picture.
+use tch::{Device, Kind, Tensor};
+
+use crate::Result;
+
+/// A grey or coloured picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
     /// In pixels.
     pub width: u32,
     /// In pixels.
     pub height: u32,
+    /// Values of a pixel: 1 (grey) or 3 (red, green, blue).
+    pub channels: u32,
     /// Row by row, 0 is black.
     pub pixels: Vec<u8>,
 }
 
-/// Screen pixels of an image's pixel, each way: the images are tiny.
-const ZOOM: usize = 6;
+/// Tiny images are enlarged to sides of up to so many screen pixels.
+const SMALLEST: usize = 48;
+/// Large ones are shown with at most so many.
+const LARGEST: usize = 192;
 /// Pixels between images, and around them.
 const GAP: usize = 4;
 /// The grey between them.
 const BACKGROUND: u8 = 128;
 
-/// Square images of `size` x `size` values, -1 (black) to 1 (white), in rows of `columns`.
-pub fn grid(images: &[&[f32]], columns: usize, size: usize) -> Picture {
-    let cell = size * ZOOM + GAP;
-    let (width, height) = (GAP + columns * cell, GAP + images.len().div_ceil(columns.max(1)) * cell);
-    let mut pixels = vec![BACKGROUND; width * height];
+/// Images of one size in rows of `columns`: tiny ones are enlarged, large ones made smaller.
+pub fn grid(images: &[Picture], columns: usize) -> Picture {
+    let Some(Picture { width, height, channels, .. }) = images.first() else {
+        return Picture { width: 0, height: 0, channels: 1, pixels: Vec::new() };
+    };
+    let (own_width, own_height, channels) = (*width as usize, *height as usize, *channels as usize);
+    let longest = own_width.max(own_height);
+    let (zoom, shrink) = ((SMALLEST / longest).max(1), longest.div_ceil(LARGEST));
+    let (shown_width, shown_height) = (own_width * zoom / shrink, own_height * zoom / shrink);
+    let rows = images.len().div_ceil(columns.max(1));
+    let width = GAP + columns * (shown_width + GAP);
+    let height = GAP + rows * (shown_height + GAP);
+    let mut pixels = vec![BACKGROUND; width * height * channels];
     for (index, image) in images.iter().enumerate() {
-        let (top, left) = (GAP + index / columns * cell, GAP + index % columns * cell);
-        for (y, x) in (0..size * ZOOM).flat_map(|y| (0..size * ZOOM).map(move |x| (y, x))) {
-            let value = image[y / ZOOM * size + x / ZOOM];
-            pixels[(top + y) * width + left + x] = grey(value);
+        let top = GAP + index / columns * (shown_height + GAP);
+        let left = GAP + index % columns * (shown_width + GAP);
+        for (y, x) in (0..shown_height).flat_map(|y| (0..shown_width).map(move |x| (y, x))) {
+            let to = ((top + y) * width + left + x) * channels;
+            let from = (y * shrink / zoom * own_width + x * shrink / zoom) * channels;
+            pixels[to..to + channels].copy_from_slice(&image.pixels[from..from + channels]);
         }
     }
-    Picture { width: width as u32, height: height as u32, pixels }
+    Picture { width: width as u32, height: height as u32, channels: channels as u32, pixels }
 }
 
 impl Picture {
+    /// One of each of the images `[B, channels, height, width]`, -1 (black) to 1 (white); what is no number is black. Of
+    /// a number of channels other than 3 the first is shown.
+    pub fn of_images(images: &Tensor) -> Result<Vec<Picture>> {
+        let &[_, channels, height, width] = &images.size()[..] else {
+            unreachable!("images have four dimensions")
+        };
+        let channels = if channels == 3 { 3 } else { 1 };
+        let shown = images.f_narrow(1, 0, channels)?.f_permute([0, 2, 3, 1])?.f_to_kind(Kind::Float)?;
+        let values = Vec::<f32>::try_from(shown.f_to_device(Device::Cpu)?.f_flatten(0, -1)?)?;
+        let picture = |values: &[f32]| Picture {
+            width: width as u32,
+            height: height as u32,
+            channels: channels as u32,
+            pixels: values.iter().map(|&value| byte(value)).collect(),
+        };
+        Ok(values.chunks_exact((channels * height * width).max(1) as usize).map(picture).collect())
+    }
+
     /// As a PNG file.
     pub fn png(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);
-        encoder.set_color(png::ColorType::Grayscale);
+        encoder.set_color(if self.channels == 3 { png::ColorType::Rgb } else { png::ColorType::Grayscale });
         encoder.set_depth(png::BitDepth::Eight);
         let mut writer = encoder.write_header().expect("memory takes any header");
         writer.write_image_data(&self.pixels).expect("there are as many pixels as the header says");
@@ -48,7 +84,7 @@ impl Picture {
 }
 
 /// What is no number is black.
-fn grey(value: f32) -> u8 {
+fn byte(value: f32) -> u8 {
     ((value.clamp(-1.0, 1.0) + 1.0) * 127.5).round() as u8
 }
 
@@ -56,18 +92,36 @@ fn grey(value: f32) -> u8 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_grid_reads_back_as_it_was_drawn() {
-        let images: [&[f32]; 3] = [&[-1.0, 0.0, 1.0, 9.0], &[f32::NAN; 4], &[0.2; 4]];
-        let picture = grid(&images, 2, 2);
+    fn pixels_of(picture: &Picture) -> Vec<u8> {
         let decoder = png::Decoder::new(std::io::Cursor::new(picture.png()));
         let mut reader = decoder.read_info().unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         let info = reader.next_frame(&mut pixels).unwrap();
-        assert_eq!((info.width, info.height), (4 + 2 * 16, 4 + 2 * 16));
-        assert_eq!(pixels, picture.pixels);
-        let at = |y: usize, x: usize| pixels[y * info.width as usize + x];
-        assert_eq!([at(0, 0), at(4, 4), at(9, 15), at(10, 4), at(15, 15)], [128, 0, 128, 255, 255]);
-        assert_eq!([at(5, 21), at(20, 20), at(25, 9), at(35, 35)], [0, 128, 153, 128]);
+        assert_eq!((info.width, info.height), (picture.width, picture.height));
+        pixels
+    }
+
+    #[test]
+    fn a_grid_reads_back_as_it_was_drawn() {
+        let values = [-1.0, 0.0, 1.0, 9.0, f32::NAN, f32::NAN, f32::NAN, f32::NAN, 0.2, 0.2, 0.2, 0.2];
+        let images = Picture::of_images(&Tensor::from_slice(&values).view([3, 1, 2, 2])).unwrap();
+        let picture = grid(&images, 2);
+        assert_eq!((picture.width, picture.height), (4 + 2 * 52, 4 + 2 * 52));
+        assert_eq!(pixels_of(&picture), picture.pixels);
+        let at = |y: u32, x: u32| picture.pixels[(y * picture.width + x) as usize];
+        assert_eq!([at(0, 0), at(4, 4), at(9, 51), at(51, 4), at(51, 51)], [128, 0, 128, 255, 255]);
+        assert_eq!([at(5, 53), at(20, 56), at(61, 9)], [128, 0, 153]);
+    }
+
+    #[test]
+    fn colours_stay_and_large_images_shrink() {
+        let values: Vec<f32> = (0..3).flat_map(|channel| [channel as f32 - 1.0; 400 * 200]).collect();
+        let images = Picture::of_images(&Tensor::from_slice(&values).view([1, 3, 200, 400])).unwrap();
+        assert_eq!(images[0].pixels[..6], [0, 128, 255, 0, 128, 255]);
+        assert_eq!(pixels_of(&images[0]), images[0].pixels);
+        let picture = grid(&images, 1);
+        assert_eq!((picture.width, picture.height, picture.channels), (4 + 133 + 4, 4 + 66 + 4, 3));
+        let middle = (20 * picture.width + 20) as usize * 3;
+        assert_eq!(picture.pixels[middle..middle + 3], [0, 128, 255]);
     }
 }

@@ -57,12 +57,18 @@ impl EventWriter {
         self.append(step, Message::default().message(event::SUMMARY, summary))
     }
 
-    /// Writes a grey image, `png` being its file and `size` its width and height.
-    pub fn image(&mut self, step: u64, tag: &str, (width, height): (u32, u32), png: &[u8]) -> Result<()> {
+    /// Writes an image, `png` being its file, of a width, a height and values a pixel.
+    pub fn image(
+        &mut self,
+        step: u64,
+        tag: &str,
+        (width, height, channels): (u32, u32, u32),
+        png: &[u8],
+    ) -> Result<()> {
         let image = Message::default()
             .varint(image::HEIGHT, u64::from(height))
             .varint(image::WIDTH, u64::from(width))
-            .varint(image::COLORSPACE, image::GREY)
+            .varint(image::COLORSPACE, u64::from(channels))
             .bytes(image::ENCODED, png);
         let value = Message::default().bytes(value::TAG, tag.as_bytes()).message(value::IMAGE, image);
         let summary = Message::default().message(summary::VALUE, value);
@@ -138,7 +144,6 @@ mod image {
     pub const HEIGHT: u64 = 1;
     pub const WIDTH: u64 = 2;
     pub const COLORSPACE: u64 = 3;
-    pub const GREY: u64 = 1;
     pub const ENCODED: u64 = 4;
 }
 mod metadata {
@@ -320,7 +325,7 @@ mod tests {
     #[test]
     fn an_image_decodes_to_its_file_and_size() {
         let folder = tempfile::tempdir().unwrap();
-        EventWriter::create(folder.path(), 0).unwrap().image(5, "images", (7, 300), b"file").unwrap();
+        EventWriter::create(folder.path(), 0).unwrap().image(5, "images", (7, 300, 1), b"file").unwrap();
         let summary = bytes_of(&events(folder.path())[2][1]).to_vec();
         let value = decode(bytes_of(&decode(&summary)[0]));
         assert_eq!(value[0], Wire::Bytes(1, b"images".to_vec()));

@@ -28,7 +28,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     let folder = check.model(&config.model)?;
     check.strategies(config)?;
     match (&config.pipeline, &config.model) {
-        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_)) => {
+        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_) | ModelConfig::Diffusers(_)) => {
             Err(check.problem("model", "`rlvr` trains a language model", "write `decoder` or `path`"))
         }
         (PipelineConfig::Rlvr(rlvr), _) => {
@@ -43,10 +43,18 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
             check.diffusion(diffusion)?;
             check.stages_are_said(config, "`auto` plans the memory of language models only")?;
+            check.shapes(diffusion)?;
+            Ok(None)
+        }
+        (PipelineConfig::Diffusion(diffusion), ModelConfig::Diffusers(model)) => {
+            check.diffusion(diffusion)?;
+            check.stages_are_said(config, "`auto` plans the memory of language models only")?;
+            check.diffusers(model, diffusion, &config.roles.reference)?;
             Ok(None)
         }
         (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_) | ModelConfig::Folder(_)) => {
-            Err(check.problem("model", "`diffusion` trains a model of images", "write `dit`"))
+            let help = "write `dit`, or `diffusers` for a published one";
+            Err(check.problem("model", "`diffusion` trains a model of images", help))
         }
     }
 }
@@ -109,6 +117,7 @@ impl Check<'_> {
         match model {
             ModelConfig::Decoder(decoder) => self.decoder(decoder).map(|()| None),
             ModelConfig::Dit(dit) => self.dit(dit).map(|()| None),
+            ModelConfig::Diffusers(_) => Ok(None), // with what it is to paint
             ModelConfig::Folder(folder) => match ModelFolder::open(&folder.path) {
                 Ok(folder) => Ok(Some(folder)),
                 Err(error) => {
@@ -395,9 +404,7 @@ impl Check<'_> {
 
     /// Whether the adapters fit the model, and nothing is asked of a reference that is the policy itself.
     fn lora(&self, lora: &LoraConfig, folder: &ModelFolder, reference: &RoleConfig) -> Result<(), Problem> {
-        self.positive("model.lora.rank", lora.rank)?;
-        let alpha = lora.alpha.unwrap_or(1.0);
-        self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")?;
+        self.lora_numbers(lora)?;
         let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
         let help = format!("write names, or patterns of whole names; there is {}", list(&names));
         let shape = lora.shape().map_err(|entry| {
@@ -416,6 +423,16 @@ impl Check<'_> {
                 "write its rank, alpha and targets here",
             )?;
         }
+        self.no_reference(reference)
+    }
+
+    pub(super) fn lora_numbers(&self, lora: &LoraConfig) -> Result<(), Problem> {
+        self.positive("model.lora.rank", lora.rank)?;
+        let alpha = lora.alpha.unwrap_or(1.0);
+        self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")
+    }
+
+    pub(super) fn no_reference(&self, reference: &RoleConfig) -> Result<(), Problem> {
         self.ensure(
             *reference == RoleConfig::default(),
             "roles.reference",

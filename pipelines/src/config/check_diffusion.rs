@@ -71,10 +71,34 @@ impl Check<'_> {
         )?;
         let images = diffusion.evaluation.images;
         self.ensure(
-            (images::CLASSES..=MOST_EVALUATED).contains(&images),
+            (1..=MOST_EVALUATED).contains(&images),
             &field("evaluation.images"),
             format!("{images} is out of range"),
-            format!("write {} or above, one for each class, at most {MOST_EVALUATED}", images::CLASSES),
+            format!("write 1 or above, at most {MOST_EVALUATED}"),
+        )
+    }
+
+    /// What holds for images of classes.
+    pub(super) fn shapes(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.diffusion.{name}");
+        self.ensure(
+            diffusion.data == ImageDataConfig::Shapes,
+            &field("data"),
+            "a `dit` reads classes, and no text",
+            "write `shapes`, or `model: {diffusers: DIR}`",
+        )?;
+        self.ensure(
+            matches!(diffusion.reward, ImageReward::Brightness | ImageReward::Lit),
+            &field("reward"),
+            "the shapes have rewards of their own",
+            "write `brightness` or `lit`",
+        )?;
+        let images = diffusion.evaluation.images;
+        self.ensure(
+            images >= images::CLASSES,
+            &field("evaluation.images"),
+            format!("{images} are fewer than the classes"),
+            format!("write {} or above, one for each class", images::CLASSES),
         )
     }
 
@@ -83,8 +107,10 @@ impl Check<'_> {
         self.positive(&field("steps"), sampler.steps)?;
         // Stochastic steps divide by 1 minus the second sigma.
         self.ensure(sampler.steps >= 2, &field("steps"), "one step is no walk", "write 2 or above")?;
-        self.number(&field("shift"), sampler.shift, sampler.shift > 0.0, "above 0")?;
+        let shift = sampler.shift.unwrap_or(1.0);
+        self.number(&field("shift"), shift, shift > 0.0, "above 0")?;
         self.number(&field("guidance"), sampler.guidance, sampler.guidance >= 0.0, "0 or above")?;
+        self.positive(&field("decode_batch_size"), sampler.decode_batch_size)?;
         self.positive(&field("batch_size"), sampler.batch_size)
     }
 
@@ -143,10 +169,10 @@ impl Check<'_> {
     fn followed_reward(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
         let name = diffusion.method.name();
         self.ensure(
-            diffusion.reward == ImageReward::Brightness,
+            matches!(diffusion.reward, ImageReward::Brightness | ImageReward::Torchscript(_)),
             "pipeline.diffusion.reward",
             format!("`{name}` follows the reward's gradient, and this one has none"),
-            "write `brightness`",
+            "write `brightness` or `torchscript`",
         )?;
         self.ensure(
             !diffusion.shuffle_rewards,

@@ -57,11 +57,7 @@ impl Check<'_> {
                     "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
                 self.problem(&format!("{path}model.path"), error.to_string(), help)
             }),
-            RewardKind::Python(python) => {
-                self.file(&format!("{path}python.path"), &python.path)?;
-                self.seconds(&format!("{path}python.timeout_s"), python.timeout_s)?;
-                self.seconds(&format!("{path}python.start_timeout_s"), python.start_timeout_s)
-            }
+            RewardKind::Python(python) => self.python(&format!("{path}python"), python),
             RewardKind::Length(length) => {
                 self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
                 let field = format!("{path}length.buffer_tokens");
@@ -77,6 +73,12 @@ impl Check<'_> {
                 self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
             }
         }
+    }
+
+    pub(super) fn python(&self, path: &str, python: &PythonConfig) -> Result<(), Problem> {
+        self.file(&format!("{path}.path"), &python.path)?;
+        self.seconds(&format!("{path}.timeout_s"), python.timeout_s)?;
+        self.seconds(&format!("{path}.start_timeout_s"), python.start_timeout_s)
     }
 
     fn code(&self, path: &str, code: &CodeConfig) -> Result<(), Problem> {
@@ -113,13 +115,13 @@ impl Check<'_> {
         self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")
     }
 
-    fn seconds(&self, field: &str, value: f64) -> Result<(), Problem> {
+    pub(super) fn seconds(&self, field: &str, value: f64) -> Result<(), Problem> {
         const HOUR_S: f64 = 3600.0;
         let holds = value > 0.0 && value <= HOUR_S;
         self.number(field, value, holds, "of seconds above 0, at most an hour, 3600")
     }
 
-    fn file(&self, field: &str, path: &Path) -> Result<(), Problem> {
+    pub(super) fn file(&self, field: &str, path: &Path) -> Result<(), Problem> {
         let message = format!("there is no file {}", path.display());
         self.ensure(
             path.is_file(),

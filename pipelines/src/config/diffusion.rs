@@ -2,8 +2,11 @@
 //!
 //! `docs/diffusion.md` has the formula and the source of each method.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
+use super::reward::PythonConfig;
 use super::schema::{CheckpointConfig, OptimizerConfig};
 
 /// The shape of a class-conditional diffusion transformer (DiT with adaLN-Zero).
@@ -34,12 +37,12 @@ pub struct DiffusionConfig {
     /// Not for methods that follow the reward's gradient. Default false.
     #[serde(default)]
     pub shuffle_rewards: bool,
-    /// Supervised flow matching on the data, before the first reward. Default: none.
+    /// Supervised flow matching on the data, before the first reward; texts have none. Default: none.
     #[serde(default)]
     pub warmup: Option<FlowMatchingConfig>,
     /// RL steps.
     pub steps: u64,
-    /// Classes drawn in a step, over all ranks; a multiple of the number of ranks.
+    /// Classes or texts drawn in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
     /// Images of each; at least 2 for methods whose advantages are relative to the group's mean.
     pub group_size: usize,
@@ -64,12 +67,35 @@ pub struct DiffusionConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageDataConfig {
-    /// Light squares and diamonds on black, made in code: 8 x 8 pixels, and a class for each quadrant.
+    /// Light squares and diamonds on black, made in code: 8 x 8 pixels, and a class for each quadrant. For a `dit`.
     Shapes,
+    /// Texts, for a published model.
+    Prompts(PromptsConfig),
+}
+
+/// Texts whose embeddings encoders made beforehand.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PromptsConfig {
+    /// A safetensors file with `prompt_embeds` `[P, S, D]` and `pooled_prompt_embeds` `[P, E]`, and for guidance
+    /// `negative_prompt_embeds` `[1, S, D]` and `negative_pooled_prompt_embeds` `[1, E]`; a relative path starts at the
+    /// current folder. All of it lies on the device.
+    pub embeddings: PathBuf,
+    /// A file with a JSON object a line, one for each text in their order: its `prompt` and what else rewards read.
+    /// Default: rewards read the text's number.
+    #[serde(default)]
+    pub records: Option<PathBuf>,
+    /// Height of the images in pixels; a multiple of what the decoder and the patches need.
+    pub height: usize,
+    /// Their width.
+    pub width: usize,
+    /// The last so many texts are for evaluation alone; 0 evaluates on those that are trained on. Default 0.
+    #[serde(default)]
+    pub held_out: usize,
 }
 
 /// What an image earns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageReward {
     /// The mean brightness of the class's quadrant, -1 to 1, less half of the mean light elsewhere, 0 to 2.
@@ -77,6 +103,37 @@ pub enum ImageReward {
     Brightness,
     /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
     Lit,
+    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one, the image as the bytes
+    /// of a PNG file, to a list of one number, or of None for an image that is not to count. Not differentiable.
+    Python(PythonConfig),
+    /// What a network in a file says of it. Differentiable.
+    Torchscript(TorchscriptConfig),
+}
+
+/// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]` of 0 to 1 and says fp32
+/// `[B]`; what is not finite does not count.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TorchscriptConfig {
+    /// The file; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// What it is called with. Default images.
+    #[serde(default)]
+    pub input: ScorerInput,
+    /// Whether it is called with the texts' numbers, int64 `[B]`, as well. Default false.
+    #[serde(default)]
+    pub labels: bool,
+}
+
+/// What a scoring network reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScorerInput {
+    /// Pixels, 0 to 1.
+    #[default]
+    Images,
+    /// What is denoised, before the decoder.
+    Latents,
 }
 
 /// Supervised flow matching.
@@ -103,14 +160,18 @@ pub struct SamplerConfig {
     /// How the sigmas are spaced before they are shifted. Default even.
     #[serde(default)]
     pub spacing: Spacing,
-    /// Moves the sigmas towards noise, `s sigma / (1 + (s - 1) sigma)`; above 0. Default 1, evenly spaced.
-    #[serde(default = "one_f64")]
-    pub shift: f64,
+    /// Moves the sigmas towards noise, `s sigma / (1 + (s - 1) sigma)`; above 0. Default: what the scheduler in the
+    /// model's folder says; without a folder 1, evenly spaced.
+    #[serde(default)]
+    pub shift: Option<f64>,
     /// Classifier-free guidance, in sampling and in training; 1 is none. Default 1.
     #[serde(default = "one_f64")]
     pub guidance: f64,
     /// Images that a rank samples at a time.
     pub batch_size: usize,
+    /// Images that a rank decodes from latents at a time, where the model has any. Default: one.
+    #[serde(default = "one")]
+    pub decode_batch_size: usize,
 }
 
 /// How a sampler's sigmas are spaced.
@@ -284,7 +345,7 @@ impl Default for NftConfig {
 pub struct ImageEvaluationConfig {
     /// RL steps from one evaluation to the next. Default 10.
     pub every: u64,
-    /// Images, of all classes in turn, from the same noise each time. Default 512.
+    /// Images, of all classes or texts in turn, from the same noise each time. Default 512.
     pub images: usize,
 }
 

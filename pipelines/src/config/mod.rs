@@ -12,6 +12,7 @@
 mod algorithm;
 mod check;
 mod check_algorithm;
+mod check_diffusers;
 mod check_diffusion;
 mod check_reward;
 mod de;
@@ -30,7 +31,7 @@ use std::path::Path;
 pub use algorithm::*;
 pub use diffusion::*;
 pub use error::{Error, Invalid};
-pub use model::{FolderConfig, LoraConfig};
+pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;
 pub use schema::*;

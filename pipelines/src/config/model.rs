@@ -23,6 +23,15 @@ pub struct FolderConfig {
     pub lora: Option<LoraConfig>,
 }
 
+/// A model of images in a folder as diffusers publishes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiffusersConfig {
+    /// The folder, with `transformer`, `vae` and `scheduler` in it; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// Train adapters and leave the model's own weights as they are. Default: train the transformer's weights.
+    pub lora: Option<LoraConfig>,
+}
+
 /// Low-rank adapters beside the matrices of every layer. The reference of a KL term is then the model with its
 /// adapters off, and not a copy.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -34,10 +43,10 @@ pub struct LoraConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
     /// Which matrices have one: names such as `q_proj`, or patterns that match whole names, such as `(q|v)_proj` or
-    /// `mlp[.].*`. Default: all.
+    /// `mlp[.].*`. In a model of images the end of a layer's name, such as `attn.to_q`, is one. Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
-    /// A folder with an adapter as PEFT saves it, to go on from; its rank, alpha and targets are this one's. Default:
+    /// A folder with an adapter as PEFT saves it, to go on from; of a language model. Its rank, alpha and targets are this one's. Default:
     /// a new adapter, which changes nothing until it is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
@@ -64,11 +73,34 @@ impl LoraConfig {
     }
 }
 
+impl LoraConfig {
+    /// Its shape in a model of images with the layers `modules`, or the entry of `targets` that is no pattern or matches
+    /// none of them.
+    pub fn image_shape(&self, modules: &[String]) -> Result<anyroll_models::diffusion::Lora, &str> {
+        let mut chosen = vec![false; modules.len()];
+        for entry in &self.targets {
+            let pattern = Regex::new(&format!("^(?:{entry})$")).map_err(|_| entry.as_str())?;
+            let end = format!(".{entry}");
+            let mut found = false;
+            for (module, chosen) in modules.iter().zip(&mut chosen) {
+                let matches = module.ends_with(&end) || pattern.is_match(module);
+                *chosen |= matches;
+                found |= matches;
+            }
+            found.then_some(()).ok_or(entry.as_str())?;
+        }
+        let modules =
+            modules.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(module, _)| module.clone());
+        let alpha = self.alpha.unwrap_or(2.0 * self.rank as f64);
+        Ok(anyroll_models::diffusion::Lora { rank: self.rank as i64, alpha, modules: modules.collect() })
+    }
+}
+
 fn all_targets() -> Vec<String> {
     vec![".*".to_owned()]
 }
 
-/// What `model:` may hold; one of the first three names the kind.
+/// What `model:` may hold; one of the first four names the kind.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelFields {
@@ -78,6 +110,8 @@ pub(super) struct ModelFields {
     dit: Option<DitConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    diffusers: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     chat: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,29 +124,41 @@ impl TryFrom<ModelFields> for ModelConfig {
     type Error = &'static str;
 
     fn try_from(fields: ModelFields) -> Result<Self, &'static str> {
-        let ModelFields { decoder, dit, path, chat, system_prompt, lora } = fields;
-        let of_folder = chat.is_some() || system_prompt.is_some() || lora.is_some();
-        match (decoder, dit, path) {
-            (None, None, Some(path)) => {
+        let ModelFields { decoder, dit, path, diffusers, chat, system_prompt, lora } = fields;
+        let of_text = chat.is_some() || system_prompt.is_some();
+        match (decoder, dit, path, diffusers) {
+            (None, None, Some(path), None) => {
                 Ok(Self::Folder(FolderConfig { path, chat: chat.unwrap_or(true), system_prompt, lora }))
             }
-            _ if of_folder => Err("`chat`, `system_prompt` and `lora` go with `path`, a published model"),
-            (Some(decoder), None, None) => Ok(Self::Decoder(decoder)),
-            (None, Some(dit), None) => Ok(Self::Dit(dit)),
-            _ => Err("expected exactly one of `decoder`, `path` and `dit`"),
+            _ if of_text => Err("`chat` and `system_prompt` go with `path`, a published language model"),
+            (None, None, None, Some(path)) => Ok(Self::Diffusers(DiffusersConfig { path, lora })),
+            _ if lora.is_some() => Err("`lora` goes with `path` or `diffusers`, a published model"),
+            (Some(decoder), None, None, None) => Ok(Self::Decoder(decoder)),
+            (None, Some(dit), None, None) => Ok(Self::Dit(dit)),
+            _ => Err("expected exactly one of `decoder`, `path`, `dit` and `diffusers`"),
         }
     }
 }
 
 impl From<ModelConfig> for ModelFields {
     fn from(model: ModelConfig) -> Self {
-        let empty =
-            Self { decoder: None, dit: None, path: None, chat: None, system_prompt: None, lora: None };
+        let empty = Self {
+            decoder: None,
+            dit: None,
+            path: None,
+            diffusers: None,
+            chat: None,
+            system_prompt: None,
+            lora: None,
+        };
         match model {
             ModelConfig::Decoder(decoder) => Self { decoder: Some(decoder), ..empty },
             ModelConfig::Dit(dit) => Self { dit: Some(dit), ..empty },
             ModelConfig::Folder(FolderConfig { path, chat, system_prompt, lora }) => {
                 Self { path: Some(path), chat: Some(chat), system_prompt, lora, ..empty }
+            }
+            ModelConfig::Diffusers(DiffusersConfig { path, lora }) => {
+                Self { diffusers: Some(path), lora, ..empty }
             }
         }
     }

@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use anyroll_models::hf::DiffusersFolder;
+
 use super::check::Check;
+use super::diffusion::{DiffusionConfig, ImageDataConfig, ImageReward};
 use super::error::{Problem, suggestion};
 use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::tree::Node;
+use crate::error_chain::one_line;
 use crate::launch::Rank;
 
 /// Ranks of one host on the cpu: beyond, somebody has mistyped.
@@ -350,6 +354,27 @@ impl Resolver<'_> {
         })
     }
 
+    /// Absolute paths, and the shift of the model's own scheduler.
+    fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) -> Result<(), Problem> {
+        let own = match &self.config.model {
+            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path)
+                .map_err(|error| self.check.problem("model.diffusers", one_line(&error), "mend the folder"))?
+                .shift(),
+            _ => 1.0,
+        };
+        diffusion.sampler.shift.get_or_insert(own);
+        if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
+            prompts.embeddings = absolute(&prompts.embeddings);
+            prompts.records = prompts.records.as_deref().map(absolute);
+        }
+        match &mut diffusion.reward {
+            ImageReward::Python(python) => python.path = absolute(&python.path),
+            ImageReward::Torchscript(script) => script.path = absolute(&script.path),
+            ImageReward::Brightness | ImageReward::Lit => {}
+        }
+        Ok(())
+    }
+
     /// The config with everything said that the machine decided.
     fn filled(&self, threads: usize) -> Result<Config, Problem> {
         let mut config = self.config.clone();
@@ -368,6 +393,10 @@ impl Resolver<'_> {
                 }
             }
             ModelConfig::Dit(_) => {}
+            ModelConfig::Diffusers(model) => model.path = absolute(&model.path),
+        }
+        if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
+            self.fill_diffusion(diffusion)?;
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
             absolute_paths(&mut rlvr.data);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::{AlgorithmConfig, CriticConfig};
 use super::diffusion::{DiffusionConfig, DitConfig};
-use super::model::{FolderConfig, ModelFields};
+use super::model::{DiffusersConfig, FolderConfig, ModelFields};
 use super::reward::RewardConfig;
 use super::stage::ZeroStage;
 
@@ -61,7 +61,8 @@ impl Default for Devices {
     }
 }
 
-/// A model's architecture and where its weights come from: `{decoder: {...}}` or `{path: DIR}`.
+/// A model's architecture and where its weights come from: `{decoder: {...}}`, `{path: DIR}`, `{dit: {...}}` or
+/// `{diffusers: DIR}`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(try_from = "ModelFields", into = "ModelFields")]
 pub enum ModelConfig {
@@ -71,6 +72,8 @@ pub enum ModelConfig {
     Folder(FolderConfig),
     /// A diffusion transformer for images of a class, made from scratch as well.
     Dit(DitConfig),
+    /// A published model of images.
+    Diffusers(DiffusersConfig),
 }
 
 /// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.

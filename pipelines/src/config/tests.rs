@@ -637,17 +637,28 @@ fn every_config_of_the_repository_is_valid() {
     assert!(count >= 4, "{count} configs");
 }
 
-/// What a user brings to a config that trains a published model: its folder and a file of problems, here tiny ones.
+/// What a user brings to a config that trains a published model: its folder and a file of problems or texts, here tiny
+/// ones.
 fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
     let data = tempfile::NamedTempFile::new().unwrap();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+    if text.contains("diffusers: models/") {
+        let prompts = format!("embeddings: {golden}/tiny_sd3/prompts.safetensors, height: 16, width: 16");
+        let sets = vec![
+            format!("model.diffusers={golden}/tiny_sd3/model"),
+            format!("pipeline.diffusion.data.prompts={{{prompts}}}"),
+            // Nothing is run: any file is a function's.
+            format!("pipeline.diffusion.reward.python.path={}", data.path().display()),
+        ];
+        return (data, sets);
+    }
     if !text.contains("path: models/") {
         return (data, Vec::new());
     }
     let problem = |number: u32| format!("{{\"prompt\": \"2 x {number}?\", \"answer\": {}}}\n", 2 * number);
     std::fs::write(data.path(), (0..3000).map(problem).collect::<String>()).unwrap();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny_model");
     let sets = vec![
-        format!("model.path={model}"),
+        format!("model.path={golden}/tiny_model"),
         format!("pipeline.rlvr.data.jsonl.path={}", data.path().display()),
     ];
     (data, sets)

@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::{
     Roles, Setup,
+    setup::without,
     stats::Stats,
     step::{Clock, rows},
 };
@@ -81,14 +82,13 @@ impl Setup {
         stats: &mut Stats,
     ) -> Result<Tensor> {
         let (noise, labels) = (rows(noise, part)?, rows(labels, part)?);
-        let (images, recorded) = self.walk_recording(roles, refl.mid_step, noise, &labels)?;
-        let (scores, gradient) = self.scorer.score_with_gradient(self.config.reward, &images, &labels)?;
+        let (latents, recorded) = self.walk_recording(roles, refl.mid_step, noise, &labels)?;
+        let (scores, gradient) = self.score_with_gradient(&latents, &labels)?;
         // A sample without a score has no gradient.
         let refused = scores.f_isfinite()?.f_logical_not()?;
-        let refused_pixels = refused.f_view([-1, 1, 1, 1])?;
         let count = self.mini_batch_len();
         let weight = refl.score_scale / refl.score_std / count;
-        let mut dx = gradient.f_mul_scalar(-weight)?.f_masked_fill(&refused_pixels, 0.0)?;
+        let mut dx = gradient.f_mul_scalar(-weight)?;
         let gradient_steps = recorded.len() as f64;
         let loss = scores.f_sub_scalar(refl.score_mean)?.f_mul_scalar(-refl.score_scale / refl.score_std)?;
         stats.add("loss/policy", &loss.f_masked_fill(&refused, 0.0)?)?;
@@ -100,7 +100,7 @@ impl Setup {
             let mut dv = dx.f_mul_scalar(dt)?;
             if let Some(reference) = &recorded.reference {
                 // KL is the mean over the recorded steps and over an image's values of (v - v_ref)^2 / (2 sigma^2).
-                let apart = recorded.velocity.f_sub(reference)?.f_masked_fill(&refused_pixels, 0.0)?;
+                let apart = without(&recorded.velocity.f_sub(reference)?, &refused)?;
                 let values = apart.numel() as f64 / apart.size()[0] as f64;
                 let scale = 1.0 / (sigma * sigma * values * gradient_steps);
                 dv = dv.f_add(&apart.f_mul_scalar(refl.kl_coef * scale / count)?)?;
@@ -136,10 +136,8 @@ impl Setup {
             }
             let (velocity, tape) = roles.policy.record(&batch)?;
             let velocity = guidance.combine(&velocity)?;
-            let reference = match &mut roles.reference {
-                Some(reference) => Some(guidance.combine(&reference.score(&batch)?)?),
-                None => None,
-            };
+            let reference = roles.reference_velocity(&batch)?;
+            let reference = reference.map(|velocity| guidance.combine(&velocity)).transpose()?;
             x = self.sampler.euler(timestep, &x, &velocity)?;
             recorded.push(Recorded { timestep, batch, tape, velocity, reference });
         }

@@ -2,73 +2,130 @@
 
 use std::ops::Range;
 
+use anyroll_models::diffusion::Transformer;
 use anyroll_strategy::Zero;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::{Dit, Setup, noise::Purpose, shapes};
+use super::{Setup, noise::Purpose, scorer::Painted};
 use crate::{
     Result,
-    config::ImageReward,
     metrics::Metrics,
     picture::{Picture, grid},
     train::{Evaluation, Exchange},
 };
 
-/// Columns of the picture; it has a row for each class.
+/// Columns of the picture.
 const COLUMNS: usize = 8;
+/// Rows of the picture at most; it has one for each class.
+const ROWS: usize = 4;
 
 impl Setup {
-    /// Images of this rank's part of the fixed noise, by Euler's method: fp32 `[N, channels, height, width]`, and their
-    /// classes.
-    pub fn evaluation_images(&self, policy: &mut Zero<Dit>, exchange: &Exchange) -> Result<(Tensor, Tensor)> {
+    /// What the policy makes of this rank's part of the fixed noise by Euler's method, with its adapters or without. All
+    /// of it is on the host.
+    pub fn evaluation_images(
+        &self,
+        policy: &mut Zero<Transformer>,
+        exchange: &Exchange,
+        adapters: bool,
+    ) -> Result<Painted> {
         let weights = policy.weights()?;
-        let own = self.own_evaluation(exchange);
-        let labels: Vec<i64> = own.clone().map(|number| (number % shapes::CLASSES) as i64).collect();
-        let labels = self.labels(&labels)?;
-        let noise = self.noise(Purpose::Evaluation, 0, own)?;
-        let batch = self.config.sampler.batch_size as i64;
-        let mut images = vec![Tensor::f_empty_like(&noise)?.f_narrow(0, 0, 0)?];
-        for (noise, labels) in noise.f_split(batch, 0)?.into_iter().zip(labels.f_split(batch, 0)?) {
-            if noise.numel() > 0 {
-                let mut walk = self.walk(&weights, noise, &labels, None)?;
-                images.extend(walk.points.pop());
+        let own: Vec<usize> = self.own_evaluation(exchange).collect();
+        let empty = || Ok(Tensor::f_zeros([0, 1, 1, 1], (Kind::Float, Device::Cpu))?);
+        let labels: Vec<i64> = own.iter().map(|number| self.evaluated_label(*number)).collect();
+        let (mut images, mut latents) = (Vec::new(), Vec::new());
+        for part in own.chunks(self.config.sampler.batch_size) {
+            let noise = self.noise(Purpose::Evaluation, 0, part.iter().copied())?;
+            let first = part[0] - own[0];
+            let labels = self.labels(&labels[first..first + part.len()])?;
+            let denoised = self.denoise(&weights, noise, &labels, adapters)?;
+            images.push(self.paint(&denoised, &labels)?.images.f_to_device(Device::Cpu)?);
+            latents.push(denoised.f_to_device(Device::Cpu)?);
+        }
+        let join = |parts: Vec<Tensor>| -> Result<Tensor> {
+            if parts.is_empty() { empty() } else { Ok(Tensor::f_cat(&parts, 0)?) }
+        };
+        Ok(Painted { images: join(images)?, latents: join(latents)?, labels: Tensor::f_from_slice(&labels)? })
+    }
+
+    /// The reward and what else is measured, and the drift: how far, squared, pixels are from those that the policy made
+    /// of the same noise before its first RL step, `base`. An image without a finite reward counts in no mean.
+    pub fn evaluate(
+        &self,
+        policy: &mut Zero<Transformer>,
+        base: &Tensor,
+        exchange: &Exchange,
+    ) -> Result<Evaluation> {
+        policy.offload_states(&self.offloaded)?;
+        let painted = self.evaluation_images(policy, exchange, true)?;
+        let apart = painted.images.f_sub(base)?.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
+        let mut own = vec![apart, painted.images.numel() as f64];
+        let measured = self.measure(&painted)?;
+        own.extend(measured.iter().flat_map(|&(_, sum, count)| [sum, count]));
+        let sums = exchange.sum(&own)?;
+        let mut metrics = Metrics::new();
+        for ((name, ..), sums) in measured.iter().zip(sums[2..].chunks_exact(2)) {
+            metrics.insert(format!("eval/{name}"), sums[0] / sums[1].max(1.0));
+        }
+        let (reward, drift) = (sums[2] / sums[3].max(1.0), sums[0] / sums[1]);
+        metrics.insert("eval/drift", drift);
+        let refused = self.config.evaluation.images as f64 - sums[3];
+        if refused > 0.0 {
+            metrics.insert("eval/dropped", refused);
+        }
+        let summary = format!("held-out reward {reward:.3}, drift {drift:.3}");
+        let picture = self.picture(&painted.images)?;
+        Ok(Evaluation { metrics, samples: Vec::new(), picture, summary })
+    }
+
+    /// What is measured of this rank's images: names, sums, and over how many images.
+    fn measure(&self, painted: &Painted) -> Result<Vec<(&'static str, f64, f64)>> {
+        let names = self.scorer.measured();
+        let mut measured: Vec<(&str, f64, f64)> = names.iter().map(|&name| (name, 0.0, 0.0)).collect();
+        let count = painted.labels.size()[0];
+        let batch_size = self.config.sampler.batch_size;
+        for start in (0..count).step_by(batch_size) {
+            let len = (batch_size as i64).min(count - start);
+            let part = |tensor: &Tensor| tensor.f_narrow(0, start, len)?.f_to_device(self.device);
+            let painted = Painted {
+                images: part(&painted.images)?,
+                latents: part(&painted.latents)?,
+                labels: part(&painted.labels)?,
+            };
+            for ((_, total, images), scores) in measured.iter_mut().zip(self.scorer.measure(&painted)?) {
+                let finite = scores.f_isfinite()?;
+                let kept = scores.f_masked_fill(&finite.f_logical_not()?, 0.0)?;
+                *total += kept.f_sum(Kind::Double)?.f_double_value(&[])?;
+                *images += finite.f_sum(Kind::Double)?.f_double_value(&[])?;
             }
         }
-        Ok((Tensor::f_cat(&images, 0)?, labels))
+        Ok(measured)
     }
 
-    /// The verifiable reward, the brightness and the drift: how far, squared, pixels are from those that the policy made
-    /// of the same noise before its first RL step, `base`.
-    pub fn evaluate(&self, policy: &mut Zero<Dit>, base: &Tensor, exchange: &Exchange) -> Result<Evaluation> {
-        policy.offload_states(&self.offloaded)?;
-        let (images, labels) = self.evaluation_images(policy, exchange)?;
-        let score = |reward| -> Result<f64> {
-            let scores = self.scorer.score(reward, &images, &labels)?;
-            Ok(scores.f_sum(Kind::Double)?.f_double_value(&[])?)
+    /// The class or text of an image of an evaluation: all in turn.
+    fn evaluated_label(&self, number: usize) -> i64 {
+        (self.evaluated.start + number % self.evaluated.len()) as i64
+    }
+
+    /// The first of this rank's images, a row for each class or text.
+    fn picture(&self, images: &Tensor) -> Result<Option<Picture>> {
+        let count = images.size()[0] as usize;
+        let labels = self.evaluated.len();
+        // With too few of each they are shown as they come.
+        let (rows, columns) = match labels <= ROWS && count >= labels {
+            true => (labels, (count / labels).min(COLUMNS)),
+            false => (ROWS.min(count.div_ceil(COLUMNS)), COLUMNS.min(count)),
         };
-        let apart = images.f_sub(base)?.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
-        let own = [score(ImageReward::Lit)?, score(ImageReward::Brightness)?, apart, images.numel() as f64];
-        let [lit, brightness, apart, pixels] = exchange.sum(&own)?[..] else { unreachable!("four sums") };
-        let count = self.config.evaluation.images as f64;
-        let mut metrics = Metrics::new();
-        metrics.insert("eval/reward", lit / count);
-        metrics.insert("eval/brightness", brightness / count);
-        metrics.insert("eval/drift", apart / pixels);
-        let summary = format!("held-out reward {:.3}, drift {:.3}", lit / count, apart / pixels);
-        Ok(Evaluation { metrics, samples: Vec::new(), picture: Some(self.picture(&images)?), summary })
-    }
-
-    /// The first of this rank's images, a row for each class.
-    fn picture(&self, images: &Tensor) -> Result<Picture> {
-        let (classes, size) = (shapes::CLASSES, shapes::SIZE);
-        let columns = (images.size()[0] as usize / classes).min(COLUMNS);
-        let shown = images.f_narrow(0, 0, (columns * classes) as i64)?.f_flatten(0, -1)?;
-        let pixels = Vec::<f32>::try_from(shown.f_to_device(tch::Device::Cpu)?)?;
-        // Numbered over the classes first: the second class's first image is the second image.
-        let by_row = (0..classes).flat_map(|class| (0..columns).map(move |column| column * classes + class));
-        let cells: Vec<&[f32]> =
-            by_row.map(|image| &pixels[image * size * size..(image + 1) * size * size]).collect();
-        Ok(grid(&cells, columns, size))
+        if count == 0 {
+            return Ok(None);
+        }
+        let shown = (rows * columns).min(count);
+        let mut pictures = Picture::of_images(&images.f_narrow(0, 0, shown as i64)?)?;
+        if labels <= ROWS && count >= labels {
+            // Numbered over the labels first: the second label's first image is the second image.
+            let by_row = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
+            pictures = by_row.map(|image| pictures[image].clone()).collect();
+        }
+        Ok(Some(grid(&pictures, columns)))
     }
 
     /// This rank's part of the images of an evaluation, by number.

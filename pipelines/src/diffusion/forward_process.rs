@@ -43,7 +43,7 @@ impl Setup {
         drop(weights);
         roles.policy.load_states(&self.offloaded)?;
         let generated = Instant::now();
-        let scored = self.score(exchange, samples.images(), &samples.labels, step, stop)?;
+        let scored = self.score(exchange, samples.latents(), &samples.labels, step, stop)?;
         let clock = Clock::new(started, generated);
 
         let clip = nft.advantage_clip;
@@ -76,7 +76,7 @@ impl Setup {
         stats: &mut Stats,
     ) -> Result<()> {
         let &ScoredSamples { nft, ref samples, ref goodness, step } = scored;
-        let images = rows(samples.images(), part)?;
+        let images = rows(samples.latents(), part)?;
         let numbers = &samples.numbers[part.clone()];
         let sigmas = self.drawn_sigmas(step, numbers, draw)?;
         let noise = self.noise(Purpose::Forward, step, numbers.iter().map(|n| n * nft.timesteps + draw))?;
@@ -86,10 +86,7 @@ impl Setup {
         let batch = self.sampler.guidance.batch_at(&noised, &sigmas, &labels, false)?;
         let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
         let old_velocity = old.score(&batch)?;
-        let reference = match &mut roles.reference {
-            Some(reference) => Some(reference.score(&batch)?),
-            None => None,
-        };
+        let reference = roles.reference_velocity(&batch)?;
         let targets = NftTargets {
             images,
             noised,

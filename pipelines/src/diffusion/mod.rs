@@ -2,25 +2,29 @@
 //!
 //! [`Diffusion`] is what the [loop](crate::train) trains. `step` is one turn of it by any method, with what methods
 //! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
-//! formulas. `setup` says who takes part and samples, `scorer` what an image earns, `evaluate` how the policy is
-//! measured and `warmup` what comes before.
+//! formulas. `subject` is what is painted and what with, `setup` says who takes part and samples, `decoder` makes pixels
+//! of what was sampled, `scorer` says what an image earns, `evaluate` how the policy is measured and `warmup` what comes
+//! before.
 
 mod backpropagation;
+mod decoder;
 mod evaluate;
 mod forward_process;
 mod loss;
 mod noise;
 mod pipeline;
 mod policy_gradient;
+mod quadrants;
 mod scorer;
 mod setup;
 mod shapes;
 mod stats;
 mod step;
+mod subject;
 mod warmup;
 
 pub use pipeline::Diffusion;
-pub use setup::{Roles, Samples, Setup};
+pub use scorer::load_script;
+pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::{CLASSES, SIZE};
-
-use anyroll_models::diffusion::Dit;
+pub use subject::read_records;

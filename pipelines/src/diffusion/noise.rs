@@ -40,7 +40,7 @@ pub fn gaussian(
     seed: u64,
     step: u64,
     numbers: impl IntoIterator<Item = usize>,
-    shape: [i64; 3],
+    shape: &[i64],
     device: Device,
 ) -> Result<Tensor> {
     let len = shape.iter().product::<i64>() as usize;
@@ -48,7 +48,7 @@ pub fn gaussian(
     for number in numbers {
         values.extend(normals(row_seed(purpose, seed, step, number), len));
     }
-    let rows = Tensor::f_from_slice(&values)?.f_view([-1, shape[0], shape[1], shape[2]])?;
+    let rows = Tensor::f_from_slice(&values)?.f_view([&[-1], shape].concat().as_slice())?;
     Ok(rows.f_to_device(device)?)
 }
 
@@ -80,11 +80,11 @@ mod tests {
     #[test]
     fn a_row_depends_on_its_number_alone() {
         let rows = |numbers: std::ops::Range<usize>| {
-            gaussian(Purpose::Start, 3, 5, numbers, [1, 2, 2], Device::Cpu).unwrap()
+            gaussian(Purpose::Start, 3, 5, numbers, &[1, 2, 2], Device::Cpu).unwrap()
         };
         assert_eq!(rows(0..4).narrow(0, 2, 2), rows(2..4));
         assert_ne!(rows(0..1), rows(1..2));
-        let other = gaussian(Purpose::Evaluation, 3, 5, 0..1, [1, 2, 2], Device::Cpu).unwrap();
+        let other = gaussian(Purpose::Evaluation, 3, 5, 0..1, &[1, 2, 2], Device::Cpu).unwrap();
         assert_ne!(rows(0..1), other);
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyroll_models::init::Seed;
+use anyroll_models::diffusion::Transformer;
 use anyroll_strategy::{
     Zero,
     checkpoint::{self, Saver},
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
 
-use super::{Dit, Roles, Setup};
+use super::{Reference, Roles, Setup};
 use crate::{
     Result,
     config::{MethodConfig, Run},
@@ -35,7 +35,7 @@ pub struct Diffusion {
 pub struct Nothing {}
 
 impl Diffusion {
-    /// Prepares a run on `place`, with random weights.
+    /// Prepares a run on `place`.
     pub fn new(run: Run, place: Place) -> Result<Self> {
         let setup = Setup::new(&run, &place)?;
         let optimizer = match &setup.config.warmup {
@@ -43,17 +43,38 @@ impl Diffusion {
             _ => &setup.config.optimizer,
         };
         let strategy = &run.policy.strategy;
-        let policy =
-            hold(setup.model.clone(), strategy, &place, Some(adamw(optimizer)), &Seed(run.config.seed))?;
+        let policy = hold(setup.model.clone(), strategy, &place, Some(adamw(optimizer)), &*setup.weights)?;
         let exchange = Exchange::new(&place.group)?;
         let roles = Roles { policy, reference: None, old: None };
         Ok(Self { run, place, exchange, setup, roles, base: None })
     }
 
+    /// Whether there is a KL term.
+    fn keeps_near(&self) -> bool {
+        self.setup.config.method.kl_coef() > 0.0
+    }
+
+    fn has_old_policy(&self) -> bool {
+        matches!(self.setup.config.method, MethodConfig::DiffusionNft(_))
+    }
+
+    /// What stays as it was is the policy with its adapters off, and only DiffusionNFT's old policy is a copy.
+    fn freeze_adapters(&mut self) -> Result<()> {
+        let painted = self.setup.evaluation_images(&mut self.roles.policy, &self.exchange, false)?;
+        self.base = Some(painted.images);
+        if self.has_old_policy() && self.roles.old.is_none() {
+            let mut old = self.frozen()?;
+            old.copy_weights_from(&mut self.roles.policy)?;
+            self.roles.old = Some(old);
+        }
+        self.roles.reference = self.keeps_near().then_some(Reference::AdaptersOff);
+        Ok(())
+    }
+
     /// A frozen model, held as the config's reference.
-    fn frozen(&self) -> Result<Zero<Dit>> {
+    fn frozen(&self) -> Result<Zero<Transformer>> {
         let role = self.run.reference.as_ref().unwrap_or(&self.run.policy);
-        hold(self.setup.model.clone(), &role.strategy, &self.place, None, &Seed(self.run.config.seed))
+        hold(self.setup.model.clone(), &role.strategy, &self.place, None, &*self.setup.weights)
     }
 }
 
@@ -86,6 +107,9 @@ impl Pipeline for Diffusion {
 
     /// The policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
     fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+        if self.setup.has_adapters {
+            return self.freeze_adapters();
+        }
         let path = folder.join("reference");
         let mut frozen = self.frozen()?;
         if kept {
@@ -94,14 +118,13 @@ impl Pipeline for Diffusion {
             frozen.copy_weights_from(&mut self.roles.policy)?;
             checkpoint::save(&mut frozen, &path, Value::Null)?;
         }
-        self.base = Some(self.setup.evaluation_images(&mut frozen, &self.exchange)?.0);
-        let is_nft = matches!(self.setup.config.method, MethodConfig::DiffusionNft(_));
-        if is_nft && self.roles.old.is_none() {
+        self.base = Some(self.setup.evaluation_images(&mut frozen, &self.exchange, true)?.images);
+        if self.has_old_policy() && self.roles.old.is_none() {
             let mut old = self.frozen()?;
             old.copy_weights_from(&mut frozen)?;
             self.roles.old = Some(old);
         }
-        self.roles.reference = (self.setup.config.method.kl_coef() > 0.0).then_some(frozen);
+        self.roles.reference = self.keeps_near().then_some(Reference::Copy(frozen));
         Ok(())
     }
 

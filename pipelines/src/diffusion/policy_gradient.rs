@@ -40,7 +40,7 @@ impl Setup {
         drop(weights);
         roles.policy.load_states(&self.offloaded)?;
         let generated = Instant::now();
-        let scored = self.score(exchange, samples.images(), &samples.labels, step, stop)?;
+        let scored = self.score(exchange, samples.latents(), &samples.labels, step, stop)?;
         let clock = Clock::new(started, generated);
 
         // Flow-GRPO divides by the deviation of all rewards, DanceGRPO by that of the group's.
@@ -79,10 +79,8 @@ impl Setup {
         let x = rows(&samples.walk.points[timestep], part)?;
         let labels = rows(&samples.labels, part)?;
         let batch = guidance.batch(&x, self.sampler.sigmas[timestep], &labels, false)?;
-        let reference = match &mut roles.reference {
-            Some(reference) => Some(guidance.combine(&reference.score(&batch)?)?),
-            None => None,
-        };
+        let reference = roles.reference_velocity(&batch)?;
+        let reference = reference.map(|velocity| guidance.combine(&velocity)).transpose()?;
         let targets = StepTargets {
             step: self.sampler.sde_step(noise, timestep),
             x,

@@ -2,21 +2,25 @@
 
 use std::sync::Arc;
 
-use anyroll_models::diffusion::{self, Guidance, Sampler, SdeNoise, Walk, sigmas, sigmas_of_diffusers};
+use anyroll_models::{
+    diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk, sigmas, sigmas_of_diffusers},
+    init::WeightSource,
+};
 use anyroll_strategy::{State, Weights, Zero};
 use tch::Tensor;
 
 use super::{
-    Dit,
+    decoder::ImageDecoder,
     noise::{Purpose, gaussian, order},
-    scorer::Scorer,
+    scorer::{Painted, Scorer},
     shapes,
+    subject::Subject,
 };
 use crate::{
     Result,
     config::{
-        DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, ModelConfig, PipelineConfig, Run,
-        SamplerConfig, Spacing,
+        DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig, Run, SamplerConfig,
+        Spacing,
     },
     train::{Place, Share, offloaded},
 };
@@ -40,32 +44,62 @@ pub struct Setup {
     /// Where batches go.
     pub device: tch::Device,
     /// The policy's model.
-    pub model: Arc<Dit>,
+    pub model: Arc<Transformer>,
+    /// The policy's first weights.
+    pub weights: Box<dyn WeightSource>,
+    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    pub has_adapters: bool,
+    /// The sizes of what is denoised: channels, height and width.
+    pub latent_shape: Vec<i64>,
+    /// The classes or texts that are trained on.
+    pub trained: usize,
+    /// Those that are evaluated.
+    pub evaluated: std::ops::Range<usize>,
+    decoder: Option<ImageDecoder>,
 }
 
 /// The models of a run.
 pub struct Roles {
     /// The one that is trained.
-    pub policy: Zero<Dit>,
+    pub policy: Zero<Transformer>,
     /// As the policy was after the warm-up; `None` without a KL term.
-    pub reference: Option<Zero<Dit>>,
+    pub reference: Option<Reference>,
     /// The one that DiffusionNFT samples with: it follows the policy.
-    pub old: Option<Zero<Dit>>,
+    pub old: Option<Zero<Transformer>>,
+}
+
+/// What the policy is kept near to.
+pub enum Reference {
+    /// A frozen copy.
+    Copy(Zero<Transformer>),
+    /// The policy itself with its adapters off.
+    AdaptersOff,
+}
+
+impl Roles {
+    /// The reference's velocities for a batch, if there is one.
+    pub fn reference_velocity(&mut self, batch: &DenoiseBatch) -> Result<Option<Tensor>> {
+        Ok(match &mut self.reference {
+            None => None,
+            Some(Reference::Copy(model)) => Some(model.score(batch)?),
+            Some(Reference::AdaptersOff) => Some(self.policy.score(&batch.without_adapters())?),
+        })
+    }
 }
 
 /// This rank's samples of a step.
 pub struct Samples {
     /// Their numbers among the step's, in this rank's order.
     pub numbers: Vec<usize>,
-    /// Their classes: int64 `[N]`.
+    /// Their classes or the numbers of their texts: int64 `[N]`.
     pub labels: Tensor,
-    /// Their way from noise to images.
+    /// Their way from noise to what a decoder reads.
     pub walk: Walk,
 }
 
 impl Samples {
-    /// fp32 `[N, channels, height, width]`.
-    pub fn images(&self) -> &Tensor {
+    /// What came of the noise: fp32 `[N, channels, height, width]`.
+    pub fn latents(&self) -> &Tensor {
         self.walk.points.last().expect("a walk has a beginning")
     }
 }
@@ -73,27 +107,17 @@ impl Samples {
 impl Setup {
     /// Prepares a run on `place`.
     pub fn new(run: &Run, place: &Place) -> Result<Self> {
-        let (PipelineConfig::Diffusion(config), ModelConfig::Dit(dit)) =
-            (&run.config.pipeline, &run.config.model)
-        else {
-            unreachable!("a checked config has a model of images for a pipeline of images")
+        let PipelineConfig::Diffusion(config) = &run.config.pipeline else {
+            unreachable!("the command line starts the pipeline that the config names")
         };
         let device = place.torch_device()?;
-        let model = Dit::new(diffusion::DitConfig {
-            image_size: shapes::SIZE as i64,
-            channels: 1,
-            patch_size: dit.patch_size as i64,
-            classes: shapes::CLASSES as i64,
-            hidden_size: dit.hidden_size as i64,
-            layers: dit.layers,
-            heads: dit.heads as i64,
-            intermediate_size: dit.intermediate_size as i64,
-        })?;
-        let guidance = Guidance { scale: config.sampler.guidance, no_class: shapes::CLASSES as i64 };
+        let subject = Subject::open(run, config, device)?;
+        let guidance =
+            Guidance { scale: config.sampler.guidance, no_class: subject.no_class, adapters: true };
         Ok(Self {
             seed: run.config.seed,
             sampler: Sampler { sigmas: spaced(&config.sampler)?, guidance },
-            scorer: Scorer::new(device)?,
+            scorer: Scorer::new(&config.reward, subject.records, device)?,
             share: Share {
                 prompts: config.prompts_per_step,
                 group_size: config.group_size,
@@ -103,17 +127,50 @@ impl Setup {
             micro_batch_size: run.policy.strategy.micro_batch_size,
             offloaded: offloaded(&run.policy.strategy),
             device,
-            model: Arc::new(model),
+            model: Arc::new(subject.model),
+            weights: subject.weights,
+            has_adapters: subject.has_adapters,
+            latent_shape: subject.latent_shape,
+            trained: subject.trained,
+            evaluated: subject.evaluated,
+            decoder: subject.decoder,
             config: (**config).clone(),
         })
     }
 
-    /// The numbers of this rank's samples of a step, and their classes.
+    /// The numbers of this rank's samples of a step, and their classes or texts.
     pub fn own_prompts(&self, rank: usize, step: u64) -> Result<(Vec<usize>, Tensor)> {
-        let prompts = shapes::prompts(self.seed, step, self.share.prompts);
+        let prompts = shapes::prompts(self.seed, step, self.share.prompts, self.trained);
         let numbers: Vec<usize> = self.share.samples_of(rank).collect();
         let labels: Vec<i64> = numbers.iter().map(|number| prompts[number / self.share.group_size]).collect();
         Ok((numbers, self.labels(&labels)?))
+    }
+
+    /// The images of some latents, with what they show.
+    pub fn paint(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
+        let images = match &self.decoder {
+            Some(decoder) => decoder.decode(latents, false)?.images,
+            None => latents.shallow_clone(),
+        };
+        Ok(Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() })
+    }
+
+    /// The scores of the images of some latents, and the gradients of the scores with respect to the latents, 0 for an
+    /// image that is refused.
+    pub fn score_with_gradient(&self, latents: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
+        let decoded = self.decoder.as_ref().map(|decoder| decoder.decode(latents, true)).transpose()?;
+        let images = decoded.as_ref().map_or(latents, |decoded| &decoded.images).shallow_clone();
+        let painted = Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() };
+        let (scores, gradients) = self.scorer.score_with_gradient(&painted)?;
+        let refused = scores.f_isfinite()?.f_logical_not()?;
+        let [of_images, of_latents] = gradients.map(|gradient| without(&gradient, &refused));
+        let gradient = match (&self.decoder, decoded) {
+            (Some(decoder), Some(decoded)) => {
+                decoder.follow_back(decoded, &of_images?)?.f_add(&of_latents?)?
+            }
+            _ => of_images?.f_add(&of_latents?)?,
+        };
+        Ok((scores, without(&gradient, &refused)?))
     }
 
     /// On the device.
@@ -130,15 +187,14 @@ impl Setup {
         self.noise(Purpose::Start, step, numbers.iter().map(|number| number / group_size))
     }
 
-    /// Normal noise of the images' shape.
+    /// Normal noise of the shape of what is denoised.
     pub fn noise(
         &self,
         purpose: Purpose,
         step: u64,
         numbers: impl IntoIterator<Item = usize>,
     ) -> Result<Tensor> {
-        let size = shapes::SIZE as i64;
-        gaussian(purpose, self.seed, step, numbers, [1, size, size], self.device)
+        gaussian(purpose, self.seed, step, numbers, &self.latent_shape, self.device)
     }
 
     /// Samples this rank's part of a step, with the noise of the method's denoising steps.
@@ -166,7 +222,7 @@ impl Setup {
     }
 
     /// One walk with whole weights, which no rank waits for.
-    pub fn walk(
+    fn walk(
         &self,
         weights: &Weights,
         noise: Tensor,
@@ -175,6 +231,21 @@ impl Setup {
     ) -> Result<Walk> {
         let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
         Ok(self.sampler.walk(&*self.model, &units, noise, labels, sde)?)
+    }
+
+    /// Where Euler's method leads from some noise, with the model's adapters or without.
+    pub fn denoise(
+        &self,
+        weights: &Weights,
+        noise: Tensor,
+        labels: &Tensor,
+        adapters: bool,
+    ) -> Result<Tensor> {
+        let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
+        let guidance = Guidance { adapters, ..self.sampler.guidance };
+        let sampler = Sampler { guidance, ..self.sampler.clone() };
+        let mut walk = sampler.walk(&*self.model, &units, noise, labels, None)?;
+        Ok(walk.points.pop().expect("a walk has an end"))
     }
 
     /// The noise of the method's denoising steps, if they have any.
@@ -197,10 +268,18 @@ impl Setup {
 }
 
 fn spaced(sampler: &SamplerConfig) -> Result<Vec<f64>> {
+    let shift = sampler.shift.expect("a resolved config has a shift");
     Ok(match sampler.spacing {
-        Spacing::Even => sigmas(sampler.steps, sampler.shift)?,
-        Spacing::Diffusers => sigmas_of_diffusers(sampler.steps, sampler.shift)?,
+        Spacing::Even => sigmas(sampler.steps, shift)?,
+        Spacing::Diffusers => sigmas_of_diffusers(sampler.steps, shift)?,
     })
+}
+
+/// `values` `[B, ..]` with 0 where `refused` `[B]`.
+pub fn without(values: &Tensor, refused: &Tensor) -> Result<Tensor> {
+    let mut wide = vec![1; values.dim()];
+    wide[0] = -1;
+    Ok(values.f_masked_fill(&refused.f_view(&wide[..])?, 0.0)?)
 }
 
 /// Walks beside each other.

@@ -24,10 +24,10 @@ pub fn train_batch(seed: u64, step: u64, count: usize, device: Device) -> Result
     Ok((Tensor::f_from_slice(&pixels)?.f_view([-1, 1, size, size])?.f_to_device(device)?, labels))
 }
 
-/// The classes of a step's prompts, over all ranks.
-pub fn prompts(seed: u64, step: u64, count: usize) -> Vec<i64> {
+/// The classes or texts of a step's prompts, of `labels`, over all ranks.
+pub fn prompts(seed: u64, step: u64, count: usize, labels: usize) -> Vec<i64> {
     let mut random = stream(Purpose::Prompts as u64, seed, step);
-    (0..count).map(|_| below(&mut random, CLASSES) as i64).collect()
+    (0..count).map(|_| below(&mut random, labels) as i64).collect()
 }
 
 /// Where each class's quadrant is 1 and all else 0: fp32 `[CLASSES, SIZE, SIZE]`.

@@ -58,16 +58,16 @@ impl Setup {
         }
     }
 
-    /// Scores this rank's images, and learns the others' scores.
+    /// Scores the images of this rank's latents, and learns the others' scores.
     pub fn score(
         &self,
         exchange: &Exchange,
-        images: &Tensor,
+        latents: &Tensor,
         labels: &Tensor,
         step: u64,
         stop: bool,
     ) -> Result<Scored> {
-        let scores = self.scorer.score(self.config.reward, images, labels)?;
+        let scores = self.scorer.score(&self.paint(latents, labels)?)?;
         self.exchange_scores(exchange, &scores, step, stop)
     }
 

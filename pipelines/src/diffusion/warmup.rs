@@ -35,9 +35,8 @@ impl Setup {
         }
         let labels = self.labels(&labels)?;
         let noise = self.noise(Purpose::WarmupNoise, step, 0..warmup.batch_size)?;
-        let logits = [1, 1, 1];
-        let logits =
-            gaussian(Purpose::WarmupSigmas, self.seed, step, 0..warmup.batch_size, logits, self.device)?;
+        let numbers = 0..warmup.batch_size;
+        let logits = gaussian(Purpose::WarmupSigmas, self.seed, step, numbers, &[1, 1, 1], self.device)?;
         let sigmas = logits.f_sigmoid()?;
         let noised = images.f_add(&noise.f_sub(&images)?.f_mul(&sigmas)?)?;
         let velocities = noise.f_sub(&images)?;
@@ -51,6 +50,7 @@ impl Setup {
                 latents: rows(&noised, &part)?,
                 sigmas: rows(&sigmas, &part)?.f_flatten(0, -1)?,
                 labels: rows(&labels, &part)?,
+                adapters: true,
                 latents_grad: false,
             };
             let wanted = rows(&velocities, &part)?;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -31,6 +33,9 @@ struct Case<'a> {
     finished: bool,
     answer: &'a str,
     columns: &'a Map<String, Value>,
+    /// Instead of a completion: a PNG file in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<String>,
 }
 
 impl Python {
@@ -43,7 +48,18 @@ impl Python {
         Ok(Self { config: config.clone(), idle: Mutex::new(vec![first]) })
     }
 
-    fn ask(&self, case: &Case) -> Result<f64, Failure> {
+    /// The score of an image of `record`'s prompt, a PNG file; `None` for one that the function says is not to count.
+    ///
+    /// # Errors
+    /// If the function raises, says no number, or does not answer.
+    pub fn score_image(&self, record: &Record, png: &[u8]) -> Result<Option<f64>, Error> {
+        let Record { prompt, answer, columns, .. } = record;
+        let image = Some(BASE64.encode(png));
+        let case = Case { prompt, completion: "", finished: true, answer, columns, image };
+        self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
+    }
+
+    fn ask(&self, case: &Case) -> Result<Option<f64>, Failure> {
         let waiting = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut worker = match waiting {
             Some(worker) => worker,
@@ -54,7 +70,8 @@ impl Python {
         // Only a worker that has answered is asked again.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         match answer {
-            Answer::Score(score) => Ok(score),
+            Answer::Score(score) => Ok(Some(score)),
+            Answer::Refused => Ok(None),
             Answer::Error(error) => Err(error.into()),
         }
     }
@@ -68,8 +85,9 @@ impl Reward for Python {
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         let Record { prompt, answer, columns, .. } = record;
         let Completion { text, finished, .. } = *completion;
-        let case = Case { prompt, completion: text, finished, answer, columns };
-        self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
+        let case = Case { prompt, completion: text, finished, answer, columns, image: None };
+        let score = self.ask(&case).and_then(|score| score.ok_or_else(|| "it refused a text".into()));
+        score.map_err(|failure| Error::new(self.name(), record, failure))
     }
 }
 
@@ -99,6 +117,10 @@ def by_column(prompts, completions, bonus, finished):
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0 if solution_str == ground_truth else 0.0, "acc": data_source}
+
+def sizes(images, prompts, bonus):
+    assert images[0] != b"bad"
+    return [len(images[0]) + bonus[0] if images[0].startswith(b"\x89PNG") and prompts == ["2+2="] else None]
 
 async def later(completions):
     return [0.25]
@@ -163,6 +185,15 @@ def moody(completions):
         check("later", Signature::Trl, "abc", 0.25);
         check("compute_score", Signature::Verl, "4", 1.0);
         check("compute_score", Signature::Verl, "5", 0.0);
+    }
+
+    #[test]
+    fn images_come_as_png_files_and_may_be_refused() {
+        let (_folder, python) = python("sizes", Signature::Trl);
+        let python = python.unwrap();
+        assert_eq!(python.score_image(&record(), b"\x89PNG\x00").unwrap(), Some(5.0 + 0.5));
+        assert_eq!(python.score_image(&record(), b"").unwrap(), None);
+        assert!(python.score_image(&record(), b"bad").is_err());
     }
 
     #[test]

@@ -1,10 +1,12 @@
 """A reward worker of anyroll: the user's function in a process of its own, one JSON object a line in and out.
 
 Started as `python -c <this file> FILE FUNCTION SIGNATURE`. It says {"ready": true} once, then answers each
-{"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}.
+{"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. A case with an
+"image", a PNG file in base64, is of that and not of the completion, and may also be answered with {"refused": true}.
 """
 
 import asyncio
+import base64
 import functools
 import importlib.util
 import inspect
@@ -44,7 +46,11 @@ def call_trl(function, case):
     """TRL's: lists of prompts, of completions and of each column, and a list of scores back."""
     columns = {"answer": case["answer"], "finished": case["finished"], **case["columns"]}
     lists = {name: [value] for name, value in columns.items()}
-    lists.update(prompts=[case["prompt"]], completions=[case["completion"]])
+    lists.update(prompts=[case["prompt"]])
+    if "image" in case:
+        lists.update(images=[base64.b64decode(case["image"])])
+    else:
+        lists.update(completions=[case["completion"]])
     scores = function(**accepted(function, lists))
     if len(scores) != 1:
         raise ValueError(f"it returned {len(scores)} scores for one completion")
@@ -97,7 +103,12 @@ def main():
     call = {"trl": call_trl, "verl": call_verl}[signature]
     for line in sys.stdin:
         try:
-            say(score=number(call(function, json.loads(line))))
+            case = json.loads(line)
+            score = call(function, case)
+            if score is None and "image" in case:
+                say(refused=True)
+            else:
+                say(score=number(score))
         except Exception as error:
             say(error="".join(traceback.format_exception_only(error)).strip())
 

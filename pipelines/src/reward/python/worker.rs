@@ -25,6 +25,8 @@ pub(super) struct Worker {
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     Score(f64),
+    /// The image is not to count.
+    Refused,
     /// It raised this.
     Error(String),
 }
@@ -36,6 +38,8 @@ struct Line {
     #[serde(default)]
     ready: bool,
     score: Option<f64>,
+    #[serde(default)]
+    refused: bool,
     error: Option<String>,
 }
 
@@ -72,6 +76,7 @@ impl Worker {
         let _ = self.input.write_all(case.as_bytes()).and_then(|()| self.input.write_all(b"\n"));
         match self.line(timeout)? {
             Line { score: Some(score), .. } => Ok(Answer::Score(score)),
+            Line { refused: true, .. } => Ok(Answer::Refused),
             Line { error: Some(error), .. } => Ok(Answer::Error(error)),
             _ => Err("the worker answered without a score".into()),
         }

@@ -1,0 +1,140 @@
+//! What must hold between a published model of images and what it is to paint.
+
+use anyroll_models::hf::{DiffusersFolder, TextEmbeddings};
+
+use super::check::Check;
+use super::diffusion::*;
+use super::error::{Problem, list};
+use super::model::{DiffusersConfig, LoraConfig};
+use super::reward::Signature;
+use super::schema::RoleConfig;
+use crate::diffusion::{load_script, read_records};
+use crate::error_chain::one_line;
+
+impl Check<'_> {
+    /// Opens the model's folder and the texts, and sees whether they fit.
+    pub(super) fn diffusers(
+        &self,
+        model: &DiffusersConfig,
+        diffusion: &DiffusionConfig,
+        reference: &RoleConfig,
+    ) -> Result<(), Problem> {
+        let folder = DiffusersFolder::open(&model.path).map_err(|error| {
+            let help =
+                "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
+            self.problem("model.diffusers", one_line(&error), help)
+        })?;
+        if let Some(lora) = &model.lora {
+            self.image_lora(lora, &folder)?;
+            self.no_reference(reference)?;
+        }
+        let field = |name: &str| format!("pipeline.diffusion.{name}");
+        let ImageDataConfig::Prompts(prompts) = &diffusion.data else {
+            let help = "write `data: {prompts: {embeddings: FILE, height: 512, width: 512}}`";
+            return Err(self.problem(&field("data"), "a published model paints texts, and no classes", help));
+        };
+        self.ensure(
+            diffusion.warmup.is_none(),
+            &field("warmup"),
+            "texts come without images to learn from",
+            "leave it out: a published model has been trained",
+        )?;
+        self.prompts(prompts, &folder, diffusion.sampler.guidance)?;
+        self.reward_of_texts(&diffusion.reward)
+    }
+
+    fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<(), Problem> {
+        self.lora_numbers(lora)?;
+        self.ensure(
+            lora.path.is_none(),
+            "model.lora.path",
+            "adapters of a model of images start anew",
+            "leave it out; `--resume` goes on with a run's",
+        )?;
+        let modules = folder.transformer_config().modules();
+        let shape = lora.image_shape(&modules).map_err(|entry| {
+            let mut ends: Vec<&str> = modules.iter().filter_map(|name| name.splitn(3, '.').nth(2)).collect();
+            ends.sort_unstable();
+            ends.dedup();
+            let help = format!("write ends or patterns of layers' names; there is {}", list(&ends));
+            self.problem("model.lora.targets", format!("`{entry}` names no layer of a block"), help)
+        })?;
+        self.ensure(!shape.modules.is_empty(), "model.lora.targets", "the list is empty", "name a layer")
+    }
+
+    fn prompts(
+        &self,
+        prompts: &PromptsConfig,
+        folder: &DiffusersFolder,
+        guidance: f64,
+    ) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
+        let (_, patch, longest) = folder.transformer_config().latents();
+        let zoom = folder.vae_config().zoom();
+        for (name, side) in [("height", prompts.height), ("width", prompts.width)] {
+            self.positive(&field(name), side)?;
+            let (multiple, most) = ((zoom * patch) as usize, (zoom * longest) as usize);
+            self.ensure(
+                side.is_multiple_of(multiple) && side <= most,
+                &field(name),
+                format!("the model does not paint {side} pixels"),
+                format!("write a multiple of {multiple}, at most {most}"),
+            )?;
+        }
+        let widths = folder.transformer_config().text_widths();
+        let texts = TextEmbeddings::open(&prompts.embeddings, widths).map_err(|error| {
+            let help = "docs/diffusion.md has a script that writes it";
+            self.problem(&field("embeddings"), one_line(&error), help)
+        })?;
+        self.ensure(
+            guidance == 1.0 || texts.has_negative(),
+            "pipeline.diffusion.sampler.guidance",
+            format!("guidance leads away from a text, and {} has none", texts.path().display()),
+            "add `negative_prompt_embeds` and `negative_pooled_prompt_embeds`, or write 1",
+        )?;
+        self.ensure(
+            prompts.held_out < texts.count(),
+            &field("held_out"),
+            format!("{} of {} texts leave none to train on", prompts.held_out, texts.count()),
+            format!("write {} or fewer", texts.count() - 1),
+        )?;
+        let Some(path) = &prompts.records else { return Ok(()) };
+        let help = "write a JSON object a line, with a `prompt`";
+        let records =
+            read_records(path).map_err(|error| self.problem(&field("records"), one_line(&error), help))?;
+        self.ensure(
+            records.len() == texts.count(),
+            &field("records"),
+            format!("it has {} lines, and there are {} texts", records.len(), texts.count()),
+            "write a line for each text, in their order",
+        )
+    }
+
+    fn reward_of_texts(&self, reward: &ImageReward) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.diffusion.reward.{name}");
+        match reward {
+            ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
+                "pipeline.diffusion.reward",
+                "it is for the classes of `shapes`",
+                "write `python` or `torchscript`",
+            )),
+            ImageReward::Python(python) => {
+                self.python(&field("python"), python)?;
+                self.ensure(
+                    python.signature == Signature::Trl,
+                    &field("python.signature"),
+                    "verl's functions read texts, and no images",
+                    "leave it out: the function is called with `images`, `prompts` and the columns",
+                )
+            }
+            ImageReward::Torchscript(script) => {
+                self.file(&field("torchscript.path"), &script.path)?;
+                let help = "write the file with `torch.jit.save`";
+                match load_script(&script.path, tch::Device::Cpu) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(self.problem(&field("torchscript.path"), one_line(&error), help)),
+                }
+            }
+        }
+    }
+}

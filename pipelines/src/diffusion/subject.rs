@@ -1,0 +1,142 @@
+//! What a run paints, and what with.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use anyroll_models::{
+    diffusion::{self, Dit, Transformer, VaeDecoder},
+    hf::{DiffusersFolder, TextEmbeddings, WithAdapter},
+    init::{Seed, WeightSource},
+};
+use serde_json::{Map, Value};
+use tch::Device;
+
+use super::{decoder::ImageDecoder, shapes};
+use crate::{
+    Result,
+    config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig, Run},
+    data::{self, Record},
+};
+
+/// A model of images, and what it is asked for.
+pub struct Subject {
+    /// The transformer.
+    pub model: Transformer,
+    /// Its first weights.
+    pub weights: Box<dyn WeightSource>,
+    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    pub has_adapters: bool,
+    /// The sizes of what is denoised: channels, height and width.
+    pub latent_shape: Vec<i64>,
+    /// From that to pixels; `None` where pixels are denoised.
+    pub decoder: Option<ImageDecoder>,
+    /// The labels that are trained on.
+    pub trained: usize,
+    /// Those that are evaluated.
+    pub evaluated: Range<usize>,
+    /// The label that guidance leads away from.
+    pub no_class: i64,
+    /// What is known of each text.
+    pub records: Vec<Record>,
+}
+
+impl Subject {
+    /// What `run` names, on `device`.
+    pub fn open(run: &Run, config: &DiffusionConfig, device: Device) -> Result<Self> {
+        match (&run.config.model, &config.data) {
+            (ModelConfig::Dit(dit), ImageDataConfig::Shapes) => Self::shapes(dit, run.config.seed),
+            (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) => {
+                Self::prompts(run, config, model, prompts, device)
+            }
+            _ => unreachable!("a checked config has a model that fits its data"),
+        }
+    }
+
+    fn shapes(dit: &DitConfig, seed: u64) -> Result<Self> {
+        let (size, classes) = (shapes::SIZE as i64, shapes::CLASSES);
+        let model = Dit::new(diffusion::DitConfig {
+            image_size: size,
+            channels: 1,
+            patch_size: dit.patch_size as i64,
+            classes: classes as i64,
+            hidden_size: dit.hidden_size as i64,
+            layers: dit.layers,
+            heads: dit.heads as i64,
+            intermediate_size: dit.intermediate_size as i64,
+        })?;
+        Ok(Self {
+            model: Transformer::Dit(model),
+            weights: Box::new(Seed(seed)),
+            has_adapters: false,
+            latent_shape: vec![1, size, size],
+            decoder: None,
+            trained: classes,
+            evaluated: 0..classes,
+            no_class: classes as i64,
+            records: Vec::new(),
+        })
+    }
+
+    fn prompts(
+        run: &Run,
+        config: &DiffusionConfig,
+        model: &DiffusersConfig,
+        prompts: &PromptsConfig,
+        device: Device,
+    ) -> Result<Self> {
+        let folder = DiffusersFolder::open(&model.path).map_err(anyroll_models::Error::from)?;
+        let shape = folder.transformer_config().clone();
+        let texts = TextEmbeddings::open(&prompts.embeddings, shape.text_widths())
+            .map_err(anyroll_models::Error::from)?;
+        let lora = model.lora.as_ref().map(|lora| {
+            lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
+        });
+        let count = texts.count();
+        let records = match &prompts.records {
+            Some(path) => read_records(path)?,
+            None => (0..count).map(numbered).collect(),
+        };
+        let vae = VaeDecoder::new(folder.vae_config().clone(), false)?;
+        let (precision, batch_size) = (run.policy.strategy.precision, config.sampler.decode_batch_size);
+        let decoder = ImageDecoder::new(vae, folder.vae_weights(), precision, batch_size, device)?;
+        let zoom = folder.vae_config().zoom();
+        let sides = [prompts.height, prompts.width].map(|side| side as i64 / zoom);
+        let trained = count - prompts.held_out;
+        Ok(Self {
+            model: shape.build(lora.as_ref(), Some(texts.load(device)?), device)?,
+            weights: Box::new(WithAdapter { base: folder, adapter: Seed(run.config.seed) }),
+            has_adapters: lora.is_some(),
+            latent_shape: vec![shape.latents().0, sides[0], sides[1]],
+            decoder: Some(decoder),
+            trained,
+            evaluated: if prompts.held_out == 0 { 0..count } else { trained..count },
+            no_class: count as i64,
+            records,
+        })
+    }
+}
+
+/// What is known of a text without records.
+fn numbered(number: usize) -> Record {
+    Record { id: number.to_string(), prompt: number.to_string(), ..Record::default() }
+}
+
+/// A record a line, each with a `prompt`.
+///
+/// # Errors
+/// [`data::Error`] for a file that cannot be read, or a line that is none.
+pub fn read_records(path: &Path) -> Result<Vec<Record>, data::Error> {
+    let text =
+        fs::read_to_string(path).map_err(|source| data::Error::Read { path: path.to_owned(), source })?;
+    let parse = |(index, line): (usize, &str)| {
+        let wrong = |message: String| data::Error::Line { path: path.to_owned(), line: index + 1, message };
+        let mut columns: Map<String, Value> = serde_json::from_str(line)
+            .map_err(|error| wrong(format!("the line is no JSON object: {error}")))?;
+        let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
+            return Err(wrong("there is no text `prompt`".into()));
+        };
+        Ok(Record { id: format!("line {}", index + 1), prompt, columns, ..Record::default() })
+    };
+    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+}

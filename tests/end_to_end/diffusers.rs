@@ -1,0 +1,231 @@
+//! A published model of images, tiny: trained from the YAML by a function's rewards and by a network's gradient, held in
+//! every way, stopped and resumed, and written for others.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use tch::{CModule, Device, Kind, Tensor};
+use tempfile::TempDir;
+
+use super::{
+    Process, anyroll, assert_same, assert_same_steps, fail, last_checkpoint, lasting_metrics, resume, series,
+    succeed, wait_for_steps,
+};
+
+const CONFIG: &str = "configs/diffusion_flow_grpo_sd35_cuda.yaml";
+
+/// What makes a run of the published config a matter of a second, on the host.
+const TINY: [&str; 18] = [
+    "backend=cpu",
+    "devices=1",
+    "threads=1",
+    "model.diffusers=tests/golden/tiny_sd3/model",
+    "model.lora.rank=2",
+    "model.lora.alpha=4",
+    "strategy.precision=fp32",
+    "strategy.micro_batch_size=2",
+    "pipeline.diffusion.data.prompts={embeddings: tests/golden/tiny_sd3/prompts.safetensors, height: 16, width: 16}",
+    "pipeline.diffusion.steps=3",
+    "pipeline.diffusion.prompts_per_step=4",
+    "pipeline.diffusion.group_size=4",
+    "pipeline.diffusion.sampler.steps=4",
+    "pipeline.diffusion.sampler.batch_size=3",
+    "pipeline.diffusion.evaluation={every: 2, images: 6}",
+    "pipeline.diffusion.checkpoint={every: 2, keep_last: 2}",
+    "pipeline.diffusion.method.flow_grpo.timestep_fraction=0.5",
+    "pipeline.diffusion.optimizer.adamw.learning_rate=0.01",
+];
+
+/// A number that follows from the pixels, and none for the second text.
+const REWARD: &str = r#"
+import zlib
+
+def score(images, prompts):
+    data = images[0]
+    assert data.startswith(b"\x89PNG")
+    at, packed = 8, b""
+    while at < len(data):
+        length = int.from_bytes(data[at:at + 4], "big")
+        if data[at + 4:at + 8] == b"IDAT":
+            packed += data[at + 8:at + 8 + length]
+        at += length + 12
+    return [None if prompts[0] == "1" else sum(zlib.decompress(packed)) % 1000 / 1000]
+"#;
+
+struct Case {
+    folder: TempDir,
+    sets: Vec<String>,
+}
+
+/// The rewards of a function.
+fn by_function() -> Case {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("reward.py");
+    fs::write(&path, REWARD).unwrap();
+    let reward =
+        format!("pipeline.diffusion.reward={{python: {{path: {}, function: score}}}}", path.display());
+    Case { folder, sets: vec![reward] }
+}
+
+/// The gradient of a network's: the images' mean redness.
+fn by_network() -> Case {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scorer.pt");
+    let sample = [Tensor::ones([2, 3, 16, 16], (Kind::Float, Device::Cpu))];
+    let mut redness = |inputs: &[Tensor]| {
+        let means = inputs[0].mean_dim([2, 3].as_slice(), false, None);
+        vec![means.select(1, 0) - means.select(1, 1) * 0.5 - means.select(1, 2) * 0.5]
+    };
+    CModule::create_by_tracing("scorer", "forward", &sample, &mut redness).unwrap().save(&path).unwrap();
+    let sets = vec![
+        format!("pipeline.diffusion.reward={{torchscript: {{path: {}}}}}", path.display()),
+        "pipeline.diffusion.method={refl: {mid_step: 2, kl_coef: 0.001}}".to_owned(),
+        "pipeline.diffusion.group_size=1".to_owned(),
+    ];
+    Case { folder, sets }
+}
+
+impl Case {
+    fn command(&self, run: &Path, sets: &[&str]) -> Command {
+        let mut command = anyroll(["run", CONFIG]);
+        let own = self.sets.iter().map(String::as_str);
+        for set in TINY.into_iter().chain(own).chain(sets.iter().copied()) {
+            command.args(["--set", set]);
+        }
+        command.arg("--output").arg(run);
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, name: &str, sets: &[&str]) -> PathBuf {
+        let run = self.folder.path().join(name);
+        succeed(self.command(&run, sets));
+        run
+    }
+}
+
+#[test]
+fn a_published_model_is_held_in_every_way_with_the_same_numbers() {
+    for case in [by_function(), by_network()] {
+        let whole = case.run("0", &["devices=2", "strategy.zero_stage=0", "strategy.offload.optimizer=none"]);
+        for (stage, more) in [
+            (1, "strategy.offload.optimizer=cpu_step"),
+            (2, "strategy.recompute=full"),
+            (3, "strategy.offload.optimizer=between_steps"),
+        ] {
+            let stage_set = format!("strategy.zero_stage={stage}");
+            let sharded = case.run(&stage.to_string(), &["devices=2", &stage_set, more]);
+            assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&sharded));
+            assert!(last_checkpoint(&whole) == last_checkpoint(&sharded), "stage {stage} differs");
+        }
+        assert!(series(&whole, "grad_norm").iter().all(|&norm| norm > 0.0));
+        // New adapters change nothing yet.
+        assert_eq!(series(&whole, "eval/drift")[0], 0.0);
+        assert!(series(&whole, "eval/drift")[1] > 0.0);
+        assert!(series(&whole, "loss/kl")[1..].iter().all(|&kl| kl > 0.0));
+    }
+}
+
+#[test]
+fn images_that_a_function_refuses_are_left_out_and_counted() {
+    let case = by_function();
+    let run = case.run("run", &["pipeline.diffusion.steps=6"]);
+    let dropped = series(&run, "reward/dropped");
+    assert!(dropped.iter().any(|&count| count > 0.0) && dropped.iter().all(|&count| count % 4.0 == 0.0));
+    // Of the six images that are evaluated, the second and the sixth are of that text.
+    assert!(series(&run, "eval/dropped").iter().all(|&count| count == 2.0));
+    assert!(series(&run, "rollout/logprob_diff_max").iter().all(|&diff| diff < 1e-4));
+}
+
+#[test]
+fn following_a_network_back_through_the_decoder_raises_its_score() {
+    let case = by_network();
+    for lora in [true, false] {
+        let mut sets = vec![
+            "pipeline.diffusion.steps=12",
+            "pipeline.diffusion.prompts_per_step=8",
+            "pipeline.diffusion.sampler.guidance=1",
+            "pipeline.diffusion.evaluation={every: 12, images: 16}",
+        ];
+        if !lora {
+            sets.push("model={diffusers: tests/golden/tiny_sd3/model}");
+        }
+        let run = case.run(&format!("lora-{lora}"), &sets);
+        let rewards = series(&run, "eval/reward");
+        assert!(rewards.last().unwrap() > &(rewards[0] + 0.02), "{rewards:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
+    let case = by_network();
+    let sets = ["pipeline.diffusion.steps=30"];
+    let whole = case.run("whole", &sets);
+    let run = case.folder.path().join("interrupted");
+    let process = Process::start(case.command(&run, &sets));
+    wait_for_steps(&run, 5);
+    process.send(Signal::SIGINT);
+    let ended = process.finish();
+    assert_eq!(ended.code, Some(130), "{ended:#?}");
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+
+    let (merged, adapter) = (case.folder.path().join("merged"), case.folder.path().join("adapter"));
+    let export = |to: &Path, more: &[&str]| {
+        let mut command = anyroll(["export"]);
+        command.arg(&run).arg("--to").arg(to).args(["--dtype", "fp32"]).args(more);
+        succeed(command);
+    };
+    export(&merged, &[]);
+    export(&adapter, &["--adapter"]);
+    let read = |path: PathBuf| Tensor::read_safetensors(path).unwrap();
+    let weights = "transformer/diffusion_pytorch_model.safetensors";
+    let adapters = read(adapter.join("adapter_model.safetensors"));
+    let matrix = |name: &str| adapters.iter().find(|(known, _)| known == name).unwrap().1.shallow_clone();
+    let before = read(Path::new("tests/golden/tiny_sd3/model").join(weights));
+    let after = read(merged.join(weights));
+    assert_eq!(before.len(), after.len());
+    let mut changed = 0;
+    for (name, was) in &before {
+        let is = &after.iter().find(|(known, _)| known == name).unwrap().1;
+        let apart = (is - was).abs().max().double_value(&[]);
+        let module = name.trim_end_matches(".weight");
+        if !adapters.iter().any(|(known, _)| known.contains(&format!("model.{module}.lora_A"))) {
+            assert!(apart < 1e-6, "{name} is not what it was");
+            continue;
+        }
+        changed += 1;
+        let [a, b] = ["A", "B"].map(|it| matrix(&format!("base_model.model.{module}.lora_{it}.weight")));
+        // alpha over rank is 2.
+        let error = (is - was - b.matmul(&a) * 2.0).abs().max().double_value(&[]);
+        assert!(apart > 0.0 && error < 1e-4, "{name}: {apart} {error}");
+    }
+    // Eight layers in two blocks, the last of which has no output for the text.
+    assert_eq!((changed, adapters.len()), (15, 30));
+    let config = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
+    assert!(config.contains("\"r\": 2") && config.contains("transformer_blocks.1.attn.to_q"), "{config}");
+}
+
+#[test]
+fn what_does_not_fit_a_published_model_is_refused() {
+    let case = by_function();
+    let check = |sets: &[&str], field: &str, problem: &str| {
+        let error = fail(case.command(&case.folder.path().join("never"), sets));
+        assert!(error.contains(field) && error.contains(problem), "{error}");
+    };
+    check(&["model.diffusers=tests/golden"], "model.diffusers", "transformer/config.json");
+    check(&["model.lora.targets=[attn.to_x]"], "model.lora.targets", "`attn.to_x` names no layer");
+    check(&["model.lora.path=somewhere"], "model.lora.path", "start anew");
+    check(&["pipeline.diffusion.data=shapes"], "pipeline.diffusion.data", "paints texts");
+    let prompts = "pipeline.diffusion.data.prompts";
+    check(&[&format!("{prompts}.height=18")], "prompts.height", "multiple of 4");
+    check(&[&format!("{prompts}.held_out=4")], "prompts.held_out", "write 3 or fewer");
+    check(&[&format!("{prompts}.embeddings=README.md")], "prompts.embeddings", "README.md");
+    check(&[&format!("{prompts}.records=README.md")], "prompts.records", "no JSON object");
+    check(&["pipeline.diffusion.reward=lit"], "pipeline.diffusion.reward", "classes");
+    check(&["pipeline.diffusion.reward={torchscript: {path: README.md}}"], "torchscript.path", "README.md");
+    check(&["roles.reference.strategy.zero_stage=3"], "roles.reference", "adapters off");
+    check(&["model.decoder={}"], "model", "decoder");
+}
