@@ -144,10 +144,12 @@ fn following_a_network_back_through_the_decoder_raises_its_score() {
     let case = by_network();
     for lora in [true, false] {
         let mut sets = vec![
-            "pipeline.diffusion.steps=12",
+            "pipeline.diffusion.steps=10",
             "pipeline.diffusion.prompts_per_step=8",
             "pipeline.diffusion.sampler.guidance=1",
-            "pipeline.diffusion.evaluation={every: 12, images: 16}",
+            "pipeline.diffusion.method={refl: {mid_step: 1}}",
+            "pipeline.diffusion.optimizer.adamw.learning_rate=0.03",
+            "pipeline.diffusion.evaluation={every: 10, images: 16}",
         ];
         if !lora {
             sets.push("model={diffusers: tests/golden/tiny_sd3/model}");
@@ -197,6 +199,10 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
             continue;
         }
         changed += 1;
+        if module == "transformer_blocks.1.attn.add_q_proj" {
+            assert_eq!(apart, 0.0, "what the last block's text asks for is not used");
+            continue;
+        }
         let [a, b] = ["A", "B"].map(|it| matrix(&format!("base_model.model.{module}.lora_{it}.weight")));
         // alpha over rank is 2.
         let error = (is - was - b.matmul(&a) * 2.0).abs().max().double_value(&[]);
@@ -220,8 +226,8 @@ fn what_does_not_fit_a_published_model_is_refused() {
     check(&["model.lora.path=somewhere"], "model.lora.path", "start anew");
     check(&["pipeline.diffusion.data=shapes"], "pipeline.diffusion.data", "paints texts");
     let prompts = "pipeline.diffusion.data.prompts";
-    check(&[&format!("{prompts}.height=18")], "prompts.height", "multiple of 4");
-    check(&[&format!("{prompts}.held_out=4")], "prompts.held_out", "write 3 or fewer");
+    check(&[&format!("{prompts}.height=18")], "prompts.height", "does not paint 18");
+    check(&[&format!("{prompts}.held_out=4")], "prompts.held_out", "4 of 4 texts leave none");
     check(&[&format!("{prompts}.embeddings=README.md")], "prompts.embeddings", "README.md");
     check(&[&format!("{prompts}.records=README.md")], "prompts.records", "no JSON object");
     check(&["pipeline.diffusion.reward=lit"], "pipeline.diffusion.reward", "classes");
