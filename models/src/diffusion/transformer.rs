@@ -2,7 +2,7 @@
 
 use tch::{Device, Tensor};
 
-use super::{DenoiseBatch, Dit, Lora, Sd3, Sd3Config, Texts};
+use super::{DenoiseBatch, Dit, Lora, Sd3, Sd3Config, Texts, Wan, WanConfig};
 use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Model, Unit, Weights};
@@ -11,9 +11,11 @@ use crate::model::{Model, Unit, Weights};
 #[derive(Debug)]
 pub enum Transformer {
     /// Of classes.
-    Dit(Dit),
+    Dit(Box<Dit>),
     /// Stable Diffusion 3's, or that of 3.5.
-    Sd3(Sd3),
+    Sd3(Box<Sd3>),
+    /// Wan's, of videos.
+    Wan(Box<Wan>),
 }
 
 /// The shape of a published model's transformer.
@@ -21,6 +23,21 @@ pub enum Transformer {
 pub enum TransformerConfig {
     /// Stable Diffusion 3's, or that of 3.5.
     Sd3(Sd3Config),
+    /// Wan's, of videos.
+    Wan(WanConfig),
+}
+
+/// The latents that a transformer takes; sizes are frames, height and width, an image's latents being one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSizes {
+    /// Their channels.
+    pub channels: i64,
+    /// What each size must be a multiple of.
+    pub multiple: [i64; 3],
+    /// The largest of each.
+    pub most: [i64; 3],
+    /// Whether they have frames.
+    pub is_video: bool,
 }
 
 impl TransformerConfig {
@@ -30,18 +47,32 @@ impl TransformerConfig {
     /// [`crate::Error::Config`] for sizes that make no model, [`crate::Error::Input`] for texts of other widths, or
     /// libtorch's error.
     pub fn build(&self, lora: Option<&Lora>, texts: Option<Texts>, device: Device) -> Result<Transformer> {
-        let TransformerConfig::Sd3(config) = self;
-        let model = Sd3::new(config.clone(), lora, device)?;
-        Ok(Transformer::Sd3(match texts {
-            Some(texts) => model.with_texts(texts)?,
-            None => model,
-        }))
+        Ok(match self {
+            Self::Sd3(config) => {
+                let model = Sd3::new(config.clone(), lora, device)?;
+                let model = match texts {
+                    Some(texts) => model.with_texts(texts)?,
+                    None => model,
+                };
+                Transformer::Sd3(Box::new(model))
+            }
+            Self::Wan(config) => {
+                let model = Wan::new(config.clone(), lora, device)?;
+                let model = match texts {
+                    Some(texts) => model.with_texts(texts)?,
+                    None => model,
+                };
+                Transformer::Wan(Box::new(model))
+            }
+        })
     }
 
     /// The units without adapters.
     pub fn units(&self) -> Vec<Unit> {
-        let TransformerConfig::Sd3(config) = self;
-        Sd3::units(config)
+        match self {
+            Self::Sd3(config) => Sd3::units(config),
+            Self::Wan(config) => Wan::units(config),
+        }
     }
 
     /// The layers that may have an adapter: the linear ones of its blocks, as `transformer_blocks.0.attn.to_q`.
@@ -53,16 +84,27 @@ impl TransformerConfig {
         names.map(|name| name.strip_suffix(".weight").unwrap_or(name).to_owned()).collect()
     }
 
-    /// The channels of its latents, the multiple that their sides must be of, and the longest side.
-    pub fn latents(&self) -> (i64, i64, i64) {
-        let TransformerConfig::Sd3(Sd3Config { in_channels, patch_size, pos_embed_max_size, .. }) = self;
-        (*in_channels, *patch_size, patch_size * pos_embed_max_size)
+    /// The latents that it takes.
+    pub fn latents(&self) -> LatentSizes {
+        match self {
+            Self::Sd3(Sd3Config { in_channels, patch_size, pos_embed_max_size, .. }) => {
+                let longest = patch_size * pos_embed_max_size;
+                let (multiple, most) = ([1, *patch_size, *patch_size], [1, longest, longest]);
+                LatentSizes { channels: *in_channels, multiple, most, is_video: false }
+            }
+            Self::Wan(WanConfig { in_channels, patch_size, rope_max_seq_len, .. }) => {
+                let most = patch_size.map(|size| size * rope_max_seq_len);
+                LatentSizes { channels: *in_channels, multiple: *patch_size, most, is_video: true }
+            }
+        }
     }
 
     /// The widths of a text's tokens and, if it reads that, of a text as a whole.
     pub fn text_widths(&self) -> (i64, Option<i64>) {
-        let TransformerConfig::Sd3(config) = self;
-        (config.joint_attention_dim, Some(config.pooled_projection_dim))
+        match self {
+            Self::Sd3(config) => (config.joint_attention_dim, Some(config.pooled_projection_dim)),
+            Self::Wan(config) => (config.text_dim, None),
+        }
     }
 }
 
@@ -74,8 +116,9 @@ impl Transformer {
 
     fn inner(&self) -> &dyn AutogradModel<Batch = DenoiseBatch> {
         match self {
-            Transformer::Dit(dit) => dit,
-            Transformer::Sd3(sd3) => sd3,
+            Transformer::Dit(dit) => &**dit,
+            Transformer::Sd3(sd3) => &**sd3,
+            Transformer::Wan(wan) => &**wan,
         }
     }
 }

@@ -13,7 +13,7 @@ use super::export::{DIFFUSERS_STEM, failed, sync_folder};
 use super::weights::WeightFiles;
 use super::{Error, FolderContents, Result, read_json, write_folder};
 use crate::diffusion::sd3::PositionTable;
-use crate::diffusion::{Sd3Config, TransformerConfig, VaeConfig, VaeDecoder};
+use crate::diffusion::{Sd3Config, TransformerConfig, VaeConfig, VaeDecoder, WanConfig};
 use crate::init::WeightSource;
 use crate::model::{Model, ParamSpec, Unit};
 
@@ -26,7 +26,9 @@ pub struct DiffusersFolder {
     path: PathBuf,
     transformer: TransformerConfig,
     weights: WeightFiles,
-    vae: Vae,
+    vae: Option<Vae>,
+    /// Frames and pixels of a side that a latent stands for.
+    zoom: (i64, i64),
     shift: f64,
 }
 
@@ -45,12 +47,20 @@ impl DiffusersFolder {
     /// tensor that is missing, too many or of an odd shape, a broken file.
     pub fn open(path: &Path) -> Result<DiffusersFolder> {
         let folder = path.join(TRANSFORMER);
-        let config: TransformerFile = read_config(&folder, "SD3Transformer2DModel")?;
-        let transformer = config.into_config(&folder.join("config.json"))?;
+        let transformer = transformer_config(&folder)?;
         let weights = WeightFiles::open(&folder, DIFFUSERS_STEM)?;
         weights.check(&transformer.units(), |name| name == PositionTable::NAME)?;
-        let (vae, shift) = (Vae::open(&path.join("vae"))?, shift(&path.join("scheduler"))?);
-        Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, vae, shift })
+        let vae = path.join("vae");
+        let (vae, zoom) = match &transformer {
+            TransformerConfig::Sd3(_) => {
+                let vae = Vae::open(&vae)?;
+                let zoom = (1, vae.config.zoom());
+                (Some(vae), zoom)
+            }
+            TransformerConfig::Wan(_) => (None, video_zoom(&vae)?),
+        };
+        let shift = shift(&path.join("scheduler"))?;
+        Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, vae, zoom, shift })
     }
 
     /// The shape of the transformer.
@@ -58,14 +68,23 @@ impl DiffusersFolder {
         &self.transformer
     }
 
-    /// The shape of the decoder of latents.
-    pub fn vae_config(&self) -> &VaeConfig {
-        &self.vae.config
+    /// The shape of the decoder of latents and its weights, of a model of images.
+    pub fn vae(&self) -> Option<(&VaeConfig, &dyn WeightSource)> {
+        self.vae.as_ref().map(|vae| (&vae.config, vae as &dyn WeightSource))
     }
 
-    /// The weights of the decoder of latents.
-    pub fn vae_weights(&self) -> &dyn WeightSource {
-        &self.vae
+    /// The size in latents of so many frames, and pixels of a height and of a width; `None` if they make no whole ones.
+    pub fn latent_sizes(&self, [frames, height, width]: [i64; 3]) -> Option<[i64; 3]> {
+        let (in_time, of_sides) = self.zoom;
+        // The first frame stands alone.
+        let fits =
+            frames > 0 && (frames - 1) % in_time == 0 && height % of_sides == 0 && width % of_sides == 0;
+        fits.then(|| [(frames - 1) / in_time + 1, height / of_sides, width / of_sides])
+    }
+
+    /// Frames and pixels of a side that a latent stands for.
+    pub fn zoom(&self) -> (i64, i64) {
+        self.zoom
     }
 
     /// How far its scheduler moves the sigmas towards noise.
@@ -112,12 +131,13 @@ pub fn write_diffusers_folder(
         fs::remove_dir_all(&aside).map_err(failed(&aside))?; // what an interrupted export left behind
     }
     copy_folder(&from.path, &aside, &|name| name == TRANSFORMER)?;
-    // diffusers' own buffer stands among the weights.
-    let TransformerConfig::Sd3(config) = &from.transformer;
-    let table = PositionTable::new(config)?;
-    let unit = Unit { name: "positions".into(), params: vec![table.spec()], trainable: false };
-    let units = [contents.units, &[unit]].concat();
-    let weights = WithTable { table, weights: contents.weights };
+    let mut units = contents.units.to_vec();
+    let mut weights = WithTable { table: None, weights: contents.weights };
+    if let TransformerConfig::Sd3(config) = &from.transformer {
+        // diffusers' own buffer stands among the weights.
+        let table = weights.table.insert(PositionTable::new(config)?);
+        units.push(Unit { name: "positions".into(), params: vec![table.spec()], trainable: false });
+    }
     let contents =
         FolderContents { units: &units, weights: &weights, config: contents.config.clone(), ..*contents };
     write_folder(&aside.join(TRANSFORMER), &contents)?;
@@ -128,15 +148,15 @@ pub fn write_diffusers_folder(
 }
 
 struct WithTable<'a> {
-    table: PositionTable,
+    table: Option<PositionTable>,
     weights: &'a dyn WeightSource,
 }
 
 impl WeightSource for WithTable<'_> {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        match spec.name == PositionTable::NAME {
-            true => self.table.read(spec, range, values),
-            false => self.weights.read(spec, range, values),
+        match &self.table {
+            Some(table) if spec.name == PositionTable::NAME => table.read(spec, range, values),
+            _ => self.weights.read(spec, range, values),
         }
     }
 }
@@ -162,9 +182,96 @@ fn copy_folder(from: &Path, to: &Path, is_left_out: &dyn Fn(&str) -> bool) -> Re
     sync_folder(to)
 }
 
-/// What matters of `transformer/config.json`.
+/// What the transformer's `config.json` describes.
+fn transformer_config(folder: &Path) -> Result<TransformerConfig> {
+    let path = folder.join("config.json");
+    let file: Value = read_json(&path)?;
+    let understood = |source| Error::Json { path: path.clone(), source };
+    match class_of(&file) {
+        "SD3Transformer2DModel" => {
+            serde_json::from_value::<Sd3File>(file).map_err(understood)?.into_config(&path)
+        }
+        "WanTransformer3DModel" => {
+            serde_json::from_value::<WanFile>(file).map_err(understood)?.into_config(&path)
+        }
+        found => {
+            let problem = format!("is {found}; there is SD3Transformer2DModel and WanTransformer3DModel");
+            Err(field(&path, "_class_name", problem))
+        }
+    }
+}
+
+/// What matters of the `config.json` of Wan's transformer.
 #[derive(Deserialize)]
-struct TransformerFile {
+struct WanFile {
+    patch_size: [i64; 3],
+    num_attention_heads: i64,
+    attention_head_dim: i64,
+    in_channels: i64,
+    out_channels: Option<i64>,
+    text_dim: i64,
+    freq_dim: i64,
+    ffn_dim: i64,
+    num_layers: usize,
+    cross_attn_norm: bool,
+    qk_norm: Option<String>,
+    eps: f64,
+    image_dim: Option<i64>,
+    added_kv_proj_dim: Option<i64>,
+    #[serde(default = "rope_default")]
+    rope_max_seq_len: i64,
+}
+
+impl WanFile {
+    fn into_config(self, path: &Path) -> Result<TransformerConfig> {
+        let refuse = |holds: bool, name: &str, problem: &str| {
+            if holds { Ok(()) } else { Err(field(path, name, problem)) }
+        };
+        let normed = self.qk_norm.as_deref() == Some("rms_norm_across_heads");
+        refuse(normed, "qk_norm", "is another than `rms_norm_across_heads`")?;
+        let plain = self.image_dim.is_none() && self.added_kv_proj_dim.is_none();
+        refuse(plain, "image_dim", "or `added_kv_proj_dim` is there; only texts are attended to here")?;
+        let same = self.out_channels.is_none_or(|channels| channels == self.in_channels);
+        refuse(same, "out_channels", "is not `in_channels`; nothing but the text conditions a video here")?;
+        let config = WanConfig {
+            patch_size: self.patch_size,
+            num_attention_heads: self.num_attention_heads,
+            attention_head_dim: self.attention_head_dim,
+            in_channels: self.in_channels,
+            text_dim: self.text_dim,
+            freq_dim: self.freq_dim,
+            ffn_dim: self.ffn_dim,
+            num_layers: self.num_layers,
+            cross_attn_norm: self.cross_attn_norm,
+            eps: self.eps,
+            rope_max_seq_len: self.rope_max_seq_len,
+        };
+        validated(path, config.validate())?;
+        Ok(TransformerConfig::Wan(config))
+    }
+}
+
+/// Frames and pixels of a side that a latent of Wan's autoencoder stands for.
+fn video_zoom(folder: &Path) -> Result<(i64, i64)> {
+    #[derive(Deserialize)]
+    struct File {
+        #[serde(default = "four")]
+        scale_factor_temporal: i64,
+        #[serde(default = "eight")]
+        scale_factor_spatial: i64,
+    }
+    let file: File = read_config(folder, "AutoencoderKLWan")?;
+    let path = folder.join("config.json");
+    let (in_time, of_sides) = (file.scale_factor_temporal, file.scale_factor_spatial);
+    if in_time < 1 || of_sides < 1 {
+        return Err(field(&path, "scale_factor_spatial", "or `scale_factor_temporal` is below 1"));
+    }
+    Ok((in_time, of_sides))
+}
+
+/// What matters of the `config.json` of Stable Diffusion 3's transformer.
+#[derive(Deserialize)]
+struct Sd3File {
     sample_size: i64,
     patch_size: i64,
     in_channels: i64,
@@ -181,7 +288,7 @@ struct TransformerFile {
     qk_norm: Option<String>,
 }
 
-impl TransformerFile {
+impl Sd3File {
     fn into_config(self, path: &Path) -> Result<TransformerConfig> {
         let qk_rms_norm = match self.qk_norm.as_deref() {
             None => false,
@@ -276,6 +383,10 @@ struct SchedulerFile {
     class_name: String,
     #[serde(default = "one")]
     shift: f64,
+    #[serde(default = "one")]
+    flow_shift: f64,
+    #[serde(default)]
+    use_flow_sigmas: bool,
     #[serde(default)]
     use_dynamic_shifting: bool,
 }
@@ -283,25 +394,34 @@ struct SchedulerFile {
 fn shift(folder: &Path) -> Result<f64> {
     let path = folder.join("scheduler_config.json");
     let file: SchedulerFile = read_json(&path)?;
-    const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
-    if file.class_name != CLASS {
-        return Err(field(&path, "_class_name", format!("is `{}`; there is {CLASS}", file.class_name)));
-    }
+    let (name, shift) = match file.class_name.as_str() {
+        "FlowMatchEulerDiscreteScheduler" => ("shift", file.shift),
+        // Of Wan's folders: its sigmas are those of Euler's method, which is what samples here.
+        "UniPCMultistepScheduler" if file.use_flow_sigmas => ("flow_shift", file.flow_shift),
+        found => {
+            let problem = format!("is `{found}`; there is FlowMatchEulerDiscreteScheduler");
+            return Err(field(&path, "_class_name", problem));
+        }
+    };
     if file.use_dynamic_shifting {
         return Err(field(&path, "use_dynamic_shifting", "is true; the shift is one number here"));
     }
-    if file.shift > 0.0 { Ok(file.shift) } else { Err(field(&path, "shift", "is not above 0")) }
+    if shift > 0.0 { Ok(shift) } else { Err(field(&path, name, "is not above 0")) }
 }
 
 /// The `config.json` of a part that must be a `class`.
 fn read_config<T: DeserializeOwned>(folder: &Path, class: &str) -> Result<T> {
     let path = folder.join("config.json");
     let file: Value = read_json(&path)?;
-    let found = file["_class_name"].as_str().unwrap_or("missing");
+    let found = class_of(&file);
     if found != class {
         return Err(field(&path, "_class_name", format!("is {found}; there is {class}")));
     }
     serde_json::from_value(file).map_err(|source| Error::Json { path, source })
+}
+
+fn class_of(file: &Value) -> &str {
+    file["_class_name"].as_str().unwrap_or("missing")
 }
 
 fn validated(path: &Path, found: crate::Result<()>) -> Result<()> {
@@ -321,4 +441,16 @@ fn yes() -> bool {
 
 fn one() -> f64 {
     1.0
+}
+
+fn four() -> i64 {
+    4
+}
+
+fn eight() -> i64 {
+    8
+}
+
+fn rope_default() -> i64 {
+    1024
 }

@@ -57,8 +57,9 @@ fn images_are_those_of_diffusers_pipeline() {
     let latents = walk.points.last().unwrap().shallow_clone();
     assert_close("latents", &latents, &expected("latents"));
 
-    let vae = VaeDecoder::new(folder.vae_config().clone(), false).unwrap();
-    let own = weights(&vae, folder.vae_weights());
+    let (config, source) = folder.vae().unwrap();
+    let vae = VaeDecoder::new(config.clone(), false).unwrap();
+    let own = weights(&vae, source);
     let batch = LatentBatch { latents, latents_grad: false };
     let (images, _) = passes::forward(&vae, &slices(&own), &batch, false).unwrap();
     assert_close("images", &(images * 0.5 + 0.5).clamp(0.0, 1.0), &expected("images"));
@@ -81,14 +82,9 @@ fn a_folder_written_again_is_the_same() {
     };
     write_diffusers_folder(&to, &folder, &contents).unwrap();
     assert!(write_diffusers_folder(&to, &folder, &contents).is_err(), "it is there already");
-    let read = |path: &Path| {
-        let mut tensors = Tensor::read_safetensors(path).unwrap();
-        tensors.sort_by(|a, b| a.0.cmp(&b.0));
-        tensors
-    };
     for part in ["transformer", "vae"] {
         let name = format!("{part}/diffusion_pytorch_model.safetensors");
-        let (ours, theirs) = (read(&to.join(&name)), read(&golden("model").join(&name)));
+        let (ours, theirs) = (tensors(&to.join(&name)), tensors(&golden("model").join(&name)));
         assert_eq!(ours.len(), theirs.len(), "{part}");
         for ((name, ours), (other, theirs)) in ours.iter().zip(&theirs) {
             assert_eq!(name, other);
@@ -101,6 +97,37 @@ fn a_folder_written_again_is_the_same() {
         assert_eq!(std::fs::read(to.join(file)).unwrap(), std::fs::read(golden("model").join(file)).unwrap());
     }
     DiffusersFolder::open(&to).unwrap();
+}
+
+#[test]
+fn a_folder_of_videos_written_again_is_the_same() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_wan/model");
+    let folder = DiffusersFolder::open(&golden).unwrap();
+    assert!(folder.vae().is_none() && folder.shift() == 3.0);
+    assert_eq!(folder.latent_sizes([81, 480, 832]), Some([21, 60, 104]));
+    assert_eq!(folder.latent_sizes([80, 480, 832]), None);
+    let scratch = tempfile::tempdir().unwrap();
+    let to = scratch.path().join("again");
+    let contents = FolderContents {
+        kind: FolderKind::Transformer,
+        config: folder.transformer_config_file().unwrap(),
+        copied: &[],
+        made: &[],
+        units: &folder.transformer_config().units(),
+        weights: &folder,
+        dtype: ExportDtype::Fp32,
+    };
+    write_diffusers_folder(&to, &folder, &contents).unwrap();
+    let name = "transformer/diffusion_pytorch_model.safetensors";
+    let (ours, theirs) = (tensors(&to.join(name)), tensors(&golden.join(name)));
+    assert!(ours == theirs && !ours.is_empty());
+}
+
+/// All of a file, by name.
+fn tensors(path: &Path) -> Vec<(String, Tensor)> {
+    let mut tensors = Tensor::read_safetensors(path).unwrap();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    tensors
 }
 
 #[test]
