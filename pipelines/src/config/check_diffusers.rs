@@ -40,7 +40,7 @@ impl Check<'_> {
             "leave it out: a published model has been trained",
         )?;
         self.prompts(prompts, &folder, diffusion.sampler.guidance)?;
-        self.reward_of_texts(&diffusion.reward)
+        self.reward_of_texts(&diffusion.reward, &folder)
     }
 
     fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<(), Problem> {
@@ -69,18 +69,31 @@ impl Check<'_> {
         guidance: f64,
     ) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
-        let (_, patch, longest) = folder.transformer_config().latents();
-        let zoom = folder.vae_config().zoom();
-        for (name, side) in [("height", prompts.height), ("width", prompts.width)] {
+        let sizes = folder.transformer_config().latents();
+        let (in_time, of_sides) = folder.zoom();
+        for (name, side, axis) in [("height", prompts.height, 1), ("width", prompts.width, 2)] {
             self.positive(&field(name), side)?;
-            let (multiple, most) = ((zoom * patch) as usize, (zoom * longest) as usize);
+            let (multiple, most) = (of_sides * sizes.multiple[axis], of_sides * sizes.most[axis]);
             self.ensure(
-                side.is_multiple_of(multiple) && side <= most,
+                side.is_multiple_of(multiple as usize) && side as i64 <= most,
                 &field(name),
                 format!("the model does not paint {side} pixels"),
                 format!("write a multiple of {multiple}, at most {most}"),
             )?;
         }
+        self.positive(&field("frames"), prompts.frames)?;
+        let frames = prompts.frames as i64;
+        let latents = (frames - 1) / in_time + 1;
+        let whole = (frames - 1) % in_time == 0 && latents % sizes.multiple[0] == 0;
+        self.ensure(
+            if sizes.is_video { whole && latents <= sizes.most[0] } else { frames == 1 },
+            &field("frames"),
+            format!("the model does not make {frames} frames"),
+            match sizes.is_video {
+                true => format!("write 1 more than a multiple of {}", in_time * sizes.multiple[0]),
+                false => "leave it out: it paints images".to_owned(),
+            },
+        )?;
         let widths = folder.transformer_config().text_widths();
         let texts = TextEmbeddings::open(&prompts.embeddings, widths).map_err(|error| {
             let help = "docs/diffusion.md has a script that writes it";
@@ -110,8 +123,16 @@ impl Check<'_> {
         )
     }
 
-    fn reward_of_texts(&self, reward: &ImageReward) -> Result<(), Problem> {
+    fn reward_of_texts(&self, reward: &ImageReward, folder: &DiffusersFolder) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.diffusion.reward.{name}");
+        let of_latents =
+            matches!(reward, ImageReward::Torchscript(script) if script.input == ScorerInput::Latents);
+        self.ensure(
+            folder.vae().is_some() || of_latents,
+            "pipeline.diffusion.reward",
+            "this model's latents are not decoded here",
+            "write `torchscript: {path: FILE, input: latents}`, a network that decodes what it needs",
+        )?;
         match reward {
             ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
                 "pipeline.diffusion.reward",

@@ -89,6 +89,9 @@ pub struct PromptsConfig {
     pub height: usize,
     /// Their width.
     pub width: usize,
+    /// Frames, where the model makes videos: one more than a multiple of what its autoencoder needs. Default 1.
+    #[serde(default = "one")]
+    pub frames: usize,
     /// The last so many texts are for evaluation alone; 0 evaluates on those that are trained on. Default 0.
     #[serde(default)]
     pub held_out: usize,

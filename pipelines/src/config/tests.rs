@@ -642,6 +642,15 @@ fn every_config_of_the_repository_is_valid() {
 fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
     let data = tempfile::NamedTempFile::new().unwrap();
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+    if text.contains("diffusers: models/Wan") {
+        let prompts = format!("embeddings: {golden}/tiny_wan/prompts.safetensors, height: 16, width: 16");
+        let sets = vec![
+            format!("model.diffusers={golden}/tiny_wan/model"),
+            format!("pipeline.diffusion.data.prompts={{{prompts}, frames: 5}}"),
+            format!("pipeline.diffusion.reward.torchscript.path={golden}/tiny_wan/scorer.pt"),
+        ];
+        return (data, sets);
+    }
     if text.contains("diffusers: models/") {
         let prompts = format!("embeddings: {golden}/tiny_sd3/prompts.safetensors, height: 16, width: 16");
         let sets = vec![

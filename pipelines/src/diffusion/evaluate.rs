@@ -115,8 +115,8 @@ impl Setup {
             true => (labels, (count / labels).min(COLUMNS)),
             false => (ROWS.min(count.div_ceil(COLUMNS)), COLUMNS.min(count)),
         };
-        if count == 0 {
-            return Ok(None);
+        if count == 0 || images.dim() != 4 {
+            return Ok(None); // videos have no picture here
         }
         let shown = (rows * columns).min(count);
         let mut pictures = Picture::of_images(&images.f_narrow(0, 0, shown as i64)?)?;

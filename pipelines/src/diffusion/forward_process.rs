@@ -8,6 +8,7 @@ use super::{
     Roles, Samples, Setup,
     loss::{NftTargets, gradient, nft_loss},
     noise::{Purpose, order_of},
+    setup::beside,
     stats::Stats,
     step::{Clock, rows},
 };
@@ -80,7 +81,7 @@ impl Setup {
         let numbers = &samples.numbers[part.clone()];
         let sigmas = self.drawn_sigmas(step, numbers, draw)?;
         let noise = self.noise(Purpose::Forward, step, numbers.iter().map(|n| n * nft.timesteps + draw))?;
-        let wide = sigmas.f_view([-1, 1, 1, 1])?;
+        let wide = beside(&sigmas, &images)?;
         let noised = images.f_add(&noise.f_sub(&images)?.f_mul(&wide)?)?;
         let labels = rows(&samples.labels, part)?;
         let batch = self.sampler.guidance.batch_at(&noised, &sigmas, &labels, false)?;

@@ -124,7 +124,7 @@ impl Pipeline for Diffusion {
             old.copy_weights_from(&mut frozen)?;
             self.roles.old = Some(old);
         }
-        self.roles.reference = self.keeps_near().then_some(Reference::Copy(frozen));
+        self.roles.reference = self.keeps_near().then_some(Reference::Copy(Box::new(frozen)));
         Ok(())
     }
 

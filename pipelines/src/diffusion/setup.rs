@@ -49,7 +49,7 @@ pub struct Setup {
     pub weights: Box<dyn WeightSource>,
     /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
     pub has_adapters: bool,
-    /// The sizes of what is denoised: channels, height and width.
+    /// The sizes of what is denoised: channels, of a video frames, height and width.
     pub latent_shape: Vec<i64>,
     /// The classes or texts that are trained on.
     pub trained: usize,
@@ -71,7 +71,7 @@ pub struct Roles {
 /// What the policy is kept near to.
 pub enum Reference {
     /// A frozen copy.
-    Copy(Zero<Transformer>),
+    Copy(Box<Zero<Transformer>>),
     /// The policy itself with its adapters off.
     AdaptersOff,
 }
@@ -277,9 +277,14 @@ fn spaced(sampler: &SamplerConfig) -> Result<Vec<f64>> {
 
 /// `values` `[B, ..]` with 0 where `refused` `[B]`.
 pub fn without(values: &Tensor, refused: &Tensor) -> Result<Tensor> {
+    Ok(values.f_masked_fill(&beside(refused, values)?, 0.0)?)
+}
+
+/// One number for each sample, `[B]`, as something to multiply `values` `[B, ..]` with.
+pub fn beside(numbers: &Tensor, values: &Tensor) -> Result<Tensor> {
     let mut wide = vec![1; values.dim()];
     wide[0] = -1;
-    Ok(values.f_masked_fill(&refused.f_view(&wide[..])?, 0.0)?)
+    Ok(numbers.f_view(&wide[..])?)
 }
 
 /// Walks beside each other.

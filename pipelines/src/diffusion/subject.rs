@@ -27,7 +27,7 @@ pub struct Subject {
     pub weights: Box<dyn WeightSource>,
     /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
     pub has_adapters: bool,
-    /// The sizes of what is denoised: channels, height and width.
+    /// The sizes of what is denoised: channels, of a video frames, height and width.
     pub latent_shape: Vec<i64>,
     /// From that to pixels; `None` where pixels are denoised.
     pub decoder: Option<ImageDecoder>,
@@ -66,7 +66,7 @@ impl Subject {
             intermediate_size: dit.intermediate_size as i64,
         })?;
         Ok(Self {
-            model: Transformer::Dit(model),
+            model: Transformer::Dit(Box::new(model)),
             weights: Box::new(Seed(seed)),
             has_adapters: false,
             latent_shape: vec![1, size, size],
@@ -97,18 +97,25 @@ impl Subject {
             Some(path) => read_records(path)?,
             None => (0..count).map(numbered).collect(),
         };
-        let vae = VaeDecoder::new(folder.vae_config().clone(), false)?;
         let (precision, batch_size) = (run.policy.strategy.precision, config.sampler.decode_batch_size);
-        let decoder = ImageDecoder::new(vae, folder.vae_weights(), precision, batch_size, device)?;
-        let zoom = folder.vae_config().zoom();
-        let sides = [prompts.height, prompts.width].map(|side| side as i64 / zoom);
+        let decoder = match folder.vae() {
+            Some((vae, weights)) => {
+                let vae = VaeDecoder::new(vae.clone(), false)?;
+                Some(ImageDecoder::new(vae, weights, precision, batch_size, device)?)
+            }
+            None => None,
+        };
+        let sizes = [prompts.frames, prompts.height, prompts.width].map(|size| size as i64);
+        let sizes = folder.latent_sizes(sizes).expect("a checked config's sizes fit");
+        let latents = shape.latents();
+        let sizes = if latents.is_video { &sizes[..] } else { &sizes[1..] };
         let trained = count - prompts.held_out;
         Ok(Self {
             model: shape.build(lora.as_ref(), Some(texts.load(device)?), device)?,
             weights: Box::new(WithAdapter { base: folder, adapter: Seed(run.config.seed) }),
             has_adapters: lora.is_some(),
-            latent_shape: vec![shape.latents().0, sides[0], sides[1]],
-            decoder: Some(decoder),
+            latent_shape: [&[latents.channels], sizes].concat(),
+            decoder,
             trained,
             evaluated: if prompts.held_out == 0 { 0..count } else { trained..count },
             no_class: count as i64,
