@@ -211,15 +211,16 @@ mod tests {
     fn gradients_are_those_of_finite_differences() {
         check_gradient(&Scorer::new(&ImageReward::Brightness, Vec::new(), Device::Cpu).unwrap(), 0);
         for (input, of) in [(ScorerInput::Images, 0), (ScorerInput::Latents, 1)] {
-            let file = tempfile::NamedTempFile::new().unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("scorer.pt");
             let sample = [Tensor::ones([1, 1, 8, 8], (Kind::Float, Device::Cpu))];
             let mut squares =
                 |inputs: &[Tensor]| vec![inputs[0].square().mean_dim([1, 2, 3].as_slice(), false, None)];
             CModule::create_by_tracing("scorer", "forward", &sample, &mut squares)
                 .unwrap()
-                .save(file.path())
+                .save(&path)
                 .unwrap();
-            let config = TorchscriptConfig { path: file.path().to_owned(), input, labels: false };
+            let config = TorchscriptConfig { path, input, labels: false };
             let scorer = Scorer::new(&ImageReward::Torchscript(config), Vec::new(), Device::Cpu).unwrap();
             check_gradient(&scorer, of);
         }
