@@ -101,8 +101,7 @@ pub enum Error {
     Signals(#[source] std::io::Error),
     /// Only the memory of language models is planned.
     #[error(
-        "`anyroll plan` plans runs of `rlvr` without a critic, whose memory it does not count; what the blocks of a model \
-         of images keep is not known before they run"
+        "`anyroll plan` plans runs of `rlvr`: what the blocks of a model of images keep is not known before they run"
     )]
     NoPlan,
     /// Ranks whose devices differ have settled `zero_stage: auto` differently.

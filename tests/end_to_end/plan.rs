@@ -83,16 +83,31 @@ fn a_plan_is_a_table_for_people() {
 #[test]
 fn a_run_takes_what_was_planned() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, sets) in [
-        ("stage 1", &["strategy.zero_stage=1", "pipeline.rlvr.algorithm.kl_coef=0.01"][..]),
-        ("stage 3", &["strategy.zero_stage=3", "strategy.precision=bf16"]),
-        ("streamed", &["strategy.offload={optimizer: none, params: cpu}"]),
+    let critic = [
+        "devices=2",
+        "strategy.zero_stage=1",
+        "roles.critic.strategy.zero_stage=3",
+        "roles.critic.strategy.offload.params=between_steps",
+        "pipeline.rlvr.critic.warmup_steps=0",
+        "pipeline.rlvr.critic.optimizer.schedule.linear.warmup_steps=1",
+    ];
+    for (name, config, sets) in [
+        ("stage 1", TWO_RANKS, &["strategy.zero_stage=1", "pipeline.rlvr.algorithm.kl_coef=0.01"][..]),
+        ("stage 3", TWO_RANKS, &["strategy.zero_stage=3", "strategy.precision=bf16"]),
+        ("streamed", TWO_RANKS, &["strategy.offload={optimizer: none, params: cpu}"]),
+        ("away", "configs/ppo_critic_cpu.yaml", &critic),
+        (
+            "critic",
+            "configs/ppo_critic_cpu.yaml",
+            &[&critic[4..], &["strategy.offload.optimizer=none"]].concat(),
+        ),
     ] {
         let run = folder.path().join(name);
-        succeed(tiny(TWO_RANKS, &run, &[sets, &["pipeline.rlvr.steps=4"]].concat()));
+        succeed(tiny(config, &run, &[sets, &["pipeline.rlvr.steps=4"]].concat()));
         let args = ["plan", run.join("resolved.yaml").to_str().unwrap(), "--json"].map(str::to_owned);
         let report: Value = serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap();
         let plan = &report["configured"]["plan"];
+        assert_eq!(plan["critic"].is_null(), config == TWO_RANKS, "{plan}");
         for (phase, metric) in
             [("train", "perf/allocated_bytes"), ("generate", "perf/generate_allocated_bytes")]
         {

@@ -7,7 +7,8 @@
 use anyroll_backends::ops;
 use tch::{Device, Kind, Tensor};
 
-use super::{Decoder, DecoderConfig, matrix_spec, norm_spec};
+use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec};
+use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
 
@@ -98,6 +99,32 @@ impl ValueModel {
         let size = [batch.tokens(), norm.size()[0]];
         let mut dx = Tensor::f_zeros(size, (dx_rows.kind(), dx_rows.device()))?;
         Ok(dx.f_index_copy_(0, &batch.target_rows, &dx_rows)?)
+    }
+}
+
+impl Footprint for ValueModel {
+    type Size = PackedSize;
+
+    fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs) -> BlockBytes {
+        if block != self.head_unit {
+            return self.decoder.block_bytes(block, size, runs);
+        }
+        let hidden = self.decoder.config().hidden_size as usize;
+        let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
+        let (per_target, values) = (size.targets * size_of::<f32>(), size.targets * runs.size());
+        // The rows of targets, their norm and deviations; values, and the same in fp32.
+        let forward = 2 * rows + per_target + values + per_target;
+        let saved = rows + per_target;
+        BlockBytes {
+            input: all,
+            saved,
+            thinned: saved,
+            forward,
+            scoring: forward,
+            // Beside the values themselves.
+            output_grad: 2 * per_target,
+            backward: values + 2 * rows + all,
+        }
     }
 }
 

@@ -58,7 +58,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let loaded = Loaded::read(&args.config, &sets)?;
     let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
     run.memory_bytes = args.memory.or(run.memory_bytes);
-    let dataset = loaded.dataset.as_ref().filter(|_| run.critic.is_none()).ok_or(Error::NoPlan)?;
+    let dataset = loaded.dataset.as_ref().ok_or(Error::NoPlan)?;
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
     let configured = configured(&planner, &run, &settled);
@@ -98,7 +98,8 @@ fn configured(
         Ok(None) => {
             let policy = &run.policy.strategy;
             let reference = run.reference.as_ref().map(|role| &role.strategy);
-            Some((policy.zero_stage.number(), planner.plan(policy, reference)))
+            let critic = run.critic.as_ref().map(|role| &role.strategy);
+            Some((policy.zero_stage.number(), planner.plan(policy, reference, critic)))
         }
         Err(_) => None,
     }
@@ -190,7 +191,7 @@ impl Report {
             let own = own.expect("all recomputations are there");
             let (optimizer, params) = (optimizer_name(own.optimizer), params_name(own.params));
             text += &format!("{:<7}{optimizer:<15}{params:<8}", own.zero_stage);
-            text += &of_place.iter().map(|it| cell(it.plan.train.total())).collect::<String>();
+            text += &of_place.iter().map(|it| cell(training(&it.plan))).collect::<String>();
             text += &own.plan.score.map_or(String::new(), |score| cell(score.total()));
             text += &format!("{}{:>10}\n", cell(own.plan.generate.total()), gib(own.plan.host));
         }
@@ -243,6 +244,11 @@ impl Report {
         });
         serde_json::to_string_pretty(&report).expect("plain data") + "\n"
     }
+}
+
+/// What training takes, the critic's if that is more.
+fn training(plan: &MemoryPlan) -> usize {
+    plan.critic.map_or(0, |critic| critic.total()).max(plan.train.total())
 }
 
 /// The columns of a phase.

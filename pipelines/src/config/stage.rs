@@ -191,7 +191,7 @@ mod tests {
         };
         let reference = at(&run.reference.unwrap().strategy, reference);
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
-        let plan = planner.plan(&at(&run.policy.strategy, policy), Some(&reference));
+        let plan = planner.plan(&at(&run.policy.strategy, policy), Some(&reference), None);
         plan.train.total().max(plan.generate.total() - plan.generate.kv_cache + plan.least_kv_cache)
     }
 

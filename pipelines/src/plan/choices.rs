@@ -8,7 +8,7 @@ use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, Run, St
 /// One choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// Of the policy, and of a reference that has none of its own.
+    /// Of the policy, and of a reference and a critic that have none of their own.
     pub zero_stage: u8,
     /// `offload.optimizer` of the policy.
     pub optimizer: OptimizerOffload,
@@ -47,13 +47,28 @@ pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
                         offload: OffloadConfig { optimizer, params },
                         ..run.policy.strategy.clone()
                     };
-                    let plan = planner.plan(&policy, reference.as_ref());
+                    let plan = planner.plan(&policy, reference.as_ref(), critic_of(run, &policy).as_ref());
                     Choice { zero_stage, optimizer, params, reference_params, recompute, plan }
                 }));
             }
         }
     }
     all
+}
+
+/// The critic goes along where it says nothing of its own.
+fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
+    let (critic, says) = (&run.critic.as_ref()?.strategy, &run.config.roles.critic.strategy);
+    let offload = OffloadConfig {
+        optimizer: says.offload.optimizer.unwrap_or(policy.offload.optimizer),
+        params: critic.offload.params,
+    };
+    Some(StrategyConfig {
+        zero_stage: says.zero_stage.unwrap_or(policy.zero_stage),
+        recompute: says.recompute.unwrap_or(policy.recompute),
+        offload,
+        ..critic.clone()
+    })
 }
 
 /// The reference goes along where it has no stage of its own.

@@ -8,7 +8,7 @@ mod choices;
 mod stage;
 
 use anyroll_backends::{BackendKind, DType};
-use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, generation::Limits};
+use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
 use anyroll_strategy::{
     Precision, State,
     plan::{Held, Ranks, driver_bytes, held, scoring_activations, training_activations, whole_weights},
@@ -32,7 +32,7 @@ const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
 /// What a rank's device holds at the peak of a phase, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PhaseBytes {
-    /// The policy's weights and the reference's.
+    /// Those of the policy, its reference and its critic.
     pub weights: usize,
     /// Accumulated gradients.
     pub gradients: usize,
@@ -67,8 +67,10 @@ impl PhaseBytes {
 /// What one choice of strategies comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
-    /// Forward, backward and the optimizer's step.
+    /// Forward, backward and the optimizer's step of the policy.
     pub train: PhaseBytes,
+    /// The critic's turn: its values, and its training; `None` without one.
+    pub critic: Option<PhaseBytes>,
     /// The reference's log-probs, or the policy's own anew; `None` in a run that has no such pass.
     pub score: Option<PhaseBytes>,
     /// Sampling.
@@ -82,8 +84,9 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// The phases by name, in a step's order.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
-        let score = self.score.map(|score| ("score", score));
-        [Some(("generate", self.generate)), score, Some(("train", self.train))].into_iter().flatten()
+        let [score, critic] =
+            [("score", self.score), ("critic", self.critic)].map(|(name, phase)| Some((name, phase?)));
+        [Some(("generate", self.generate)), score, critic, Some(("train", self.train))].into_iter().flatten()
     }
 
     /// The phase that takes most, and how much.
@@ -101,6 +104,7 @@ impl MemoryPlan {
 /// Plans the memory of a run of a language model.
 pub struct Planner {
     model: Decoder,
+    critic: Option<ValueModel>,
     rlvr: RlvrConfig,
     ranks: Ranks,
     on_host: bool,
@@ -132,9 +136,13 @@ impl Planner {
             // A host has no library that sums.
             sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,
         };
+        let has_critic = run.critic.is_some();
+        let critic =
+            has_critic.then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu)).transpose()?;
         let asks_itself = rlvr.algorithm.old_logprobs == OldLogprobs::Recompute;
         Ok(Self {
             model,
+            critic,
             ranks,
             on_host,
             memory_bytes: run.memory_bytes,
@@ -161,47 +169,72 @@ impl Planner {
         self.has_reference
     }
 
-    /// What these strategies of the policy and of its reference come to.
-    pub fn plan(&self, policy: &StrategyConfig, reference: Option<&StrategyConfig>) -> MemoryPlan {
+    /// What these strategies of the policy, of its reference and of its critic come to.
+    pub fn plan(
+        &self,
+        policy: &StrategyConfig,
+        reference: Option<&StrategyConfig>,
+        critic: Option<&StrategyConfig>,
+    ) -> MemoryPlan {
         let reference = reference.filter(|_| self.has_reference);
         let own = held(&self.model, zero_config(policy), true, self.ranks);
-        let its = reference.map(|it| held(&self.model, zero_config(it), false, self.ranks));
-        let is_away = |state| reference.is_some_and(|it| offloaded(it).contains(&state));
-        // Offloaded weights take what was gathered with them.
-        let its_while_away = its.filter(|_| !is_away(State::Params));
+        let frozen = reference.map(|it| (it, held(&self.model, zero_config(it), false, self.ranks)));
+        let valued = critic.zip(self.critic.as_ref());
+        let valued = valued.map(|(it, model)| (it, held(model, zero_config(it), true, self.ranks)));
+        let own_away = away(policy, &own);
+        let [frozen_away, valued_away] =
+            [&frozen, &valued].map(|role| role.as_ref().map(|(it, held)| away(it, held)));
 
-        let driver = if self.on_host { 0 } else { driver_bytes(self.ranks.world_size) };
-        let mut train = PhaseBytes { driver, activations: self.training(policy), ..PhaseBytes::default() };
-        train.add(&own);
-        its_while_away.iter().for_each(|its| train.add(its));
-
+        // Before a critic's turn the policy's states are still away, and after it the critic's.
         let scorer = reference.or(self.scores_itself.then_some(policy));
-        let score = scorer.map(|scorer| {
-            let mut score = PhaseBytes { driver, activations: self.scoring(scorer), ..PhaseBytes::default() };
-            score.add(&Held { reducing: self.reducing_between_steps(policy, &own), ..own });
-            its.iter().for_each(|its| score.add(its));
-            score
+        let its = frozen.as_ref().map(|(_, held)| held);
+        let while_scored =
+            if valued.is_some() { own_away } else { Held { reducing: own_away.reducing, ..own } };
+        let score =
+            scorer.map(|it| self.phase(self.scoring(it), &[Some(&while_scored), its, valued_away.as_ref()]));
+        let critic = valued.as_ref().map(|(it, held)| {
+            self.phase(self.valuing(it), &[Some(&own_away), frozen_away.as_ref(), Some(held)])
         });
-        let scoring = score.map_or(0, |score| score.activations);
-        let busiest = train.activations.max(scoring);
-        let (generate, least_kv_cache) =
-            self.generating(policy, &own, its_while_away.as_ref(), busiest, driver);
+        let train =
+            self.phase(self.training(policy), &[Some(&own), frozen_away.as_ref(), valued_away.as_ref()]);
+        let busiest = [score, critic, Some(train)].into_iter().flatten().map(|phase| phase.activations).max();
+        let generate = self.phase(0, &[Some(&own_away), frozen_away.as_ref(), valued_away.as_ref()]);
+        let (generate, least_kv_cache) = self.generating(policy, generate, busiest.unwrap_or(0));
 
-        let mut host = own.host + own.saved + its.map_or(0, |its| its.host);
-        host += if offloaded(policy).contains(&State::Optimizer) { own.optimizer } else { 0 };
-        host += its.filter(|_| is_away(State::Params)).map_or(0, |its| its.weights);
-        MemoryPlan { train, score, generate, host, least_kv_cache }
+        let trained = [Some((policy, own)), valued].into_iter().flatten();
+        let all: Vec<(&StrategyConfig, Held)> = trained.chain(frozen).collect();
+        let host = all.iter().map(|(strategy, held)| on_host(strategy, held)).sum();
+        MemoryPlan { train, critic, score, generate, host, least_kv_cache }
+    }
+
+    /// What these hold together, beside so many bytes of activations.
+    fn phase(&self, activations: usize, held: &[Option<&Held>]) -> PhaseBytes {
+        let driver = if self.on_host { 0 } else { driver_bytes(self.ranks.world_size) };
+        let mut phase = PhaseBytes { driver, activations, ..PhaseBytes::default() };
+        held.iter().flatten().for_each(|held| phase.add(held));
+        phase
+    }
+
+    /// Activations of the critic's turn.
+    fn valuing(&self, critic: &StrategyConfig) -> usize {
+        let model = self.critic.as_ref().expect("it has a turn");
+        let size = self.micro_batch(critic);
+        let runs = self.runs(critic);
+        let training = training_activations(model, &size, zero_config(critic), runs);
+        training.max(scoring_activations(model, &size, runs))
+    }
+
+    /// The largest micro-batch of samples.
+    fn micro_batch(&self, strategy: &StrategyConfig) -> PackedSize {
+        let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
+        PackedSize::uniform(sequences, self.longest.0, self.rlvr.rollout.max_new_tokens)
     }
 
     fn training(&self, policy: &StrategyConfig) -> usize {
         let (prompt, answer) = self.longest;
         let config = zero_config(policy);
         let micro_batch = policy.micro_batch_size;
-        let rl = PackedSize::uniform(
-            micro_batch.min(self.samples_per_rank),
-            prompt,
-            self.rlvr.rollout.max_new_tokens,
-        );
+        let rl = self.micro_batch(policy);
         let warmup = self.rlvr.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
             let own = warmup.batch_size / self.ranks.world_size;
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
@@ -212,32 +245,18 @@ impl Planner {
     }
 
     fn scoring(&self, scorer: &StrategyConfig) -> usize {
-        let sequences = scorer.micro_batch_size.min(self.samples_per_rank);
-        let size = PackedSize::uniform(sequences, self.longest.0, self.rlvr.rollout.max_new_tokens);
-        scoring_activations(&self.model, &size, self.runs(scorer))
+        scoring_activations(&self.model, &self.micro_batch(scorer), self.runs(scorer))
     }
 
-    /// The phase, and the cache of one sequence. `busiest` are the activations of the other phases.
+    /// The phase, from what is held in it, and the cache of one sequence. `busiest` are the activations of the other
+    /// phases.
     fn generating(
         &self,
         policy: &StrategyConfig,
-        own: &Held,
-        reference: Option<&Held>,
+        mut generate: PhaseBytes,
         busiest: usize,
-        driver: usize,
     ) -> (PhaseBytes, usize) {
-        let away = offloaded(policy);
-        let gone = |state, bytes: usize| if away.contains(&state) { 0 } else { bytes };
-        let mut generate = PhaseBytes { driver, ..PhaseBytes::default() };
-        generate.add(&Held {
-            gradients: gone(State::Gradients, own.gradients),
-            optimizer: gone(State::Optimizer, own.optimizer),
-            reducing: self.reducing_between_steps(policy, own),
-            ..*own
-        });
-        reference.iter().for_each(|its| generate.add(its));
         generate.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
-
         let (shape, dtype) = (self.model.config(), self.runs(policy).dtype);
         let rollout = &self.rlvr.rollout;
         let sequences = rollout.batch_size.min(self.samples_per_rank).max(1);
@@ -258,16 +277,32 @@ impl Planner {
         (generate, cache(least))
     }
 
-    /// Whole gradients leave with the accumulated ones.
-    fn reducing_between_steps(&self, policy: &StrategyConfig, own: &Held) -> usize {
-        if offloaded(policy).contains(&State::Gradients) { 0 } else { own.reducing }
-    }
-
     fn runs(&self, strategy: &StrategyConfig) -> Runs {
         let precision: Precision = zero_config(strategy).precision;
         let dtype: DType = precision.dtype();
         Runs { dtype, on_host: self.on_host }
     }
+}
+
+/// What is left on the device while a role's offloaded states are away. Buffers go with what they are for.
+fn away(strategy: &StrategyConfig, held: &Held) -> Held {
+    let states = offloaded(strategy);
+    let left = |state, bytes: usize| if states.contains(&state) { 0 } else { bytes };
+    Held {
+        weights: left(State::Params, held.weights),
+        gathered: left(State::Params, held.gathered),
+        gradients: left(State::Gradients, held.gradients),
+        reducing: left(State::Gradients, held.reducing),
+        optimizer: left(State::Optimizer, held.optimizer),
+        ..*held
+    }
+}
+
+/// Host memory of a role: what is there at all times, what comes there, and a checkpoint.
+fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
+    let left = away(strategy, held);
+    let moved = held.weights + held.optimizer - left.weights - left.optimizer;
+    held.host + held.saved + moved
 }
 
 /// Tokens of the longest prompt and of the longest gold answer.

@@ -64,7 +64,7 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
     };
     let plan_of = |policy: &StrategyConfig, own, its: Option<u8>| {
         let reference = reference.zip(its).map(|(reference, stage)| at(reference, stage));
-        planner.plan(&at(policy, own), reference.as_ref())
+        planner.plan(&at(policy, own), reference.as_ref(), None)
     };
     // The policy's stage costs time in every micro-batch, the reference's in one pass: so it gives way first.
     let own = stages_of(policy);

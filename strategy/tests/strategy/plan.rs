@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedBatch, PackedSize, Runs, ScoresGrad, Sequence, Unit,
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedBatch, PackedSize, Runs, ScoresGrad, Sequence,
+    Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -174,6 +175,32 @@ fn activations_are_those_that_are_planned() {
             let batch = batch(sequences, len, 200);
             let (_, measured) = tensor_peak_bytes(|| drop(zero.score(&batch).unwrap())).unwrap();
             assert_close(scoring_activations(&*model, &size, RUNS), measured, &format!("{name}, scoring"));
+        });
+    }
+}
+
+#[test]
+fn activations_under_a_value_head_are_those_that_are_planned() {
+    const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
+    let (sequences, len) = (6, 48);
+    let size = PackedSize::uniform(sequences, 2, len - 2);
+    for recompute in [Recompute::None, Recompute::Full] {
+        let model = Arc::new(ValueModel::new(wide(true, false), tch::Device::Cpu).unwrap());
+        let config = ZeroConfig { recompute, ..ZeroStage::Zero3.into() };
+        ranks(2, false, |device, group| {
+            let plan = held(&*model, config, true, ranks_of(device, &group));
+            let before = device.memory_info().unwrap().allocated_bytes;
+            let mut zero = Zero::new(model.clone(), config, Some(ADAMW), device, group, 7).unwrap();
+            let batch = batch(sequences, len, 200);
+            let (_, measured) =
+                tensor_peak_bytes(|| zero.accumulate(&batch, |values| Ok(values.full_like(-0.01))).unwrap())
+                    .unwrap();
+            let planned = training_activations(&*model, &size, config, RUNS);
+            assert_close(planned, measured, &format!("{recompute:?}"));
+            let (_, measured) = tensor_peak_bytes(|| drop(zero.score(&batch).unwrap())).unwrap();
+            assert_close(scoring_activations(&*model, &size, RUNS), measured, "scoring");
+            zero.group().stream().synchronize().unwrap();
+            assert_eq!(device.memory_info().unwrap().allocated_bytes - before, plan.device());
         });
     }
 }
