@@ -1,4 +1,4 @@
-// The kernels of strategy.cu for Vulkan.
+// The kernels of strategy.cu for Vulkan, and those of `flat`, which has them where libtorch does not compute.
 //
 // Every buffer is words of 32 bits, so that no device has to have types of 8 or 16: two 16-bit floats or four bytes lie in
 // one, and are widened and narrowed as integers. Vulkan lets a device round some operations as it likes; none is
@@ -280,5 +280,23 @@ fn adamw(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) 
     buffer_2[a.at_2 + i] = bitcast<u32>(m);
     buffer_3[a.at_3 + i] = bitcast<u32>(v);
     buffer_0[a.at_0 + i] = bitcast<u32>(a.keep * w - step);
+  }
+}
+
+// ---- numbers ----
+
+// x[i] = x[i] * keep.
+@compute @workgroup_size(THREADS)
+fn scale(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+  for (var i = id.x; i < a.n; i += groups.x * THREADS) {
+    buffer_0[a.at_0 + i] = bitcast<u32>(bitcast<f32>(buffer_0[a.at_0 + i]) * a.keep);
+  }
+}
+
+// x[i] = keep.
+@compute @workgroup_size(THREADS)
+fn fill(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+  for (var i = id.x; i < a.n; i += groups.x * THREADS) {
+    buffer_0[a.at_0 + i] = bitcast<u32>(a.keep);
   }
 }

@@ -49,7 +49,7 @@ const SOURCE: Source = Source {
     ],
 };
 
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 /// What one thread of an elementwise kernel moves at a time.
 const BYTES_OF_A_THREAD: usize = 16;
 /// Elements of one block of `sum_squares`.
@@ -104,7 +104,7 @@ pub(crate) fn reduce_in_rank_order(
 }
 
 /// `out` becomes the sum over ranks of `len` elements each that lie one rank after the other in `received`, or has it
-/// added: in fp32, in rank order, on libtorch's stream.
+/// added: in fp32, in rank order.
 ///
 /// # Safety
 /// `received` has `world_size * len` elements of `kind`, a float, on `device`, and `out` `len` of fp32.
@@ -113,9 +113,9 @@ pub(crate) unsafe fn sum_ranks(
     kind: Kind,
     mut out: *mut f32,
     mut received: *mut c_void,
-    len: i64,
-    world_size: i64,
+    (world_size, len): (i64, i64),
     is_added: bool,
+    stream: RawStream,
 ) -> Result<()> {
     let kernel = match kind {
         Kind::Float => c"sum_ranks_f32",
@@ -131,10 +131,10 @@ pub(crate) unsafe fn sum_ranks(
         [erase(&mut out), erase(&mut received), erase(&mut count), erase(&mut ranks), erase(&mut is_added)];
     let bytes = len as usize * kind.elt_size_in_bytes();
     // SAFETY: the kernel's signature and the caller's promise.
-    unsafe { launch(device, kernel, blocks(bytes), &mut arguments) }
+    unsafe { device.launch(kernel, blocks(bytes), THREADS, &mut arguments, stream) }
 }
 
-/// One step over `len` elements, on libtorch's stream. The gradient is fp32, or bf16 where `is_bf16`.
+/// One step over `len` elements. The gradient is fp32, or bf16 where `is_bf16`.
 ///
 /// # Safety
 /// Each address but that of `factors` has `len` elements on `device`, fp32 but for the gradient's; `factors` has
@@ -146,6 +146,7 @@ pub(crate) unsafe fn adamw(
     mut factors: *mut c_void,
     len: usize,
     mut numbers: AdamW,
+    stream: RawStream,
 ) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -163,7 +164,7 @@ pub(crate) unsafe fn adamw(
         erase(&mut numbers),
     ];
     // SAFETY: the kernel's signature and the caller's promise.
-    unsafe { launch(device, kernel, blocks(len * size_of::<f32>()), &mut arguments) }
+    unsafe { device.launch(kernel, blocks(len * size_of::<f32>()), THREADS, &mut arguments, stream) }
 }
 
 /// How many partial sums [`sum_of_squares`] makes.
@@ -171,7 +172,7 @@ pub(crate) fn partial_sums(len: usize) -> usize {
     len.div_ceil(CHUNK)
 }
 
-/// The sum of the squares of `len` elements, on libtorch's stream.
+/// The sum of the squares of `len` elements.
 ///
 /// # Safety
 /// `x` has `len` fp32 elements on `device`, `partial` as many fp64 elements as [`partial_sums`] says, `total` one.
@@ -181,38 +182,26 @@ pub(crate) unsafe fn sum_of_squares(
     len: usize,
     mut partial: *mut c_void,
     mut total: *mut c_void,
+    stream: RawStream,
 ) -> Result<()> {
     let (mut count, mut chunks) = (len as u64, partial_sums(len) as u64);
     if chunks > 0 {
         let mut arguments = [erase(&mut x), erase(&mut count), erase(&mut partial)];
         // SAFETY: the kernel's signature and the caller's promise.
-        unsafe { launch(device, c"sum_squares", chunks as u32, &mut arguments)? };
+        unsafe { device.launch(c"sum_squares", chunks as u32, THREADS, &mut arguments, stream)? };
     }
     let mut arguments = [erase(&mut partial), erase(&mut chunks), erase(&mut total)];
     // SAFETY: as above.
-    unsafe { launch(device, c"sum_partial", 1, &mut arguments) }
-}
-
-/// # Safety
-/// As for [`Device::launch`].
-unsafe fn launch(
-    device: &dyn Device,
-    kernel: &'static CStr,
-    blocks: u32,
-    arguments: &mut [*mut c_void],
-) -> Result<()> {
-    let stream: RawStream = device.torch_stream()?;
-    // SAFETY: the caller's promise.
-    unsafe { device.launch(kernel, blocks, THREADS, arguments, stream) }
+    unsafe { device.launch(c"sum_partial", 1, THREADS, &mut arguments, stream) }
 }
 
 /// As many blocks as there is work for; a kernel that gets fewer goes around.
-fn blocks(bytes: usize) -> u32 {
+pub(crate) fn blocks(bytes: usize) -> u32 {
     let blocks = bytes.div_ceil(BYTES_OF_A_THREAD * THREADS as usize);
     u32::try_from(blocks).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32)
 }
 
-fn erase<T>(argument: &mut T) -> *mut c_void {
+pub(crate) fn erase<T>(argument: &mut T) -> *mut c_void {
     (&raw mut *argument).cast()
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Read in this order: [`Device`] and [`Collective`] are the contracts that a backend holds; [`Stream`],
 //! [`Event`], [`Buffer`], [`Arena`], [`PinnedBuffer`], [`CollectiveGroup`] and [`Work`] are the safe types written
-//! once over them; [`ops`] has the tensor operations that libtorch lacks. [`open`] and [`connect`] are the only
+//! once over them; [`ops`] has the tensor operations that libtorch lacks, and [`flat`] what a
+//! strategy does to buffers where libtorch does not compute. [`open`] and [`connect`] are the only
 //! places that know every backend.
 
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod dtype;
 mod error;
 pub mod faults;
 mod ffi;
+pub mod flat;
 mod gloo;
 mod gpu;
 mod graph;

@@ -32,8 +32,13 @@ use std::{
 
 use crate::{
     Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice,
-    RawStream, Result, TorchDevice, cpu::stream::run, device::HostFn, device_kernels::SOURCES, ffi, library,
-    library::Failed, stream::report,
+    RawStream, Result, TorchDevice,
+    cpu::stream::run,
+    device::{HostFn, unsupported},
+    device_kernels::SOURCES,
+    ffi, library,
+    library::Failed,
+    stream::report,
 };
 use context::Context;
 use driver::{
@@ -476,7 +481,10 @@ unsafe impl Device for Gpu {
         stream: RawStream,
     ) -> Result<()> {
         let index = SOURCES.iter().position(|source| source.kernels.contains(&kernel));
-        let function = self.module(index.expect("every kernel is in its source's list"))?.function(kernel);
+        let Some(index) = index else {
+            return unsupported(self.info.id, format!("the kernel {kernel:?}"));
+        };
+        let function = self.module(index)?.function(kernel);
         // SAFETY: the arguments are those of the kernel, as the caller promises.
         self.context.run(|driver| unsafe {
             let (arguments, stream) = (arguments.as_mut_ptr(), handle(stream.0));

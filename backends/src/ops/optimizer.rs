@@ -40,6 +40,18 @@ pub struct AdamW {
 }
 
 impl AdamW {
+    /// As kernels take them.
+    pub(crate) fn numbers(&self) -> device_kernels::AdamW {
+        let learning_rate = self.learning_rate as f32;
+        device_kernels::AdamW {
+            learning_rate,
+            beta1: self.betas.0 as f32,
+            beta2: self.betas.1 as f32,
+            eps: self.eps as f32,
+            keep: 1.0 - learning_rate * self.weight_decay as f32,
+        }
+    }
+
     /// The numbers of a step that only the device knows, since it may skip one: fp32 `[3]`. `scale` (one element)
     /// multiplies the gradient; by the others the first moment, and the root of the second, are divided in step
     /// `step` (one element, from 1).
@@ -94,14 +106,7 @@ pub fn adamw_(
     let v = args.floats("exp_avg_sq", exp_avg_sq, &[len])?;
     let g = args.dense("gradient", gradient, &[len], gradient_kind(gradient))?;
     let factors = args.floats("factors", factors, &[3])?;
-    let learning_rate = adamw.learning_rate as f32;
-    let numbers = device_kernels::AdamW {
-        learning_rate,
-        beta1: adamw.betas.0 as f32,
-        beta2: adamw.betas.1 as f32,
-        eps: adamw.eps as f32,
-        keep: 1.0 - learning_rate * adamw.weight_decay as f32,
-    };
+    let numbers = adamw.numbers();
     // SAFETY: `floats` has checked that each holds `len` dense floats where the weights are (three for `factors`), and
     // the mutable borrows keep the three that are written apart from each other and from the gradient.
     unsafe {
@@ -113,7 +118,7 @@ pub fn adamw_(
                 g.cast(),
                 factors,
                 len,
-                learning_rate,
+                numbers.learning_rate,
                 numbers.beta1,
                 numbers.beta2,
                 numbers.eps,
@@ -122,14 +127,11 @@ pub fn adamw_(
             Engine::Device(device) => {
                 let states = [w, m, v].map(|address| address.cast());
                 let (gradient, factors) = ((g, is_bf16), factors.cast());
-                args.launched(device_kernels::adamw(
-                    &*device,
-                    states,
-                    gradient,
-                    factors,
-                    weights.numel(),
-                    numbers,
-                ))?;
+                let len = weights.numel();
+                let launched = device.torch_stream().and_then(|stream| {
+                    device_kernels::adamw(&*device, states, gradient, factors, len, numbers, stream)
+                });
+                args.launched(launched)?;
             }
         }
     }
@@ -163,13 +165,11 @@ pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
             Engine::Device(device) => {
                 let partial = empty(&[device_kernels::partial_sums(x.numel()) as i64])?;
                 let (data, partial) = (data.cast(), partial.data_ptr());
-                args.launched(device_kernels::sum_of_squares(
-                    &*device,
-                    data,
-                    x.numel(),
-                    partial,
-                    sum.data_ptr(),
-                ))?;
+                let (len, total) = (x.numel(), sum.data_ptr());
+                let launched = device.torch_stream().and_then(|stream| {
+                    device_kernels::sum_of_squares(&*device, data, len, partial, total, stream)
+                });
+                args.launched(launched)?;
             }
         }
     }

@@ -20,7 +20,15 @@ pub fn sum_ranks(received: &Tensor, out: &mut Tensor, how: Store) -> Result<()> 
     let from = args.values("received", received, &[world_size, len])?;
     let to = args.floats("out", out, &[len])?;
     // SAFETY: the sizes of both tensors were checked, `out` is borrowed mutably, and both outlive the work.
-    args.launched(unsafe {
-        device_kernels::sum_ranks(&*device, args.kind(), to, from, len, world_size, how == Store::Add)
-    })
+    args.launched(device.torch_stream().and_then(|stream| unsafe {
+        device_kernels::sum_ranks(
+            &*device,
+            args.kind(),
+            to,
+            from,
+            (world_size, len),
+            how == Store::Add,
+            stream,
+        )
+    }))
 }

@@ -1,4 +1,4 @@
-//! The kernels of `kernels/strategy.wgsl`: what each gets, and how it is dispatched.
+//! The kernels of `kernels/strategy.wgsl`, and how they are dispatched; `launch` knows what each gets.
 //!
 //! A launch names memory by address, as on other devices. Here that becomes a range of a buffer which a shader may see: it
 //! begins where the device allows a range to begin, and what is in front of the first element is skipped by index.
@@ -13,50 +13,52 @@ use ash::vk;
 
 use super::{
     context::Context,
+    launch::Launch,
     memory::{Block, Memory, Place},
     shader,
     stream::{Kept, Recording},
 };
-use crate::{Error, Result, device::unsupported, device_kernels::AdamW};
+use crate::{Error, Result, device::unsupported};
 
 const COMMON: &str = include_str!("../../kernels/strategy.wgsl");
 const WITH_F64: &str = include_str!("../../kernels/strategy_f64.wgsl");
 const WITHOUT_F64: &str = include_str!("../../kernels/strategy_f32.wgsl");
 
 /// Entry points of [`COMMON`], and those that [`WITH_F64`] adds.
-const ENTRIES: [&CStr; 6] =
-    [c"reduce_floats", c"reduce_i32", c"reduce_i64", c"reduce_u8", c"sum_ranks", c"adamw"];
+const ENTRIES: [&CStr; 8] =
+    [c"reduce_floats", c"reduce_i32", c"reduce_i64", c"reduce_u8", c"sum_ranks", c"adamw", c"scale", c"fill"];
 /// See above.
 const F64_ENTRIES: [&CStr; 2] = [c"sum_squares", c"sum_partial"];
 
 /// Buffers of a kernel, at most.
 const BUFFERS: usize = 5;
 /// Threads of a workgroup.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// Elements of a workgroup of `sum_squares`.
-const CHUNK: usize = 16384;
+pub(super) const CHUNK: usize = 16384;
 
 /// `Arguments` of the shader.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Arguments {
-    n: u32,
-    ranks: u32,
-    stride: u32,
-    op: u32,
-    kind: u32,
-    to_kind: u32,
-    at: [u32; BUFFERS],
-    learning_rate: f32,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    keep: f32,
+pub(super) struct Arguments {
+    pub(super) n: u32,
+    pub(super) ranks: u32,
+    pub(super) stride: u32,
+    pub(super) op: u32,
+    pub(super) kind: u32,
+    pub(super) to_kind: u32,
+    /// Filled in when the buffers are shown to the shader.
+    pub(super) at: [u32; BUFFERS],
+    pub(super) learning_rate: f32,
+    pub(super) beta1: f32,
+    pub(super) beta2: f32,
+    pub(super) eps: f32,
+    pub(super) keep: f32,
 }
 
 /// Element types, with the numbers of the shader's floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     F32 = 0,
     Bf16 = 1,
     F16 = 2,
@@ -67,7 +69,7 @@ enum Kind {
 }
 
 impl Kind {
-    const fn bytes(self) -> usize {
+    pub(super) const fn bytes(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::Bf16 | Self::F16 => 2,
@@ -79,22 +81,22 @@ impl Kind {
 
 /// Elements that a kernel reads or writes.
 #[derive(Clone, Copy, Debug)]
-struct Elements {
-    place: Place,
-    kind: Kind,
-    len: usize,
+pub(super) struct Elements {
+    pub(super) place: Place,
+    pub(super) kind: Kind,
+    pub(super) len: usize,
 }
 
 impl Elements {
     /// `len` elements from number `from` on.
-    fn slice(self, from: usize, len: usize) -> Self {
+    pub(super) fn slice(self, from: usize, len: usize) -> Self {
         let skipped = (from * self.kind.bytes()) as u64;
         let place =
             Place { offset: self.place.offset + skipped, len: self.place.len - skipped, ..self.place };
         Self { place, len, ..self }
     }
 
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         self.len * self.kind.bytes()
     }
 
@@ -109,7 +111,7 @@ pub(super) struct Kernels {
     pipelines: HashMap<&'static CStr, vk::Pipeline>,
     layout: vk::PipelineLayout,
     sets: vk::DescriptorSetLayout,
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
 }
 
 /// What a stream has to do for a launch, in order, and then to give back.
@@ -120,11 +122,11 @@ pub(super) struct Work {
 }
 
 /// One dispatch: an entry point, its buffers in the order of their bindings, and its numbers.
-struct Dispatch {
-    entry: &'static CStr,
-    buffers: Vec<Elements>,
-    arguments: Arguments,
-    groups: usize,
+pub(super) struct Dispatch {
+    pub(super) entry: &'static CStr,
+    pub(super) buffers: Vec<Elements>,
+    pub(super) arguments: Arguments,
+    pub(super) groups: usize,
 }
 
 impl Kernels {
@@ -300,7 +302,7 @@ impl Kernels {
     }
 
     /// How many elements one dispatch may have whose widest have `bytes` each: a multiple of [`CHUNK`].
-    fn most_elements(&self, bytes: usize) -> usize {
+    pub(super) fn most_elements(&self, bytes: usize) -> usize {
         const MOST_GROUPS: usize = 65_535; // the least that a device allows
         let shown = (self.largest_window() - self.alignment() as usize) / bytes;
         shown.min(MOST_GROUPS * CHUNK) / CHUNK * CHUNK
@@ -415,185 +417,4 @@ fn divert(memory: &Memory, dispatches: &mut [Dispatch]) -> Result<Option<(Block,
     }
     let from = block.buffer;
     Ok(Some((block, Copies { from, to, regions })))
-}
-
-/// A launch as it was asked for.
-struct Launch<'a> {
-    kernels: &'a Kernels,
-    memory: &'a Memory,
-    arguments: &'a [*mut c_void],
-}
-
-impl Launch<'_> {
-    /// # Safety
-    /// The arguments are those of `kernel`.
-    unsafe fn dispatches(&self, kernel: &CStr) -> Result<Vec<Dispatch>> {
-        // SAFETY: here and below, the caller's promise, and the types of `kernels/strategy.cu`.
-        unsafe {
-            match kernel.to_bytes() {
-                b"reduce_f32" => self.reduce(c"reduce_floats", Kind::F32),
-                b"reduce_bf16" => self.reduce(c"reduce_floats", Kind::Bf16),
-                b"reduce_f16" => self.reduce(c"reduce_floats", Kind::F16),
-                b"reduce_i32" => self.reduce(c"reduce_i32", Kind::I32),
-                b"reduce_i64" => self.reduce(c"reduce_i64", Kind::I64),
-                b"reduce_u8" => self.reduce(c"reduce_u8", Kind::U8),
-                b"sum_ranks_f32" => self.sum_ranks(Kind::F32),
-                b"sum_ranks_bf16" => self.sum_ranks(Kind::Bf16),
-                b"sum_ranks_f16" => self.sum_ranks(Kind::F16),
-                b"adamw_f32" => self.adamw(Kind::F32),
-                b"adamw_bf16" => self.adamw(Kind::Bf16),
-                b"sum_squares" => self.sum_squares(),
-                b"sum_partial" => self.sum_partial(),
-                _ => unsupported(self.kernels.context.id, format!("the kernel {kernel:?}")),
-            }
-        }
-    }
-
-    /// # Safety
-    /// The argument has this type.
-    unsafe fn argument<T: Copy>(&self, number: usize) -> T {
-        // SAFETY: the caller's promise; the value need not be aligned for it.
-        unsafe { self.arguments[number].cast::<T>().read_unaligned() }
-    }
-
-    /// # Safety
-    /// The argument is an address.
-    unsafe fn elements(&self, number: usize, kind: Kind, len: usize) -> Result<Elements> {
-        // SAFETY: the caller's promise.
-        let address = unsafe { self.argument::<u64>(number) };
-        let refuse = || {
-            let message = format!("a kernel on {len} {kind:?} at {address:#x}, where there are not so many");
-            Error::Stream { device: self.kernels.context.id, message }
-        };
-        let place = self.memory.at(address).ok_or_else(refuse)?;
-        let elements = Elements { place, kind, len };
-        if elements.bytes() as u64 > place.len { Err(refuse()) } else { Ok(elements) }
-    }
-
-    /// The parts of `len` elements that one dispatch may have each, the widest of `bytes`.
-    fn parts(&self, len: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
-        let most = self.kernels.most_elements(bytes);
-        (0..len).step_by(most).map(move |from| (from, most.min(len - from)))
-    }
-
-    /// # Safety
-    /// The arguments are an output and an input of this kind, `u64` elements, `i32` ranks and `i32` reduction.
-    unsafe fn reduce(&self, entry: &'static CStr, kind: Kind) -> Result<Vec<Dispatch>> {
-        // SAFETY: the caller's promise.
-        unsafe { self.over_ranks(entry, kind, kind) }
-    }
-
-    /// # Safety
-    /// The arguments are an fp32 output, an input of this kind, `u64` elements, `i32` ranks and an `i32` that says
-    /// whether sums are added.
-    unsafe fn sum_ranks(&self, kind: Kind) -> Result<Vec<Dispatch>> {
-        // SAFETY: the caller's promise.
-        unsafe { self.over_ranks(c"sum_ranks", Kind::F32, kind) }
-    }
-
-    /// # Safety
-    /// As above.
-    unsafe fn over_ranks(&self, entry: &'static CStr, to_kind: Kind, kind: Kind) -> Result<Vec<Dispatch>> {
-        // SAFETY: the caller's promise.
-        let (n, ranks, op) =
-            unsafe { (self.argument::<u64>(2) as usize, self.argument::<i32>(3), self.argument::<i32>(4)) };
-        let ranks = ranks as usize;
-        // SAFETY: as above.
-        let (to, from) = unsafe { (self.elements(0, to_kind, n)?, self.elements(1, kind, ranks * n)?) };
-        let dispatch = |(start, len)| Dispatch {
-            entry,
-            buffers: vec![to.slice(start, len), from.slice(start, (ranks - 1) * n + len)],
-            arguments: Arguments {
-                n: len as u32,
-                ranks: ranks as u32,
-                stride: n as u32,
-                op: op as u32,
-                kind: kind as u32,
-                to_kind: to_kind as u32,
-                ..Arguments::default()
-            },
-            groups: len.div_ceil(THREADS),
-        };
-        Ok(self.parts(n, to_kind.bytes().max(kind.bytes())).map(dispatch).collect())
-    }
-
-    /// # Safety
-    /// The arguments are those of `adamw_f32` with a gradient of this kind.
-    unsafe fn adamw(&self, kind: Kind) -> Result<Vec<Dispatch>> {
-        // SAFETY: the caller's promise.
-        let (n, numbers) = unsafe { (self.argument::<u64>(5) as usize, self.argument::<AdamW>(6)) };
-        // SAFETY: as above.
-        let [w, m, v, gradient, factors] = unsafe {
-            [
-                self.elements(0, Kind::F32, n)?,
-                self.elements(1, Kind::F32, n)?,
-                self.elements(2, Kind::F32, n)?,
-                self.elements(3, kind, n)?,
-                self.elements(4, Kind::F32, 3)?,
-            ]
-        };
-        let AdamW { learning_rate, beta1, beta2, eps, keep } = numbers;
-        let dispatch = |(start, len)| Dispatch {
-            entry: c"adamw",
-            buffers: [w, gradient, m, v]
-                .map(|it| it.slice(start, len))
-                .into_iter()
-                .chain([factors])
-                .collect(),
-            arguments: Arguments {
-                n: len as u32,
-                kind: kind as u32,
-                learning_rate,
-                beta1,
-                beta2,
-                eps,
-                keep,
-                ..Arguments::default()
-            },
-            groups: len.div_ceil(THREADS),
-        };
-        Ok(self.parts(n, size_of::<f32>()).map(dispatch).collect())
-    }
-
-    /// # Safety
-    /// The arguments are fp32 elements, their `u64` number, and room for fp64 sums.
-    unsafe fn sum_squares(&self) -> Result<Vec<Dispatch>> {
-        self.needs_f64()?;
-        // SAFETY: the caller's promise.
-        let n = unsafe { self.argument::<u64>(1) } as usize;
-        // SAFETY: as above.
-        let (x, sums) =
-            unsafe { (self.elements(0, Kind::F32, n)?, self.elements(2, Kind::F64, n.div_ceil(CHUNK))?) };
-        let dispatch = |(start, len): (usize, usize)| Dispatch {
-            entry: c"sum_squares",
-            buffers: vec![sums.slice(start / CHUNK, len.div_ceil(CHUNK)), x.slice(start, len)],
-            arguments: Arguments { n: len as u32, ..Arguments::default() },
-            groups: len.div_ceil(CHUNK),
-        };
-        Ok(self.parts(n, size_of::<f32>()).map(dispatch).collect())
-    }
-
-    /// # Safety
-    /// The arguments are fp64 sums, their `u64` number, and room for one more.
-    unsafe fn sum_partial(&self) -> Result<Vec<Dispatch>> {
-        self.needs_f64()?;
-        // SAFETY: the caller's promise.
-        let n = unsafe { self.argument::<u64>(1) } as usize;
-        // SAFETY: as above.
-        let total = unsafe { self.elements(2, Kind::F64, 1)? };
-        // Of none the sum is zero; the window has to have something.
-        // SAFETY: as above.
-        let sums = if n == 0 { total } else { unsafe { self.elements(0, Kind::F64, n)? } };
-        let arguments = Arguments { n: n as u32, ..Arguments::default() };
-        Ok(vec![Dispatch { entry: c"sum_partial", buffers: vec![total, sums], arguments, groups: 1 }])
-    }
-
-    fn needs_f64(&self) -> Result<()> {
-        match self.kernels.context.physical.has_f64 {
-            true => Ok(()),
-            false => {
-                unsupported(self.kernels.context.id, "sums of squares: the device does not compute in fp64")
-            }
-        }
-    }
 }

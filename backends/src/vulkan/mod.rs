@@ -6,6 +6,7 @@
 
 mod context;
 mod kernels;
+mod launch;
 mod loader;
 mod memory;
 mod shader;

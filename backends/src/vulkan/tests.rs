@@ -12,7 +12,7 @@ use crate::{
         self,
         tests::{adamw_one, download, first_of, upload, values},
     },
-    ops,
+    flat, ops,
 };
 
 fn device() -> Option<Arc<dyn Device>> {
@@ -55,8 +55,6 @@ fn adamw_has_the_bits_of_the_formula() {
     let Some(device) = device() else { return };
     let stream = stream(&device);
     let hyper = ops::AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
-    let keep = 1.0 - 1e-2 * 0.1;
-    let numbers = device_kernels::AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.98, eps: 1e-8, keep };
     for kind in [Kind::Float, Kind::BFloat16] {
         for (len, skip) in [(1, 0), (7, 0), (4096, 0), (4099, 1), (100_001, 3)] {
             let mut host: Vec<[f32; 3]> = values(len, 1).into_iter().map(|w| [w, 0.0, 0.0]).collect();
@@ -70,21 +68,7 @@ fn adamw_has_the_bits_of_the_formula() {
                 for scale in [0.37f32, f32::NAN] {
                     let factors = hyper.factors(&Tensor::from(scale), &Tensor::from(step)).unwrap();
                     let factors = place(&stream, &factors, skip);
-                    let addresses = states.each_ref().map(|state| state.address().unwrap());
-                    let at = (on_device.address().unwrap(), kind == Kind::BFloat16);
-                    // SAFETY: all have as many elements, or three, and live until the stream is synchronized.
-                    let launched = unsafe {
-                        device_kernels::adamw(
-                            &*device,
-                            addresses,
-                            at,
-                            factors.address().unwrap(),
-                            len,
-                            numbers,
-                        )
-                    };
-                    launched.unwrap();
-                    stream.synchronize().unwrap();
+                    flat::adamw(states.each_ref(), &on_device, &factors, &hyper, &stream).unwrap();
                 }
                 let gradient = Vec::<f32>::try_from(gradient.to_kind(Kind::Float)).unwrap();
                 for (state, gradient) in host.iter_mut().zip(gradient) {
@@ -112,11 +96,7 @@ fn sums_over_ranks_have_the_bits_of_the_cpu() {
                 let mut want = before.copy();
                 ops::sum_ranks(&received, &mut want, store).unwrap();
                 let (from, to) = (place(&stream, &received, skip), place(&stream, &before, skip));
-                let (to_at, from_at) = (to.address().unwrap().cast(), from.address().unwrap());
-                let is_added = store == ops::Store::Add;
-                // SAFETY: as many elements as it is told, which live until the stream is synchronized.
-                unsafe { device_kernels::sum_ranks(&*device, kind, to_at, from_at, len, ranks, is_added) }
-                    .unwrap();
+                flat::sum_ranks(&to, &from, store, &stream).unwrap();
                 same_bits(
                     &format!("{ranks} x {len} after {skip}, {kind:?}, {store:?}"),
                     &floats(&to, &stream),
@@ -136,18 +116,9 @@ fn sums_of_squares_depend_on_the_length_alone() {
         let exact = x.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
         let sums = [0, 1, 2, 3].map(|skip| {
             let x = place(&stream, &x, skip);
-            let partial = Buffer::zeros(&stream, device_kernels::partial_sums(len), DType::I64).unwrap();
-            let total = Buffer::zeros(&stream, 1, DType::I64).unwrap();
-            let [x_at, partial_at, total_at] = [&x, &partial, &total].map(|buffer| buffer.address().unwrap());
-            // SAFETY: as many elements as it is told, which live until the stream is synchronized.
-            let launched =
-                unsafe { device_kernels::sum_of_squares(&*device, x_at, len, partial_at, total_at) };
-            match launched {
+            match flat::sum_of_squares(&x, &stream) {
                 Err(Error::Unsupported { .. }) => f64::NAN, // no fp64
-                launched => {
-                    launched.unwrap();
-                    f64::from_le_bytes(download(&total, &stream).try_into().unwrap())
-                }
+                total => f64::from_le_bytes(download(&total.unwrap(), &stream).try_into().unwrap()),
             }
         });
         if sums[0].is_nan() {
@@ -155,6 +126,39 @@ fn sums_of_squares_depend_on_the_length_alone() {
         }
         assert!((sums[0] - exact).abs() <= 1e-12 * exact, "{len} elements: {} and {exact}", sums[0]);
         assert!(sums.iter().all(|sum| sum.to_bits() == sums[0].to_bits()), "{len} elements: {sums:?}");
+    }
+}
+
+#[test]
+fn casts_scales_and_fills_have_the_bits_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let stream = stream(&device);
+    let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
+    for (len, skip) in [(1, 0), (2, 1), (999, 1), (100_001, 3)] {
+        // Also what is below the least normal fp16, beyond the largest, and between two of them.
+        let mut numbers = values(len, 6);
+        let edges = [1e-7, -6e-8, 2.9e-8, 65_519.9, 65_520.0, -1e9, 1.000_488_3, f32::INFINITY, -0.0];
+        numbers.iter_mut().zip(edges).for_each(|(number, edge)| *number = edge);
+        let x = Tensor::from_slice(&numbers);
+        for (from, to) in kinds.iter().flat_map(|from| kinds.map(|to| (*from, to))) {
+            let x = x.to_kind(from);
+            let want = place(&stream, &x.to_kind(to), 0);
+            let around = place(&stream, &x.to_kind(to).zeros_like(), skip + 1);
+            let got = around.slice(0..len);
+            flat::cast(&got, &place(&stream, &x, skip), &stream).unwrap();
+            let same = download(&got, &stream) == download(&want, &stream);
+            assert!(same, "{len} after {skip} from {from:?} to {to:?}");
+        }
+        let scaled = place(&stream, &x, skip);
+        flat::scale(&scaled, 0.37, &stream).unwrap();
+        let want: Vec<f32> = numbers.iter().map(|number| number * 0.37).collect();
+        same_bits(
+            &format!("{len} after {skip}, scaled"),
+            &floats(&scaled, &stream),
+            &Tensor::from_slice(&want),
+        );
+        flat::fill(&scaled, -2.5, &stream).unwrap();
+        assert_eq!(floats(&scaled, &stream), vec![-2.5; len], "{len} after {skip}, filled");
     }
 }
 
@@ -180,8 +184,10 @@ fn kernels_that_are_not_there_and_memory_that_is_not_there_are_refused() {
     let (stream, numbers) = (stream(&device), [0f32; 8]);
     let short = place(&stream, &Tensor::from_slice(&numbers), 0);
     let at = short.address().unwrap();
+    let to = stream.raw();
     // SAFETY: refused, since there are not so many elements.
-    let beyond = unsafe { device_kernels::sum_ranks(&*device, Kind::Float, at.cast(), at, 9, 1, false) };
+    let beyond =
+        unsafe { device_kernels::sum_ranks(&*device, Kind::Float, at.cast(), at, (1, 9), false, to) };
     let beyond = beyond.unwrap_err().to_string();
     assert!(beyond.contains("9 F32"), "{beyond}");
 }
