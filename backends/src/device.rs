@@ -153,6 +153,15 @@ impl TorchDevice {
             _ => None,
         }
     }
+
+    /// What tch names so, or `None` where no backend has such tensors.
+    pub(crate) fn of(device: tch::Device) -> Option<Self> {
+        match device {
+            tch::Device::Cpu => Some(Self { kind: 0, index: -1 }),
+            tch::Device::Cuda(index) => Some(Self { kind: 1, index: index as i32 }),
+            tch::Device::Mps | tch::Device::Vulkan => None,
+        }
+    }
 }
 
 /// Opaque handles. Only the device that made one can read it.

@@ -68,8 +68,7 @@ pub(crate) struct AdamW {
 
 /// The device that holds a tensor, if it has kernels.
 pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
-    let tch::Device::Cuda(index) = tensor.device() else { return None };
-    let device = open_devices::at(TorchDevice { kind: 1, index: index as i32 })?;
+    let device = open_devices::at(TorchDevice::of(tensor.device())?)?;
     device.has_kernels().then_some(device)
 }
 

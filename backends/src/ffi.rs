@@ -18,7 +18,11 @@ unsafe extern "C" {
         release: extern "C" fn(*mut c_void),
         owner: *mut c_void,
     ) -> *mut c_void;
-    pub(crate) fn anyroll_tensor_pinned(tensor: *mut c_void) -> *mut c_void;
+    pub(crate) fn anyroll_tensor_upload(
+        tensor: *mut c_void,
+        device_type: c_int,
+        device_index: c_int,
+    ) -> *mut c_void;
 
     // device.cpp
     pub(crate) fn anyroll_torch_start(device_type: c_int) -> c_int;

@@ -33,12 +33,20 @@ std::string read(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// The source between the prelude and a function for each kernel that binds its parameters.
-std::string host_source(const Program& program) {
+// Runs the host's compiler in a folder of its own, and keeps what it has to say.
+bool compile(Program& program, const std::filesystem::path& folder, const std::string& arguments) {
+  const std::string command = "cd " + folder.string() + " && c++ -w " + arguments + " > log 2>&1";
+  const bool good = system(command.c_str()) == 0;
+  program.log = read(folder / "log");
+  return good;
+}
+
+// The source, its macros expanded, between the prelude and a function for each kernel that binds its parameters.
+std::string host_source(const std::string& expanded) {
   std::ostringstream out;
-  out << "#include \"kernel_prelude.h\"\n#line 1 \"" << program.name << "\"\n" << program.source << "\n";
+  out << "#include \"kernel_prelude.h\"\n" << expanded << "\n";
   static const std::regex kernel(R"(__global__[^;{]*?\b(\w+)\s*\([^()]*\)\s*\{)");
-  for (std::sregex_iterator it(program.source.begin(), program.source.end(), kernel), end; it != end; ++it) {
+  for (std::sregex_iterator it(expanded.begin(), expanded.end(), kernel), end; it != end; ++it) {
     const std::string name = (*it)[1];
     out << "extern \"C\" shim::Bound* shim_bind_" << name << "(void** p) { return shim::bind_kernel(" << name << ", p); }\n";
   }
@@ -76,21 +84,21 @@ hiprtcResult hiprtcCompileProgram(hiprtcProgram handle, int count, const char* c
   const auto folder = std::filesystem::temp_directory_path() /
                       ("anyroll-shim-" + std::to_string(getpid()) + "-" + std::to_string(compiled++));
   if (!std::filesystem::create_directory(folder)) return HIPRTC_ERROR_INVALID_INPUT;
-  const std::string base = folder / "kernel";
-  std::ofstream(base + ".cpp") << host_source(*program);
-  const std::string command = "c++ -O2 -shared -fPIC -w" + flags + " -I" SHIM_FOLDER " -o " + base + ".so " + base +
-                              ".cpp > " + base + ".log 2>&1";
-  const int outcome = system(command.c_str());
-  program->log = read(base + ".log");
+  std::ofstream(folder / "source.cpp") << "#line 1 \"" << program->name << "\"\n" << program->source << "\n";
   program->code.clear();
-  if (outcome == 0) {
-    const std::string library = read(base + ".so");
+  bool good = compile(*program, folder, "-E -D__HIP_DEVICE_COMPILE__ -D__HIPCC__ source.cpp -o expanded.cpp");
+  if (good) {
+    std::ofstream(folder / "kernel.cpp") << host_source(read(folder / "expanded.cpp"));
+    good = compile(*program, folder, "-O2 -U_FORTIFY_SOURCE -shared -fPIC" + flags + " -I" SHIM_FOLDER " kernel.cpp -o kernel.so");
+  }
+  if (good) {
+    const std::string library = read(folder / "kernel.so");
     shim::CodeHeader header = {{'S', 'H', 'I', 'M', 'C', 'O', 'D', 'E'}, {}, library.size()};
     strcpy(header.architecture, architecture.c_str());
     program->code = std::string((char*)&header, sizeof header) + library;
   }
   std::filesystem::remove_all(folder);
-  return outcome == 0 ? HIPRTC_SUCCESS : HIPRTC_ERROR_COMPILATION;
+  return good ? HIPRTC_SUCCESS : HIPRTC_ERROR_COMPILATION;
 }
 hiprtcResult hiprtcGetProgramLogSize(hiprtcProgram handle, size_t* len) {
   auto program = programs().find(handle);

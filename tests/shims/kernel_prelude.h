@@ -2,6 +2,7 @@
 // grid as loops. Where a block waits for all of its threads, they are fibers that take turns.
 #define __HIP_DEVICE_COMPILE__ 1
 #define __HIPCC__ 1
+#include <setjmp.h>
 #include <ucontext.h>
 #include <cmath>
 #include <cstdio>
@@ -26,6 +27,9 @@ static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
+inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 
 // IEEE half as a storage type: GCC 12 has none in C++. Rounds to the nearest, ties to even.
 struct ShimHalf {
@@ -50,48 +54,74 @@ struct ShimHalf {
 
 namespace shim {
 
-// The threads of a block that wait for one another.
+// The threads of a block that wait for one another: each runs on a stack of its own until it waits, and then the next.
 struct Fibers {
   static constexpr size_t STACK = 64 << 10;
-  ucontext_t scheduler;
-  std::vector<ucontext_t> threads;
-  std::vector<bool> ended;
-  std::unique_ptr<char[]> stacks;
+  struct Thread {
+    jmp_buf at;
+    bool has_started = false, has_ended = false;
+    unsigned exchanges = 0;
+    float given[2];  // to an exchange; two, since the first to get on may be at the next one already
+  };
+  const unsigned count;
+  std::vector<Thread> threads;
+  std::unique_ptr<char[]> stacks{new char[STACK * count]};
   std::function<void()> body;
-  unsigned current = 0;
+  jmp_buf scheduler;
+  unsigned current = 0, left = 0;
   bool met = false;  // whether any thread waited
 
   static thread_local Fibers* active;
 
-  static void enter() {
-    Fibers* self = active;
-    self->body();
-    self->ended[self->current] = true;
-    swapcontext(&self->threads[self->current], &self->scheduler);
-  }
+  Fibers(unsigned count, std::function<void()> body) : count(count), threads(count), body(std::move(body)) {}
+
   // Runs the body once for each thread of a block.
-  void run(unsigned count) {
-    threads.resize(count);
-    ended.assign(count, false);
-    if (!stacks) stacks.reset(new char[STACK * count]);
-    for (unsigned i = 0; i < count; i++) {
-      getcontext(&threads[i]);
-      threads[i].uc_stack.ss_sp = stacks.get() + i * STACK;
-      threads[i].uc_stack.ss_size = STACK;
-      threads[i].uc_link = nullptr;
-      makecontext(&threads[i], enter, 0);
-    }
+  void run() {
     active = this;
-    for (bool left = true; left;) {
-      left = false;
-      for (current = 0; current < count; current++) {
-        if (ended[current]) continue;
-        threadIdx = {current, 0, 0};
-        swapcontext(&scheduler, &threads[current]);
-        left |= !ended[current];
-      }
-    }
+    for (Thread& thread : threads) thread.has_ended = false;
+    for (left = count; left > 0;)
+      for (current = 0; current < count; current++)
+        if (!threads[current].has_ended) {
+          threadIdx = {current, 0, 0};
+          if (_setjmp(scheduler) == 0) go_on();
+        }
     active = nullptr;
+  }
+  // Lets the others run up to where this thread is.
+  static Fibers& meet() {
+    if (!active) {
+      fputs("SHIM: a block waits for its threads, and the first block of the launch did not\n", stderr);
+      abort();
+    }
+    active->met = true;
+    active->yield();
+    return *active;
+  }
+
+ private:
+  void yield() {
+    if (_setjmp(threads[current].at) == 0) _longjmp(scheduler, 1);
+  }
+  void go_on() {
+    Thread& thread = threads[current];
+    if (thread.has_started) _longjmp(thread.at, 1);
+    thread.has_started = true;
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = stacks.get() + current * STACK;
+    start.uc_stack.ss_size = STACK;
+    start.uc_link = nullptr;
+    makecontext(&start, enter, 0);
+    setcontext(&start);
+  }
+  // One block after another.
+  static void enter() {
+    for (;;) {
+      active->body();
+      active->threads[active->current].has_ended = true;
+      active->left--;
+      active->yield();
+    }
   }
 };
 inline thread_local Fibers* Fibers::active = nullptr;
@@ -100,12 +130,11 @@ inline thread_local Fibers* Fibers::active = nullptr;
 inline void run_grid(const Launch& launch, std::function<void()> body) {
   gridDim = {launch.grid, 1, 1};
   blockDim = {launch.block, 1, 1};
-  Fibers fibers;
-  fibers.body = body;
+  Fibers fibers(launch.block, body);
   for (unsigned block = 0; block < launch.grid; block++) {
     blockIdx = {block, 0, 0};
     if (block == 0 || fibers.met) {
-      fibers.run(launch.block);
+      fibers.run();
       continue;
     }
     for (unsigned thread = 0; thread < launch.block; thread++) {
@@ -115,11 +144,20 @@ inline void run_grid(const Launch& launch, std::function<void()> body) {
   }
 }
 
+template <typename T, typename = void>
+constexpr bool has_data = false;
+template <typename T>
+constexpr bool has_data<T, std::void_t<decltype(std::declval<T&>().data)>> = true;
+
+// An address becomes the host's, by itself or as the `data` of a view.
 template <typename T>
 bool translate(T& value, const Launch& launch) {
   if constexpr (std::is_pointer_v<T>) {
-    if (value && !launch.is_live((const void*)value)) return false;
+    if (!value) return true;  // an argument that is left out
+    if (!launch.is_live((const void*)value)) return false;
     value = (T)((char*)value + launch.to_host);
+  } else if constexpr (has_data<T>) {
+    return translate(value.data, launch);
   }
   return true;
 }
@@ -140,12 +178,17 @@ Bound* bind_kernel(void (*kernel)(A...), void** parameters) {
 
 }  // namespace shim
 
-inline void __syncthreads() {
+inline void __syncthreads() { shim::Fibers::meet(); }
+
+// All threads of the block call.
+inline float __shfl_xor(float x, int mask, int) {
   shim::Fibers* fibers = shim::Fibers::active;
-  if (!fibers) {
-    fputs("SHIM: a block waits for its threads, and the first block of the launch did not\n", stderr);
-    abort();
+  unsigned slot = 0;
+  if (fibers) {
+    auto& own = fibers->threads[fibers->current];
+    slot = own.exchanges++ % 2;
+    own.given[slot] = x;
   }
-  fibers->met = true;
-  swapcontext(&fibers->threads[fibers->current], &fibers->scheduler);
+  shim::Fibers& met = shim::Fibers::meet();
+  return met.threads[met.current ^ mask].given[slot];
 }

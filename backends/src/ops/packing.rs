@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{Error, Result};
-use crate::ffi;
+use crate::{TorchDevice, ffi};
 
 /// Sequences back to back: sequence `b` is the rows `offsets[b] .. offsets[b + 1]` of a batch.
 ///
@@ -85,7 +85,8 @@ impl Packing {
     }
 }
 
-/// These values on a device, in the order of its stream: the host goes on.
+/// These values on a device, in the order of its stream: the host goes on, unless libtorch has no page-locked memory
+/// for this device.
 ///
 /// # Errors
 /// libtorch's error.
@@ -94,9 +95,10 @@ pub fn upload(values: &[i64], device: Device) -> Result<Tensor> {
     if device == Device::Cpu {
         return Ok(host);
     }
-    // From ordinary memory the copy would wait for all that the stream has to do first.
+    let refused = |message: String| Error::Kernel { op: "upload", message };
+    let at = TorchDevice::of(device).ok_or_else(|| refused(format!("no backend has {device:?}")))?;
     // SAFETY: a live tensor; the shim makes another and gives it away.
-    let pinned = unsafe { ffi::own_tensor(ffi::anyroll_tensor_pinned(ffi::tensor_ptr(&host))) };
-    let pinned = pinned.map_err(|error| Error::Kernel { op: "upload", message: error.to_string() })?;
-    Ok(pinned.f_to_device_(device, Kind::Int64, true, false)?)
+    let uploaded =
+        unsafe { ffi::own_tensor(ffi::anyroll_tensor_upload(ffi::tensor_ptr(&host), at.kind, at.index)) };
+    uploaded.map_err(|error| refused(error.to_string()))
 }

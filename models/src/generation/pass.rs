@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use anyroll_backends::ops::Packing;
+use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -176,7 +176,7 @@ impl Passes {
         match &mut self.recorder {
             Some(recorder) if !sequences.iter().any(|sequence| sequence.params.penalizes()) => {
                 let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-                let rows = Tensor::f_from_slice(&rows)?.f_to_device(self.device)?;
+                let rows = upload(&rows, self.device)?;
                 recorder.choose(&logits.f_index_select(0, &rows)?, &sequences)
             }
             _ => choose_on_host(logits, &rows, &sequences),
@@ -184,7 +184,7 @@ impl Passes {
     }
 
     fn upload(&self, values: &[i64]) -> Result<Tensor> {
-        Ok(Tensor::f_from_slice(values)?.f_to_device(self.device)?)
+        Ok(upload(values, self.device)?)
     }
 }
 
