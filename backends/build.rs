@@ -31,6 +31,7 @@ fn main() {
             "shim/flash.cpp",
             "shim/kernels.cpp",
             "shim/memory.cpp",
+            "shim/npu.cpp",
             "shim/optimizer.cpp",
             "shim/tensor.cpp",
         ])

@@ -321,6 +321,11 @@ impl PinnedBuffer {
         self.len_bytes
     }
 
+    /// Where it begins: for host work between copies, in their streams' order.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.ptr
+    }
+
     /// Starts a copy of all of `src` to `offset_bytes` and returns at once.
     pub fn copy_from(&mut self, offset_bytes: usize, src: &Buffer, stream: &Stream) -> Result<()> {
         self.assert_holds(offset_bytes, src);

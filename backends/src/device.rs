@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, ascend, ffi};
 
 /// The families of accelerators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,6 +150,8 @@ impl TorchDevice {
         match self.kind {
             0 => Some(tch::Device::Cpu),
             1 => usize::try_from(self.index).ok().map(tch::Device::Cuda),
+            // A name without a number, which is lent: see `shim/npu.cpp`.
+            ascend::TORCH_KIND => Some(tch::Device::Mps),
             _ => None,
         }
     }
@@ -159,7 +161,12 @@ impl TorchDevice {
         match device {
             tch::Device::Cpu => Some(Self { kind: 0, index: -1 }),
             tch::Device::Cuda(index) => Some(Self { kind: 1, index: index as i32 }),
-            tch::Device::Mps | tch::Device::Vulkan => None,
+            tch::Device::Mps => {
+                // SAFETY: reads a number.
+                let index = unsafe { ffi::anyroll_npu_index() };
+                Some(Self { kind: ascend::TORCH_KIND, index })
+            }
+            tch::Device::Vulkan => None,
         }
     }
 }

@@ -379,7 +379,7 @@ fn copy_unless_same(output: &Tensor, input: &Tensor) -> Result<()> {
 }
 
 /// Floats accumulate in fp32, integers in 64 bits.
-fn reduce_in_rank_order(slices: &[Tensor], op: ReduceOp) -> Result<Tensor> {
+pub(crate) fn reduce_in_rank_order(slices: &[Tensor], op: ReduceOp) -> Result<Tensor> {
     let kind = slices[0].kind();
     let is_float = matches!(kind, Kind::Float | Kind::BFloat16 | Kind::Half);
     let wide = if is_float { Kind::Float } else { Kind::Int64 };

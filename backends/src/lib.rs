@@ -8,8 +8,10 @@
 
 #[cfg(test)]
 mod abi;
+mod ascend;
 mod buffer;
 mod collective;
+mod communicator;
 mod cpu;
 mod cuda;
 mod decode_kernels;
@@ -67,7 +69,7 @@ pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
         BackendKind::Cuda => open_gpu(&cuda::VENDOR, id),
         BackendKind::Rocm => open_gpu(&rocm::VENDOR, id),
         BackendKind::Vulkan => open_devices::once(id, || Ok(Arc::new(vulkan::Vulkan::open(id.ordinal)?))),
-        BackendKind::Ascend => Err(not_implemented(id.backend)),
+        BackendKind::Ascend => open_devices::once(id, || Ok(Arc::new(ascend::Npu::open(id.ordinal)?))),
     }
 }
 
@@ -78,7 +80,7 @@ pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
         BackendKind::Cuda => gpu::devices(&cuda::VENDOR),
         BackendKind::Rocm => gpu::devices(&rocm::VENDOR),
         BackendKind::Vulkan => vulkan::devices(),
-        BackendKind::Ascend => Err(not_implemented(backend)),
+        BackendKind::Ascend => ascend::devices(),
     }
 }
 
@@ -87,6 +89,7 @@ pub fn diagnose(id: DeviceId) -> Result<Diagnosis> {
     match id.backend {
         BackendKind::Cuda => gpu::diagnose(&cuda::VENDOR, id.ordinal),
         BackendKind::Rocm => gpu::diagnose(&rocm::VENDOR, id.ordinal),
+        BackendKind::Ascend => Ok(ascend::diagnose()),
         _ => Ok(Diagnosis::default()),
     }
 }
@@ -110,18 +113,10 @@ pub fn connect_with(
         BackendKind::Cuda | BackendKind::Rocm => {
             Ok(Arc::new(nccl::Nccl::connect(device, &store, reduction)?))
         }
-        backend => Err(Error::Unsupported {
-            backend,
-            what: "collectives: this version has no implementation of them".into(),
-        }),
+        BackendKind::Ascend => Ok(Arc::new(ascend::Hccl::connect(device, &store)?)),
     }
 }
 
 fn open_gpu(vendor: &'static gpu::Vendor, id: DeviceId) -> Result<Arc<dyn Device>> {
     open_devices::once(id, || Ok(Arc::new(gpu::Gpu::open(vendor, id.ordinal)?)))
-}
-
-fn not_implemented(backend: BackendKind) -> Error {
-    let reason = "this version has no implementation of it".into();
-    Error::Unavailable { backend, tried: Vec::new(), reason }
 }

@@ -104,8 +104,8 @@ pub(crate) fn open(backend: BackendKind, names: &[&str], hint: &str) -> Result<&
 
 /// Opens libtorch's own library for a vendor, and starts it. Its kernels register themselves with libtorch, so
 /// this comes before any operation that could ask for them: libtorch remembers that they were not there.
-pub(crate) fn open_libtorch(backend: BackendKind, file: &str, device_type: c_int) -> Result<()> {
-    let hint = "this libtorch is built without it: install the one for GPUs with `cargo xtask setup --gpu`";
+/// `hint` is what to do where there is none.
+pub(crate) fn open_libtorch(backend: BackendKind, file: &str, device_type: c_int, hint: &str) -> Result<()> {
     let mut paths = preferred(&[file]);
     paths.push(libtorch_folder().map_or_else(|| file.into(), |folder| folder.join(file)));
     open_first(backend, &paths, RTLD_GLOBAL, hint)?;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <tuple>
 #include <type_traits>
@@ -73,12 +74,12 @@ struct Fibers {
 
   static thread_local Fibers* active;
 
-  Fibers(unsigned count, std::function<void()> body) : count(count), threads(count), body(std::move(body)) {}
+  explicit Fibers(unsigned count) : count(count), threads(count) {}
 
   // Runs the body once for each thread of a block.
   void run() {
     active = this;
-    for (Thread& thread : threads) thread.has_ended = false;
+    for (Thread& thread : threads) thread.has_ended = false, thread.exchanges = 0;
     for (left = count; left > 0;)
       for (current = 0; current < count; current++)
         if (!threads[current].has_ended) {
@@ -130,7 +131,10 @@ inline thread_local Fibers* Fibers::active = nullptr;
 inline void run_grid(const Launch& launch, std::function<void()> body) {
   gridDim = {launch.grid, 1, 1};
   blockDim = {launch.block, 1, 1};
-  Fibers fibers(launch.block, body);
+  static thread_local std::map<unsigned, Fibers> kept;  // stacks are dear
+  Fibers& fibers = kept.try_emplace(launch.block, launch.block).first->second;
+  fibers.body = body;
+  fibers.met = false;
   for (unsigned block = 0; block < launch.grid; block++) {
     blockIdx = {block, 0, 0};
     if (block == 0 || fibers.met) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -31,9 +32,10 @@ struct Transfer {
 
 class Mesh {
  public:
-  enum Outcome { DONE, ENDED, MISMATCH };
+  enum Outcome { DONE, ENDED, MISMATCH, LATE };
 
   std::atomic<bool> ended{false};
+  std::chrono::seconds limit{1 << 30};  // of an exchange
   int rank = 0, size = 1;
 
   ~Mesh() {
@@ -58,6 +60,7 @@ class Mesh {
   }
   // All transfers at once. Between two ranks those of one direction match in order, and have to have one length.
   Outcome exchange(const std::vector<Transfer>& transfers) {
+    const auto until = std::chrono::steady_clock::now() + limit;
     std::vector<Queue> queues(2 * size);
     for (const Transfer& t : transfers) {
       if (t.peer == rank) continue;
@@ -73,6 +76,7 @@ class Mesh {
       }
       if (waiting.empty()) return DONE;
       if (ended) return ENDED;
+      if (std::chrono::steady_clock::now() > until) return LATE;
       poll(waiting.data(), waiting.size(), 10);
       bool is_gone = false;
       for (size_t i = 0; i < waiting.size(); i++) {

@@ -238,6 +238,7 @@ TORCH_LIBRARY_IMPL(aten, KEY, m) {
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return count() > 0; }
+  void init() const override {}
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return (c10::DeviceIndex)count(); }
 };

@@ -178,7 +178,9 @@ impl Gpu {
 }
 
 fn open_libtorch(vendor: &Vendor) -> Result<()> {
-    let open = || library::open_libtorch(vendor.backend, vendor.libtorch_file, TORCH_KIND);
+    const HINT: &str =
+        "this libtorch is built without it: install the one for GPUs with `cargo xtask setup --gpu`";
+    let open = || library::open_libtorch(vendor.backend, vendor.libtorch_file, TORCH_KIND, HINT);
     vendor.opened.libtorch.get_or_init(open).clone()
 }
 

@@ -7,17 +7,16 @@ use std::{
 };
 
 use crate::{
-    BackendKind, DType, Error, ReduceOp, Result,
+    BackendKind, DType, Error, ReduceOp, Rendezvous, Result, communicator,
+    communicator::Handle,
     library::{self, Failed, table},
 };
 
-/// A communicator.
-pub(super) type Handle = usize;
 /// A stream of the vendor's.
 pub(super) type StreamHandle = usize;
 
 /// `ncclInProgress`: something goes on in the background.
-pub(super) const IN_PROGRESS: c_int = 7;
+const IN_PROGRESS: c_int = 7;
 /// `NCCL_SPLIT_NOCOLOR`
 pub(super) const NO_COLOR: c_int = -1;
 /// `ncclUint8`, for what is moved and not reduced.
@@ -170,12 +169,49 @@ impl Library {
         // SAFETY: the caller's promise.
         Some(Failed::check(name, unsafe { call(src, dst, count, dtype, comm, stream) }))
     }
+}
 
-    /// The library's words for a code, and what it last complained about.
-    ///
-    /// # Safety
-    /// `comm` is live or zero.
-    pub(super) unsafe fn text(&self, code: c_int, comm: Handle) -> String {
+impl communicator::Library for Library {
+    fn draw_id(&self) -> Result<Vec<u8>, Failed> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: writes 128 bytes of our own.
+        unsafe { self.calls.unique_id(&mut id)? };
+        Ok(id.0.to_vec())
+    }
+
+    fn connect(&self, id: &[u8], rendezvous: &Rendezvous) -> Result<Handle, Failed> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        /// `ncclInvalidArgument`
+        const INVALID_ARGUMENT: c_int = 4;
+        let id = UniqueId(id.try_into().map_err(|_| Failed { call: CALL, code: INVALID_ARGUMENT })?);
+        let (rank, world_size) = (rendezvous.rank as c_int, rendezvous.world_size as c_int);
+        let mut handle: Handle = 0;
+        // SAFETY: the arguments live through the call, and the handle is the caller's to end.
+        unsafe { self.calls.comm_init(&mut handle, world_size, id, rank, &Config::BLOCKING)? };
+        Ok(handle)
+    }
+
+    unsafe fn check(&self, comm: Handle) -> Result<(), Failed> {
+        let mut state = 0;
+        // SAFETY: the caller's promise, and a number of our own.
+        unsafe { self.calls.comm_async_error(comm, &mut state)? };
+        match state {
+            0 | IN_PROGRESS => Ok(()),
+            code => Err(Failed { call: "ncclCommGetAsyncError", code }),
+        }
+    }
+
+    unsafe fn destroy(&self, comm: Handle) -> Result<(), Failed> {
+        // SAFETY: the caller's promise.
+        unsafe { self.calls.comm_destroy(comm) }
+    }
+
+    unsafe fn abort(&self, comm: Handle) -> Result<(), Failed> {
+        // SAFETY: the caller's promise. A thread that is stuck in a call is let go by the flag that this sets first.
+        unsafe { self.calls.comm_abort(comm) }
+    }
+
+    unsafe fn text(&self, code: c_int, comm: Handle) -> String {
         let read = |text: *const c_char| {
             // SAFETY: not null, so a string of the library's own.
             let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });

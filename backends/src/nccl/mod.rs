@@ -5,24 +5,25 @@
 //! elements. Slices travel by all-to-all, and a kernel sums them in fp32, in rank order, rounding once, so that every
 //! rank, stage and backend gets the same bits. [`Reduction::Library`] leaves reductions to the library.
 
-mod communicator;
 mod library;
 
 use std::{
-    collections::HashMap,
     ffi::c_int,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use crate::{
-    BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Rendezvous, Result, Store,
-    Stream, device::unsupported, device_kernels::reduce_in_rank_order, library::Failed,
+    BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Result, Store, Stream,
+    communicator::{Communicator, Handle, Workspace, count_connection},
+    device::unsupported,
+    device_kernels::reduce_in_rank_order,
+    library::Failed,
+    rendezvous::Part,
 };
-use communicator::Communicator;
-use library::{Handle, Library, StreamHandle, dtype_number, op_number};
+use library::{Config, Library, NO_COLOR, StreamHandle, dtype_number, op_number};
 
 /// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
 /// is what counts.
@@ -31,13 +32,13 @@ const SMALL_BYTES: usize = 2 << 20;
 /// See the module's description.
 #[derive(Debug)]
 pub struct Nccl {
-    comm: Communicator,
+    comm: Communicator<Library>,
     device: Arc<dyn Device>,
     reduction: Reduction,
     store: Store,
     splits: AtomicU64,
-    /// What other ranks send, until it is summed. Grows to the largest reduction, and is used in stream order.
-    workspace: Mutex<Option<Buffer>>,
+    /// What other ranks send, until it is summed.
+    workspace: Workspace,
 }
 
 impl Nccl {
@@ -64,9 +65,14 @@ impl Nccl {
         Self::over(Communicator::connect(library, torch, &store)?, device, reduction, store)
     }
 
-    fn over(comm: Communicator, device: Arc<dyn Device>, reduction: Reduction, store: Store) -> Result<Self> {
+    fn over(
+        comm: Communicator<Library>,
+        device: Arc<dyn Device>,
+        reduction: Reduction,
+        store: Store,
+    ) -> Result<Self> {
         let splits = AtomicU64::new(0);
-        let nccl = Self { comm, device, reduction, store, splits, workspace: Mutex::default() };
+        let nccl = Self { comm, device, reduction, store, splits, workspace: Workspace::default() };
         nccl.make_connections()?;
         Ok(nccl)
     }
@@ -86,21 +92,6 @@ impl Nccl {
             }
             stream.synchronize()
         })
-    }
-
-    /// Memory for `bytes`, ready for `stream`.
-    fn workspace(&self, bytes: usize, stream: &Stream) -> Result<Buffer> {
-        let mut kept = self.workspace.lock().unwrap();
-        if kept.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
-            if let Some(small) = kept.take() {
-                // Released in its home's order, before there is another.
-                small.home().wait_stream(stream)?;
-            }
-            *kept = Some(Buffer::zeros(stream, bytes, DType::U8)?);
-        }
-        let buffer = kept.as_ref().expect("made above");
-        stream.wait_stream(buffer.home())?;
-        Ok(buffer.slice(0..bytes))
     }
 
     fn gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
@@ -140,9 +131,27 @@ impl Nccl {
         })
     }
 
+    /// The communicator of `part`, or `None` for a rank that is in no part. Every rank calls.
+    fn split_off(&self, part: Option<&Part>) -> Result<Option<Communicator<Library>>> {
+        const CALL: &str = "ncclCommSplit";
+        // The library takes half the colors that we do, so a part is known by its first rank.
+        let color = part.map_or(NO_COLOR, |part| part.first as c_int);
+        let key = part.map_or(0, |part| part.store.rendezvous().rank as c_int);
+        let mut child: Handle = 0;
+        self.comm.within_deadline(CALL, || {
+            // SAFETY: the parent is live, since this thread is inside; the rest is ours and lives through the call.
+            self.comm.enqueue(CALL, |library, parent| unsafe {
+                library.calls.comm_split(parent, color, key, &mut child, &Config::BLOCKING)
+            })
+        })?;
+        let library = Library::of(self.device.id().backend)?;
+        let torch = self.device.torch_device().expect("checked when it was connected");
+        Ok(part.map(|part| Communicator::new(library, child, torch, &part.store)))
+    }
+
     /// Everybody's `buffer` becomes the reduction of all, each rank computing all of it.
     fn reduce_everywhere(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
-        let received = self.workspace(buffer.len_bytes() * self.world_size(), stream)?;
+        let received = self.workspace.take(buffer.len_bytes() * self.world_size(), stream)?;
         let received = received.cast(buffer.dtype());
         self.gather(&received, buffer, stream)?;
         reduce_in_rank_order(buffer, &received, op, stream)
@@ -150,7 +159,7 @@ impl Nccl {
 
     /// `output` becomes this rank's slice of the reduction of everybody's `input`.
     fn reduce_slice(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
-        let received = self.workspace(input.len_bytes(), stream)?.cast(input.dtype());
+        let received = self.workspace.take(input.len_bytes(), stream)?.cast(input.dtype());
         self.exchange(&received, input, stream)?;
         reduce_in_rank_order(output, &received, op, stream)
     }
@@ -263,7 +272,7 @@ impl Collective for Nccl {
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
         // One byte of everybody.
-        let bytes = self.workspace(self.world_size(), stream)?;
+        let bytes = self.workspace.take(self.world_size(), stream)?;
         self.gather(&bytes, &bytes.slice(self.rank()..self.rank() + 1), stream)
     }
 
@@ -271,7 +280,7 @@ impl Collective for Nccl {
         self.check()?;
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
         let part = self.store.split(number, color, key)?;
-        match (self.comm.split(part.as_ref())?, part) {
+        match (self.split_off(part.as_ref())?, part) {
             (Some(comm), Some(part)) => {
                 Ok(Some(Arc::new(Self::over(comm, self.device.clone(), self.reduction, part.store)?)))
             }
@@ -312,15 +321,4 @@ pub(crate) fn version(backend: BackendKind) -> Option<String> {
     // SAFETY: a number of our own.
     unsafe { Library::of(backend).ok()?.calls.version(&mut version) }.ok()?;
     Some(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
-}
-
-/// How often this rank has connected through this store before: each time needs keys of its own.
-fn count_connection(rendezvous: &Rendezvous) -> usize {
-    type Counts = HashMap<(String, u16, usize), usize>;
-    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
-    let mut connections = CONNECTIONS.lock().unwrap();
-    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
-    let count = connections.get_or_insert_default().entry(place).or_default();
-    *count += 1;
-    *count - 1
 }

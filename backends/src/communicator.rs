@@ -1,11 +1,13 @@
-//! [`Communicator`]: one handle of the library, from the first rendezvous to its end.
+//! [`Communicator`]: one handle of a vendor's library of collectives, from the first rendezvous to its end.
 //!
-//! Calls block, since the library starts a thread for each call of a communicator that does not. Nothing of the
-//! library's has a deadline, and a dead rank is not reported: whoever waits for other ranks inside of a call does it
+//! Calls block: a library may start a thread for each call of a communicator that does not. Nothing of the library's
+//! has a deadline of use, and a dead rank is not reported: whoever waits for other ranks inside of a call does it
 //! under a deadline of ours, past which another thread ends the communicator, and with that the call.
 
 use std::{
+    collections::HashMap,
     ffi::c_int,
+    fmt,
     sync::{
         Mutex, MutexGuard, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -15,8 +17,42 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::library::{Config, Handle, IN_PROGRESS, Library, NO_COLOR, UniqueId};
-use crate::{Error, Result, Store, TorchDevice, ffi, library::Failed, rendezvous::Part, stream::report};
+use crate::{
+    Buffer, DType, Error, Rendezvous, Result, Store, Stream, TorchDevice, ffi, library::Failed,
+    stream::report,
+};
+
+/// A communicator as its library has it.
+pub(crate) type Handle = usize;
+
+/// What a [`Communicator`] asks of a library. Where a call takes a handle, it is one that the library gave and that is
+/// not ended.
+pub(crate) trait Library: fmt::Debug + Send + Sync {
+    /// Draws what all ranks of a new communicator show when they connect.
+    fn draw_id(&self) -> Result<Vec<u8>, Failed>;
+    /// Connects this rank. Blocks until all are there, for `timeout` or for longer. The device is current.
+    fn connect(&self, id: &[u8], rendezvous: &Rendezvous) -> Result<Handle, Failed>;
+    /// The error that has ended a communicator, if one has.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn check(&self, comm: Handle) -> Result<(), Failed>;
+    /// Ends a communicator that is not needed any more. May wait for what is pending.
+    ///
+    /// # Safety
+    /// See the trait; the last use.
+    unsafe fn destroy(&self, comm: Handle) -> Result<(), Failed>;
+    /// Ends a communicator with what is pending on it, as far as the library can. Another thread may be inside.
+    ///
+    /// # Safety
+    /// See the trait; the last use.
+    unsafe fn abort(&self, comm: Handle) -> Result<(), Failed>;
+    /// The library's words for a code, and what it last complained about. `comm` may be zero.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn text(&self, code: c_int, comm: Handle) -> String;
+}
 
 /// How long a communicator that is not needed any more may take to end in peace.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,38 +60,34 @@ const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
 const STUCK_AFTER: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub(super) struct Communicator {
-    library: &'static Library,
+pub(crate) struct Communicator<L: Library + 'static> {
+    library: &'static L,
     handle: Handle,
     /// Locked by the thread that is inside of the library; `None` once the handle is gone.
     inside: Mutex<Option<Handle>>,
     device: TorchDevice,
-    pub(super) rank: usize,
-    pub(super) world_size: usize,
-    pub(super) timeout: Duration,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) timeout: Duration,
     aborted: AtomicBool,
     /// Why it was ended. Locked until the library is through with that: who is told may leave the process next.
     failure: Mutex<Option<Error>>,
 }
 
-impl Communicator {
+impl<L: Library> Communicator<L> {
     /// Connects the ranks of `store`. Blocks until all are there or the store's time-out has passed.
-    pub(super) fn connect(library: &'static Library, device: TorchDevice, store: &Store) -> Result<Self> {
+    pub(crate) fn connect(library: &'static L, device: TorchDevice, store: &Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
-        let id = exchange_id(library, store)?;
-        let (rank, world_size) = (rendezvous.rank as c_int, rendezvous.world_size as c_int);
+        let id = with_current(device, || exchange_id(library, store))??;
         let (sender, connected) = mpsc::channel();
+        let place = rendezvous.clone();
         let connect = move || {
-            let mut handle: Handle = 0;
-            let outcome = with_current(device, || {
-                // SAFETY: the arguments live through the call, and the handle is ours to end.
-                unsafe { library.calls.comm_init(&mut handle, world_size, id, rank, &Config::BLOCKING) }
-            });
-            let _ = sender.send(outcome.map(|outcome| outcome.map(|()| handle))); // to nobody, when it is too late
+            let outcome = with_current(device, || library.connect(&id, &place));
+            let _ = sender.send(outcome); // to nobody, when it is too late
         };
         // There is no handle before the last rank has come, and so no way to end the call: past the deadline its
         // thread is left behind, by a job that cannot go on.
-        let spawned = thread::Builder::new().name("nccl connect".into()).spawn(connect);
+        let spawned = thread::Builder::new().name("connect".into()).spawn(connect);
         spawned.map_err(|error| rendezvous.error(error.to_string()))?;
         let handle = connected
             .recv_timeout(rendezvous.timeout)
@@ -65,7 +97,8 @@ impl Communicator {
         Ok(Self::new(library, handle, device, store))
     }
 
-    fn new(library: &'static Library, handle: Handle, device: TorchDevice, store: &Store) -> Self {
+    /// Takes over a handle of `library`, for the ranks of `store`.
+    pub(crate) fn new(library: &'static L, handle: Handle, device: TorchDevice, store: &Store) -> Self {
         let rendezvous = store.rendezvous();
         Self {
             library,
@@ -81,34 +114,18 @@ impl Communicator {
     }
 
     /// Lets `start` call the library. `call` is for errors.
-    pub(super) fn enqueue(
+    pub(crate) fn enqueue(
         &self,
         call: &'static str,
-        start: impl FnOnce(&Library, Handle) -> Result<(), Failed>,
+        start: impl FnOnce(&L, Handle) -> Result<(), Failed>,
     ) -> Result<()> {
         let outcome = with_current(self.device, || self.with_handle(call, |raw| start(self.library, raw)))??;
         outcome.map_err(|failed| self.fail(failed))
     }
 
-    /// The communicator of `part`, or `None` for a rank that is in no part. Every rank calls.
-    pub(super) fn split(&self, part: Option<&Part>) -> Result<Option<Self>> {
-        const CALL: &str = "ncclCommSplit";
-        // The library takes half the colors that we do, so a part is known by its first rank.
-        let color = part.map_or(NO_COLOR, |part| part.first as c_int);
-        let key = part.map_or(0, |part| part.store.rendezvous().rank as c_int);
-        let mut child: Handle = 0;
-        self.within_deadline(CALL, || {
-            // SAFETY: the parent is live, since this thread is inside; the rest is ours and lives through the call.
-            self.enqueue(CALL, |library, parent| unsafe {
-                library.calls.comm_split(parent, color, key, &mut child, &Config::BLOCKING)
-            })
-        })?;
-        Ok(part.map(|part| Self::new(self.library, child, self.device, &part.store)))
-    }
-
     /// Runs `work`, which waits for other ranks inside of the library. Past the deadline the communicator is ended,
     /// which ends the wait.
-    pub(super) fn within_deadline(
+    pub(crate) fn within_deadline(
         &self,
         call: &'static str,
         work: impl FnOnce() -> Result<()>,
@@ -118,25 +135,20 @@ impl Communicator {
     }
 
     /// The error that ended this communicator, if one has.
-    pub(super) fn check(&self) -> Result<()> {
-        const CALL: &str = "ncclCommGetAsyncError";
-        self.state(CALL)?;
+    pub(crate) fn check(&self) -> Result<()> {
+        self.state("check")?;
         let Some(inside) = self.try_inside() else {
             return Ok(()); // the thread that is inside sees the error for itself
         };
         let Some(handle) = *inside else { return Ok(()) };
-        let mut state = 0;
         // SAFETY: the handle is live, since this thread is inside.
-        let asked = unsafe { self.library.calls.comm_async_error(handle, &mut state) };
+        let asked = unsafe { self.library.check(handle) };
         drop(inside);
-        match asked.err().map_or(state, |failed| failed.code) {
-            0 | IN_PROGRESS => Ok(()),
-            code => Err(self.fail(Failed { call: CALL, code })),
-        }
+        asked.map_err(|failed| self.fail(failed))
     }
 
     /// Ends it: whoever waits in a stream for one of its operations goes on.
-    pub(super) fn abort(&self) {
+    pub(crate) fn abort(&self) {
         self.end(None);
     }
 
@@ -161,7 +173,7 @@ impl Communicator {
         if let Some(handle) = handle {
             // SAFETY: nobody calls with the handle from here on. A thread that is stuck in a call is let go by the
             // flag that an abort sets first, and by nothing else.
-            self.report(unsafe { self.library.calls.comm_abort(handle) });
+            self.report(unsafe { self.library.abort(handle) });
         }
     }
 
@@ -237,7 +249,7 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
+impl<L: Library> Drop for Communicator<L> {
     fn drop(&mut self) {
         if self.aborted.load(Ordering::Acquire) {
             return;
@@ -246,31 +258,58 @@ impl Drop for Communicator {
         self.end_unless_done(DESTROY_TIMEOUT, None, || {
             if let Some(handle) = self.inside.lock().unwrap().take() {
                 // SAFETY: the last use of the handle.
-                self.report(unsafe { self.library.calls.comm_destroy(handle) });
+                self.report(unsafe { self.library.destroy(handle) });
             }
         });
     }
 }
 
+/// Memory that a communicator keeps: it grows to the largest operation, and is used in stream order.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace(Mutex<Option<Buffer>>);
+
+impl Workspace {
+    /// Memory for `bytes`, ready for `stream`.
+    pub(crate) fn take(&self, bytes: usize, stream: &Stream) -> Result<Buffer> {
+        let mut kept = self.0.lock().unwrap();
+        if kept.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
+            if let Some(small) = kept.take() {
+                // Released in its home's order, before there is another.
+                small.home().wait_stream(stream)?;
+            }
+            *kept = Some(Buffer::zeros(stream, bytes, DType::U8)?);
+        }
+        let buffer = kept.as_ref().expect("made above");
+        stream.wait_stream(buffer.home())?;
+        Ok(buffer.slice(0..bytes))
+    }
+}
+
 /// Rank 0 draws an id, and all ranks read it from the store.
-fn exchange_id(library: &Library, store: &Store) -> Result<UniqueId> {
+fn exchange_id<L: Library>(library: &L, store: &Store) -> Result<Vec<u8>> {
     const KEY: &str = "id";
     let rendezvous = store.rendezvous();
-    let mut id = UniqueId([0; 128]);
-    if rendezvous.rank == 0 {
-        // SAFETY: writes 128 bytes of our own.
-        let drawn = unsafe { library.calls.unique_id(&mut id) };
-        drawn.map_err(|failed| {
-            // SAFETY: no communicator is named.
-            rendezvous.error(format!("{}: {}", failed.call, unsafe { library.text(failed.code, 0) }))
-        })?;
-        store.set(KEY, &id.0)?;
-        return Ok(id);
+    if rendezvous.rank > 0 {
+        return store.get(KEY);
     }
-    let value = store.get(KEY)?;
-    let len = value.len();
-    id.0 = value.try_into().map_err(|_| rendezvous.error(format!("a communicator's id has {len} bytes")))?;
+    let drawn = library.draw_id();
+    let id = drawn.map_err(|failed| {
+        // SAFETY: no communicator is named.
+        rendezvous.error(format!("{}: {}", failed.call, unsafe { library.text(failed.code, 0) }))
+    })?;
+    store.set(KEY, &id)?;
     Ok(id)
+}
+
+/// How often this rank has connected through this store before: each time needs keys of its own.
+pub(crate) fn count_connection(rendezvous: &Rendezvous) -> usize {
+    type Counts = HashMap<(String, u16, usize), usize>;
+    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
+    let mut connections = CONNECTIONS.lock().unwrap();
+    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
+    let count = connections.get_or_insert_default().entry(place).or_default();
+    *count += 1;
+    *count - 1
 }
 
 /// Runs `call` with a device current in this thread, and leaves the thread as it was. The library needs it to
