@@ -34,7 +34,7 @@ pub struct Earned<'a> {
 /// # Panics
 ///
 /// If the numbers of rewards, lengths and greedy rewards do not fit together, or for `gae`, whose advantages are those
-/// of tokens: see [`gae`](super::gae).
+/// of tokens: see [`gae()`](super::gae()).
 pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
     let Earned { rewards, lengths, greedy, group_size } = earned;
     assert_eq!(rewards.len(), lengths.len(), "a reward and a length for each sample");
