@@ -10,6 +10,7 @@ mod failures;
 mod inference;
 mod learning;
 mod other_launchers;
+mod other_tools;
 mod plan;
 mod published_model;
 mod reproducibility;

@@ -96,6 +96,22 @@ pub enum Error {
     /// The server could not listen, or not go on.
     #[error("cannot serve")]
     Serve(#[source] std::io::Error),
+    /// Nobody can read the metrics at this address.
+    #[error("cannot serve metrics at {address}: choose another `metrics.prometheus`")]
+    Prometheus {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The user's Python could not write a run for Weights & Biases.
+    #[error("{} could not write the run for wandb: {problem}", python.display())]
+    Wandb {
+        /// The Python.
+        python: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),

@@ -1,13 +1,16 @@
 //! What rank 0 writes and shows while a run goes on.
 
+use std::net::SocketAddr;
+
 use crate::{
-    Result,
+    Error, Result,
     atomic_file::write_atomic,
     headline::Headline,
     metrics::{Metrics, MetricsLog, read_metrics},
     output_error::OutputError,
     picture::Picture,
     progress::{Progress, Screen, Shown, summary_table},
+    prometheus::Prometheus,
     report::{ReportInfo, write_report},
     run_dir::RunDir,
     samples::{Sample, SamplesLog},
@@ -20,6 +23,7 @@ pub struct Journal {
     metrics: MetricsLog,
     samples: SamplesLog,
     board: EventWriter,
+    prometheus: Option<Prometheus>,
     progress: Progress,
     name: String,
     description: String,
@@ -45,7 +49,16 @@ impl Journal {
         let board = EventWriter::create(&dir.tensorboard(), next_step.unwrap_or(0))?;
         let progress = Progress::new(screen, steps, next_step.unwrap_or(0).saturating_sub(1));
         let (name, description) = (name.to_owned(), description.to_owned());
-        Ok(Self { dir, metrics, samples, board, progress, name, description, steps })
+        Ok(Self { dir, metrics, samples, board, prometheus: None, progress, name, description, steps })
+    }
+
+    /// Shows what is recorded from here on to Prometheus as well.
+    pub fn publish(&mut self, address: SocketAddr) -> Result<()> {
+        let started = Prometheus::start(address, &self.name);
+        let started = started.map_err(|source| Error::Prometheus { address, source })?;
+        self.say(&format!("Prometheus finds the metrics at http://{}/metrics", started.address()));
+        self.prometheus = Some(started);
+        Ok(())
     }
 
     /// Records a step: what happened in it, and the samples of an evaluation after it.
@@ -55,6 +68,9 @@ impl Journal {
             self.samples.append(sample)?;
         }
         self.board.scalars(step, metrics)?;
+        if let Some(prometheus) = &mut self.prometheus {
+            prometheus.show(step, metrics);
+        }
         if let Some(shown) = Shown::of(metrics) {
             self.progress.update(step, shown);
         }

@@ -29,6 +29,7 @@ pub mod output_error;
 pub mod picture;
 pub mod plan;
 pub mod progress;
+pub(crate) mod prometheus;
 pub mod report;
 pub mod reward;
 pub mod rlvr;

@@ -4,6 +4,7 @@ mod bench;
 mod conformance;
 mod doctor;
 mod export;
+mod export_wandb;
 mod generate;
 mod import;
 mod lines;
@@ -50,6 +51,7 @@ Examples:
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll import deepspeed.json                              another system's config as ours, key by key
   anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
+  anyroll export-wandb runs/rlvr_sort_cpu-20260101-120000    its metrics for Weights & Biases, offline
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -76,6 +78,8 @@ enum Command {
     Import(import::ImportArgs),
     /// Write a run's model as a folder that transformers loads
     Export(export::ExportArgs),
+    /// Write a run's metrics for Weights & Biases
+    ExportWandb(export_wandb::ExportWandbArgs),
     /// Show every backend: what is there, or why not and what was tried
     Doctor(DoctorArgs),
 }
@@ -148,6 +152,7 @@ pub fn main() -> u8 {
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::ExportWandb(args) => export_wandb::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

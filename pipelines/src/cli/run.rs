@@ -116,7 +116,8 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         same_stages(&run, &exchange)?;
     }
     let name = run.config.name.clone();
-    let job = Job { name: &name, dir, resume: args.resume.is_some() };
+    let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
+    let job = Job { name: &name, dir, resume: args.resume.is_some(), prometheus };
     let ended = match &run.config.pipeline {
         PipelineConfig::Rlvr(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for rlvr");

@@ -3,6 +3,7 @@
 use anyroll_models::LoraTarget;
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
 
+use super::data::{DataConfig, MixedConfig};
 use super::error::{Problem, list};
 use super::model::{FolderConfig, LoraConfig};
 use super::reward::{RewardConfig, RewardTerm};

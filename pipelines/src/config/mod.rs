@@ -7,7 +7,7 @@
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
 //! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
-//! `algorithm` for those of its section, and `diffusion` for those of models of images.
+//! `algorithm`, `data` and `metrics` for those of their sections, and `diffusion` for those of models of images.
 
 mod algorithm;
 mod check;
@@ -15,10 +15,12 @@ mod check_algorithm;
 mod check_diffusers;
 mod check_diffusion;
 mod check_reward;
+mod data;
 mod de;
 mod diffusion;
 mod error;
 mod include;
+mod metrics;
 mod model;
 mod resolve;
 mod reward;
@@ -29,8 +31,10 @@ mod tree;
 use std::path::Path;
 
 pub use algorithm::*;
+pub use data::*;
 pub use diffusion::*;
 pub use error::{Error, Invalid};
+pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
 pub use reward::*;

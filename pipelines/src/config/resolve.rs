@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyroll_models::hf::DiffusersFolder;
 
 use super::check::Check;
+use super::data::DataConfig;
 use super::diffusion::{DiffusionConfig, ImageDataConfig, ImageReward};
 use super::error::{Problem, suggestion};
 use super::reward::{RewardConfig, RewardKind};

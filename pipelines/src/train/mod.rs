@@ -11,6 +11,7 @@ mod role;
 mod share;
 
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
@@ -46,6 +47,8 @@ pub struct Job<'a> {
     pub dir: Option<RunDir>,
     /// Whether to go on from the folder's last checkpoint.
     pub resume: bool,
+    /// Where rank 0 shows the metrics to Prometheus, if anywhere.
+    pub prometheus: Option<SocketAddr>,
 }
 
 /// Where a run stands, as a checkpoint keeps it. Data, seeds and schedules are functions of the step.
@@ -107,7 +110,7 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, dir, resume } = job;
+        let Job { name, dir, resume, prometheus } = job;
         let own = dir.as_ref().map_or(String::new(), |dir| dir.path().display().to_string());
         let folder = PathBuf::from(exchange.text_of_first(&own)?);
         let plan = pipeline.plan();
@@ -122,9 +125,12 @@ impl<P: Pipeline> Training<P> {
         }
         let description = pipeline.description();
         let next_step = last.map(|_| position.next_record());
-        let journal = dir
+        let mut journal = dir
             .map(|dir| Journal::new(dir, screen, name, &description, plan.steps, next_step))
             .transpose()?;
+        if let (Some(journal), Some(address)) = (&mut journal, prometheus) {
+            journal.publish(address)?;
+        }
         let saver = Saver::default();
         let mut training =
             Self { pipeline, plan, exchange, position, folder, journal, saver, warmup_loss: None };
