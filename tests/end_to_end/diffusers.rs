@@ -229,7 +229,8 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
     let weights = "transformer/diffusion_pytorch_model.safetensors";
     let adapters = read(adapter.join("adapter_model.safetensors"));
     let matrix = |name: &str| adapters.iter().find(|(known, _)| known == name).unwrap().1.shallow_clone();
-    let before = read(Path::new("tests/golden/tiny_sd3/model").join(weights));
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_sd3/model");
+    let before = read(published.join(weights));
     let after = read(merged.join(weights));
     assert_eq!(before.len(), after.len());
     let mut changed = 0;
