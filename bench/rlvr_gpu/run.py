@@ -22,7 +22,7 @@ def ours(arguments, gpus):
         run = pathlib.Path(folder) / "run"
         sets = [
             f"model.path={arguments.folder}",
-            f"pipeline.rlvr.data.jsonl.path={arguments.folder / 'prompts.jsonl'}",
+            f"pipeline.rlvr.data.file.path={arguments.folder / 'prompts.jsonl'}",
             f"devices={gpus}",
             *arguments.set,
         ]

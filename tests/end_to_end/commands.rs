@@ -129,8 +129,8 @@ fn a_jsonl_file_is_data() {
         serde_json::json!({"question": prompt, "gold": String::from_iter(digits)}).to_string() + "\n"
     };
     fs::write(&path, (0..400).map(|number| line(number * 2 + 1)).collect::<String>()).unwrap();
-    let keys = "prompt: question, answer: gold";
-    let data = format!("pipeline.rlvr.data={{jsonl: {{path: \"{}\", {keys}}}}}", path.display());
+    let keys = "columns: {prompt: question, answer: gold}";
+    let data = format!("pipeline.rlvr.data={{file: {{path: \"{}\", {keys}}}}}", path.display());
     let run = folder.path().join("run");
     succeed(tiny(ONE_RANK, &run, &[&data]));
     assert_eq!(series(&run, "reward/mean").len(), 12);

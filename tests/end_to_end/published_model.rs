@@ -29,7 +29,7 @@ fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
     let mut command = anyroll(["run", CONFIG, "--output", run.to_str().unwrap()]);
     let paths = [
         format!("model.path={}", model().display()),
-        format!("pipeline.rlvr.data.jsonl.path={}", data.display()),
+        format!("pipeline.rlvr.data.file.path={}", data.display()),
     ];
     for set in paths.iter().map(String::as_str).chain(TINY).chain(sets.iter().copied()) {
         command.args(["--set", set]);
@@ -55,6 +55,29 @@ const TINY: [&str; 16] = [
     "pipeline.rlvr.evaluation.samples=2",
     "pipeline.rlvr.checkpoint.every=3",
 ];
+
+#[test]
+fn tables_of_another_system_are_data_however_they_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tables");
+    let runs = ["verl.parquet", "verl.arrow", "stream.arrow"].map(|name| {
+        let file = tables.join(name).display().to_string();
+        let data =
+            format!("pipeline.rlvr.data={{file: {{path: \"{file}\", columns: verl, held_out_percent: 40}}}}");
+        // So short prompts are learnt within two steps at the others' rate.
+        let sets = [data.as_str(), "pipeline.rlvr.optimizer.adamw.learning_rate=1.0e-3"];
+        let (run, command) = run(&folder, name, &sets);
+        succeed(command);
+        run
+    });
+    for other in &runs[1..] {
+        assert_same(&runs[0], other);
+    }
+    // Half of the sums have each domain, and a prompt is a system's and a user's message.
+    assert!(!series(&runs[0], "eval/sums/greedy").is_empty());
+    let samples = whole_lines(&runs[0].join("samples.jsonl"));
+    assert!(samples[0].contains("system: Add.\\nuser: "), "{}", samples[0]);
+}
 
 #[test]
 fn a_folder_trains_and_resumes_to_the_bit() {

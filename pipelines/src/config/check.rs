@@ -10,7 +10,7 @@ use super::reward::{RewardConfig, RewardTerm};
 use super::schema::*;
 use super::stage::ZeroStage;
 use super::tree::Node;
-use crate::data::{self, Dataset, Tokenizer, TokenizerError};
+use crate::data::{self, Dataset, Record, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 
 /// The largest first loss scale: a loss of 1 overflows fp16 long before.
@@ -18,6 +18,14 @@ const MOST_LOSS_SCALE: f64 = 16_777_216.0;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
 const MOST_EVALUATED: usize = 1_000_000;
+
+/// What to do about a model's folder that cannot be used.
+const MEND_FOLDER: &str =
+    "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
+
+/// What to do about prompts that are messages.
+const TEXTS_OR_CHAT: &str =
+    "give a model's folder with `chat: true`, or name a column of texts: `columns: {prompt: ...}`";
 
 /// Checks `config`, read from `tree`, and opens its data to see whether they fit.
 pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Problem> {
@@ -355,11 +363,13 @@ impl Check<'_> {
         self.data_ranges(&field("data"), &rlvr.data)?;
         let dataset = Dataset::open(&rlvr.data).map_err(|error| {
             let help = match &error {
-                data::Error::Line { .. } => "mend the line, or name its keys with `prompt:` and `answer:`",
+                data::Error::Line { .. } => "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`",
+                data::Error::Table { .. } => "write it anew, as Parquet with Snappy or as uncompressed Arrow",
+                data::Error::Format { .. } => "give a file whose name ends so",
                 data::Error::Split { .. } => "add records, or change `held_out_percent`",
-                _ => "give the path of a JSONL file; a relative one starts at the current folder",
+                _ => "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder",
             };
-            self.problem(&field("data.jsonl.path"), one_line(&error), help)
+            self.problem(&field("data.file.path"), one_line(&error), help)
         })?;
         self.domains(rlvr, &dataset)?;
         let asked = rlvr.evaluation.prompts;
@@ -389,6 +399,11 @@ impl Check<'_> {
     ) -> Result<(), Problem> {
         match (&config.model, folder) {
             (ModelConfig::Decoder(decoder), _) => {
+                let examples = dataset.examples();
+                if let Some(Record { id, .. }) = examples.iter().find(|it| !it.messages.is_empty()) {
+                    let error = TokenizerError::Messages { record: id.clone() };
+                    return Err(self.problem("model.decoder", one_line(&error), TEXTS_OR_CHAT));
+                }
                 let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
                 self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
             }
@@ -450,8 +465,10 @@ impl Check<'_> {
         folder: &ModelFolder,
         dataset: &Dataset,
     ) -> Result<(), Problem> {
-        let help = "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
-        let refused = |error: TokenizerError| self.problem("model.path", one_line(&error), help);
+        let refused = |error: TokenizerError| match &error {
+            TokenizerError::Messages { .. } => self.problem("model.chat", one_line(&error), TEXTS_OR_CHAT),
+            _ => self.problem("model.path", one_line(&error), MEND_FOLDER),
+        };
         let tokenizer = Tokenizer::of_folder(folder, model).map_err(refused)?;
         let (mut prompt, mut answer) = (0, 0);
         for record in dataset.examples() {
@@ -494,7 +511,7 @@ impl Check<'_> {
             DataConfig::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
             DataConfig::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
             DataConfig::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
-            DataConfig::Jsonl(file) => ("jsonl.held_out_percent", file.held_out_percent, 1..=99),
+            DataConfig::File(file) => ("file.held_out_percent", file.held_out_percent, 1..=99),
             DataConfig::Mix(sources) => return self.mix(&format!("{path}.mix"), sources),
         };
         self.ensure(

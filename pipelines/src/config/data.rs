@@ -1,8 +1,10 @@
 //! The `data` section: where prompts and answers come from.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -14,8 +16,8 @@ pub enum DataConfig {
     Addition(AdditionConfig),
     /// Digits and a target, made in code: `2,3,4=14>` wants an expression such as `2+3*4`. Its reward is `countdown`.
     Countdown(CountdownConfig),
-    /// One JSON object a line of a file.
-    Jsonl(JsonlConfig),
+    /// A file: JSONL, Parquet or Arrow.
+    File(FileConfig),
     /// Several sources, each a domain; in a step they stand by their weights.
     Mix(Vec<MixedConfig>),
 }
@@ -61,28 +63,114 @@ pub struct AdditionConfig {
     pub reversed: bool,
 }
 
-/// A file with one JSON object a line.
+/// A file of records: a line with a JSON object each, or the rows of a table. Its name ends with `.jsonl`, `.parquet`
+/// or `.arrow`, which may be a file or a stream.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct JsonlConfig {
+pub struct FileConfig {
     /// The file; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// The key of the prompt, a string, or a path such as `a.b` to it. Default `prompt`.
-    #[serde(default = "prompt")]
-    pub prompt: String,
-    /// The key of the answer, or a path to it: a string or a number; a list or an object is what a reward reads, such
-    /// as a program's tests. Default `answer`.
-    #[serde(default = "answer")]
-    pub answer: String,
-    /// The key of the record's domain, a string, or a path to it. Default: no domain.
+    /// Where a record's parts are: `roll`, `verl`, `trl` or `openrlhf` for a file made for that system, or their columns,
+    /// such as `{prompt: question, answer: gold}`. Default `{prompt: prompt, answer: answer}`.
     #[serde(default)]
-    pub domain: Option<String>,
+    pub columns: ColumnsConfig,
     /// Records with a longer prompt are left out, and counted in a warning. Default: none is.
     #[serde(default)]
     pub max_prompt_chars: Option<usize>,
     /// Percent of the prompts that are held out, 1 to 99. Default 10.
     #[serde(default = "ten")]
     pub held_out_percent: u32,
+}
+
+/// Where a file has a record's parts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ColumnsConfig {
+    /// ROLL's JSONL: `messages`, as JSON in a text, `ground_truth`, and `tag` as the domain.
+    Roll,
+    /// verl's Parquet: `prompt`, which are messages, `reward_model.ground_truth`, and `data_source` as the domain.
+    Verl,
+    /// What TRL's trainers and accuracy reward read: `prompt`, a text or messages, and `solution`.
+    Trl,
+    /// OpenRLHF's usual `--input_key` and `--label_key`: `input` and `label`.
+    Openrlhf,
+    /// Any others.
+    #[serde(untagged)]
+    Named(NamedColumns),
+}
+
+/// Columns by name. A name may be a path such as `a.b`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamedColumns {
+    /// The prompt: a text, or messages with `role` and `content`, which may be JSON in a text. Messages need
+    /// `model.chat`. Default `prompt`.
+    #[serde(default = "prompt")]
+    pub prompt: String,
+    /// The answer: a text or a number; a list or an object is what a reward reads, such as a program's tests. Default
+    /// `answer`.
+    #[serde(default = "answer")]
+    pub answer: String,
+    /// The record's domain, a text. Default: no domain.
+    #[serde(default)]
+    pub domain: Option<String>,
+}
+
+impl Default for ColumnsConfig {
+    fn default() -> Self {
+        Self::Named(NamedColumns { prompt: prompt(), answer: answer(), domain: None })
+    }
+}
+
+impl ColumnsConfig {
+    /// The columns by name.
+    pub fn named(&self) -> NamedColumns {
+        let columns = |prompt: &str, answer: &str, domain: Option<&str>| NamedColumns {
+            prompt: prompt.to_owned(),
+            answer: answer.to_owned(),
+            domain: domain.map(str::to_owned),
+        };
+        match self {
+            Self::Roll => columns("messages", "ground_truth", Some("tag")),
+            Self::Verl => columns("prompt", "reward_model.ground_truth", Some("data_source")),
+            Self::Trl => columns("prompt", "solution", None),
+            Self::Openrlhf => columns("input", "label", None),
+            Self::Named(named) => named.clone(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ColumnsConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ColumnsVisitor;
+
+        impl<'de> Visitor<'de> for ColumnsVisitor {
+            type Value = ColumnsConfig;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "`roll`, `verl`, `trl`, `openrlhf`, or columns such as {prompt: question, answer: gold}",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<ColumnsConfig, E> {
+                match name {
+                    "roll" => Ok(ColumnsConfig::Roll),
+                    "verl" => Ok(ColumnsConfig::Verl),
+                    "trl" => Ok(ColumnsConfig::Trl),
+                    "openrlhf" => Ok(ColumnsConfig::Openrlhf),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(name), &self)),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ColumnsConfig, A::Error> {
+                let map = de::value::MapAccessDeserializer::new(map);
+                NamedColumns::deserialize(map).map(ColumnsConfig::Named)
+            }
+        }
+
+        deserializer.deserialize_any(ColumnsVisitor)
+    }
 }
 
 fn one_f64() -> f64 {

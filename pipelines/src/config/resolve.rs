@@ -418,7 +418,7 @@ impl Resolver<'_> {
 /// A run that resumes may be started from another folder.
 fn absolute_paths(data: &mut DataConfig) {
     match data {
-        DataConfig::Jsonl(file) => {
+        DataConfig::File(file) => {
             file.path = absolute(&file.path);
         }
         DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),

@@ -81,7 +81,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "head: 2", "4:41", "model.decoder.head", "no such field", "did you mean `heads`?";
     "    steps: 20" => "    steps: 20\n    bogus_thing: 1", "11:5", "pipeline.rlvr.bogus_thing", "no such field", "choose from `data`, `reward`";
     "learning_rate" => "lr", "15:15", "pipeline.rlvr.optimizer.adamw.lr", "no such field", "choose from `learning_rate`, `betas`";
-    "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `countdown`, `jsonl`, `mix`";
+    "sort:" => "sorting:", "9:7", "pipeline.rlvr.data", "no `sorting` here", "choose from `sort`, `addition`, `countdown`, `file`, `mix`";
     "rlvr:" => "rlhf:", "7:3", "pipeline", "no `rlhf` here", "did you mean `rlvr`?";
     "decoder:" => "encoder:", "4:3", "model.encoder", "no such field", "did you mean `decoder`?";
     "decoder:" => "path: x\n  decoder:", "3:1", "model", "expected exactly one of `decoder`, `path`, `dit` and `diffusers`", "change this value";
@@ -91,7 +91,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "digits: 6" => "", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
-    "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `countdown`, `jsonl`, `mix`, found `sort`, `addition`", "keep one of them";
+    "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `countdown`, `file`, `mix`, found `sort`, `addition`", "keep one of them";
     "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write `exact`, or a list";
     "    steps: 20" => "    reward: []\n    steps: 20", "10:5", "pipeline.rlvr.reward", "the list is empty", "add a term";
     "    steps: 20" => "    reward: [{maths: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].maths", "no such field", "did you mean `math`?";
@@ -209,7 +209,12 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
     "digits: 6" => "digits: 3", "7:3", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
-    "sort: {digits: 6}" => "jsonl: {path: nowhere.jsonl}", "9:21", "pipeline.rlvr.data.jsonl.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a JSONL file";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a .jsonl, .parquet or .arrow file";
+    "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give a file whose name ends so";
+    "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no `answer`, but `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {promt: a}}", "9:45", "pipeline.rlvr.data.file.columns.promt", "no such field", "did you mean `prompt`?";
+    "      sort: {digits: 6}\n" => "      file: {path: ../tests/golden/tables/verl.parquet, columns: verl, held_out_percent: 40}\n    evaluation: {prompts: 5}\n", "4:3", "model.decoder", "the prompt of row", "name a column of texts";
 
     // YAML itself.
     "steps: 20" => "steps: [20", "11:21", "", "illegal placement of ':'", "mend the YAML";
@@ -442,7 +447,7 @@ fn a_resolved_config_reads_back_as_the_same_run() {
 
 #[test]
 fn a_resolved_data_file_is_found_from_any_folder() {
-    let mut file = tempfile::NamedTempFile::new_in(".").unwrap();
+    let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile_in(".").unwrap();
     for n in 0..200 {
         std::io::Write::write_all(
             &mut file,
@@ -451,11 +456,11 @@ fn a_resolved_data_file_is_found_from_any_folder() {
         .unwrap();
     }
     let name = file.path().file_name().unwrap().to_str().unwrap();
-    let data = format!("pipeline.rlvr.data={{jsonl: {{path: {name}}}}}");
+    let data = format!("pipeline.rlvr.data={{file: {{path: {name}}}}}");
     let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
     let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
-    let DataConfig::Jsonl(jsonl) = &rlvr.data else { panic!("{:?}", rlvr.data) };
-    assert_eq!(jsonl.path, std::env::current_dir().unwrap().join(name));
+    let DataConfig::File(file) = &rlvr.data else { panic!("{:?}", rlvr.data) };
+    assert_eq!(file.path, std::env::current_dir().unwrap().join(name));
 }
 
 #[test]
@@ -640,7 +645,7 @@ fn every_config_of_the_repository_is_valid() {
 /// What a user brings to a config that trains a published model: its folder and a file of problems or texts, here tiny
 /// ones.
 fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
-    let data = tempfile::NamedTempFile::new().unwrap();
+    let data = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
     if text.contains("diffusers: models/Wan") {
         let prompts = format!("embeddings: {golden}/tiny_wan/prompts.safetensors, height: 16, width: 16");
@@ -668,7 +673,7 @@ fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
     std::fs::write(data.path(), (0..3000).map(problem).collect::<String>()).unwrap();
     let sets = vec![
         format!("model.path={golden}/tiny_model"),
-        format!("pipeline.rlvr.data.jsonl.path={}", data.path().display()),
+        format!("pipeline.rlvr.data.file.path={}", data.path().display()),
     ];
     (data, sets)
 }

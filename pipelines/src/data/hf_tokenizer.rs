@@ -43,6 +43,14 @@ pub enum TokenizerError {
         /// The model's folder.
         path: PathBuf,
     },
+    /// A record's prompt is messages, and the model is not prompted by a chat template.
+    #[error(
+        "the prompt of {record} is messages, which need a model with a chat template and `model.chat: true`"
+    )]
+    Messages {
+        /// The record.
+        record: String,
+    },
     /// Nothing says which token ends a completion.
     #[error("{} names no eos_token_id in generation_config.json or config.json", path.display())]
     NoStop {

@@ -7,10 +7,11 @@
 mod char_tokenizer;
 mod chat_template;
 pub(crate) mod countdown;
+mod file;
 mod hf_tokenizer;
-mod jsonl;
 mod made;
 mod mix;
+mod table;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
@@ -18,9 +19,10 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use arrow_schema::ArrowError;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
@@ -37,16 +39,28 @@ const MADE_HELD_OUT_PERCENT: u32 = 10;
 /// A prompt and the answer that is right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Names the record in logs: the prompt's number for a made one, `line 12` for one from a file.
+    /// Names the record in logs: the prompt's number for a made one, `line 12` or `row 12` for one from a file.
     pub id: String,
     /// What the model reads.
     pub prompt: String,
+    /// The prompt as messages with `role` and `content`, for a model's chat template; empty if it is a plain text.
+    pub messages: Vec<Value>,
     /// What it should write, without an end mark.
     pub answer: String,
     /// Which of a mix's sources it is from; empty without a mix.
     pub domain: String,
     /// What else the file says of it, for rewards that read it.
     pub columns: Map<String, Value>,
+}
+
+impl Record {
+    /// The prompt as messages: its own, or one of the user's.
+    pub fn conversation(&self) -> Vec<Value> {
+        match self.messages.is_empty() {
+            true => vec![json!({"role": "user", "content": self.prompt})],
+            false => self.messages.clone(),
+        }
+    }
 }
 
 /// Data that cannot be used.
@@ -70,6 +84,20 @@ pub enum Error {
         line: usize,
         /// What is wrong, and what a record is.
         message: String,
+    },
+    /// The file is not what its name says.
+    #[error("cannot read the table {}", path.display())]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ArrowError,
+    },
+    /// The file's name does not say what it is.
+    #[error("{} is neither .jsonl, .parquet nor .arrow", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
     },
     /// Every record, or none, is held out.
     #[error("of {records} records {held_out} are held out: both training and evaluation need some")]
@@ -129,7 +157,7 @@ impl Dataset {
             DataConfig::Countdown(countdown) => {
                 Self::listed(countdown::records(countdown.numbers), MADE_HELD_OUT_PERCENT)
             }
-            DataConfig::Jsonl(file) => Self::listed(jsonl::read(file)?, file.held_out_percent),
+            DataConfig::File(file) => Self::listed(file::read(file)?, file.held_out_percent),
             DataConfig::Mix(sources) => {
                 let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
                 let opened: Result<Vec<_>, _> = sources
@@ -371,7 +399,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::config::{AdditionConfig, JsonlConfig, MixedConfig, SortConfig};
+    use crate::config::{AdditionConfig, ColumnsConfig, FileConfig, MixedConfig, SortConfig};
 
     fn sort(digits: u32) -> DataConfig {
         DataConfig::Sort(SortConfig { digits })
@@ -382,17 +410,15 @@ mod tests {
     }
 
     fn jsonl(lines: &str) -> (tempfile::NamedTempFile, DataConfig) {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
         file.write_all(lines.as_bytes()).unwrap();
-        let config = JsonlConfig {
+        let config = FileConfig {
             path: file.path().to_owned(),
-            prompt: "prompt".to_owned(),
-            answer: "answer".to_owned(),
-            domain: None,
+            columns: ColumnsConfig::default(),
             max_prompt_chars: None,
             held_out_percent: 10,
         };
-        (file, DataConfig::Jsonl(config))
+        (file, DataConfig::File(config))
     }
 
     fn questions(count: usize) -> String {
@@ -541,7 +567,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");
-        check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is no text");
+        check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is neither a text nor messages");
         check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
         check("\n[1]\n", ":2: the line is no JSON object");

@@ -54,8 +54,11 @@ impl Tokenizer {
     /// The tokens of a record's prompt.
     pub fn encode_prompt(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
         match self {
+            Tokenizer::Characters(_) if !record.messages.is_empty() => {
+                Err(TokenizerError::Messages { record: record.id.clone() })
+            }
             Tokenizer::Characters(tokenizer) => Ok(tokenizer.encode_prompt(record)?),
-            Tokenizer::Folder(folder) => folder.encode_prompt(&record.prompt),
+            Tokenizer::Folder(folder) => folder.encode_prompt(record),
         }
     }
 
@@ -110,14 +113,20 @@ impl Tokenizer {
 }
 
 impl FolderTokenizer {
-    fn encode_prompt(&self, prompt: &str) -> Result<Vec<i64>, TokenizerError> {
-        if !self.config.chat {
-            return self.tokenizer.encode(prompt, true);
+    fn encode_prompt(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
+        let is_text = record.messages.is_empty();
+        match (self.config.chat, is_text) {
+            (false, true) => return self.tokenizer.encode(&record.prompt, true),
+            (false, false) => return Err(TokenizerError::Messages { record: record.id.clone() }),
+            (true, _) => {}
         }
-        let system = self.config.system_prompt.iter().map(|text| ("system", text.as_str()));
-        let turns = system.chain([("user", prompt)]);
-        let messages: Vec<_> =
-            turns.map(|(role, content)| json!({"role": role, "content": content})).collect();
+        let mut messages = record.conversation();
+        // A conversation that brings a system prompt of its own keeps it.
+        if let Some(text) = &self.config.system_prompt
+            && messages[0]["role"] != "system"
+        {
+            messages.insert(0, json!({"role": "system", "content": text}));
+        }
         let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
         self.tokenizer.encode_chat(conversation, &Map::new())
     }

@@ -419,18 +419,18 @@ fn loss(ledger: &mut Ledger, field: &str) {
 }
 
 fn data(ledger: &mut Ledger) {
-    let path = format!("{R}.data.jsonl.path");
+    let path = format!("{R}.data.file.path");
     if let Some(name) = ledger.text("data.prompt_dataset") {
-        let is_file = name.ends_with(".jsonl");
+        let is_file = [".jsonl", ".parquet", ".arrow"].iter().any(|end| name.ends_with(end));
         let ours = if is_file { name } else { format!("{name}.jsonl") };
-        let why = "a JSONL file with prompt and answer: write the dataset to it first";
+        let why = "a JSONL, Parquet or Arrow file with prompt and answer: write the dataset to it first";
         match is_file {
             true => ledger.map("data.prompt_dataset", &path, ours),
             false => ledger.change("data.prompt_dataset", &path, ours, why),
         }
     }
-    ledger.copy_text("data.input_key", &format!("{R}.data.jsonl.prompt"));
-    ledger.copy_text("data.label_key", &format!("{R}.data.jsonl.answer"));
+    ledger.copy_text("data.input_key", &format!("{R}.data.file.columns.prompt"));
+    ledger.copy_text("data.label_key", &format!("{R}.data.file.columns.answer"));
     let template = "data.apply_chat_template";
     if ledger.peek(template).is_some() {
         ledger.idle(template, "a model that has a chat template is prompted by it");

@@ -452,7 +452,7 @@ fn rewards(ledger: &mut Ledger) {
 
 fn data(ledger: &mut Ledger) {
     let key = "actor_train.data_args.file_name";
-    let path = format!("{R}.data.jsonl.path");
+    let path = format!("{R}.data.file.path");
     match ledger.peek(key).cloned() {
         Some(Value::Array(files)) if files.len() == 1 => ledger.map(key, &path, values::text(&files[0])),
         Some(Value::String(file)) => ledger.map(key, &path, file),
@@ -460,8 +460,8 @@ fn data(ledger: &mut Ledger) {
         None => {}
     }
     for name in ["prompt", "messages"] {
-        ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.jsonl.prompt"));
+        ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.file.columns.prompt"));
     }
-    ledger.fill(&format!("{R}.data.jsonl.answer"), "ground_truth");
+    ledger.fill(&format!("{R}.data.file.columns.answer"), "ground_truth");
     ledger.refuse_all(&[("actor_train.data_args.domain_interleave_probs*", "a run has one file of prompts")]);
 }

@@ -330,7 +330,7 @@ python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_
         "          estimator: k3\n",
         "          clip_high: 0.27\n          clip_low: 0.2\n",
         "      mixed_groups:\n        max_batches: 10\n",
-        "        path: data/math.jsonl\n        prompt: question\n        answer: gold\n",
+        "        path: data/math.jsonl\n        columns:\n          prompt: question\n          answer: gold\n",
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
     }
@@ -396,7 +396,7 @@ rewards:
         "      reward_clip: 10\n",
         "          dual_clip: 1.4\n",
         "    - math:\n        only_boxed: true\n",
-        "        prompt: messages\n        answer: ground_truth\n",
+        "        columns:\n          prompt: messages\n          answer: ground_truth\n",
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
     }

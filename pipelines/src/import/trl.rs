@@ -345,8 +345,8 @@ fn rewards(ledger: &mut Ledger) {
 
 fn data(ledger: &mut Ledger) {
     if let Some(name) = ledger.text("dataset_name") {
-        let why = "a JSONL file with prompt and answer: write the dataset to it first";
-        ledger.change("dataset_name", &format!("{R}.data.jsonl.path"), format!("{name}.jsonl"), why);
+        let why = "a JSONL, Parquet or Arrow file with prompt and answer: write the dataset to it first";
+        ledger.change("dataset_name", &format!("{R}.data.file.path"), format!("{name}.jsonl"), why);
     }
 }
 

@@ -57,8 +57,8 @@ impl Model {
     /// end that the completion has.
     fn tokens(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, TokenizerError> {
         if self.config.chat {
-            let messages = [("user", record.prompt.as_str()), ("assistant", completion.text)];
-            let messages = messages.map(|(role, content)| json!({"role": role, "content": content}));
+            let mut messages = record.conversation();
+            messages.push(json!({"role": "assistant", "content": completion.text}));
             let conversation =
                 Conversation { messages: &messages, tools: None, add_generation_prompt: false };
             return self.tokenizer.encode_chat(conversation, &Map::new());

@@ -1,0 +1,191 @@
+//! The rows of a file as JSON objects, read a piece at a time.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use arrow_array::RecordBatch;
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_json::{WriterBuilder, writer::LineDelimited};
+use arrow_schema::ArrowError;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Map, Value};
+
+use super::Error;
+
+/// Takes a row's name, `line 12`, and its columns; a message says why it is no record.
+type Visit<'a> = dyn FnMut(String, Map<String, Value>) -> Result<(), String> + 'a;
+
+/// How an Arrow file begins, and a stream does not.
+const ARROW_FILE: &[u8] = b"ARROW1";
+/// How an Arrow stream ends. The format lets a stream end without, but one that was cut off between two batches would then
+/// be read as a shorter one; pyarrow and `datasets` write it.
+const STREAM_END: &[u8] = &[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+
+/// Hands every row of a file to `visit`, in its order.
+pub(super) fn each_row(path: &Path, visit: &mut Visit) -> Result<(), Error> {
+    let unreadable = |source| Error::Read { path: path.to_owned(), source };
+    let format = path.extension().unwrap_or_default();
+    let file = File::open(path).map_err(unreadable)?;
+    let mut rows = Rows { path, number: 0, visit };
+    let broken = |source: ArrowError| Error::Table { path: path.to_owned(), source };
+    match format.to_str() {
+        Some("jsonl") => rows.lines(file),
+        Some("parquet") => {
+            let batches = ParquetRecordBatchReaderBuilder::try_new(file).and_then(|builder| builder.build());
+            rows.batches(batches.map_err(|error| broken(error.into()))?)
+        }
+        Some("arrow") => {
+            let mut file = BufReader::new(file);
+            if begins_with(&mut file, ARROW_FILE).map_err(unreadable)? {
+                rows.batches(FileReader::try_new(file, None).map_err(broken)?)
+            } else if ends_with(&mut file, STREAM_END).map_err(unreadable)? {
+                rows.batches(StreamReader::try_new(file, None).map_err(broken)?)
+            } else {
+                Err(broken(ArrowError::IpcError(
+                    "it has no end: it was cut off, or is no Arrow at all".into(),
+                )))
+            }
+        }
+        _ => Err(Error::Format { path: path.to_owned() }),
+    }
+}
+
+/// A file's rows on their way.
+struct Rows<'a> {
+    path: &'a Path,
+    /// Rows so far; lines that are empty are counted.
+    number: usize,
+    visit: &'a mut Visit<'a>,
+}
+
+impl Rows<'_> {
+    fn lines(&mut self, file: File) -> Result<(), Error> {
+        for text in BufReader::new(file).lines() {
+            let text = text.map_err(|source| Error::Read { path: self.path.to_owned(), source })?;
+            self.number += 1;
+            if !text.trim().is_empty() {
+                let object = serde_json::from_str(&text);
+                let object =
+                    object.map_err(|error| self.error(format!("the line is no JSON object: {error}")))?;
+                self.visit("line", object)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn batches(
+        &mut self,
+        batches: impl Iterator<Item = Result<RecordBatch, ArrowError>>,
+    ) -> Result<(), Error> {
+        for batch in batches {
+            let objects = batch.and_then(|batch| objects(&batch));
+            let objects = objects.map_err(|source| Error::Table { path: self.path.to_owned(), source })?;
+            for object in objects {
+                self.number += 1;
+                self.visit("row", object)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, kind: &str, object: Map<String, Value>) -> Result<(), Error> {
+        (self.visit)(format!("{kind} {}", self.number), object).map_err(|message| self.error(message))
+    }
+
+    fn error(&self, message: String) -> Error {
+        Error::Line { path: self.path.to_owned(), line: self.number, message }
+    }
+}
+
+/// The rows of a batch, by way of the text that Arrow has for them: columns may be nested.
+fn objects(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, ArrowError> {
+    let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, LineDelimited>(Vec::new());
+    writer.write(batch)?;
+    writer.finish()?;
+    let text = writer.into_inner();
+    let lines = serde_json::Deserializer::from_slice(&text).into_iter();
+    lines.collect::<Result<_, serde_json::Error>>().map_err(|error| ArrowError::JsonError(error.to_string()))
+}
+
+/// Whether the file begins with these bytes; it is at its start again afterwards.
+fn begins_with(file: &mut BufReader<File>, bytes: &[u8]) -> io::Result<bool> {
+    let mut start = Vec::new();
+    file.take(bytes.len() as u64).read_to_end(&mut start)?;
+    file.rewind()?;
+    Ok(start == bytes)
+}
+
+/// Whether the file ends with these bytes; it is at its start again afterwards.
+fn ends_with(file: &mut BufReader<File>, bytes: &[u8]) -> io::Result<bool> {
+    let length = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(bytes.len() as u64)))?;
+    let mut end = Vec::new();
+    file.read_to_end(&mut end)?;
+    file.rewind()?;
+    Ok(end == bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::error_chain::one_line;
+
+    /// What tests/python/make_table_golden.py has written.
+    fn golden(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tables").join(name)
+    }
+
+    fn rows(path: &Path) -> Result<Vec<(String, Value)>, Error> {
+        let mut rows = Vec::new();
+        each_row(path, &mut |name, object| {
+            rows.push((name, Value::Object(object)));
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+
+    #[test]
+    fn tables_that_pyarrow_wrote_have_their_rows() {
+        let wanted = |number: usize| {
+            json!({
+                "data_source": if number % 2 == 1 { "sums/é" } else { "sums" },
+                "prompt": [
+                    {"role": "system", "content": "Add."},
+                    {"role": "user", "content": format!("{number}+{number}=")},
+                ],
+                "ability": null,
+                "reward_model": {"style": "rule", "ground_truth": (2 * number).to_string()},
+                "extra_info": {"index": number, "split": "train", "levels": [number as f64, 0.5]},
+            })
+        };
+        let wanted: Vec<_> = (0..40).map(|number| (format!("row {}", number + 1), wanted(number))).collect();
+        for name in ["verl.parquet", "verl.arrow", "stream.arrow"] {
+            assert_eq!(rows(&golden(name)).unwrap(), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_table_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["verl.parquet", "verl.arrow", "stream.arrow"] {
+            let whole = fs::read(golden(name)).unwrap();
+            let path = folder.path().join(name);
+            for length in 0..whole.len() {
+                fs::write(&path, &whole[..length]).unwrap();
+                let read = rows(&path);
+                assert!(matches!(read, Err(Error::Table { .. })), "{name}, {length}: {read:?}");
+            }
+            let error = one_line(&rows(&path).unwrap_err());
+            assert!(error.contains(name), "{error}");
+        }
+        let other = folder.path().join("verl.csv");
+        fs::write(&other, "a,b").unwrap();
+        assert!(matches!(rows(&other), Err(Error::Format { .. })));
+    }
+}
