@@ -325,7 +325,9 @@ fn built(machine: &Machine, cargo: &str) -> PathBuf {
     let program = machine.at("target/debug/xtask");
     fs::create_dir_all(program.parent().unwrap()).unwrap();
     fs::create_dir_all(machine.at("target/release")).unwrap();
-    symlink(machine.at("bin/anyroll"), machine.at("target/release/anyroll")).unwrap();
+    for name in ["anyroll", "anyroll-matrix"] {
+        symlink(machine.at("bin").join(name), machine.at("target/release").join(name)).unwrap();
+    }
     // A symbolic link would lead back to the real target folder.
     fs::hard_link(env!("CARGO_BIN_EXE_xtask"), &program).unwrap();
     program
@@ -363,10 +365,14 @@ fn test_and_check_say_what_ran() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("xtask: cargo test --release --workspace rope: passed"), "{text}");
     fs::remove_file(machine.at("cargo.log")).unwrap();
-    assert!(machine.command(&xtask, &["check"]).output().unwrap().status.success());
+    machine.program("anyroll-matrix", "echo \"$@\"; exit 3");
+    let output = machine.command(&xtask, &["check"]).output().unwrap();
     let log = fs::read_to_string(machine.at("cargo.log")).unwrap();
     let commands: Vec<&str> = log.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(commands, ["fmt", "clippy", "doc", "test"]);
+    assert_eq!(commands, ["fmt", "clippy", "doc", "test", "build"]);
+    // Then it becomes the matrix's program.
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "run --backend cpu\n");
+    assert_eq!(output.status.code(), Some(3));
 }
 
 #[test]
