@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn colours_stay_and_large_images_shrink() {
-        let values: Vec<f32> = (0..3).flat_map(|channel| [channel as f32 - 1.0; 400 * 200]).collect();
+        let values: Vec<f32> = (0..3).flat_map(|channel| vec![channel as f32 - 1.0; 400 * 200]).collect();
         let images = Picture::of_images(&Tensor::from_slice(&values).view([1, 3, 200, 400])).unwrap();
         assert_eq!(images[0].pixels[..6], [0, 128, 255, 0, 128, 255]);
         assert_eq!(pixels_of(&images[0]), images[0].pixels);
