@@ -77,7 +77,7 @@ fn estimate(setting: Setting) -> Estimate {
         advantage => {
             // The likelier action is the greedy one.
             let greedy = vec![REWARDS[usize::from(setting.sampled_by > 0.5)]; SAMPLES / GROUP_SIZE];
-            let (lengths, group_size) = ([1.0; SAMPLES], GROUP_SIZE);
+            let (lengths, group_size) = (vec![1.0; SAMPLES], GROUP_SIZE);
             let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size };
             sample_advantages(&advantage, earned)
         }
