@@ -27,16 +27,7 @@ fn any_split_gives_the_same_gradient() {
         let split = updates(world_size, micro_batch_size);
         for (index, (split, whole)) in split.iter().zip(&whole).enumerate() {
             let what = format!("{world_size} ranks, micro-batches of {micro_batch_size}, case {index}");
-            assert!(whole.0 > 1e-3, "{what}: no gradient");
-            assert!(
-                (split.0 - whole.0).abs() < 1e-5 * whole.0,
-                "{what}: norm {} is not {}",
-                split.0,
-                whole.0
-            );
-            for (split, whole) in split.1.iter().zip(&whole.1) {
-                assert!((split - whole).abs() < 1e-6, "{what}: {split} is not {whole}");
-            }
+            assert_near(&what, split, whole);
         }
     }
 }
@@ -51,20 +42,19 @@ fn any_split_gives_the_critic_the_same_gradient() {
             of_ranks.swap_remove(0)
         };
         let whole = update(1, SEQUENCES);
-        assert!(whole.0 > 1e-3, "no gradient");
         for (world_size, micro_batch_size) in [(1, 5), (2, 4), (4, 1), (4, 3)] {
             let what = format!("{world_size} ranks, micro-batches of {micro_batch_size}, {aggregation:?}");
-            let split = update(world_size, micro_batch_size);
-            assert!(
-                (split.0 - whole.0).abs() < 1e-5 * whole.0,
-                "{what}: norm {} is not {}",
-                split.0,
-                whole.0
-            );
-            for (split, whole) in split.1.iter().zip(&whole.1) {
-                assert!((split - whole).abs() < 1e-6, "{what}: {split} is not {whole}");
-            }
+            assert_near(&what, &update(world_size, micro_batch_size), &whole);
         }
+    }
+}
+
+/// The gradient's norm, which is not 0, and the weights.
+fn assert_near(what: &str, split: &(f64, Vec<f32>), whole: &(f64, Vec<f32>)) {
+    assert!(whole.0 > 1e-3, "{what}: no gradient");
+    assert!((split.0 - whole.0).abs() < 1e-5 * whole.0, "{what}: norm {} is not {}", split.0, whole.0);
+    for (split, whole) in split.1.iter().zip(&whole.1) {
+        assert!((split - whole).abs() < 1e-6, "{what}: {split} is not {whole}");
     }
 }
 
