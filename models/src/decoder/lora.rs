@@ -80,12 +80,16 @@ impl LoraConfig {
     }
 
     pub(super) fn validate(&self) -> Result<()> {
-        check_config(self.rank > 0, "lora.rank", || format!("is {}, must be at least 1", self.rank))?;
-        let alpha = self.alpha;
-        let holds = alpha > 0.0 && alpha.is_finite();
-        check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))?;
+        check_product(self.rank, self.alpha)?;
         check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
     }
+}
+
+/// Refuses a rank and an alpha that make no product.
+pub(crate) fn check_product(rank: i64, alpha: f64) -> Result<()> {
+    check_config(rank > 0, "lora.rank", || format!("is {rank}, must be at least 1"))?;
+    let holds = alpha > 0.0 && alpha.is_finite();
+    check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))
 }
 
 /// The names of the two tensors, A and B, beside the weight `name` of a checkpoint, as

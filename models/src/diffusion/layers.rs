@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::Result;
+use crate::autograd::Layout;
 use crate::decoder::lora;
 use crate::error::check_config;
 use crate::model::{Init, ParamSpec, Part, Unit, Weights};
@@ -25,12 +26,28 @@ impl Lora {
     }
 
     pub(super) fn validate(&self) -> Result<()> {
-        check_config(self.rank > 0, "lora.rank", || format!("is {}, must be at least 1", self.rank))?;
-        let alpha = self.alpha;
-        let holds = alpha > 0.0 && alpha.is_finite();
-        check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))?;
+        lora::check_product(self.rank, self.alpha)?;
         check_config(!self.modules.is_empty(), "lora.targets", || "names no layer".to_owned())
     }
+}
+
+/// The layout of a transformer of a `first` block, `blocks` with the parameters of their adapters, and a `last` one; and
+/// the blocks. With adapters all else is frozen.
+pub(crate) fn stacked<B>(
+    first: Unit,
+    blocks: impl Iterator<Item = (Unit, Vec<ParamSpec>, B)>,
+    last: Unit,
+    has_adapters: bool,
+) -> (Layout, Vec<B>) {
+    let (mut units, mut adapters, mut stack) = (vec![first], vec![Vec::new()], Vec::new());
+    for (unit, of_block, block) in blocks {
+        units.push(unit);
+        adapters.push(of_block);
+        stack.push(block);
+    }
+    units.push(last);
+    let layout = Layout::new(units);
+    (if has_adapters { layout.with_adapters(adapters) } else { layout }, stack)
 }
 
 /// Collects a unit's parameters, and says where each lies.

@@ -49,6 +49,12 @@ impl Texts {
         self.tokens
     }
 
+    /// Those of a model, whose batches' labels are numbers of texts.
+    pub(super) fn of_model(texts: &Option<Texts>) -> Result<&Texts> {
+        let problem = || "are numbers of texts, and the model has none".to_owned();
+        texts.as_ref().ok_or_else(|| Error::Input { what: "labels", problem: problem() })
+    }
+
     /// Refuses other widths than a model reads.
     pub(super) fn check(&self, width: i64, pooled: Option<i64>) -> Result<()> {
         let (found, wanted) = (self.widths, (width, pooled));

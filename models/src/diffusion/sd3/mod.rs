@@ -18,6 +18,7 @@ use tch::{Device, Tensor};
 pub use config::Sd3Config;
 pub(crate) use position::PositionTable;
 
+use super::layers::stacked;
 use super::{DenoiseBatch, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Unit, Weights};
@@ -48,21 +49,10 @@ impl Sd3 {
     pub fn new(config: Sd3Config, lora: Option<&Lora>, device: Device) -> Result<Sd3> {
         config.validate()?;
         lora.map_or(Ok(()), Lora::validate)?;
-        let (unit, embedding) = Embedding::layout(&config);
-        let (mut units, mut adapters) = (vec![unit], vec![Vec::new()]);
-        let mut blocks = Vec::with_capacity(config.num_layers);
-        for layer in 0..config.num_layers {
-            let (unit, of_block, block) = Block::layout(&config, layer, lora);
-            units.push(unit);
-            adapters.push(of_block);
-            blocks.push(block);
-        }
-        let (unit, head) = Head::layout(&config);
-        units.push(unit);
-        let mut layout = Layout::new(units);
-        if lora.is_some() {
-            layout = layout.with_adapters(adapters);
-        }
+        let (first, embedding) = Embedding::layout(&config);
+        let blocks = (0..config.num_layers).map(|layer| Block::layout(&config, layer, lora));
+        let (last, head) = Head::layout(&config);
+        let (layout, blocks) = stacked(first, blocks, last, lora.is_some());
         let places = Shared::new(position::places(&config)?.f_to_device(device)?);
         Ok(Sd3 { layout, config, embedding, blocks, head, places, texts: None })
     }
@@ -89,8 +79,7 @@ impl Sd3 {
     }
 
     fn texts(&self) -> Result<&Texts> {
-        let problem = || "are numbers of texts, and the model has none".to_owned();
-        self.texts.as_ref().ok_or_else(|| Error::Input { what: "labels", problem: problem() })
+        Texts::of_model(&self.texts)
     }
 
     fn check(&self, batch: &DenoiseBatch) -> Result<()> {

@@ -17,6 +17,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use config::WanConfig;
 
+use super::layers::stacked;
 use super::{DenoiseBatch, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Unit, Weights};
@@ -50,21 +51,10 @@ impl Wan {
     pub fn new(config: WanConfig, lora: Option<&Lora>, device: Device) -> Result<Wan> {
         config.validate()?;
         lora.map_or(Ok(()), Lora::validate)?;
-        let (unit, embedding) = Embedding::layout(&config);
-        let (mut units, mut adapters) = (vec![unit], vec![Vec::new()]);
-        let mut blocks = Vec::with_capacity(config.num_layers);
-        for layer in 0..config.num_layers {
-            let (unit, of_block, block) = Block::layout(&config, layer, lora);
-            units.push(unit);
-            adapters.push(of_block);
-            blocks.push(block);
-        }
-        let (unit, head) = Head::layout(&config);
-        units.push(unit);
-        let mut layout = Layout::new(units);
-        if lora.is_some() {
-            layout = layout.with_adapters(adapters);
-        }
+        let (first, embedding) = Embedding::layout(&config);
+        let blocks = (0..config.num_layers).map(|layer| Block::layout(&config, layer, lora));
+        let (last, head) = Head::layout(&config);
+        let (layout, blocks) = stacked(first, blocks, last, lora.is_some());
         let angles = rotary::angles(&config)?;
         let on_device = |turn: Tensor| -> Result<Shared> {
             Ok(Shared::new(turn.f_to_kind(Kind::Float)?.f_to_device(device)?))
@@ -95,8 +85,7 @@ impl Wan {
     }
 
     fn texts(&self) -> Result<&Texts> {
-        let problem = || "are numbers of texts, and the model has none".to_owned();
-        self.texts.as_ref().ok_or_else(|| Error::Input { what: "labels", problem: problem() })
+        Texts::of_model(&self.texts)
     }
 
     /// Patches in time and of either side.
