@@ -27,6 +27,7 @@ mod gpu;
 mod graph;
 mod group;
 mod host_copies;
+mod in_rank_order;
 mod kernel_cache;
 mod library;
 mod model_kernels;

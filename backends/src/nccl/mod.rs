@@ -20,14 +20,11 @@ use crate::{
     communicator::{Communicator, Handle, Workspace, count_connection},
     device::unsupported,
     device_kernels::reduce_in_rank_order,
+    in_rank_order::InRankOrder,
     library::Failed,
     rendezvous::Part,
 };
 use library::{Config, Library, NO_COLOR, StreamHandle, dtype_number, op_number};
-
-/// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
-/// is what counts.
-const SMALL_BYTES: usize = 2 << 20;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -94,6 +91,26 @@ impl Nccl {
         })
     }
 
+    /// The communicator of `part`, or `None` for a rank that is in no part. Every rank calls.
+    fn split_off(&self, part: Option<&Part>) -> Result<Option<Communicator<Library>>> {
+        const CALL: &str = "ncclCommSplit";
+        // The library takes half the colors that we do, so a part is known by its first rank.
+        let color = part.map_or(NO_COLOR, |part| part.first as c_int);
+        let key = part.map_or(0, |part| part.store.rendezvous().rank as c_int);
+        let mut child: Handle = 0;
+        self.comm.within_deadline(CALL, || {
+            // SAFETY: the parent is live, since this thread is inside; the rest is ours and lives through the call.
+            self.comm.enqueue(CALL, |library, parent| unsafe {
+                library.calls.comm_split(parent, color, key, &mut child, &Config::BLOCKING)
+            })
+        })?;
+        let library = Library::of(self.device.id().backend)?;
+        let torch = self.device.torch_device().expect("checked when it was connected");
+        Ok(part.map(|part| Communicator::new(library, child, torch, &part.store)))
+    }
+}
+
+impl InRankOrder for Nccl {
     fn gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
         let (dst, src) = (output.address()?, input.address()?);
         let (count, dtype, stream) = (input.len(), dtype_number(input.dtype()), handle(stream));
@@ -131,37 +148,12 @@ impl Nccl {
         })
     }
 
-    /// The communicator of `part`, or `None` for a rank that is in no part. Every rank calls.
-    fn split_off(&self, part: Option<&Part>) -> Result<Option<Communicator<Library>>> {
-        const CALL: &str = "ncclCommSplit";
-        // The library takes half the colors that we do, so a part is known by its first rank.
-        let color = part.map_or(NO_COLOR, |part| part.first as c_int);
-        let key = part.map_or(0, |part| part.store.rendezvous().rank as c_int);
-        let mut child: Handle = 0;
-        self.comm.within_deadline(CALL, || {
-            // SAFETY: the parent is live, since this thread is inside; the rest is ours and lives through the call.
-            self.comm.enqueue(CALL, |library, parent| unsafe {
-                library.calls.comm_split(parent, color, key, &mut child, &Config::BLOCKING)
-            })
-        })?;
-        let library = Library::of(self.device.id().backend)?;
-        let torch = self.device.torch_device().expect("checked when it was connected");
-        Ok(part.map(|part| Communicator::new(library, child, torch, &part.store)))
+    fn reduce(&self, output: &Buffer, received: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
+        reduce_in_rank_order(output, received, op, stream)
     }
 
-    /// Everybody's `buffer` becomes the reduction of all, each rank computing all of it.
-    fn reduce_everywhere(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
-        let received = self.workspace.take(buffer.len_bytes() * self.world_size(), stream)?;
-        let received = received.cast(buffer.dtype());
-        self.gather(&received, buffer, stream)?;
-        reduce_in_rank_order(buffer, &received, op, stream)
-    }
-
-    /// `output` becomes this rank's slice of the reduction of everybody's `input`.
-    fn reduce_slice(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
-        let received = self.workspace.take(input.len_bytes(), stream)?.cast(input.dtype());
-        self.exchange(&received, input, stream)?;
-        reduce_in_rank_order(output, &received, op, stream)
+    fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 }
 
@@ -203,18 +195,7 @@ impl Collective for Nccl {
                 library.calls.all_reduce(at, at, count, dtype, op, comm, stream)
             });
         }
-        if buffer.len_bytes() * self.world_size() <= SMALL_BYTES {
-            return self.reduce_everywhere(buffer, op, stream);
-        }
-        // Each rank reduces one slice, then everybody gets every slice. Equal slices leave a rest of less than
-        // an element a rank.
-        let slice = buffer.len() / self.world_size();
-        let whole = buffer.slice(0..slice * self.world_size());
-        let mine = whole.slice(self.rank() * slice..(self.rank() + 1) * slice);
-        self.reduce_slice(&mine, &whole, op, stream)?;
-        self.gather(&whole, &mine, stream)?;
-        let rest = buffer.slice(whole.len()..buffer.len());
-        if rest.is_empty() { Ok(()) } else { self.reduce_everywhere(&rest, op, stream) }
+        self.reduce_all(buffer, op, stream)
     }
 
     fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {

@@ -26,14 +26,12 @@ use crate::{
     communicator::{Communicator, Workspace, count_connection},
     device::unsupported,
     gloo::reduce_in_rank_order,
+    in_rank_order::InRankOrder,
 };
 use library::{BYTES, Item, Library};
 
 /// What buffers start at multiples of, and are padded to among ours.
 const ALIGNMENT: usize = 512;
-/// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
-/// is what counts.
-const SMALL_BYTES: usize = 2 << 20;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -117,7 +115,9 @@ impl Hccl {
         call(staged_to.address()?, staged_from.address()?)?;
         to.copy_from(&staged_to, stream)
     }
+}
 
+impl InRankOrder for Hccl {
     fn gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
         let (count, raw) = (input.len_bytes() as u64, handle(stream));
         self.staged(output, input, stream, |dst, src| {
@@ -138,28 +138,8 @@ impl Hccl {
         })
     }
 
-    /// Everybody's `buffer` becomes the reduction of all, each rank computing all of it.
-    fn reduce_everywhere(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
-        let received = self.workspace.take(buffer.len_bytes() * self.world_size(), stream)?;
-        self.gather(&received, buffer, stream)?;
-        self.reduce_on_host(buffer, &received, op, stream)
-    }
-
-    /// `output` becomes this rank's slice of the reduction of everybody's `input`.
-    fn reduce_slice(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
-        let received = self.workspace.take(input.len_bytes(), stream)?;
-        self.exchange(&received, input, stream)?;
-        self.reduce_on_host(output, &received, op, stream)
-    }
-
-    /// `output` becomes the reduction of `received`, which holds as many slices of its length as there are ranks.
-    fn reduce_on_host(
-        &self,
-        output: &Buffer,
-        received: &Buffer,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
+    /// On the host.
+    fn reduce(&self, output: &Buffer, received: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
         let start = received.len_bytes().next_multiple_of(ALIGNMENT);
         let len = start + output.len_bytes();
         let mut host = self.host.lock().unwrap();
@@ -184,6 +164,10 @@ impl Hccl {
             reduce().map_err(|error| error.to_string())
         }))?;
         host.copy_to(start, output, stream)
+    }
+
+    fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 }
 
@@ -227,18 +211,7 @@ impl Collective for Hccl {
         if buffer.is_empty() {
             return self.check();
         }
-        if buffer.len_bytes() * self.world_size() <= SMALL_BYTES {
-            return self.reduce_everywhere(buffer, op, stream);
-        }
-        // Each rank reduces one slice, then everybody gets every slice. Equal slices leave a rest of less than
-        // an element a rank.
-        let slice = buffer.len() / self.world_size();
-        let whole = buffer.slice(0..slice * self.world_size());
-        let mine = whole.slice(self.rank() * slice..(self.rank() + 1) * slice);
-        self.reduce_slice(&mine, &whole, op, stream)?;
-        self.gather(&whole, &mine, stream)?;
-        let rest = buffer.slice(whole.len()..buffer.len());
-        if rest.is_empty() { Ok(()) } else { self.reduce_everywhere(&rest, op, stream) }
+        self.reduce_all(buffer, op, stream)
     }
 
     fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
