@@ -9,13 +9,12 @@ use std::{
 
 use crate::{
     BackendKind, DeviceId, Error, Result,
+    host_work::HostCallback,
     library::{self, Failed, Library, table},
 };
 
 /// A context, stream, event or physical memory.
 pub(super) type Handle = usize;
-/// What the library calls on a thread of its own.
-pub(super) type HostCallback = unsafe extern "C" fn(*mut c_void);
 
 /// Where the library is, by its bare name or where its installer puts it.
 pub(super) const FILES: [&str; 3] = [

@@ -3,13 +3,8 @@
 //! thread of ours, for which the stream waits: the library's own callbacks must not call it.
 
 use std::{
-    collections::BTreeMap,
     ffi::c_void,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, mpsc},
     thread,
 };
 
@@ -17,11 +12,7 @@ use super::{
     acl::{Direction, Handle},
     context::Context,
 };
-use crate::{
-    Error, Result,
-    cpu::memory,
-    device::{HostFn, unsupported},
-};
+use crate::{Error, Result, cpu::memory, device::HostFn, pinned_ranges::PinnedRanges};
 
 /// What both ends of an asynchronous copy are multiples of.
 const ALIGNMENT: usize = 64;
@@ -97,15 +88,11 @@ fn start(context: Arc<Context>) -> Result<mpsc::Sender<Job>> {
 
 /// The pinned memory of one device.
 #[derive(Debug, Default)]
-pub(super) struct Pinned {
-    /// Length by address.
-    allocations: Mutex<BTreeMap<u64, usize>>,
-    bytes: AtomicUsize,
-}
+pub(super) struct Pinned(PinnedRanges);
 
 impl Pinned {
     pub(super) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        self.0.bytes()
     }
 
     /// `len` zeroed bytes.
@@ -121,30 +108,20 @@ impl Pinned {
             .map_err(|failed| context.memory_error(failed, len))?;
         // SAFETY: fresh memory of this length.
         unsafe { address.cast::<u8>().write_bytes(0, len) };
-        self.allocations.lock().unwrap().insert(address as u64, len);
-        self.bytes.fetch_add(len, Ordering::Relaxed);
+        self.0.add(address as usize, len);
         Ok(address.cast())
     }
 
     /// # Safety
-    /// `address` came from `alloc` with this `len`, and no copy uses it.
-    pub(super) unsafe fn free(&self, context: &Context, address: *mut u8, len: usize) -> Result<()> {
-        self.allocations.lock().unwrap().remove(&(address as u64));
-        self.bytes.fetch_sub(len, Ordering::Relaxed);
+    /// `address` came from `alloc`, and no copy uses it.
+    pub(super) unsafe fn free(&self, context: &Context, address: *mut u8) -> Result<()> {
+        self.0.remove(address as usize);
         // SAFETY: the caller's promise.
         context.run(|acl| unsafe { acl.free_host(address.cast()) })
     }
 
     /// An error unless the range lies in one allocation: the library would copy it, and say nothing.
     pub(super) fn check(&self, context: &Context, address: u64, len: usize) -> Result<()> {
-        let allocations = self.allocations.lock().unwrap();
-        let found = allocations.range(..=address).next_back();
-        match found {
-            Some((base, size)) if (address - base) as usize + len <= *size => Ok(()),
-            _ => {
-                let what = format!("copies of host memory at {address:#x}, which is not pinned");
-                unsupported(context.id, what)
-            }
-        }
+        self.0.offset_of(context.id, address as usize, len).map(drop)
     }
 }

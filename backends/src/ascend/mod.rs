@@ -14,7 +14,6 @@ mod copies;
 mod hccl;
 
 use std::{
-    collections::HashMap,
     ffi::{c_int, c_void},
     ptr,
     sync::{
@@ -26,7 +25,8 @@ use std::{
 
 use crate::{
     BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits, MemoryInfo, RawBuffer, RawEvent,
-    RawSlice, RawStream, Result, TorchDevice, cpu::stream::run, device::HostFn, ffi, library, stream::report,
+    RawSlice, RawStream, Result, TorchDevice, device::HostFn, ffi, host_work::HostFailures, library,
+    stream::report,
 };
 use acl::{AI_CORES, Acl, EVENT_COMPLETE, EVENT_SYNC, EVENT_TIME_LINE, HUGE_FIRST, Handle, TOTAL_MEMORY};
 use arena::Arenas;
@@ -51,20 +51,11 @@ pub struct Npu {
     pinned: Pinned,
     arenas: Arenas,
     copier: Copier,
-    /// The first failure of host work, a stream.
-    failures: Mutex<HashMap<u64, Failure>>,
+    failures: HostFailures,
     retired: Mutex<Vec<Retired>>,
     /// Streams without work that nobody holds. Hardware has some two thousand.
     idle: Mutex<Vec<Handle>>,
     context: Arc<Context>,
-}
-
-type Failure = Arc<Mutex<Option<String>>>;
-
-/// What the library's thread gets.
-struct HostWork {
-    work: HostFn,
-    failure: Failure,
 }
 
 /// What is not in use any more once an event is reached.
@@ -151,15 +142,11 @@ impl Npu {
             pinned: Pinned::default(),
             arenas: Arenas::default(),
             copier: Copier::default(),
-            failures: Mutex::default(),
+            failures: HostFailures::default(),
             retired: Mutex::default(),
             idle: Mutex::default(),
             context,
         })
-    }
-
-    fn failure(&self, stream: RawStream) -> Failure {
-        self.failures.lock().unwrap().entry(stream.0).or_default().clone()
     }
 
     /// Gives `what` up after the work that is on `stream` now.
@@ -235,16 +222,6 @@ fn address(slice: RawSlice) -> u64 {
 /// A stream or an event.
 fn handle(raw: u64) -> Handle {
     raw as Handle
-}
-
-/// # Safety
-/// `data` is a box of [`HostWork`] that `enqueue_host_fn` gave away; called once.
-unsafe extern "C" fn run_host_work(data: *mut c_void) {
-    // SAFETY: the caller's promise.
-    let HostWork { work, failure } = *unsafe { Box::from_raw(data.cast::<HostWork>()) };
-    if let Err(message) = run(work) {
-        failure.lock().unwrap().get_or_insert(message);
-    }
 }
 
 // SAFETY: streams, events and copies are the library's own; memory is taken back once the work before its release is
@@ -334,9 +311,9 @@ unsafe impl Device for Npu {
         self.pinned.alloc(&self.context, len)
     }
 
-    unsafe fn free_pinned(&self, ptr: *mut u8, len: usize) -> Result<()> {
+    unsafe fn free_pinned(&self, ptr: *mut u8, _len: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.pinned.free(&self.context, ptr, len) }
+        unsafe { self.pinned.free(&self.context, ptr) }
     }
 
     unsafe fn fill(&self, dst: RawSlice, byte: u8, stream: RawStream) -> Result<()> {
@@ -383,18 +360,14 @@ unsafe impl Device for Npu {
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // The handle may be given out again, to a stream that has not failed.
-        self.failures.lock().unwrap().remove(&stream.0);
+        self.failures.forget(stream);
         self.retire(Resource::Stream(handle(stream.0)), stream)
     }
 
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's promise.
         self.context.run(|acl| unsafe { acl.stream_synchronize(handle(stream.0)) })?;
-        match self.failure(stream).lock().unwrap().take() {
-            Some(message) => Err(Error::Stream { device: self.info.id, message }),
-            None => Ok(()),
-        }
+        self.failures.check(self.info.id, stream)
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
@@ -445,15 +418,11 @@ unsafe impl Device for Npu {
     }
 
     unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()> {
-        let data = Box::into_raw(Box::new(HostWork { work, failure: self.failure(stream) }));
         self.context.run(|acl| {
-            // SAFETY: the caller's promise; `run_host_work` takes the box over.
-            let outcome = unsafe { acl.launch_host_function(handle(stream.0), run_host_work, data.cast()) };
-            if outcome.is_err() {
-                // SAFETY: it was not enqueued, so the box is still ours.
-                drop(unsafe { Box::from_raw(data) });
-            }
-            outcome
+            self.failures.enqueue(stream, work, |run, data| {
+                // SAFETY: the caller's promise; `data` is what `run` takes.
+                unsafe { acl.launch_host_function(handle(stream.0), run, data) }
+            })
         })
     }
 }

@@ -9,6 +9,7 @@ use std::{
 use super::vendor::{Dialect, Vendor};
 use crate::{
     DeviceId, Error, Result,
+    host_work::HostCallback,
     library::{self, Failed, table},
 };
 
@@ -16,8 +17,6 @@ use crate::{
 pub(crate) type Handle = usize;
 /// An address in the device's memory.
 pub(super) type Address = u64;
-/// What the driver calls on a thread of its own.
-pub(super) type HostCallback = unsafe extern "C" fn(*mut c_void);
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(super) const OUT_OF_MEMORY: c_int = 2;

@@ -20,11 +20,11 @@ mod pinned;
 mod vendor;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     ffi::{CStr, c_int, c_void},
     ptr,
     sync::{
-        Arc, Mutex, OnceLock,
+        Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -33,10 +33,11 @@ use std::{
 use crate::{
     Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice,
     RawStream, Result, TorchDevice,
-    cpu::stream::run,
     device::{HostFn, unsupported},
     device_kernels::SOURCES,
-    ffi, library,
+    ffi,
+    host_work::HostFailures,
+    library,
     library::Failed,
     stream::report,
 };
@@ -65,8 +66,7 @@ pub struct Gpu {
     events: Mutex<Vec<Handle>>,
     /// Events with time; they are few, and go away when they are not used any more.
     timed: Mutex<HashSet<Handle>>,
-    /// The first failure of host work, a stream.
-    failures: Mutex<HashMap<u64, Failure>>,
+    failures: HostFailures,
     /// Of each of `device_kernels::SOURCES`.
     modules: [OnceLock<Result<Module>>; SOURCES.len()],
     /// See [`Device::recording_stream`].
@@ -75,14 +75,6 @@ pub struct Gpu {
     /// Carries allocations and nothing else, so that one is over as soon as it is enqueued.
     allocations: Handle,
     context: Context,
-}
-
-type Failure = Arc<Mutex<Option<String>>>;
-
-/// What the driver's thread gets.
-struct HostWork {
-    work: HostFn,
-    failure: Failure,
 }
 
 /// The devices that this process sees; [`Error::Unavailable`] without a driver, a device or a libtorch for it.
@@ -136,7 +128,7 @@ impl Gpu {
             pinned: Pinned::default(),
             events: Mutex::default(),
             timed: Mutex::default(),
-            failures: Mutex::default(),
+            failures: HostFailures::default(),
             modules: Default::default(),
             graphs: OnceLock::new(),
             pool,
@@ -160,10 +152,6 @@ impl Gpu {
 
     fn graphs(&self) -> Result<&Graphs> {
         self.graphs.get_or_init(|| Graphs::open(&self.context)).as_ref().map_err(Clone::clone)
-    }
-
-    fn failure(&self, stream: RawStream) -> Failure {
-        self.failures.lock().unwrap().entry(stream.0).or_default().clone()
     }
 
     fn try_alloc(&self, len: usize) -> Result<Address, Failed> {
@@ -191,16 +179,6 @@ fn address(slice: RawSlice) -> Address {
 /// A stream or an event.
 fn handle(raw: u64) -> Handle {
     raw as Handle
-}
-
-/// # Safety
-/// `data` is a box of [`HostWork`] that `enqueue_host_fn` gave away; called once.
-unsafe extern "C" fn run_host_work(data: *mut c_void) {
-    // SAFETY: the caller's promise.
-    let HostWork { work, failure } = *unsafe { Box::from_raw(data.cast::<HostWork>()) };
-    if let Err(message) = run(work) {
-        failure.lock().unwrap().get_or_insert(message);
-    }
 }
 
 // SAFETY: streams, events and copies are the driver's own; memory is handed out once it is ready for every stream
@@ -353,8 +331,7 @@ unsafe impl Device for Gpu {
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // The handle may be given out again, to a stream that has not failed.
-        self.failures.lock().unwrap().remove(&stream.0);
+        self.failures.forget(stream);
         // SAFETY: the caller's promise; the driver lets pending work finish.
         self.context.run(|driver| unsafe { driver.stream_destroy(handle(stream.0)) })
     }
@@ -362,10 +339,7 @@ unsafe impl Device for Gpu {
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's promise.
         self.context.run(|driver| unsafe { driver.stream_synchronize(handle(stream.0)) })?;
-        match self.failure(stream).lock().unwrap().take() {
-            Some(message) => Err(Error::Stream { device: self.info.id, message }),
-            None => Ok(()),
-        }
+        self.failures.check(self.info.id, stream)
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
@@ -429,16 +403,11 @@ unsafe impl Device for Gpu {
     }
 
     unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()> {
-        let data = Box::into_raw(Box::new(HostWork { work, failure: self.failure(stream) }));
         self.context.run(|driver| {
-            // SAFETY: the caller's promise; `run_host_work` takes the box over.
-            let outcome =
-                unsafe { driver.launch_host_function(handle(stream.0), run_host_work, data.cast()) };
-            if outcome.is_err() {
-                // SAFETY: it was not enqueued, so the box is still ours.
-                drop(unsafe { Box::from_raw(data) });
-            }
-            outcome
+            self.failures.enqueue(stream, work, |run, data| {
+                // SAFETY: the caller's promise; `data` is what `run` takes.
+                unsafe { driver.launch_host_function(handle(stream.0), run, data) }
+            })
         })
     }
 

@@ -1,20 +1,10 @@
 //! Page-locked host memory: ordinary pages, touched by several threads, then registered in pieces. 16 GiB take
 //! 0.6 s so, where the driver's own allocation takes 4.6 s (docs/cuda.md).
 
-use std::{
-    collections::BTreeMap,
-    ffi::c_ulong,
-    fs,
-    ops::Range,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::{ffi::c_ulong, fs, ops::Range, thread};
 
 use super::{context::Context, facts};
-use crate::{Error, Result, cpu::memory, device::unsupported, library::Failed, stream::report};
+use crate::{Error, Result, cpu::memory, library::Failed, pinned_ranges::PinnedRanges, stream::report};
 
 /// One registration covers at most this much. A copy must not cross from one into the next.
 const PIECE_BYTES: usize = 1 << 30;
@@ -25,15 +15,11 @@ const BYTES_OF_A_THREAD: usize = 64 << 20;
 
 /// The pinned memory of one device.
 #[derive(Debug, Default)]
-pub(super) struct Pinned {
-    /// Length by address.
-    allocations: Mutex<BTreeMap<usize, usize>>,
-    bytes: AtomicUsize,
-}
+pub(super) struct Pinned(PinnedRanges);
 
 impl Pinned {
     pub(super) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        self.0.bytes()
     }
 
     /// `len` zeroed bytes on the device's own NUMA node.
@@ -59,8 +45,7 @@ impl Pinned {
             }
             registered = piece.end;
         }
-        self.allocations.lock().unwrap().insert(address as usize, len);
-        self.bytes.fetch_add(len, Ordering::Relaxed);
+        self.0.add(address as usize, len);
         Ok(address)
     }
 
@@ -68,23 +53,14 @@ impl Pinned {
     /// `address` came from `alloc` with this `len`, and no copy uses it.
     pub(super) unsafe fn free(&self, context: &Context, address: *mut u8, len: usize) -> Result<()> {
         let _entered = context.enter()?;
-        self.allocations.lock().unwrap().remove(&(address as usize));
-        self.bytes.fetch_sub(len, Ordering::Relaxed);
+        self.0.remove(address as usize);
         // SAFETY: the caller's promise.
         unsafe { release(context, address, len, len) }
     }
 
     /// Offsets from `address` at which a copy of `len` bytes has to be cut.
     pub(super) fn cut(&self, context: &Context, address: usize, len: usize) -> Result<Vec<Range<usize>>> {
-        let allocations = self.allocations.lock().unwrap();
-        let found = allocations.range(..=address).next_back();
-        let within = found.map(|(base, size)| (address - base, *size));
-        let Some((start, _)) = within.filter(|(start, size)| start + len <= *size) else {
-            return unsupported(
-                context.id,
-                format!("copies of host memory at {address:#x}, which is not pinned"),
-            );
-        };
+        let start = self.0.offset_of(context.id, address, len)?;
         Ok(pieces(start..start + len).map(|piece| piece.start - start..piece.end - start).collect())
     }
 }

@@ -1,0 +1,72 @@
+//! Host work in the order of a vendor's stream, which runs it on a thread of its own.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Arc, Mutex},
+};
+
+use crate::{DeviceId, Error, RawStream, Result, cpu::stream::run, device::HostFn, library::Failed};
+
+/// What a vendor's library calls in a stream's turn.
+pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
+
+/// The failures of a device's host work: vendors' libraries know of none.
+#[derive(Debug, Default)]
+pub(crate) struct HostFailures {
+    /// The first one, a stream.
+    streams: Mutex<HashMap<u64, Failure>>,
+}
+
+type Failure = Arc<Mutex<Option<String>>>;
+
+/// What the library's thread gets.
+struct HostWork {
+    work: HostFn,
+    failure: Failure,
+}
+
+impl HostFailures {
+    /// Has `launch` enqueue `work` on `stream`: it gets what the library is to call, and with what, once unless it fails.
+    pub(crate) fn enqueue(
+        &self,
+        stream: RawStream,
+        work: HostFn,
+        launch: impl FnOnce(HostCallback, *mut c_void) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let data = Box::into_raw(Box::new(HostWork { work, failure: self.of(stream) }));
+        let outcome = launch(run_host_work, data.cast());
+        if outcome.is_err() {
+            // SAFETY: it was not enqueued, so the box is still ours.
+            drop(unsafe { Box::from_raw(data) });
+        }
+        outcome
+    }
+
+    /// The first failure of `stream`'s work since this was last asked.
+    pub(crate) fn check(&self, device: DeviceId, stream: RawStream) -> Result<()> {
+        match self.of(stream).lock().unwrap().take() {
+            Some(message) => Err(Error::Stream { device, message }),
+            None => Ok(()),
+        }
+    }
+
+    /// `stream` goes: its handle may be given out again, to a stream that has not failed.
+    pub(crate) fn forget(&self, stream: RawStream) {
+        self.streams.lock().unwrap().remove(&stream.0);
+    }
+
+    fn of(&self, stream: RawStream) -> Failure {
+        self.streams.lock().unwrap().entry(stream.0).or_default().clone()
+    }
+}
+
+/// # Safety
+/// `data` is a box of [`HostWork`] that [`HostFailures::enqueue`] gave away; called once.
+unsafe extern "C" fn run_host_work(data: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let HostWork { work, failure } = *unsafe { Box::from_raw(data.cast::<HostWork>()) };
+    if let Err(message) = run(work) {
+        failure.lock().unwrap().get_or_insert(message);
+    }
+}
