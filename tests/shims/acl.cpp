@@ -9,7 +9,7 @@
 #else
 #include "acl_abi.h"
 #endif
-#include "device.h"
+#include "runtime.h"
 
 using shim::Memory;
 
@@ -17,12 +17,6 @@ namespace {
 
 constexpr size_t GRANULARITY = Memory::PAGE, ALIGNMENT = 64, MOST_STREAMS = 1984;
 
-template <typename T>
-T& only() {
-  static T* value = new T;  // outlives every thread
-  return *value;
-}
-using StreamMap = shim::Handles<shim::Stream*>;
 struct TimedEvent {
   shim::Event event;
   uint32_t flags;
@@ -34,10 +28,6 @@ struct Physical {
   bool is_mapped;
 };
 struct PhysicalMap : shim::Handles<std::shared_ptr<Physical>> {};
-struct Ranges {
-  std::mutex mutex;
-  std::map<uintptr_t, size_t> all;
-};
 struct Reserved : Ranges {};
 struct Mapping {
   std::mutex mutex;
@@ -50,19 +40,10 @@ std::atomic<bool> initialized{false};
 constexpr uintptr_t CONTEXTS = 0x5ca1ab1e000;
 thread_local int current = -1;
 thread_local bool in_callback = false;
-std::atomic<int>& broken(int device) {
-  static std::atomic<int> all[256];
-  return all[device & 255];
-}
 thread_local std::string message;
 aclError refuse(aclError code, const char* why) {
   message = why;
   return code;
-}
-
-void fault(int device, const char* what) {
-  fprintf(stderr, "SHIM: device %d is lost: %s is not memory that is live\n", device, what);
-  broken(device) = ACL_ERROR_RT_INTERNAL_ERROR;
 }
 
 aclError started() {
@@ -83,14 +64,6 @@ aclError usable() {
 #define USABLE() \
   if (aclError error = usable()) return error
 
-shim::Stream* default_stream(int device) {
-  static std::mutex mutex;
-  static auto* streams = new std::map<int, shim::Stream*>;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& stream = (*streams)[device];
-  if (!stream) stream = new shim::Stream(device);
-  return stream;
-}
 shim::Stream* stream_of(aclrtStream stream) {
   return stream ? only<StreamMap>().find(stream) : default_stream(current);
 }
@@ -101,19 +74,8 @@ aclError enqueue(aclrtStream handle, std::map<const void*, size_t> ranges, std::
   shim::Stream* stream = stream_of(handle);
   if (!stream) return refuse(ACL_ERROR_RT_INVALID_HANDLE, "no such stream");
   if (stream->device != current) return refuse(ACL_ERROR_RT_STREAM_CONTEXT, "a stream of another context");
-  const int device = stream->device;
-  for (auto [at, len] : ranges)
-    if (!Memory::get().is_live(at, len, device)) return refuse(ACL_ERROR_RT_PARAM_INVALID, "not memory of the device");
-  stream->enqueue([=] {
-    if (broken(device)) return;
-    for (auto [at, len] : ranges)
-      if (!Memory::get().is_live(at, len, device)) {
-        fault(device, "a range of a copy or fill");
-        return;
-      }
-    work();
-  });
-  return ACL_SUCCESS;
+  const bool is_live = enqueue_on(stream, std::move(ranges), ACL_ERROR_RT_INTERNAL_ERROR, std::move(work));
+  return is_live ? ACL_SUCCESS : refuse(ACL_ERROR_RT_PARAM_INVALID, "not memory of the device");
 }
 
 bool is_host_memory(const void* at, size_t len) {

@@ -8,7 +8,7 @@
 #else
 #include "hip_abi.h"
 #endif
-#include "device.h"
+#include "runtime.h"
 #include "kernel_code.h"
 
 using shim::Memory;
@@ -18,12 +18,6 @@ namespace {
 constexpr const char* ARCHITECTURE = "gfx942:sramecc+:xnack-";
 constexpr size_t GRANULARITY = Memory::PAGE;
 
-template <typename T>
-T& only() {
-  static T* value = new T;  // outlives every thread
-  return *value;
-}
-using StreamMap = shim::Handles<shim::Stream*>;
 using EventMap = shim::Handles<std::shared_ptr<shim::Event>>;
 struct Pool {
   int device;
@@ -40,24 +34,10 @@ struct Module {
 struct ModuleMap : shim::Handles<std::shared_ptr<Module>> {};
 struct FunctionMap : shim::Handles<shim::Bind> {};
 // Reservations by address, and the mappings in them.
-struct Ranges {
-  std::mutex mutex;
-  std::map<uintptr_t, size_t> all;
-};
 struct Reserved : Ranges {};
 struct Mapped : Ranges {};
 
 thread_local int current = 0;
-// The first failure of a device's work: every later call returns it, as after a fault on a GPU.
-std::atomic<int>& broken(int device) {
-  static std::atomic<int> all[256];
-  return all[device & 255];
-}
-
-void fault(int device, const char* what) {
-  fprintf(stderr, "SHIM: device %d is lost: %s is not memory that is live\n", device, what);
-  broken(device) = hipErrorIllegalAddress;
-}
 
 hipError_t usable() {
   if (!shim::devices()) return hipErrorNoDevice;
@@ -66,14 +46,6 @@ hipError_t usable() {
 #define USABLE() \
   if (hipError_t error = usable()) return error
 
-shim::Stream* default_stream(int device) {
-  static std::mutex mutex;
-  static auto* streams = new std::map<int, shim::Stream*>;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& stream = (*streams)[device];
-  if (!stream) stream = new shim::Stream(device);
-  return stream;
-}
 shim::Stream* stream_of(hipStream_t stream) {
   return stream ? only<StreamMap>().find(stream) : default_stream(current);
 }
@@ -83,19 +55,8 @@ hipError_t enqueue(hipStream_t handle, std::map<const void*, size_t> ranges, std
   USABLE();
   shim::Stream* stream = stream_of(handle);
   if (!stream || stream->device != current) return hipErrorInvalidHandle;
-  const int device = stream->device;
-  for (auto [at, len] : ranges)
-    if (!Memory::get().is_live(at, len, device)) return hipErrorInvalidValue;
-  stream->enqueue([=] {
-    if (broken(device)) return;
-    for (auto [at, len] : ranges)
-      if (!Memory::get().is_live(at, len, device)) {
-        fault(device, "a range of a copy or fill");
-        return;
-      }
-    work();
-  });
-  return hipSuccess;
+  const bool is_live = enqueue_on(stream, std::move(ranges), hipErrorIllegalAddress, std::move(work));
+  return is_live ? hipSuccess : hipErrorInvalidValue;
 }
 
 }  // namespace
@@ -428,7 +389,7 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsign
                       [](const void* at) { return Memory::get().is_live(at, 1, -1); }};
   const int device = current;
   return enqueue(stream, {}, [=] {
-    if (!(*kernel)(launch)) fault(device, "an argument of a kernel");
+    if (!(*kernel)(launch)) fault(device, hipErrorIllegalAddress, "an argument of a kernel");
   });
 }
 }
