@@ -1,6 +1,7 @@
 """Writes a model of Stable Diffusion 3.5 medium's shape with random weights, texts and a scorer: `make_model.py FOLDER`.
 
-Needs torch, diffusers and safetensors. `--tiny` makes one that a CPU runs in seconds, to try the scripts.
+Needs torch, diffusers and safetensors. `--tiny` makes one that a CPU runs in seconds, to try the scripts; `--wan` one of
+Wan 2.1 14B's shape, whose scorer reads latents.
 """
 
 import argparse
@@ -8,7 +9,13 @@ import json
 import pathlib
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    UniPCMultistepScheduler,
+    WanTransformer3DModel,
+)
 from safetensors.torch import save_file
 
 TRANSFORMER = dict(
@@ -34,11 +41,35 @@ class Brightness(torch.nn.Module):
         return images.mean(dim=[1, 2, 3])
 
 
+class LatentBrightness(torch.nn.Module):
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        return latents.mean(dim=[1, 2, 3, 4])
+
+
+def write_wan(folder):
+    """diffusers' own defaults are the 14B model; its autoencoder is told by its configuration alone."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        WanTransformer3DModel().save_pretrained(folder / "transformer")
+        texts = {"prompt_embeds": torch.randn(TEXTS, 512, 4096).cpu()}
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
+    scheduler.save_pretrained(folder / "scheduler")
+    (folder / "vae").mkdir()
+    vae = {"_class_name": "AutoencoderKLWan", "scale_factor_temporal": 4, "scale_factor_spatial": 8}
+    (folder / "vae" / "config.json").write_text(json.dumps(vae))
+    save_file(texts, folder / "prompts.safetensors")
+    torch.jit.script(LatentBrightness()).save(str(folder / "scorer.pt"))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--wan", action="store_true")
     args = parser.parse_args()
+    if args.wan:
+        return write_wan(args.folder)
     shape, vae = (TINY_TRANSFORMER, TINY_VAE) if args.tiny else (TRANSFORMER, VAE)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -4,16 +4,19 @@
 
 SETTINGS is a JSON object; see `run.py`. Prints one JSON object: seconds of sampling, of decoding and scoring and of
 training over the median step, and the most memory. The transformer is in bf16, its adapters in fp32; log-probs are in fp32.
+Under torchrun each rank has its share of the prompts, a whole transformer, and the mean of all ranks' gradients.
 """
 
 import json
 import math
+import os
 import pathlib
 import statistics
 import sys
 import time
 
 import torch
+import torch.distributed as dist
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from safetensors.torch import load_file
 
@@ -132,13 +135,18 @@ class Loop:
                 policy = -torch.minimum(gain, advantages[part] * ratio.clamp(1 - 1e-4, 1 + 1e-4))
                 kl = ((mean - reference) ** 2).mean(dim=(1, 2, 3)) / (2 * std**2)
                 ((policy + 0.04 * kl).sum() / (len(prompts) * len(timesteps))).backward()
+        if dist.is_initialized():
+            grads = torch.cat([parameter.grad.flatten() for parameter in self.parameters])
+            dist.all_reduce(grads, dist.ReduceOp.AVG)
+            for parameter, grad in zip(self.parameters, grads.split([p.numel() for p in self.parameters])):
+                parameter.grad.copy_(grad.view_as(parameter))
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def step(self):
         settings = self.settings
-        prompts = torch.randint(len(self.texts["prompt_embeds"]), (settings["prompts"],))
+        prompts = torch.randint(len(self.texts["prompt_embeds"]), (settings["prompts"] // settings["devices"],))
         prompts = prompts.repeat_interleave(settings["group_size"]).to(self.device)
         clock = [self.now()]
         walks = [self.sample(part) for part in prompts.split(settings["sample_batch_size"])]
@@ -156,17 +164,28 @@ class Loop:
     def now(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+        if dist.is_initialized():
+            dist.barrier()
         return time.perf_counter()
 
 
 def main():
     folder, settings = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    if settings["devices"] > 1:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group()
+        torch.manual_seed(rank)
     loop = Loop(folder, settings, device)
     steps = [loop.step() for _ in range(settings["steps"])][1:]
     generate, score, train = (statistics.median(times) for times in zip(*steps))
     memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else 0
-    print(json.dumps(dict(generate_s=generate, reward_s=score, train_s=train, memory_bytes=memory)))
+    if rank == 0:
+        print(json.dumps(dict(generate_s=generate, reward_s=score, train_s=train, memory_bytes=memory)))
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

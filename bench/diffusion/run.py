@@ -1,4 +1,4 @@
-"""Flow-GRPO on the shape of Stable Diffusion 3.5 medium beside diffusers and PyTorch, on one GPU in turn.
+"""Flow-GRPO on the shape of Stable Diffusion 3.5 medium beside diffusers and PyTorch, on the same GPUs in turn.
 
     run.py [--python PYTHON] [--folder FOLDER] [--tiny] [key=value ...]
 
@@ -17,7 +17,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SETTINGS = dict(
-    steps=4, pixels=512, prompts=4, group_size=8, denoising_steps=10, trained_steps=5, guidance=4.5, rank=32, alpha=64.0,
+    devices=1, zero_stage=0, steps=4, pixels=512, prompts=4, group_size=8, denoising_steps=10, trained_steps=5, guidance=4.5, rank=32, alpha=64.0,
     micro_batch_size=4, sample_batch_size=16, decode_batch_size=4, checkpointing=False,
 )
 
@@ -27,11 +27,11 @@ def ours(folder, settings, backend):
     prompts = f"{{embeddings: {folder}/prompts.safetensors, height: {settings['pixels']}, width: {settings['pixels']}}}"
     fields = {
         "backend": backend,
-        "devices": 1,
+        "devices": settings["devices"],
         "model.diffusers": folder,
         "model.lora.rank": settings["rank"],
         "model.lora.alpha": settings["alpha"],
-        "strategy.zero_stage": 0,
+        "strategy.zero_stage": settings["zero_stage"],
         "strategy.offload.optimizer": "none",
         "strategy.deterministic": "false",
         "strategy.micro_batch_size": settings["micro_batch_size"],
@@ -63,7 +63,10 @@ def ours(folder, settings, backend):
 
 
 def peer(python, folder, settings):
-    command = [python, HERE / "peer.py", folder, json.dumps(settings)]
+    launcher = [python]
+    if settings["devices"] > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings['devices']}"]
+    command = [*launcher, HERE / "peer.py", folder, json.dumps(settings)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -81,8 +84,9 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="one with torch and diffusers")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "runs/bench_diffusion_model")
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--skip-peer", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="a model that a CPU runs in seconds, to try the scripts")
-    parser.add_argument("settings", nargs="*", help="such as micro_batch_size=8 or checkpointing=true")
+    parser.add_argument("settings", nargs="*", help="such as devices=4 zero_stage=2 prompts=16")
     args = parser.parse_args()
     settings = SETTINGS | (dict(pixels=64, denoising_steps=4, trained_steps=2) if args.tiny else {})
     settings |= {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in args.settings)}
@@ -94,7 +98,8 @@ def main():
     print("| | images/s, sampling | images x timesteps/s, training | images/s, decoding and scoring | s a step | GiB |")
     print("|---|---|---|---|---|---|", flush=True)
     print(row("anyroll", settings, ours(folder, settings, args.backend)), flush=True)
-    print(row("diffusers", settings, peer(args.python, folder, settings)), flush=True)
+    if not args.skip_peer:
+        print(row("diffusers", settings, peer(args.python, folder, settings)), flush=True)
 
 
 if __name__ == "__main__":

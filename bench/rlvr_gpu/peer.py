@@ -38,6 +38,7 @@ def main():
     parser.add_argument("--completions", type=int, default=128)
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="train under DeepSpeed's ZeRO")
     parser.add_argument("--dtype", default="float32", help="of the weights; the passes are in bf16 with either")
     arguments = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -60,6 +61,13 @@ def main():
         report_to=[],
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
+        deepspeed=None if arguments.deepspeed is None else dict(
+            zero_optimization=dict(stage=arguments.deepspeed),
+            bf16=dict(enabled=True),
+            train_micro_batch_size_per_gpu="auto",
+            gradient_accumulation_steps="auto",
+            gradient_clipping="auto",
+        ),
     )
     draw = random.Random(0)
     clock = Clock()

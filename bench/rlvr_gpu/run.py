@@ -44,7 +44,8 @@ def peer(arguments, gpus):
     launcher = [arguments.python]
     if gpus > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-    done = subprocess.run([*launcher, HERE / "peer.py", arguments.folder], stdout=subprocess.PIPE, text=True)
+    command = [*launcher, HERE / "peer.py", arguments.folder, *arguments.peer.split()]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.stdout)
     found = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"seconds"'))
@@ -61,6 +62,7 @@ def main():
     parser.add_argument("--anyroll", default=ANYROLL)
     parser.add_argument("--python", default=sys.executable, help="one with torch, transformers, TRL and datasets")
     parser.add_argument("--set", nargs="+", default=[], help="of anyroll's config")
+    parser.add_argument("--peer", default="", help="options of peer.py, such as '--deepspeed 2'")
     parser.add_argument("--skip-peer", action="store_true")
     arguments = parser.parse_args()
     for gpus in arguments.gpus:

@@ -3,7 +3,8 @@
     cargo build --release -p anyroll-strategy --example train
     python3 bench/train/run.py --world-size 4 ours:model=7b,stage=3 peer:model=7b
 
-A run is `ours:` with the example's keys, or `peer:` with peer.py's options (`model=7b,recompute=full`).
+A run is `ours:` with the example's keys, or `peer:` with peer.py's options (`model=7b,recompute=full`, or
+`model=7b,deepspeed=3,offload`).
 """
 
 import argparse
@@ -39,7 +40,7 @@ def start(options, who, keys):
     ranks = []
     for rank in range(options.world_size):
         environment = {"NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank),
-                       "WORLD_SIZE": str(options.world_size), **os.environ}
+                       "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.world_size), **os.environ}
         if who == "ours":
             command = [options.program, options.backend, rank, options.world_size, port, *keys]
         else:
