@@ -1,7 +1,8 @@
 // SHIM of libtorch_hip and libtorch_npu, for tests: a libtorch device over the vendor's shim. Its memory is the
 // shim's, so that tensors have addresses that no host code may touch. Each operation waits for the stream, and runs
 // on the CPU over the shim's own mapping of the same bytes. Compiled with -DSHIM_ASCEND it is PrivateUse1, else CUDA,
-// as which libtorch's build for ROCm presents itself.
+// as which libtorch's build for ROCm presents itself. With -DSHIM_FORWARD, too, memory and operations are those of
+// libtorch's own support of NVIDIA's devices, and nothing waits.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -41,23 +42,61 @@ static int get_device(int* device) { return hipGetDevice(device); }
 static int synchronize() { return hipStreamSynchronize(nullptr); }
 #endif
 
+// ---- the device below, on which operations run ----
+
+#ifdef SHIM_FORWARD
+#include <ATen/Context.h>
+#include "forward/torch_cuda.h"
+static constexpr auto BELOW = c10::DeviceType::CUDA;
+static constexpr auto KEY_BELOW = c10::DispatchKey::CUDA;
+static void* below(void* at) { return at; }
+static void* take(c10::DeviceIndex device, size_t len) {
+  c10::DeviceGuard guard(c10::Device(BELOW, device));
+  return c10::GetAllocator(BELOW)->raw_allocate(len);
+}
+static void give(void* at) { c10::GetAllocator(BELOW)->raw_deallocate(at); }
+static void start() {
+  TORCH_CHECK(load_libtorch_cuda(), "SHIM: this libtorch is built without CUDA");
+  at::globalContext().lazyInitDevice(BELOW);
+  // The same bits each time, where there is a choice.
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+#else
 extern "C" {
 void *anyroll_shim_host(void*), *anyroll_shim_alloc(int device, size_t len);
 void anyroll_shim_free(void*);
 }
+static constexpr auto BELOW = c10::DeviceType::CPU;
+static constexpr auto KEY_BELOW = c10::DispatchKey::CPU;
+static void* below(void* at) { return anyroll_shim_host(at); }
+static void* take(c10::DeviceIndex device, size_t len) { return anyroll_shim_alloc(device, len); }
+static void give(void* at) { anyroll_shim_free(at); }
+static void start() {}
+#endif
 
 using at::Tensor;
 static constexpr auto TYPE = c10::DeviceType::KEY;
 static const c10::DispatchKeySet KEYS(c10::DispatchKey::KEY);
-
-// Waits for what libtorch's stream of this device waits for.
-static void settle(c10::Device device);
 
 static void check(int code, const char* call) { TORCH_CHECK(code == 0, "SHIM: ", call, " returned ", code); }
 static c10::DeviceIndex current() {
   int device = 0;
   check(get_device(&device), "getDevice");
   return (c10::DeviceIndex)device;
+}
+static c10::Device below(c10::Device device) {
+  if (BELOW == c10::DeviceType::CPU) return {BELOW};
+  return {BELOW, device.has_index() ? device.index() : current()};
+}
+// A tensor of the device below over our memory.
+static Tensor tensor_at(const void* at, at::IntArrayRef size, at::IntArrayRef stride, at::ScalarType type,
+                        c10::Device device) {
+  const auto options = at::TensorOptions().dtype(type).device(below(device));
+  // An empty tensor is the library's own, which it may resize.
+  if (c10::multiply_integers(size) == 0) return at::empty_strided(size, stride, options);
+  auto blob = at::for_blob(below(const_cast<void*>(at)), size);
+  return blob.strides(stride).options(options).target_device(below(device)).make_tensor();
 }
 
 // ---- devices, streams and memory ----
@@ -83,36 +122,38 @@ C10_REGISTER_GUARD_IMPL(KEY, Guard);
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t len) override {
     const c10::DeviceIndex device = current();
-    void* at = len ? anyroll_shim_alloc(device, len) : nullptr;
+    void* at = len ? take(device, len) : nullptr;
     TORCH_CHECK(at || !len, "SHIM: out of memory: ", len, " bytes on device ", (int)device);
     return {at, at, &release, {TYPE, device}};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t len) const override {
-    memcpy(anyroll_shim_host(to), anyroll_shim_host(const_cast<void*>(from)), len);
+    const c10::Device device{TYPE, current()};
+    const auto bytes = [&](const void* at) { return tensor_at(at, {(int64_t)len}, {1}, at::kByte, device); };
+    bytes(to).copy_(bytes(from));
   }
   static void release(void* at) {
-    if (at) anyroll_shim_free(at);
+    if (at) give(at);
   }
 };
 static Allocator allocator;
 REGISTER_ALLOCATOR(TYPE, &allocator);
 
+// Waits for what libtorch's stream of this device waits for, where the device below does not.
 static void settle(c10::Device device) {
+  if (BELOW != c10::DeviceType::CPU) return;
   c10::DeviceGuard guard(device);
   check(synchronize(), "synchronize");
 }
 
-// ---- the same bytes for the CPU ----
+// ---- the same bytes for the device below ----
 
 static bool is_ours(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == TYPE; }
 
-static Tensor on_host(const Tensor& tensor) {
+static Tensor below(const Tensor& tensor) {
   if (!is_ours(tensor)) return tensor;
-  auto options = at::TensorOptions().dtype(tensor.scalar_type());
-  // An empty tensor is the library's own, which it may resize.
-  if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  return at::from_blob(anyroll_shim_host(const_cast<void*>(tensor.const_data_ptr())), tensor.sizes(), tensor.strides(), options);
+  const void* at = tensor.numel() ? tensor.const_data_ptr() : nullptr;
+  return tensor_at(at, tensor.sizes(), tensor.strides(), tensor.scalar_type(), tensor.device());
 }
 
 static Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -128,7 +169,7 @@ static Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::o
 static Tensor& copy(Tensor& to, const Tensor& from, bool) {
   for (const Tensor& tensor : {to, from})
     if (is_ours(tensor)) settle(tensor.device());
-  on_host(to).copy_(on_host(from));
+  below(to).copy_(below(from));
   return to;
 }
 static const Tensor& resize_to(const Tensor& tensor, at::IntArrayRef size, std::optional<at::MemoryFormat>) {
@@ -145,60 +186,60 @@ static const Tensor& resize_to(const Tensor& tensor, at::IntArrayRef size, std::
   }
   return tensor;
 }
-static Tensor to_device(const Tensor& host, c10::Device device) {
+static Tensor to_device(const Tensor& lower, c10::Device device) {
   c10::DeviceGuard guard(device);
-  Tensor made = at::detail::empty_strided_generic(host.sizes(), host.strides(), &allocator, KEYS, host.scalar_type());
-  on_host(made).copy_(host);
+  Tensor made = at::detail::empty_strided_generic(lower.sizes(), lower.strides(), &allocator, KEYS, lower.scalar_type());
+  below(made).copy_(lower);
   return made;
 }
 
 // ---- every other operation ----
 
-// What an operation was given, beside what the CPU gets instead.
+// What an operation was given, beside what the device below gets instead.
 struct Exchange {
-  std::vector<std::pair<Tensor, Tensor>> pairs;  // ours, host
+  std::vector<std::pair<Tensor, Tensor>> pairs;  // ours, lower
   c10::Device device{TYPE, 0};
 
-  Tensor host(const Tensor& tensor) {
+  Tensor lower(const Tensor& tensor) {
     if (!is_ours(tensor)) return tensor;
     device = tensor.device();
-    pairs.emplace_back(tensor, on_host(tensor));
+    pairs.emplace_back(tensor, below(tensor));
     return pairs.back().second;
   }
-  c10::IValue host(const c10::IValue& value) {
-    if (value.isTensor()) return host(value.toTensor());
+  c10::IValue lower(const c10::IValue& value) {
+    if (value.isTensor()) return lower(value.toTensor());
     if (value.isTensorList()) {
       c10::List<Tensor> list;
-      for (const Tensor tensor : value.toTensorVector()) list.push_back(host(tensor));
+      for (const Tensor tensor : value.toTensorVector()) list.push_back(lower(tensor));
       return list;
     }
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> list;
       for (const std::optional<Tensor> tensor : value.toOptionalTensorList().vec())
-        list.push_back(tensor ? std::optional<Tensor>(host(*tensor)) : std::nullopt);
+        list.push_back(tensor ? std::optional<Tensor>(lower(*tensor)) : std::nullopt);
       return list;
     }
     if (value.isDevice() && value.toDevice().type() == TYPE) {
       device = value.toDevice();
-      return c10::Device(c10::DeviceType::CPU);
+      return below(device);
     }
     return value;
   }
   // What was written and has grown goes back; what is new becomes ours.
   void write_back() {
-    for (auto& [ours, host] : pairs) {
-      if (ours.sizes() == host.sizes() && ours.numel() == 0) continue;
-      if (ours.sizes() != host.sizes()) {
-        resize_to(ours, host.sizes(), std::nullopt);
-        on_host(ours).copy_(host);
+    for (auto& [ours, lower] : pairs) {
+      if (ours.sizes() == lower.sizes() && ours.numel() == 0) continue;
+      if (ours.sizes() != lower.sizes()) {
+        resize_to(ours, lower.sizes(), std::nullopt);
+        below(ours).copy_(lower);
       }
     }
   }
-  Tensor ours(const Tensor& host) {
-    if (!host.defined() || is_ours(host)) return host;
+  Tensor ours(const Tensor& lower) {
+    if (!lower.defined() || lower.device().type() != BELOW) return lower;
     for (auto& [ours, given] : pairs)
-      if (given.is_same(host)) return ours;
-    return to_device(host, device);
+      if (given.is_same(lower)) return ours;
+    return to_device(lower, device);
   }
   c10::IValue ours(const c10::IValue& value) {
     if (value.isTensor()) return ours(value.toTensor());
@@ -209,18 +250,19 @@ struct Exchange {
   }
 };
 
-static void on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+static void run_below(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   Exchange exchange;
   const size_t count = operation.schema().arguments().size();
-  for (size_t i = stack->size() - count; i < stack->size(); i++) (*stack)[i] = exchange.host((*stack)[i]);
+  for (size_t i = stack->size() - count; i < stack->size(); i++) (*stack)[i] = exchange.lower((*stack)[i]);
   settle(exchange.device);
-  operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  c10::DeviceGuard guard(below(exchange.device));
+  operation.redispatchBoxed(c10::DispatchKeySet(KEY_BELOW), stack);
   exchange.write_back();
   const size_t returns = operation.schema().returns().size();
   for (size_t i = stack->size() - returns; i < stack->size(); i++) (*stack)[i] = exchange.ours((*stack)[i]);
 }
 
-TORCH_LIBRARY_IMPL(_, KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
+TORCH_LIBRARY_IMPL(_, KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_below>()); }
 TORCH_LIBRARY_IMPL(aten, KEY, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
@@ -238,7 +280,7 @@ TORCH_LIBRARY_IMPL(aten, KEY, m) {
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return count() > 0; }
-  void init() const override {}
+  void init() const override { start(); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return (c10::DeviceIndex)count(); }
 };
@@ -250,7 +292,7 @@ static const bool registered = [] {
 #else
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override {}
+  void init() const override { start(); }
   bool hasCUDA() const override { return count() > 0; }
   bool hasROCM() const override { return true; }
   bool isBuilt() const override { return true; }
