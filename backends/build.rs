@@ -30,6 +30,7 @@ fn main() {
             "shim/device.cpp",
             "shim/flash.cpp",
             "shim/kernels.cpp",
+            "shim/linear.cpp",
             "shim/memory.cpp",
             "shim/npu.cpp",
             "shim/optimizer.cpp",

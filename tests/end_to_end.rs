@@ -2,6 +2,7 @@
 //!
 //! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
 
+mod asynchronous;
 mod commands;
 mod critic;
 mod diffusers;
@@ -18,6 +19,7 @@ mod resume;
 mod rewards;
 mod run_folder;
 mod shims;
+mod strict;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

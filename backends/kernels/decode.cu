@@ -74,21 +74,28 @@ __device__ inline void load_elements(const T* from, float (&to)[ELEMENTS]) {
   }
 }
 
-// Up to HEADS query heads of one key head, over one split of one row. DIM / 8 threads share a token, so that a block goes
-// through `SUBS` runs of tokens side by side, each with a softmax of its own; they are joined at the end, in order.
+// The first of `length` tokens that a sequence's last one sees.
+__device__ inline int first_seen(int length, int window) { return length > window ? length - window : 0; }
+
+// Up to HEADS query heads of one key head, over one split of one row, of whose tokens the last `window` count. DIM / 8
+// threads share a token, so that a block goes through `SUBS` runs of tokens side by side, each with a softmax of its own;
+// they are joined at the end, in order.
 // `partial` [splits, rows, heads, DIM] gets the weighted sums of values, `softmax` [splits, rows, heads, 2] the largest
 // score and the sum of weights.
 template <typename T, int DIM, int HEADS>
 __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions,
-                              float scale, float* partial, float* softmax, int rows, int heads, int kv_heads) {
+                              float scale, int window, float* partial, float* softmax, int rows, int heads,
+                              int kv_heads) {
   constexpr int SHARERS = DIM / ELEMENTS, SUBS = ATTENTION_THREADS / SHARERS;
   __shared__ float of_max[SUBS][HEADS], of_sum[SUBS][HEADS], of_values[SUBS][DIM];
   const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
   const int row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
   const int tile = blockIdx.x / rows / kv_heads % tiles, split = blockIdx.x / rows / kv_heads / tiles;
-  const int begin = split * SPLIT_TOKENS, length = (int)positions[row] + 1;
-  if (begin >= length) return;
-  const int end = length < begin + SPLIT_TOKENS ? length : begin + SPLIT_TOKENS;
+  const int length = (int)positions[row] + 1, seen = first_seen(length, window), first_token = split * SPLIT_TOKENS;
+  if (first_token >= length || first_token + SPLIT_TOKENS <= seen) return;
+  const int end = length < first_token + SPLIT_TOKENS ? length : first_token + SPLIT_TOKENS;
+  // Runs begin at multiples of 16 tokens, so that each lies in one block of the cache.
+  const int begin = first_token < seen ? seen / 16 * 16 : first_token;
   const int lane = threadIdx.x % SHARERS, sub = threadIdx.x / SHARERS;
   const int head = kv_head * group + tile * HEADS;
   const int count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
@@ -126,7 +133,7 @@ __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tabl
         for (int k = 0; k < ELEMENTS; k++) dot = fmaf(query[h][k], key[u][k], dot);
 #pragma unroll
         for (int mask = SHARERS / 2; mask > 0; mask /= 2) dot += exchange(dot, mask);
-        score[u] = first + u < end ? dot : -INFINITE;
+        score[u] = first + u < end && first + u >= seen ? dot : -INFINITE;
         largest = larger(largest, score[u]);
       }
       const float origin = largest == -INFINITE ? 0 : largest, kept = __expf(max[h] - origin);
@@ -172,62 +179,72 @@ __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tabl
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define HAS_MATRIX_UNITS 1
 
-// c += a b for 16 x 16 and 16 x 8 bf16 values: thread `lane` has rows lane / 4 (and 8 below it) of a and c, columns
-// 2 (lane % 4) and the next (and 8 behind them in a), and column lane / 4 of b. The lower rows of a are 0: a key head has
-// at most 8 query heads here.
-__device__ inline void multiply(float (&c)[4], u32 a, u32 a_behind, u32 b, u32 b_behind) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
+// c += a b for 16 x 16 and 16 x 8 bf16 values: thread `lane` has rows lane / 4 and 8 below it of a and c, columns
+// 2 (lane % 4) and the next (and 8 behind them in a), and of b column lane / 4 and the rows that are a's columns.
+__device__ inline void multiply(float (&c)[4], u32 a, u32 a_below, u32 a_behind, u32 a_last, u32 b, u32 b_behind) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a), "r"(a_behind), "r"(0), "r"(b), "r"(b_behind));
+      : "r"(a), "r"(a_below), "r"(a_behind), "r"(a_last), "r"(b), "r"(b_behind));
 }
 
-__device__ inline u32 pair(float low, float high) {
-  Bf16 first, second;
-  narrow(low, first), narrow(high, second);
-  return first.bits | (u32)second.bits << 16;
+// The transpose of 8 x 8 values of 16 bits, of which a thread has row lane / 4, columns 2 (lane % 4) and the next.
+__device__ inline u32 transposed(float first, float second) {
+  Bf16 low, high;
+  narrow(first, low), narrow(second, high);
+  u32 out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(low.bits | (u32)high.bits << 16));
+  return out;
 }
 
 struct alignas(16) Words {
   u32 word[4];
 };
 
-// The same as `attend` on matrix units, in bf16. A warp takes 16 tokens at a time, which lie in one block of the cache;
-// the order of a product's terms is free, so that each thread reads 16 bytes in a row: of keys, the elements 8 (lane % 4)
-// and on of each 32 for token lane / 4; of values, 8 (lane / 4) and on of each 64 for the tokens whose weights it has.
+// The same as `attend` on matrix units, in bf16. A warp takes 16 tokens at a time, which lie in one block of the cache,
+// and multiplies from the cache's side, keys by queries and values, transposed, by weights: the 8 columns are the query
+// heads, at most, of a key head. The order of a product's terms is free, so that each thread reads 16 bytes in a row: of
+// keys, the elements 8 (lane % 4) and on of each 32 for tokens lane / 4 and 8 on; of values, 8 (lane / 4) and on of each
+// 64 for the tokens whose weights it has. The next keys are on their way while values are summed.
 template <int DIM, int HEADS>
 __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf16* values, Tables tables,
-                                     const i64* positions, float scale, float* partial, float* softmax, int rows,
-                                     int heads, int kv_heads) {
-  constexpr int WARPS = ATTENTION_THREADS / 32, RUN = 16, ROWS = 8;
-  __shared__ float of_max[WARPS][ROWS], of_sum[WARPS][ROWS], of_values[WARPS][ROWS][DIM];
+                                     const i64* positions, float scale, int window, float* partial, float* softmax,
+                                     int rows, int heads, int kv_heads) {
+  constexpr int WARPS = ATTENTION_THREADS / 32, RUN = 16, COLUMNS = 8;
+  __shared__ float of_max[WARPS][COLUMNS], of_sum[WARPS][COLUMNS], of_values[WARPS][COLUMNS][DIM];
   const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
   const int row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
   const int tile = blockIdx.x / rows / kv_heads % tiles, split = blockIdx.x / rows / kv_heads / tiles;
-  const int begin = split * SPLIT_TOKENS, length = (int)positions[row] + 1;
-  if (begin >= length) return;
-  const int end = length < begin + SPLIT_TOKENS ? length : begin + SPLIT_TOKENS;
+  const int length = (int)positions[row] + 1, seen = first_seen(length, window), first_token = split * SPLIT_TOKENS;
+  if (first_token >= length || first_token + SPLIT_TOKENS <= seen) return;
+  const int end = length < first_token + SPLIT_TOKENS ? length : first_token + SPLIT_TOKENS;
+  const int begin = first_token < seen ? seen / RUN * RUN : first_token;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, over = lane / 4, within = lane % 4;
   const int head = kv_head * group + tile * HEADS;
   const int count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
   const i64 stride = (i64)kv_heads * DIM;
   const Bf16 *of_keys = keys + kv_head * DIM + within * 8, *of_head = values + kv_head * DIM + over * 8;
 
-  Words query[DIM / 32] = {};
+  Words query[DIM / 32] = {}, key[2][DIM / 32];
   if (over < count) {
     const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + head + over) * DIM + within * 8;
 #pragma unroll
     for (int part = 0; part < DIM / 32; part++) query[part] = *(const Words*)(from + part * 32);
   }
-  float sums[DIM / 8][4] = {}, max = -INFINITE, sum = 0;
-  for (int run = begin + warp * RUN; run < end; run += WARPS * RUN) {
-    const i64 place = tables.place(row, run);
-    Words key[2][DIM / 32], value[4][DIM / 64] = {};
+  const auto read_keys = [&](i64 place) {
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
       for (int part = 0; part < DIM / 32; part++)
         key[half][part] = *(const Words*)(of_keys + (place + half * 8 + over) * stride + part * 32);
+  };
+  // Of heads 2 `within` and the next, whose columns this thread has.
+  float sums[DIM / 16][4] = {}, max[2] = {-INFINITE, -INFINITE}, sum[2] = {};
+  int run = begin + warp * RUN;
+  i64 place = tables.place(row, run < end ? run : begin);
+  read_keys(place);
+  while (run < end) {
+    Words value[4][DIM / 64] = {};
 #pragma unroll
     for (int t = 0; t < 4; t++) {
       const int token = t / 2 * 8 + within * 2 + t % 2;
@@ -236,55 +253,68 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
       for (int part = 0; part < DIM / 64; part++)
         value[t][part] = *(const Words*)(of_head + (place + token) * stride + part * 64);
     }
-    float score[2][4] = {}, largest = max;
+    const int next = run + WARPS * RUN;
+    if (next < end) place = tables.place(row, next);
+    float score[4] = {};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-      for (int part = 0; part < DIM / 32; part++) {
-        const u32 *q = query[part].word, *k = key[half][part].word;
-        multiply(score[half], q[0], q[1], k[0], k[1]);
-        multiply(score[half], q[2], q[3], k[2], k[3]);
-      }
-#pragma unroll
-      for (int t = 0; t < 2; t++) {
-        const bool is_seen = run + half * 8 + within * 2 + t < end;
-        score[half][t] = is_seen ? score[half][t] * scale : -INFINITE;
-        largest = larger(largest, score[half][t]);
-      }
+    for (int part = 0; part < DIM / 32; part++) {
+      const u32 *q = query[part].word, *k = key[0][part].word, *below = key[1][part].word;
+      multiply(score, k[0], below[0], k[1], below[1], q[0], q[1]);
+      multiply(score, k[2], below[2], k[3], below[3], q[2], q[3]);
     }
-    largest = larger(largest, exchange(largest, 1));
-    largest = larger(largest, exchange(largest, 2));
-    // The run's first token is there, so `largest` is finite.
-    const float kept = __expf(max - largest);
-    max = largest, sum *= kept;
-    float weight[2][2];
+    if (next < end) read_keys(place);
+    float kept[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int h = 0; h < 2; h++) {
 #pragma unroll
-      for (int t = 0; t < 2; t++) sum += weight[half][t] = __expf(score[half][t] - largest);
-    const u32 first = pair(weight[0][0], weight[0][1]), second = pair(weight[1][0], weight[1][1]);
+      for (int half = 0; half < 2; half++) {
+        const int token = run + half * 8 + over;
+        const bool is_seen = token < end && token >= seen;
+        score[half * 2 + h] = is_seen ? score[half * 2 + h] * scale : -INFINITE;
+      }
+      float largest = larger(max[h], larger(score[h], score[2 + h]));
 #pragma unroll
-    for (int column = 0; column < DIM / 8; column++) {
-      sums[column][0] *= kept, sums[column][1] *= kept;
-      const int part = column / 8, word = column % 8 / 2, halves = column % 2 ? 0x7632 : 0x5410;
-      const u32 near = __byte_perm(value[0][part].word[word], value[1][part].word[word], halves);
-      const u32 far = __byte_perm(value[2][part].word[word], value[3][part].word[word], halves);
-      multiply(sums[column], first, second, near, far);
+      for (int mask = 4; mask < 32; mask *= 2) largest = larger(largest, exchange(largest, mask));
+      // A run has a token that is seen, so `largest` is finite.
+      kept[h] = __expf(max[h] - largest);
+      max[h] = largest;
+      score[h] = __expf(score[h] - largest), score[2 + h] = __expf(score[2 + h] - largest);
+      sum[h] = sum[h] * kept[h] + score[h] + score[2 + h];
     }
+    const u32 weight = transposed(score[0], score[1]), weight_behind = transposed(score[2], score[3]);
+#pragma unroll
+    for (int pair = 0; pair < DIM / 16; pair++) {
+      const int part = pair / 4, word = pair % 4;
+      const u32 first = value[0][part].word[word], second = value[1][part].word[word];
+      const u32 third = value[2][part].word[word], fourth = value[3][part].word[word];
+#pragma unroll
+      for (int k = 0; k < 4; k++) sums[pair][k] *= kept[k % 2];
+      // Two elements of a head, as rows `over` and 8 below.
+      multiply(sums[pair], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632),
+               __byte_perm(third, fourth, 0x5410), __byte_perm(third, fourth, 0x7632), weight, weight_behind);
+    }
+    run = next;
   }
 
-  sum += exchange(sum, 1);
-  sum += exchange(sum, 2);
-  if (within == 0) of_max[warp][over] = max, of_sum[warp][over] = sum;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) sum[h] += exchange(sum[h], mask);
+    if (over == 0) of_max[warp][within * 2 + h] = max[h], of_sum[warp][within * 2 + h] = sum[h];
+  }
   __syncthreads();
-  float largest = of_max[0][over];
-  for (int w = 1; w < WARPS; w++) largest = larger(largest, of_max[w][over]);
-  const float kept = __expf(max - largest);
 #pragma unroll
-  for (int column = 0; column < DIM / 8; column++)
+  for (int h = 0; h < 2; h++) {
+    const int column = within * 2 + h;
+    float largest = of_max[0][column];
+    for (int w = 1; w < WARPS; w++) largest = larger(largest, of_max[w][column]);
+    const float kept = __expf(max[h] - largest);
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-      of_values[warp][over][column / 8 * 64 + (within * 2 + k) * 8 + column % 8] = sums[column][k] * kept;
+    for (int pair = 0; pair < DIM / 16; pair++)
+#pragma unroll
+      for (int k = 0; k < 2; k++)
+        of_values[warp][column][pair / 4 * 64 + over * 8 + pair % 4 * 2 + k] = sums[pair][k * 2 + h] * kept;
+  }
   __syncthreads();
   for (int i = threadIdx.x; i < count * DIM; i += ATTENTION_THREADS) {
     const i64 at = ((i64)split * rows + row) * heads + head + i / DIM;
@@ -304,13 +334,14 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
 
 // Joins the splits of one head of a row a block, one element a thread: `out` [rows, heads, dim].
 template <typename T>
-__device__ inline void join_splits(const float* partial, const float* softmax, const i64* positions, T* out, int splits,
-                                   int rows, int heads, int dim) {
+__device__ inline void join_splits(const float* partial, const float* softmax, const i64* positions, int window, T* out,
+                                   int splits, int rows, int heads, int dim) {
   const i64 head = blockIdx.x, all = (i64)rows * heads, last = positions[head / heads] / SPLIT_TOKENS;
+  const int first = first_seen((int)positions[head / heads] + 1, window) / SPLIT_TOKENS;
   if (last < splits) splits = (int)last + 1;
   float largest = -INFINITE, whole = 0, joined = 0;
-  for (int s = 0; s < splits; s++) largest = larger(largest, softmax[(s * all + head) * 2]);
-  for (int s = 0; s < splits; s++) {
+  for (int s = first; s < splits; s++) largest = larger(largest, softmax[(s * all + head) * 2]);
+  for (int s = first; s < splits; s++) {
     const i64 at = s * all + head;
     const float kept = __expf(softmax[at * 2] - largest);
     whole += softmax[at * 2 + 1] * kept;
@@ -556,8 +587,8 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
                     dim);                                                                                              \
   }                                                                                                                    \
   extern "C" __global__ void join_splits_##suffix(const float* partial, const float* softmax, const i64* positions,    \
-                                                  T* out, int splits, int rows, int heads, int dim) {                  \
-    join_splits(partial, softmax, positions, out, splits, rows, heads, dim);                                           \
+                                                  int window, T* out, int splits, int rows, int heads, int dim) {      \
+    join_splits(partial, softmax, positions, window, out, splits, rows, heads, dim);                                   \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)                                                         \
       sample_##suffix(const T* logits, int vocab, const Choice* choices, const double* uniforms, i64* tokens,          \
@@ -569,9 +600,10 @@ KERNELS(Bf16, bf16)
 
 #define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) attend_##suffix##_##DIM##_##HEADS(                   \
-      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, float* partial,  \
-      float* softmax, int rows, int heads, int kv_heads) {                                                             \
-    attend<T, DIM, HEADS>(qkv, keys, values, tables, positions, scale, partial, softmax, rows, heads, kv_heads);       \
+      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
+      float* partial, float* softmax, int rows, int heads, int kv_heads) {                                             \
+    attend<T, DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, partial, softmax, rows, heads,          \
+                          kv_heads);                                                                                   \
   }
 ATTENTION(float, f32, 16, 4)
 ATTENTION(float, f32, 32, 4)
@@ -586,9 +618,10 @@ ATTENTION(Bf16, bf16, 32, 4)
 #undef ATTENTION
 #define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) attend_##suffix##_##DIM##_##HEADS(                   \
-      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, float* partial,  \
-      float* softmax, int rows, int heads, int kv_heads) {                                                             \
-    attend_matrix<DIM, HEADS>(qkv, keys, values, tables, positions, scale, partial, softmax, rows, heads, kv_heads);   \
+      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
+      float* partial, float* softmax, int rows, int heads, int kv_heads) {                                             \
+    attend_matrix<DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, partial, softmax, rows, heads,      \
+                              kv_heads);                                                                               \
   }
 #endif
 ATTENTION(Bf16, bf16, 64, 4)

@@ -238,6 +238,33 @@ __device__ inline void swiglu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
   }
 }
 
+// ---- dropout ----
+
+// A bijection that leaves no bit where it was.
+__device__ inline u32 mix(u32 x) {
+  x = (x >> 16 ^ x) * 0x45d9f3b;
+  x = (x >> 16 ^ x) * 0x45d9f3b;
+  return x >> 16 ^ x;
+}
+
+template <typename T>
+__device__ inline void dropout(const T* x, const i64* keys, u32 salt, u32 threshold, float scale, T* y, u64 rows,
+                               u64 columns) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 packs = packs_of<T>(columns);
+  for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
+    const Place place(index, packs);
+    const u64 row = place.row, i = place.rest * LANES;
+    const u32 of_row = mix((u32)keys[row] ^ salt);
+    Pack<T> pack = read(x + row * columns, i, columns);
+    for (int k = 0; k < LANES; k++) {
+      const bool is_dropped = mix(of_row ^ mix((u32)(i + k))) < threshold;
+      narrow(is_dropped ? 0.0f : widen(pack.lane[k]) * scale, pack.lane[k]);
+    }
+    write(y + row * columns, i, columns, pack);
+  }
+}
+
 // ---- log-probabilities ----
 
 // A softmax so far: the largest value, the sum of exp(z - max), and that of exp(z - max) (z - max).
@@ -370,6 +397,11 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       swiglu_backward_##SUFFIX(T* gate_up, T* dy, u64 rows, u64 size) {                                                \
     swiglu_backward(gate_up, dy, rows, size);                                                                          \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      dropout_##SUFFIX(const T* x, const i64* keys, u32 salt, u32 threshold, float scale, T* y, u64 rows,              \
+                       u64 columns) {                                                                                  \
+    dropout(x, keys, salt, threshold, scale, y, rows, columns);                                                        \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
       logprobs_##SUFFIX(const T* logits, const i64* targets, float inverse_temperature, float* logprobs_of,            \

@@ -3,6 +3,10 @@
 //
 // Scores of a few queries over all keys are held at once, so softmax needs no running maximum; keys are
 // transposed first, so that a vector holds several keys and no lanes are summed.
+//
+// All forward kernels add in one order: over a head's elements from the first on, and over keys in vectors that
+// begin at multiples of LANES. What a query comes to has the same bits whichever of them runs it, and beside
+// whatever: keys that it does not see weigh nothing.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -16,16 +20,17 @@ namespace {
 // Query rows that one pass over the keys serves.
 constexpr int64_t QUERIES = 8;
 
-// to[d][t] = from[t][d]; rows of `padded`, with zeros behind t up to a whole vector. In tiles of 4 by 4, in
-// registers.
-INLINE void transpose(const float* from, int64_t stride, int64_t rows, int64_t dim, int64_t padded,
-                      float* to) {
-  for (int64_t t = 0; t < round_up(rows); t += 4) {
+// to[d][t] = row(t)[d] for t from `begin`, a multiple of LANES; rows of `padded`, with zeros behind t up to a
+// whole vector. In tiles of 4 by 4, in registers.
+template <typename Row>
+INLINE void transpose_rows(const Row& row, int64_t begin, int64_t rows, int64_t dim, int64_t padded, float* to) {
+  for (int64_t t = begin; t < round_up(rows); t += 4) {
+    const float* from[4] = {};
+    for (int64_t r = 0; r < 4 && t + r < rows; ++r) from[r] = row(t + r);
     int64_t d = 0;
     for (; d + 4 <= dim; d += 4) {
       Quad in[4] = {};
-      for (int64_t r = 0; r < 4 && t + r < rows; ++r)
-        in[r] = *(const UnalignedQuad*)(from + (t + r) * stride + d);
+      for (int64_t r = 0; r < 4 && t + r < rows; ++r) in[r] = *(const UnalignedQuad*)(from[r] + d);
       const Quad a = {in[0][0], in[1][0], in[0][1], in[1][1]}, b = {in[2][0], in[3][0], in[2][1], in[3][1]};
       const Quad e = {in[0][2], in[1][2], in[0][3], in[1][3]}, f = {in[2][2], in[3][2], in[2][3], in[3][3]};
       *(UnalignedQuad*)(to + d * padded + t) = Quad{a[0], a[1], b[0], b[1]};
@@ -35,8 +40,12 @@ INLINE void transpose(const float* from, int64_t stride, int64_t rows, int64_t d
     }
     for (; d < dim; ++d)
       for (int64_t r = 0; r < 4; ++r)
-        to[d * padded + t + r] = t + r < rows ? from[(t + r) * stride + d] : 0.0f;
+        to[d * padded + t + r] = t + r < rows ? from[r][d] : 0.0f;
   }
+}
+INLINE void transpose(const float* from, int64_t stride, int64_t rows, int64_t dim, int64_t padded,
+                      float* to) {
+  transpose_rows([=](int64_t t) { return from + t * stride; }, 0, rows, dim, padded, to);
 }
 
 // to[t][d] = from[t][d]; d is padded with zeros to `padded`.
@@ -53,25 +62,34 @@ INLINE void store_rows(const float* from, int64_t padded, int64_t rows, int64_t 
     for (int64_t i = 0; i < dim; i += LANES) store(to + t * stride + i, load(from + t * padded + i), dim - i);
 }
 
-// out[r][t] = sum over d of rows[r][d] * transposed[d][t], for the first `columns` t (a multiple of LANES).
+// What a query sees of the keys: those from `from` up to `to`, in vectors from `begin` up to `end`.
+struct Seen {
+  int64_t from, to, begin, end;
+  Seen(int64_t from, int64_t to) : from(from), to(to), begin(from / LANES * LANES), end(round_up(to)) {}
+  // The lanes of the vector at `t` that it sees.
+  IntVec lanes(int64_t t) const { return first_lanes(to - t) & ~first_lanes(from - t); }
+};
+
+// out[r][t] = sum over d of rows[r][d] * transposed[d][t], for the t of the vectors that are seen.
+template <int64_t ROWS = QUERIES>
 INLINE void times_transposed(const float* rows, int64_t row_stride, const float* transposed, int64_t dim,
-                             int64_t padded, int64_t columns, float* out) {
-  for (int64_t t = 0; t < columns; t += LANES) {
-    Vec sums[QUERIES] = {};
+                             int64_t padded, const Seen& seen, float* out) {
+  for (int64_t t = seen.begin; t < seen.end; t += LANES) {
+    Vec sums[ROWS] = {};
     for (int64_t d = 0; d < dim; ++d) {
       const Vec column = load(transposed + d * padded + t);
-      for (int64_t r = 0; r < QUERIES; ++r) sums[r] += rows[r * row_stride + d] * column;
+      for (int64_t r = 0; r < ROWS; ++r) sums[r] += rows[r * row_stride + d] * column;
     }
-    for (int64_t r = 0; r < QUERIES; ++r) store(out + r * padded + t, sums[r]);
+    for (int64_t r = 0; r < ROWS; ++r) store(out + r * padded + t, sums[r]);
   }
 }
 
-// out[r][d] = sum over t < count of weights[r][t] * rows[t][d].
-INLINE void weighted_sums(const float* weights, int64_t weight_stride, const float* rows, int64_t count,
+// out[r][d] = sum over the t that are seen of weights[r][t] * rows[t][d].
+INLINE void weighted_sums(const float* weights, int64_t weight_stride, const float* rows, const Seen& seen,
                           int64_t dim_padded, float* out) {
   for (int64_t i = 0; i < dim_padded; i += LANES) {
     Vec sums[QUERIES] = {};
-    for (int64_t t = 0; t < count; ++t) {
+    for (int64_t t = seen.begin; t < seen.to; ++t) {
       const Vec row = load(rows + t * dim_padded + i);
       for (int64_t r = 0; r < QUERIES; ++r) sums[r] += weights[r * weight_stride + t] * row;
     }
@@ -79,13 +97,13 @@ INLINE void weighted_sums(const float* weights, int64_t weight_stride, const flo
   }
 }
 
-// sums[t][d] += sum over r of weights[r][t] * rows[r][d], for t < count.
-INLINE void add_outer(const float* weights, int64_t weight_stride, const float* rows, int64_t count,
+// sums[t][d] += sum over r of weights[r][t] * rows[r][d], for the t that are seen.
+INLINE void add_outer(const float* weights, int64_t weight_stride, const float* rows, const Seen& seen,
                       int64_t dim_padded, float* sums) {
   for (int64_t i = 0; i < dim_padded; i += LANES) {
     Vec row[QUERIES];
     for (int64_t r = 0; r < QUERIES; ++r) row[r] = load(rows + r * dim_padded + i);
-    for (int64_t t = 0; t < count; ++t) {
+    for (int64_t t = seen.begin; t < seen.to; ++t) {
       Vec sum = load(sums + t * dim_padded + i);
       for (int64_t r = 0; r < QUERIES; ++r) sum += weights[r * weight_stride + t] * row[r];
       store(sums + t * dim_padded + i, sum);
@@ -93,29 +111,34 @@ INLINE void add_outer(const float* weights, int64_t weight_stride, const float* 
   }
 }
 
-// What all kernels of attention know of a call.
+// What all kernels of attention over packed sequences know of a call. A query sees `window` keys, its own included.
+// `history` keys come before the first query, where there is one sequence.
 struct Attention {
   Heads q, k, v;
   const int64_t* offsets;
-  int64_t heads, kv_heads, dim, max_len;
+  int64_t heads, kv_heads, dim, max_len, window, history;
   float scale;
   int64_t group() const { return heads / kv_heads; }
-  int64_t len_padded() const { return round_up(max_len); }
+  int64_t len_padded() const { return round_up(max_len + history); }
   int64_t dim_padded() const { return round_up(dim); }
+  // Of `rows` queries from number `query` on.
+  Seen seen(int64_t query, int64_t rows) const {
+    return Seen(std::max<int64_t>(0, history + query + 1 - window), history + query + rows);
+  }
 };
 
-// Turns the scores of one query over its first `keys` keys into e^(scale * score - max), 0 beyond them up to
-// `columns`. Returns the sum, and the max through `max`.
-INLINE float softmax_row(float* scores, float scale, int64_t keys, int64_t columns, float* max) {
+// Turns the scores of one query over the keys that `row` sees into e^(scale * score - max), 0 elsewhere in the
+// vectors of `all`. Returns the sum, and the max through `max`.
+INLINE float softmax_row(float* scores, float scale, const Seen& row, const Seen& all, float* max) {
   Vec maxima = Vec{} - INFINITE;
-  for (int64_t t = 0; t < columns; t += LANES) {
-    const Vec score = select(first_lanes(keys - t), Vec(load(scores + t) * scale), Vec(Vec{} - INFINITE));
+  for (int64_t t = all.begin; t < all.end; t += LANES) {
+    const Vec score = select(row.lanes(t), Vec(load(scores + t) * scale), Vec(Vec{} - INFINITE));
     store(scores + t, score);
     maxima = larger(maxima, score);
   }
   *max = max_lanes(maxima);
   Vec sums = {};
-  for (int64_t t = 0; t < columns; t += LANES) {
+  for (int64_t t = all.begin; t < all.end; t += LANES) {
     const Vec mass = exp(load(scores + t) - *max);
     store(scores + t, mass);
     sums += mass;
@@ -141,17 +164,17 @@ struct ForwardScratch {
         sums(queries + QUERIES * a.dim_padded()) {}
 };
 
-// `rows` queries of one head from position `query` of the sequence that begins at row `first`.
+// `rows` queries of one head from number `query` of the sequence whose queries begin at row `first`.
 INLINE void queries_forward(const Attention& a, const ForwardScratch& s, int64_t first, int64_t query,
                             int64_t rows, int64_t head, float* out, float* lse) {
-  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded();
-  const int64_t seen = query + rows, columns = round_up(seen), row = first + query;
+  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded(), row = first + query;
+  const Seen seen = a.seen(query, rows);
   copy_rows(a.q.data + row * a.q.stride + head * a.dim, a.q.stride, rows, a.dim, dim_padded, s.queries);
-  times_transposed(s.queries, dim_padded, s.keys, a.dim, padded, columns, s.scores);
+  times_transposed(s.queries, dim_padded, s.keys, a.dim, padded, seen, s.scores);
   float inverse[QUERIES];
   for (int64_t r = 0; r < rows; ++r) {
     float max;
-    const float sum = softmax_row(s.scores + r * padded, a.scale, query + r + 1, columns, &max);
+    const float sum = softmax_row(s.scores + r * padded, a.scale, a.seen(query + r, 1), seen, &max);
     lse[(row + r) * a.heads + head] = max + std::log(sum);
     inverse[r] = 1.0f / sum;
   }
@@ -168,9 +191,9 @@ FOR_EACH_ISA void attention_range(const Attention& a, float* out, float* lse, fl
   const ForwardScratch s(a, memory);
   for (int64_t task = begin; task < end; ++task) {
     const int64_t first = a.offsets[task / a.kv_heads], len = a.offsets[task / a.kv_heads + 1] - first;
-    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim;
-    transpose(a.k.data + first * a.k.stride + column, a.k.stride, len, a.dim, a.len_padded(), s.keys);
-    copy_rows(a.v.data + first * a.v.stride + column, a.v.stride, len, a.dim, a.dim_padded(), s.values);
+    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim, keys = len + a.history;
+    transpose(a.k.data + first * a.k.stride + column, a.k.stride, keys, a.dim, a.len_padded(), s.keys);
+    copy_rows(a.v.data + first * a.v.stride + column, a.v.stride, keys, a.dim, a.dim_padded(), s.values);
     for (int64_t head = kv_head * a.group(); head < (kv_head + 1) * a.group(); ++head)
       for (int64_t query = 0; query < len; query += QUERIES)
         queries_forward(a, s, first, query, std::min(QUERIES, len - query), head, out, lse);
@@ -184,10 +207,10 @@ struct AttentionGrads {
 };
 
 // In place: scores to probabilities, and the probabilities' gradients to the scores' gradients.
-INLINE void scores_backward(float* scores, float* grads, float scale, float lse, float delta, int64_t keys,
-                            int64_t columns) {
-  for (int64_t t = 0; t < columns; t += LANES) {
-    const Vec prob = select(first_lanes(keys - t), exp(load(scores + t) * scale - lse), Vec{});
+INLINE void scores_backward(float* scores, float* grads, float scale, float lse, float delta, const Seen& row,
+                            const Seen& all) {
+  for (int64_t t = all.begin; t < all.end; t += LANES) {
+    const Vec prob = select(row.lanes(t), exp(load(scores + t) * scale - lse), Vec{});
     store(scores + t, prob);
     store(grads + t, prob * (load(grads + t) - delta) * scale);
   }
@@ -222,22 +245,22 @@ struct BackwardScratch {
 INLINE void queries_backward(const Attention& a, const AttentionGrads& g, const BackwardScratch& s,
                              int64_t first, int64_t query, int64_t rows, int64_t head) {
   const int64_t padded = a.len_padded(), dim_padded = a.dim_padded(), out_stride = a.heads * a.dim;
-  const int64_t seen = query + rows, columns = round_up(seen), row = first + query;
-  const int64_t at = row * out_stride + head * a.dim;
+  const int64_t row = first + query, at = row * out_stride + head * a.dim;
+  const Seen seen = a.seen(query, rows);
   copy_rows(a.q.data + row * a.q.stride + head * a.dim, a.q.stride, rows, a.dim, dim_padded, s.queries);
   copy_rows(g.dout + at, out_stride, rows, a.dim, dim_padded, s.douts);
-  times_transposed(s.queries, dim_padded, s.keys_transposed, a.dim, padded, columns, s.scores);
-  times_transposed(s.douts, dim_padded, s.values_transposed, a.dim, padded, columns, s.dscores);
+  times_transposed(s.queries, dim_padded, s.keys_transposed, a.dim, padded, seen, s.scores);
+  times_transposed(s.douts, dim_padded, s.values_transposed, a.dim, padded, seen, s.dscores);
   for (int64_t r = 0; r < rows; ++r) {
     Vec dots = {};
     for (int64_t i = 0; i < a.dim; i += LANES)
       dots += load(s.douts + r * dim_padded + i) * load(g.out + at + r * out_stride + i, a.dim - i);
     scores_backward(s.scores + r * padded, s.dscores + r * padded, a.scale, g.lse[(row + r) * a.heads + head],
-                    sum_lanes(dots), query + r + 1, columns);
+                    sum_lanes(dots), a.seen(query + r, 1), seen);
   }
   for (int64_t r = rows; r < QUERIES; ++r) {  // rows past the end add nothing to keys and values
-    std::fill(s.scores + r * padded, s.scores + r * padded + columns, 0.0f);
-    std::fill(s.dscores + r * padded, s.dscores + r * padded + columns, 0.0f);
+    std::fill(s.scores + r * padded + seen.begin, s.scores + r * padded + seen.end, 0.0f);
+    std::fill(s.dscores + r * padded + seen.begin, s.dscores + r * padded + seen.end, 0.0f);
   }
   weighted_sums(s.dscores, padded, s.keys, seen, dim_padded, s.sums);
   store_rows(s.sums, dim_padded, rows, a.dim, g.dq.data + row * g.dq.stride + head * a.dim, g.dq.stride);
@@ -267,41 +290,42 @@ FOR_EACH_ISA void attention_backward_range(const Attention& a, const AttentionGr
 }
 
 // One new token of each sequence against its blocks of the cache [blocks, block_tokens, kv_heads, dim]; tasks are
-// (row, head). Row `b` reads the blocks tables[b, 0 .. table_len].
+// (row, key head). Row `b` reads the blocks tables[b, 0 .. table_len], and of its tokens the last `window`.
 struct Decode {
   Heads q;
   const float *keys, *values;
   const int64_t *tables, *lengths;
-  int64_t table_len, block_tokens, heads, kv_heads, dim;
+  int64_t table_len, block_tokens, heads, kv_heads, dim, window;
   float scale;
 
+  int64_t len_padded() const { return round_up(table_len * block_tokens); }
   // The cached row of token `t` of a sequence.
   const float* at(const float* cache, const int64_t* table, int64_t t, int64_t column) const {
     return cache + (table[t / block_tokens] * block_tokens + t % block_tokens) * kv_heads * dim + column;
   }
 };
 
-FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* scores, int64_t begin,
+// `keys` has room for [dim, padded], `scores` for [padded].
+FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* keys, float* scores, int64_t begin,
                                          int64_t end) {
+  const int64_t padded = d.len_padded(), group = d.heads / d.kv_heads;
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t row = task / d.heads, head = task % d.heads, len = d.lengths[row], columns = round_up(len);
-    const int64_t column = head / (d.heads / d.kv_heads) * d.dim;
-    const int64_t* table = d.tables + row * d.table_len;
-    const float* query = d.q.data + row * d.q.stride + head * d.dim;
-    for (int64_t t = 0; t < len; ++t) {
-      const float* key = d.at(d.keys, table, t, column);
-      Vec dots = {};
-      for (int64_t i = 0; i < d.dim; i += LANES) dots += load(query + i, d.dim - i) * load(key + i, d.dim - i);
-      scores[t] = sum_lanes(dots);
-    }
-    std::fill(scores + len, scores + columns, 0.0f);
-    float max;
-    const float inverse = 1.0f / softmax_row(scores, d.scale, len, columns, &max);
-    for (int64_t i = 0; i < d.dim; i += LANES) {
-      Vec sums = {};
-      for (int64_t t = 0; t < len; ++t)
-        sums += scores[t] * load(d.at(d.values, table, t, column) + i, d.dim - i);
-      store(out + task * d.dim + i, sums * inverse, d.dim - i);
+    const int64_t row = task / d.kv_heads, kv_head = task % d.kv_heads, column = kv_head * d.dim;
+    const int64_t len = d.lengths[row], *table = d.tables + row * d.table_len;
+    const Seen seen(std::max<int64_t>(0, len - d.window), len);
+    const auto row_of = [&](int64_t t) { return d.at(d.keys, table, t, column); };
+    transpose_rows(row_of, seen.begin, len, d.dim, padded, keys);
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const float* query = d.q.data + row * d.q.stride + head * d.dim;
+      times_transposed<1>(query, d.dim, keys, d.dim, padded, seen, scores);
+      float max;
+      const float inverse = 1.0f / softmax_row(scores, d.scale, seen, seen, &max);
+      for (int64_t i = 0; i < d.dim; i += LANES) {
+        Vec sums = {};
+        for (int64_t t = seen.from; t < len; ++t)
+          sums += scores[t] * load(d.at(d.values, table, t, column) + i, d.dim - i);
+        store(out + (row * d.heads + head) * d.dim + i, sums * inverse, d.dim - i);
+      }
     }
   }
 }
@@ -310,11 +334,12 @@ FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* sco
 
 extern "C" {
 
-int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* offsets, float scale, float* out, float* lse,
-                      int64_t sequences, int64_t max_len, int64_t heads, int64_t kv_heads, int64_t dim) {
+int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* offsets, float scale, int64_t window,
+                      int64_t history, float* out, float* lse, int64_t sequences, int64_t max_len, int64_t heads,
+                      int64_t kv_heads, int64_t dim) {
   return guarded(-1, [&] {
-    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, scale};
-    at::parallel_for(0, sequences * kv_heads, grain(max_len * dim), [&](int64_t begin, int64_t end) {
+    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, window, history, scale};
+    at::parallel_for(0, sequences * kv_heads, grain((max_len + history) * dim), [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(ForwardScratch::size(a));
       attention_range(a, out, lse, scratch.data(), begin, end);
     });
@@ -324,10 +349,10 @@ int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* offsets, float s
 
 int anyroll_attention_backward(Heads q, Heads k, Heads v, const float* dout, const float* out,
                                const float* lse, Heads dq, Heads dk, Heads dv, const int64_t* offsets,
-                               float scale, int64_t sequences, int64_t max_len, int64_t heads,
-                               int64_t kv_heads, int64_t dim) {
+                               float scale, int64_t window, int64_t sequences, int64_t max_len,
+                               int64_t heads, int64_t kv_heads, int64_t dim) {
   return guarded(-1, [&] {
-    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, scale};
+    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, window, 0, scale};
     const AttentionGrads g{dout, out, lse, dq, dk, dv};
     at::parallel_for(0, sequences * kv_heads, grain(max_len * dim), [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(BackwardScratch::size(a));
@@ -338,13 +363,15 @@ int anyroll_attention_backward(Heads q, Heads k, Heads v, const float* dout, con
 }
 
 int anyroll_decode_attention(Heads q, const float* keys, const float* values, const int64_t* tables,
-                             const int64_t* lengths, float scale, float* out, int64_t rows, int64_t table_len,
-                             int64_t block_tokens, int64_t heads, int64_t kv_heads, int64_t dim) {
+                             const int64_t* lengths, float scale, int64_t window, float* out, int64_t rows,
+                             int64_t table_len, int64_t block_tokens, int64_t heads, int64_t kv_heads,
+                             int64_t dim) {
   return guarded(-1, [&] {
-    const Decode d{q, keys, values, tables, lengths, table_len, block_tokens, heads, kv_heads, dim, scale};
-    at::parallel_for(0, rows * heads, grain(16 * dim), [&](int64_t begin, int64_t end) {
-      std::vector<float> scores(round_up(table_len * block_tokens));
-      decode_attention_range(d, out, scores.data(), begin, end);
+    const Decode d{q,            keys,  values,   tables, lengths, table_len,
+                   block_tokens, heads, kv_heads, dim,    window,  scale};
+    at::parallel_for(0, rows * kv_heads, grain(16 * dim), [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch((dim + 1) * d.len_padded());
+      decode_attention_range(d, out, scratch.data(), scratch.data() + dim * d.len_padded(), begin, end);
     });
     return 0;
   });

@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "shim.h"
@@ -52,11 +53,20 @@ static bool is_planned(int64_t planned_len) { return planned_len > 0 && at::Cont
 // One token would be taken for a step of generation, whose log-sum-exps lie in another order.
 static int64_t bound(int64_t max_len) { return std::max<int64_t>(2, max_len); }
 
+// How many keys before and behind its own a query sees, of `window` tokens in all; 0 leaves it at causal.
+struct Window {
+  explicit Window(int64_t window) {
+    if (window > 0) before = window - 1, behind = 0;
+  }
+  std::optional<int64_t> before, behind;
+};
+
 extern "C" {
 
-// The output [N, H D] and the log-sum-exps. `planned_len` is the length that all sequences have if cuDNN is to run, or 0.
+// The output [N, H D] and the log-sum-exps. `planned_len` is the length that all sequences have if cuDNN is to run, or 0;
+// `window` how many tokens a query sees, or 0 for all.
 int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, int64_t planned_len, double scale,
-                            void** results) {
+                            int64_t window, void** results) {
   return guarded(-1, [&] {
     const Tensor &q = tensor(qkv[0]), &k = tensor(qkv[1]), &v = tensor(qkv[2]);
     Tensor out, lse;
@@ -67,8 +77,10 @@ int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, in
       out = packed(std::get<0>(forward));
       lse = packed(std::get<1>(forward).reshape({-1, q.size(1), planned_len, 1})).flatten(1);
     } else {
-      const auto forward = at::_flash_attention_forward(q, k, v, tensor(offsets), tensor(offsets), bound(max_len),
-                                                        bound(max_len), 0.0, true, false, scale);
+      const Window seen(window);
+      const auto forward =
+          at::_flash_attention_forward(q, k, v, tensor(offsets), tensor(offsets), bound(max_len), bound(max_len), 0.0,
+                                       true, false, scale, seen.before, seen.behind);
       out = std::get<0>(forward);
       lse = std::get<1>(forward).t();
     }
@@ -81,8 +93,8 @@ int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, in
 // Writes the gradients of q, k and v, from that of the output and from what the forward returned. FlashAttention-2 runs
 // for `kv_heads_at_once` key heads and their queries at a time, with so many empty sequences behind the others.
 int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* forward, void* offsets, int64_t max_len,
-                                     int64_t planned_len, double scale, bool deterministic, int64_t kv_heads_at_once,
-                                     int64_t empty_sequences, void* const* gradients) {
+                                     int64_t planned_len, double scale, int64_t window, bool deterministic,
+                                     int64_t kv_heads_at_once, int64_t empty_sequences, void* const* gradients) {
   return guarded(-1, [&] {
     const Tensor &q = tensor(qkv[0]), &k = tensor(qkv[1]), &v = tensor(qkv[2]);
     const Tensor &dq = tensor(gradients[0]), &dk = tensor(gradients[1]), &dv = tensor(gradients[2]);
@@ -101,6 +113,7 @@ int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* 
       return 0;
     }
     const DeterministicScope scope(deterministic);
+    const Window seen(window);
     const Tensor no_random_state = at::empty({2}, q.options().dtype(at::kUInt64));
     const Tensor by_head = lse.t().contiguous();
     Tensor ends = tensor(offsets);
@@ -112,7 +125,7 @@ int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* 
       const auto found = at::_flash_attention_backward(
           of_queries(of_out), of_queries(q), of_keys(k), of_keys(v), of_queries(out),
           by_head.narrow(0, head * group, count * group), ends, ends, bound(max_len), bound(max_len), 0.0, true,
-          no_random_state, no_random_state, scale);
+          no_random_state, no_random_state, scale, seen.before, seen.behind);
       of_queries(dq).copy_(std::get<0>(found));
       of_keys(dk).copy_(std::get<1>(found));
       of_keys(dv).copy_(std::get<2>(found));

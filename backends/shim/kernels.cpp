@@ -130,6 +130,26 @@ FOR_EACH_ISA void swiglu_backward_range(float* gate_up, float* dy, int64_t begin
   }
 }
 
+// --------------------------------------------------------------------------------------------- dropout
+
+// A bijection that leaves no bit where it was.
+INLINE uint32_t mix(uint32_t x) {
+  x = (x >> 16 ^ x) * 0x45d9f3b;
+  x = (x >> 16 ^ x) * 0x45d9f3b;
+  return x >> 16 ^ x;
+}
+
+FOR_EACH_ISA void dropout_range(const float* x, const int64_t* keys, uint32_t salt, uint32_t threshold, float scale,
+                                float* y, int64_t begin, int64_t end, int64_t columns) {
+  for (int64_t row = begin; row < end; ++row) {
+    const uint32_t of_row = mix(static_cast<uint32_t>(keys[row]) ^ salt);
+    const float* from = x + row * columns;
+    float* to = y + row * columns;
+    for (int64_t i = 0; i < columns; ++i)
+      to[i] = mix(of_row ^ mix(static_cast<uint32_t>(i))) < threshold ? 0.0f : from[i] * scale;
+  }
+}
+
 // -------------------------------------------------------------------------------- embedding, log-probs
 
 FOR_EACH_ISA void embedding_backward_range(const float* dy, const int64_t* tokens, float* dweight, bool add,
@@ -252,6 +272,16 @@ int anyroll_swiglu_backward(float* gate_up, float* dy, int64_t rows, int64_t siz
   return guarded(-1, [&] {
     at::parallel_for(0, rows, grain(3 * size), [&](int64_t begin, int64_t end) {
       swiglu_backward_range(gate_up, dy, begin, end, size);
+    });
+    return 0;
+  });
+}
+
+int anyroll_dropout(const float* x, const int64_t* keys, uint32_t salt, uint32_t threshold, float scale, float* y,
+                    int64_t rows, int64_t columns) {
+  return guarded(-1, [&] {
+    at::parallel_for(0, rows, grain(4 * columns), [&](int64_t begin, int64_t end) {
+      dropout_range(x, keys, salt, threshold, scale, y, begin, end, columns);
     });
     return 0;
   });

@@ -118,7 +118,7 @@ pub(crate) unsafe fn rope_into_cache(
     }
 }
 
-/// Attention of a step's queries over the cache, cut in `splits` parts and joined.
+/// Attention of a step's queries over the last `window` tokens of the cache, cut in `splits` parts and joined.
 ///
 /// # Safety
 /// As [`rope_into_cache`]; `partial` has `splits * rows * heads * dim` fp32 elements, `softmax` two a head and part.
@@ -129,7 +129,7 @@ pub(crate) unsafe fn attend(
     qkv: *mut c_void,
     (keys, values, tables): (*mut c_void, *mut c_void, Tables),
     positions: *mut c_void,
-    scale: f32,
+    (scale, window): (f32, Option<i64>),
     (partial, softmax, splits): (*mut c_void, *mut c_void, i64),
     out: *mut c_void,
     rows: i64,
@@ -153,6 +153,7 @@ pub(crate) unsafe fn attend(
     let tiles = i64::from((group as u32).div_ceil(width));
     let blocks = splits * tiles * i64::from(kv_heads) * rows;
     let (splits_32, rows_32) = (splits as i32, rows as i32);
+    let window = window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX);
     // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
         launch!(
@@ -160,7 +161,7 @@ pub(crate) unsafe fn attend(
             kernel,
             blocks,
             ATTENTION_THREADS,
-            [qkv, keys, values, tables, positions, scale, partial, softmax, rows_32, heads, kv_heads]
+            [qkv, keys, values, tables, positions, scale, window, partial, softmax, rows_32, heads, kv_heads]
         )?;
         let kernel = pick(kind, c"join_splits_f32", c"join_splits_bf16");
         let blocks = rows * i64::from(heads);
@@ -169,7 +170,7 @@ pub(crate) unsafe fn attend(
             kernel,
             blocks,
             dim as u32,
-            [partial, softmax, positions, out, splits_32, rows_32, heads, dim]
+            [partial, softmax, positions, window, out, splits_32, rows_32, heads, dim]
         )
     }
 }

@@ -42,7 +42,7 @@ macro_rules! kernels {
     };
 }
 
-kernels! { 10:
+kernels! { 11:
     RMS_NORM = "rms_norm";
     RMS_NORM_BACKWARD = "rms_norm_backward";
     SUM_ROWS = "sum_rows";
@@ -50,6 +50,7 @@ kernels! { 10:
     ROPE = "rope";
     SWIGLU = "swiglu";
     SWIGLU_BACKWARD = "swiglu_backward";
+    DROPOUT = "dropout";
     LOGPROBS = "logprobs";
     LOGPROBS_BACKWARD = "logprobs_backward";
     EMBEDDING_BACKWARD = "embedding_backward";
@@ -254,6 +255,23 @@ pub(crate) unsafe fn swiglu_backward(
     let (kernel, blocks) = (typed(SWIGLU_BACKWARD, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, dy, rows, size]) }
+}
+
+/// `how` is the salt, the threshold and the scale.
+///
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn dropout(
+    device: &dyn Device,
+    kind: Kind,
+    (x, y): (*mut c_void, *mut c_void),
+    keys: *const i64,
+    (salt, threshold, scale): (u32, u32, f32),
+    [rows, columns]: [i64; 2],
+) -> Result<()> {
+    let (kernel, blocks) = (typed(DROPOUT, kind), blocks(rows * packs(kind, columns)));
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, kernel, blocks, THREADS, [x, keys, salt, threshold, scale, y, rows, columns]) }
 }
 
 /// Log-probabilities, entropies and log-sum-exps, in this order.

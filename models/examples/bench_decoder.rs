@@ -131,11 +131,13 @@ fn operations(config: &DecoderConfig, passes: usize) {
     let [mut dq, mut dk, mut dv] = [0, 1, 2].map(|part| dqkv.narrow(1, part * heads, heads));
     let mut qk = qkv.narrow(1, 0, 2 * heads);
     time("rope_", passes, || ops::rope_(&mut qk, packing.positions(), &table, Rotation::Forward).unwrap());
-    let (out, lse) = ops::attention(&q, &k, &v, &packing, 0.25).unwrap();
-    time("attention", passes, || drop(ops::attention(&q, &k, &v, &packing, 0.25).unwrap()));
+    let causal = ops::Causal::whole(0.25);
+    let (out, lse) = ops::attention(&q, &k, &v, &packing, causal).unwrap();
+    time("attention", passes, || drop(ops::attention(&q, &k, &v, &packing, causal).unwrap()));
     time("attention_backward", passes, || {
         let gradients = (&mut dq, &mut dk, &mut dv);
-        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), (&packing, 0.25, true), gradients).unwrap();
+        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), (&packing, causal, true), gradients)
+            .unwrap();
     });
     let padded: Vec<Tensor> = [&q, &k, &v]
         .iter()

@@ -180,7 +180,7 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let mut parts = AttentionParts::new(rows, heads, head_dim, length, at.1).unwrap();
     let mut out = random(&[rows, heads * head_dim]);
     time("attention", layers, 8, || {
-        ops::attend_into(&qkv, &positions, cache, 0.1, &mut parts, &mut out).unwrap();
+        ops::attend_into(&qkv, &positions, cache, ops::Causal::whole(0.1), &mut parts, &mut out).unwrap();
     });
     let logits = random(&[rows, vocab_size]);
     let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0]).repeat([rows, 1]).to_device(at.1);
@@ -211,9 +211,9 @@ fn time(name: &str, count: usize, copies: usize, mut body: impl FnMut()) {
     });
     let graph = graph.unwrap();
     graph.launch(&stream).unwrap();
-    let begin = stream.record().unwrap();
+    let begin = stream.record_timed().unwrap();
     (0..REPETITIONS).for_each(|_| graph.launch(&stream).unwrap());
-    let end = stream.record().unwrap();
+    let end = stream.record_timed().unwrap();
     stream.synchronize().unwrap();
     let each = begin.elapsed(&end).unwrap().as_secs_f64() * 1e6 / f64::from(REPETITIONS) / copies as f64;
     println!("{name:16} {each:8.1} us x {count:3} = {:8.3} ms", each * count as f64 / 1e3);

@@ -32,6 +32,8 @@ pub struct PackedBatch {
     pub(crate) temperature: f64,
     /// Whether a decoder's adapters are on, if it has any.
     pub(crate) adapters: bool,
+    /// What adapters drop of their input, if this is a batch to train on: see [`anyroll_backends::ops::Dropout::keys`].
+    pub(crate) row_keys: Option<Tensor>,
 }
 
 impl PackedBatch {
@@ -66,6 +68,7 @@ impl PackedBatch {
             targets: to_device(&targets)?,
             temperature,
             adapters: true,
+            row_keys: None,
         })
     }
 
@@ -73,6 +76,23 @@ impl PackedBatch {
     #[must_use]
     pub fn without_adapters(self) -> PackedBatch {
         PackedBatch { adapters: false, ..self }
+    }
+
+    /// The same batch to train on: a decoder's adapters drop some of what they read, if they are made so. What they drop
+    /// of a sequence is a function of its key in `keys` and of nothing else.
+    ///
+    /// # Errors
+    /// Another number of keys than of sequences, or libtorch's error.
+    pub fn with_dropout(self, keys: &[u64]) -> Result<PackedBatch> {
+        if keys.len() as i64 != self.sequences() {
+            return Err(input("keys", format!("are {}, for {} sequences", keys.len(), self.sequences())));
+        }
+        let mut rows = Vec::with_capacity(self.tokens() as usize);
+        for (&key, ends) in keys.iter().zip(self.packing.offsets().windows(2)) {
+            rows.extend((0..ends[1] - ends[0]).map(|token| row_key(key, token as u64)));
+        }
+        let row_keys = Some(upload(&rows, self.tokens.device())?);
+        Ok(PackedBatch { row_keys, ..self })
     }
 
     /// The number of input tokens N.
@@ -89,6 +109,14 @@ impl PackedBatch {
     pub fn sequences(&self) -> i64 {
         self.packing.sequences()
     }
+}
+
+/// 32 bits for a sequence's key and a token's place, by one step of SplitMix64 (Steele et al., 2014).
+fn row_key(key: u64, token: u64) -> i64 {
+    let mut bits = key.wrapping_add((token + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((bits ^ (bits >> 31)) >> 32) as i64
 }
 
 fn input(what: &'static str, problem: String) -> Error {

@@ -21,7 +21,9 @@ pub mod passes;
 mod random;
 
 pub use batch::{PackedBatch, Sequence};
-pub use decoder::{Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedSize, RopeScaling, ValueModel};
+pub use decoder::{
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedSize, RopeScaling, SlidingWindow, ValueModel,
+};
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};
 pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};

@@ -134,7 +134,7 @@ pub trait Model: Send + Sync {
     ///
     /// # Errors
     /// libtorch's (out of memory).
-    fn refill(&self, _block: usize, _weights: &Weights, saved: Saved) -> Result<Saved> {
+    fn refill(&self, _block: usize, _weights: &Weights, saved: Saved, _batch: &Self::Batch) -> Result<Saved> {
         Ok(saved)
     }
 }

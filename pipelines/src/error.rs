@@ -62,6 +62,14 @@ pub enum Error {
         /// The last failure of this rank; `None` if the failures are others'.
         source: Option<crate::reward::Error>,
     },
+    /// With `rollout.strict`, log-probs of the rollout and of training differ.
+    #[error(
+        "`rollout.strict` promises equal log-probs in sampling and in training, and they differ by up to {largest}"
+    )]
+    NotStrict {
+        /// By how much, at most.
+        largest: f64,
+    },
     /// Not a single held-out prompt could be measured.
     #[error("no held-out prompt could be measured, since a reward failed on each")]
     NothingMeasured,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyroll_models::{
     Decoder, LoraConfig, Model, ParamSpec,
     hf::{
-        DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, WithAdapter,
-        adapter_config_file, config_file, image_adapter_config_file, write_diffusers_folder, write_folder,
+        DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
+        adapter_config_file, config_file, write_diffusers_folder, write_folder,
     },
     init::{Seed, WeightSource},
 };
@@ -40,7 +40,7 @@ const COPIED: [&str; 9] = [
 pub struct ExportOptions {
     /// What weights are rounded to.
     pub dtype: ExportDtype,
-    /// Adapters alone, as PEFT has them, instead of merged into the model's weights.
+    /// Adapters alone, as PEFT has them, or diffusers those of images, instead of merged into the model's weights.
     pub adapter: bool,
 }
 
@@ -77,7 +77,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     Ok(checkpoint)
 }
 
-/// A model of images as diffusers loads it, or its adapters as PEFT does.
+/// A model of images, or its adapters, as diffusers loads them.
 fn export_images(
     model: &DiffusersConfig,
     config: &Config,
@@ -98,12 +98,12 @@ fn export_images(
             return Err(Error::Export { run: checkpoint.to_owned(), problem });
         };
         let contents = FolderContents {
-            kind: FolderKind::Adapter,
-            config: image_adapter_config_file(lora, &model.path.display().to_string()),
+            kind: FolderKind::ImageAdapter,
+            config: Map::new(),
             copied: &[],
             made: &[],
             units: &shape.build(Some(lora), None, tch::Device::Cpu)?.adapter_units(),
-            weights: &trained,
+            weights: &Unscaled { adapter: &trained, scale: lora.scale() },
             dtype: options.dtype,
         };
         return Ok(write_folder(to, &contents)?);

@@ -1,5 +1,6 @@
 //! One rank of a check that all ZeRO stages train alike on an accelerator, to the bit, and as on a CPU, to rounding:
-//! `stages BACKEND RANK WORLD_SIZE PORT`. Start one process a device, all with the same port.
+//! `stages BACKEND RANK WORLD_SIZE PORT [LIBRARIES]`. Start one process a device, all with the same port. LIBRARIES is a
+//! folder in which the vendor's libraries are looked for first.
 
 #![forbid(unsafe_code)]
 
@@ -7,6 +8,7 @@ use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
+    prefer_folder,
 };
 use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
@@ -30,9 +32,10 @@ struct Trained {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [backend, rank, world_size, port] = &*arguments else {
-        panic!("usage: stages BACKEND RANK WORLD_SIZE PORT");
+    let [backend, rank, world_size, port, libraries @ ..] = &*arguments else {
+        panic!("usage: stages BACKEND RANK WORLD_SIZE PORT [LIBRARIES]");
     };
+    libraries.iter().for_each(prefer_folder);
     let number = |text: &String| text.parse::<usize>().expect("a number");
     let (rank, world_size) = (number(rank), number(world_size));
     let ordinal = rank;

@@ -3,13 +3,14 @@
 //! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit that is
 //! trained, this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian
 //! fp32 (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all.
+//! A run may add what each rank has beside the model, a `rank_0000.own` each.
 //! The folder is written under another name and renamed once it is whole and on the disk, so that a folder with the
 //! right name is a whole checkpoint. [`Saver`] writes beside training.
 //!
 //! Frozen units are left out: they are what they were when training began, so who loads has made them already.
 //!
 //! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
-//! stage 3 loads on one rank at stage 0.
+//! stage 3 loads on one rank at stage 0. What ranks have of their own goes to as many ranks again.
 
 mod saver;
 mod weights;
@@ -136,6 +137,30 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
 /// What [`save`] was given as `extra`, without loading anything else.
 pub fn extra(path: &Path) -> Result<serde_json::Value> {
     Ok(read_manifest(path)?.extra)
+}
+
+/// What `rank` of `world_size` ranks gave [`Saver::start_with`] as its own; `None` if no rank gave anything.
+///
+/// # Errors
+/// [`Error::CheckpointMismatch`] if it is damaged or missing, or was given by another number of ranks.
+pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>>> {
+    let saved = read_manifest(path)?.world_size;
+    if !path.join(own_name(0)).exists() {
+        return Ok(None);
+    }
+    if saved != world_size {
+        let problem = format!(
+            "each of its {saved} ranks has states of its own in it: {world_size} cannot go on with them"
+        );
+        return Err(mismatch(path, problem));
+    }
+    let file = path.join(own_name(rank));
+    let mut bytes = fs::read(&file).map_err(failed(&file))?;
+    let sum = bytes.split_off(bytes.len().saturating_sub(size_of::<u32>()));
+    if crc32c::crc32c(&bytes).to_le_bytes() != *sum {
+        return Err(mismatch(&file, "it is damaged: its checksum is wrong".into()));
+    }
+    Ok(Some(bytes))
 }
 
 /// The whole checkpoints in `folder`, in the order of their names; none if there is no such folder.
@@ -314,6 +339,10 @@ fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
 
 fn shard_name(rank: usize) -> String {
     format!("rank_{rank:04}.bin")
+}
+
+fn own_name(rank: usize) -> String {
+    format!("rank_{rank:04}.own")
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {

@@ -4,14 +4,14 @@
 //! used them last, and the arena's memory is given back; the addresses stay, and with them every view. Each
 //! direction has a stream of its own, so that copies run beside compute, one unit's behind another's update.
 
-use std::{fmt, ops::Range, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
 
 use anyroll_backends::{Arena, Buffer, DType, Device, Error as BackendError, Event, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
 use crate::{Error, Result, Zero, optimizer::Home, weights::WeightsHome};
 
-/// Far beyond the copy of any unit: a wedged device is to be an error and not a hang.
+/// Far beyond the copy of any unit, or pinning its memory: a wedged device is to be an error and not a hang.
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What can be away from the device.
@@ -39,6 +39,25 @@ impl fmt::Display for State {
 /// The calls that move states. Each may come at any time between steps, and again: what is where it should be
 /// stays there.
 impl<M: Model> Zero<M> {
+    /// Starts to pin the host's memory for `include`, beside whatever comes next: that takes longer than a copy to it, and
+    /// the first time that states leave would wait for it. Of gradients nothing is kept, as a rule, and nothing pinned.
+    pub fn prepare_offload(&mut self, include: &[State]) {
+        let device = self.transfers.out.device().clone();
+        let mut orders = Vec::new();
+        for &state in include.iter().filter(|&&state| state != State::Gradients) {
+            orders.extend(self.movables(state).into_iter().filter_map(Movable::order_host));
+        }
+        let pin = move || {
+            for (len_bytes, to) in orders {
+                if to.send(PinnedBuffer::new(&device, len_bytes)).is_err() {
+                    return; // nobody is there any more
+                }
+            }
+        };
+        // A thread that does not start drops the orders, and memory is pinned when it is needed.
+        drop(thread::Builder::new().name("pinned memory".into()).spawn(pin));
+    }
+
     /// Takes `include` off the device, and returns once its memory is given back: the bytes that this call gave.
     /// Tensors that [`Zero::weights`] returned below stage 3 must be gone before `Params` are.
     ///
@@ -82,6 +101,14 @@ impl<M: Model> Zero<M> {
             }
         }
         Ok(())
+    }
+
+    /// Returns once all that [`Self::load_states`] brings is there. Compute needs no such wait: it is for measuring.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn finish_loading(&self) -> Result<()> {
+        Ok(self.transfers.back.synchronize()?)
     }
 
     /// How long compute stood still for states on their way back, in the last step that used them. Waits for
@@ -155,14 +182,44 @@ impl Transfers {
 pub(crate) struct Movable {
     arena: Arena,
     whole: Buffer,
-    /// Made when it first leaves, and kept: to pin memory takes longer than to copy it.
-    host: Option<PinnedBuffer>,
+    host: Host,
     place: Place,
     /// The compute that used it last, where that is known.
     last_use: Option<Event>,
     /// Compute before and after its last wait for this memory.
     stood_still: Option<(Event, Event)>,
 }
+
+/// Pinned memory for one that is away, kept once it is there: to pin memory takes longer than to copy it.
+#[derive(Debug)]
+enum Host {
+    Nowhere,
+    /// From the thread that pins it.
+    Ordered(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
+    There(PinnedBuffer),
+}
+
+impl Host {
+    /// The memory, which is made here if nobody ordered it.
+    fn get(&mut self, device: &Arc<dyn Device>, len_bytes: usize) -> Result<&mut PinnedBuffer> {
+        if let Self::Ordered(memory) = self {
+            *self = match memory.recv_timeout(COPY_TIMEOUT) {
+                Ok(memory) => Self::There(memory?),
+                Err(_) => Self::Nowhere,
+            };
+        }
+        if let Self::Nowhere = self {
+            *self = Self::There(PinnedBuffer::new(device, len_bytes)?);
+        }
+        match self {
+            Self::There(memory) => Ok(memory),
+            Self::Nowhere | Self::Ordered(_) => unreachable!("it was just made"),
+        }
+    }
+}
+
+/// How much pinned memory is wanted, and where it goes.
+type Order = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
 
 #[derive(Debug)]
 enum Place {
@@ -181,7 +238,7 @@ impl Movable {
     pub(crate) fn zeros(name: String, compute: &Stream, len_bytes: usize) -> Result<Self> {
         let arena = Arena::new(name, compute, len_bytes)?;
         let whole = arena.buffer(0..len_bytes, DType::U8);
-        Ok(Self { arena, whole, host: None, place: Place::Here, last_use: None, stood_still: None })
+        Ok(Self { arena, whole, host: Host::Nowhere, place: Place::Here, last_use: None, stood_still: None })
     }
 
     /// Elements `range` of `dtype`, counted from the start.
@@ -209,6 +266,14 @@ impl Movable {
         Ok(())
     }
 
+    /// What it takes to have pinned memory for it, if it has none and none is on its way.
+    fn order_host(&mut self) -> Option<Order> {
+        let Host::Nowhere = self.host else { return None };
+        let (to, memory) = mpsc::channel();
+        self.host = Host::Ordered(memory);
+        Some((self.arena.len_bytes(), to))
+    }
+
     fn is_away(&self) -> bool {
         matches!(self.place, Place::Leaving(_) | Place::Away { .. })
     }
@@ -228,10 +293,7 @@ impl Movable {
             Some(last_use) => out.wait(&last_use)?,
             None => out.wait_stream(compute)?,
         }
-        let host = match &mut self.host {
-            Some(host) => host,
-            None => self.host.insert(PinnedBuffer::new(out.device(), self.arena.len_bytes())?),
-        };
+        let host = self.host.get(out.device(), self.arena.len_bytes())?;
         host.copy_from(0, &self.whole, out)?;
         self.place = Place::Leaving(Some(out.record()?));
         Ok(())
@@ -257,7 +319,7 @@ impl Movable {
             Place::Away { on_host } => {
                 self.arena.map()?;
                 self.place = match &mut self.host {
-                    Some(host) if *on_host => {
+                    Host::There(host) if *on_host => {
                         host.copy_to(0, &self.whole, back)?;
                         Place::Arriving(back.record()?)
                     }

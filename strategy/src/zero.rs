@@ -369,7 +369,7 @@ impl<M: Model> Zero<M> {
             Kept::Saved(saved) => saved,
             Kept::Thin(saved) => {
                 let views = self.views(block);
-                self.model.refill(block, &anyroll_models::Weights::new(&views), saved)?
+                self.model.refill(block, &anyroll_models::Weights::new(&views), saved, batch)?
             }
             Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true)?.1,
         };

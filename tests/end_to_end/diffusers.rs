@@ -140,6 +140,32 @@ fn images_that_a_function_refuses_are_left_out_and_counted() {
 }
 
 #[test]
+fn a_function_and_a_network_are_summed_and_counted_each() {
+    let (function, network) = (by_function(), by_network());
+    let kind = |case: &Case| {
+        let (_, kind) = case.sets[0].split_once('=').unwrap();
+        kind.strip_prefix('{').unwrap().strip_suffix('}').unwrap().to_owned()
+    };
+    let reward =
+        format!("pipeline.diffusion.reward=[{{{}}}, {{{}, weight: -2}}]", kind(&function), kind(&network));
+    let case = Case { folder: function.folder, sets: vec![reward] };
+    let run = case.run("sum", &["devices=2", "pipeline.diffusion.steps=6"]);
+    let sum = |name: &str| series(&run, name).iter().sum::<f64>();
+    // All images have a network's score, and those of one text no function's; the sum has the others.
+    assert!(sum("reward/dropped") > 0.0);
+    assert_eq!(sum("reward/dropped"), sum("reward/python/dropped"));
+    assert!(series(&run, "reward/torchscript/dropped").is_empty());
+    assert!(series(&run, "eval/dropped").iter().all(|&count| count == 2.0));
+    let scores = [("reward/python/mean", 6), ("reward/torchscript/mean", 6)];
+    let evaluated = ["eval/reward", "eval/python", "eval/torchscript"].map(|name| (name, 4));
+    for (name, count) in scores.into_iter().chain(evaluated) {
+        let values = series(&run, name);
+        assert!(values.len() == count && values.iter().all(|value| value.is_finite()), "{name}: {values:?}");
+    }
+    assert!(series(&run, "grad_norm").iter().all(|&norm| norm > 0.0));
+}
+
+#[test]
 fn following_a_network_back_through_the_decoder_raises_its_score() {
     let case = by_network();
     for lora in [true, false] {
@@ -227,7 +253,7 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
     export(&adapter, &["--adapter"]);
     let read = |path: PathBuf| Tensor::read_safetensors(path).unwrap();
     let weights = "transformer/diffusion_pytorch_model.safetensors";
-    let adapters = read(adapter.join("adapter_model.safetensors"));
+    let adapters = read(adapter.join("pytorch_lora_weights.safetensors"));
     let matrix = |name: &str| adapters.iter().find(|(known, _)| known == name).unwrap().1.shallow_clone();
     let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_sd3/model");
     let before = read(published.join(weights));
@@ -238,7 +264,7 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
         let is = &after.iter().find(|(known, _)| known == name).unwrap().1;
         let apart = (is - was).abs().max().double_value(&[]);
         let module = name.trim_end_matches(".weight");
-        if !adapters.iter().any(|(known, _)| known.contains(&format!("model.{module}.lora_A"))) {
+        if !adapters.iter().any(|(known, _)| *known == format!("transformer.{module}.lora_A.weight")) {
             assert!(apart < 1e-6, "{name} is not what it was");
             continue;
         }
@@ -247,15 +273,16 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
             assert_eq!(apart, 0.0, "what the last block's text asks for is not used");
             continue;
         }
-        let [a, b] = ["A", "B"].map(|it| matrix(&format!("base_model.model.{module}.lora_{it}.weight")));
-        // alpha over rank is 2.
-        let error = (is - was - b.matmul(&a) * 2.0).abs().max().double_value(&[]);
+        let [a, b] = ["A", "B"].map(|it| matrix(&format!("transformer.{module}.lora_{it}.weight")));
+        // Alpha over rank, which the file does not say, is in B.
+        let error = (is - was - b.matmul(&a)).abs().max().double_value(&[]);
         assert!(apart > 0.0 && error < 1e-4, "{name}: {apart} {error}");
     }
     // Eight layers in two blocks, the last of which has no output for the text.
     assert_eq!((changed, adapters.len()), (15, 30));
-    let config = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
-    assert!(config.contains("\"r\": 2") && config.contains("transformer_blocks.1.attn.to_q"), "{config}");
+    assert_eq!(fs::read_dir(&adapter).unwrap().count(), 1);
+    let metadata = fs::read(adapter.join("pytorch_lora_weights.safetensors")).unwrap();
+    assert!(String::from_utf8_lossy(&metadata).contains(r#"{"format":"pt"}"#));
 }
 
 #[test]
@@ -276,6 +303,9 @@ fn what_does_not_fit_a_published_model_is_refused() {
     check(&[&format!("{prompts}.records=README.md")], "prompts.records", "no JSON object");
     check(&["pipeline.diffusion.reward=lit"], "pipeline.diffusion.reward", "classes");
     check(&["pipeline.diffusion.reward={torchscript: {path: README.md}}"], "torchscript.path", "README.md");
+    check(&["pipeline.diffusion.reward=[{lit: {}}]"], "pipeline.diffusion.reward[0]", "classes");
+    check(&["pipeline.diffusion.reward=[{lit: {}, weight: 0}]"], "reward[0].weight", "out of range");
+    check(&["pipeline.diffusion.reward=[]"], "pipeline.diffusion.reward", "the list is empty");
     check(&["roles.reference.strategy.zero_stage=3"], "roles.reference", "adapters off");
     check(&["model.decoder={}"], "model", "decoder");
 }

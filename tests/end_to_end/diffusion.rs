@@ -167,6 +167,7 @@ fn what_a_method_cannot_do_is_refused() {
         assert!(error.contains(field), "{error}");
     };
     check(refl, "pipeline.diffusion.reward=lit", "pipeline.diffusion.reward");
+    check(refl, "pipeline.diffusion.reward=[{brightness: {}}, {lit: {}}]", "pipeline.diffusion.reward[1]");
     check(refl, "pipeline.diffusion.shuffle_rewards=true", "shuffle_rewards");
     check(flow_grpo, "pipeline.diffusion.group_size=1", "group_size");
     check(nft, "pipeline.diffusion.sampler.guidance=2", "guidance");

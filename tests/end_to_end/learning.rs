@@ -17,6 +17,9 @@ const SHORT: [&str; 9] = [
     "pipeline.rlvr.evaluation.prompts=200",
 ];
 
+/// Groups that are begun a step before they are trained on.
+const LATE: [&str; 1] = ["pipeline.rlvr.rollout.async={ahead: 1}"];
+
 #[test]
 fn the_reward_teaches_and_its_control_does_not() {
     let folder = tempfile::tempdir().unwrap();
@@ -25,6 +28,12 @@ fn the_reward_teaches_and_its_control_does_not() {
         let pass_at_1 = series(&run, "eval/pass@1");
         (pass_at_1[0], pass_at_1[1])
     });
+    // The same a step late.
+    let late = run_tiny(&folder, "late", ONE_RANK, &[&SHORT[..], &LATE].concat());
+    let pass_at_1 = series(&late, "eval/pass@1");
+    assert_eq!(pass_at_1[0], learnt.0);
+    assert!(pass_at_1[1] > learnt.0 + 0.12, "a step late it went from {} to {}", learnt.0, pass_at_1[1]);
+    assert!(series(&late, "staleness/mean").iter().any(|&steps| steps > 0.5), "nothing was late");
     assert_eq!(learnt.0, control.0, "both start from the same warm-up");
     assert!(learnt.0 < 0.25, "the warm-up alone reaches {}", learnt.0);
     assert!(learnt.1 > learnt.0 + 0.12, "held-out pass@1 went from {} to {}", learnt.0, learnt.1);

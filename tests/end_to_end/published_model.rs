@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::{anyroll, assert_same, fail, resume, series, succeed, whole_lines};
 
 const CONFIG: &str = "configs/rlvr_math_qwen2.5_0.5b_cuda.yaml";
+const ASYNC: &str = "configs/rlvr_async_cuda.yaml";
 
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
@@ -19,6 +20,10 @@ fn model() -> PathBuf {
 
 /// The published config made small: on the CPU, with a reward for completions that end by themselves.
 fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
+    run_config(folder, name, CONFIG, sets)
+}
+
+fn run_config(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> (PathBuf, Command) {
     let data = folder.path().join("data.jsonl");
     let mut lines = String::new();
     for number in 0..400 {
@@ -26,7 +31,7 @@ fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
     }
     fs::write(&data, lines).unwrap();
     let run = folder.path().join(name);
-    let mut command = anyroll(["run", CONFIG, "--output", run.to_str().unwrap()]);
+    let mut command = anyroll(["run", config, "--output", run.to_str().unwrap()]);
     let paths = [
         format!("model.path={}", model().display()),
         format!("pipeline.rlvr.data.file.path={}", data.display()),
@@ -99,6 +104,20 @@ fn a_folder_trains_and_resumes_to_the_bit() {
     assert_same(&whole, &part);
 }
 
+#[test]
+fn a_folder_trains_while_completions_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, command) =
+        run_config(&folder, "run", ASYNC, &["devices=2", "pipeline.rlvr.rollout.batch_size=6"]);
+    succeed(command);
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    for name in ["carried/tokens", "staleness/mean", "staleness/continued", "rollout/weight_mean"] {
+        assert!(series(&run, name).iter().any(|&value| value > 0.0), "{name}");
+    }
+    let shares = series(&run, "rollout/effective_share");
+    assert!(shares[0] > 0.999 && shares.iter().any(|&share| share < 0.9999), "{shares:?}");
+}
+
 /// Each rank reads its own shard of the folder, so the losses say whether it was the right one.
 #[test]
 fn two_ranks_at_stage_3_start_from_the_same_weights() {
@@ -131,6 +150,9 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     check(&["model.lora={rank: 4, targets: [w_proj]}"], &["model.lora", "`w_proj` names no matrix"]);
     let reference = "roles.reference.strategy.zero_stage=1";
     check(&["model.lora={rank: 4}", reference], &["roles.reference", "the reference is the policy"]);
+    check(&["model.lora={rank: 4, dropout: 1}"], &["model.lora.dropout", "1.0 is out of range"]);
+    let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
+    check(&strict, &["model.lora.dropout", "`rollout.strict` wants them equal"]);
 }
 
 /// The greedy completion of each prompt by the model in a folder, with an adapter if there is one, as `transformers`
@@ -185,6 +207,24 @@ fn an_exported_run_is_a_model_elsewhere() {
     if let Some(found) = in_transformers(&prompts, &exported, None) {
         assert_eq!(found, text("completion").collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn adapters_drop_the_same_on_any_number_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let norms = |name: &str, sets: &[&str]| {
+        let (run, command) = run(&folder, name, &[sets, &["pipeline.rlvr.steps=2"]].concat());
+        succeed(command);
+        series(&run, "grad_norm")
+    };
+    let lora = "model.lora={rank: 4, dropout: 0.4}";
+    let one = norms("one", &[lora, "strategy.micro_batch_size=8"]);
+    let two = norms("two", &[lora, "devices=2", "strategy.zero_stage=3", "strategy.recompute=full"]);
+    let none = norms("none", &["model.lora={rank: 4}"]);
+    for (one, two) in one.iter().zip(&two) {
+        assert!((one / two - 1.0).abs() < 1e-3, "{one} on one rank, {two} on two");
+    }
+    assert!((one[0] / none[0] - 1.0).abs() > 1e-3, "nothing was dropped: {one:?}, {none:?}");
 }
 
 #[test]

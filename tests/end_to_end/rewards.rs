@@ -125,6 +125,16 @@ fn a_reward_model_in_a_folder_scores_beside_a_verifier() {
         );
     }
     assert!(series(&one, "reward/model/mean").iter().all(|mean| mean.abs() > 1e-3));
+    // Batches are the same ones whenever their completions end.
+    let again =
+        run_tiny(&folder, "again", ONE_RANK, &[&sets[..], &["pipeline.rlvr.scoring.workers=1"]].concat());
+    assert_eq!(series(&one, "reward/model/mean"), series(&again, "reward/model/mean"));
+    let elsewhere = "pipeline.rlvr.reward=[{model: {path: tests/golden/reward_model, backend: elsewhere}}]";
+    let error = fail(tiny(ONE_RANK, &folder.path().join("elsewhere"), &[elsewhere]));
+    assert!(
+        error.contains("reward[0].model.backend: it is `elsewhere`, and the policy's is `cpu`"),
+        "{error}"
+    );
     // A run that goes on may be started from any folder.
     let resolved = fs::read_to_string(one.join("resolved.yaml")).unwrap();
     assert!(

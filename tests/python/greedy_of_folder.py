@@ -22,7 +22,9 @@ greedy = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=token
 found = []
 for prompt in json.loads(prompts):
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
-    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    # Told, since transformers 5 returns a dictionary otherwise.
+    how = dict(add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    inputs = tokenizer.apply_chat_template(messages, **how)
     tokens = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=greedy)
     found.append(tokenizer.decode(tokens[0, inputs.shape[1] :], skip_special_tokens=True))
 print(json.dumps(found))

@@ -54,6 +54,9 @@ FAMILIES = {
     "llama3_sharded": ("Llama", dict(rms_norm_eps=1e-5, rope_scaling=LLAMA3)),
     "llama_linear": ("Llama", dict(rope_scaling=dict(rope_type="linear", factor=2.0))),
     "mistral": ("Mistral", dict(sliding_window=60, rms_norm_eps=1e-5)),
+    # Windows that most sequences are longer than: in every layer, and from the second one on.
+    "mistral_window": ("Mistral", dict(sliding_window=7, rms_norm_eps=1e-5)),
+    "qwen2_window": ("Qwen2", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
 }
 LENGTHS, PROMPT_LENS = [7, 2, 51, 5, 18], [3, 1, 17, 5, 1]
 PROMPTS, NEW_TOKENS, NONE = 200, 16, 255

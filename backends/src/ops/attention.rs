@@ -1,9 +1,35 @@
 //! Causal attention with grouped queries: over packed sequences in training, over a cache in generation.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::check::{Args, Engine};
+use super::check::{Args, Engine, is_narrow_on_host};
 use super::{Packing, Result, composite, flash, kernels};
+
+/// How a query weighs the keys before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Causal {
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// How many tokens a query sees, its own included; `None`: all before it.
+    pub window: Option<i64>,
+}
+
+impl Causal {
+    /// All before it, under this scale.
+    pub fn whole(scale: f64) -> Causal {
+        Causal { scale, window: None }
+    }
+
+    /// The same for sequences of up to `len` tokens: a window that holds them whole is none.
+    pub(super) fn within(self, len: i64) -> Causal {
+        Causal { window: self.window.filter(|&window| window < len), ..self }
+    }
+
+    /// The window as kernels take it.
+    fn tokens(self) -> i64 {
+        self.window.unwrap_or(i64::MAX)
+    }
+}
 
 /// Causal attention within each sequence of a packed batch.
 ///
@@ -18,16 +44,22 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     packing: &Packing,
-    scale: f64,
+    causal: Causal,
 ) -> Result<(Tensor, Tensor)> {
     let args = Args::new("attention", q);
     let sizes = Sizes::of(args, q, k, packing)?;
+    let causal = causal.within(packing.max_len());
+    if is_narrow_on_host(q) {
+        let [q_wide, k, v] = wide([q, k, v])?;
+        let (out, lse) = attention(&q_wide, &k, &v, packing, causal)?;
+        return Ok((out.f_to_kind(q.kind())?, lse));
+    }
     match Engine::of(q) {
         Some(Engine::Cpu) => {}
         Some(Engine::Device(_)) if flash::takes(q, packing) => {
-            return flash::attention((q, k, v), packing, scale);
+            return flash::attention((q, k, v), packing, causal);
         }
-        _ => return composite::attention(q, k, v, packing, scale),
+        _ => return composite::attention(q, k, v, packing, causal),
     }
     let Sizes { rows, heads, kv_heads, dim } = sizes;
     let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty(&[rows, heads])?);
@@ -39,7 +71,9 @@ pub fn attention(
             args.heads("k", k, [rows, kv_heads, dim])?,
             args.heads("v", v, [rows, kv_heads, dim])?,
             packing.offsets().as_ptr(),
-            scale as f32,
+            causal.scale as f32,
+            causal.tokens(),
+            0,
             out.data_ptr().cast(),
             lse.data_ptr().cast(),
             packing.sequences(),
@@ -56,8 +90,8 @@ pub fn attention(
 /// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
 ///
 /// `dout` and `out` are `[N, H D]`, `lse` is the forward's. Probabilities are computed again from `lse`, as in
-/// FlashAttention-2 (Dao, 2023). `how` is the packing, the scale, and whether the result must repeat to the bit: if it
-/// need not, a device may add up in an order that differs from run to run, where that is faster.
+/// FlashAttention-2 (Dao, 2023). `how` is the packing, what the forward was told, and whether the result must repeat to
+/// the bit: if it need not, a device may add up in an order that differs from run to run, where that is faster.
 ///
 /// # Errors
 /// As [`attention`].
@@ -65,12 +99,23 @@ pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     (out, lse): (&Tensor, &Tensor),
-    how: (&Packing, f64, bool),
+    how: (&Packing, Causal, bool),
     (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
 ) -> Result<()> {
-    let (packing, scale, _) = how;
+    let (packing, causal, deterministic) = how;
     let args = Args::new("attention_backward", q);
     let sizes = Sizes::of(args, q, k, packing)?;
+    let causal = causal.within(packing.max_len());
+    let how = (packing, causal, deterministic);
+    if is_narrow_on_host(q) {
+        let [dout, q, k, v, out] = wide([dout, q, k, v, out])?;
+        let [mut of_q, mut of_k, mut of_v] = wide([&*dq, &*dk, &*dv])?;
+        let into = (&mut of_q, &mut of_k, &mut of_v);
+        attention_backward(&dout, (&q, &k, &v), (&out, lse), how, into)?;
+        dq.f_copy_(&of_q)?;
+        dk.f_copy_(&of_k)?;
+        return Ok(dv.f_copy_(&of_v)?);
+    }
     let (inputs, results) = ((q, k, v), (out, lse));
     match Engine::of(q) {
         Some(Engine::Cpu) => {}
@@ -94,7 +139,8 @@ pub fn attention_backward(
             args.heads("dk", dk, [rows, kv_heads, dim])?,
             args.heads("dv", dv, [rows, kv_heads, dim])?,
             packing.offsets().as_ptr(),
-            scale as f32,
+            causal.scale as f32,
+            causal.tokens(),
             packing.sequences(),
             packing.max_len(),
             heads,
@@ -121,10 +167,21 @@ pub fn decode_attention(
     v_cache: &Tensor,
     tables: &Tensor,
     lengths: &Tensor,
-    scale: f64,
+    causal: Causal,
 ) -> Result<Tensor> {
+    if is_narrow_on_host(q) {
+        // Of the caches what is named, each sequence's blocks behind the other's.
+        let entries = tables.f_flatten(0, 1)?;
+        let [keys, values] =
+            wide([&k_cache.f_index_select(0, &entries)?, &v_cache.f_index_select(0, &entries)?])?;
+        let tables =
+            Tensor::f_arange(entries.numel() as i64, (Kind::Int64, q.device()))?.f_view_as(tables)?;
+        let [q_wide] = wide([q])?;
+        let out = decode_attention(&q_wide, &keys, &values, &tables, lengths, causal)?;
+        return Ok(out.f_to_kind(q.kind())?);
+    }
     let Some(Engine::Cpu) = Engine::of(q) else {
-        return composite::decode_attention(q, k_cache, v_cache, tables, lengths, scale);
+        return composite::decode_attention(q, k_cache, v_cache, tables, lengths, causal);
     };
     let args = Args::new("decode_attention", q);
     let [rows, heads, dim] = args.dims("q", q)?;
@@ -141,7 +198,8 @@ pub fn decode_attention(
             args.floats("v_cache", v_cache, &cache_size)?,
             args.indices("tables", tables, &[rows, table_len], blocks)?,
             args.indices("lengths", lengths, &[rows], table_len * block_tokens + 1)?,
-            scale as f32,
+            causal.scale as f32,
+            causal.tokens(),
             out.data_ptr().cast(),
             rows,
             table_len,
@@ -158,12 +216,57 @@ pub fn decode_attention(
 /// Causal attention of the last `n` tokens of one sequence over all its `m` tokens: `q` `[n, H, D]`, `k` and `v`
 /// `[m, K, D]`, m >= n. Returns `[n, H D]`.
 ///
-/// The scores exist whole, H n m of them in fp32, so a long sequence comes in pieces.
+/// But for the kernel of a CPU the scores exist whole, H n m of them in fp32, so a long sequence comes in pieces.
 ///
 /// # Errors
-/// libtorch's error.
-pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
-    composite::attention_with_history(q, k, v, scale)
+/// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
+pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal) -> Result<Tensor> {
+    if is_narrow_on_host(q) {
+        let [q_wide, k, v] = wide([q, k, v])?;
+        return Ok(attention_with_history(&q_wide, &k, &v, causal)?.f_to_kind(q.kind())?);
+    }
+    let Some(Engine::Cpu) = Engine::of(q) else {
+        return composite::attention_with_history(q, k, v, causal);
+    };
+    let args = Args::new("attention_with_history", q);
+    let [rows, heads, dim] = args.dims("q", q)?;
+    let [tokens, kv_heads, _] = args.dims("k", k)?;
+    check_groups(args, heads, kv_heads)?;
+    if tokens < rows {
+        return Err(args.refuse("k", format!("has {tokens} tokens, fewer than the {rows} of `q`")));
+    }
+    let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty(&[rows, heads])?);
+    // SAFETY: the sizes of all tensors were checked or made here, the offsets are those of one sequence of `rows`
+    // queries behind `tokens - rows` other keys, and all outlive the call.
+    let code = unsafe {
+        kernels::anyroll_attention(
+            args.heads("q", q, [rows, heads, dim])?,
+            args.heads("k", k, [tokens, kv_heads, dim])?,
+            args.heads("v", v, [tokens, kv_heads, dim])?,
+            [0, rows].as_ptr(),
+            causal.scale as f32,
+            causal.tokens(),
+            tokens - rows,
+            out.data_ptr().cast(),
+            lse.data_ptr().cast(),
+            1,
+            rows,
+            heads,
+            kv_heads,
+            dim,
+        )
+    };
+    args.ran(code)?;
+    Ok(out)
+}
+
+/// As fp32, and dense.
+fn wide<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
+    let mut wide = Vec::with_capacity(N);
+    for tensor in tensors {
+        wide.push(tensor.f_to_kind(Kind::Float)?.f_contiguous()?);
+    }
+    Ok(wide.try_into().expect("as many as came"))
 }
 
 struct Sizes {

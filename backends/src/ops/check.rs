@@ -29,6 +29,11 @@ impl Engine {
     }
 }
 
+/// Whether a tensor holds 16-bit values for which the shim's kernels have to be fed with wide ones.
+pub(super) fn is_narrow_on_host(tensor: &Tensor) -> bool {
+    tensor.device() == tch::Device::Cpu && matches!(tensor.kind(), Kind::BFloat16 | Kind::Half)
+}
+
 /// The checks of one call: they know the operation's name for their messages, and the first tensor, which the others
 /// go with.
 #[derive(Clone, Copy)]

@@ -2,9 +2,9 @@
 //! kernels are tested against. Signatures and meaning are those of [`super`]; arguments are not checked
 //! again. Written for clearness: the attention here holds all scores of a padded batch at once.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::{LogProbs, Packing, Result, Rotation, Store};
+use super::{Causal, Dropout, LogProbs, Packing, Result, Rotation, Store};
 
 /// The dtype that sums run in.
 fn accumulator(tensor: &Tensor) -> Kind {
@@ -109,10 +109,10 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     packing: &Packing,
-    scale: f64,
+    causal: Causal,
 ) -> Result<(Tensor, Tensor)> {
-    let padded = Padded::new(q, k, packing)?;
-    let scores = padded.scores(q, k, scale)?;
+    let padded = Padded::new(q, k, packing, causal)?;
+    let scores = padded.scores(q, k)?;
     let lse = scores.f_logsumexp([-1i64].as_slice(), true)?;
     let probs = scores.f_sub(&lse)?.f_exp()?;
     let out = padded.unpad(&probs.f_matmul(&padded.pad(v)?)?)?;
@@ -124,17 +124,17 @@ pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     (out, lse): (&Tensor, &Tensor),
-    (packing, scale, _deterministic): (&Packing, f64, bool),
+    (packing, causal, _deterministic): (&Packing, Causal, bool),
     (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
 ) -> Result<()> {
-    let padded = Padded::new(q, k, packing)?;
+    let padded = Padded::new(q, k, packing, causal)?;
     let lse = padded.pad(&lse.f_unsqueeze(-1)?)?;
-    let probs = padded.scores(q, k, scale)?.f_sub(&lse)?.f_exp()?;
+    let probs = padded.scores(q, k)?.f_sub(&lse)?.f_exp()?;
     let dout = padded.pad(&dout.f_view_as(q)?)?;
     let out = padded.pad(&out.f_view_as(q)?)?;
     let delta = dout.f_mul(&out)?.f_sum_dim_intlist([-1i64].as_slice(), true, None)?;
     let dprobs = dout.f_matmul(&padded.pad(v)?.f_transpose(-2, -1)?)?;
-    let dscores = dprobs.f_sub(&delta)?.f_mul(&probs)?.f_mul_scalar(scale)?;
+    let dscores = dprobs.f_sub(&delta)?.f_mul(&probs)?.f_mul_scalar(causal.scale)?;
     dq.f_copy_(&padded.unpad(&dscores.f_matmul(&padded.pad(k)?)?)?)?;
     let queries = padded.pad(q)?;
     dk.f_copy_(&padded.unpad_keys(&dscores.f_transpose(-2, -1)?.f_matmul(&queries)?)?)?;
@@ -146,8 +146,9 @@ pub fn attention_backward(
 struct Padded {
     /// The padded place of each packed row: int64 `[N]`.
     places: Tensor,
-    /// Whether query `i` may see key `j`: bool `[T, T]`.
-    causal: Tensor,
+    /// Whether query `i` does not see key `j`: bool `[T, T]`.
+    unseen: Tensor,
+    scale: f64,
     sequences: i64,
     max_len: i64,
     kv_heads: i64,
@@ -155,22 +156,22 @@ struct Padded {
 }
 
 impl Padded {
-    fn new(q: &Tensor, k: &Tensor, packing: &Packing) -> Result<Padded> {
+    fn new(q: &Tensor, k: &Tensor, packing: &Packing, causal: Causal) -> Result<Padded> {
         let (sequences, max_len) = (packing.sequences(), packing.max_len());
         let offsets = packing.offsets_tensor();
         let lengths = offsets.f_diff(1, -1, None::<&Tensor>, None::<&Tensor>)?;
         let sequence = Tensor::f_repeat_interleave(&lengths, packing.tokens())?;
         let places = sequence.f_mul_scalar(max_len)?.f_add(packing.positions())?;
-        let causal = Tensor::f_ones([max_len, max_len], (Kind::Bool, q.device()))?.f_tril(0)?;
+        let (unseen, scale) = (unseen(max_len, max_len, causal, q.device())?, causal.scale);
         let kv_heads = k.size()[1];
-        Ok(Padded { places, causal, sequences, max_len, kv_heads, kind: accumulator(q) })
+        Ok(Padded { places, unseen, scale, sequences, max_len, kv_heads, kind: accumulator(q) })
     }
 
     /// Masked scores `[B, K, H / K, T, T]`.
-    fn scores(&self, q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
+    fn scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
         let keys = self.pad(k)?.f_transpose(-2, -1)?;
-        let scores = self.pad(q)?.f_matmul(&keys)?.f_mul_scalar(scale)?;
-        Ok(scores.f_masked_fill(&self.causal.f_logical_not()?, f64::NEG_INFINITY)?)
+        let scores = self.pad(q)?.f_matmul(&keys)?.f_mul_scalar(self.scale)?;
+        Ok(scores.f_masked_fill(&self.unseen, f64::NEG_INFINITY)?)
     }
 
     fn pad(&self, x: &Tensor) -> Result<Tensor> {
@@ -201,14 +202,18 @@ pub fn decode_attention(
     v_cache: &Tensor,
     tables: &Tensor,
     lengths: &Tensor,
-    scale: f64,
+    causal: Causal,
 ) -> Result<Tensor> {
     let (size, kv_heads) = (q.size(), k_cache.size()[2]);
     let (rows, heads, dim) = (size[0], size[1], size[2]);
     let len = tables.size()[1] * k_cache.size()[1];
     let kind = accumulator(q);
     let places = Tensor::f_arange(len, (Kind::Int64, q.device()))?;
-    let unseen = places.f_ge_tensor(&lengths.f_view([rows, 1, 1, 1])?)?; // [B, 1, 1, L]
+    let lengths = lengths.f_view([rows, 1, 1, 1])?;
+    let mut unseen = places.f_ge_tensor(&lengths)?; // [B, 1, 1, L]
+    if let Some(window) = causal.window {
+        unseen = unseen.f_logical_or(&places.f_lt_tensor(&lengths.f_sub_scalar(window)?)?)?;
+    }
     let gather = |cache: &Tensor| -> Result<Tensor> {
         // [blocks, T, K, D] to [B, K, L, D]. What was never written may be NaN, which 0 does not silence.
         let all = cache.f_index_select(0, &tables.f_flatten(0, 1)?)?.f_view([rows, len, kv_heads, dim])?;
@@ -216,13 +221,14 @@ pub fn decode_attention(
         Ok(all.f_masked_fill(&unseen.f_transpose(2, 3)?, 0.0)?)
     };
     let queries = q.f_to_kind(kind)?.f_view([rows, kv_heads, heads / kv_heads, dim])?;
-    let scores = queries.f_matmul(&gather(k_cache)?.f_transpose(-2, -1)?)?.f_mul_scalar(scale)?;
+    let scores = queries.f_matmul(&gather(k_cache)?.f_transpose(-2, -1)?)?;
+    let scores = scores.f_mul_scalar(causal.scale)?;
     let probs = scores.f_masked_fill(&unseen, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
     Ok(probs.f_matmul(&gather(v_cache)?)?.f_reshape([rows, heads * dim])?.f_to_kind(q.kind())?)
 }
 
 /// See [`super::attention_with_history`].
-pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal) -> Result<Tensor> {
     let (size, tokens, kv_heads) = (q.size(), k.size()[0], k.size()[1]);
     let (rows, heads, dim) = (size[0], size[1], size[2]);
     let kind = accumulator(q);
@@ -231,11 +237,21 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) ->
         |x: &Tensor| -> Result<Tensor> { Ok(x.f_to_kind(kind)?.f_transpose(0, 1)?.f_unsqueeze(1)?) };
     let queries = q.f_to_kind(kind)?.f_reshape([rows, kv_heads, heads / kv_heads, dim])?;
     let queries = queries.f_permute([1, 2, 0, 3])?;
-    let scores = queries.f_matmul(&of_keys(k)?.f_transpose(-2, -1)?)?.f_mul_scalar(scale)?;
-    let causal = Tensor::f_ones([rows, tokens], (Kind::Bool, q.device()))?.f_tril(tokens - rows)?;
-    let probs = scores.f_masked_fill(&causal.f_logical_not()?, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
+    let scores = queries.f_matmul(&of_keys(k)?.f_transpose(-2, -1)?)?.f_mul_scalar(causal.scale)?;
+    let unseen = unseen(rows, tokens, causal, q.device())?;
+    let probs = scores.f_masked_fill(&unseen, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
     let out = probs.f_matmul(&of_keys(v)?)?.f_permute([2, 0, 1, 3])?;
     Ok(out.f_reshape([rows, heads * dim])?.f_to_kind(q.kind())?)
+}
+
+/// Whether each of the last `rows` tokens of a sequence does not see each of its `tokens`: bool `[rows, tokens]`.
+fn unseen(rows: i64, tokens: i64, causal: Causal, device: Device) -> Result<Tensor> {
+    let all = Tensor::f_ones([rows, tokens], (Kind::Bool, device))?;
+    let (own, behind) = (tokens - rows, all.f_triu(tokens - rows + 1)?);
+    match causal.window {
+        Some(window) => Ok(behind.f_logical_or(&all.f_tril(own - window)?)?),
+        None => Ok(behind),
+    }
 }
 
 /// See [`super::logprobs`].
@@ -269,6 +285,23 @@ pub fn logprobs_backward_(
     }
     logits.f_copy_(&gradient.f_div_scalar(temperature)?)?;
     Ok(())
+}
+
+/// See [`super::dropout()`].
+pub fn dropout(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
+    let columns = Tensor::f_arange(x.size()[1], (Kind::Int64, x.device()))?;
+    let rows = mix(&dropout.keys.f_bitwise_xor(i64::from(dropout.salt))?)?;
+    let hashes = mix(&rows.f_unsqueeze(1)?.f_bitwise_xor_tensor(&mix(&columns)?)?)?;
+    let dropped = hashes.f_lt(i64::from(dropout.threshold()))?;
+    let kept = wide(x)?.f_mul_scalar(dropout.scale())?.f_to_kind(x.kind())?;
+    Ok(kept.f_masked_fill(&dropped, 0.0)?)
+}
+
+/// A bijection of 32-bit numbers that leaves no bit where it was; in int64, where the products have room.
+fn mix(x: &Tensor) -> Result<Tensor> {
+    let folded = |x: &Tensor| x.f_bitwise_xor_tensor(&x.f_bitwise_right_shift_tensor_scalar(16)?);
+    let times = |x: &Tensor| x.f_mul_scalar(0x45d_9f3b)?.f_bitwise_and(0xffff_ffff);
+    Ok(folded(&times(&folded(&times(&folded(x)?)?)?)?)?)
 }
 
 /// See [`super::embedding_backward`].

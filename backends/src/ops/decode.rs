@@ -5,8 +5,8 @@ use std::{ptr, sync::Arc};
 
 use tch::{Kind, Tensor};
 
-use super::Result;
 use super::check::{Args, Engine, Heads};
+use super::{Causal, Result};
 use crate::{
     Device,
     decode_kernels::{self, HeadSizes, SPLIT_TOKENS, Tables},
@@ -164,12 +164,12 @@ pub fn rope_into_cache_(
 }
 
 /// Attention of a step's queries, the first H of `qkv` `[B, H + 2 K, D]`, over the first `positions + 1` tokens of their
-/// sequences, into `out` `[B, H D]`. `parts` were made for as many rows and tokens.
+/// sequences, of which a window leaves the last, into `out` `[B, H D]`. `parts` were made for as many rows and tokens.
 pub fn attend_into(
     qkv: &Tensor,
     positions: &Tensor,
     cache: PagedCache,
-    scale: f64,
+    causal: Causal,
     parts: &mut AttentionParts,
     out: &mut Tensor,
 ) -> Result<()> {
@@ -191,7 +191,7 @@ pub fn attend_into(
             qkv.data_ptr(),
             memory,
             positions,
-            scale as f32,
+            (causal.scale as f32, causal.window),
             parts,
             out,
             rows,

@@ -3,7 +3,7 @@
 //! cuDNN's is about twice as fast, but its backward never repeats itself to the bit, and it has to build a plan for
 //! every shape that it has not seen. So it runs forward where all sequences have one length, as in training on packed
 //! text, and backward only if that need not be deterministic. Everything else is FlashAttention-2's, whose backward
-//! takes what either forward leaves (docs/performance.md has both in figures).
+//! takes what either forward leaves (docs/performance.md has both in figures); sliding windows are its own as well.
 //!
 //! That backward is deterministic by giving each head as many blocks, with a sum of queries' gradients each, as fill the
 //! device if every sequence and head counts alike: with 48 of them on 132 multiprocessors three blocks each, which are
@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Kind, Tensor};
 
-use super::{Error, Packing, Result};
+use super::{Causal, Error, Packing, Result};
 use crate::{Device, ffi};
 
 /// The multiple of tokens that sequences must be for a plan of their own: lengths that come from data seldom repeat.
@@ -28,6 +28,7 @@ unsafe extern "C" {
         max_len: i64,
         planned_len: i64,
         scale: f64,
+        window: i64,
         results: *mut *mut c_void,
     ) -> c_int;
     fn anyroll_flash_attention_backward(
@@ -38,6 +39,7 @@ unsafe extern "C" {
         max_len: i64,
         planned_len: i64,
         scale: f64,
+        window: i64,
         deterministic: bool,
         kv_heads_at_once: i64,
         empty_sequences: i64,
@@ -56,7 +58,7 @@ pub(super) fn takes(q: &Tensor, packing: &Packing) -> bool {
 pub(super) fn attention(
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     packing: &Packing,
-    scale: f64,
+    causal: Causal,
 ) -> Result<(Tensor, Tensor)> {
     let mut results = [std::ptr::null_mut(); 2];
     // SAFETY: live tensors, and room for two.
@@ -65,8 +67,9 @@ pub(super) fn attention(
             [q, k, v].map(ffi::tensor_ptr).as_ptr(),
             ffi::tensor_ptr(packing.offsets_int32()),
             packing.max_len(),
-            planned_len(packing),
-            scale,
+            planned_len(packing, causal),
+            causal.scale,
+            window(causal),
             results.as_mut_ptr(),
         )
     };
@@ -81,7 +84,7 @@ pub(super) fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     (out, lse): (&Tensor, &Tensor),
-    (packing, scale, deterministic): (&Packing, f64, bool),
+    (packing, causal, deterministic): (&Packing, Causal, bool),
     (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
 ) -> Result<()> {
     let (heads, kv_heads) = (q.size()[1], k.size()[1]);
@@ -99,8 +102,9 @@ pub(super) fn attention_backward(
             [out, lse].map(ffi::tensor_ptr).as_ptr(),
             ffi::tensor_ptr(packing.offsets_int32()),
             packing.max_len(),
-            planned_len(packing),
-            scale,
+            planned_len(packing, causal),
+            causal.scale,
+            window(causal),
             deterministic,
             cut.kv_heads,
             cut.empty_sequences,
@@ -144,9 +148,15 @@ fn ceil_div(a: i64, b: i64) -> i64 {
     (a + b - 1) / b
 }
 
-/// The length that all sequences have, or 0 if there is no plan for them.
-fn planned_len(packing: &Packing) -> i64 {
-    packing.uniform_len().filter(|len| len % PLANNED_LEN == 0).unwrap_or(0)
+/// The length that all sequences have, or 0 if there is no plan for them: plans know no windows.
+fn planned_len(packing: &Packing, causal: Causal) -> i64 {
+    let uniform = packing.uniform_len().filter(|len| causal.window.is_none() && len % PLANNED_LEN == 0);
+    uniform.unwrap_or(0)
+}
+
+/// The window as the shim takes it: 0 is none.
+fn window(causal: Causal) -> i64 {
+    causal.window.unwrap_or(0)
 }
 
 /// # Safety

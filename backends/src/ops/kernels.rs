@@ -1,4 +1,4 @@
-//! The C ABI of `shim/kernels.cpp` and `shim/attention.cpp`, in their order.
+//! The C ABI of `shim/kernels.cpp`, `shim/attention.cpp` and `shim/linear.cpp`, in their order.
 
 use std::ffi::c_int;
 
@@ -40,6 +40,16 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn anyroll_swiglu(gate_up: *const f32, y: *mut f32, rows: i64, size: i64) -> c_int;
     pub fn anyroll_swiglu_backward(gate_up: *mut f32, dy: *mut f32, rows: i64, size: i64) -> c_int;
+    pub fn anyroll_dropout(
+        x: *const f32,
+        keys: *const i64,
+        salt: u32,
+        threshold: u32,
+        scale: f32,
+        y: *mut f32,
+        rows: i64,
+        columns: i64,
+    ) -> c_int;
     pub fn anyroll_embedding_backward(
         dy: *const f32,
         tokens: *const i64,
@@ -76,6 +86,8 @@ unsafe extern "C" {
         v: Heads,
         offsets: *const i64,
         scale: f32,
+        window: i64,
+        history: i64,
         out: *mut f32,
         lse: *mut f32,
         sequences: i64,
@@ -96,6 +108,7 @@ unsafe extern "C" {
         dv: Heads,
         offsets: *const i64,
         scale: f32,
+        window: i64,
         sequences: i64,
         max_len: i64,
         heads: i64,
@@ -109,6 +122,7 @@ unsafe extern "C" {
         tables: *const i64,
         lengths: *const i64,
         scale: f32,
+        window: i64,
         out: *mut f32,
         rows: i64,
         table_len: i64,
@@ -116,5 +130,13 @@ unsafe extern "C" {
         heads: i64,
         kv_heads: i64,
         dim: i64,
+    ) -> c_int;
+    pub fn anyroll_linear(
+        x: *const f32,
+        w: *const f32,
+        out: *mut f32,
+        rows: i64,
+        inner: i64,
+        columns: i64,
     ) -> c_int;
 }

@@ -4,7 +4,7 @@ use std::ptr;
 
 use tch::Tensor;
 
-use super::check::{Args, Engine};
+use super::check::{Args, Engine, is_narrow_on_host};
 use super::{Result, composite, kernels};
 use crate::model_kernels;
 
@@ -25,6 +25,9 @@ pub struct LogProbs {
 /// [`super::Error::Argument`] for shapes that do not fit or a target outside of the vocabulary, or libtorch's
 /// error.
 pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<LogProbs> {
+    if is_narrow_on_host(logits) {
+        return logprobs(&logits.f_to_kind(tch::Kind::Float)?, targets, temperature);
+    }
     let Some(engine) = Engine::of(logits) else { return composite::logprobs(logits, targets, temperature) };
     let args = Args::new("logprobs", logits);
     let [rows, vocab] = args.dims("logits", logits)?;

@@ -9,6 +9,7 @@
 //! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
 //! - a kernel's result does not depend on the number of threads: sums over rows are cut in chunks whose size depends
 //!   on their number alone (libtorch's matrix products make no such promise);
+//! - on a CPU, what a row comes to depends on that row alone, and in attention on those that it sees;
 //! - an index out of range is an error on a CPU; on a device it ends the process's work there, as libtorch's own
 //!   operations do, since to look at it first would be to wait for it;
 //! - a name that ends in `_` writes into its arguments, as in PyTorch;
@@ -21,9 +22,11 @@ mod attention;
 mod check;
 pub mod composite;
 mod decode;
+mod dropout;
 mod embedding;
 mod flash;
 mod kernels;
+mod linear;
 mod logprob;
 mod norm;
 mod optimizer;
@@ -36,12 +39,14 @@ mod tests;
 
 pub(crate) use check::Heads;
 
-pub use attention::{attention, attention_backward, attention_with_history, decode_attention};
+pub use attention::{Causal, attention, attention_backward, attention_with_history, decode_attention};
 pub use decode::{
     AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rms_norm_into,
     rope_into_cache_, sample_into, swiglu_into,
 };
+pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
+pub use linear::linear_by_rows;
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Packing, Rotation, Store, composite};
+use super::{Causal, Packing, Rotation, Store, composite};
 use crate::{BackendKind, DeviceId, Error};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -148,6 +148,54 @@ fn elementwise_kernels_equal_composites() {
 }
 
 #[test]
+fn dropout_kernels_have_the_mask_of_composites() {
+    for (&at, columns) in pairs(&PLACES, WIDTHS) {
+        // Keys up to the largest, whose upper half a signed product would lose.
+        let keys: Vec<i64> = (0..40).map(|row| (row * 0x0cc9_e2d5_1b87 + 7) & 0xffff_ffff).collect();
+        let keys = Tensor::from_slice(&keys).to_device(at.1);
+        for (salt, probability) in [(0, 0.1), (u32::MAX, 0.5), (7, 0.0), (3, 0.999)] {
+            let dropout = super::Dropout { keys: &keys, salt, probability };
+            compare(&format!("{columns} columns"), &[random(&[40, columns], at)], |tensors, kernel| {
+                let run = if kernel { super::dropout } else { composite::dropout };
+                vec![run(&tensors[0], dropout).unwrap()]
+            });
+        }
+    }
+}
+
+/// Shares of what is dropped, alone and together with the neighbour in the row, in the column and under the next salt,
+/// against those of independent masks; and the mean, which stays.
+#[test]
+fn what_is_dropped_is_independent() {
+    let (rows, columns, probability) = (500, 400, 0.3);
+    // As neighbours have them: keys in a row.
+    let keys = Tensor::arange(rows, (Kind::Int64, Device::Cpu));
+    let mask = |salt| {
+        let ones = Tensor::ones([rows, columns], FLOAT);
+        super::dropout(&ones, super::Dropout { keys: &keys, salt, probability }).unwrap()
+    };
+    let (kept, other) = (mask(5), mask(6));
+    let dropped = |mask: &Tensor| mask.eq(0.0).to_kind(Kind::Double);
+    let mean = |tensor: &Tensor| tensor.to_kind(Kind::Double).mean(None).double_value(&[]);
+    assert!((mean(&kept) - 1.0).abs() < 0.01, "{}", mean(&kept));
+    let (first, second) = (dropped(&kept), dropped(&other));
+    let both = |a: &Tensor, b: &Tensor| mean(&(a * b));
+    let along = |dim| both(&first.narrow(dim, 0, 399), &first.narrow(dim, 1, 399));
+    for (what, share, expected) in [
+        ("alone", mean(&first), probability),
+        ("with the next column", along(1), probability * probability),
+        ("with the next row", along(0), probability * probability),
+        ("with the next salt", both(&first, &second), probability * probability),
+    ] {
+        assert!((share - expected).abs() < 0.006, "{what}: {share}, expected {expected}");
+    }
+    let of_rows = first.mean_dim([1i64].as_slice(), false, None);
+    let spread = of_rows.std(true).double_value(&[]);
+    let expected = (probability * (1.0 - probability) / columns as f64).sqrt();
+    assert!((spread / expected - 1.0).abs() < 0.15, "rows differ by {spread}, expected {expected}");
+}
+
+#[test]
 fn logprob_kernels_equal_composites() {
     for (&at, vocab) in pairs(&PLACES, WIDTHS) {
         let targets = Tensor::arange(60, (Kind::Int64, at.1)).remainder(vocab);
@@ -207,6 +255,9 @@ fn pairs<T, U: Copy, const N: usize>(all: &[T], with: [U; N]) -> impl Iterator<I
 /// `(query heads, key heads, head dim)`.
 const HEADS: [(i64, i64, i64); 5] = [(4, 4, 16), (4, 2, 6), (3, 1, 24), (2, 1, 64), (1, 1, 1)];
 
+/// Windows within a vector and beyond it, around a whole sequence, and longer than all.
+const WINDOWS: [Option<i64>; 6] = [None, Some(1), Some(5), Some(17), Some(69), Some(200)];
+
 #[test]
 fn attention_kernels_equal_composites() {
     // Of unequal lengths, and of one that a library may plan for.
@@ -222,15 +273,16 @@ fn attention_kernels_equal_composites() {
                 .map(|(start, count)| whole.narrow(1, start, count))
         };
         let ([q, k, v], dout) = (views(&qkv), random(&[rows, heads * dim], at));
-        let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}");
-        for deterministic in [true, false] {
+        for (deterministic, window) in pairs(&[true, false], WINDOWS) {
+            let (deterministic, causal) = (*deterministic, Causal { scale: 0.3, window });
+            let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}, {window:?}");
             compare_within(tolerance(at.0, 8.0), &what, &[qkv.zeros_like()], |tensors, kernel| {
                 let forward = if kernel { super::attention } else { composite::attention };
-                let (out, lse) = forward(&q, &k, &v, &packing, 0.3).unwrap();
+                let (out, lse) = forward(&q, &k, &v, &packing, causal).unwrap();
                 let [mut dq, mut dk, mut dv] = views(&tensors[0]);
                 let backward = if kernel { super::attention_backward } else { composite::attention_backward };
                 let gradients = (&mut dq, &mut dk, &mut dv);
-                let how = (&packing, 0.3, deterministic);
+                let how = (&packing, causal, deterministic);
                 backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
                 vec![out, lse]
             });
@@ -238,17 +290,19 @@ fn attention_kernels_equal_composites() {
     }
 }
 
+/// A kernel's decoding has the bits of its attention: keys that a query does not see change nothing.
 #[test]
 fn decoding_equals_the_last_query_of_attention() {
-    for (heads, kv_heads, dim) in HEADS {
+    for ((heads, kv_heads, dim), window) in pairs(&HEADS, WINDOWS) {
+        let causal = Causal { scale: 0.3, window };
         let lengths = [13, 1, 16, 40];
         let packing = Packing::new(&lengths, Device::Cpu).unwrap();
         let [q, k, v] =
-            [heads, kv_heads, kv_heads].map(|heads| random(&[packing.tokens(), heads, dim], FLOAT));
+            [*heads, *kv_heads, *kv_heads].map(|heads| random(&[packing.tokens(), heads, *dim], FLOAT));
         // Blocks of four tokens, dealt out from the last one down.
         let tables = Tensor::from_slice(&(0..40).map(|entry| 44 - entry).collect::<Vec<i64>>()).view([4, 10]);
         let caches = [&k, &v].map(|rows| {
-            let cache = Tensor::full([45, 4, kv_heads, dim], f64::NAN, FLOAT);
+            let cache = Tensor::full([45, 4, *kv_heads, *dim], f64::NAN, FLOAT);
             for (sequence, (&length, offset)) in lengths.iter().zip(packing.offsets()).enumerate() {
                 for token in 0..length {
                     let block = tables.int64_value(&[sequence as i64, token / 4]);
@@ -258,13 +312,17 @@ fn decoding_equals_the_last_query_of_attention() {
             cache
         });
         let last = Tensor::from_slice(&packing.offsets()[1..]) - 1;
-        let expected = composite::attention(&q, &k, &v, &packing, 0.3).unwrap().0.index_select(0, &last);
+        let of_last = |(out, _): (Tensor, Tensor)| out.index_select(0, &last);
+        let expected = of_last(composite::attention(&q, &k, &v, &packing, causal).unwrap());
+        let whole = of_last(super::attention(&q, &k, &v, &packing, causal).unwrap());
         let (q, lengths) = (q.index_select(0, &last), Tensor::from_slice(&lengths));
-        let kernel = super::decode_attention(&q, &caches[0], &caches[1], &tables, &lengths, 0.3).unwrap();
-        let composite =
-            composite::decode_attention(&q, &caches[0], &caches[1], &tables, &lengths, 0.3).unwrap();
-        assert_close("kernel", &kernel, &expected, KERNEL_TOLERANCE);
-        assert_close("composite", &composite, &expected, KERNEL_TOLERANCE);
+        let [keys, values] = &caches;
+        let kernel = super::decode_attention(&q, keys, values, &tables, &lengths, causal).unwrap();
+        let composite = composite::decode_attention(&q, keys, values, &tables, &lengths, causal).unwrap();
+        let what = format!("{heads} heads, {kv_heads} of {dim}, {window:?}");
+        assert!(kernel.equal(&whole), "{what}: other bits");
+        assert_close(&what, &kernel, &expected, KERNEL_TOLERANCE);
+        assert_close(&what, &composite, &expected, KERNEL_TOLERANCE);
     }
 }
 
@@ -273,12 +331,60 @@ fn a_sequence_in_pieces_attends_as_a_whole() {
     let (heads, kv_heads, dim, len) = (6, 2, 20, 23);
     let packing = Packing::new(&[len], Device::Cpu).unwrap();
     let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| random(&[len, heads, dim], FLOAT));
-    let whole = composite::attention(&q, &k, &v, &packing, 0.3).unwrap().0;
-    for (start, rows) in [(0, 23), (0, 8), (8, 8), (16, 7), (22, 1)] {
-        let [q, expected] = [&q, &whole].map(|all| all.narrow(0, start, rows));
+    for (window, (start, rows)) in pairs(&WINDOWS, [(0, 23), (0, 8), (8, 8), (16, 7), (22, 1), (5, 11)]) {
+        let causal = Causal { scale: 0.3, window: *window };
+        let whole = super::attention(&q, &k, &v, &packing, causal).unwrap().0;
+        let [q, whole] = [&q, &whole].map(|all| all.narrow(0, start, rows));
         let [k, v] = [&k, &v].map(|all| all.narrow(0, 0, start + rows));
-        let piece = super::attention_with_history(&q, &k, &v, 0.3).unwrap();
-        assert_close(&format!("{rows} rows from {start}"), &piece, &expected, KERNEL_TOLERANCE);
+        let what = format!("{rows} rows from {start}, {window:?}");
+        let kernel = super::attention_with_history(&q, &k, &v, causal).unwrap();
+        assert!(kernel.equal(&whole), "{what}: other bits");
+        let composite = composite::attention_with_history(&q, &k, &v, causal).unwrap();
+        assert_close(&what, &composite, &whole, KERNEL_TOLERANCE);
+    }
+}
+
+#[test]
+fn products_by_rows_depend_on_their_row_alone() {
+    for (inner, columns) in [(1, 1), (7, 3), (20, 97), (64, 200), (129, 5)] {
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+            let at = (kind, Device::Cpu);
+            let (x, w, bias) =
+                (random(&[150, inner], at), random(&[columns, inner], at) * 0.3, random(&[columns], at));
+            let what = format!("{inner} x {columns}, {kind:?}");
+            let whole = super::linear_by_rows(&x, &w, Some(&bias)).unwrap();
+            let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
+            let expected = double(&x).matmul(&double(&w).tr()) + double(&bias);
+            assert_close(&what, &whole, &expected, tolerance(kind, 1.0));
+            for (start, rows) in [(0, 1), (3, 1), (149, 1), (0, 8), (60, 9), (1, 149)] {
+                let part = super::linear_by_rows(&x.narrow(0, start, rows), &w, Some(&bias)).unwrap();
+                assert!(part.equal(&whole.narrow(0, start, rows)), "{what}: {rows} rows from {start}");
+            }
+        }
+    }
+}
+
+/// In 16 bits a CPU's attention is that of wide values, rounded once, in every form.
+#[test]
+fn narrow_attention_on_a_cpu_is_the_wide_one_rounded() {
+    for (kind, window) in pairs(&[Kind::BFloat16, Kind::Half], WINDOWS) {
+        let (heads, kv_heads, dim, len, causal) = (4, 2, 6, 21, Causal { scale: 0.3, window });
+        let packing = Packing::new(&[len], Device::Cpu).unwrap();
+        let narrow = |heads| random(&[len, heads, dim], FLOAT).to_kind(*kind);
+        let [q, k, v] = [heads, kv_heads, kv_heads].map(narrow);
+        let [q_wide, k_wide, v_wide] = [&q, &k, &v].map(|it| it.to_kind(Kind::Float));
+        let (out, lse) = super::attention(&q, &k, &v, &packing, causal).unwrap();
+        let (wide, lse_wide) = super::attention(&q_wide, &k_wide, &v_wide, &packing, causal).unwrap();
+        assert!(out.equal(&wide.to_kind(*kind)) && lse.equal(&lse_wide));
+        let pieces = super::attention_with_history(&q.narrow(0, 13, 8), &k, &v, causal).unwrap();
+        assert!(pieces.equal(&out.narrow(0, 13, 8)), "{kind:?}, {window:?}: in pieces");
+        // One block of all tokens behind one that nobody reads.
+        let cache = |rows: &Tensor| Tensor::stack(&[rows.full_like(f64::NAN), rows.shallow_clone()], 0);
+        let (table, length) = (Tensor::from_slice(&[1i64]).view([1, 1]), Tensor::from_slice(&[len]));
+        let last = q.narrow(0, len - 1, 1);
+        let decoded =
+            super::decode_attention(&last, &cache(&k), &cache(&v), &table, &length, causal).unwrap();
+        assert!(decoded.equal(&out.narrow(0, len - 1, 1)), "{kind:?}, {window:?}: decoded");
     }
 }
 
@@ -334,28 +440,34 @@ fn composite_attention_equals_libtorch() {
     let rows = packing.tokens();
     let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| leaf(&[rows, heads, dim]));
     let dout = random(&[rows, heads * dim], DOUBLE);
-    let sequences: Vec<Tensor> = (0..3)
-        .map(|sequence| {
-            let cut = |x: &Tensor| {
-                x.narrow(0, packing.offsets()[sequence], lengths[sequence]).transpose(0, 1).unsqueeze(0)
-            };
-            let (q, k, v) = (cut(&q), cut(&k), cut(&v));
-            let out = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, 0.3, true);
-            out.squeeze_dim(0).transpose(0, 1).flatten(1, 2)
-        })
-        .collect();
-    let expected = Tensor::cat(&sequences, 0);
-    let gradients = autograd(&[&q, &k, &v], &expected, &dout);
-    let _guard = tch::no_grad_guard();
-    let (out, lse) = composite::attention(&q, &k, &v, &packing, 0.3).unwrap();
-    let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| x.detach().zeros_like());
-    let into = (&mut dq, &mut dk, &mut dv);
-    composite::attention_backward(&dout, (&q, &k, &v), (&out, &lse), (&packing, 0.3, true), into).unwrap();
-    assert_close("out", &out, &expected, 1e-12);
-    for (what, found, expected) in
-        [("dq", dq, &gradients[0]), ("dk", dk, &gradients[1]), ("dv", dv, &gradients[2])]
-    {
-        assert_close(what, &found, expected, 1e-12);
+    for window in [None, Some(1), Some(4), Some(30)] {
+        let sequences: Vec<Tensor> = (0..3)
+            .map(|sequence| {
+                let (start, len) = (packing.offsets()[sequence], lengths[sequence]);
+                let cut = |x: &Tensor| x.narrow(0, start, len).transpose(0, 1).unsqueeze(0);
+                let (q, k, v) = (cut(&q), cut(&k), cut(&v));
+                let ones = Tensor::ones([len, len], (Kind::Bool, Device::Cpu)).tril(0);
+                let seen = ones.triu(1 - window.unwrap_or(len));
+                let out =
+                    Tensor::scaled_dot_product_attention(&q, &k, &v, Some(&seen), 0.0, false, 0.3, true);
+                out.squeeze_dim(0).transpose(0, 1).flatten(1, 2)
+            })
+            .collect();
+        let expected = Tensor::cat(&sequences, 0);
+        let gradients = autograd(&[&q, &k, &v], &expected, &dout);
+        let _guard = tch::no_grad_guard();
+        let causal = Causal { scale: 0.3, window };
+        let (out, lse) = composite::attention(&q, &k, &v, &packing, causal).unwrap();
+        let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| x.detach().zeros_like());
+        let into = (&mut dq, &mut dk, &mut dv);
+        let how = (&packing, causal, true);
+        composite::attention_backward(&dout, (&q, &k, &v), (&out, &lse), how, into).unwrap();
+        assert_close("out", &out, &expected, 1e-12);
+        for (what, found, expected) in
+            [("dq", dq, &gradients[0]), ("dk", dk, &gradients[1]), ("dv", dv, &gradients[2])]
+        {
+            assert_close(&format!("{what}, {window:?}"), &found, expected, 1e-12);
+        }
     }
 }
 
@@ -407,11 +519,11 @@ fn kernels_do_not_depend_on_the_number_of_threads() {
         let (y, rstd) = super::add_rms_norm_(&mut x, &residual, &weight, 1e-5).unwrap();
         let (mut dy, mut dx, mut dweight) = (y.copy(), x.zeros_like(), weight.zeros_like());
         super::rms_norm_backward_(&mut dy, &x, &rstd, &weight, &mut dx, &mut dweight, Store::Write).unwrap();
-        let q = y.view([rows, heads, dim]);
-        let (out, lse) = super::attention(&q, &q, &q, &packing, 0.25).unwrap();
+        let (q, causal) = (y.view([rows, heads, dim]), Causal::whole(0.25));
+        let (out, lse) = super::attention(&q, &q, &q, &packing, causal).unwrap();
         let [mut dq, mut dk, mut dv] = [0; 3].map(|_| q.zeros_like());
         let into = (&mut dq, &mut dk, &mut dv);
-        super::attention_backward(&y, (&q, &q, &q), (&out, &lse), (&packing, 0.25, true), into).unwrap();
+        super::attention_backward(&y, (&q, &q, &q), (&out, &lse), (&packing, causal, true), into).unwrap();
         let mut sums = weight.zeros_like();
         super::sum_rows(&dq.view([rows, heads * dim]), &mut sums, Store::Write).unwrap();
         let mut dembedding = random(&[40, heads * dim], FLOAT);
@@ -468,7 +580,8 @@ fn arguments_that_do_not_fit_are_refused() {
     check("`table` has shape [8, 4], expected [8, 6]", rope(&random(&[6, 2, 6], FLOAT), &positions));
 
     let packing = Packing::new(&[2, 3], Device::Cpu).unwrap();
-    let attention = |q: &Tensor, k: &Tensor| super::attention(q, k, k, &packing, 1.0).map(drop);
+    let attention =
+        |q: &Tensor, k: &Tensor| super::attention(q, k, k, &packing, Causal::whole(1.0)).map(drop);
     check("has 5 tokens, expected 6", attention(&x, &x));
     let x = x.narrow(0, 0, 5);
     check("3 heads, which do not divide the 2", attention(&x, &random(&[5, 3, 4], FLOAT)));

@@ -9,11 +9,11 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Packing, Rotation};
+use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
-use super::lora::{Adapter, Lora};
-use super::{DecoderConfig, matrix_spec, norm_spec};
+use super::lora::{Adapter, Drops, Lora};
+use super::{DecoderConfig, Products, matrix_spec, norm_spec};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 
@@ -41,6 +41,8 @@ pub(super) struct Block {
     pub scale: f64,
     /// Whether attention's backward repeats to the bit.
     pub deterministic: bool,
+    /// How the matrices of a forward pass are multiplied.
+    pub products: Products,
     /// The adapters beside the matrices, if there are any.
     lora: Option<Lora>,
 }
@@ -70,6 +72,18 @@ pub(super) struct Projected {
     qkv: Tensor,
     /// The reciprocal deviations `[N, H]` and `[N, K]` of qk-norm.
     qk_rstd: Option<(Tensor, Tensor)>,
+}
+
+/// What a block is told of the batch and of the layer that it is.
+#[derive(Clone, Copy)]
+pub(super) struct Layer<'a> {
+    pub packing: &'a Packing,
+    /// See [`ops::rope_table`].
+    pub rope_table: &'a Tensor,
+    /// How many tokens a token sees, itself included; `None`: all before it.
+    pub window: Option<i64>,
+    /// What adapters drop of, if this is training.
+    pub drops: Option<Drops<'a>>,
 }
 
 /// What the second half of a block computes on its way.
@@ -139,6 +153,7 @@ impl Block {
             eps: config.rms_norm_eps,
             scale: 1.0 / (dim as f64).sqrt(),
             deterministic: true,
+            products: Products::Fast,
             lora: None,
         };
         (params, block)
@@ -154,14 +169,19 @@ impl Block {
         self.lora.is_some()
     }
 
+    /// Whether the adapters drop values in training.
+    pub fn drops(&self) -> bool {
+        self.lora.as_ref().is_some_and(Lora::drops)
+    }
+
     /// How many adapters there are, and their rank.
     pub fn adapters(&self) -> (usize, usize) {
         self.lora.as_ref().map_or((0, 0), Lora::adapters)
     }
 
-    /// What the scores of attention are multiplied by.
-    pub fn scale(&self) -> f64 {
-        self.scale
+    /// Attention in a layer with this window.
+    pub fn causal(&self, window: Option<i64>) -> Causal {
+        Causal { scale: self.scale, window }
     }
 
     /// `x` `[N, C]` to `[N, C]`.
@@ -169,14 +189,13 @@ impl Block {
         &self,
         weights: &Weights,
         x: &Tensor,
-        packing: &Packing,
-        rope_table: &Tensor,
+        Layer { packing, rope_table, window, drops }: Layer,
         save: bool,
     ) -> Result<(Tensor, Saved)> {
-        let projected = self.project(weights, x, packing.positions(), rope_table)?;
+        let projected = self.project(weights, x, (packing.positions(), rope_table), drops)?;
         let Projected { q, k, v, .. } = &projected;
-        let (attended, lse) = ops::attention(q, k, v, packing, self.scale)?;
-        let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, save)?;
+        let (attended, lse) = ops::attention(q, k, v, packing, self.causal(window))?;
+        let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, drops, save)?;
         if !save {
             return Ok((out, Saved::default()));
         }
@@ -193,13 +212,13 @@ impl Block {
         &self,
         weights: &Weights,
         x: &Tensor,
-        positions: &Tensor,
-        rope_table: &Tensor,
+        (positions, rope_table): (&Tensor, &Tensor),
+        drops: Option<Drops>,
     ) -> Result<Projected> {
         let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
         let bias = self.qkv_bias.map(|param| weights.get(0, param));
-        let mut qkv = h.f_linear(weights.get(0, self.qkv), bias)?;
-        self.adapt_(|lora| &lora.qkv, weights, &h, &mut qkv)?;
+        let mut qkv = self.products.linear(&h, weights.get(0, self.qkv), bias)?;
+        self.adapt_(|lora| &lora.qkv, weights, &h, drops, &mut qkv)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
@@ -218,7 +237,7 @@ impl Block {
 
     /// From the output of attention `[N, H D]` to the output of the block.
     pub fn finish(&self, weights: &Weights, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
-        Ok(self.finish_saving(weights, x, attended, false)?.out)
+        Ok(self.finish_saving(weights, x, attended, None, false)?.out)
     }
 
     fn finish_saving(
@@ -226,18 +245,18 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         attended: &Tensor,
+        drops: Option<Drops>,
         save: bool,
     ) -> Result<Finished> {
-        let mut x2 = attended.f_linear(weights.get(0, self.o), None::<&Tensor>)?;
-        self.adapt_(|lora| &lora.o, weights, attended, &mut x2)?;
+        let mut x2 = self.products.linear(attended, weights.get(0, self.o), None)?;
+        self.adapt_(|lora| &lora.o, weights, attended, drops, &mut x2)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
-        let mut gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
-        self.adapt_(|lora| &lora.gate_up, weights, &h2, &mut gate_up)?;
+        let mut gate_up = self.products.linear(&h2, weights.get(0, self.gate_up), None)?;
+        self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
         let activated = ops::swiglu(&gate_up)?;
-        let down = weights.get(0, self.down).f_tr()?;
-        let mut out = if save { x2.f_addmm(&activated, &down)? } else { x2.f_addmm_(&activated, &down)? };
-        self.adapt_(|lora| &lora.down, weights, &activated, &mut out)?;
+        let mut out = self.products.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
+        self.adapt_(|lora| &lora.down, weights, &activated, drops, &mut out)?;
         Ok(Finished { out, x2, rstd2, gate_up })
     }
 
@@ -249,10 +268,10 @@ impl Block {
     }
 
     /// With the projection of the MLP again.
-    pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved) -> Result<Saved> {
+    pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        let mut gate_up = h2.f_linear(weights.get(0, self.gate_up), None::<&Tensor>)?;
-        self.adapt_(|lora| &lora.gate_up, weights, &h2, &mut gate_up)?;
+        let mut gate_up = self.products.linear(&h2, weights.get(0, self.gate_up), None)?;
+        self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
@@ -264,39 +283,39 @@ impl Block {
         grads: &mut Grads,
         saved: Saved,
         dout: Tensor,
-        packing: &Packing,
-        rope_table: &Tensor,
+        layer: Layer,
     ) -> Result<Tensor> {
+        let drops = layer.drops;
         let (saved, qk_normed) = self.unpack(saved);
         let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
         let mut activated = dx.f_mm(weights.get(0, self.down))?;
-        let between = self.adapt_input_backward_(|lora| &lora.down, weights, &dx, &mut activated)?;
+        let between = self.adapt_input_backward_(|lora| &lora.down, weights, &dx, drops, &mut activated)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
         grads.put_linear(0, self.down, &dx, &activated)?;
-        self.adapt_backward(|lora| &lora.down, weights, grads, (&dx, &activated), &between)?;
+        self.adapt_backward(|lora| &lora.down, weights, grads, (&dx, &activated), drops, &between)?;
         let dgate_up = gate_up;
         let mut h2 = dgate_up.f_mm(weights.get(0, self.gate_up))?;
-        let between = self.adapt_input_backward_(|lora| &lora.gate_up, weights, &dgate_up, &mut h2)?;
+        let between = self.adapt_input_backward_(|lora| &lora.gate_up, weights, &dgate_up, drops, &mut h2)?;
         self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
         grads.put_linear(0, self.gate_up, &dgate_up, &h2)?;
-        self.adapt_backward(|lora| &lora.gate_up, weights, grads, (&dgate_up, &h2), &between)?;
+        self.adapt_backward(|lora| &lora.gate_up, weights, grads, (&dgate_up, &h2), drops, &between)?;
 
         let mut dattended = dx.f_mm(weights.get(0, self.o))?;
-        let between = self.adapt_input_backward_(|lora| &lora.o, weights, &dx, &mut dattended)?;
+        let between = self.adapt_input_backward_(|lora| &lora.o, weights, &dx, drops, &mut dattended)?;
         grads.put_linear(0, self.o, &dx, &attended)?;
-        self.adapt_backward(|lora| &lora.o, weights, grads, (&dx, &attended), &between)?;
+        self.adapt_backward(|lora| &lora.o, weights, grads, (&dx, &attended), drops, &between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
-        let dqkv = self.attention_backward(weights, grads, attention, qk_normed, packing, rope_table)?;
+        let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
         if let Some(bias) = self.qkv_bias {
             grads.put(0, bias, |buffer, how| ops::sum_rows(&dqkv, buffer, how))?;
         }
         let mut h = dqkv.f_mm(weights.get(0, self.qkv))?;
-        let between = self.adapt_input_backward_(|lora| &lora.qkv, weights, &dqkv, &mut h)?;
+        let between = self.adapt_input_backward_(|lora| &lora.qkv, weights, &dqkv, drops, &mut h)?;
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
         grads.put_linear(0, self.qkv, &dqkv, &h)?;
-        self.adapt_backward(|lora| &lora.qkv, weights, grads, (&dqkv, &h), &between)?;
+        self.adapt_backward(|lora| &lora.qkv, weights, grads, (&dqkv, &h), drops, &between)?;
         Ok(dx)
     }
 
@@ -306,9 +325,11 @@ impl Block {
         site: fn(&Lora) -> &[Adapter],
         weights: &Weights,
         x: &Tensor,
+        drops: Option<Drops>,
         y: &mut Tensor,
     ) -> Result<()> {
-        self.lora.as_ref().map_or(Ok(()), |lora| lora.forward_(site(lora), weights, x, y))
+        let Some(lora) = &self.lora else { return Ok(()) };
+        lora.forward_(site(lora), weights, x, drops, self.products, y)
     }
 
     /// Adds their part to the gradient of the matrix's input.
@@ -317,9 +338,11 @@ impl Block {
         site: fn(&Lora) -> &[Adapter],
         weights: &Weights,
         dy: &Tensor,
+        drops: Option<Drops>,
         dx: &mut Tensor,
     ) -> Result<Vec<Tensor>> {
-        self.lora.as_ref().map_or(Ok(vec![]), |lora| lora.input_backward_(site(lora), weights, dy, dx))
+        let Some(lora) = &self.lora else { return Ok(vec![]) };
+        lora.input_backward_(site(lora), weights, dy, drops, dx)
     }
 
     /// Writes their own gradients.
@@ -329,10 +352,11 @@ impl Block {
         weights: &Weights,
         grads: &mut Grads,
         dy_x: (&Tensor, &Tensor),
+        drops: Option<Drops>,
         between: &[Tensor],
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.weight_backward(site(lora), weights, grads, dy_x, between)
+        lora.weight_backward(site(lora), weights, grads, dy_x, drops, between)
     }
 
     /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
@@ -357,15 +381,14 @@ impl Block {
         grads: &mut Grads,
         Attended { dout, out, lse, qkv }: Attended,
         qk_normed: Option<[Tensor; 4]>,
-        packing: &Packing,
-        rope_table: &Tensor,
+        Layer { packing, rope_table, window, .. }: Layer,
     ) -> Result<Tensor> {
         let mut dqkv = qkv.f_empty_like()?;
         let flat = [-1, (self.heads + 2 * self.kv_heads) * self.head_dim];
         let [q, k, v] = self.split(&qkv)?;
         let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
         let positions = packing.positions();
-        let how = (packing, self.scale, self.deterministic);
+        let how = (packing, self.causal(window), self.deterministic);
         let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
             let gradients = (&mut dq, &mut dk, &mut dv);
             ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients)?;

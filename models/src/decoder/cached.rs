@@ -1,6 +1,6 @@
 //! Forward passes that fill and read a KV cache.
 
-use anyroll_backends::ops::{self, Packing};
+use anyroll_backends::ops::{self, Causal, Packing};
 use tch::Tensor;
 
 use super::{Decoder, block::Projected};
@@ -59,7 +59,7 @@ impl Decoder {
         let packing = &prompts.packing;
         let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, it| {
             store(cache, layer, it, &prompts.rows, &prompts.places)?;
-            Ok(ops::attention(&it.q, &it.k, &it.v, packing, self.block.scale())?.0)
+            Ok(ops::attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
         })?;
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
@@ -70,7 +70,7 @@ impl Decoder {
         self.layers(weights, &piece.tokens, &piece.positions, |layer, it| {
             store(cache, layer, it, &piece.rows, &piece.places)?;
             let (keys, values) = cache.read(layer, &piece.context)?;
-            Ok(ops::attention_with_history(&it.q, &keys, &values, self.block.scale())?)
+            Ok(ops::attention_with_history(&it.q, &keys, &values, self.causal(layer))?)
         })
     }
 
@@ -79,8 +79,8 @@ impl Decoder {
         let x = self.layers(weights, &step.tokens, &step.positions, |layer, it| {
             cache.store(layer, &it.k, &it.v, &step.places)?;
             let (keys, values) = cache.layer(layer);
-            let (tables, lengths, scale) = (&step.tables, &step.lengths, self.block.scale());
-            Ok(ops::decode_attention(&it.q, keys, values, tables, lengths, scale)?)
+            let (tables, lengths) = (&step.tables, &step.lengths);
+            Ok(ops::decode_attention(&it.q, keys, values, tables, lengths, self.causal(layer))?)
         })?;
         self.logits(weights, &x)
     }
@@ -103,7 +103,7 @@ impl Decoder {
         let mut x = self.embedding.forward(&weights[0], tokens)?;
         for layer in 0..self.config.num_hidden_layers {
             let weights = &weights[layer + 1];
-            let projected = self.block.project(weights, &x, positions, &rope_table)?;
+            let projected = self.block.project(weights, &x, (positions, &rope_table), None)?;
             let attended = attend(layer, &projected)?;
             x = self.block.finish(weights, &x, &attended)?;
         }
@@ -112,17 +112,17 @@ impl Decoder {
 
     /// Refuses a sequence for which there are no positions.
     pub(crate) fn check_length(&self, len: i64) -> Result<()> {
-        let limits = [
-            ("max_position_embeddings", Some(self.config.max_position_embeddings)),
-            ("sliding_window", self.config.sliding_window),
-        ];
-        for (field, limit) in limits {
-            if let Some(limit) = limit.filter(|&limit| len > limit) {
-                let problem = format!("of {len} tokens is longer than {field} = {limit}");
-                return Err(Error::Input { what: "sequence", problem });
-            }
+        let limit = self.config.max_position_embeddings;
+        if len <= limit {
+            return Ok(());
         }
-        Ok(())
+        let problem = format!("of {len} tokens is longer than max_position_embeddings = {limit}");
+        Err(Error::Input { what: "sequence", problem })
+    }
+
+    /// Attention in a layer.
+    pub(super) fn causal(&self, layer: usize) -> Causal {
+        self.block.causal(self.config.window_of(layer))
     }
 }
 

@@ -29,9 +29,8 @@ pub struct DecoderConfig {
     pub rope_scaling: RopeScaling,
     /// The longest sequence, in tokens.
     pub max_position_embeddings: i64,
-    /// How many tokens back a token sees, itself included, where not all (Mistral). Longer sequences are refused:
-    /// within the window attention is plainly causal.
-    pub sliding_window: Option<i64>,
+    /// Which layers see only the last tokens, and how many (Mistral); `None`: every layer sees all.
+    pub sliding_window: Option<SlidingWindow>,
     /// Whether the query, key and value projections have a bias (Qwen2).
     pub qkv_bias: bool,
     /// Whether queries and keys are normed per head before the rotation (Qwen3).
@@ -42,7 +41,21 @@ pub struct DecoderConfig {
     pub initializer_range: f64,
 }
 
+/// Layers in which a token does not see the whole text before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlidingWindow {
+    /// How many tokens a token sees, itself included.
+    pub tokens: i64,
+    /// Whether each layer has the window.
+    pub layers: Vec<bool>,
+}
+
 impl DecoderConfig {
+    /// How many tokens a token sees in a layer, itself included; `None`: all before it.
+    pub fn window_of(&self, layer: usize) -> Option<i64> {
+        self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.tokens)
+    }
+
     /// Checks that the sizes make a model.
     ///
     /// # Errors
@@ -56,10 +69,16 @@ impl DecoderConfig {
             ("head_dim", self.head_dim),
             ("intermediate_size", self.intermediate_size),
             ("max_position_embeddings", self.max_position_embeddings),
-            ("sliding_window", self.sliding_window.unwrap_or(1)),
+            ("sliding_window", self.sliding_window.as_ref().map_or(1, |window| window.tokens)),
         ];
         for (field, size) in sizes {
             check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
+        }
+        if let Some(SlidingWindow { layers, .. }) = &self.sliding_window {
+            let (found, expected) = (layers.len(), self.num_hidden_layers);
+            check_config(found == expected, "layer_types", || {
+                format!("has {found} entries, must have one for each of the {expected} layers")
+            })?;
         }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         check_config(heads % kv_heads == 0, "num_key_value_heads", || {
@@ -110,7 +129,7 @@ mod tests {
 
     #[test]
     fn contradictions_name_their_field() {
-        let check = |field: &str, change: fn(&mut DecoderConfig)| {
+        let check = |field: &str, change: &dyn Fn(&mut DecoderConfig)| {
             let mut config = small();
             change(&mut config);
             match config.validate() {
@@ -119,12 +138,14 @@ mod tests {
             }
         };
         small().validate().unwrap();
-        check("vocab_size", |config| config.vocab_size = 0);
-        check("num_key_value_heads", |config| config.num_key_value_heads = 3);
-        check("head_dim", |config| config.head_dim = 15);
-        check("rms_norm_eps", |config| config.rms_norm_eps = f64::NAN);
-        check("rope_theta", |config| config.rope_theta = 0.0);
-        check("sliding_window", |config| config.sliding_window = Some(0));
-        check("rope_scaling", |config| config.rope_scaling = RopeScaling::Linear { factor: -1.0 });
+        check("vocab_size", &|config| config.vocab_size = 0);
+        check("num_key_value_heads", &|config| config.num_key_value_heads = 3);
+        check("head_dim", &|config| config.head_dim = 15);
+        check("rms_norm_eps", &|config| config.rms_norm_eps = f64::NAN);
+        check("rope_theta", &|config| config.rope_theta = 0.0);
+        let window = |tokens, layers| Some(SlidingWindow { tokens, layers });
+        check("sliding_window", &|config| config.sliding_window = window(0, vec![true, true]));
+        check("layer_types", &|config| config.sliding_window = window(8, vec![true]));
+        check("rope_scaling", &|config| config.rope_scaling = RopeScaling::Linear { factor: -1.0 });
     }
 }

@@ -86,28 +86,32 @@ impl Decoder {
         let gate_up = 2 * mlp;
         let (adapters, rank) = self.block.adapters();
         let between = rows(rank);
+        // Where adapters drop values, what one sees of its input of this size; backward, its part of the gradient first.
+        let dropped = |input: usize| if self.block.drops() { input } else { 0 };
 
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations.
         let saved = x + floats(1) + qkv + q + floats(heads) + x + floats(1) + gate_up + qk_norm;
         // All of it but x, and at the end the second norm's output, SwiGLU's, and the block's.
-        let forward = saved - x + x + mlp + x + 2 * between;
+        let forward = saved - x + x + mlp + x + 2 * between + dropped(mlp);
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
         let attending = floats(1) + qkv + qk_norm + q + floats(heads) + scores;
         // SwiGLU's gradient and the second norm's output stay to the end. Beside them, attention's: its output's
         // gradient, that of the projection and of normed heads, and what the library needs.
         let qk_norm_backward = if config.qk_norm { q + kv } else { 0 };
-        let in_attention = q + qkv + qk_norm_backward + scores_backward;
+        let in_attention = (q + qkv + qk_norm_backward + scores_backward).max(q + 2 * dropped(q));
         // After it, all that it read is gone, and the first norm's output comes.
-        let after = (qkv + x).saturating_sub(q + qkv + floats(heads) + qk_norm);
+        let after = (qkv + x + 2 * dropped(x)).saturating_sub(q + qkv + floats(heads) + qk_norm);
+        let in_mlp = mlp + 2 * dropped(mlp);
         BlockBytes {
             input: x,
             saved,
             thinned: saved - gate_up,
             forward: forward.max(attending),
-            scoring: (forward - x).max(attending), // the residual stream stays in one place
+            // The residual stream stays in one place, and nothing is dropped.
+            scoring: (forward - x - dropped(mlp)).max(attending),
             output_grad: x,
-            backward: mlp + x + in_attention.max(after) + (adapters + 2) * between,
+            backward: in_mlp.max(mlp + x + in_attention.max(after)) + (adapters + 2) * between,
         }
     }
 

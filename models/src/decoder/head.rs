@@ -8,7 +8,7 @@
 use anyroll_backends::ops::{self, LogProbs};
 use tch::Tensor;
 
-use super::{DecoderConfig, matrix_spec, norm_spec};
+use super::{DecoderConfig, Products, matrix_spec, norm_spec};
 use crate::model::{Grads, Saved, Scores, Unit, Weights};
 use crate::{PackedBatch, Result};
 
@@ -24,6 +24,8 @@ pub(super) struct Head {
     norm: (usize, usize),
     lm_head: (usize, usize),
     pub eps: f64,
+    /// How logits of a forward pass are made.
+    pub products: Products,
 }
 
 /// The head's own unit, and the head.
@@ -36,7 +38,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
     }
     let lm_head = if config.tie_word_embeddings { (1, 0) } else { (0, 1) };
     let unit = Unit { name: "lm_head".to_owned(), params, trainable: true };
-    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps })
+    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps, products: Products::Fast })
 }
 
 impl Head {
@@ -52,7 +54,8 @@ impl Head {
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
         let mut chunks = Vec::new();
         for (start, length) in chunks_of(batch.targets(), self.lm_head(weights)) {
-            let logits = h.f_narrow(0, start, length)?.f_linear(self.lm_head(weights), None::<&Tensor>)?;
+            let rows = h.f_narrow(0, start, length)?;
+            let logits = self.products.linear(&rows, self.lm_head(weights), None)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
         }
@@ -104,7 +107,7 @@ impl Head {
     /// The logits of each row of `x` `[B, C]`: `[B, V]`.
     pub fn logits(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (h, _) = ops::rms_norm(x, self.norm(weights), self.eps)?;
-        Ok(h.f_linear(self.lm_head(weights), None::<&Tensor>)?)
+        self.products.linear(&h, self.lm_head(weights), None)
     }
 
     pub fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {

@@ -4,12 +4,16 @@
 //! y = x W^T + (alpha / rank) x A^T B^T      A [rank, in], B [out, rank]
 //! ```
 //!
+//! In training the adapters may see their input with some of its values dropped, each adapter with others; the matrix
+//! beside it sees all of it. A mask is made again wherever it is needed ([`ops::dropout()`]).
+//!
 //! Names are those of PEFT's files. The adapters of a layer are a unit of their own, so that the layer's other weights
 //! can be frozen as a whole. Backward runs `x A^T` again, which costs less than keeping it would hold.
 
+use anyroll_backends::ops;
 use tch::Tensor;
 
-use super::DecoderConfig;
+use super::{DecoderConfig, Products};
 use crate::Result;
 use crate::error::check_config;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
@@ -23,6 +27,8 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// At least one, each once.
     pub targets: Vec<LoraTarget>,
+    /// The part of an adapter's input that is dropped in training, from 0 to below 1.
+    pub dropout: f64,
 }
 
 /// A matrix of a layer.
@@ -45,7 +51,7 @@ pub enum LoraTarget {
 }
 
 /// What the names of adapters' tensors begin with.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 impl LoraTarget {
     /// All of them.
@@ -81,6 +87,9 @@ impl LoraConfig {
 
     pub(super) fn validate(&self) -> Result<()> {
         check_product(self.rank, self.alpha)?;
+        check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
+            format!("is {}, must be from 0 to below 1", self.dropout)
+        })?;
         check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
     }
 }
@@ -104,15 +113,29 @@ pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
     spec.name.starts_with(PREFIX)
 }
 
+/// Whether a parameter is the B of a product B A.
+pub(crate) fn is_second(spec: &ParamSpec) -> bool {
+    is_adapter(spec) && spec.name.ends_with(".lora_B.weight")
+}
+
 /// Where the adapters of a layer lie in its second unit.
 #[derive(Clone, Debug)]
 pub(super) struct Lora {
     scale: f64,
     rank: usize,
+    dropout: f64,
     pub qkv: Vec<Adapter>,
     pub o: Vec<Adapter>,
     pub gate_up: Vec<Adapter>,
     pub down: Vec<Adapter>,
+}
+
+/// Which rows a layer sees in training, where adapters drop some of their values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drops<'a> {
+    /// See [`ops::Dropout::keys`].
+    pub keys: &'a Tensor,
+    pub layer: usize,
 }
 
 /// One adapter: its two parameters, and the columns of the (fused) output that it adds to.
@@ -142,6 +165,7 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
     let mut of = Lora {
         scale: lora.scale(),
         rank: lora.rank as usize,
+        dropout: lora.dropout,
         qkv: vec![],
         o: vec![],
         gate_up: vec![],
@@ -187,12 +211,25 @@ impl Lora {
         (sites.iter().map(|site| site.len()).sum(), self.rank)
     }
 
+    /// Whether values are dropped in training.
+    pub fn drops(&self) -> bool {
+        self.dropout > 0.0
+    }
+
     /// Adds the products for `x` `[N, in]` to the matrix product `y` `[N, out]`.
-    pub fn forward_(&self, site: &[Adapter], weights: &Weights, x: &Tensor, y: &mut Tensor) -> Result<()> {
+    pub fn forward_(
+        &self,
+        site: &[Adapter],
+        weights: &Weights,
+        x: &Tensor,
+        drops: Option<Drops>,
+        products: Products,
+        y: &mut Tensor,
+    ) -> Result<()> {
         for adapter in site {
-            let z = self.inner(adapter, weights, x)?;
-            let b = weights.get(UNIT, adapter.b).f_tr()?;
-            drop(y.f_narrow(1, adapter.start, adapter.columns)?.f_addmm_(&z, &b)?);
+            let z = self.inner(adapter, weights, &self.dropped(adapter, x, drops)?, products)?;
+            let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
+            drop(products.add_linear(&mut y, &z, weights.get(UNIT, adapter.b), false)?);
         }
         Ok(())
     }
@@ -204,12 +241,17 @@ impl Lora {
         site: &[Adapter],
         weights: &Weights,
         dy: &Tensor,
+        drops: Option<Drops>,
         dx: &mut Tensor,
     ) -> Result<Vec<Tensor>> {
         let between = site.iter().map(|adapter| {
             let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
             let dz = dy.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(self.scale)?;
-            drop(dx.f_addmm_(&dz, weights.get(UNIT, adapter.a))?);
+            let a = weights.get(UNIT, adapter.a);
+            match drops.filter(|_| self.drops()) {
+                Some(_) => drop(dx.f_add_(&self.dropped(adapter, &dz.f_mm(a)?, drops)?)?),
+                None => drop(dx.f_addmm_(&dz, a)?),
+            }
             Ok(dz)
         });
         between.collect()
@@ -222,19 +264,30 @@ impl Lora {
         weights: &Weights,
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
+        drops: Option<Drops>,
         between: &[Tensor],
     ) -> Result<()> {
         for (adapter, dz) in site.iter().zip(between) {
             let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
-            grads.put_linear(UNIT, adapter.b, &dy, &self.inner(adapter, weights, x)?)?;
-            grads.put_linear(UNIT, adapter.a, dz, x)?;
+            let x = self.dropped(adapter, x, drops)?;
+            grads.put_linear(UNIT, adapter.b, &dy, &self.inner(adapter, weights, &x, Products::Fast)?)?;
+            grads.put_linear(UNIT, adapter.a, dz, &x)?;
         }
         Ok(())
     }
 
+    /// What an adapter sees of its input `x`, and of what it sees the gradient of `x`.
+    fn dropped(&self, adapter: &Adapter, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
+        let Some(Drops { keys, layer }) = drops.filter(|_| self.drops()) else {
+            return Ok(x.shallow_clone());
+        };
+        let salt = (layer * 2 * LoraTarget::ALL.len() + adapter.a) as u32;
+        Ok(ops::dropout(x, ops::Dropout { keys, salt, probability: self.dropout })?)
+    }
+
     /// `(alpha / rank) x A^T` `[N, rank]`.
-    fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-        let z = x.f_linear(weights.get(UNIT, adapter.a), None::<&Tensor>)?;
+    fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor, products: Products) -> Result<Tensor> {
+        let z = products.linear(x, weights.get(UNIT, adapter.a), None)?;
         Ok(z.f_mul_scalar(self.scale)?)
     }
 }

@@ -24,7 +24,7 @@ use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
 pub(crate) use cached::{Piece, Prefill, Step};
-pub use config::DecoderConfig;
+pub use config::{DecoderConfig, SlidingWindow};
 pub use footprint::PackedSize;
 pub use lora::{LoraConfig, LoraTarget};
 pub(crate) use recorded::StepMemory;
@@ -35,9 +35,10 @@ use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
 use crate::{PackedBatch, Result};
-use block::Block;
+use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
+use lora::Drops;
 
 /// A decoder for one device. It holds no weights.
 #[derive(Debug)]
@@ -124,8 +125,39 @@ impl Decoder {
         self.block.has_adapters()
     }
 
+    /// Whether its adapters drop values in training: a batch to train on needs [`PackedBatch::with_dropout`] then.
+    pub fn drops(&self) -> bool {
+        self.block.drops()
+    }
+
+    /// The same decoder, in which what a token comes to has the same bits in training, scoring and generation, whatever it
+    /// shares a batch with; without `strict`, up to the order of sums in products of matrices. For a CPU; elsewhere its
+    /// passes fail.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Decoder {
+        let products = if strict { Products::ByRows } else { Products::Fast };
+        (self.block.products, self.plain_block.products, self.head.products) = (products, products, products);
+        self
+    }
+
+    /// Whether it was made so by [`Self::strict`].
+    pub(crate) fn is_strict(&self) -> bool {
+        self.head.products == Products::ByRows
+    }
+
     fn block_for(&self, batch: &PackedBatch) -> &Block {
         if batch.adapters { &self.block } else { &self.plain_block }
+    }
+
+    /// What an inner block is told.
+    fn layer<'a>(&self, block: usize, batch: &'a PackedBatch, rope_table: &'a Tensor) -> Layer<'a> {
+        let layer = block - 1;
+        Layer {
+            packing: &batch.packing,
+            rope_table,
+            window: self.config.window_of(layer),
+            drops: batch.row_keys.as_ref().map(|keys| Drops { keys, layer }),
+        }
     }
 
     /// Whether it is neither the embedding nor the head.
@@ -173,8 +205,9 @@ impl Model for Decoder {
             let (scores, saved) = self.head.forward(weights, x, batch, save)?;
             return Ok((Output::Scores(scores), saved));
         }
-        let block = self.block_for(batch);
-        let (hidden, saved) = block.forward(weights, x, &batch.packing, &self.rope_table(), save)?;
+        let table = self.rope_table();
+        let layer = self.layer(block, batch, &table);
+        let (hidden, saved) = self.block_for(batch).forward(weights, x, layer, save)?;
         Ok((Output::Hidden(hidden), saved))
     }
 
@@ -182,8 +215,13 @@ impl Model for Decoder {
         if self.is_inner(block) { self.block.thin(saved) } else { saved }
     }
 
-    fn refill(&self, block: usize, weights: &Weights, saved: Saved) -> Result<Saved> {
-        if self.is_inner(block) { self.block.refill(weights, saved) } else { Ok(saved) }
+    fn refill(&self, block: usize, weights: &Weights, saved: Saved, batch: &PackedBatch) -> Result<Saved> {
+        if !self.is_inner(block) {
+            return Ok(saved);
+        }
+        let table = self.rope_table();
+        let drops = self.layer(block, batch, &table).drops;
+        self.block_for(batch).refill(weights, saved, drops)
     }
 
     fn backward(
@@ -202,8 +240,8 @@ impl Model for Decoder {
             }
             OutputGrad::Hidden(dy) => {
                 let table = self.rope_table();
-                let block = self.block_for(batch);
-                Ok(Some(block.backward(weights, grads, saved, dy, &batch.packing, &table)?))
+                let layer = self.layer(block, batch, &table);
+                Ok(Some(self.block_for(batch).backward(weights, grads, saved, dy, layer)?))
             }
             OutputGrad::Scores(ScoresGrad { logprobs, entropy }) => {
                 let dscores = (&logprobs, entropy.as_ref());
@@ -230,6 +268,35 @@ fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block, Head) {
     let (head_unit, head) = head::layout(config);
     units.push(head_unit);
     (units, block, head)
+}
+
+/// How matrices are multiplied in a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Products {
+    /// As libtorch does: in which order it adds depends on the number of rows.
+    Fast,
+    /// By [`ops::linear_by_rows`].
+    ByRows,
+}
+
+impl Products {
+    /// `x W^T + bias`.
+    fn linear(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self {
+            Products::Fast => Ok(x.f_linear(weight, bias)?),
+            Products::ByRows => Ok(ops::linear_by_rows(x, weight, bias)?),
+        }
+    }
+
+    /// `to + x W^T`, in the memory of `to` unless that is kept.
+    fn add_linear(self, to: &mut Tensor, x: &Tensor, weight: &Tensor, kept: bool) -> Result<Tensor> {
+        let product = match self {
+            Products::Fast if kept => return Ok(to.f_addmm(x, &weight.f_tr()?)?),
+            Products::Fast => return Ok(to.f_addmm_(x, &weight.f_tr()?)?),
+            Products::ByRows => ops::linear_by_rows(x, weight, None)?,
+        };
+        Ok(if kept { to.f_add(&product)? } else { to.f_add_(&product)? })
+    }
 }
 
 /// A norm's weight.

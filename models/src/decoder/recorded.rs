@@ -1,6 +1,6 @@
 //! A decoding step that can be recorded on a device and run again: the same blocks over memory that stays in place.
 
-use anyroll_backends::ops::{self, AttentionParts, PagedCache};
+use anyroll_backends::ops::{self, AttentionParts, Causal, PagedCache};
 use tch::{Device, Kind, Tensor};
 
 use super::{Decoder, block::Block};
@@ -92,7 +92,8 @@ impl Decoder {
         for layer in 0..self.config.num_hidden_layers {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
-            self.block.decode_in_place(&weights[layer + 1], memory, &rope_table, cache, parts)?;
+            let how = (self.causal(layer), &rope_table);
+            self.block.decode_in_place(&weights[layer + 1], memory, how, cache, parts)?;
         }
         self.head.logits_in_place(&weights[self.blocks() - 1], memory)
     }
@@ -103,7 +104,7 @@ impl Block {
         &self,
         weights: &Weights,
         memory: &mut StepMemory,
-        rope_table: &Tensor,
+        (causal, rope_table): (Causal, &Tensor),
         cache: PagedCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
@@ -117,7 +118,7 @@ impl Block {
         }
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
-        ops::attend_into(qkv, positions, cache, self.scale, parts, attended)?;
+        ops::attend_into(qkv, positions, cache, causal, parts, attended)?;
         drop(attended.f_mm_out(x2, &of(self.o).f_tr()?)?);
         ops::rms_norm_into(x2, Some(x), of(self.post_attention_norm), self.eps, (h, rstd))?;
         drop(h.f_mm_out(gate_up, &of(self.gate_up).f_tr()?)?);

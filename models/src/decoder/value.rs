@@ -169,8 +169,8 @@ impl Model for ValueModel {
         self.decoder.thin(block, saved)
     }
 
-    fn refill(&self, block: usize, weights: &Weights, saved: Saved) -> Result<Saved> {
-        self.decoder.refill(block, weights, saved)
+    fn refill(&self, block: usize, weights: &Weights, saved: Saved, batch: &PackedBatch) -> Result<Saved> {
+        self.decoder.refill(block, weights, saved, batch)
     }
 
     fn backward(

@@ -232,7 +232,9 @@ const MAX_PERIOD: f64 = 10_000.0;
 pub(crate) fn time_features(sigmas: &Tensor, frequencies: i64) -> Result<Tensor> {
     let half = frequencies / 2;
     let exponents = Tensor::f_arange(half, (Kind::Float, sigmas.device()))?;
-    let frequencies = exponents.f_mul_scalar(-MAX_PERIOD.ln() / half as f64)?.f_exp()?;
+    let exponents = exponents.f_mul_scalar(-MAX_PERIOD.ln() / half as f64)?;
+    // An angle is up to 1000 times a frequency, so that its last bit is seen: as rounded everywhere, whatever the exp.
+    let frequencies = exponents.f_to_kind(Kind::Double)?.f_exp()?.f_to_kind(Kind::Float)?;
     let angles = sigmas.f_mul_scalar(TIMESTEPS)?.f_unsqueeze(1)?.f_mul(&frequencies)?;
     Ok(Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], 1)?)
 }

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use anyroll_backends::ops::{Packing, upload};
+use anyroll_backends::ops::{self, Packing, upload};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -203,11 +203,26 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
     body(&units.iter().map(|units| Weights::new(units)).collect::<Vec<Weights>>())
 }
 
+/// Log-probs are the training loss's own, by its operation over the same logits.
 fn choose_on_host(logits: &Tensor, rows: &[usize], sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
     let vocab_size = logits.size()[1] as usize;
     let logits = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
     let mut values = vec![0.0; logits.numel()];
     logits.f_copy_data(&mut values, logits.numel())?;
     let row = |row: usize| &values[row * vocab_size..][..vocab_size];
-    Ok(sequences.iter().zip(rows).map(|(sequence, &index)| sequence.choose(row(index))).collect())
+    let chosen: Vec<(usize, i64, f64)> = sequences
+        .iter()
+        .zip(rows)
+        .map(|(sequence, &index)| (index, sequence.choose(row(index)), sequence.params.softmax_temperature()))
+        .collect();
+    let mut sampled = Vec::with_capacity(chosen.len());
+    for chunk in chosen.chunk_by(|(_, _, temperature), (_, _, other)| temperature == other) {
+        let rows: Vec<i64> = chunk.iter().map(|(row, ..)| *row as i64).collect();
+        let tokens: Vec<i64> = chunk.iter().map(|(_, token, _)| *token).collect();
+        let of_rows = logits.f_index_select(0, &Tensor::f_from_slice(&rows)?)?;
+        let scores = ops::logprobs(&of_rows, &Tensor::f_from_slice(&tokens)?, chunk[0].2)?;
+        let logprobs: Vec<f32> = scores.logprobs.try_into()?;
+        sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled { token, logprob }));
+    }
+    Ok(sampled)
 }

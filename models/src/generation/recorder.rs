@@ -64,6 +64,9 @@ impl Recorder {
         if decoder.has_adapters() {
             return Ok(Err("its adapters are not merged".to_owned()));
         }
+        if decoder.is_strict() {
+            return Ok(Err("it is strict, and a recorded step multiplies as libtorch does".to_owned()));
+        }
         let device = match ops::recording_device(like, config.head_dim, config.vocab_size) {
             Ok(device) => device,
             Err(reason) => return Ok(Err(reason)),

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 use super::SamplingParams;
 
 /// A prompt and the completions that are wanted of it. The prompt runs once for all of them.
@@ -56,7 +58,7 @@ pub struct Completion {
 }
 
 /// Tokens in a row that the same weights sampled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicySpan {
     /// The version that the engine was given with its weights.
     pub version: u64,
@@ -65,7 +67,7 @@ pub struct PolicySpan {
 }
 
 /// Why a completion ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
     /// It has its stop token, or met its stop condition.
     Stop,

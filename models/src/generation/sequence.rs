@@ -48,7 +48,7 @@ impl Sequence {
     }
 
     /// Chooses its next token, on the host.
-    pub fn choose(&self, logits: &[f32]) -> Sampled {
+    pub fn choose(&self, logits: &[f32]) -> i64 {
         sample(logits, &self.params, self.seed, self.completion.tokens.len(), self.tokens())
     }
 

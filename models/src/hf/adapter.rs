@@ -28,6 +28,8 @@ struct AdapterConfig {
     r: i64,
     lora_alpha: f64,
     #[serde(default)]
+    lora_dropout: f64,
+    #[serde(default)]
     use_rslora: bool,
     #[serde(default)]
     use_dora: bool,
@@ -67,7 +69,9 @@ impl AdapterFolder {
             weights.contains(&lora::names(&format!("model.layers.0.{}.weight", target.name()))[0])
         };
         let targets = LoraTarget::ALL.into_iter().filter(is_there).collect();
-        let lora = LoraConfig { rank: file.r, alpha: file.lora_alpha, targets };
+        let holds = (0.0..1.0).contains(&file.lora_dropout);
+        refuse(holds, "lora_dropout", "is not from 0 to below 1")?;
+        let lora = LoraConfig { rank: file.r, alpha: file.lora_alpha, targets, dropout: file.lora_dropout };
         weights.check(&decoder::lora_units(config, &lora), |_| false)?;
         Ok(AdapterFolder { lora, weights })
     }
@@ -87,28 +91,13 @@ impl WeightSource for AdapterFolder {
 /// The `adapter_config.json` of an adapter for the language model that `base` names.
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
     let modules: Vec<&str> = lora.targets.iter().map(|target| last_segment(target.name())).collect();
-    config_file((lora.rank, lora.alpha), &modules, Some("CAUSAL_LM"), base)
-}
-
-/// The same for the transformer of a model of images.
-pub fn image_adapter_config_file(lora: &Lora, base: &str) -> Map<String, Value> {
-    let modules: Vec<&str> = lora.modules.iter().map(String::as_str).collect();
-    config_file((lora.rank, lora.alpha), &modules, None, base)
-}
-
-fn config_file(
-    (rank, alpha): (i64, f64),
-    modules: &[&str],
-    task: Option<&str>,
-    base: &str,
-) -> Map<String, Value> {
     let file = json!({
         "peft_type": "LORA",
-        "task_type": task,
+        "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
         "target_modules": modules,
         "bias": "none",
         "fan_in_fan_out": false,
@@ -116,6 +105,25 @@ fn config_file(
     });
     let Value::Object(file) = file else { unreachable!("written as an object above") };
     file
+}
+
+/// An adapter whose alpha is its rank: A and (alpha / rank) B, so that the products are the same where there is nothing
+/// to say what alpha is.
+pub struct Unscaled<'a> {
+    /// The adapter's weights.
+    pub adapter: &'a dyn WeightSource,
+    /// Its alpha over its rank.
+    pub scale: f64,
+}
+
+impl WeightSource for Unscaled<'_> {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        self.adapter.read(spec, range, values)?;
+        if lora::is_second(spec) {
+            values.iter_mut().for_each(|value| *value = (f64::from(*value) * self.scale) as f32);
+        }
+        Ok(())
+    }
 }
 
 /// The weights of a model and of its adapter, each from its own source.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Error, Result, TokenIds};
-use crate::{DecoderConfig, RopeScaling};
+use crate::{DecoderConfig, RopeScaling, SlidingWindow};
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
 const FAMILIES: [&str; 4] = ["Qwen2", "Qwen3", "Llama", "Mistral"];
@@ -54,9 +54,15 @@ pub(super) struct ConfigFile {
     rope_scaling: Option<Map<String, Value>>,
     /// Where newer files have `rope_theta` and `rope_scaling`.
     rope_parameters: Option<Map<String, Value>>,
+    #[serde(default = "default_window")]
     sliding_window: Option<i64>,
     #[serde(default)]
     use_sliding_window: bool,
+    /// Before this layer, the whole text is seen (Qwen2, Qwen3).
+    #[serde(default = "default_window_layers")]
+    max_window_layers: usize,
+    /// What newer files have beside it, for each layer.
+    layer_types: Option<Vec<String>>,
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(default = "default_range")]
@@ -83,7 +89,7 @@ impl ConfigFile {
             let found = if named.is_empty() { "not named".to_owned() } else { named };
             return Err(Error::Architecture { path: path.to_owned(), found, known: task.architectures() });
         };
-        let (qwen2, qwen3, mistral) = (family == "Qwen2", family == "Qwen3", family == "Mistral");
+        let (qwen2, qwen3) = (family == "Qwen2", family == "Qwen3");
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
@@ -108,7 +114,7 @@ impl ConfigFile {
             rope_theta,
             rope_scaling,
             max_position_embeddings: self.max_position_embeddings,
-            sliding_window: self.sliding_window.filter(|_| mistral || self.use_sliding_window),
+            sliding_window: self.window(path, family)?,
             qkv_bias: qwen2,
             qk_norm: qwen3,
             tie_word_embeddings: self.tie_word_embeddings,
@@ -135,6 +141,28 @@ impl ConfigFile {
         refuse(whole, "partial_rotary_factor", "is not 1; heads are turned whole")?;
         let plain = self.quantization_config.is_none();
         refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
+    }
+
+    /// The layers that see only the last tokens.
+    fn window(&self, path: &Path, family: &str) -> Result<Option<SlidingWindow>> {
+        let first = match family {
+            "Mistral" => 0,
+            "Qwen2" | "Qwen3" if self.use_sliding_window => self.max_window_layers,
+            _ => return Ok(None),
+        };
+        let Some(tokens) = self.sliding_window else { return Ok(None) };
+        let slides = |kind: &String| match kind.as_str() {
+            "sliding_attention" => Ok(true),
+            "full_attention" => Ok(false),
+            _ => {
+                Err(field(path, "layer_types", format!("has `{kind}`; there is full and sliding attention")))
+            }
+        };
+        let layers: Vec<bool> = match &self.layer_types {
+            Some(kinds) if family != "Mistral" => kinds.iter().map(slides).collect::<Result<_>>()?,
+            _ => (0..self.num_hidden_layers).map(|layer| layer >= first).collect(),
+        };
+        Ok(layers.contains(&true).then_some(SlidingWindow { tokens, layers }))
     }
 
     /// The base of the rotary frequencies, and how they are scaled.
@@ -218,6 +246,14 @@ fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> E
     Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
 }
 
+fn default_window() -> Option<i64> {
+    Some(4096)
+}
+
+fn default_window_layers() -> usize {
+    28
+}
+
 fn default_eps() -> f64 {
     1e-6
 }
@@ -263,7 +299,37 @@ mod tests {
         let mistral = json!({
             "architectures": ["MistralForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8,
         });
-        assert_eq!(read(mistral).unwrap().sliding_window, Some(8));
+        let window = |tokens, layers: &[bool]| Some(SlidingWindow { tokens, layers: layers.to_vec() });
+        assert_eq!(read(mistral).unwrap().sliding_window, window(8, &[true]));
+        let mistral = |tokens: Value| {
+            json!({
+                "architectures": ["MistralForCausalLM"], "num_key_value_heads": 1, "sliding_window": tokens,
+            })
+        };
+        assert_eq!(read(mistral(Value::Null)).unwrap().sliding_window, None);
+    }
+
+    #[test]
+    fn windows_are_of_layers() {
+        let qwen = |changes: Value| {
+            let mut file = json!({
+                "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1, "num_hidden_layers": 3,
+                "use_sliding_window": true, "sliding_window": 8,
+            });
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file).map(|config| config.sliding_window.map(|window| (window.tokens, window.layers)))
+        };
+        assert_eq!(qwen(json!({})).unwrap(), None, "the first 28 layers have none");
+        let from_second = Some((8, vec![false, true, true]));
+        assert_eq!(qwen(json!({"max_window_layers": 1})).unwrap(), from_second);
+        let kinds = json!(["sliding_attention", "full_attention", "sliding_attention"]);
+        let found = qwen(json!({"max_window_layers": 1, "layer_types": kinds})).unwrap();
+        assert_eq!(found, Some((8, vec![true, false, true])), "named layers count");
+        assert_eq!(qwen(json!({"max_window_layers": 0, "use_sliding_window": false})).unwrap(), None);
+        let error = qwen(json!({"layer_types": ["chunked_attention"]})).unwrap_err().to_string();
+        assert!(error.contains("`layer_types` has `chunked_attention`"), "{error}");
+        let error = qwen(json!({"layer_types": ["sliding_attention"]})).unwrap_err().to_string();
+        assert!(error.contains("`layer_types` has 1 entries"), "{error}");
     }
 
     #[test]

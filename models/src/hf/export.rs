@@ -1,5 +1,6 @@
 //! Writes a folder that `transformers` loads, from any source of weights.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -13,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::weights::index_name;
 use super::{Error, Result};
-use crate::decoder::{DecoderConfig, RopeScaling};
+use crate::decoder::{DecoderConfig, RopeScaling, SlidingWindow, lora};
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 
@@ -44,13 +45,15 @@ pub enum FolderKind {
     Transformer,
     /// An adapter, as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`.
     Adapter,
+    /// An adapter of a model of images, as diffusers' pipelines have it: `pytorch_lora_weights.safetensors` alone.
+    ImageAdapter,
 }
 
 /// What a folder holds.
 pub struct FolderContents<'a> {
     /// What it is of.
     pub kind: FolderKind,
-    /// The configuration; a model's apart from the dtype.
+    /// The configuration, if the folder has one; a model's apart from the dtype.
     pub config: Map<String, Value>,
     /// Other files, copied as they are: those of the tokenizer.
     pub copied: &'a [PathBuf],
@@ -85,7 +88,9 @@ pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()>
         config.remove("dtype");
         config.insert("torch_dtype".to_owned(), contents.dtype.torch_name().into());
     }
-    write_file(&aside.join(contents.kind.config_name()), &pretty(&config.into()))?;
+    if let Some(name) = contents.kind.config_name() {
+        write_file(&aside.join(name), &pretty(&config.into()))?;
+    }
     for (name, bytes) in contents.made {
         write_file(&aside.join(name), bytes)?;
     }
@@ -102,21 +107,36 @@ pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()>
 /// The `config.json` of a decoder: of the family whose members have its shape.
 ///
 /// # Errors
-/// [`Error::Field`] for a decoder with both biases and query and key norms, which no family has.
+/// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, or with neither and a
+/// window in some of its layers.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
-    let (architecture, model_type) = match (config.qkv_bias, config.qk_norm, config.sliding_window) {
+    let refuse = |field: &str, problem: &str| {
+        let (field, problem) = (field.to_owned(), problem.to_owned());
+        Err(Error::Field { path: "config.json".into(), field, problem })
+    };
+    let (tokens, slides) = match &config.sliding_window {
+        Some(SlidingWindow { tokens, layers }) => (Some(tokens), layers.clone()),
+        None => (None, vec![false; config.num_hidden_layers]),
+    };
+    let all_slide = slides.iter().all(|&slides| slides);
+    let (architecture, model_type) = match (config.qkv_bias, config.qk_norm, tokens) {
         (true, true, _) => {
-            return Err(Error::Field {
-                path: "config.json".into(),
-                field: "qkv_bias".to_owned(),
-                problem: "is there beside qk_norm, and no published family has both".to_owned(),
-            });
+            return refuse("qkv_bias", "is there beside qk_norm, and no published family has both");
         }
         (true, false, _) => ("Qwen2ForCausalLM", "qwen2"),
         (false, true, _) => ("Qwen3ForCausalLM", "qwen3"),
+        (false, false, Some(_)) if !all_slide => {
+            return refuse(
+                "sliding_window",
+                "is one of some layers, which no family without biases or norms has",
+            );
+        }
         (false, false, Some(_)) => ("MistralForCausalLM", "mistral"),
         (false, false, None) => ("LlamaForCausalLM", "llama"),
     };
+    let first_window = slides.iter().position(|&slides| slides).unwrap_or(slides.len());
+    let kind = |&slides: &bool| if slides { "sliding_attention" } else { "full_attention" };
+    let layer_types: Vec<&str> = slides.iter().map(kind).collect();
     let file = json!({
         "architectures": [architecture],
         "model_type": model_type,
@@ -132,17 +152,20 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": rope_scaling(config.rope_scaling),
-        "sliding_window": config.sliding_window,
-        "use_sliding_window": config.sliding_window.is_some(),
+        "sliding_window": tokens,
+        "use_sliding_window": tokens.is_some(),
         // From this layer on; before it the whole text is seen.
-        "max_window_layers": if config.sliding_window.is_some() { 0 } else { config.num_hidden_layers },
+        "max_window_layers": first_window,
         "tie_word_embeddings": config.tie_word_embeddings,
         "initializer_range": config.initializer_range,
         "attention_bias": false,
         "attention_dropout": 0.0,
         "eos_token_id": stop_tokens,
     });
-    let Value::Object(file) = file else { unreachable!("written as an object above") };
+    let Value::Object(mut file) = file else { unreachable!("written as an object above") };
+    if matches!(model_type, "qwen2" | "qwen3") {
+        file.insert("layer_types".to_owned(), layer_types.into());
+    }
     Ok(file)
 }
 
@@ -183,14 +206,14 @@ fn rope_scaling(scaling: RopeScaling) -> Value {
 
 /// A tensor of the folder: the values `range` of a parameter.
 struct Tensor<'a> {
-    name: &'a str,
+    name: Cow<'a, str>,
     shape: Vec<usize>,
     spec: &'a ParamSpec,
     range: Range<usize>,
 }
 
 fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> {
-    let files = files(contents.units, contents.dtype);
+    let files = files(contents);
     let (count, stem) = (files.len(), contents.kind.weights_stem());
     let mut weight_map = BTreeMap::new();
     let mut total_bytes = 0;
@@ -201,7 +224,7 @@ fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> 
         };
         write_weight_file(&folder.join(&name), tensors, contents)?;
         for tensor in tensors {
-            weight_map.insert(tensor.name, name.clone());
+            weight_map.insert(&*tensor.name, name.clone());
             total_bytes += tensor.range.len() * contents.dtype.bytes();
         }
     }
@@ -213,24 +236,24 @@ fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> 
 }
 
 /// The tensors of each file.
-fn files(units: &[Unit], dtype: ExportDtype) -> Vec<Vec<Tensor<'_>>> {
+fn files<'a>(contents: &FolderContents<'a>) -> Vec<Vec<Tensor<'a>>> {
     let mut files = vec![Vec::new()];
     let mut bytes = 0;
-    for spec in units.iter().flat_map(|unit| &unit.params) {
+    for spec in contents.units.iter().flat_map(|unit| &unit.params) {
         let row = spec.elements() / spec.shape[0] as usize;
         let mut start = 0;
         for part in &spec.parts {
             let range = start..start + part.rows as usize * row;
             start = range.end;
             let shape = [part.rows].iter().chain(&spec.shape[1..]).map(|&size| size as usize).collect();
-            let tensor_bytes = range.len() * dtype.bytes();
+            let tensor_bytes = range.len() * contents.dtype.bytes();
             if bytes > 0 && bytes + tensor_bytes > MAX_FILE_BYTES {
                 files.push(Vec::new());
                 bytes = 0;
             }
             bytes += tensor_bytes;
             let file = files.last_mut().expect("there is always one");
-            file.push(Tensor { name: &part.name, shape, spec, range });
+            file.push(Tensor { name: contents.kind.name_of(&part.name), shape, spec, range });
         }
     }
     files
@@ -242,7 +265,7 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
         let start = end;
         end += tensor.range.len() * contents.dtype.bytes();
         let (dtype, shape) = (contents.dtype.safetensors(), tensor.shape.clone());
-        (tensor.name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+        (tensor.name.to_string(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
     // `transformers` refuses a file that does not say whose tensors it holds.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -267,10 +290,20 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
 }
 
 impl FolderKind {
-    fn config_name(self) -> &'static str {
+    fn config_name(self) -> Option<&'static str> {
         match self {
-            FolderKind::Model | FolderKind::Transformer => "config.json",
-            FolderKind::Adapter => "adapter_config.json",
+            FolderKind::Model | FolderKind::Transformer => Some("config.json"),
+            FolderKind::Adapter => Some("adapter_config.json"),
+            FolderKind::ImageAdapter => None,
+        }
+    }
+
+    /// How the file calls the tensor of this name.
+    fn name_of(self, name: &str) -> Cow<'_, str> {
+        match (self, name.strip_prefix(lora::PREFIX)) {
+            // A pipeline has several models; this is the one of them.
+            (FolderKind::ImageAdapter, Some(module)) => format!("transformer.{module}").into(),
+            _ => name.into(),
         }
     }
 
@@ -279,6 +312,7 @@ impl FolderKind {
             FolderKind::Model => "model",
             FolderKind::Transformer => DIFFUSERS_STEM,
             FolderKind::Adapter => "adapter_model",
+            FolderKind::ImageAdapter => "pytorch_lora_weights",
         }
     }
 }

@@ -21,9 +21,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-pub use adapter::{
-    AdapterFolder, Adapters, Merged, WithAdapter, adapter_config_file, image_adapter_config_file,
-};
+pub use adapter::{AdapterFolder, Adapters, Merged, Unscaled, WithAdapter, adapter_config_file};
 pub use diffusers::{DiffusersFolder, write_diffusers_folder};
 pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};

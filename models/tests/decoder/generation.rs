@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample,
-    SamplingParams, Sequence,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, PackedBatch, Request,
+    RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 const MAX_NEW_TOKENS: usize = 9;
 
@@ -59,11 +59,15 @@ fn params(temperature: f64) -> SamplingParams {
 fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engine {
     let config = holder.decoder.config();
     let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
-    let cache = KvCache::new(config, blocks, DType::F32, &Stream::torch(&device).unwrap()).unwrap();
-    let decoder = Arc::new(Decoder::new(config.clone(), Device::Cpu).unwrap());
+    let dtype = match holder.weights[0][0].kind() {
+        Kind::BFloat16 => DType::Bf16,
+        Kind::Half => DType::F16,
+        _ => DType::F32,
+    };
+    let cache = KvCache::new(config, blocks, dtype, &Stream::torch(&device).unwrap()).unwrap();
     let weights =
         holder.weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
-    Engine::new(decoder, weights, version, cache, limits).unwrap()
+    Engine::new(holder.decoder.clone(), weights, version, cache, limits).unwrap()
 }
 
 /// A request for one sample a seed.
@@ -113,6 +117,73 @@ fn logprobs_equal_the_training_forward() {
             let stop = completion.tokens.iter().position(|&token| token == 12);
             assert_eq!(stop, completion.finished().then(|| completion.tokens.len() - 1));
             assert!(completion.finished() || completion.tokens.len() == MAX_NEW_TOKENS);
+        }
+    }
+}
+
+/// The completions of groups and single prompts, short and of several blocks, in a cache that holds a part of them.
+fn crowded(holder: &Holder, prefill_tokens: usize) -> Vec<(Vec<i64>, Completion)> {
+    let params = SamplingParams { max_new_tokens: 28, stop_tokens: vec![], ..params(0.7) };
+    let prompts: Vec<Vec<i64>> =
+        [3, 40, 1, 17, 16, 50, 8].iter().map(|&len| (0..len).map(|i| (i * 5 + len) % 12).collect()).collect();
+    let mut engine = engine(holder, 0, 8, Limits { sequences: 7, prefill_tokens });
+    let mut of_sample = Vec::new();
+    for (number, prompt) in prompts.iter().enumerate() {
+        let seeds: Vec<u64> = (0..1 + number as u64 % 3).map(|sample| number as u64 * 10 + sample).collect();
+        engine.submit(request(prompt, &params, &seeds)).unwrap();
+        of_sample.extend(seeds.iter().map(|_| prompt.clone()));
+    }
+    let mut completions = vec![Completion::default(); of_sample.len()];
+    engine.run(|id, completion| completions[id as usize] = completion).unwrap();
+    assert!(engine.load().preemptions > 0, "the test needs a cache that is short of room");
+    of_sample.into_iter().zip(completions).collect()
+}
+
+/// The log-probs of completions by the training forward, of so many in a batch.
+fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) -> Vec<f32> {
+    let mut found = Vec::new();
+    for part in sampled.chunks(at_once) {
+        let tokens: Vec<Vec<i64>> =
+            part.iter().map(|(prompt, completion)| [&prompt[..], &completion.tokens].concat()).collect();
+        let sequences = tokens.iter().zip(part);
+        let sequences: Vec<Sequence> =
+            sequences.map(|(tokens, (prompt, _))| Sequence { tokens, prompt_len: prompt.len() }).collect();
+        let batch = PackedBatch::new(&sequences, 0.7, Device::Cpu).unwrap();
+        found.extend(Vec::<f32>::try_from(holder.forward(&batch, false).0.logprobs).unwrap());
+    }
+    found
+}
+
+#[test]
+fn strict_logprobs_are_those_of_training_to_the_bit() {
+    let window = Some(SlidingWindow { tokens: 9, layers: vec![true, false] });
+    let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        for (qk_norm, sliding_window, lora) in
+            [(false, None, None), (true, window.clone(), None), (false, None, Some(&lora))]
+        {
+            let config = DecoderConfig { sliding_window, ..config(qk_norm) };
+            let decoder = match lora {
+                Some(lora) => Decoder::with_lora(config, lora, Device::Cpu).unwrap(),
+                None => Decoder::new(config, Device::Cpu).unwrap(),
+            };
+            let mut holder = Holder::of_kind(decoder.strict(true), 3, kind);
+            // Adapters of which nothing is 0.
+            for unit in
+                (0..holder.weights.len()).filter(|&unit| holder.decoder.units()[unit].name.ends_with("lora"))
+            {
+                for weight in &mut holder.weights[unit] {
+                    let numbers = Tensor::arange(weight.numel() as i64, (Kind::Float, Device::Cpu));
+                    weight.copy_(&(numbers.sin() * 0.3).view_as(weight));
+                }
+            }
+            let what = format!("{kind:?}, {:?}", holder.decoder.config());
+            let sampled = crowded(&holder, 1 << 14);
+            let found: Vec<f32> = sampled.iter().flat_map(|(_, it)| it.logprobs.clone()).collect();
+            for at_once in [1, 4, sampled.len()] {
+                assert_eq!(trained(&holder, &sampled, at_once), found, "{at_once} in a batch: {what}");
+            }
+            assert_eq!(crowded(&holder, 16), sampled, "prompts in pieces: {what}");
         }
     }
 }

@@ -12,8 +12,17 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 7] =
-    ["qwen2", "qwen2_tied_yarn", "qwen3", "llama2", "llama3_sharded", "llama_linear", "mistral"];
+const FAMILIES: [&str; 9] = [
+    "qwen2",
+    "qwen2_tied_yarn",
+    "qwen2_window",
+    "qwen3",
+    "llama2",
+    "llama3_sharded",
+    "llama_linear",
+    "mistral",
+    "mistral_window",
+];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.
 const TOLERANCE: f64 = 1e-4;

@@ -1,5 +1,7 @@
 //! The simplest holder of a decoder's weights: all units whole, on one device.
 
+use std::sync::Arc;
+
 use anyroll_models::init::{Seed, WeightSource};
 use anyroll_models::{
     Decoder, Grads, Model, Output, OutputGrad, PackedBatch, Saved, Scores, ScoresGrad, UnitGrads, Weights,
@@ -7,7 +9,7 @@ use anyroll_models::{
 use tch::{Device, Kind, Tensor};
 
 pub struct Holder {
-    pub decoder: Decoder,
+    pub decoder: Arc<Decoder>,
     /// One tensor a parameter of each unit.
     pub weights: Vec<Vec<Tensor>>,
     pub grads: Vec<UnitGrads>,
@@ -36,7 +38,7 @@ impl Holder {
             Tensor::full(spec.shape.as_slice(), f64::NAN, (kind, Device::Cpu))
         };
         let grads = tensors(&nan).into_iter().map(UnitGrads::new).collect();
-        Holder { decoder, weights, grads }
+        Holder { decoder: Arc::new(decoder), weights, grads }
     }
 
     /// Calls `body` with the weights of a block.

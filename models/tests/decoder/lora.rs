@@ -46,6 +46,14 @@ impl Golden {
     }
 
     fn batch(&self) -> PackedBatch {
+        let all = self.sequences();
+        let sequences: Vec<Sequence> =
+            all.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
+        PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap()
+    }
+
+    /// Tokens, and how many of them are prompt.
+    fn sequences(&self) -> Vec<(Vec<i64>, usize)> {
         let integers = |which: &str| Vec::<i64>::try_from(&self.alone[which]).unwrap();
         let (tokens, lengths, prompt_lens) =
             (integers("tokens"), integers("lengths"), integers("prompt_lens"));
@@ -53,10 +61,9 @@ impl Golden {
         let sequences = lengths.iter().zip(&prompt_lens).map(|(&length, &prompt_len)| {
             let (tokens, after) = rest.split_at(length as usize);
             rest = after;
-            Sequence { tokens, prompt_len: prompt_len as usize }
+            (tokens.to_vec(), prompt_len as usize)
         });
-        let sequences: Vec<Sequence> = sequences.collect();
-        PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap()
+        sequences.collect()
     }
 }
 
@@ -75,6 +82,7 @@ fn scores_and_gradients_equal_peft() {
         rank: 3,
         alpha: 5.0,
         targets: vec![LoraTarget::Q, LoraTarget::V, LoraTarget::O, LoraTarget::Up, LoraTarget::Down],
+        dropout: 0.0,
     };
     assert_eq!(*golden.adapter.lora_config(), expected);
     let (mut holder, batch) = (golden.holder(Kind::Float), golden.batch());
@@ -83,7 +91,7 @@ fn scores_and_gradients_equal_peft() {
     // Thinned and filled again, as under selective recompute: the adapters are in what is made again.
     let saved = saved.into_iter().enumerate().map(|(block, saved)| {
         let thin = holder.decoder.thin(block, saved);
-        holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin).unwrap())
+        holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin, &batch).unwrap())
     });
     let saved = saved.collect();
     holder.backward(&batch, saved, golden.alone["d_logprobs"].shallow_clone(), None);
@@ -96,6 +104,84 @@ fn scores_and_gradients_equal_peft() {
         }
     }
     assert_eq!(compared, 2 * 5 * 2, "two tensors of five matrices in two layers");
+}
+
+impl Golden {
+    /// The adapter's model with dropout, and adapters of which nothing is 0.
+    fn dropping(&self) -> Holder {
+        let lora = LoraConfig { dropout: 0.4, ..self.adapter.lora_config().clone() };
+        let config = self.base.decoder_config().clone();
+        let decoder = Decoder::with_lora(config, &lora, Device::Cpu).unwrap();
+        let source = WithAdapter { base: &self.base, adapter: &self.adapter };
+        Holder::from_source(decoder, &source, Kind::Float)
+    }
+
+    /// The batch to train on under these keys, one a sequence.
+    fn keyed(&self, keys: [u64; 5]) -> PackedBatch {
+        self.batch().with_dropout(&keys).unwrap()
+    }
+}
+
+const KEYS: [u64; 5] = [9, 1 << 60, 0, 77, 3];
+
+/// Along a direction, the loss changes as the gradients say: the mask of the backward is the one of the forward.
+#[test]
+fn gradients_under_dropout_equal_finite_differences() {
+    let golden = golden();
+    let (mut holder, batch) = (golden.dropping(), golden.keyed(KEYS));
+    let dlogprobs = golden.alone["d_logprobs"].shallow_clone();
+    let (_, saved) = holder.forward(&batch, true);
+    holder.backward(&batch, saved, dlogprobs.shallow_clone(), None);
+    let units = holder.decoder.units().to_vec();
+    for unit in (0..units.len()).filter(|&unit| units[unit].trainable) {
+        for (param, spec) in units[unit].params.iter().enumerate() {
+            let grad = holder.grads[unit].views()[param].shallow_clone();
+            let direction = &grad / grad.norm();
+            let mut loss_at = |step: f64| {
+                let moved = holder.weights[unit][param].copy() + &direction * step;
+                let kept = std::mem::replace(&mut holder.weights[unit][param], moved);
+                let logprobs = holder.forward(&batch, false).0.logprobs.to_kind(Kind::Double);
+                holder.weights[unit][param] = kept;
+                (logprobs * &dlogprobs).sum(None).double_value(&[])
+            };
+            let step = 1e-2;
+            let found = (loss_at(step) - loss_at(-step)) / (2.0 * step);
+            let expected = grad.norm().double_value(&[]);
+            assert!((found - expected).abs() <= 0.01 * expected + 1e-3, "{}: {found}, {expected}", spec.name);
+        }
+    }
+}
+
+#[test]
+fn what_is_dropped_depends_on_a_sequences_key_alone() {
+    let golden = golden();
+    let holder = golden.dropping();
+    let scores = |batch: &PackedBatch| holder.forward(batch, false).0.logprobs;
+    let (batch, first) = (golden.keyed(KEYS), scores(&golden.keyed(KEYS)));
+    assert!(scores(&batch).equal(&first), "again");
+    // As they are saved, thinned and made again: the same to the bit.
+    for (block, saved) in holder.forward(&batch, true).1.into_iter().enumerate() {
+        let whole = saved.tensors();
+        let thin = holder.decoder.thin(block, saved);
+        let again = holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin, &batch));
+        let again = again.unwrap().tensors();
+        assert!(again.iter().zip(&whole).all(|(again, whole)| again.equal(whole)), "block {block}");
+    }
+    // Other keys drop other values; of the sequences that have the same ones, the same.
+    let differs = |keys: [u64; 5]| {
+        let sequences = golden.sequences();
+        let lengths: Vec<i64> =
+            sequences.iter().map(|(tokens, prompt_len)| (tokens.len() - prompt_len) as i64).collect();
+        let changes = (scores(&golden.keyed(keys)) - &first).abs().split_with_sizes(&lengths, 0);
+        changes.iter().map(|it| it.numel() > 0 && it.max().double_value(&[]) > 1e-3).collect::<Vec<bool>>()
+    };
+    assert_eq!(differs([8, 1 << 60, 1, 77, 3]), [true, false, true, false, false]);
+    // Without keys nothing is dropped, as in sampling and scoring.
+    let plain = golden.holder(Kind::Float).forward(&golden.batch(), false).0.logprobs;
+    assert!(scores(&golden.batch()).equal(&plain));
+    assert!(scores(&golden.batch().without_adapters()).equal(&scores(&batch.without_adapters())));
+    let error = golden.batch().with_dropout(&[1]).unwrap_err().to_string();
+    assert!(error.contains("are 1, for 5 sequences"), "{error}");
 }
 
 #[test]

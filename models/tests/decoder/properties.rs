@@ -120,7 +120,8 @@ fn what_is_made_again_is_the_same_and_was_most_of_what_is_kept() {
             let thin = holder.decoder.thin(block, saved);
             let inner = (1..=config.num_hidden_layers).contains(&block);
             assert_eq!(thin.bytes() * 2 < whole_bytes, inner, "{} of {whole_bytes}", thin.bytes());
-            let again = holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin));
+            let again =
+                holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin, &batch));
             let again = again.unwrap().tensors();
             assert!(again.iter().zip(&whole).all(|(again, whole)| again.equal(whole)), "block {block}");
         }

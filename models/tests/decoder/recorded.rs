@@ -4,11 +4,11 @@ use std::{io::Write, sync::Arc};
 
 use anyroll_backends::{
     BackendKind, DType, Device, DeviceId, Error, Stream, devices, open,
-    ops::{self, AttentionParts, PagedCache},
+    ops::{self, AttentionParts, Causal, PagedCache},
 };
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, Model, ParamSpec, Request, RopeScaling, Sample,
-    SamplingParams, generation::Limits, init,
+    SamplingParams, SlidingWindow, generation::Limits, init,
 };
 use tch::{Kind, Tensor};
 
@@ -115,6 +115,11 @@ fn recorded_steps_equal_the_passes() {
         check(&config, &greedy);
         check(&config, &free);
     }
+    // Windows within a run, across splits, and of one layer of the two.
+    for (tokens, layers) in [(5, [true, true]), (300, [true, true]), (100, [false, true])] {
+        let sliding_window = Some(SlidingWindow { tokens, layers: layers.to_vec() });
+        check(&DecoderConfig { sliding_window, ..config(4, 64, false) }, &greedy);
+    }
     let config = config(4, 64, false);
     let choices = [
         SamplingParams { temperature: 0.7, ..free.clone() },
@@ -188,17 +193,22 @@ fn attention_in_parts_is_attention() {
             let (narrow_tables, positions) = (tables.to_kind(Kind::Int), &lengths - 1);
             let cache = PagedCache { keys: &caches[0], values: &caches[1], tables: &narrow_tables };
             let mut parts = AttentionParts::new(rows, heads, dim, table_len * 16, at).unwrap();
-            let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
-            ops::attend_into(&qkv, &positions, cache, 0.125, &mut parts, &mut found).unwrap();
-            let wide = |tensor: &Tensor| tensor.to_kind(Kind::Float);
-            let queries = wide(&qkv.narrow(1, 0, heads));
-            let (keys, values) = (wide(&caches[0]), wide(&caches[1]));
-            let expected =
-                ops::composite::decode_attention(&queries, &keys, &values, &tables, &lengths, 0.125).unwrap();
-            let error = (wide(&found) - &expected).abs().max().double_value(&[]);
-            let scale = expected.abs().max().double_value(&[]);
-            eprintln!("{kind:?} {heads}/{kv_heads} x {dim}: {error:e} of {scale}");
-            assert!(error <= tolerance * scale, "{kind:?} {heads}/{kv_heads} x {dim}: {error:e} of {scale}");
+            for window in [None, Some(1), Some(16), Some(100), Some(256), Some(500), Some(701)] {
+                let causal = Causal { scale: 0.125, window };
+                let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
+                ops::attend_into(&qkv, &positions, cache, causal, &mut parts, &mut found).unwrap();
+                let wide = |tensor: &Tensor| tensor.to_kind(Kind::Float);
+                let queries = wide(&qkv.narrow(1, 0, heads));
+                let (keys, values) = (wide(&caches[0]), wide(&caches[1]));
+                let expected =
+                    ops::composite::decode_attention(&queries, &keys, &values, &tables, &lengths, causal);
+                let expected = expected.unwrap();
+                let error = (wide(&found) - &expected).abs().max().double_value(&[]);
+                let scale = expected.abs().max().double_value(&[]);
+                let what = format!("{kind:?} {heads}/{kv_heads} x {dim}, {window:?}: {error:e} of {scale}");
+                eprintln!("{what}");
+                assert!(error <= tolerance * scale, "{what}");
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct ExportArgs {
     /// What the weights are rounded to
     #[arg(long, value_enum, default_value = "bf16")]
     dtype: Dtype,
-    /// Write the adapters of a LoRA run alone, as PEFT loads them, instead of merging them
+    /// Write the adapters of a LoRA run alone, as PEFT loads them, or diffusers those of images, instead of merging them
     #[arg(long)]
     adapter: bool,
 }

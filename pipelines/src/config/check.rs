@@ -3,29 +3,16 @@
 use anyroll_models::LoraTarget;
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
 
-use super::data::{DataConfig, MixedConfig};
 use super::error::{Problem, list};
-use super::model::{FolderConfig, LoraConfig};
-use super::reward::{RewardConfig, RewardTerm};
+use super::model::LoraConfig;
 use super::schema::*;
 use super::stage::ZeroStage;
 use super::tree::Node;
-use crate::data::{self, Dataset, Record, Tokenizer, TokenizerError};
+use crate::data::Dataset;
 use crate::error_chain::one_line;
 
 /// The largest first loss scale: a loss of 1 overflows fp16 long before.
 const MOST_LOSS_SCALE: f64 = 16_777_216.0;
-
-/// Prompts of an evaluation; their count is found by hashing candidates one by one.
-const MOST_EVALUATED: usize = 1_000_000;
-
-/// What to do about a model's folder that cannot be used.
-const MEND_FOLDER: &str =
-    "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
-
-/// What to do about prompts that are messages.
-const TEXTS_OR_CHAT: &str =
-    "give a model's folder with `chat: true`, or name a column of texts: `columns: {prompt: ...}`";
 
 /// Checks `config`, read from `tree`, and opens its data to see whether they fit.
 pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Problem> {
@@ -45,8 +32,14 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             if rlvr.critic.is_some() {
                 check.stages_are_said(config, "`auto` does not plan a critic's memory")?;
             }
-            let dataset = check.data(rlvr)?;
-            check.data_and_model(config, rlvr, folder.as_ref(), &dataset)?;
+            let published = match (&config.model, folder) {
+                (ModelConfig::Folder(model), Some(folder)) => {
+                    Some((check.tokenizer(model, &folder)?, folder))
+                }
+                _ => None,
+            };
+            let dataset = check.data(rlvr, published.as_ref().map(|(tokenizer, _)| tokenizer))?;
+            check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
@@ -269,6 +262,7 @@ impl Check<'_> {
         self.positive(&field("scoring.workers"), rlvr.scoring.workers)?;
         self.selection(&rlvr.selection)?;
         self.rollout(&rlvr.rollout)?;
+        self.asynchronous(rlvr)?;
         self.algorithm(rlvr)?;
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
         self.critic(rlvr)?;
@@ -318,6 +312,40 @@ impl Check<'_> {
         self.positive(&field("batch_size"), rollout.batch_size)
     }
 
+    /// Whether what is begun ahead can be trained on in time.
+    fn asynchronous(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let AsyncConfig { ahead, max_staleness } = rlvr.rollout.asynchronous;
+        let field = |name: &str| format!("pipeline.rlvr.rollout.async.{name}");
+        if ahead == 0 {
+            let help = "leave it out, or write `ahead: 1`";
+            let name = "max_staleness";
+            return self.ensure(
+                max_staleness.is_none(),
+                &field(name),
+                "with `ahead: 0` nothing is stale",
+                help,
+            );
+        }
+        self.ensure(
+            max_staleness.is_none_or(|most| most >= ahead),
+            &field("max_staleness"),
+            format!("what is begun {ahead} steps ahead may be so many steps old"),
+            format!("write {ahead} or above, or begin fewer steps ahead"),
+        )?;
+        self.ensure(
+            rlvr.selection.mixed_groups.is_none(),
+            &field("ahead"),
+            "`selection.mixed_groups` samples whole batches until enough groups teach something: nothing is left over",
+            "write `ahead: 0`, or leave `mixed_groups` out",
+        )?;
+        self.ensure(
+            !rlvr.rollout.strict,
+            &field("ahead"),
+            "`rollout.strict` wants training's log-probs, and tokens of an earlier step have those of its weights",
+            "write `ahead: 0`, or leave `strict` out",
+        )
+    }
+
     pub(super) fn optimizer(
         &self,
         path: &str,
@@ -358,68 +386,13 @@ impl Check<'_> {
         )
     }
 
-    fn data(&self, rlvr: &RlvrConfig) -> Result<Dataset, Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.{name}");
-        self.data_ranges(&field("data"), &rlvr.data)?;
-        let dataset = Dataset::open(&rlvr.data).map_err(|error| {
-            let help = match &error {
-                data::Error::Line { .. } => "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`",
-                data::Error::Table { .. } => "write it anew, as Parquet with Snappy or as uncompressed Arrow",
-                data::Error::Format { .. } => "give a file whose name ends so",
-                data::Error::Split { .. } => "add records, or change `held_out_percent`",
-                _ => "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder",
-            };
-            self.problem(&field("data.file.path"), one_line(&error), help)
-        })?;
-        self.domains(rlvr, &dataset)?;
-        let asked = rlvr.evaluation.prompts;
-        self.ensure(
-            asked <= MOST_EVALUATED,
-            &field("evaluation.prompts"),
-            format!("{asked} are too many"),
-            format!("write {MOST_EVALUATED} or fewer"),
-        )?;
-        let available = dataset.held_out_available(asked);
-        self.ensure(
-            available >= asked,
-            &field("evaluation.prompts"),
-            format!("{asked} held-out prompts are asked for, and there are {available}"),
-            format!("write {available} or fewer"),
-        )?;
-        Ok(dataset)
-    }
-
-    /// Whether the model has room for the data, and can read them.
-    fn data_and_model(
-        &self,
-        config: &Config,
-        rlvr: &RlvrConfig,
-        folder: Option<&ModelFolder>,
-        dataset: &Dataset,
-    ) -> Result<(), Problem> {
-        match (&config.model, folder) {
-            (ModelConfig::Decoder(decoder), _) => {
-                let examples = dataset.examples();
-                if let Some(Record { id, .. }) = examples.iter().find(|it| !it.messages.is_empty()) {
-                    let error = TokenizerError::Messages { record: id.clone() };
-                    return Err(self.problem("model.decoder", one_line(&error), TEXTS_OR_CHAT));
-                }
-                let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
-                self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
-            }
-            (ModelConfig::Folder(model), Some(folder)) => {
-                self.tokens(rlvr, model, folder, dataset)?;
-                match &model.lora {
-                    Some(lora) => self.lora(lora, folder, &config.roles.reference),
-                    None => Ok(()),
-                }
-            }
-            _ => unreachable!("a folder was opened, and a model of images refused"),
-        }
-    }
-
     /// Whether the adapters fit the model, and nothing is asked of a reference that is the policy itself.
-    fn lora(&self, lora: &LoraConfig, folder: &ModelFolder, reference: &RoleConfig) -> Result<(), Problem> {
+    pub(super) fn lora(
+        &self,
+        lora: &LoraConfig,
+        folder: &ModelFolder,
+        reference: &RoleConfig,
+    ) -> Result<(), Problem> {
         self.lora_numbers(lora)?;
         let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
         let help = format!("write names, or patterns of whole names; there is {}", list(&names));
@@ -431,9 +404,11 @@ impl Check<'_> {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
             let adapter = AdapterFolder::open(path, folder.decoder_config())
                 .map_err(|error| self.problem("model.lora.path", one_line(&error), help))?;
-            let found = adapter.lora_config();
+            // What is dropped is a matter of training, and the file's is the training's that it came from.
+            let found =
+                anyroll_models::LoraConfig { dropout: shape.dropout, ..adapter.lora_config().clone() };
             self.ensure(
-                *found == shape,
+                found == shape,
                 "model.lora.path",
                 format!("the adapter there is another: {found:?}, and here {shape:?}"),
                 "write its rank, alpha and targets here",
@@ -445,7 +420,9 @@ impl Check<'_> {
     pub(super) fn lora_numbers(&self, lora: &LoraConfig) -> Result<(), Problem> {
         self.positive("model.lora.rank", lora.rank)?;
         let alpha = lora.alpha.unwrap_or(1.0);
-        self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")
+        self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")?;
+        let holds = (0.0..1.0).contains(&lora.dropout);
+        self.number("model.lora.dropout", lora.dropout, holds, "from 0 to below 1")
     }
 
     pub(super) fn no_reference(&self, reference: &RoleConfig) -> Result<(), Problem> {
@@ -455,108 +432,6 @@ impl Check<'_> {
             "with `model.lora` the reference is the policy with its adapters off: it has no strategy of its own",
             "leave it out",
         )
-    }
-
-    /// Whether a published model's tokenizer can read the data, and the model has room for them.
-    fn tokens(
-        &self,
-        rlvr: &RlvrConfig,
-        model: &FolderConfig,
-        folder: &ModelFolder,
-        dataset: &Dataset,
-    ) -> Result<(), Problem> {
-        let refused = |error: TokenizerError| match &error {
-            TokenizerError::Messages { .. } => self.problem("model.chat", one_line(&error), TEXTS_OR_CHAT),
-            _ => self.problem("model.path", one_line(&error), MEND_FOLDER),
-        };
-        let tokenizer = Tokenizer::of_folder(folder, model).map_err(refused)?;
-        let (mut prompt, mut answer) = (0, 0);
-        for record in dataset.examples() {
-            prompt = prompt.max(tokenizer.encode_prompt(&record).map_err(refused)?.len());
-            answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
-        }
-        let config = folder.decoder_config();
-        let max_length = config.max_position_embeddings.min(config.sliding_window.unwrap_or(i64::MAX));
-        self.lengths(rlvr, (prompt, answer), ("model.path", max_length as usize))
-    }
-
-    /// Whether the longest prompt and answer fit: `max_length` is a field and how many tokens it allows.
-    fn lengths(
-        &self,
-        rlvr: &RlvrConfig,
-        (prompt, answer): (usize, usize),
-        (field, max_length): (&str, usize),
-    ) -> Result<(), Problem> {
-        let new_tokens = rlvr.rollout.max_new_tokens;
-        self.ensure(
-            new_tokens >= answer,
-            "pipeline.rlvr.rollout.max_new_tokens",
-            format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
-            format!("write {answer} or above"),
-        )?;
-        let sum = prompt + new_tokens;
-        self.ensure(
-            sum <= max_length,
-            field,
-            format!(
-                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
-                 it exceeds {max_length}"
-            ),
-            format!("write {sum} or above, or fewer new tokens"),
-        )
-    }
-
-    fn data_ranges(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {
-        let (name, value, range) = match data {
-            DataConfig::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
-            DataConfig::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
-            DataConfig::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
-            DataConfig::File(file) => ("file.held_out_percent", file.held_out_percent, 1..=99),
-            DataConfig::Mix(sources) => return self.mix(&format!("{path}.mix"), sources),
-        };
-        self.ensure(
-            range.contains(&value),
-            &format!("{path}.{name}"),
-            format!("{value} is out of range"),
-            format!("write a whole number from {} to {}", range.start(), range.end()),
-        )
-    }
-
-    fn mix(&self, path: &str, sources: &[MixedConfig]) -> Result<(), Problem> {
-        let help = "add a source, such as `- {domain: sums, data: {addition: {digits: 2}}}`";
-        self.ensure(!sources.is_empty(), path, "the list is empty", help)?;
-        for (index, MixedConfig { domain, weight, data }) in sources.iter().enumerate() {
-            let field = format!("{path}[{index}]");
-            let first = sources.iter().position(|other| other.domain == *domain);
-            let help = "give each source a name of its own";
-            self.ensure(
-                first == Some(index) && !domain.is_empty(),
-                &format!("{field}.domain"),
-                format!("`{domain}` is no name of its own"),
-                help,
-            )?;
-            self.number(&format!("{field}.weight"), *weight, *weight > 0.0, "above 0")?;
-            let nested = matches!(data, DataConfig::Mix(_));
-            self.ensure(!nested, &format!("{field}.data"), "it is a mix itself", "list its sources here")?;
-            self.data_ranges(&format!("{field}.data"), data)?;
-        }
-        Ok(())
-    }
-
-    /// Every record has a reward.
-    fn domains(&self, rlvr: &RlvrConfig, dataset: &Dataset) -> Result<(), Problem> {
-        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
-        for domain in dataset.domains() {
-            let has =
-                |term: &RewardTerm| term.domains.is_empty() || term.domains.iter().any(|it| it == domain);
-            self.ensure(
-                terms.iter().any(has),
-                "pipeline.rlvr.reward",
-                format!("no term is for the records of the domain `{domain}`"),
-                "add it to a term's `domains`, or leave a term's `domains` out",
-            )?;
-        }
-        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use anyroll_models::hf::{DiffusersFolder, TextEmbeddings};
 use super::check::Check;
 use super::diffusion::*;
 use super::error::{Problem, list};
+use super::image_reward::{ImageReward, ScorerInput};
 use super::model::{DiffusersConfig, LoraConfig};
 use super::reward::Signature;
 use super::schema::RoleConfig;
@@ -40,7 +41,10 @@ impl Check<'_> {
             "leave it out: a published model has been trained",
         )?;
         self.prompts(prompts, &folder, diffusion.sampler.guidance)?;
-        self.reward_of_texts(&diffusion.reward, &folder)
+        for (at, reward) in diffusion.reward.fields() {
+            self.reward_of_texts(&format!("{}{at}", field("reward")), reward, &folder)?;
+        }
+        Ok(())
     }
 
     fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<(), Problem> {
@@ -50,6 +54,12 @@ impl Check<'_> {
             "model.lora.path",
             "adapters of a model of images start anew",
             "leave it out; `--resume` goes on with a run's",
+        )?;
+        self.ensure(
+            lora.dropout == 0.0,
+            "model.lora.dropout",
+            "adapters of a model of images see all of their input",
+            "leave it out",
         )?;
         let modules = folder.transformer_config().modules();
         let shape = lora.image_shape(&modules).map_err(|entry| {
@@ -123,19 +133,24 @@ impl Check<'_> {
         )
     }
 
-    fn reward_of_texts(&self, reward: &ImageReward, folder: &DiffusersFolder) -> Result<(), Problem> {
-        let field = |name: &str| format!("pipeline.diffusion.reward.{name}");
+    fn reward_of_texts(
+        &self,
+        path: &str,
+        reward: &ImageReward,
+        folder: &DiffusersFolder,
+    ) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
         let of_latents =
             matches!(reward, ImageReward::Torchscript(script) if script.input == ScorerInput::Latents);
         self.ensure(
             folder.vae().is_some() || of_latents,
-            "pipeline.diffusion.reward",
+            path,
             "this model's latents are not decoded here",
             "write `torchscript: {path: FILE, input: latents}`, a network that decodes what it needs",
         )?;
         match reward {
             ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
-                "pipeline.diffusion.reward",
+                path,
                 "it is for the classes of `shapes`",
                 "write `python` or `torchscript`",
             )),

@@ -3,6 +3,7 @@
 use super::check::Check;
 use super::diffusion::*;
 use super::error::Problem;
+use super::image_reward::{ImageReward, ImageRewardConfig};
 use crate::diffusion as images;
 
 impl Check<'_> {
@@ -47,6 +48,7 @@ impl Check<'_> {
             "write a divisor of `prompts_per_step`",
         )?;
         self.sampler(&diffusion.sampler)?;
+        self.image_rewards(&field("reward"), &diffusion.reward)?;
         self.method(diffusion)?;
         self.optimizer(&field("optimizer"), &diffusion.optimizer, diffusion.steps)?;
         if let Some(warmup) = &diffusion.warmup {
@@ -87,12 +89,14 @@ impl Check<'_> {
             "a `dit` reads classes, and no text",
             "write `shapes`, or `model: {diffusers: DIR}`",
         )?;
-        self.ensure(
-            matches!(diffusion.reward, ImageReward::Brightness | ImageReward::Lit),
-            &field("reward"),
-            "the shapes have rewards of their own",
-            "write `brightness` or `lit`",
-        )?;
+        for (at, reward) in diffusion.reward.fields() {
+            self.ensure(
+                matches!(reward, ImageReward::Brightness | ImageReward::Lit),
+                &format!("{}{at}", field("reward")),
+                "the shapes have rewards of their own",
+                "write `brightness` or `lit`",
+            )?;
+        }
         let images = diffusion.evaluation.images;
         self.ensure(
             images >= images::CLASSES,
@@ -112,6 +116,17 @@ impl Check<'_> {
         self.number(&field("guidance"), sampler.guidance, sampler.guidance >= 0.0, "0 or above")?;
         self.positive(&field("decode_batch_size"), sampler.decode_batch_size)?;
         self.positive(&field("batch_size"), sampler.batch_size)
+    }
+
+    fn image_rewards(&self, path: &str, reward: &ImageRewardConfig) -> Result<(), Problem> {
+        let ImageRewardConfig::Sum(terms) = reward else { return Ok(()) };
+        let help = "add a term, such as `- torchscript: {path: scorer.pt}`";
+        self.ensure(!terms.is_empty(), path, "the list is empty", help)?;
+        for (index, term) in terms.iter().enumerate() {
+            let field = format!("{path}[{index}].weight");
+            self.number(&field, term.weight, term.weight != 0.0, "other than 0")?;
+        }
+        Ok(())
     }
 
     fn method(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
@@ -168,12 +183,14 @@ impl Check<'_> {
     /// What following a reward's gradient needs of the reward.
     fn followed_reward(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
         let name = diffusion.method.name();
-        self.ensure(
-            matches!(diffusion.reward, ImageReward::Brightness | ImageReward::Torchscript(_)),
-            "pipeline.diffusion.reward",
-            format!("`{name}` follows the reward's gradient, and this one has none"),
-            "write `brightness` or `torchscript`",
-        )?;
+        for (at, reward) in diffusion.reward.fields() {
+            self.ensure(
+                reward.is_differentiable(),
+                &format!("pipeline.diffusion.reward{at}"),
+                format!("`{name}` follows the reward's gradient, and this one has none"),
+                "write `brightness` or `torchscript`",
+            )?;
+        }
         self.ensure(
             !diffusion.shuffle_rewards,
             "pipeline.diffusion.shuffle_rewards",

@@ -10,7 +10,17 @@ use crate::reward::{Model, Pattern};
 
 /// Checks a reward that stands alone, read from `tree`.
 pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
-    Check { tree }.reward_kind("", kind)
+    let check = Check { tree };
+    if let RewardKind::Model(model) = kind {
+        let message = format!("`{}` would be a policy's, and here is no policy", model.backend);
+        check.ensure(
+            model.is_on_host(),
+            "model.backend",
+            message,
+            "leave it out: it computes on the host",
+        )?;
+    }
+    check.reward_kind("", kind)
 }
 
 impl Check<'_> {
@@ -52,11 +62,14 @@ impl Check<'_> {
             }),
             RewardKind::Code(code) => self.code(&format!("{path}code"), code),
             RewardKind::Judge(judge) => self.judge(&format!("{path}judge"), judge),
-            RewardKind::Model(model) => Model::open(model).map(|_| ()).map_err(|error| {
-                let help =
-                    "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
-                self.problem(&format!("{path}model.path"), error.to_string(), help)
-            }),
+            RewardKind::Model(model) => {
+                self.positive(&format!("{path}model.batch_size"), model.batch_size)?;
+                Model::open(model).map(|_| ()).map_err(|error| {
+                    let help =
+                        "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
+                    self.problem(&format!("{path}model.path"), error.to_string(), help)
+                })
+            }
             RewardKind::Python(python) => self.python(&format!("{path}python"), python),
             RewardKind::Length(length) => {
                 self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
@@ -91,6 +104,9 @@ impl Check<'_> {
         ] {
             self.positive(&format!("{path}.{name}"), size)?;
         }
+        if let Some(http) = &code.http {
+            return self.http_sandbox(path, code, http);
+        }
         for (index, readable) in code.readable.iter().enumerate() {
             let field = format!("{path}.readable[{index}]");
             let help = "write the path from the root of a folder or file that exists";
@@ -100,19 +116,50 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// Nothing is asked of this machine's sandbox where programs run elsewhere.
+    fn http_sandbox(&self, path: &str, code: &CodeConfig, http: &HttpSandboxConfig) -> Result<(), Problem> {
+        let plain = CodeConfig::default();
+        for (name, unsaid) in [
+            ("python", code.python == plain.python),
+            ("readable", code.readable == plain.readable),
+            ("isolation", code.isolation == plain.isolation),
+            ("processes", code.processes == plain.processes),
+            ("disk_mib", code.disk_mib == plain.disk_mib),
+        ] {
+            let message = "it is of this machine's sandbox, and with `http` programs run in another";
+            let help = "leave it out: whoever runs the service says it there";
+            self.ensure(unsaid, &format!("{path}.{name}"), message, help)?;
+        }
+        let path = format!("{path}.http");
+        self.endpoint(&path, &http.endpoint())?;
+        let help = "write a language of the service's, such as `python` or `cpp`";
+        self.ensure(!http.language.is_empty(), &format!("{path}.language"), "it is empty", help)?;
+        self.ensure(
+            http.timeout_s > code.timeout_s,
+            &format!("{path}.timeout_s"),
+            format!("an attempt ends after {} s, and a test may take {}", http.timeout_s, code.timeout_s),
+            "write more than `code.timeout_s`",
+        )
+    }
+
     fn judge(&self, path: &str, judge: &JudgeConfig) -> Result<(), Problem> {
-        let is_url = judge.url.starts_with("http://") || judge.url.starts_with("https://");
-        let help = "write it with `http://` or `https://` before";
-        self.ensure(is_url, &format!("{path}.url"), format!("`{}` is no URL", judge.url), help)?;
+        self.endpoint(path, &judge.endpoint())?;
         self.positive(&format!("{path}.max_tokens"), judge.max_tokens)?;
-        self.positive(&format!("{path}.concurrency"), judge.concurrency)?;
-        self.seconds(&format!("{path}.retry_s"), judge.retry_s)?;
-        self.seconds(&format!("{path}.timeout_s"), judge.timeout_s)?;
-        const MOST_RETRIES: u32 = 16;
-        let message = format!("{} are too many: each waits twice as long as the one before", judge.retries);
-        let help = format!("write {MOST_RETRIES} or fewer");
-        self.ensure(judge.retries <= MOST_RETRIES, &format!("{path}.retries"), message, help)?;
         self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")
+    }
+
+    fn endpoint(&self, path: &str, endpoint: &EndpointConfig) -> Result<(), Problem> {
+        let EndpointConfig { url, retries, .. } = endpoint;
+        let is_url = url.starts_with("http://") || url.starts_with("https://");
+        let help = "write it with `http://` or `https://` before";
+        self.ensure(is_url, &format!("{path}.url"), format!("`{url}` is no URL"), help)?;
+        self.positive(&format!("{path}.concurrency"), endpoint.concurrency)?;
+        self.seconds(&format!("{path}.retry_s"), endpoint.retry_s)?;
+        self.seconds(&format!("{path}.timeout_s"), endpoint.timeout_s)?;
+        const MOST_RETRIES: u32 = 16;
+        let message = format!("{retries} are too many: each waits twice as long as the one before");
+        let help = format!("write {MOST_RETRIES} or fewer");
+        self.ensure(*retries <= MOST_RETRIES, &format!("{path}.retries"), message, help)
     }
 
     pub(super) fn seconds(&self, field: &str, value: f64) -> Result<(), Problem> {

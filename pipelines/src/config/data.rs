@@ -1,10 +1,11 @@
 //! The `data` section: where prompts and answers come from.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use serde::de::{self, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -16,7 +17,7 @@ pub enum DataConfig {
     Addition(AdditionConfig),
     /// Digits and a target, made in code: `2,3,4=14>` wants an expression such as `2+3*4`. Its reward is `countdown`.
     Countdown(CountdownConfig),
-    /// A file: JSONL, Parquet or Arrow.
+    /// Files: JSONL, Parquet or Arrow.
     File(FileConfig),
     /// Several sources, each a domain; in a step they stand by their weights.
     Mix(Vec<MixedConfig>),
@@ -63,23 +64,86 @@ pub struct AdditionConfig {
     pub reversed: bool,
 }
 
-/// A file of records: a line with a JSON object each, or the rows of a table. Its name ends with `.jsonl`, `.parquet`
+/// Files of records: a line with a JSON object each, or the rows of a table. Their names end with `.jsonl`, `.parquet`
 /// or `.arrow`, which may be a file or a stream.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileConfig {
-    /// The file; a relative path starts at the current folder.
-    pub path: PathBuf,
+    /// The file, or a list of them, whose records come one file after the other; a relative path starts at the current
+    /// folder. In the last part of a path `*` stands for any characters and `?` for one: all files there that are called
+    /// so, by name.
+    pub path: Paths,
     /// Where a record's parts are: `roll`, `verl`, `trl` or `openrlhf` for a file made for that system, or their columns,
     /// such as `{prompt: question, answer: gold}`. Default `{prompt: prompt, answer: answer}`.
     #[serde(default)]
     pub columns: ColumnsConfig,
-    /// Records with a longer prompt are left out, and counted in a warning. Default: none is.
+    /// The most characters of a prompt. Default: any number.
     #[serde(default)]
     pub max_prompt_chars: Option<usize>,
+    /// The most tokens of a prompt, its chat template included. Default: as many as the model has room for, and one that
+    /// has more is an error.
+    #[serde(default)]
+    pub max_prompt_tokens: Option<usize>,
+    /// What becomes of a record with a longer prompt. Default leave_out.
+    #[serde(default)]
+    pub long_prompts: LongPrompts,
     /// Percent of the prompts that are held out, 1 to 99. Default 10.
     #[serde(default = "ten")]
     pub held_out_percent: u32,
+}
+
+/// What becomes of a record whose prompt is too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongPrompts {
+    /// It is left out, and counted in a warning.
+    #[default]
+    LeaveOut,
+    /// The run does not start, and says which it is.
+    Refuse,
+}
+
+/// Files, as a text or a list of texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths(pub Vec<PathBuf>);
+
+impl From<&Path> for Paths {
+    fn from(path: &Path) -> Self {
+        Self(vec![path.to_owned()])
+    }
+}
+
+impl Serialize for Paths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [path] => path.serialize(serializer),
+            paths => paths.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Paths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PathsVisitor;
+
+        impl<'de> Visitor<'de> for PathsVisitor {
+            type Value = Paths;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a path, or a list such as [first.jsonl, more-*.parquet]")
+            }
+
+            fn visit_str<E: de::Error>(self, path: &str) -> Result<Paths, E> {
+                Ok(Paths(vec![path.into()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, paths: A) -> Result<Paths, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(paths)).map(Paths)
+            }
+        }
+
+        deserializer.deserialize_any(PathsVisitor)
+    }
 }
 
 /// Where a file has a record's parts.

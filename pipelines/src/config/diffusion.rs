@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::reward::PythonConfig;
+use super::image_reward::ImageRewardConfig;
 use super::schema::{CheckpointConfig, OptimizerConfig};
 
 /// The shape of a class-conditional diffusion transformer (DiT with adaLN-Zero).
@@ -32,7 +32,7 @@ pub struct DiffusionConfig {
     /// What the images are of.
     pub data: ImageDataConfig,
     /// What an image earns.
-    pub reward: ImageReward,
+    pub reward: ImageRewardConfig,
     /// The control: each image gets the reward of another one of the step, so that there is nothing to learn.
     /// Not for methods that follow the reward's gradient. Default false.
     #[serde(default)]
@@ -95,48 +95,6 @@ pub struct PromptsConfig {
     /// The last so many texts are for evaluation alone; 0 evaluates on those that are trained on. Default 0.
     #[serde(default)]
     pub held_out: usize,
-}
-
-/// What an image earns.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ImageReward {
-    /// The mean brightness of the class's quadrant, -1 to 1, less half of the mean light elsewhere, 0 to 2.
-    /// Differentiable.
-    Brightness,
-    /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
-    Lit,
-    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one, the image as the bytes
-    /// of a PNG file, to a list of one number, or of None for an image that is not to count. Not differentiable.
-    Python(PythonConfig),
-    /// What a network in a file says of it. Differentiable.
-    Torchscript(TorchscriptConfig),
-}
-
-/// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]` of 0 to 1 and says fp32
-/// `[B]`; what is not finite does not count.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct TorchscriptConfig {
-    /// The file; a relative path starts at the current folder.
-    pub path: PathBuf,
-    /// What it is called with. Default images.
-    #[serde(default)]
-    pub input: ScorerInput,
-    /// Whether it is called with the texts' numbers, int64 `[B]`, as well. Default false.
-    #[serde(default)]
-    pub labels: bool,
-}
-
-/// What a scoring network reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScorerInput {
-    /// Pixels, 0 to 1.
-    #[default]
-    Images,
-    /// What is denoised, before the decoder.
-    Latents,
 }
 
 /// Supervised flow matching.

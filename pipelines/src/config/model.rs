@@ -8,7 +8,7 @@ use anyroll_models::LoraTarget;
 use regex::Regex;
 
 use super::diffusion::DitConfig;
-use super::schema::{DecoderConfig, ModelConfig};
+use super::schema::{DecoderConfig, ModelConfig, is_default};
 
 /// A model in a folder as Hugging Face publishes it, its tokenizer and its chat template with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,8 +46,11 @@ pub struct LoraConfig {
     /// `mlp[.].*`. In a model of images the end of a layer's name, such as `attn.to_q`, is one. Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
-    /// A folder with an adapter as PEFT saves it, to go on from; of a language model. Its rank, alpha and targets are this one's. Default:
-    /// a new adapter, which changes nothing until it is trained.
+    /// The part of its input that an adapter does not see in training, from 0 to below 1; of a language model. Default 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub dropout: f64,
+    /// A folder with an adapter as PEFT saves it, to go on from; of a language model. Its rank, alpha and targets are
+    /// this one's. Default: a new adapter, which changes nothing until it is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
 }
@@ -69,7 +72,7 @@ impl LoraConfig {
         // In the order of the layer, each once.
         let targets = LoraTarget::ALL.into_iter().filter(|target| targets.contains(target)).collect();
         let alpha = self.alpha.unwrap_or(2.0 * self.rank as f64);
-        Ok(anyroll_models::LoraConfig { rank: self.rank as i64, alpha, targets })
+        Ok(anyroll_models::LoraConfig { rank: self.rank as i64, alpha, targets, dropout: self.dropout })
     }
 }
 

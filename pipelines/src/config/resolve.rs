@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 use anyroll_models::hf::DiffusersFolder;
 
 use super::check::Check;
-use super::data::DataConfig;
-use super::diffusion::{DiffusionConfig, ImageDataConfig, ImageReward};
+use super::data::{DataConfig, Paths};
+use super::diffusion::{DiffusionConfig, ImageDataConfig};
 use super::error::{Problem, suggestion};
+use super::image_reward::ImageReward;
 use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
+use super::stage::ZeroStage;
 use super::tree::Node;
+use crate::data::files;
 use crate::error_chain::one_line;
 use crate::launch::Rank;
 
@@ -122,8 +125,10 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     }
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
+    resolver.strict(&policy)?;
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
+    resolver.reward_models(&policy)?;
     let memory_bytes = resolver.memory(&policy);
     let config = resolver.filled(threads)?;
     Ok(Run {
@@ -229,6 +234,32 @@ impl Resolver<'_> {
         refuse(ours == theirs, "strategy.collective_timeout_s", message)
     }
 
+    /// A reward model computes on the host or where the policy does, and `auto` knows nothing of its memory there.
+    fn reward_models(&self, policy: &Role) -> Result<(), Problem> {
+        let PipelineConfig::Rlvr(rlvr) = &self.config.pipeline else { return Ok(()) };
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+        for (index, term) in terms.iter().enumerate() {
+            let RewardKind::Model(model) = &term.kind else { continue };
+            if model.is_on_host() {
+                continue;
+            }
+            let (ours, theirs) = (&model.backend, &policy.backend);
+            self.check.ensure(
+                ours == theirs,
+                &format!("pipeline.rlvr.reward[{index}].model.backend"),
+                format!("it is `{ours}`, and the policy's is `{theirs}`"),
+                "write the policy's, or leave it out: it computes on the host",
+            )?;
+            self.check.ensure(
+                policy.strategy.zero_stage != ZeroStage::Auto,
+                "strategy.zero_stage",
+                "`auto` does not plan the memory of a reward model on the policy's device",
+                "write 0, 1, 2 or 3, or leave the reward model's `backend` out",
+            )?;
+        }
+        Ok(())
+    }
+
     fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
         let backends = &self.machine.backends;
         if name == "auto" {
@@ -258,6 +289,18 @@ impl Resolver<'_> {
             ));
         }
         Ok(facts)
+    }
+
+    /// Only the host multiplies matrices so that sampling can be training's to the bit.
+    fn strict(&self, policy: &Role) -> Result<(), Problem> {
+        let is_strict = matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict);
+        let is_host = |facts: &BackendFacts| facts.name == policy.backend && facts.devices.is_none();
+        self.check.ensure(
+            !is_strict || self.machine.backends.iter().any(is_host),
+            "pipeline.rlvr.rollout.strict",
+            format!("`{}` has no products of matrices that add in one order for every number of rows", policy.backend),
+            "leave it out, or train on the cpu; `rollout/logprob_diff_max` says how far sampling and training are apart",
+        )
     }
 
     fn memory(&self, policy: &Role) -> Option<usize> {
@@ -368,12 +411,32 @@ impl Resolver<'_> {
             prompts.embeddings = absolute(&prompts.embeddings);
             prompts.records = prompts.records.as_deref().map(absolute);
         }
-        match &mut diffusion.reward {
-            ImageReward::Python(python) => python.path = absolute(&python.path),
-            ImageReward::Torchscript(script) => script.path = absolute(&script.path),
-            ImageReward::Brightness | ImageReward::Lit => {}
+        for reward in diffusion.reward.kinds_mut() {
+            match reward {
+                ImageReward::Python(python) => python.path = absolute(&python.path),
+                ImageReward::Torchscript(script) => script.path = absolute(&script.path),
+                ImageReward::Brightness | ImageReward::Lit => {}
+            }
         }
         Ok(())
+    }
+
+    /// Every file by its absolute path: a run that resumes may be started from another folder, and reads what it read
+    /// even if further files are then called as a pattern says.
+    fn fill_data(&self, data: &mut DataConfig) -> Result<(), Problem> {
+        match data {
+            DataConfig::File(file) => {
+                let files = files(&file.path).map_err(|error| {
+                    self.check.problem("pipeline.rlvr.data", one_line(&error), "leave files where they are")
+                })?;
+                file.path = Paths(files.iter().map(|file| absolute(file)).collect());
+                Ok(())
+            }
+            DataConfig::Mix(sources) => {
+                sources.iter_mut().try_for_each(|source| self.fill_data(&mut source.data))
+            }
+            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
+        }
     }
 
     /// The config with everything said that the machine decided.
@@ -400,7 +463,7 @@ impl Resolver<'_> {
             self.fill_diffusion(diffusion)?;
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
-            absolute_paths(&mut rlvr.data);
+            self.fill_data(&mut rlvr.data)?;
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for term in terms {
                     match &mut term.kind {
@@ -412,16 +475,5 @@ impl Resolver<'_> {
             }
         }
         Ok(config)
-    }
-}
-
-/// A run that resumes may be started from another folder.
-fn absolute_paths(data: &mut DataConfig) {
-    match data {
-        DataConfig::File(file) => {
-            file.path = absolute(&file.path);
-        }
-        DataConfig::Mix(sources) => sources.iter_mut().for_each(|source| absolute_paths(&mut source.data)),
-        DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => {}
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -150,6 +151,10 @@ pub struct IfevalConfig {
 pub struct CodeConfig {
     /// How tests count. Default `all`.
     pub credit: Credit,
+    /// A sandbox behind an endpoint, which then has its own `python`, `readable`, `isolation`, `processes` and `disk_mib`.
+    /// Default: this machine's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http: Option<HttpSandboxConfig>,
     /// The interpreter, a name in `/usr/local/bin`, `/usr/bin` or `/bin`, or a path; one that lies elsewhere needs its
     /// folders in `readable`. Default `python3`.
     pub python: String,
@@ -159,7 +164,7 @@ pub struct CodeConfig {
     pub isolation: Isolation,
     /// Seconds of a test, on the clock and of the processor. Default 10.
     pub timeout_s: f64,
-    /// Address space of each process, in MiB. Default 512.
+    /// Address space of each process, in MiB; behind an endpoint the memory of a test. Default 512.
     pub memory_mib: u64,
     /// Processes and threads at a time. Default 16.
     pub processes: u64,
@@ -173,6 +178,7 @@ impl Default for CodeConfig {
     fn default() -> Self {
         Self {
             credit: Credit::All,
+            http: None,
             python: "python3".into(),
             readable: Vec::new(),
             isolation: Isolation::Full,
@@ -181,6 +187,63 @@ impl Default for CodeConfig {
             processes: 16,
             disk_mib: 16,
             output_kib: 256,
+        }
+    }
+}
+
+/// A sandbox behind an endpoint that speaks SandboxFusion's protocol.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpSandboxConfig {
+    /// Where programs are sent, the whole of it, such as `http://127.0.0.1:8080/run_code`.
+    pub url: String,
+    /// What programs are written in, by the service's name for it. Default `python`.
+    #[serde(default = "python")]
+    pub language: String,
+    /// The environment variable that has the endpoint's key. Default: none is sent.
+    #[serde(default)]
+    pub key_variable: Option<String>,
+    /// Requests of a rank at a time, one for each test; `scoring.workers` bounds them as well. Default 8.
+    #[serde(default = "eight")]
+    pub concurrency: usize,
+    /// Further attempts where the service is busy, broken, slow or away. Default 3.
+    #[serde(default = "attempts")]
+    pub retries: u32,
+    /// Seconds before the first of them, doubled before each next one. Default 1.
+    #[serde(default = "one")]
+    pub retry_s: f64,
+    /// Seconds of an attempt; more than `code.timeout_s`, since programs wait in the service's queue. Default 60.
+    #[serde(default = "minute")]
+    pub timeout_s: f64,
+}
+
+/// How an endpoint is asked, as its reward says it.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointConfig<'a> {
+    /// Where it is.
+    pub url: &'a str,
+    /// The environment variable that has its key.
+    pub key_variable: Option<&'a str>,
+    /// Requests of a rank at a time.
+    pub concurrency: usize,
+    /// Further attempts.
+    pub retries: u32,
+    /// Seconds before the first of them.
+    pub retry_s: f64,
+    /// Seconds of an attempt.
+    pub timeout_s: f64,
+}
+
+impl HttpSandboxConfig {
+    /// How it is asked.
+    pub fn endpoint(&self) -> EndpointConfig<'_> {
+        EndpointConfig {
+            url: &self.url,
+            key_variable: self.key_variable.as_deref(),
+            concurrency: self.concurrency,
+            retries: self.retries,
+            retry_s: self.retry_s,
+            timeout_s: self.timeout_s,
         }
     }
 }
@@ -233,7 +296,21 @@ pub struct JudgeConfig {
     pub timeout_s: f64,
 }
 
-/// A reward model: a published sequence classifier with one label. Every rank holds it on the host, in fp32.
+impl JudgeConfig {
+    /// How it is asked.
+    pub fn endpoint(&self) -> EndpointConfig<'_> {
+        EndpointConfig {
+            url: &self.url,
+            key_variable: self.key_variable.as_deref(),
+            concurrency: self.concurrency,
+            retries: self.retries,
+            retry_s: self.retry_s,
+            timeout_s: self.timeout_s,
+        }
+    }
+}
+
+/// A reward model: a published sequence classifier with one label. Every rank holds all of it on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModelConfig {
@@ -242,6 +319,36 @@ pub struct RewardModelConfig {
     /// Whether prompt and completion are put to it as two messages in its chat template, or as one text. Default true.
     #[serde(default = "yes")]
     pub chat: bool,
+    /// Where it computes: `cpu`, on the host while completions are sampled, or the policy's `backend`, on each rank's
+    /// device once they are, with its weights there so long. Default `cpu`.
+    #[serde(default = "host")]
+    pub backend: String,
+    /// The dtype of its weights and activations. Default fp32.
+    #[serde(default)]
+    pub dtype: RewardDtype,
+    /// Completions in a forward pass. Memory grows with it; scores depend on it by rounding alone. Default 8.
+    #[serde(default = "eight")]
+    pub batch_size: usize,
+}
+
+impl RewardModelConfig {
+    /// Whether it computes on the host.
+    pub fn is_on_host(&self) -> bool {
+        self.backend == host()
+    }
+}
+
+/// A dtype of weights that are not trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardDtype {
+    /// 32-bit IEEE.
+    #[default]
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit IEEE.
+    Fp16,
 }
 
 /// A function in a file of the user's.
@@ -329,6 +436,14 @@ fn two_minutes() -> f64 {
     120.0
 }
 
+fn host() -> String {
+    "cpu".into()
+}
+
+fn python() -> String {
+    "python".into()
+}
+
 fn python3() -> String {
     "python3".into()
 }
@@ -355,12 +470,8 @@ impl<'de> Deserialize<'de> for RewardConfig {
                 }
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<RewardConfig, A::Error> {
-                let mut terms = Vec::new();
-                while let Some(term) = items.next_element()? {
-                    terms.push(term);
-                }
-                Ok(RewardConfig::Sum(terms))
+            fn visit_seq<A: SeqAccess<'de>>(self, terms: A) -> Result<RewardConfig, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(terms)).map(RewardConfig::Sum)
             }
         }
 
@@ -431,15 +542,20 @@ impl<'de> Deserialize<'de> for RewardTerm {
                         Key::MaxErrorRate => max_error_rate = entries.next_value()?,
                     }
                 }
-                let count = kinds.len();
-                match kinds.pop() {
-                    Some(kind) if count == 1 => Ok(RewardTerm { kind, weight, domains, max_error_rate }),
-                    _ => Err(de::Error::invalid_length(count, &"exactly one reward in a term")),
-                }
+                Ok(RewardTerm { kind: only(kinds)?, weight, domains, max_error_rate })
             }
         }
 
         deserializer.deserialize_map(TermVisitor)
+    }
+}
+
+/// The one reward that a term names.
+pub(super) fn only<K, E: de::Error>(mut kinds: Vec<K>) -> Result<K, E> {
+    let count = kinds.len();
+    match kinds.pop() {
+        Some(kind) if count == 1 => Ok(kind),
+        _ => Err(E::invalid_length(count, &"exactly one reward in a term")),
     }
 }
 

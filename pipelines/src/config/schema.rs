@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -464,9 +465,36 @@ pub struct RolloutConfig {
     pub stop: Vec<String>,
     /// Sequences that a rank generates at a time; as one ends, the next takes its place.
     pub batch_size: usize,
+    /// Whether sampling computes each log-prob to the bit as training does, whatever shares a batch; a step in which it does
+    /// not ends the run. For a CPU; products of matrices are slower. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub strict: bool,
     /// The memory of past tokens while completions are sampled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv_cache: KvCacheConfig,
+    /// Sampling that goes on over the steps. Default: each step samples what it trains on.
+    #[serde(rename = "async", default, skip_serializing_if = "is_default")]
+    pub asynchronous: AsyncConfig,
+}
+
+/// Completions that a step begins and a later one trains on. A step ends its sampling as soon as enough groups are whole;
+/// what is still being written then goes on in the next step, with its weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AsyncConfig {
+    /// Steps whose prompts are begun beside the step's own; 0 is none, and exactly on-policy. Default 0.
+    pub ahead: u64,
+    /// The most steps that a token may be older than the policy it trains; `ahead` or above. A step waits for the
+    /// completions that would be too old in the next one. Default: `ahead`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_staleness: Option<u64>,
+}
+
+impl AsyncConfig {
+    /// The most steps that a token may be older than the policy it trains.
+    pub fn staleness_bound(self) -> u64 {
+        self.max_staleness.unwrap_or(self.ahead)
+    }
 }
 
 /// Room for keys and values. It is taken when sampling begins and given back when it ends.
@@ -645,12 +673,8 @@ impl<'de> Deserialize<'de> for Devices {
                 }
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut ordinals: A) -> Result<Devices, A::Error> {
-                let mut list = Vec::new();
-                while let Some(ordinal) = ordinals.next_element()? {
-                    list.push(ordinal);
-                }
-                Ok(Devices::List(list))
+            fn visit_seq<A: SeqAccess<'de>>(self, ordinals: A) -> Result<Devices, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(ordinals)).map(Devices::List)
             }
         }
 
@@ -670,7 +694,7 @@ impl Serialize for Devices {
 
 // serde's attributes take functions only.
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 

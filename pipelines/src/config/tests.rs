@@ -1,6 +1,9 @@
 use std::path::PathBuf;
 
+use anyroll_models::hf::ModelFolder;
+
 use super::*;
+use crate::data::Tokenizer;
 use crate::launch::Rank;
 
 /// The smallest config; every other field has a default.
@@ -105,13 +108,20 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    reward: [{python: {path: none.py, function: f}}]\n    steps: 20", "10:30", "pipeline.rlvr.reward[0].python.path", "there is no file none.py", "give its path";
     "    steps: 20" => "    reward: [{code: {timeout_s: 0}}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].code.timeout_s", "0.0 is out of range", "at most an hour";
     "    steps: 20" => "    reward: [{code: {readable: [usr]}}]\n    steps: 20", "10:33", "pipeline.rlvr.reward[0].code.readable[0]", "usr is not there", "path from the root";
+    "    steps: 20" => "    reward: [{code: {http: {url: http://a, timeout_s: 9}}}]\n    steps: 20", "10:55", "pipeline.rlvr.reward[0].code.http.timeout_s", "9 s, and a test may take 10", "more than";
+    "    steps: 20" => "    reward: [{code: {http: {url: http://a}, disk_mib: 8}}]\n    steps: 20", "10:55", "pipeline.rlvr.reward[0].code.disk_mib", "of this machine's sandbox", "leave it out";
     "    steps: 20" => "    reward: [{judge: {url: a, model: m, template: t}}]\n    steps: 20", "10:28", "pipeline.rlvr.reward[0].judge.url", "`a` is no URL", "http://";
     "    steps: 20" => "    selection: {difficulty: {min: 0.5, max: 0.1}}\n    steps: 20", "10:45", "pipeline.rlvr.selection.difficulty.max", "0.1 is out of range", "not below `min`";
     "    steps: 20" => "    selection: {mixed_groups: {max_batches: 0}}\n    steps: 20", "10:45", "pipeline.rlvr.selection.mixed_groups.max_batches", "it is 0", "1 or above";
+    "sort: {digits: 6}" => "file: {path: []}", "9:14", "pipeline.rlvr.data.file.path", "the list is empty", "name a file";
+    "sort: {digits: 6}" => "file: {path: {}}", "9:14", "pipeline.rlvr.data.file.path", "found a mapping", "write a path, or a list";
+    "sort: {digits: 6}" => "file: {path: a.jsonl, max_prompt_tokens: 0}", "9:48", "pipeline.rlvr.data.file.max_prompt_tokens", "it is 0", "1 or above";
+    "sort: {digits: 6}" => "file: {path: a.jsonl, long_prompts: refuse}", "9:43", "pipeline.rlvr.data.file.long_prompts", "no prompt is too long", "add it";
     "sort: {digits: 6}" => "mix: [{domain: a, data: {sort: {digits: 6}}}, {domain: a, data: {sort: {digits: 5}}}]", "9:62", "pipeline.rlvr.data.mix[1].domain", "`a` is no name of its own", "a name of its own";
     "sort: {digits: 6}" => "mix: [{domain: a, weight: 0, data: {sort: {digits: 6}}}]", "9:33", "pipeline.rlvr.data.mix[0].weight", "0.0 is out of range", "above 0";
     "sort: {digits: 6}" => "mix: [{domain: a, data: {sort: {digits: 1}}}]", "9:47", "pipeline.rlvr.data.mix[0].data.sort.digits", "1 is out of range", "from 2 to 18";
     "sort: {digits: 6}" => "sort: {digits: 6}\n    reward: [{exact: {}, domains: [a]}]", "10:5", "pipeline.rlvr.reward", "no term is for the records of the domain ``", "leave a term's `domains` out";
+    "batch_size: 16" => "batch_size: 16, async: {ahead: 2, max_staleness: 1}", "13:83", "pipeline.rlvr.rollout.async.max_staleness", "what is begun 2 steps ahead", "write 2 or above";
     "    steps: 20" => "    scoring: {workers: 0}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "it is 0", "1 or above";
     "    steps: 20" => "    reward: [{exact: {}}, {math: {tolerance: 1}}]\n    steps: 20", "10:46", "pipeline.rlvr.reward[1].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
     "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is no pattern: unclosed group", "mend the pattern";
@@ -210,7 +220,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
     "digits: 6" => "digits: 3", "7:3", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a .jsonl, .parquet or .arrow file";
-    "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give a file whose name ends so";
+    "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give files whose names end so";
     "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no `answer`, but `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {promt: a}}", "9:45", "pipeline.rlvr.data.file.columns.promt", "no such field", "did you mean `prompt`?";
@@ -435,6 +445,35 @@ fn a_critic_and_advantages_from_its_values_go_together() {
 }
 
 #[test]
+fn what_is_begun_ahead_is_trained_on_in_time() {
+    let rollout = |sets: &[&str]| {
+        let config = read(SMALL, sets).unwrap().config;
+        assert_eq!(read(&config.to_yaml(), &[]).unwrap().config, config);
+        let PipelineConfig::Rlvr(rlvr) = config.pipeline else { panic!("another pipeline") };
+        (rlvr.rollout.asynchronous.ahead, rlvr.rollout.asynchronous.staleness_bound())
+    };
+    let path = "pipeline.rlvr.rollout.async";
+    assert_eq!(rollout(&[]), (0, 0));
+    assert_eq!(rollout(&["pipeline.rlvr.rollout.async={ahead: 0}"]), (0, 0));
+    assert_eq!(rollout(&["pipeline.rlvr.rollout.async={ahead: 2}"]), (2, 2));
+    assert_eq!(rollout(&["pipeline.rlvr.rollout.async={ahead: 1, max_staleness: 3}"]), (1, 3));
+    let check = |sets: &[&str], field: &str, message: &str, help: &str| {
+        let error = invalid(SMALL, sets);
+        assert_eq!(error.field, format!("{path}.{field}"), "{error}");
+        assert!(error.message.contains(message) && error.help.contains(help), "{error}");
+    };
+    let stale = "max_staleness";
+    check(&["pipeline.rlvr.rollout.async={max_staleness: 1}"], stale, "nothing is stale", "`ahead: 1`");
+    let set = "pipeline.rlvr.rollout.async={ahead: 2, max_staleness: 1}";
+    check(&[set], stale, "begun 2 steps ahead", "write 2 or above");
+    let mixed = "pipeline.rlvr.selection.mixed_groups={}";
+    let set = "pipeline.rlvr.rollout.async={ahead: 1}";
+    check(&[set, mixed], "ahead", "samples whole batches", "leave `mixed_groups` out");
+    check(&[set, "pipeline.rlvr.rollout.strict=true"], "ahead", "an earlier step", "leave `strict` out");
+    check(&["pipeline.rlvr.rollout.async={steps: 1}"], "steps", "no such field", "`ahead`");
+}
+
+#[test]
 fn a_resolved_config_reads_back_as_the_same_run() {
     let machine = machine();
     let sets = ["backend=auto", "devices=all", "pipeline.rlvr.algorithm.kl_coef=0.1"];
@@ -456,11 +495,14 @@ fn a_resolved_data_file_is_found_from_any_folder() {
         .unwrap();
     }
     let name = file.path().file_name().unwrap().to_str().unwrap();
-    let data = format!("pipeline.rlvr.data={{file: {{path: {name}}}}}");
-    let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
-    let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
-    let DataConfig::File(file) = &rlvr.data else { panic!("{:?}", rlvr.data) };
-    assert_eq!(file.path, std::env::current_dir().unwrap().join(name));
+    let pattern = name.replace("l", "?");
+    for path in [name, &pattern, &format!("[{pattern}]")] {
+        let data = format!("pipeline.rlvr.data={{file: {{path: {path}}}}}");
+        let run = resolve(&[&data, "pipeline.rlvr.evaluation.prompts=5"], &machine()).unwrap();
+        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else { panic!("another pipeline") };
+        let DataConfig::File(file) = &rlvr.data else { panic!("{:?}", rlvr.data) };
+        assert_eq!(file.path.0, [std::env::current_dir().unwrap().join(name)]);
+    }
 }
 
 #[test]
@@ -571,6 +613,12 @@ fn what_the_machine_lacks_is_refused() {
     };
     check(&["backend=gpuu"], "backend: there is no backend `gpuu`", "did you mean `gpu`?");
     check(&["backend=abacus"], "there is no backend `abacus`", "choose from `gone`, `gpu`, `cpu`");
+    let strict = "pipeline.rlvr.rollout.strict=true";
+    check(
+        &["backend=gpu", strict],
+        "`gpu` has no products of matrices that add in one order",
+        "train on the cpu",
+    );
     check(&["backend=picture"], "`picture` has memory and collectives, but not the math", "gone, gpu, cpu");
     check(
         &["backend=gone"],
@@ -640,6 +688,38 @@ fn every_config_of_the_repository_is_valid() {
         count += 1;
     }
     assert!(count >= 4, "{count} configs");
+}
+
+#[test]
+fn prompts_are_bounded_in_tokens_with_their_template() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs"));
+    let text = std::fs::read_to_string(folder.join("rlvr_math_qwen2.5_0.5b_cuda.yaml")).unwrap();
+    let (_data, brought) = brought(&text);
+    let read = |more: &[&str]| {
+        let few = "pipeline.rlvr.evaluation.prompts=10";
+        let sets = brought.iter().map(String::as_str).chain([few]).chain(more.iter().copied());
+        read(&text, &sets.collect::<Vec<_>>())
+    };
+    let all = read(&[]).unwrap();
+    let ModelConfig::Folder(model) = &all.config.model else { panic!("it trains a published model") };
+    let opened = ModelFolder::open(&model.path).unwrap();
+    let tokenizer = Tokenizer::of_folder(&opened, model).unwrap();
+    let lengths = |loaded: &Loaded| -> Vec<usize> {
+        let examples = loaded.dataset.as_ref().unwrap().examples();
+        examples.iter().map(|record| tokenizer.encode_prompt(record).unwrap().len()).collect()
+    };
+    let all = lengths(&all);
+    let longest = *all.iter().max().unwrap();
+    // Longer than the prompts themselves: the template counts.
+    assert!(all.iter().all(|&length| length > "2 x 1000?".len()));
+    let bound = format!("pipeline.rlvr.data.file.max_prompt_tokens={}", longest - 1);
+    let kept = lengths(&read(&[&bound]).unwrap());
+    assert_eq!(kept.len(), all.iter().filter(|&&length| length < longest).count());
+    assert!(kept.len() < all.len() && kept.iter().all(|&length| length < longest));
+    let error = read(&[&bound, "pipeline.rlvr.data.file.long_prompts=refuse"]).unwrap_err().to_string();
+    let words = format!("the prompt has {longest} tokens, and `max_prompt_tokens` is {}", longest - 1);
+    assert!(error.contains("pipeline.rlvr.data.file.long_prompts") && error.contains(&words), "{error}");
+    assert!(error.contains("write `leave_out`"), "{error}");
 }
 
 /// What a user brings to a config that trains a published model: its folder and a file of problems or texts, here tiny

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
@@ -211,12 +212,8 @@ impl<'de> Deserialize<'de> for Raw {
                 Ok(Raw::Scalar(Value::Text(text.to_owned())))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Raw, A::Error> {
-                let mut list = Vec::new();
-                while let Some(item) = items.next_element()? {
-                    list.push(item);
-                }
-                Ok(Raw::List(list))
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Raw, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Raw::List)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Raw, A::Error> {

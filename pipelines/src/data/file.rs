@@ -1,28 +1,104 @@
-//! Records from a file: which of a row's columns is what.
+//! Records from files: which files, and which of a row's columns is what.
 
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::{Error, Record, table};
-use crate::config::{FileConfig, NamedColumns};
+use super::{Error, PromptTokens, Record, table};
+use crate::config::{FileConfig, LongPrompts, NamedColumns, Paths};
 
-/// All records of the file, in its order.
-pub(super) fn read(config: &FileConfig) -> Result<Vec<Record>, Error> {
+/// All records of the files, in their order.
+pub(super) fn read(config: &FileConfig, tokens: &PromptTokens) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
-    let (mut records, mut left_out) = (Vec::new(), 0);
-    table::each_row(&config.path, &mut |row, object| {
-        let record = record(&columns, row, object)?;
-        let fits = config.max_prompt_chars.is_none_or(|most| record.prompt.chars().count() <= most);
-        match fits {
-            true => records.push(record),
-            false => left_out += 1,
+    let paths = files(&config.path)?;
+    let mut records = Vec::new();
+    for path in &paths {
+        let (before, mut left_out) = (records.len(), 0);
+        table::each_row(path, &mut |row, object| {
+            let record = record(&columns, row.name(), object).map_err(|message| row.error(message))?;
+            match too_long(config, tokens, &record)? {
+                None => records.push(within(path, &paths, record)),
+                Some(problem) if config.long_prompts == LongPrompts::Refuse => {
+                    return Err(Error::LongPrompt { path: path.clone(), row: row.name(), problem });
+                }
+                Some(_) => left_out += 1,
+            }
+            Ok(())
+        })?;
+        if left_out > 0 {
+            let (path, of) = (path.display(), records.len() - before + left_out);
+            tracing::warn!(left_out, of, "{path}: prompts longer than allowed");
         }
-        Ok(())
-    })?;
-    if left_out > 0 {
-        let (path, of) = (config.path.display(), records.len() + left_out);
-        tracing::warn!(left_out, of, "{path}: prompts longer than `max_prompt_chars`");
     }
     Ok(records)
+}
+
+/// The files that `paths` names, each once: those of a pattern by name.
+///
+/// # Errors
+/// If a folder cannot be read, nothing is called so, or a file is named twice.
+pub(crate) fn files(paths: &Paths) -> Result<Vec<PathBuf>, Error> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for path in &paths.0 {
+        for file in matching(path)? {
+            if files.contains(&file) {
+                return Err(Error::Twice { path: file });
+            }
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+/// The file at `path`, or those of its folder that are called as its last part says.
+fn matching(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if path.exists() || !name.contains(['*', '?']) {
+        return Ok(vec![path.to_owned()]);
+    }
+    let pattern = regex::escape(&name).replace(r"\*", ".*").replace(r"\?", ".");
+    let pattern = Regex::new(&format!("^(?s:{pattern})$")).expect("all else is escaped");
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let unreadable = |source| Error::Read { path: path.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name();
+        if name.to_str().is_some_and(|name| pattern.is_match(name)) {
+            found.push(path.with_file_name(name));
+        }
+    }
+    if found.is_empty() {
+        return Err(unreadable(io::Error::new(io::ErrorKind::NotFound, "no file there is called so")));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// In which way the prompt is too long.
+fn too_long(config: &FileConfig, tokens: &PromptTokens, record: &Record) -> Result<Option<String>, Error> {
+    let problem = |found: usize, unit: &str, most: usize, field: &str| {
+        (found > most).then(|| format!("the prompt has {found} {unit}, and `{field}` is {most}"))
+    };
+    if let Some(most) = config.max_prompt_chars
+        && let Some(problem) = problem(record.prompt.chars().count(), "characters", most, "max_prompt_chars")
+    {
+        return Ok(Some(problem));
+    }
+    let Some(most) = config.max_prompt_tokens else { return Ok(None) };
+    Ok(problem(tokens(record)?, "tokens", most, "max_prompt_tokens"))
+}
+
+/// The record, named by its file where there are several.
+fn within(path: &Path, paths: &[PathBuf], record: Record) -> Record {
+    match paths {
+        [_] => record,
+        _ => {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            Record { id: format!("{file} {}", record.id), ..record }
+        }
+    }
 }
 
 /// The record of a row: `line 12`.
@@ -101,8 +177,11 @@ fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::config::ColumnsConfig;
+    use crate::error_chain::one_line;
 
     fn parse(columns: &ColumnsConfig, line: &str) -> Result<Record, String> {
         record(&columns.named(), "line 7".into(), serde_json::from_str(line).unwrap())
@@ -155,6 +234,82 @@ mod tests {
             ("1+1?", 1, "$2$", ""),
         );
         check(ColumnsConfig::Openrlhf, r#"{"input": "1+1?", "label": 2}"#, ("1+1?", 0, "2", ""));
+    }
+
+    fn names(paths: &[PathBuf]) -> Result<Vec<String>, Error> {
+        let name = |file: &PathBuf| file.file_name().unwrap().to_str().unwrap().to_owned();
+        files(&Paths(paths.to_vec())).map(|files| files.iter().map(name).collect())
+    }
+
+    #[test]
+    fn files_are_listed_or_found_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b-1.jsonl", "b-10.jsonl", "b-2.jsonl", "b-2.jsonl.old", "a[1].jsonl", "c.parquet"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let check = |paths: &[&str], expected: &[&str]| {
+            let paths: Vec<PathBuf> = paths.iter().map(|path| folder.path().join(path)).collect();
+            assert_eq!(names(&paths).unwrap(), expected, "{paths:?}");
+        };
+        check(&["c.parquet"], &["c.parquet"]);
+        check(&["b-*.jsonl"], &["b-1.jsonl", "b-10.jsonl", "b-2.jsonl"]);
+        check(&["c.parquet", "b-?.jsonl"], &["c.parquet", "b-1.jsonl", "b-2.jsonl"]);
+        check(&["a[1]*"], &["a[1].jsonl"]);
+        // A file that is called so is meant.
+        fs::write(folder.path().join("b-*.jsonl"), "").unwrap();
+        check(&["b-*.jsonl"], &["b-*.jsonl"]);
+        let at = |path: &str| folder.path().join(path);
+        let none = one_line(&names(&[at("d*.jsonl")]).unwrap_err());
+        assert!(none.contains("d*.jsonl") && none.contains("no file there is called so"), "{none}");
+        let twice = names(&[at("c.parquet"), at("?.parquet")]).unwrap_err().to_string();
+        assert!(twice.contains("c.parquet is named twice"), "{twice}");
+    }
+
+    #[test]
+    fn records_of_several_files_are_named_by_their_file() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, prompt) in [("a.jsonl", "1+1"), ("b.jsonl", "2+2")] {
+            let line = format!("{{\"prompt\": \"{prompt}\", \"answer\": 1}}\n");
+            fs::write(folder.path().join(name), line).unwrap();
+        }
+        let config = FileConfig { path: Paths::from(&*folder.path().join("*.jsonl")), ..plain() };
+        let records = read(&config, &|_| Ok(0)).unwrap();
+        let ids: Vec<&str> = records.iter().map(|record| record.id.as_str()).collect();
+        assert_eq!(ids, ["a.jsonl line 1", "b.jsonl line 1"]);
+    }
+
+    fn plain() -> FileConfig {
+        FileConfig {
+            path: Paths(Vec::new()),
+            columns: ColumnsConfig::default(),
+            max_prompt_chars: None,
+            max_prompt_tokens: None,
+            long_prompts: LongPrompts::LeaveOut,
+            held_out_percent: 10,
+        }
+    }
+
+    #[test]
+    fn long_prompts_are_left_out_or_refused() {
+        let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
+        for prompt in ["a", "a b c", "a b", "a b c d"] {
+            writeln!(file, "{{\"prompt\": \"{prompt}\", \"answer\": 1}}").unwrap();
+        }
+        let words = |record: &Record| Ok(record.prompt.split(' ').count());
+        let config = FileConfig { path: Paths::from(file.path()), ..plain() };
+        let read = |config: &FileConfig| {
+            let records = read(config, &words)?;
+            Ok::<_, Error>(records.into_iter().map(|record| record.prompt).collect::<Vec<_>>())
+        };
+        let by_tokens = FileConfig { max_prompt_tokens: Some(2), ..config.clone() };
+        assert_eq!(read(&by_tokens).unwrap(), ["a", "a b"]);
+        let by_both = FileConfig { max_prompt_chars: Some(1), ..by_tokens.clone() };
+        assert_eq!(read(&by_both).unwrap(), ["a"]);
+        let strict = FileConfig { long_prompts: LongPrompts::Refuse, ..by_tokens };
+        let error = read(&strict).unwrap_err().to_string();
+        assert!(error.contains("line 2: the prompt has 3 tokens, and `max_prompt_tokens` is 2"), "{error}");
+        let all = FileConfig { max_prompt_tokens: Some(4), ..strict };
+        assert_eq!(read(&all).unwrap().len(), 4);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod char_tokenizer;
 mod chat_template;
 pub(crate) mod countdown;
+mod error;
 mod file;
 mod hf_tokenizer;
 mod made;
@@ -15,17 +16,16 @@ mod table;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
-use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
 
-use arrow_schema::ArrowError;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
+pub use error::Error;
+pub(crate) use file::files;
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
@@ -39,7 +39,8 @@ const MADE_HELD_OUT_PERCENT: u32 = 10;
 /// A prompt and the answer that is right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Names the record in logs: the prompt's number for a made one, `line 12` or `row 12` for one from a file.
+    /// Names the record in logs: the prompt's number for a made one, `line 12` or `row 12` for one from a file, with the
+    /// file's name before it where there are several.
     pub id: String,
     /// What the model reads.
     pub prompt: String,
@@ -63,59 +64,8 @@ impl Record {
     }
 }
 
-/// Data that cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The file cannot be read.
-    #[error("cannot read the data file {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A line is no record.
-    #[error("{}:{line}: {message}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong, and what a record is.
-        message: String,
-    },
-    /// The file is not what its name says.
-    #[error("cannot read the table {}", path.display())]
-    Table {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: ArrowError,
-    },
-    /// The file's name does not say what it is.
-    #[error("{} is neither .jsonl, .parquet nor .arrow", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Every record, or none, is held out.
-    #[error("of {records} records {held_out} are held out: both training and evaluation need some")]
-    Split {
-        /// All records.
-        records: usize,
-        /// Those that are held out.
-        held_out: usize,
-    },
-    /// More held-out prompts are asked for than there are.
-    #[error("{asked} held-out prompts are asked for, and there are {available}")]
-    TooFewHeldOut {
-        /// Distinct prompts asked for.
-        asked: usize,
-        /// Distinct prompts that are held out.
-        available: usize,
-    },
-}
+/// How many tokens a record's prompt has.
+pub type PromptTokens<'a> = dyn Fn(&Record) -> Result<usize, TokenizerError> + 'a;
 
 /// Which of a run's phases draws: each sees an order of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,8 +96,9 @@ enum Source {
 }
 
 impl Dataset {
-    /// Reads the file, if there is one, and checks that both sides of the split have records.
-    pub fn open(config: &DataConfig) -> Result<Self, Error> {
+    /// Reads the files, if there are any, and checks that both sides of the split have records. `tokens` is asked where
+    /// prompts may have so many and no more.
+    pub fn open(config: &DataConfig, tokens: &PromptTokens) -> Result<Self, Error> {
         match config {
             DataConfig::Sort(sort) => Ok(Self(Source::Made(Made::Sort { digits: sort.digits }))),
             DataConfig::Addition(addition) => {
@@ -157,12 +108,12 @@ impl Dataset {
             DataConfig::Countdown(countdown) => {
                 Self::listed(countdown::records(countdown.numbers), MADE_HELD_OUT_PERCENT)
             }
-            DataConfig::File(file) => Self::listed(file::read(file)?, file.held_out_percent),
+            DataConfig::File(file) => Self::listed(file::read(file, tokens)?, file.held_out_percent),
             DataConfig::Mix(sources) => {
                 let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
-                let opened: Result<Vec<_>, _> = sources
+                let opened: Result<Vec<_>, Error> = sources
                     .iter()
-                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data)?)))
+                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data, tokens)?)))
                     .collect();
                 Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
             }
@@ -399,7 +350,13 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::config::{AdditionConfig, ColumnsConfig, FileConfig, MixedConfig, SortConfig};
+    use crate::config::{
+        AdditionConfig, ColumnsConfig, FileConfig, LongPrompts, MixedConfig, Paths, SortConfig,
+    };
+
+    fn open(config: &DataConfig) -> Result<Dataset, Error> {
+        Dataset::open(config, &|record| Ok(record.prompt.chars().count()))
+    }
 
     fn sort(digits: u32) -> DataConfig {
         DataConfig::Sort(SortConfig { digits })
@@ -413,9 +370,11 @@ mod tests {
         let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
         file.write_all(lines.as_bytes()).unwrap();
         let config = FileConfig {
-            path: file.path().to_owned(),
+            path: Paths::from(file.path()),
             columns: ColumnsConfig::default(),
             max_prompt_chars: None,
+            max_prompt_tokens: None,
+            long_prompts: LongPrompts::LeaveOut,
             held_out_percent: 10,
         };
         (file, DataConfig::File(config))
@@ -448,7 +407,7 @@ mod tests {
     }
 
     fn check_split(config: &DataConfig, held_out: usize) {
-        let data = Dataset::open(config).unwrap();
+        let data = open(config).unwrap();
         let evaluation = data.held_out(held_out).unwrap();
         let prompts: HashSet<&str> = evaluation.iter().map(|record| record.prompt.as_str()).collect();
         assert_eq!(prompts.len(), held_out, "{config:?}: prompts of the evaluation are distinct");
@@ -490,7 +449,7 @@ mod tests {
                 .collect(),
         );
         check_split(&config, 100);
-        let data = Dataset::open(&config).unwrap();
+        let data = open(&config).unwrap();
         assert_eq!(data.domains().into_iter().collect::<Vec<_>>(), ["doubles", "sorting", "sums"]);
         let share = |records: &[Record], domain: &str| {
             records.iter().filter(|record| record.domain == domain).count() as f64 / records.len() as f64
@@ -515,7 +474,7 @@ mod tests {
 
     #[test]
     fn about_a_tenth_is_held_out() {
-        let data = Dataset::open(&addition(2, false)).unwrap();
+        let data = open(&addition(2, false)).unwrap();
         let held_out = data.held_out_available(usize::MAX);
         assert!((900..1100).contains(&held_out), "{held_out} of 10000");
         // Every one of them can be asked for, and not one more.
@@ -531,7 +490,7 @@ mod tests {
     fn the_split_and_the_order_never_change() {
         // Written down, so that an upgrade of a dependency cannot change what a seed means.
         let prompts = |records: Vec<Record>| records.into_iter().map(|r| r.prompt).collect::<Vec<_>>();
-        let data = Dataset::open(&sort(6)).unwrap();
+        let data = open(&sort(6)).unwrap();
         assert_eq!(prompts(data.held_out(3).unwrap()), EVALUATION);
         assert_eq!(prompts(data.train_batch(Draw::Rollout, 0, 0, 3)), FIRST_STEP);
     }
@@ -542,7 +501,7 @@ mod tests {
     #[test]
     fn an_epoch_of_a_file_has_every_record_once() {
         let (_file, config) = jsonl(&questions(200));
-        let data = Dataset::open(&config).unwrap();
+        let data = open(&config).unwrap();
         let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
         // 7 does not divide the number of records, so a batch spans two epochs.
         let steps = train.len() as u64;
@@ -563,7 +522,7 @@ mod tests {
     fn bad_files_are_refused_with_their_line() {
         let check = |lines: &str, expected: &str| {
             let (_file, config) = jsonl(lines);
-            let error = Dataset::open(&config).unwrap_err().to_string();
+            let error = open(&config).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");

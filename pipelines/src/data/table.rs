@@ -13,8 +13,30 @@ use serde_json::{Map, Value};
 
 use super::Error;
 
-/// Takes a row's name, `line 12`, and its columns; a message says why it is no record.
-type Visit<'a> = dyn FnMut(String, Map<String, Value>) -> Result<(), String> + 'a;
+/// Takes a row and its columns.
+type Visit<'a> = dyn FnMut(Row, Map<String, Value>) -> Result<(), Error> + 'a;
+
+/// Where a row is.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    path: &'a Path,
+    /// `line` or `row`.
+    kind: &'static str,
+    /// From 1; lines that are empty are counted.
+    number: usize,
+}
+
+impl Row<'_> {
+    /// Its name within the file: `line 12`.
+    pub(super) fn name(self) -> String {
+        format!("{} {}", self.kind, self.number)
+    }
+
+    /// `message` says what is wrong with it.
+    pub(super) fn error(self, message: String) -> Error {
+        Error::Line { path: self.path.to_owned(), line: self.number, message }
+    }
+}
 
 /// How an Arrow file begins, and a stream does not.
 const ARROW_FILE: &[u8] = b"ARROW1";
@@ -59,16 +81,17 @@ struct Rows<'a> {
     visit: &'a mut Visit<'a>,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
     fn lines(&mut self, file: File) -> Result<(), Error> {
         for text in BufReader::new(file).lines() {
             let text = text.map_err(|source| Error::Read { path: self.path.to_owned(), source })?;
             self.number += 1;
             if !text.trim().is_empty() {
                 let object = serde_json::from_str(&text);
+                let row = self.row("line");
                 let object =
-                    object.map_err(|error| self.error(format!("the line is no JSON object: {error}")))?;
-                self.visit("line", object)?;
+                    object.map_err(|error| row.error(format!("the line is no JSON object: {error}")))?;
+                (self.visit)(row, object)?;
             }
         }
         Ok(())
@@ -83,18 +106,16 @@ impl Rows<'_> {
             let objects = objects.map_err(|source| Error::Table { path: self.path.to_owned(), source })?;
             for object in objects {
                 self.number += 1;
-                self.visit("row", object)?;
+                let row = self.row("row");
+                (self.visit)(row, object)?;
             }
         }
         Ok(())
     }
 
-    fn visit(&mut self, kind: &str, object: Map<String, Value>) -> Result<(), Error> {
-        (self.visit)(format!("{kind} {}", self.number), object).map_err(|message| self.error(message))
-    }
-
-    fn error(&self, message: String) -> Error {
-        Error::Line { path: self.path.to_owned(), line: self.number, message }
+    /// The present one.
+    fn row(&self, kind: &'static str) -> Row<'a> {
+        Row { path: self.path, kind, number: self.number }
     }
 }
 
@@ -143,8 +164,8 @@ mod tests {
 
     fn rows(path: &Path) -> Result<Vec<(String, Value)>, Error> {
         let mut rows = Vec::new();
-        each_row(path, &mut |name, object| {
-            rows.push((name, Value::Object(object)));
+        each_row(path, &mut |row, object| {
+            rows.push((row.name(), Value::Object(object)));
             Ok(())
         })?;
         Ok(rows)
@@ -165,7 +186,9 @@ mod tests {
             })
         };
         let wanted: Vec<_> = (0..40).map(|number| (format!("row {}", number + 1), wanted(number))).collect();
-        for name in ["verl.parquet", "verl.arrow", "stream.arrow"] {
+        for name in
+            ["verl.parquet", "zstd.parquet", "gzip.parquet", "verl.arrow", "zstd.arrow", "stream.arrow"]
+        {
             assert_eq!(rows(&golden(name)).unwrap(), wanted, "{name}");
         }
     }
@@ -173,7 +196,9 @@ mod tests {
     #[test]
     fn what_is_no_table_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["verl.parquet", "verl.arrow", "stream.arrow"] {
+        for name in
+            ["verl.parquet", "zstd.parquet", "gzip.parquet", "verl.arrow", "zstd.arrow", "stream.arrow"]
+        {
             let whole = fs::read(golden(name)).unwrap();
             let path = folder.path().join(name);
             for length in 0..whole.len() {

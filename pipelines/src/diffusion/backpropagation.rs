@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::{
     Roles, Setup,
+    scorer::Scores,
     setup::without,
     stats::Stats,
     step::{Clock, rows},
@@ -66,7 +67,7 @@ impl Setup {
             }
             steps.push(roles.policy.step(self.learning_rate(step))?);
         }
-        let scored = self.exchange_scores(exchange, &Tensor::f_cat(&scores, 0)?, step, stop)?;
+        let scored = self.exchange_scores(exchange, &Scores::cat(&scores)?, step, stop)?;
         let losses = stats.read(exchange, self.share.samples() as f64)?;
         self.finish(roles, step, &steps, &scored, losses, &clock)
     }
@@ -80,17 +81,18 @@ impl Setup {
         labels: &Tensor,
         part: &Range<usize>,
         stats: &mut Stats,
-    ) -> Result<Tensor> {
+    ) -> Result<Scores> {
         let (noise, labels) = (rows(noise, part)?, rows(labels, part)?);
         let (latents, recorded) = self.walk_recording(roles, refl.mid_step, noise, &labels)?;
         let (scores, gradient) = self.score_with_gradient(&latents, &labels)?;
         // A sample without a score has no gradient.
-        let refused = scores.f_isfinite()?.f_logical_not()?;
+        let total = &scores.total;
+        let refused = total.f_isfinite()?.f_logical_not()?;
         let count = self.mini_batch_len();
         let weight = refl.score_scale / refl.score_std / count;
         let mut dx = gradient.f_mul_scalar(-weight)?;
         let gradient_steps = recorded.len() as f64;
-        let loss = scores.f_sub_scalar(refl.score_mean)?.f_mul_scalar(-refl.score_scale / refl.score_std)?;
+        let loss = total.f_sub_scalar(refl.score_mean)?.f_mul_scalar(-refl.score_scale / refl.score_std)?;
         stats.add("loss/policy", &loss.f_masked_fill(&refused, 0.0)?)?;
 
         for recorded in recorded.into_iter().rev() {

@@ -78,9 +78,9 @@ impl Setup {
     }
 
     /// What is measured of this rank's images: names, sums, and over how many images.
-    fn measure(&self, painted: &Painted) -> Result<Vec<(&'static str, f64, f64)>> {
-        let names = self.scorer.measured();
-        let mut measured: Vec<(&str, f64, f64)> = names.iter().map(|&name| (name, 0.0, 0.0)).collect();
+    fn measure(&self, painted: &Painted) -> Result<Vec<(String, f64, f64)>> {
+        let names = self.scorer.measured().into_iter();
+        let mut measured: Vec<(String, f64, f64)> = names.map(|name| (name, 0.0, 0.0)).collect();
         let count = painted.labels.size()[0];
         let batch_size = self.config.sampler.batch_size;
         for start in (0..count).step_by(batch_size) {

@@ -10,7 +10,7 @@ use tch::{CModule, Device, Kind, Tensor};
 use super::quadrants::{Light, Quadrants};
 use crate::{
     Error, Result,
-    config::{ImageReward, PythonConfig, ScorerInput, TorchscriptConfig},
+    config::{ImageReward, ImageRewardConfig, ImageTerm, PythonConfig, ScorerInput, TorchscriptConfig},
     data::Record,
     picture::Picture,
     reward::Python,
@@ -30,8 +30,39 @@ pub struct Painted {
     pub labels: Tensor,
 }
 
-/// Scores images.
-pub enum Scorer {
+/// What images earn.
+#[derive(Debug)]
+pub struct Scores {
+    /// The weighted sum: fp32 `[B]`, not a number where a term refuses the image.
+    pub total: Tensor,
+    /// Each term's own score, without its weight: fp32 `[B]` each.
+    pub parts: Vec<Tensor>,
+}
+
+impl Scores {
+    /// Those of several batches, one after the other.
+    pub fn cat(batches: &[Scores]) -> Result<Self> {
+        let terms = batches[0].parts.len();
+        let join = |of: &dyn Fn(&Scores) -> Tensor| -> Result<Tensor> {
+            Ok(Tensor::f_cat(&batches.iter().map(of).collect::<Vec<_>>(), 0)?)
+        };
+        let parts = (0..terms).map(|term| join(&|batch| batch.parts[term].shallow_clone()));
+        Ok(Self { total: join(&|batch| batch.total.shallow_clone())?, parts: parts.collect::<Result<_>>()? })
+    }
+}
+
+/// Scores images by the weighted sum of what its terms say.
+pub struct Scorer(Vec<Term>);
+
+struct Term {
+    /// The reward's, with a number behind it if another term has the same.
+    name: String,
+    weight: f64,
+    rule: Rule,
+}
+
+/// How a term scores.
+enum Rule {
     /// By the class of shapes.
     Shapes {
         /// Where each class should be light.
@@ -64,12 +95,94 @@ pub fn load_script(path: &Path, device: Device) -> Result<CModule> {
 
 impl Scorer {
     /// What `reward` says; `records` are those of the texts.
-    pub fn new(reward: &ImageReward, records: Vec<Record>, device: Device) -> Result<Self> {
+    pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
+        let mut terms: Vec<Term> = Vec::new();
+        for (index, ImageTerm { kind, weight }) in reward.terms().into_iter().enumerate() {
+            let same =
+                reward.terms()[..index].iter().filter(|other| other.kind.name() == kind.name()).count();
+            let name = kind.name();
+            let name = if same == 0 { name.to_owned() } else { format!("{name}_{}", same + 1) };
+            terms.push(Term { name, weight, rule: Rule::new(&kind, records, device)? });
+        }
+        Ok(Self(terms))
+    }
+
+    /// The names of the terms, each of its own.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.0.iter().map(|term| term.name.as_str())
+    }
+
+    /// What each image earns.
+    pub fn score(&self, painted: &Painted) -> Result<Scores> {
+        let parts = self.0.iter().map(|term| term.rule.score(painted)).collect::<Result<Vec<_>>>()?;
+        let weighted = self.0.iter().zip(&parts).map(|(term, part)| part.f_mul_scalar(term.weight));
+        let weighted = weighted.collect::<Result<Vec<_>, _>>()?;
+        let mut total = weighted[0].shallow_clone();
+        for part in &weighted[1..] {
+            total = total.f_add(part)?;
+        }
+        Ok(Scores { total, parts })
+    }
+
+    /// Scores, and the gradients of their sum with respect to the images and to the latents, of a reward that is
+    /// differentiable; where it does not read one of them, that has none.
+    pub fn score_with_gradient(&self, painted: &Painted) -> Result<(Scores, [Tensor; 2])> {
+        let leaf = |tensor: &Tensor| tensor.f_detach()?.f_set_requires_grad(true);
+        let painted = Painted {
+            images: leaf(&painted.images)?,
+            latents: leaf(&painted.latents)?,
+            labels: painted.labels.shallow_clone(),
+        };
+        let Scores { total, parts } = self.score(&painted)?;
+        let leaves = [&painted.images, &painted.latents];
+        let found = Tensor::f_run_backward(&[total.f_sum(Kind::Float)?], &leaves, false, false)?;
+        let or_zeros = |found: &Tensor, of: &Tensor| {
+            if found.defined() { Ok(found.shallow_clone()) } else { of.f_detach()?.f_zeros_like() }
+        };
+        let gradients = [or_zeros(&found[0], leaves[0])?, or_zeros(&found[1], leaves[1])?];
+        let parts = parts.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
+        Ok((Scores { total: total.f_detach()?, parts }, gradients))
+    }
+
+    /// What evaluations measure; the first is the reward. Of shapes these are always the same.
+    pub fn measured(&self) -> Vec<String> {
+        let mut names = vec!["reward".to_owned()];
+        match self.quadrants() {
+            Some(_) => names.push("brightness".to_owned()),
+            None if self.0.len() == 1 => {}
+            None => names.extend(self.names().map(str::to_owned)),
+        }
+        names
+    }
+
+    /// That of each image, in the order of [`Self::measured`]: fp32 `[B]` each.
+    pub fn measure(&self, painted: &Painted) -> Result<Vec<Tensor>> {
+        if let Some(quadrants) = self.quadrants() {
+            let of = |light| quadrants.score(light, &painted.images, &painted.labels);
+            return Ok(vec![of(Light::Lit)?, of(Light::Brightness)?]);
+        }
+        let Scores { total, parts } = self.score(painted)?;
+        Ok([total].into_iter().chain(parts.into_iter().filter(|_| self.0.len() > 1)).collect())
+    }
+
+    /// Those of shapes, whose terms are all about them.
+    fn quadrants(&self) -> Option<&Quadrants> {
+        match &self.0[0].rule {
+            Rule::Shapes { quadrants, .. } => Some(quadrants),
+            Rule::Python { .. } | Rule::Script { .. } => None,
+        }
+    }
+}
+
+impl Rule {
+    fn new(reward: &ImageReward, records: &[Record], device: Device) -> Result<Self> {
         let shapes = |reward| Ok(Self::Shapes { quadrants: Quadrants::new(device)?, reward });
         match reward {
             ImageReward::Brightness => shapes(Light::Brightness),
             ImageReward::Lit => shapes(Light::Lit),
-            ImageReward::Python(config) => Ok(Self::Python { python: start(config)?, records }),
+            ImageReward::Python(config) => {
+                Ok(Self::Python { python: start(config)?, records: records.to_vec() })
+            }
             ImageReward::Torchscript(config) => {
                 let module = Mutex::new(load_script(&config.path, device)?);
                 Ok(Self::Script { module, config: config.clone() })
@@ -78,7 +191,7 @@ impl Scorer {
     }
 
     /// The score of each image: fp32 `[B]`, not a number where it is refused.
-    pub fn score(&self, painted: &Painted) -> Result<Tensor> {
+    fn score(&self, painted: &Painted) -> Result<Tensor> {
         match self {
             Self::Shapes { quadrants, reward } => quadrants.score(*reward, &painted.images, &painted.labels),
             Self::Python { python, records } => score_by_processes(python, records, painted),
@@ -99,45 +212,6 @@ impl Scorer {
                 }
                 Ok(scores.f_to_kind(Kind::Float)?)
             }
-        }
-    }
-
-    /// Scores, and the gradients of their sum with respect to the images and to the latents, of a reward that is
-    /// differentiable; where it does not read one of them, that has none.
-    pub fn score_with_gradient(&self, painted: &Painted) -> Result<(Tensor, [Tensor; 2])> {
-        let leaf = |tensor: &Tensor| tensor.f_detach()?.f_set_requires_grad(true);
-        let painted = Painted {
-            images: leaf(&painted.images)?,
-            latents: leaf(&painted.latents)?,
-            labels: painted.labels.shallow_clone(),
-        };
-        let scores = self.score(&painted)?;
-        let total = scores.f_sum(Kind::Float)?;
-        let leaves = [&painted.images, &painted.latents];
-        let found = Tensor::f_run_backward(&[total], &leaves, false, false)?;
-        let or_zeros = |found: &Tensor, of: &Tensor| {
-            if found.defined() { Ok(found.shallow_clone()) } else { of.f_detach()?.f_zeros_like() }
-        };
-        let gradients = [or_zeros(&found[0], leaves[0])?, or_zeros(&found[1], leaves[1])?];
-        Ok((scores.f_detach()?, gradients))
-    }
-
-    /// What evaluations measure; the first is the reward.
-    pub fn measured(&self) -> &'static [&'static str] {
-        match self {
-            Self::Shapes { .. } => &["reward", "brightness"],
-            Self::Python { .. } | Self::Script { .. } => &["reward"],
-        }
-    }
-
-    /// That of each image, in the order of [`Self::measured`]: fp32 `[B]` each.
-    pub fn measure(&self, painted: &Painted) -> Result<Vec<Tensor>> {
-        match self {
-            Self::Shapes { quadrants, .. } => {
-                let of = |light| quadrants.score(light, &painted.images, &painted.labels);
-                Ok(vec![of(Light::Lit)?, of(Light::Brightness)?])
-            }
-            Self::Python { .. } | Self::Script { .. } => Ok(vec![self.score(painted)?]),
         }
     }
 }
@@ -199,7 +273,7 @@ mod tests {
                 let still = image.copy();
                 let (images, latents) = if of == 0 { (moved, still) } else { (still, moved) };
                 let painted = Painted { images, latents, labels: Tensor::from_slice(&[2i64]) };
-                scorer.score(&painted).unwrap().double_value(&[0])
+                scorer.score(&painted).unwrap().total.double_value(&[0])
             };
             let expected = (moved(0.125) - moved(-0.125)) / 0.25;
             assert!((gradients[of].double_value(&[0, 0, y, x]) - expected).abs() < 1e-5, "({y}, {x})");
@@ -207,22 +281,69 @@ mod tests {
         }
     }
 
+    fn one(reward: ImageReward) -> Scorer {
+        Scorer::new(&ImageRewardConfig::One(reward), &[], Device::Cpu).unwrap()
+    }
+
+    /// A network that `of` computes.
+    fn script(
+        folder: &Path,
+        name: &str,
+        input: ScorerInput,
+        mut of: impl FnMut(&Tensor) -> Tensor,
+    ) -> ImageReward {
+        let path = folder.join(name);
+        let sample = [Tensor::ones([1, 1, 8, 8], (Kind::Float, Device::Cpu))];
+        let mut closure = |inputs: &[Tensor]| vec![of(&inputs[0])];
+        CModule::create_by_tracing("scorer", "forward", &sample, &mut closure).unwrap().save(&path).unwrap();
+        ImageReward::Torchscript(TorchscriptConfig { path, input, labels: false })
+    }
+
+    fn squares(images: &Tensor) -> Tensor {
+        images.square().mean_dim([1, 2, 3].as_slice(), false, None)
+    }
+
     #[test]
     fn gradients_are_those_of_finite_differences() {
-        check_gradient(&Scorer::new(&ImageReward::Brightness, Vec::new(), Device::Cpu).unwrap(), 0);
+        check_gradient(&one(ImageReward::Brightness), 0);
+        let folder = tempfile::tempdir().unwrap();
         for (input, of) in [(ScorerInput::Images, 0), (ScorerInput::Latents, 1)] {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("scorer.pt");
-            let sample = [Tensor::ones([1, 1, 8, 8], (Kind::Float, Device::Cpu))];
-            let mut squares =
-                |inputs: &[Tensor]| vec![inputs[0].square().mean_dim([1, 2, 3].as_slice(), false, None)];
-            CModule::create_by_tracing("scorer", "forward", &sample, &mut squares)
-                .unwrap()
-                .save(&path)
-                .unwrap();
-            let config = TorchscriptConfig { path, input, labels: false };
-            let scorer = Scorer::new(&ImageReward::Torchscript(config), Vec::new(), Device::Cpu).unwrap();
-            check_gradient(&scorer, of);
+            check_gradient(&one(script(folder.path(), "scorer.pt", input, squares)), of);
         }
+        let sum = ImageRewardConfig::Sum(vec![
+            ImageTerm { kind: ImageReward::Brightness, weight: 0.5 },
+            ImageTerm {
+                kind: script(folder.path(), "scorer.pt", ScorerInput::Images, squares),
+                weight: -2.0,
+            },
+        ]);
+        check_gradient(&Scorer::new(&sum, &[], Device::Cpu).unwrap(), 0);
+    }
+
+    #[test]
+    fn terms_are_summed_by_their_weights_and_refuse_each_for_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        // Black images have no logarithm; the first image is black, and the second is not.
+        let logarithm = |images: &Tensor| images.mean_dim([1, 2, 3].as_slice(), false, None).log().log1p();
+        let terms = vec![
+            ImageTerm { kind: script(folder.path(), "a.pt", ScorerInput::Images, squares), weight: 3.0 },
+            ImageTerm { kind: script(folder.path(), "b.pt", ScorerInput::Images, logarithm), weight: -1.0 },
+        ];
+        let scorer = Scorer::new(&ImageRewardConfig::Sum(terms), &[], Device::Cpu).unwrap();
+        assert_eq!(scorer.names().collect::<Vec<_>>(), ["torchscript", "torchscript_2"]);
+        assert_eq!(scorer.measured(), ["reward", "torchscript", "torchscript_2"]);
+        let light = 0.5f64;
+        let images = Tensor::from_slice(&[-1.0f32, (2.0 * light - 1.0) as f32]).view([2, 1, 1, 1]);
+        let images = images.expand([2, 1, 8, 8], false).contiguous();
+        let latents = images.shallow_clone();
+        let painted = Painted { latents, images, labels: Tensor::from_slice(&[0i64, 1]) };
+        let scores = scorer.score(&painted).unwrap();
+        let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double)).unwrap();
+        assert_eq!(values(&scores.parts[0]), [0.0, light * light]);
+        assert!(!values(&scores.total)[0].is_finite() && !values(&scores.parts[1])[0].is_finite());
+        let expected = 3.0 * light * light - light.ln().ln_1p();
+        assert!((values(&scores.total)[1] - expected).abs() < 1e-6);
+        let twice = Scores::cat(&[scorer.score(&painted).unwrap(), scores]).unwrap();
+        assert_eq!((twice.total.size(), twice.parts.len()), (vec![4], 2));
     }
 }

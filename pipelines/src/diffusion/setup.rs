@@ -12,7 +12,7 @@ use tch::Tensor;
 use super::{
     decoder::ImageDecoder,
     noise::{Purpose, gaussian, order},
-    scorer::{Painted, Scorer},
+    scorer::{Painted, Scorer, Scores},
     shapes,
     subject::Subject,
 };
@@ -117,7 +117,7 @@ impl Setup {
         Ok(Self {
             seed: run.config.seed,
             sampler: Sampler { sigmas: spaced(&config.sampler)?, guidance },
-            scorer: Scorer::new(&config.reward, subject.records, device)?,
+            scorer: Scorer::new(&config.reward, &subject.records, device)?,
             share: Share {
                 prompts: config.prompts_per_step,
                 group_size: config.group_size,
@@ -157,12 +157,12 @@ impl Setup {
 
     /// The scores of the images of some latents, and the gradients of the scores with respect to the latents, 0 for an
     /// image that is refused.
-    pub fn score_with_gradient(&self, latents: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn score_with_gradient(&self, latents: &Tensor, labels: &Tensor) -> Result<(Scores, Tensor)> {
         let decoded = self.decoder.as_ref().map(|decoder| decoder.decode(latents, true)).transpose()?;
         let images = decoded.as_ref().map_or(latents, |decoded| &decoded.images).shallow_clone();
         let painted = Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() };
         let (scores, gradients) = self.scorer.score_with_gradient(&painted)?;
-        let refused = scores.f_isfinite()?.f_logical_not()?;
+        let refused = scores.total.f_isfinite()?.f_logical_not()?;
         let [of_images, of_latents] = gradients.map(|gradient| without(&gradient, &refused));
         let gradient = match (&self.decoder, decoded) {
             (Some(decoder), Some(decoded)) => {

@@ -9,6 +9,7 @@ use super::{
     Roles, Setup,
     noise::{Purpose, order},
     policy_gradient::as_flow_grpo,
+    scorer::Scores,
 };
 use crate::{
     Result,
@@ -24,6 +25,8 @@ pub struct Scored {
     pub rewards: Vec<f64>,
     /// How many have no reward.
     pub dropped: usize,
+    /// Of each term of the reward the sum of its finite scores, and how many these are.
+    pub terms: Vec<(f64, f64)>,
     /// Whether some rank was asked to stop.
     pub stop: bool,
 }
@@ -71,19 +74,29 @@ impl Setup {
         self.exchange_scores(exchange, &scores, step, stop)
     }
 
-    /// All ranks' scores from this rank's `[N]`. One that is not finite is left out: its sample gets the mean of its
-    /// group's others, which teaches nothing.
+    /// All ranks' scores from this rank's. One that is not finite is left out: its sample gets the mean of its group's
+    /// others, which teaches nothing.
     pub fn exchange_scores(
         &self,
         exchange: &Exchange,
-        scores: &Tensor,
+        scores: &Scores,
         step: u64,
         stop: bool,
     ) -> Result<Scored> {
-        let mut own = Vec::<f64>::try_from(scores.f_to_kind(Kind::Double)?)?;
+        let values =
+            |scores: &Tensor| -> Result<Vec<f64>> { Ok(Vec::try_from(scores.f_to_kind(Kind::Double)?)?) };
+        let mut own = values(&scores.total)?;
+        let samples = own.len();
+        for part in &scores.parts {
+            let finite: Vec<f64> = values(part)?.into_iter().filter(|score| score.is_finite()).collect();
+            own.extend([finite.iter().sum(), finite.len() as f64]);
+        }
         own.push(f64::from(u8::from(stop)));
         let mut of_ranks = exchange.gather(&own)?;
         let stops = of_ranks.iter_mut().filter_map(Vec::pop).sum::<f64>();
+        let sums: Vec<Vec<f64>> = of_ranks.iter_mut().map(|rank| rank.split_off(samples)).collect();
+        let sum = |index: usize| sums.iter().map(|rank| rank[index]).sum::<f64>();
+        let terms = (0..scores.parts.len()).map(|term| (sum(2 * term), sum(2 * term + 1))).collect();
         let scores: Vec<Option<f64>> = self
             .share
             .ordered(&of_ranks)
@@ -97,7 +110,7 @@ impl Setup {
             let order = order(Purpose::Shuffle, self.seed, step, rewards.len());
             rewards = order.into_iter().map(|sample| rewards[sample]).collect();
         }
-        Ok(Scored { rewards, dropped, stop: stops > 0.0 })
+        Ok(Scored { rewards, dropped, terms, stop: stops > 0.0 })
     }
 
     /// This rank's advantages, clamped: fp32 `[N]`.
@@ -139,7 +152,7 @@ impl Setup {
     ) -> Result<StepOutcome> {
         roles.policy.start_offload(&self.offloaded)?;
         let stepped = finish_steps(&roles.policy, steps)?;
-        let mut metrics = reward_metrics(scored);
+        let mut metrics = reward_metrics(scored, self.scorer.names());
         metrics.merge(losses);
         metrics.merge(stepped);
         metrics.insert("learning_rate", self.learning_rate(step));
@@ -161,8 +174,8 @@ impl Setup {
     }
 }
 
-/// What the samples show by themselves.
-fn reward_metrics(scored: &Scored) -> Metrics {
+/// What the samples show by themselves, and what each term says, by its name.
+fn reward_metrics<'a>(scored: &Scored, names: impl Iterator<Item = &'a str>) -> Metrics {
     let rewards = &scored.rewards;
     let count = rewards.len() as f64;
     let mean = rewards.iter().sum::<f64>() / count;
@@ -173,6 +186,14 @@ fn reward_metrics(scored: &Scored) -> Metrics {
     metrics.insert("reward/min", rewards.iter().copied().fold(f64::INFINITY, f64::min));
     metrics.insert("reward/max", rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
     metrics.insert("reward/dropped", scored.dropped as f64);
+    for (name, &(sum, finite)) in names.zip(&scored.terms) {
+        if finite > 0.0 {
+            metrics.insert(format!("reward/{name}/mean"), sum / finite);
+        }
+        if finite < count {
+            metrics.insert(format!("reward/{name}/dropped"), count - finite);
+        }
+    }
     metrics
 }
 

@@ -266,15 +266,6 @@ impl Ledger {
         }
     }
 
-    /// A LoRA's dropout, which is not to be had.
-    pub(super) fn lora_dropout(&mut self, key: &str) {
-        match self.number(key) {
-            Some(0.0) => self.idle(key, "none"),
-            Some(_) => self.refuse(key, "adapters have no dropout"),
-            None => {}
-        }
-    }
-
     /// Sets a field that no key names and that a config has to have, where nothing has set it.
     pub(super) fn fill(&mut self, field: &str, value: impl Into<Value>) {
         self.draft.fields.entry(field.to_owned()).or_insert_with(|| value.into());

@@ -153,8 +153,11 @@ const REFUSED: [(&str, &str); 20] = [
     ("ds.ring_attn_*", "sequences are not split over ranks"),
     ("ds.tensor_parallel_size", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("ds.deepcompile", "nothing is compiled"),
-    ("train.async_enable", "rollouts are on-policy"),
-    ("train.partial_rollout_enable", "rollouts are on-policy"),
+    ("train.async_enable", "say `rollout.async.ahead`"),
+    (
+        "train.partial_rollout_enable",
+        "say `rollout.async.ahead`: what is unfinished goes on in the next step",
+    ),
     ("train.agent_func_path", "there are no agents with turns"),
     ("train.enable_ema", "there is no average of weights"),
     ("enable_ema", "there is no average of weights"),
@@ -198,7 +201,7 @@ fn model(ledger: &mut Ledger) {
         Some(rank) => {
             ledger.map("ds.lora.rank", "model.lora.rank", rank);
             ledger.copy_number("ds.lora.alpha", "model.lora.alpha");
-            ledger.lora_dropout("ds.lora.dropout");
+            ledger.copy_number("ds.lora.dropout", "model.lora.dropout");
             ledger.lora_targets("ds.lora.target_modules");
         }
         None => {}
@@ -237,6 +240,13 @@ fn batches(ledger: &mut Ledger) {
     ledger.copy_number("rollout.temperature", &format!("{R}.rollout.temperature"));
     ledger.copy_number("rollout.top_p", &format!("{R}.rollout.top_p"));
     ledger.fill(&format!("{R}.rollout.batch_size"), ROLLOUT_BATCH_SIZE);
+    if ledger.truth("train.async_enable") == Some(true) {
+        let field = format!("{R}.rollout.async.ahead");
+        ledger.change("train.async_enable", &field, 1, "a step ahead, on the policy's own devices");
+        if ledger.truth("train.partial_rollout_enable") == Some(true) {
+            ledger.fold("train.partial_rollout_enable", "what is unfinished goes on in the next step");
+        }
+    }
     for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
         match ledger.number(key) {
             Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{field}")),

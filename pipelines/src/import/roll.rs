@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{deepspeed, ledger::Ledger, schedule::Schedule, values};
 
+/// The most tokens of a prompt, where none is said.
+const PROMPT_LENGTH: u64 = 1024;
+
 const DEAD: &str = "ROLL reads it nowhere";
 
 fn defaults() -> [(&'static str, Value); 21] {
@@ -88,7 +91,7 @@ const IDLE: [(&str, &str); 50] = [
 
 const REFUSED: [(&str, &str); 19] = [
     ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
-    ("async_generation_ratio", "rollouts are on-policy"),
+    ("async_generation_ratio", "say `rollout.async.ahead`"),
     ("use_additional_prompts", "as many prompts as asked for are sampled"),
     ("is_use_additional_prompts", "as many prompts as asked for are sampled"),
     ("max_additional_running_prompts", "as many prompts as asked for are sampled"),
@@ -136,10 +139,9 @@ fn model(ledger: &mut Ledger) {
     }
     let recompute = "actor_train.model_args.disable_gradient_checkpointing";
     ledger.either(recompute, "strategy.recompute", "none", "full");
-    for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha")] {
+    for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
         ledger.copy_number(&format!("actor_train.model_args.{name}"), &format!("model.lora.{field}"));
     }
-    ledger.lora_dropout("actor_train.model_args.lora_dropout");
     ledger.lora_targets("actor_train.model_args.lora_target");
 }
 
@@ -204,6 +206,11 @@ fn batches(ledger: &mut Ledger) {
     ] {
         ledger.copy_number(key, &field);
     }
+    let ratio = "async_generation_ratio";
+    if let Some(steps) = ledger.number(ratio).filter(|steps| *steps > 0.0) {
+        let field = format!("{R}.rollout.async.ahead");
+        ledger.change(ratio, &field, steps.ceil() as u64, "on the policy's own devices");
+    }
     match ledger.whole("max_ckpt_to_keep") {
         Some(0) => ledger.refuse("max_ckpt_to_keep", "say how many in `checkpoint.keep_last`"),
         Some(_) => ledger.copy_number("max_ckpt_to_keep", &format!("{R}.checkpoint.keep_last")),
@@ -247,7 +254,7 @@ fn sampling(ledger: &mut Ledger) {
         ledger.copy_number(&args(name), &format!("{rollout}.{name}"));
     }
     let length = format!("{rollout}.max_new_tokens");
-    let prompt = ledger.whole("prompt_length").unwrap_or(1024);
+    let prompt = ledger.whole("prompt_length").unwrap_or(PROMPT_LENGTH);
     match (ledger.whole("response_length"), ledger.whole("sequence_length")) {
         (Some(_), _) => ledger.copy_number("response_length", &length),
         (None, Some(all)) => {
@@ -257,7 +264,6 @@ fn sampling(ledger: &mut Ledger) {
         (None, None) => {}
     }
     ledger.idle_all(&[
-        ("prompt_length", "a prompt that does not fit the model is an error before the run"),
         ("sequence_length", "`response_length` is given"),
         (&args("max_new_tokens"), "ROLL overwrites it by the lengths"),
         ("val_*", "evaluation is on held-out prompts, as long as in training"),
@@ -455,13 +461,15 @@ fn data(ledger: &mut Ledger) {
     let path = format!("{R}.data.file.path");
     match ledger.peek(key).cloned() {
         Some(Value::Array(files)) if files.len() == 1 => ledger.map(key, &path, values::text(&files[0])),
-        Some(Value::String(file)) => ledger.map(key, &path, file),
-        Some(_) => ledger.refuse(key, "join the files into one"),
+        Some(files) => ledger.map(key, &path, files),
         None => {}
     }
     for name in ["prompt", "messages"] {
         ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.file.columns.prompt"));
     }
     ledger.fill(&format!("{R}.data.file.columns.answer"), "ground_truth");
+    // It leaves longer ones out, too.
+    ledger.copy_number("prompt_length", &format!("{R}.data.file.max_prompt_tokens"));
+    ledger.fill(&format!("{R}.data.file.max_prompt_tokens"), PROMPT_LENGTH);
     ledger.refuse_all(&[("actor_train.data_args.domain_interleave_probs*", "a run has one file of prompts")]);
 }

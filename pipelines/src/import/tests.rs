@@ -303,6 +303,12 @@ python3 -m openrlhf.cli.train_ppo_ray \\
     ] {
         assert!(ppo.yaml().contains(line), "no\n{line}in\n{}", ppo.yaml());
     }
+    let ahead = "--train.async_enable --train.partial_rollout_enable";
+    let text = old.replace("--dynamic_filtering --dynamic_filtering_reward_range 0 1", ahead);
+    let ahead = imported("ahead.sh", &text, Origin::Openrlhf);
+    check_refused(&ahead, &[]);
+    check_loads(&ahead);
+    assert!(ahead.yaml().contains("      async:\n        ahead: 1\n"), "{}", ahead.yaml());
     let new = "\
 python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_name_or_path models/llama \
 --reward.remote_url rewards/mine.py --train.batch_size 128 --rollout.batch_size 128 \
@@ -373,11 +379,19 @@ rewards:
     world_size: 8
 ";
     let import = imported("rlvr.yaml", text, Origin::Roll);
-    let text_ppo = text.replace("adv_estimator: reinforce", "adv_estimator: gae\ncritic_warmup: 3");
+    let keys = "adv_estimator: gae\ncritic_warmup: 3\nasync_generation_ratio: 1.5";
+    let text_ppo = text.replace("adv_estimator: reinforce", keys);
     let ppo = imported("ppo.yaml", &text_ppo, Origin::Roll);
     check_refused(&ppo, &[]);
     check_loads(&ppo);
-    for line in ["          lambda: 0.95\n", "      warmup_steps: 3\n", "    critic:\n"] {
+    let rows = [("async_generation_ratio", "changed   async_generation_ratio: 1.5")];
+    check_rows(&ppo, &rows);
+    for line in [
+        "          lambda: 0.95\n",
+        "      warmup_steps: 3\n",
+        "    critic:\n",
+        "      async:\n        ahead: 2\n",
+    ] {
         assert!(ppo.yaml().contains(line), "no\n{line}in\n{}", ppo.yaml());
     }
     check_refused(&import, &[]);

@@ -130,7 +130,7 @@ fn lora(ledger: &mut Ledger) {
     }
     ledger.copy_number("lora_r", "model.lora.rank");
     ledger.copy_number("lora_alpha", "model.lora.alpha");
-    ledger.lora_dropout("lora_dropout");
+    ledger.copy_number("lora_dropout", "model.lora.dropout");
     ledger.lora_targets("lora_target_modules");
 }
 

@@ -21,7 +21,7 @@ struct Plan {
     series: &'static [(&'static str, &'static str)],
 }
 
-const PLANS: [Plan; 18] = [
+const PLANS: [Plan; 19] = [
     Plan {
         title: "Reward",
         note: "Mean of each step's samples, and its trend.",
@@ -125,6 +125,14 @@ const PLANS: [Plan; 18] = [
         range: Range::FromZero,
         unit: 1.0,
         series: &[("rollout/logprob_diff_mean", "mean"), ("rollout/logprob_diff_max", "largest")],
+    },
+    Plan {
+        title: "Staleness",
+        note: "Steps from the policy that sampled a token to the one that it trains, with asynchronous rollout.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("staleness/mean", "mean"), ("staleness/max", "largest")],
     },
     Plan {
         title: "Step time in seconds",

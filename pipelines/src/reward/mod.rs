@@ -6,6 +6,7 @@
 mod choice;
 mod code;
 mod countdown;
+mod endpoint;
 mod exact;
 mod ifeval;
 mod judge;
@@ -31,7 +32,10 @@ pub use python::Python;
 pub use repetition::Repetition;
 pub use sum::{Case, Outcome, RewardSum, Score};
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
+
+use tch::Device;
 
 use crate::config::RewardKind;
 use crate::data::Record;
@@ -97,6 +101,17 @@ pub struct Completion<'a> {
     pub finished: bool,
 }
 
+/// How a reward is handed completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Each by itself, as soon as it is there.
+    Each,
+    /// So many of consecutive numbers together, as soon as they are there.
+    Batches(NonZeroUsize),
+    /// All together, once nothing is sampled any more.
+    All,
+}
+
 /// Scores a completion against its record.
 pub trait Reward: Send + Sync {
     /// Its name in metrics and errors.
@@ -106,20 +121,30 @@ pub trait Reward: Send + Sync {
     /// right in any form; a completion that is no answer scores low.
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error>;
 
+    /// How it is handed completions.
+    fn takes(&self) -> Takes {
+        Takes::Each
+    }
+
+    /// The scores of several completions, in their order, from one that takes several at a time.
+    fn score_many(&self, cases: &[(&Record, Completion)]) -> Vec<Result<f64, Error>> {
+        cases.iter().map(|(record, completion)| self.score(record, completion)).collect()
+    }
+
     /// The part of `completion` that is taken for the answer, where the reward looks for one.
     fn extracted(&self, _completion: &Completion) -> Option<String> {
         None
     }
 }
 
-/// The reward that `kind` names, ready to score.
+/// The reward that `kind` names, ready to score; `device` is the policy's.
 ///
 /// # Errors
 /// If it cannot start, since its file does not load or its sandbox does not hold.
 ///
 /// # Panics
 /// If a pattern does not compile, which the config's check has seen to.
-pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
+pub fn build(kind: &RewardKind, device: Device) -> Result<Box<dyn Reward>, Failure> {
     Ok(match kind {
         RewardKind::Exact(_) => Box::new(Exact),
         RewardKind::Math(config) => Box::new(Math::new(*config)),
@@ -131,7 +156,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Ifeval(config) => Box::new(Ifeval::new(*config)),
         RewardKind::Code(config) => Box::new(Code::new(config)?),
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
-        RewardKind::Model(config) => Box::new(Model::new(config)?),
+        RewardKind::Model(config) => Box::new(Model::new(config, device)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Length(config) => Box::new(Length::new(*config)),
         RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),

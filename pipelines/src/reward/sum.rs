@@ -1,11 +1,14 @@
 //! The weighted sum of rewards that a run trains on.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::mpsc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::{Completion, Error, Exact, Failure, Reward, build};
+use tch::Device;
+
+use super::{Completion, Error, Exact, Failure, Reward, Takes, build};
 use crate::config::RewardConfig;
 use crate::data::Record;
 
@@ -63,11 +66,11 @@ pub struct Score {
 }
 
 impl RewardSum {
-    /// What `config` says, ready to score.
+    /// What `config` says, ready to score; `device` is the policy's.
     ///
     /// # Errors
     /// If a reward cannot start: its file does not load, or its sandbox does not hold.
-    pub fn new(config: &RewardConfig) -> Result<Self, Failure> {
+    pub fn new(config: &RewardConfig, device: Device) -> Result<Self, Failure> {
         let terms = match config {
             RewardConfig::Exact => {
                 let (name, reward) = ("exact".to_owned(), Box::new(Exact));
@@ -76,7 +79,7 @@ impl RewardSum {
             RewardConfig::Sum(terms) => {
                 let mut built: Vec<Term> = Vec::new();
                 for term in terms {
-                    let reward = build(&term.kind)?;
+                    let reward = build(&term.kind, device)?;
                     let same = built.iter().filter(|other| other.reward.name() == reward.name()).count();
                     let name = reward.name();
                     let name = if same == 0 { name.to_owned() } else { format!("{name}_{}", same + 1) };
@@ -99,8 +102,9 @@ impl RewardSum {
         self.terms.iter().map(|term| term.max_error_rate)
     }
 
-    /// Scores what `produce` hands over, on `workers` threads, while it goes on producing. Each case comes with its
-    /// number; the outcomes are in the order of the numbers.
+    /// Scores what `produce` hands over, on `workers` threads, while it goes on producing; and at last, on this thread,
+    /// what is scored when all are there. Each case comes with its number, from 0 on, and numbers may be missing; the
+    /// outcomes are in the order of the numbers.
     ///
     /// # Errors
     /// Those of `produce`.
@@ -110,16 +114,24 @@ impl RewardSum {
         produce: impl FnOnce(&mut dyn FnMut(usize, Case<'a>)) -> Result<T, E>,
     ) -> Result<(T, Vec<Outcome>), E> {
         let (hand_over, cases) = mpsc::channel::<(usize, Case)>();
-        let (cases, outcomes) = (Mutex::new(cases), Mutex::new(Vec::new()));
+        let (cases, board) = (Mutex::new(cases), Mutex::new(Board::default()));
         let produced = thread::scope(|scope| {
             for _ in 0..workers.get() {
                 scope.spawn(|| {
                     loop {
                         // The lock is held while waiting: whoever has it takes the next case.
-                        let next = cases.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                        let next = lock(&cases).recv();
                         let Ok((number, case)) = next else { break };
-                        let outcome = self.score(&case);
-                        outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((number, outcome));
+                        let parts = self.score_each(&case);
+                        let complete = {
+                            let mut board = lock(&board);
+                            board.put(number, Scoring { case, parts });
+                            self.complete_batches(&board, number)
+                        };
+                        for (term, batch) in complete {
+                            let scores = self.terms[term].score_many(&batch);
+                            lock(&board).add(term, &batch, scores);
+                        }
                     }
                 });
             }
@@ -129,41 +141,82 @@ impl RewardSum {
             drop(hand_over);
             produced
         })?;
-        let mut outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
-        outcomes.sort_unstable_by_key(|(number, _)| *number);
-        Ok((produced, outcomes.into_iter().map(|(_, outcome)| outcome).collect()))
+        let mut board = board.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let several = self.terms.iter().enumerate().filter(|(_, term)| term.reward.takes() != Takes::Each);
+        for (index, term) in several {
+            let rest = board.cases(0..board.0.len(), |scoring| term.wants(index, scoring));
+            if !rest.is_empty() {
+                let scores = term.score_many(&rest);
+                board.add(index, &rest, scores);
+            }
+        }
+        let outcomes = board.0.into_iter().flatten().map(|scoring| self.outcome(scoring.parts));
+        Ok((produced, outcomes.collect()))
     }
 
     /// What a completion says, for a vote: the answer that the first term which is for its record finds in it, or else
     /// its text.
     pub fn answer(&self, case: &Case) -> String {
-        let completion = Completion { text: &case.text, tokens: Some(case.tokens), finished: case.finished };
+        let completion = case.completion();
         let measuring = self.terms.iter().find(|term| term.is_for(&case.record.domain));
         let found = measuring.and_then(|term| term.reward.extracted(&completion));
         found.unwrap_or_else(|| case.text.clone()).trim().to_owned()
     }
 
-    /// Scores a completion by all terms that are for its record.
-    pub fn score(&self, case: &Case) -> Outcome {
-        let completion = Completion { text: &case.text, tokens: Some(case.tokens), finished: case.finished };
-        let mut parts = Vec::with_capacity(self.terms.len());
-        let mut total = 0.0;
-        for (index, term) in self.terms.iter().enumerate() {
-            if !term.is_for(&case.record.domain) {
-                parts.push(None);
-                continue;
+    /// What the terms say of a case that score each by itself, up to the first that fails.
+    fn score_each(&self, case: &Case) -> Parts {
+        let mut parts: Parts = self.terms.iter().map(|_| None).collect();
+        for (term, part) in self.terms.iter().zip(&mut parts) {
+            if term.reward.takes() == Takes::Each && term.is_for(&case.record.domain) {
+                let score = term.reward.score(case.record, &case.completion());
+                let failed = score.is_err();
+                *part = Some(score);
+                if failed {
+                    break;
+                }
             }
-            match term.reward.score(case.record, &completion) {
+        }
+        parts
+    }
+
+    /// The batches of terms that have all of their cases now that number `number` is there. Which cases are scored
+    /// together follows from their numbers, and not from when they come: a score would be another in its last bits.
+    fn complete_batches<'a>(&self, board: &Board<'a>, number: usize) -> Vec<(usize, Vec<(usize, Case<'a>)>)> {
+        let mut complete = Vec::new();
+        for (index, term) in self.terms.iter().enumerate() {
+            let Takes::Batches(size) = term.reward.takes() else { continue };
+            let first = number - number % size;
+            let range = first..first + size.get();
+            if board.has_all(range.clone()) {
+                let batch = board.cases(range, |scoring| term.wants(index, scoring));
+                if !batch.is_empty() {
+                    complete.push((index, batch));
+                }
+            }
+        }
+        complete
+    }
+
+    fn outcome(&self, parts: Parts) -> Outcome {
+        let (mut total, mut scores) = (0.0, Vec::with_capacity(parts.len()));
+        for (index, (term, part)) in self.terms.iter().zip(parts).enumerate() {
+            match part.transpose() {
                 Ok(score) => {
-                    total += term.weight * score;
-                    parts.push(Some(score));
+                    total += term.weight * score.unwrap_or(0.0);
+                    scores.push(score);
                 }
                 Err(error) => return Outcome::Failed { term: index, error },
             }
         }
         // The config's check has seen to it that every domain has a term.
-        let measured = parts.iter().copied().flatten().next().unwrap_or(0.0);
-        Outcome::Scored(Score { total, measured, parts })
+        let measured = scores.iter().copied().flatten().next().unwrap_or(0.0);
+        Outcome::Scored(Score { total, measured, parts: scores })
+    }
+}
+
+impl Case<'_> {
+    fn completion(&self) -> Completion<'_> {
+        Completion { text: &self.text, tokens: Some(self.tokens), finished: self.finished }
     }
 }
 
@@ -171,10 +224,63 @@ impl Term {
     fn is_for(&self, domain: &str) -> bool {
         self.domains.is_empty() || self.domains.iter().any(|it| it == domain)
     }
+
+    /// Whether it, of this index, is still to score a case.
+    fn wants(&self, index: usize, scoring: &Scoring) -> bool {
+        scoring.parts[index].is_none() && self.is_for(&scoring.case.record.domain)
+    }
+
+    fn score_many(&self, cases: &[(usize, Case)]) -> Vec<Result<f64, Error>> {
+        let cases: Vec<_> = cases.iter().map(|(_, case)| (case.record, case.completion())).collect();
+        self.reward.score_many(&cases)
+    }
+}
+
+/// What each term said of a case: nothing yet, or it is not for it.
+type Parts = Vec<Option<Result<f64, Error>>>;
+
+/// A case on its way.
+struct Scoring<'a> {
+    case: Case<'a>,
+    parts: Parts,
+}
+
+/// All cases that are there, by their numbers.
+#[derive(Default)]
+struct Board<'a>(Vec<Option<Scoring<'a>>>);
+
+impl<'a> Board<'a> {
+    fn put(&mut self, number: usize, scoring: Scoring<'a>) {
+        let length = self.0.len().max(number + 1);
+        self.0.resize_with(length, || None);
+        self.0[number] = Some(scoring);
+    }
+
+    fn has_all(&self, range: Range<usize>) -> bool {
+        self.0.get(range).is_some_and(|part| part.iter().all(Option::is_some))
+    }
+
+    /// Those of a range that are there and `wanted`, with their numbers.
+    fn cases(&self, range: Range<usize>, wanted: impl Fn(&Scoring) -> bool) -> Vec<(usize, Case<'a>)> {
+        let there = range.filter_map(|number| Some((number, self.0[number].as_ref()?)));
+        there.filter(|(_, it)| wanted(it)).map(|(number, it)| (number, it.case.clone())).collect()
+    }
+
+    /// What `term` said of `cases`.
+    fn add(&mut self, term: usize, cases: &[(usize, Case)], scores: Vec<Result<f64, Error>>) {
+        for ((number, _), score) in cases.iter().zip(scores) {
+            self.0[*number].as_mut().expect("it was there").parts[term] = Some(score);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -188,6 +294,19 @@ mod tests {
         Record { id: "1".into(), answer: "12".into(), domain: domain.into(), ..Record::default() }
     }
 
+    fn sum(config: &RewardConfig) -> RewardSum {
+        RewardSum::new(config, Device::Cpu).unwrap()
+    }
+
+    fn score(sum: &RewardSum, case: Case) -> Outcome {
+        let one = NonZeroUsize::new(1).unwrap();
+        let scored = sum.score_while(one, |hand_over| {
+            hand_over(0, case);
+            Ok::<_, Error>(())
+        });
+        scored.unwrap().1.pop().unwrap()
+    }
+
     fn case<'a>(record: &'a Record, text: &str) -> Case<'a> {
         Case { record, text: text.to_owned(), tokens: 8, finished: true }
     }
@@ -197,17 +316,16 @@ mod tests {
         let regex = |pattern: &str| RewardKind::Regex(RegexConfig { pattern: pattern.to_owned() });
         let length = RewardKind::Length(LengthConfig { max_tokens: 10, buffer_tokens: 4 });
         let only = |domain: &str, term| RewardTerm { domains: vec![domain.to_owned()], ..term };
-        let sum = RewardSum::new(&RewardConfig::Sum(vec![
+        let sum = sum(&RewardConfig::Sum(vec![
             only("sums", term(RewardKind::Exact(NoFields {}), 1.0)),
             term(regex("[0-9]+"), 0.5),
             only("words", term(regex("[a-z]+"), 0.25)),
             term(length, 2.0),
         ]));
-        let sum = sum.unwrap();
         assert_eq!(sum.names().collect::<Vec<_>>(), ["exact", "regex", "regex_2", "length"]);
         let check = |domain: &str, text: &str, total, measured, parts: [Option<f64>; 4]| {
             let record = record(domain);
-            let Outcome::Scored(score) = sum.score(&case(&record, text)) else { panic!("{text}") };
+            let Outcome::Scored(score) = score(&sum, case(&record, text)) else { panic!("{text}") };
             assert_eq!(score, Score { total, measured, parts: parts.to_vec() }, "{domain} {text}");
         };
         check("sums", "12", 0.5, 1.0, [Some(1.0), Some(1.0), None, Some(-0.5)]);
@@ -216,19 +334,18 @@ mod tests {
 
     #[test]
     fn a_term_that_fails_is_named() {
-        let sum = RewardConfig::Sum(vec![
+        let sum = sum(&RewardConfig::Sum(vec![
             term(RewardKind::Exact(NoFields {}), 1.0),
             term(RewardKind::Choice(NoFields {}), 1.0),
-        ]);
-        let sum = RewardSum::new(&sum).unwrap();
+        ]));
         let record = record("");
-        let Outcome::Failed { term, error } = sum.score(&case(&record, "12")) else { panic!() };
+        let Outcome::Failed { term, error } = score(&sum, case(&record, "12")) else { panic!() };
         assert_eq!((term, error.to_string().as_str()), (1, "the reward `choice` failed for record 1"));
     }
 
     #[test]
     fn outcomes_are_in_the_order_of_the_cases_and_overlap_their_making() {
-        let sum = RewardSum::new(&RewardConfig::Exact).unwrap();
+        let sum = sum(&RewardConfig::Exact);
         let records: Vec<Record> = (0..100).map(|n| Record { answer: n.to_string(), ..record("") }).collect();
         let workers = NonZeroUsize::new(4).unwrap();
         let (made, outcomes) = sum
@@ -250,5 +367,75 @@ mod tests {
         }
         let stopped = sum.score_while(workers, |_| Err::<(), _>("no")).unwrap_err();
         assert_eq!(stopped, "no");
+    }
+
+    /// Scores a completion by how many it is scored with, and notes which those are.
+    struct Crowd {
+        takes: Takes,
+        batches: Mutex<Vec<Vec<String>>>,
+    }
+
+    impl Reward for Arc<Crowd> {
+        fn name(&self) -> &'static str {
+            "crowd"
+        }
+
+        fn takes(&self) -> Takes {
+            self.takes
+        }
+
+        fn score(&self, record: &Record, _: &Completion) -> Result<f64, Error> {
+            Err(Error::new(self.name(), record, "it takes several"))
+        }
+
+        fn score_many(&self, cases: &[(&Record, Completion)]) -> Vec<Result<f64, Error>> {
+            lock(&self.batches).push(cases.iter().map(|(record, _)| record.id.clone()).collect());
+            cases.iter().map(|_| Ok(cases.len() as f64)).collect()
+        }
+    }
+
+    #[test]
+    fn batches_follow_from_the_cases_numbers() {
+        let size = NonZeroUsize::new(4).unwrap();
+        for (takes, domains, missing, expected) in [
+            (Takes::Batches(size), vec![], None, vec!["0 1 2 3", "4 5 6 7", "8 9"]),
+            (Takes::Batches(size), vec![], Some(5), vec!["0 1 2 3", "4 6 7 8 9"]),
+            (Takes::Batches(size), vec!["even".to_owned()], None, vec!["0 2", "4 6", "8"]),
+            (Takes::All, vec![], None, vec!["0 1 2 3 4 5 6 7 8 9"]),
+        ] {
+            let batches = Arc::new(Crowd { takes, batches: Mutex::new(Vec::new()) });
+            let crowd = Term {
+                name: "crowd".into(),
+                reward: Box::new(batches.clone()),
+                weight: 0.5,
+                domains,
+                max_error_rate: 0.0,
+            };
+            let mut sum = sum(&RewardConfig::Exact);
+            sum.terms.push(crowd);
+            let domain = |n: usize| if n.is_multiple_of(2) { "even" } else { "odd" };
+            let record = |n: usize| Record { id: n.to_string(), ..record(domain(n)) };
+            let records: Vec<Record> = (0..10).map(record).collect();
+            let (_, outcomes) = sum
+                .score_while(NonZeroUsize::new(3).unwrap(), |hand_over| {
+                    let numbers = [7, 3, 9, 0, 1, 2, 8, 5, 4, 6];
+                    for number in numbers.into_iter().filter(|number| Some(*number) != missing) {
+                        hand_over(number, case(&records[number], "12"));
+                    }
+                    Ok::<_, Error>(())
+                })
+                .unwrap();
+            let mut found: Vec<String> = lock(&batches.batches).iter().map(|ids| ids.join(" ")).collect();
+            found.sort();
+            assert_eq!(found, expected);
+            let numbers = (0..10).filter(|number| Some(*number) != missing);
+            for (number, outcome) in numbers.zip(outcomes.iter()) {
+                let Outcome::Scored(score) = outcome else { panic!("{outcome:?}") };
+                let batch = found.iter().find(|ids| ids.split(' ').any(|id| id == number.to_string()));
+                let crowd = batch.map(|ids| ids.split(' ').count() as f64);
+                let total = 1.0 + 0.5 * crowd.unwrap_or(0.0);
+                assert_eq!(*score, Score { total, measured: 1.0, parts: vec![Some(1.0), crowd] }, "{number}");
+            }
+        }
     }
 }

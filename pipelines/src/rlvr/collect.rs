@@ -1,6 +1,7 @@
 //! The completions that a step trains on: sampled, scored while more are sampled, and selected.
 
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyroll_strategy::Weights;
@@ -9,6 +10,7 @@ use super::{
     Setup,
     rollout::{Asked, Purpose, Sample, Sampling, sample_seed},
     score::Scored,
+    under_way::{Group, UnderWay},
 };
 use crate::{
     Result,
@@ -27,55 +29,193 @@ pub struct Collected {
     pub scored: Scored,
     /// Batches of prompts that were drawn.
     pub batches: u64,
-    /// How many groups were passed over.
+    /// How many groups were passed over, and how old the others are.
     pub metrics: Metrics,
+    /// How often this rank's engine went through the model.
+    pub passes: usize,
     /// How long was sampled.
     pub generating: Duration,
     /// How long was scored beyond that.
     pub rewarding: Duration,
 }
 
-/// One batch of prompts, sampled and scored.
+/// The groups of one batch of prompts, or as many that were under way, sampled and scored.
 struct Batch {
     samples: Vec<Sample>,
     scored: Scored,
+    metrics: Metrics,
+    passes: usize,
     generating: Duration,
     rewarding: Duration,
 }
 
+/// A prompt of this rank.
+struct Prompt {
+    /// The batch that it is of.
+    batch: u64,
+    /// Its number there.
+    number: usize,
+    record: Record,
+}
+
 impl Setup {
-    /// Collects the completions of step `step`, of the prompts from batch `first` on. `stop` is this rank's wish to end
-    /// the run.
+    /// Collects the completions of step `step`, of what is under way and of the prompts from batch `first` on. `stop` is
+    /// this rank's wish to end the run.
     pub(super) fn collect(
         &self,
         weights: &Weights,
         exchange: &Exchange,
+        under_way: &mut UnderWay,
         (step, first): (u64, u64),
         stop: bool,
     ) -> Result<Collected> {
-        let batch = self.batch(weights, exchange, (step, first), stop)?;
+        let batch = self.batch(weights, exchange, under_way, (step, first), stop)?;
         match self.rlvr.selection.mixed_groups {
             Some(mixed) => self.refill(weights, exchange, (step, first), mixed.max_batches, batch),
             None => {
-                let Batch { samples, mut scored, generating, rewarding } = batch;
+                let Batch { samples, mut scored, metrics, passes, generating, rewarding } = batch;
                 self.leave_out_difficulties(&mut scored);
-                Ok(Collected { samples, scored, batches: 1, metrics: Metrics::new(), generating, rewarding })
+                Ok(Collected { samples, scored, batches: 1, metrics, passes, generating, rewarding })
             }
         }
     }
 
-    /// Samples and scores the groups of batch number `number`, with the weights of step `step`.
+    /// Samples and scores as many groups as a batch has, with the weights of step `step`. The batches before `number`
+    /// have been taken.
     fn batch(
         &self,
         weights: &Weights,
         exchange: &Exchange,
+        under_way: &mut UnderWay,
         (step, number): (u64, u64),
         stop: bool,
     ) -> Result<Batch> {
         let started = Instant::now();
+        let prompts = self.begin(under_way, exchange.rank(), (step, number))?;
+        let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
+        let ((taken, passes, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
+            let (taken, passes) = self.sample_groups(weights, step, &prompts, under_way, hand_over)?;
+            Ok::<_, crate::Error>((taken, passes, started.elapsed()))
+        })?;
+        let rewarding = started.elapsed() - generating;
+        let metrics = self.staleness(exchange, &taken, under_way, step)?;
+        // A greedy completion is scored, and that is all.
+        let samples =
+            taken.into_iter().flat_map(|group| group.samples.into_iter().take(self.rlvr.group_size));
+        let samples: Vec<Sample> = samples.collect();
+        let scored = self.score(exchange, &samples, outcomes, number, stop)?;
+        Ok(Batch { samples, scored, metrics, passes, generating, rewarding })
+    }
+
+    /// Begins the groups that are not under way yet: those of the step and of the steps that it is ahead by, as far as
+    /// there will be any. Returns the prompts of all groups.
+    fn begin(
+        &self,
+        under_way: &mut UnderWay,
+        rank: usize,
+        (step, number): (u64, u64),
+    ) -> Result<Vec<Prompt>> {
         let rlvr = &self.rlvr;
-        let records = self.dataset.train_batch(Draw::Rollout, self.seed, number, rlvr.prompts_per_step);
-        let rollout = &rlvr.rollout;
+        let per_step = self.share.prompts / self.share.world_size;
+        let ahead = rlvr.rollout.asynchronous.ahead.min(rlvr.steps - 1 - step);
+        let begun = under_way.groups.len();
+        let taken = number * per_step as u64;
+        let fresh = taken + begun as u64..taken + per_step as u64 * (1 + ahead);
+        let numbers: Vec<u64> = under_way.groups.iter().map(|group| group.number).chain(fresh).collect();
+        let prompts = self.prompts(rank, &numbers);
+        // Beside the others, since sampling takes as long as its longest completion.
+        let greedy = usize::from(rlvr.algorithm.advantage == Advantage::Remax);
+        for (&number, prompt) in numbers.iter().zip(&prompts).skip(begun) {
+            let sample = Sample::begin(self.tokenizer.encode_prompt(&prompt.record)?);
+            under_way.groups.push(Group { number, samples: vec![sample; rlvr.group_size + greedy] });
+        }
+        Ok(prompts)
+    }
+
+    /// The prompts of these numbers, counted over the parts that `rank` has of each batch.
+    fn prompts(&self, rank: usize, numbers: &[u64]) -> Vec<Prompt> {
+        let own: Vec<usize> = self.share.prompts_of(rank).collect();
+        let per_batch = own.len() as u64;
+        let of_batches = numbers.chunk_by(|a, b| a / per_batch == b / per_batch);
+        let of_batch = |numbers: &[u64]| {
+            let batch = numbers[0] / per_batch;
+            let records = self.dataset.train_batch(Draw::Rollout, self.seed, batch, self.share.prompts);
+            let prompt = |number: &u64| {
+                let number = own[(number % per_batch) as usize];
+                Prompt { batch, number, record: records[number].clone() }
+            };
+            numbers.iter().map(prompt).collect::<Vec<Prompt>>()
+        };
+        of_batches.flat_map(of_batch).collect()
+    }
+
+    /// Samples until the step's groups are whole, and takes them; the number is how many passes that took. Completions are
+    /// handed over to be scored as soon as it is certain that they are among these: first those of the groups, in their
+    /// order, then greedy ones.
+    fn sample_groups<'a>(
+        &self,
+        weights: &Weights,
+        step: u64,
+        prompts: &'a [Prompt],
+        under_way: &mut UnderWay,
+        hand_over: &mut dyn FnMut(usize, Case<'a>),
+    ) -> Result<(Vec<Group>, usize)> {
+        let group_size = self.rlvr.group_size;
+        let wanted = self.share.prompts / self.share.world_size;
+        let bound = self.rlvr.rollout.asynchronous.staleness_bound();
+        let place = |index: usize, at: usize| match at < group_size {
+            true => index * group_size + at,
+            false => prompts.len() * group_size + index,
+        };
+        let mut told = vec![false; prompts.len() * (group_size + 1)];
+        let mut tell = |index: usize, group: &Group| {
+            for (at, sample) in group.samples.iter().enumerate().filter(|(_, it)| it.ending.is_some()) {
+                if !std::mem::replace(&mut told[place(index, at)], true) {
+                    hand_over(place(index, at), self.case(&prompts[index].record, sample));
+                }
+            }
+        };
+        let is_certain =
+            |index: usize, group: &Group| group.age(step) >= bound || (index < wanted && group.is_whole());
+        for (index, group) in under_way.groups.iter().enumerate().filter(|(index, it)| is_certain(*index, it))
+        {
+            tell(index, group);
+        }
+        let mut passes = 0;
+        if !under_way.is_enough(step, wanted, bound) {
+            let open = open(&under_way.groups);
+            let asked = |&(index, at): &(usize, usize)| {
+                self.asked(&prompts[index], at, under_way.groups[index].samples[at].clone())
+            };
+            let asked: Vec<Asked> = open.iter().map(asked).collect();
+            let sampled = self.sample(weights, step, &asked, |number, sample| {
+                let (index, at) = open[number];
+                let group = &mut under_way.groups[index];
+                group.samples[at] = sample.clone();
+                if is_certain(index, group) {
+                    tell(index, group);
+                }
+                match group.is_whole() && under_way.is_enough(step, wanted, bound) {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
+            })?;
+            passes = sampled.passes;
+            for ((index, at), sample) in open.into_iter().zip(sampled.samples) {
+                under_way.groups[index].samples[at] = sample;
+            }
+        }
+        let whole = under_way.groups.iter().enumerate().filter(|(_, group)| group.is_whole());
+        whole.take(wanted).for_each(|(index, group)| tell(index, group));
+        Ok((under_way.take(wanted), passes))
+    }
+
+    /// What is asked for, to go on with the sample number `at` of a group.
+    fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> Asked {
+        let (rollout, group_size) = (&self.rlvr.rollout, self.rlvr.group_size);
+        if at == group_size {
+            return Asked { sample, seed: 0, how: Sampling::GREEDY };
+        }
         let how = Sampling {
             temperature: rollout.temperature,
             top_k: rollout.top_k,
@@ -83,32 +223,13 @@ impl Setup {
             min_p: rollout.min_p,
             repetition_penalty: rollout.repetition_penalty,
         };
-        let seed = |sample| sample_seed(Purpose::Rollout, self.seed, number, sample);
-        let own = self.share.samples_of(exchange.rank());
-        let one = |sample| Asked { record: &records[sample / rlvr.group_size], seed: seed(sample), how };
-        let mut asked: Vec<Asked> = own.map(one).collect();
-        let trained = asked.len();
-        if rlvr.algorithm.advantage == Advantage::Remax {
-            // Beside the others, since sampling takes as long as its longest completion. They are scored, and that is all.
-            let greedy = |prompt: usize| Asked { record: &records[prompt], seed: 0, how: Sampling::GREEDY };
-            asked.extend(self.share.prompts_of(exchange.rank()).map(greedy));
-        }
-        let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
-        let ((mut samples, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
-            let samples = self.sample(weights, step, &asked, |index, sample| {
-                hand_over(index, self.case(asked[index].record, sample));
-            })?;
-            Ok::<_, crate::Error>((samples, started.elapsed()))
-        })?;
-        let rewarding = started.elapsed() - generating;
-        samples.truncate(trained);
-        let scored = self.score(exchange, &samples, outcomes, number, stop)?;
-        Ok(Batch { samples, scored, generating, rewarding })
+        let number = prompt.number * group_size + at;
+        Asked { sample, seed: sample_seed(Purpose::Rollout, self.seed, prompt.batch, number), how }
     }
 
     /// A sample as rewards see it.
     pub(super) fn case<'a>(&self, record: &'a Record, sample: &Sample) -> Case<'a> {
-        let (tokens, finished) = (sample.completion_len(), sample.finished);
+        let (tokens, finished) = (sample.completion_len(), sample.finished());
         Case { record, text: self.text(sample), tokens, finished }
     }
 
@@ -129,7 +250,7 @@ impl Setup {
         while teaching(&batches).len() < prompts && (batches.len() as u64) < max_batches {
             let last = batches.last().expect("there is one").scored.stop;
             let number = first + batches.len() as u64;
-            batches.push(self.batch(weights, exchange, (step, number), last)?);
+            batches.push(self.batch(weights, exchange, &mut UnderWay::default(), (step, number), last)?);
         }
         let mut picked = teaching(&batches);
         let found = picked.len();
@@ -146,6 +267,7 @@ impl Setup {
             scored: self.picked(&batches, &picked),
             batches: batches.len() as u64,
             metrics,
+            passes: batches.iter().map(|batch| batch.passes).sum(),
             generating: batches.iter().map(|batch| batch.generating).sum(),
             rewarding: batches.iter().map(|batch| batch.rewarding).sum(),
         })
@@ -228,4 +350,13 @@ impl Setup {
         }
         Ok(self.share.prompts_of(rank).flat_map(|prompt| std::mem::take(&mut groups[prompt])).collect())
     }
+}
+
+/// The samples that have not ended, by group and number there.
+fn open(groups: &[Group]) -> Vec<(usize, usize)> {
+    let of_group = |(index, group): (usize, &Group)| {
+        let open = group.samples.iter().enumerate().filter(|(_, sample)| sample.ending.is_none());
+        open.map(|(at, _)| (index, at)).collect::<Vec<_>>()
+    };
+    groups.iter().enumerate().flat_map(of_group).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 
 use anyroll_strategy::{Weights, Zero};
 
@@ -47,9 +48,9 @@ impl Setup {
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let greedy = |record| Asked { record, seed: 0, how: Sampling::GREEDY };
-        let asked: Vec<Asked> = records.iter().map(greedy).collect();
-        let best = self.measure(&weights, exchange, step, &asked)?;
+        let greedy = |record| Ok((record, self.ask(record, 0, Sampling::GREEDY)?));
+        let asked: Result<Vec<_>> = records.iter().map(greedy).collect();
+        let best = self.measure(&weights, exchange, step, asked?)?;
         let lines = self.lines(records, &best, step, phase);
 
         let mut asked = Vec::with_capacity(records.len() * samples);
@@ -57,10 +58,11 @@ impl Setup {
             // The same random numbers at every evaluation, so that a change is the policy's.
             let seed =
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
-            let free = |sample| Asked { record, seed: seed(sample), how: Sampling::FREE };
-            asked.extend((0..samples).map(free));
+            for sample in 0..samples {
+                asked.push((record, self.ask(record, seed(sample), Sampling::FREE)?));
+            }
         }
-        let drawn = self.measure(&weights, exchange, step, &asked)?;
+        let drawn = self.measure(&weights, exchange, step, asked)?;
         let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
         let mut metrics = self.summary(exchange, records, &best, &drawn)?;
         if failed > 0.0 {
@@ -78,12 +80,14 @@ impl Setup {
         weights: &Weights,
         exchange: &Exchange,
         version: u64,
-        asked: &[Asked],
+        asked: Vec<(&Record, Asked)>,
     ) -> Result<Measured> {
+        let (records, asked): (Vec<&Record>, Vec<Asked>) = asked.into_iter().unzip();
         let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
-        let (samples, outcomes) = self.reward.score_while(workers, |hand_over| {
-            self.sample(weights, version, asked, |index, sample| {
-                hand_over(index, self.case(asked[index].record, sample))
+        let (sampled, outcomes) = self.reward.score_while(workers, |hand_over| {
+            self.sample(weights, version, &asked, |index, sample| {
+                hand_over(index, self.case(records[index], sample));
+                ControlFlow::Continue(())
             })
         })?;
         let values = outcomes.iter().map(|outcome| match outcome {
@@ -101,7 +105,7 @@ impl Setup {
         let mut failed = exchange.sum(&numbers)?;
         let completions = failed.pop().expect("the last of them") as usize;
         self.check_error_rates(&failed, completions, outcomes)?;
-        Ok(Measured { samples, values, failed })
+        Ok(Measured { samples: sampled.samples, values, failed })
     }
 
     fn lines(&self, records: &[Record], best: &Measured, step: u64, phase: Phase) -> Vec<SampleLine> {

@@ -5,9 +5,9 @@ use std::path::Path;
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
-use super::{Critic, Roles, Setup};
+use super::{Critic, Roles, Setup, under_way::UnderWay};
 use crate::{
-    Result,
+    Error, Result,
     algorithm::Moments,
     config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Run, Scale},
     data::Dataset,
@@ -21,6 +21,8 @@ pub struct Rlvr {
     place: Place,
     setup: Setup,
     roles: Roles,
+    /// This rank's.
+    under_way: UnderWay,
 }
 
 /// What one step leaves for the next.
@@ -46,7 +48,13 @@ impl Rlvr {
         };
         let policy = setup.policy(&run, &place, optimizer)?;
         let critic = Critic::new(&run, &setup, &place)?;
-        Ok(Self { run, place, setup, roles: Roles { policy, reference: None, critic } })
+        let roles = Roles { policy, reference: None, critic };
+        Ok(Self { run, place, setup, roles, under_way: UnderWay::default() })
+    }
+
+    /// Whether there is something under way between steps.
+    fn is_asynchronous(&self) -> bool {
+        self.setup.rlvr.rollout.asynchronous.ahead > 0
     }
 }
 
@@ -103,7 +111,7 @@ impl Pipeline for Rlvr {
         carried: &mut Carried,
         stop: bool,
     ) -> Result<StepOutcome> {
-        self.setup.step(&mut self.roles, exchange, step, carried, stop)
+        self.setup.step(&mut self.roles, &mut self.under_way, exchange, step, carried, stop)
     }
 
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
@@ -111,9 +119,11 @@ impl Pipeline for Rlvr {
     }
 
     fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
+        let under_way =
+            self.is_asynchronous().then(|| serde_json::to_vec(&self.under_way).expect("plain data"));
         let Roles { policy, critic, .. } = &mut self.roles;
         policy.load_states(&self.setup.offloaded)?;
-        saver.start_with(policy, path, position, |folder| {
+        saver.start_with(policy, path, position, under_way, |folder| {
             critic.as_mut().map_or(Ok(()), |critic| critic.save(folder))
         })?;
         Ok(policy.start_offload(&self.setup.offloaded)?)
@@ -121,6 +131,12 @@ impl Pipeline for Rlvr {
 
     fn load(&mut self, path: &Path) -> Result<()> {
         checkpoint::load(&mut self.roles.policy, path)?;
+        if self.is_asynchronous() {
+            let group = &self.place.group;
+            let bytes = checkpoint::own(path, group.rank(), group.world_size())?.unwrap_or_default();
+            self.under_way = serde_json::from_slice(&bytes)
+                .map_err(|error| Error::Resume { run: path.to_owned(), problem: error.to_string() })?;
+        }
         self.roles.critic.as_mut().map_or(Ok(()), |critic| critic.load(path))
     }
 }

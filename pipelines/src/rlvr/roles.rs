@@ -79,6 +79,7 @@ impl Setup {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.torch_device()?;
         let model = base.decoder(device)?.deterministic(run.policy.strategy.deterministic);
+        let model = model.strict(rlvr.rollout.strict);
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
@@ -86,7 +87,7 @@ impl Setup {
             tokenizer: base.tokenizer,
             weights: base.weights,
             has_adapters: base.lora.is_some(),
-            reward: RewardSum::new(&rlvr.reward)
+            reward: RewardSum::new(&rlvr.reward, device)
                 .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
             share: Share {
                 prompts: rlvr.prompts_per_step,

@@ -136,7 +136,7 @@ impl Setup {
         let mut values: Vec<f64> = of_samples.iter().map(total).collect();
         values.extend(of_samples.iter().map(|outcome| value(outcome, |score| score.measured)));
         values.extend(samples.iter().map(|sample| sample.completion_len() as f64));
-        values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished))));
+        values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished()))));
         values.push(f64::from(u8::from(stop)));
         own.lists().into_iter().for_each(|list| values.extend(list));
         values.extend(of_greedy.iter().map(total));

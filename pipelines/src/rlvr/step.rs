@@ -9,12 +9,13 @@ use super::{
     collect::Collected,
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
     pipeline::Carried,
-    rollout::Sample,
+    rollout::{Purpose, Sample},
     score::Scored,
     targets::Prepared,
+    under_way::UnderWay,
 };
 use crate::{
-    Result,
+    Error, Result,
     algorithm::count_groups,
     config::{KlTerm, PolicyLoss},
     metrics::Metrics,
@@ -26,6 +27,7 @@ impl Setup {
     pub fn step(
         &self,
         roles: &mut Roles,
+        under_way: &mut UnderWay,
         exchange: &Exchange,
         step: u64,
         carried: &mut Carried,
@@ -40,7 +42,7 @@ impl Setup {
         let offloaded = Instant::now();
         let weights = roles.policy.weights()?;
         let generate_bytes = allocated_bytes(&roles.policy)?;
-        let collected = self.collect(&weights, exchange, (step, carried.batches), stop)?;
+        let collected = self.collect(&weights, exchange, under_way, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
         drop(weights);
         let rewarded = Instant::now();
@@ -57,6 +59,7 @@ impl Setup {
         let step_s = (trained - started).as_secs_f64();
         metrics.insert("perf/tokens_per_s", tokens / step_s);
         metrics.insert("perf/generate_allocated_bytes", generate_bytes);
+        metrics.insert("perf/generate_passes", collected.passes as f64);
         metrics.insert("time/offload_s", (offloaded - started).as_secs_f64());
         metrics.insert("time/generate_s", collected.generating.as_secs_f64());
         metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
@@ -109,6 +112,7 @@ impl Setup {
         let optimizer = &rlvr.optimizer;
         let learning_rate =
             optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
+        let numbers: Vec<usize> = self.share.samples_of(exchange.rank()).collect();
         let (mut stats, mut drift) = (LossStats::default(), Drift::default());
         let mut steps: Vec<StepStats> = Vec::new();
         for epoch in 0..rlvr.epochs {
@@ -117,9 +121,13 @@ impl Setup {
                     count(rlvr.algorithm.aggregation, &scored.trained_lengths(self.share.range(mini_batch)));
                 for part in self.share.micro_batches(mini_batch, self.micro_batch_size) {
                     let targets = targets.part(part.clone())?;
-                    policy.accumulate(&self.pack(&samples[part])?, |scores| {
+                    let (pass, numbers) = (step * rlvr.epochs as u64 + epoch as u64, &numbers[part.clone()]);
+                    let batch = self.pack(&samples[part])?;
+                    let batch = self.to_train(batch, Purpose::Dropout, pass, numbers.iter().copied())?;
+                    policy.accumulate(&batch, |scores| {
                         if epoch == 0 && mini_batch == 0 {
-                            // The weights are still those that sampled: what differs is the engine.
+                            // The weights are still those of the step: what differs is the engine, or the weights
+                            // that began what this step went on with.
                             drift.add(&scores.logprobs, &targets.rollout_logprobs)?;
                         }
                         Ok(policy_loss(&rlvr.algorithm, scores, &targets, count, &mut stats)?)
@@ -171,7 +179,11 @@ impl Setup {
         let first_tokens: f64 = scored.lengths[self.share.range(0)].iter().sum();
         metrics.insert("rollout/logprob_diff_mean", sum(SUMS.len()) / first_tokens);
         metrics.insert(LARGEST[0], max(SUMS.len() + 1));
-        metrics.insert("rollout/logprob_diff_max", max(SUMS.len() + 2));
+        let drift_largest = max(SUMS.len() + 2);
+        if self.rlvr.rollout.strict && drift_largest != 0.0 {
+            return Err(Error::NotStrict { largest: drift_largest });
+        }
+        metrics.insert("rollout/logprob_diff_max", drift_largest);
         Ok(metrics)
     }
 

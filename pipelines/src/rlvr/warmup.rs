@@ -4,7 +4,7 @@ use anyroll_models::{PackedBatch, ScoresGrad, Sequence};
 use anyroll_strategy::Zero;
 use tch::Tensor;
 
-use super::{Decoder, Setup};
+use super::{Decoder, Setup, rollout::Purpose};
 use crate::{
     Result,
     config::WarmupConfig,
@@ -30,12 +30,16 @@ impl Setup {
         let per_rank = records.len() / exchange.world_size();
         let own = &sequences[exchange.rank() * per_rank..(exchange.rank() + 1) * per_rank];
         let mut loss = 0.0;
+        let mut number = exchange.rank() * per_rank;
         for part in own.chunks(warmup.micro_batch_size.unwrap_or(self.micro_batch_size)) {
             let part: Vec<Sequence> = part
                 .iter()
                 .map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len })
                 .collect();
             let batch = PackedBatch::new(&part, 1.0, self.device)?;
+            let numbers = number..number + part.len();
+            number = numbers.end;
+            let batch = self.to_train(batch, Purpose::WarmupDropout, step, numbers)?;
             policy.accumulate(&batch, |scores| {
                 loss -= scores.logprobs.f_sum(tch::Kind::Double)?.f_double_value(&[])?;
                 let logprobs: Tensor = scores.logprobs.f_full_like(-1.0 / tokens as f64)?;

@@ -26,7 +26,9 @@ pub fn hold<M: Model>(
     weights: &dyn WeightSource,
 ) -> Result<Zero<M>> {
     let config = zero_config(strategy);
-    Ok(Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?)
+    let mut zero = Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?;
+    zero.prepare_offload(&offloaded(strategy));
+    Ok(zero)
 }
 
 /// The strategy's values of a resolved config.

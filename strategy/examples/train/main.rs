@@ -6,10 +6,12 @@
 //! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step alone;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: a rank's sequences of this many tokens;
 //! - `stage=1`, `recompute=none`, `deterministic=true`, `params=device` (or `host`);
-//! - `steps=8`: timed ones, after two for warm-up.
+//! - `steps=8`: timed ones, after two for warm-up;
+//! - `digest=true`: a number of all weights' bits; `offload=true`: how fast the optimizer's states leave and come back.
 
 #![forbid(unsafe_code)]
 
+mod offload;
 mod ops;
 mod shapes;
 
@@ -24,7 +26,7 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, ParamsOn, Precision, Recompute, StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
+    AdamW, Decays, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
     plan::{self, Ranks},
 };
 use serde_json::{Value, json};
@@ -108,6 +110,10 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
     let rank = group.rank();
     let world_size = group.world_size();
     let (mut zero, batch) = prepare(device, group, options, Some(ADAMW));
+    let measures_offload = options.text("offload", "false") == "true";
+    if measures_offload {
+        zero.prepare_offload(&[State::Optimizer]);
+    }
     let compute = Stream::torch(device).unwrap();
     let gradient = -1.0 / (batch.targets() * world_size as i64) as f64;
     let timed = options.number("steps", 8);
@@ -134,6 +140,7 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
     let [forward, backward, optimizer, whole] =
         [0, 1, 2, 3].map(|phase| median(phases.iter().map(|phases| phases[phase]).collect()));
     let digest = options.text("digest", "false") == "true";
+    let offload = measures_offload.then(|| offload::times(&mut zero, &compute));
     json!({
         "model": options.text("model", "0.5b"), "stage": options.number("stage", 1), "world_size": world_size,
         "recompute": options.text("recompute", "none"), "deterministic": options.text("deterministic", "true"),
@@ -141,7 +148,7 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
         "step_ms": whole, "forward_ms": forward, "backward_ms": backward, "optimizer_ms": optimizer,
         "params": options.text("params", "device"), "used_gib": used,
         "planned_gib": planned_gib(&zero, &batch, device, options), "losses": losses, "norms": norms, "rank": rank,
-        "weights": digest.then(|| weights_digest(&mut zero)),
+        "weights": digest.then(|| weights_digest(&mut zero)), "offload": offload,
     })
 }
 

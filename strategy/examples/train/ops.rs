@@ -89,15 +89,16 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
     clock.time("rope", 2 * layers, rotated_bytes, || {
         ops::rope_(&mut rotated, packing.positions(), &table, Rotation::Forward).unwrap();
     });
-    let (scale, flops) = ((dim as f64).powf(-0.5), 2.0 * (sequences * heads * seq * seq * dim) as f64);
-    let (out, lse) = ops::attention(&q, &k, &v, &packing, scale).unwrap();
-    clock.time("attention", layers, flops, || drop(ops::attention(&q, &k, &v, &packing, scale).unwrap()));
+    let causal = ops::Causal::whole((dim as f64).powf(-0.5));
+    let flops = 2.0 * (sequences * heads * seq * seq * dim) as f64;
+    let (out, lse) = ops::attention(&q, &k, &v, &packing, causal).unwrap();
+    clock.time("attention", layers, flops, || drop(ops::attention(&q, &k, &v, &packing, causal).unwrap()));
     for (name, deterministic) in [("deterministic", true), ("not deterministic", false)] {
         let name = format!("attention backward, {name}");
         let calls =
             if deterministic == (options.text("deterministic", "true") == "true") { layers } else { 0 };
         clock.time(&name, calls, 2.5 * flops, || {
-            let (how, gradients) = ((&packing, scale, deterministic), (&mut dq, &mut dk, &mut dv));
+            let (how, gradients) = ((&packing, causal, deterministic), (&mut dq, &mut dk, &mut dv));
             ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
         });
     }
@@ -105,7 +106,7 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
         (0..2 * sequences).map(|i| if i % 2 == 0 { seq - seq / 3 } else { seq / 3 }).collect();
     let unequal = Packing::new(&unequal, at).unwrap();
     clock.time("attention, unequal lengths", 0, 0.0, || {
-        drop(ops::attention(&q, &k, &v, &unequal, scale).unwrap())
+        drop(ops::attention(&q, &k, &v, &unequal, causal).unwrap())
     });
     let mut bias = random(&[(heads + 2 * kv_heads) * dim]);
     let flat = qkv.flatten(1, 2);

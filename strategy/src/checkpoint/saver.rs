@@ -11,7 +11,7 @@ use std::{
 use anyroll_backends::{Buffer, CollectiveGroup, DType, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
-use super::{F32_BYTES, MANIFEST, Manifest, failed, manifest_of, put_in_place, shard_name};
+use super::{F32_BYTES, MANIFEST, Manifest, failed, manifest_of, own_name, put_in_place, shard_name};
 use crate::{
     Error, Result, State, Zero,
     disk::{Disk, RealDisk},
@@ -61,11 +61,12 @@ impl Saver {
         path: &Path,
         extra: serde_json::Value,
     ) -> Result<()> {
-        self.start_with(zero, path, extra, |_| Ok(()))
+        self.start_with(zero, path, extra, None, |_| Ok(()))
     }
 
-    /// As [`Self::start`], of a run of several models: `others` saves those into folders of the one that it is given,
-    /// before this returns. They are there when the checkpoint has its name, all or none.
+    /// As [`Self::start`], with more than one model. `own` is what this rank has beside it, which comes back from
+    /// [`super::own`]: of every rank or of none. `others` saves further models into folders of the one that it is given,
+    /// before this returns. All of it is there when the checkpoint has its name, or nothing.
     ///
     /// # Errors
     /// As [`Self::start`], or that of `others`, which is one on all ranks.
@@ -74,6 +75,7 @@ impl Saver {
         zero: &mut Zero<M>,
         path: &Path,
         extra: serde_json::Value,
+        own: Option<Vec<u8>>,
         others: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
         self.finish(&zero.group().clone())?;
@@ -88,9 +90,10 @@ impl Saver {
             let manifest = Manifest { optimizer: zero.counters()?, extra, ..manifest_of(zero) };
             Ok(serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data"))
         });
-        let (disk, shard) = (self.disk.clone(), aside.join(shard_name(rank)));
+        let disk = self.disk.clone();
         let write = move || {
-            let written = write_shard(&*disk, &mut memory, &shard);
+            let written = write_shard(&*disk, &mut memory, &aside.join(shard_name(rank)))
+                .and_then(|()| own.map_or(Ok(()), |own| write_own(&*disk, own, &aside.join(own_name(rank)))));
             (memory, written)
         };
         let writing = thread::Builder::new().name("checkpoint".into()).spawn(write).map_err(failed(path))?;
@@ -183,6 +186,12 @@ fn write_shard(disk: &dyn Disk, memory: &mut PinnedBuffer, shard: &Path) -> Resu
     let (values, sum) = bytes.split_at_mut(bytes.len() - F32_BYTES);
     sum.copy_from_slice(&crc32c::crc32c(values).to_le_bytes());
     disk.write(shard, bytes).map_err(failed(shard))
+}
+
+/// The bytes, then their CRC-32C.
+fn write_own(disk: &dyn Disk, mut bytes: Vec<u8>, path: &Path) -> Result<()> {
+    bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+    disk.write(path, &bytes).map_err(failed(path))
 }
 
 /// An error on every rank if there is one on any.

@@ -86,7 +86,8 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
                 train(&mut zero, 0..1, 2);
                 let real: Arc<dyn Disk> = Arc::new(RealDisk);
                 let mut saver = Saver::default();
-                saver.start_with(&mut zero, &first, json!(1), |folder| with_other(&real, folder)).unwrap();
+                let own = Some(vec![1]);
+                saver.start_with(&mut zero, &first, json!(1), own, |it| with_other(&real, it)).unwrap();
                 saver.finish(zero.group()).unwrap();
                 let before = values(&mut zero);
                 train(&mut zero, 1..2, 2);
@@ -97,6 +98,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             });
             let (_, before, after) = &states[0];
             let newest = checkpoint::list(folder.path()).unwrap().pop().expect("one is left");
+            let own = [0, 1].map(|rank| checkpoint::own(&newest, rank, 2).unwrap().unwrap());
             let loaded = ranks(1, false, |device, group| {
                 let mut other = crate::world::zero(ZeroStage::Zero0, false, device, group.clone());
                 checkpoint::load(&mut other, &newest.join("other")).unwrap();
@@ -105,6 +107,11 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
                 (which.as_u64(), values(&mut zero), checkpoint_again(&mut zero, &second, folder.path()))
             });
             let (which, found, again) = &loaded[0];
+            assert_eq!(
+                own.map(|own| own[0]),
+                [which.unwrap() as u8; 2],
+                "{newest:?} after {changes} changes"
+            );
             let expected = if *which == Some(2) { after } else { before };
             assert!(found == expected, "{newest:?} after {changes} changes");
             assert_eq!(*again, Some(3), "a later save after {changes} changes");
@@ -114,9 +121,37 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             }
             changes += 1;
         }
-        // Of both models each rank's shard, the manifest, and what makes room for them and puts them in place.
-        assert_eq!(changes, if replaces { 20 } else { 18 });
+        // Of both models each rank's shard and what it has of its own, the manifest, and what makes room for them and
+        // puts them in place.
+        assert_eq!(changes, if replaces { 24 } else { 22 });
     }
+}
+
+/// What ranks have of their own goes back to each, and to no other number of them.
+#[test]
+fn each_rank_gets_its_own_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let [with, without] = ["with", "without"].map(|name| folder.path().join(name));
+    ranks(2, false, |device, group| {
+        let rank = group.rank() as u8;
+        let mut zero = zero(ZeroStage::Zero1, true, device, group);
+        let mut saver = Saver::default();
+        saver.start_with(&mut zero, &with, json!(1), Some(vec![7; 10 * rank as usize]), |_| Ok(())).unwrap();
+        saver.finish(zero.group()).unwrap();
+        checkpoint::save(&mut zero, &without, json!(1)).unwrap();
+    });
+    assert_eq!(checkpoint::own(&with, 0, 2).unwrap(), Some(Vec::new()));
+    assert_eq!(checkpoint::own(&with, 1, 2).unwrap(), Some(vec![7; 10]));
+    assert_eq!(checkpoint::own(&without, 0, 2).unwrap(), None);
+    let refused = |rank, world_size, expected: &str| {
+        let error = checkpoint::own(&with, rank, world_size).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(0, 1, "each of its 2 ranks");
+    fs::write(with.join("rank_0001.own"), [7; 14]).unwrap();
+    refused(1, 2, "rank_0001.own: it is damaged");
+    fs::write(with.join("rank_0001.own"), [7]).unwrap();
+    refused(1, 2, "rank_0001.own: it is damaged");
 }
 
 fn save_on(
@@ -126,7 +161,7 @@ fn save_on(
     others: impl FnOnce(&Path) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut saver = Saver::on(disk.clone());
-    saver.start_with(zero, path, json!(2), others)?;
+    saver.start_with(zero, path, json!(2), Some(vec![2]), others)?;
     saver.finish(zero.group()).map(drop)
 }
 

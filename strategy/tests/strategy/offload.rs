@@ -94,6 +94,27 @@ fn the_device_holds_less_and_pins_once() {
 }
 
 #[test]
+fn memory_that_was_pinned_beforehand_is_what_states_leave_to() {
+    let reference = trained(ZeroStage::Zero0, 2, false, false, 12);
+    let prepared = ranks(2, true, |device, group| {
+        let mut zero = zero(ZeroStage::Zero2, false, device, group);
+        zero.prepare_offload(&ALL);
+        zero.prepare_offload(&ALL); // a second time does nothing
+        let mut pinned = Vec::new();
+        let norms = train_with(&mut zero, 0..4, 12, |zero| {
+            zero.offload_states(&[Optimizer, Params]).unwrap();
+            pinned.push(memory(zero).1);
+            zero.load_states(&ALL).unwrap();
+        });
+        assert!(pinned[0] > 0 && pinned.iter().all(|&bytes| bytes == pinned[0]), "{pinned:?}");
+        (norms, values(&mut zero))
+    });
+    assert!(prepared.iter().all(|rank| *rank == reference));
+    // One that goes away at once leaves nobody waiting.
+    ranks(1, false, |device, group| zero(ZeroStage::Zero1, false, device, group).prepare_offload(&ALL));
+}
+
+#[test]
 fn a_call_on_states_that_are_away_names_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("step_000001");

@@ -79,7 +79,7 @@ fn states_and_buffers_are_those_that_are_planned() {
     }
     let shape = decoder(true).config().clone();
     let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
-    let lora = LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec() };
+    let lora = LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
     for stage in STAGES {
         let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
         check_training(&Arc::new(frozen), stage.into(), 2);
@@ -141,13 +141,19 @@ fn activations_are_those_that_are_planned() {
     const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
     let (sequences, len) = (6, 48);
     let size = PackedSize::uniform(sequences, 2, len - 2);
-    let lora = LoraConfig { rank: 8, alpha: 6.0, targets: LoraTarget::ALL.to_vec() };
+    let lora = LoraConfig { rank: 8, alpha: 6.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let dropping = LoraConfig { dropout: 0.1, ..lora.clone() };
+    let keyed = || batch(sequences, len, 200).with_dropout(&[1; 6]).unwrap();
     let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
     let models = [
         ("plain", new(wide(false, false))),
         ("qk-norm, tied", new(wide(true, true))),
         ("upper half", new(wide(true, false)).freeze(|unit| !unit.name.ends_with(".2"))),
         ("adapters", Decoder::with_lora(wide(false, true), &lora, tch::Device::Cpu).unwrap()),
+        (
+            "adapters with dropout",
+            Decoder::with_lora(wide(false, true), &dropping, tch::Device::Cpu).unwrap(),
+        ),
     ];
     for (name, model) in models {
         let model = Arc::new(model);
@@ -156,7 +162,7 @@ fn activations_are_those_that_are_planned() {
                 let config = ZeroConfig { recompute, ..stage.into() };
                 ranks(world_size, false, |device, group| {
                     let mut zero = Zero::new(model.clone(), config, Some(ADAMW), device, group, 7).unwrap();
-                    let batch = batch(sequences, len, 200);
+                    let batch = keyed();
                     let (_, measured) = tensor_peak_bytes(|| {
                         let gradient = |logprobs: &Tensor| logprobs.full_like(-0.01);
                         zero.accumulate(&batch, |scores| {

@@ -1,16 +1,19 @@
 //! Programs that a policy wrote, run against tests.
 
 mod extract;
+mod http;
+mod local;
 mod tests_of;
 
 use std::sync::{Mutex, PoisonError};
 
-use anyroll_sandbox::{Ended, File, Finished, Limits, Protection, Sandbox};
 use rand_chacha::rand_core::Rng;
 
 use super::{Completion, Error, Failure, Reward};
-use crate::config::{CodeConfig, Credit, Isolation};
+use crate::config::{CodeConfig, Credit};
 use crate::data::{Record, stream};
+use http::Http;
+use local::Local;
 use tests_of::{Expected, Tests};
 
 /// The share of a record's tests that the completion's program passes, or 1 only for all of them.
@@ -20,62 +23,62 @@ use tests_of::{Expected, Tests};
 /// `{"asserts": [...]}` are lines of Python that run behind the program.
 #[derive(Debug)]
 pub struct Code {
-    config: CodeConfig,
+    credit: Credit,
     sandbox: Sandbox,
     /// Counts programs, so that each has a secret of its own.
     started: Mutex<u64>,
 }
 
+/// Where programs run.
+#[derive(Debug)]
+enum Sandbox {
+    Local(Local),
+    Http(Http),
+}
+
 impl Code {
-    /// Tries the sandbox once.
+    /// Tries a sandbox of this machine once; one behind an endpoint is not asked yet.
     ///
     /// # Errors
-    /// If this machine cannot protect itself as `config` requires.
+    /// If this machine cannot protect itself as `config` requires, or the endpoint's key is not in the environment.
     pub fn new(config: &CodeConfig) -> Result<Self, Failure> {
-        let helper =
-            std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("anyroll-sandbox");
-        let limits = Limits {
-            wall_s: config.timeout_s,
-            memory_bytes: config.memory_mib << 20,
-            processes: config.processes,
-            disk_bytes: config.disk_mib << 20,
-            output_bytes: config.output_kib << 10,
+        let sandbox = match &config.http {
+            None => Sandbox::Local(Local::new(config)?),
+            Some(http) => Sandbox::Http(Http::new(config, http)?),
         };
-        let required = match config.isolation {
-            Isolation::Full => Protection::ALL.to_vec(),
-            Isolation::Namespaces => {
-                Protection::ALL.into_iter().filter(|it| *it != Protection::Landlock).collect()
-            }
-        };
-        let sandbox = Sandbox::new(helper, limits, config.readable.clone(), required);
-        let held = sandbox.probe().map_err(told)?;
-        let names: Vec<String> = held.iter().map(Protection::to_string).collect();
-        tracing::info!(protections = names.join(", "), "programs run in a sandbox");
-        Ok(Self { config: config.clone(), sandbox, started: Mutex::new(0) })
+        Ok(Self { credit: config.credit, sandbox, started: Mutex::new(0) })
     }
 
     /// Whether `program` passes a test.
     fn passes(&self, program: &str, expected: &Expected) -> Result<bool, Failure> {
         match expected {
             Expected::Output { input, output } => {
-                let Finished { ended, stdout, .. } = self.run(program.to_owned(), input)?;
-                Ok(ended == Ended::Well && same_output(&String::from_utf8_lossy(&stdout), output))
+                let written = self.run(program.to_owned(), input)?;
+                Ok(written.is_some_and(|written| same_output(&written, output)))
             }
             Expected::Asserts(asserts) => {
+                if let Sandbox::Http(http) = &self.sandbox
+                    && http.language() != "python"
+                {
+                    return Err(
+                        format!("its asserts are Python, and `language` is {}", http.language()).into()
+                    );
+                }
                 // Only who came to the last line knows what to write: a program that ends early does not pass.
                 let secret = self.secret();
                 let whole = format!("{program}\n\n{asserts}\nprint('\\n' + input())\n");
-                let Finished { ended, stdout, .. } = self.run(whole, &secret)?;
-                let said = String::from_utf8_lossy(&stdout);
-                Ok(ended == Ended::Well && said.lines().last() == Some(&secret))
+                let written = self.run(whole, &secret)?;
+                Ok(written.is_some_and(|written| written.lines().last() == Some(&secret)))
             }
         }
     }
 
-    fn run(&self, program: String, input: &str) -> Result<Finished, Failure> {
-        let command = [self.config.python.as_str(), "-I", "main.py"].map(str::to_owned);
-        let files = [File { name: "main.py".into(), text: program }];
-        self.sandbox.run(&command, &files, input).map_err(told)
+    /// What `program` writes; `None` if it does not end well.
+    fn run(&self, program: String, input: &str) -> Result<Option<String>, Failure> {
+        match &self.sandbox {
+            Sandbox::Local(local) => local.run(program, input),
+            Sandbox::Http(http) => http.run(&program, input),
+        }
     }
 
     fn secret(&self) -> String {
@@ -102,7 +105,7 @@ impl Reward for Code {
         for test in &tests.0 {
             let right = self.passes(program, test).map_err(failed)?;
             passed += usize::from(right);
-            if !right && self.config.credit == Credit::All {
+            if !right && self.credit == Credit::All {
                 return Ok(0.0);
             }
         }
@@ -112,10 +115,6 @@ impl Reward for Code {
     fn extracted(&self, completion: &Completion) -> Option<String> {
         Some(extract::program(completion.text).to_owned())
     }
-}
-
-fn told(error: anyroll_sandbox::Error) -> Failure {
-    crate::error_chain::one_line(&error).into()
 }
 
 /// Whether two outputs are the same but for spaces at the ends of lines and empty lines at the end.

@@ -1,0 +1,242 @@
+//! What must hold for data, and between data and a language model.
+
+use anyroll_models::hf::ModelFolder;
+
+use super::check::Check;
+use super::data::{DataConfig, FileConfig, LongPrompts, MixedConfig};
+use super::error::Problem;
+use super::model::FolderConfig;
+use super::reward::{RewardConfig, RewardTerm};
+use super::schema::{Config, ModelConfig, RlvrConfig};
+use crate::data::{self, Dataset, Record, Tokenizer, TokenizerError};
+use crate::error_chain::one_line;
+
+/// Prompts of an evaluation; their count is found by hashing candidates one by one.
+const MOST_EVALUATED: usize = 1_000_000;
+
+/// What to do about a model's folder that cannot be used.
+const MEND_FOLDER: &str =
+    "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
+
+/// What to do about prompts that are messages.
+const TEXTS_OR_CHAT: &str =
+    "give a model's folder with `chat: true`, or name a column of texts: `columns: {prompt: ...}`";
+
+/// What to do about files that are not there.
+const GIVE_FILES: &str =
+    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder";
+
+/// What to do about a table that is none.
+const MEND_TABLE: &str =
+    "write it anew: Parquet with Snappy, zstd or gzip, or Arrow with zstd, or either plain";
+
+impl Check<'_> {
+    /// `tokenizer` is a published model's; without one a token is a character.
+    pub(super) fn data(&self, rlvr: &RlvrConfig, tokenizer: Option<&Tokenizer>) -> Result<Dataset, Problem> {
+        let field = |name: &str| format!("pipeline.rlvr.{name}");
+        self.data_ranges(&field("data"), &rlvr.data)?;
+        let tokens = |record: &Record| match tokenizer {
+            Some(tokenizer) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
+            None => Ok(record.prompt.chars().count()),
+        };
+        let dataset = Dataset::open(&rlvr.data, &tokens).map_err(|error| {
+            let (name, help) = match error {
+                data::Error::Tokens(error) => return self.not_read(&error),
+                data::Error::LongPrompt { .. } => {
+                    ("long_prompts", "write `leave_out`, or allow prompts as long as this one")
+                }
+                data::Error::Line { .. } => {
+                    ("path", "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`")
+                }
+                data::Error::Table { .. } => ("path", MEND_TABLE),
+                data::Error::Format { .. } => ("path", "give files whose names end so"),
+                data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
+                data::Error::Twice { .. } => ("path", "name it once"),
+                _ => ("path", GIVE_FILES),
+            };
+            self.problem(&field(&format!("data.file.{name}")), one_line(&error), help)
+        })?;
+        self.domains(rlvr, &dataset)?;
+        let asked = rlvr.evaluation.prompts;
+        self.ensure(
+            asked <= MOST_EVALUATED,
+            &field("evaluation.prompts"),
+            format!("{asked} are too many"),
+            format!("write {MOST_EVALUATED} or fewer"),
+        )?;
+        let available = dataset.held_out_available(asked);
+        self.ensure(
+            available >= asked,
+            &field("evaluation.prompts"),
+            format!("{asked} held-out prompts are asked for, and there are {available}"),
+            format!("write {available} or fewer"),
+        )?;
+        Ok(dataset)
+    }
+
+    /// Whether the model has room for the data, and can read them.
+    pub(super) fn data_and_model(
+        &self,
+        config: &Config,
+        rlvr: &RlvrConfig,
+        published: Option<&(Tokenizer, ModelFolder)>,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        match (&config.model, published) {
+            (ModelConfig::Decoder(decoder), _) => {
+                let examples = dataset.examples();
+                if let Some(Record { id, .. }) = examples.iter().find(|it| !it.messages.is_empty()) {
+                    let error = TokenizerError::Messages { record: id.clone() };
+                    return Err(self.problem("model.decoder", one_line(&error), TEXTS_OR_CHAT));
+                }
+                let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
+                self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
+            }
+            (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
+                self.tokens(rlvr, tokenizer, folder, dataset)?;
+                match &model.lora {
+                    Some(lora) => {
+                        self.ensure(
+                            !rlvr.rollout.strict || lora.dropout == 0.0,
+                            "model.lora.dropout",
+                            "training drops values and sampling does not, and `rollout.strict` wants them equal",
+                            "leave one of the two out",
+                        )?;
+                        self.lora(lora, folder, &config.roles.reference)
+                    }
+                    None => Ok(()),
+                }
+            }
+            _ => unreachable!("a folder was opened, and a model of images refused"),
+        }
+    }
+
+    pub(super) fn tokenizer(&self, model: &FolderConfig, folder: &ModelFolder) -> Result<Tokenizer, Problem> {
+        Tokenizer::of_folder(folder, model).map_err(|error| self.not_read(&error))
+    }
+
+    /// A published model's tokenizer cannot read the data.
+    fn not_read(&self, error: &TokenizerError) -> Problem {
+        match error {
+            TokenizerError::Messages { .. } => self.problem("model.chat", one_line(error), TEXTS_OR_CHAT),
+            _ => self.problem("model.path", one_line(error), MEND_FOLDER),
+        }
+    }
+
+    /// Whether a published model's tokenizer can read the data, and the model has room for them.
+    fn tokens(
+        &self,
+        rlvr: &RlvrConfig,
+        tokenizer: &Tokenizer,
+        folder: &ModelFolder,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        let refused = |error: TokenizerError| self.not_read(&error);
+        let (mut prompt, mut answer) = (0, 0);
+        for record in dataset.examples() {
+            prompt = prompt.max(tokenizer.encode_prompt(&record).map_err(refused)?.len());
+            answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
+        }
+        let max_length = folder.decoder_config().max_position_embeddings;
+        self.lengths(rlvr, (prompt, answer), ("model.path", max_length as usize))
+    }
+
+    /// Whether the longest prompt and answer fit: `max_length` is a field and how many tokens it allows.
+    fn lengths(
+        &self,
+        rlvr: &RlvrConfig,
+        (prompt, answer): (usize, usize),
+        (field, max_length): (&str, usize),
+    ) -> Result<(), Problem> {
+        let new_tokens = rlvr.rollout.max_new_tokens;
+        self.ensure(
+            new_tokens >= answer,
+            "pipeline.rlvr.rollout.max_new_tokens",
+            format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
+            format!("write {answer} or above"),
+        )?;
+        let sum = prompt + new_tokens;
+        self.ensure(
+            sum <= max_length,
+            field,
+            format!(
+                "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
+                 it exceeds {max_length}"
+            ),
+            format!("write {sum} or above, or fewer new tokens"),
+        )
+    }
+
+    fn data_ranges(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {
+        let (name, value, range) = match data {
+            DataConfig::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
+            DataConfig::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
+            DataConfig::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
+            DataConfig::File(file) => {
+                self.file_data(&format!("{path}.file"), file)?;
+                ("file.held_out_percent", file.held_out_percent, 1..=99)
+            }
+            DataConfig::Mix(sources) => return self.mix(&format!("{path}.mix"), sources),
+        };
+        self.ensure(
+            range.contains(&value),
+            &format!("{path}.{name}"),
+            format!("{value} is out of range"),
+            format!("write a whole number from {} to {}", range.start(), range.end()),
+        )
+    }
+
+    fn file_data(&self, path: &str, file: &FileConfig) -> Result<(), Problem> {
+        let help = "name a file, such as `train.jsonl`";
+        self.ensure(!file.path.0.is_empty(), &format!("{path}.path"), "the list is empty", help)?;
+        let bounds =
+            [("max_prompt_chars", file.max_prompt_chars), ("max_prompt_tokens", file.max_prompt_tokens)];
+        for (name, bound) in bounds {
+            self.positive(&format!("{path}.{name}"), bound.unwrap_or(1))?;
+        }
+        let bounded = bounds.iter().any(|(_, bound)| bound.is_some());
+        self.ensure(
+            bounded || file.long_prompts == LongPrompts::LeaveOut,
+            &format!("{path}.long_prompts"),
+            "no prompt is too long: there is no `max_prompt_tokens`",
+            "add it, or leave this out",
+        )
+    }
+
+    fn mix(&self, path: &str, sources: &[MixedConfig]) -> Result<(), Problem> {
+        let help = "add a source, such as `- {domain: sums, data: {addition: {digits: 2}}}`";
+        self.ensure(!sources.is_empty(), path, "the list is empty", help)?;
+        for (index, MixedConfig { domain, weight, data }) in sources.iter().enumerate() {
+            let field = format!("{path}[{index}]");
+            let first = sources.iter().position(|other| other.domain == *domain);
+            let help = "give each source a name of its own";
+            self.ensure(
+                first == Some(index) && !domain.is_empty(),
+                &format!("{field}.domain"),
+                format!("`{domain}` is no name of its own"),
+                help,
+            )?;
+            self.number(&format!("{field}.weight"), *weight, *weight > 0.0, "above 0")?;
+            let nested = matches!(data, DataConfig::Mix(_));
+            self.ensure(!nested, &format!("{field}.data"), "it is a mix itself", "list its sources here")?;
+            self.data_ranges(&format!("{field}.data"), data)?;
+        }
+        Ok(())
+    }
+
+    /// Every record has a reward.
+    fn domains(&self, rlvr: &RlvrConfig, dataset: &Dataset) -> Result<(), Problem> {
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+        for domain in dataset.domains() {
+            let has =
+                |term: &RewardTerm| term.domains.is_empty() || term.domains.iter().any(|it| it == domain);
+            self.ensure(
+                terms.iter().any(has),
+                "pipeline.rlvr.reward",
+                format!("no term is for the records of the domain `{domain}`"),
+                "add it to a term's `domains`, or leave a term's `domains` out",
+            )?;
+        }
+        Ok(())
+    }
+}

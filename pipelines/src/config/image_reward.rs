@@ -1,0 +1,224 @@
+//! The fields of rewards of images.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{self, IntoDeserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::reward::{NoFields, PythonConfig, only};
+
+/// What an image earns: a reward, or a list of terms whose weighted sum it is.
+///
+/// ```yaml
+/// reward:
+///   - python: {path: rewards.py, function: aesthetics}
+///   - torchscript: {path: scorer.pt}
+///     weight: 0.5
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum ImageRewardConfig {
+    /// One alone.
+    One(ImageReward),
+    /// A list, at least one.
+    Sum(Vec<ImageTerm>),
+}
+
+/// A reward of a sum: its name with its fields, and beside it its weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageTerm {
+    /// Which, the only key of its own: `python: {...}`, `lit: {}`.
+    pub kind: ImageReward,
+    /// What its score is multiplied by; negative for a reward that is to be avoided. Default 1.
+    pub weight: f64,
+}
+
+impl ImageRewardConfig {
+    /// All rewards with their weights.
+    pub fn terms(&self) -> Vec<ImageTerm> {
+        match self {
+            Self::One(kind) => vec![ImageTerm { kind: kind.clone(), weight: 1.0 }],
+            Self::Sum(terms) => terms.clone(),
+        }
+    }
+
+    /// All rewards, each with the field that it stands in, below the one that this is: nothing, or `[1]`.
+    pub fn fields(&self) -> Vec<(String, &ImageReward)> {
+        match self {
+            Self::One(kind) => vec![(String::new(), kind)],
+            Self::Sum(terms) => {
+                terms.iter().enumerate().map(|(index, term)| (format!("[{index}]"), &term.kind)).collect()
+            }
+        }
+    }
+
+    /// All rewards, to be changed.
+    pub fn kinds_mut(&mut self) -> Vec<&mut ImageReward> {
+        match self {
+            Self::One(kind) => vec![kind],
+            Self::Sum(terms) => terms.iter_mut().map(|term| &mut term.kind).collect(),
+        }
+    }
+}
+
+/// A reward of images.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageReward {
+    /// The mean brightness of the class's quadrant, -1 to 1, less half of the mean light elsewhere, 0 to 2.
+    /// Differentiable.
+    Brightness,
+    /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
+    Lit,
+    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one, the image as the bytes
+    /// of a PNG file, to a list of one number, or of None for an image that is not to count. Not differentiable.
+    Python(PythonConfig),
+    /// What a network in a file says of it. Differentiable.
+    Torchscript(TorchscriptConfig),
+}
+
+impl ImageReward {
+    /// Its name in YAML and in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Brightness => "brightness",
+            Self::Lit => "lit",
+            Self::Python(_) => "python",
+            Self::Torchscript(_) => "torchscript",
+        }
+    }
+
+    /// Whether it has a gradient.
+    pub fn is_differentiable(&self) -> bool {
+        matches!(self, Self::Brightness | Self::Torchscript(_))
+    }
+}
+
+/// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]` of 0 to 1 and says fp32
+/// `[B]`; what is not finite does not count.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TorchscriptConfig {
+    /// The file; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// What it is called with. Default images.
+    #[serde(default)]
+    pub input: ScorerInput,
+    /// Whether it is called with the texts' numbers, int64 `[B]`, as well. Default false.
+    #[serde(default)]
+    pub labels: bool,
+}
+
+/// What a scoring network reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScorerInput {
+    /// Pixels, 0 to 1.
+    #[default]
+    Images,
+    /// What is denoised, before the decoder.
+    Latents,
+}
+
+impl<'de> Deserialize<'de> for ImageRewardConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct RewardVisitor;
+
+        impl<'de> Visitor<'de> for RewardVisitor {
+            type Value = ImageRewardConfig;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "`brightness`, `lit`, a reward such as {torchscript: {path: scorer.pt}}, or a list of such",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<ImageRewardConfig, E> {
+                ImageReward::deserialize(name.into_deserializer()).map(ImageRewardConfig::One)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ImageRewardConfig, A::Error> {
+                ImageReward::deserialize(MapAccessDeserializer::new(map)).map(ImageRewardConfig::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, terms: A) -> Result<ImageRewardConfig, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(terms)).map(ImageRewardConfig::Sum)
+            }
+        }
+
+        deserializer.deserialize_any(RewardVisitor)
+    }
+}
+
+impl Serialize for ImageRewardConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::One(kind) => kind.serialize(serializer),
+            Self::Sum(terms) => terms.serialize(serializer),
+        }
+    }
+}
+
+/// The keys of a term.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Key {
+    Brightness,
+    Lit,
+    Python,
+    Torchscript,
+    Weight,
+}
+
+impl<'de> Deserialize<'de> for ImageTerm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TermVisitor;
+
+        impl<'de> Visitor<'de> for TermVisitor {
+            type Value = ImageTerm;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a mapping with a reward, such as {lit: {}, weight: 1.0}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ImageTerm, A::Error> {
+                let (mut kinds, mut weight) = (Vec::new(), 1.0);
+                while let Some(key) = entries.next_key()? {
+                    match key {
+                        Key::Brightness => {
+                            let NoFields {} = entries.next_value()?;
+                            kinds.push(ImageReward::Brightness);
+                        }
+                        Key::Lit => {
+                            let NoFields {} = entries.next_value()?;
+                            kinds.push(ImageReward::Lit);
+                        }
+                        Key::Python => kinds.push(ImageReward::Python(entries.next_value()?)),
+                        Key::Torchscript => kinds.push(ImageReward::Torchscript(entries.next_value()?)),
+                        Key::Weight => weight = entries.next_value()?,
+                    }
+                }
+                Ok(ImageTerm { kind: only(kinds)?, weight })
+            }
+        }
+
+        deserializer.deserialize_map(TermVisitor)
+    }
+}
+
+impl Serialize for ImageTerm {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(2))?;
+        match &self.kind {
+            ImageReward::Brightness | ImageReward::Lit => {
+                map.serialize_entry(self.kind.name(), &NoFields {})?
+            }
+            ImageReward::Python(config) => map.serialize_entry(self.kind.name(), config)?,
+            ImageReward::Torchscript(config) => map.serialize_entry(self.kind.name(), config)?,
+        }
+        map.serialize_entry("weight", &self.weight)?;
+        map.end()
+    }
+}
