@@ -68,6 +68,7 @@ void anyroll_store_free(void* store) { delete static_cast<StorePtr*>(store); }
 void* anyroll_gloo_new(void* store, int rank, int world_size, int64_t timeout_ms, const char* host) {
   return guarded<void*>(nullptr, [&]() -> void* {
     auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+    options->threads = 0;  // they are for collectives of Gloo's own, of which there are none
     options->devices.push_back(*host ? c10d::ProcessGroupGloo::createDeviceForHostname(host)
                                      : c10d::ProcessGroupGloo::createDefaultDevice());
     return new GlooPtr(
@@ -76,14 +77,6 @@ void* anyroll_gloo_new(void* store, int rank, int world_size, int64_t timeout_ms
 }
 void anyroll_gloo_free(void* pg) { delete static_cast<GlooPtr*>(pg); }
 
-void* anyroll_gloo_broadcast(void* pg, void* t, int root) {
-  return started([&]() -> WorkPtr {
-    std::vector<at::Tensor> tensors{tensor(t)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return group(pg).broadcast(tensors, options);
-  });
-}
 void* anyroll_gloo_send(void* pg, void* t, int peer, int tag) {
   return started([&]() -> WorkPtr {
     std::vector<at::Tensor> tensors{tensor(t)};
@@ -95,9 +88,6 @@ void* anyroll_gloo_recv(void* pg, void* t, int peer, int tag) {
     std::vector<at::Tensor> tensors{tensor(t)};
     return group(pg).recv(tensors, peer, tag);
   });
-}
-void* anyroll_gloo_barrier(void* pg) {
-  return started([&]() -> WorkPtr { return group(pg).barrier({}); });
 }
 
 // 0: done, -1: failed, with the reason in the last error.

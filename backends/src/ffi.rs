@@ -75,10 +75,8 @@ unsafe extern "C" {
         host: *const c_char,
     ) -> *mut c_void;
     pub(crate) fn anyroll_gloo_free(pg: *mut c_void);
-    pub(crate) fn anyroll_gloo_broadcast(pg: *mut c_void, t: *mut c_void, root: c_int) -> *mut c_void;
     pub(crate) fn anyroll_gloo_send(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
     pub(crate) fn anyroll_gloo_recv(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
-    pub(crate) fn anyroll_gloo_barrier(pg: *mut c_void) -> *mut c_void;
     pub(crate) fn anyroll_work_wait(work: *mut c_void, timeout_ms: i64) -> c_int;
     pub(crate) fn anyroll_work_free(work: *mut c_void);
 }

@@ -1,11 +1,14 @@
 //! [`Collective`] over libtorch's Gloo: for the CPU, and for devices that have no library of their own.
 //!
 //! Operations run on the stream's host thread. Gloo only moves bytes here, straight between the buffers of two
-//! ranks, or between copies of them in pinned memory where the host does not see a device's own; sums are ours, in rank order and in fp32 for floats, so that every rank gets the same bits at every world
-//! size and for every element type.
+//! ranks, or between copies of them in pinned memory where the host does not see a device's own; sums are ours, in
+//! rank order and in fp32 for floats, so that every rank gets the same bits at every world size and for every element
+//! type. Gloo's own collectives are left alone: libtorch 2.11 notes each of them in one table of all groups of the
+//! process, without a lock, and groups that begin at the same time crash.
 
 use std::{
     ffi::{CString, c_int, c_void},
+    iter,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -123,12 +126,7 @@ impl Collective for Gloo {
 
     fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
         let operands = [Operand::Update(&buffer.as_bytes())];
-        self.enqueue("broadcast", &operands, stream, move |gloo, tensors| {
-            let bytes = ffi::tensor_ptr(&tensors[0]);
-            // SAFETY: the group and the tensor are live until `finish` returns.
-            let work = unsafe { ffi::anyroll_gloo_broadcast(gloo.raw, bytes, root as c_int) };
-            gloo.finish("broadcast", work)
-        })
+        self.enqueue("broadcast", &operands, stream, move |gloo, tensors| gloo.spread(&tensors[0], root))
     }
 
     fn all_reduce(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
@@ -207,10 +205,7 @@ impl Collective for Gloo {
     }
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.enqueue("barrier", &[], stream, |gloo, _| {
-            // SAFETY: the group is live.
-            gloo.finish("barrier", unsafe { ffi::anyroll_gloo_barrier(gloo.raw) })
-        })
+        self.enqueue("barrier", &[], stream, |gloo, _| gloo.meet())
     }
 
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>> {
@@ -299,6 +294,35 @@ impl Shared {
         let receives = self.peers().map(|peer| Transfer::receive(&slices[peer], peer));
         let sends = self.peers().map(|peer| Transfer::send(&slices[self.rank], peer));
         self.exchange(call, &receives.chain(sends).collect::<Vec<_>>())
+    }
+
+    /// Hands the root's `tensor` down a binomial tree.
+    fn spread(&self, tensor: &Tensor, root: usize) -> Result<()> {
+        const CALL: &str = "broadcast";
+        let (rank, world_size) = (self.rank, self.world_size);
+        let rank_at = |place: usize| (place + root) % world_size;
+        // The root has place 0. A parent's place is without its child's lowest bit, so children add a bit below one's own.
+        let place = (rank + world_size - root) % world_size;
+        let lowest_bit =
+            if place == 0 { world_size.next_power_of_two() } else { place & place.wrapping_neg() };
+        if place > 0 {
+            self.exchange(CALL, &[Transfer::receive(tensor, rank_at(place - lowest_bit))])?;
+        }
+        let bits = iter::successors(Some(lowest_bit / 2), |bit| Some(bit / 2)).take_while(|bit| *bit > 0);
+        let children = bits.map(|bit| place + bit).filter(|child| *child < world_size);
+        self.exchange(CALL, &children.map(|child| Transfer::send(tensor, rank_at(child))).collect::<Vec<_>>())
+    }
+
+    /// Returns when all ranks have come: each hears from the one behind it, then from two of them, then from four.
+    fn meet(&self) -> Result<()> {
+        let (rank, world_size) = (self.rank, self.world_size);
+        let word = Tensor::zeros([1], (Kind::Uint8, tch::Device::Cpu));
+        let heard = word.f_empty_like()?;
+        for step in iter::successors(Some(1), |step| Some(2 * step)).take_while(|step| *step < world_size) {
+            let receive = Transfer::receive(&heard, (rank + world_size - step) % world_size);
+            self.exchange("barrier", &[receive, Transfer::send(&word, (rank + step) % world_size)])?;
+        }
+        Ok(())
     }
 
     /// The reduction of this rank's slice over all ranks.
@@ -398,4 +422,41 @@ pub(crate) fn reduce_in_rank_order(slices: &[Tensor], op: ReduceOp) -> Result<Te
         sum = sum.f_div_scalar(slices.len() as i64)?;
     }
     Ok(sum.f_to_kind(kind)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread, time::Duration};
+
+    use super::*;
+    use crate::{BackendKind, DType, DeviceId, Rendezvous, open};
+
+    /// libtorch's own collectives crash here: see the module's description.
+    #[test]
+    fn groups_of_one_process_begin_side_by_side() {
+        let place = Rendezvous {
+            rank: 0,
+            world_size: 1,
+            master_addr: "127.0.0.1".into(),
+            master_port: TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port(),
+            agent_store: None,
+            timeout: Duration::from_secs(60),
+        };
+        let store = Store::connect(&place).unwrap();
+        let begin = |thread: usize| {
+            let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: thread }).unwrap();
+            let stream = Stream::new(&device).unwrap();
+            let buffer = Buffer::zeros(&stream, 1, DType::U8).unwrap();
+            for number in 0..100 {
+                let part = store.prefix(&format!("{thread}/{number}/"), 0, 1).unwrap();
+                let gloo = Gloo::connect(part).unwrap();
+                gloo.broadcast(&buffer, 0, &stream).unwrap();
+                gloo.barrier(&stream).unwrap();
+                stream.synchronize().unwrap();
+                gloo.check().unwrap();
+            }
+        };
+        let begin = &begin;
+        thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || begin(thread)))));
+    }
 }
