@@ -1,8 +1,10 @@
 //! Gradients by libtorch's autograd, inside of one block.
 //!
-//! A block whose backward nobody has written by hand is a function of its weights and its input. Backward runs that
-//! function once more, with its graph: so such a block keeps nothing but its input. A graph that was kept from
-//! forward would point into weights that their holder may have let go in between.
+//! A block whose backward nobody has written by hand is a function of its weights and its input. Where the weights
+//! last from forward to backward, forward keeps that function's graph. Where they may go in between, the graph would
+//! point into them: forward keeps the input alone, and backward runs the function once more.
+
+use std::iter;
 
 use anyroll_backends::ops::Store;
 use tch::Tensor;
@@ -21,6 +23,11 @@ pub trait AutogradModel: Send + Sync {
     /// Whether blocks run with their adapters, where they have any.
     fn adapters(&self, _: &Self::Batch) -> bool {
         true
+    }
+
+    /// What a block reads for `batch` of the weights that it could.
+    fn weights_for<'a>(&self, weights: &Weights<'a>, batch: &Self::Batch) -> Weights<'a> {
+        if self.adapters(batch) { *weights } else { weights.first() }
     }
 
     /// What the first block reads, and whether backward shall find its gradient.
@@ -86,12 +93,21 @@ impl<T: AutogradModel> Model for T {
         batch: &T::Batch,
         save: bool,
     ) -> Result<(Output<Tensor>, Saved)> {
-        let weights = if self.adapters(batch) { *weights } else { weights.first() };
-        let out = self.run(block, &weights, x.unwrap_or(self.input(batch).0), batch)?;
-        let kept = x.filter(|_| save).map(Tensor::shallow_clone);
+        let weights = self.weights_for(weights, batch);
+        let (input, input_grad) = x.map_or_else(|| self.input(batch), |x| (x, true));
+        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, batch);
+        let (out, kept) = if save && weights.lasts() {
+            let layout = self.layout();
+            let trains = |unit: usize| layout.units[layout.units_of[block][unit]].trainable;
+            let graph = Graph::record(&weights, trains, input, input_grad, run)?;
+            (graph.output.f_detach()?, graph.into_tensors())
+        } else {
+            let kept = x.filter(|_| save).map(Tensor::shallow_clone);
+            (run(&weights, input)?, kept.into_iter().collect())
+        };
         let is_last = block + 1 == self.blocks();
         let output = if is_last { Output::Scores(out) } else { Output::Hidden(out) };
-        Ok((output, Saved(kept.into_iter().collect())))
+        Ok((output, Saved(kept)))
     }
 
     fn backward(
@@ -104,60 +120,93 @@ impl<T: AutogradModel> Model for T {
         batch: &T::Batch,
     ) -> Result<Option<Tensor>> {
         let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
-        let weights = if self.adapters(batch) { *weights } else { weights.first() };
-        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, batch);
-        if block == 0 {
-            let (input, input_grad) = self.input(batch);
-            return backward(&weights, grads, input, input_grad, &grad, run);
+        let weights = self.weights_for(weights, batch);
+        let (input, input_grad) = self.input(batch);
+        let input_grad = input_grad || block > 0;
+        let units = weights.units();
+        let trains = |unit: usize| grads.wants(unit);
+        if !input_grad && !(0..units.len()).any(trains) {
+            return Ok(None);
         }
-        let [x] = saved.unpack();
-        backward(&weights, grads, &x, true, &grad, run)
+        let graph = if weights.lasts() {
+            Graph::of_tensors(saved.0)
+        } else {
+            let input = saved.0.first().unwrap_or(input);
+            Graph::record(&weights, trains, input, input_grad, |weights, x| {
+                self.run(block, weights, x, batch)
+            })?
+        };
+        let trained: Vec<_> = trained(&weights, trains).collect();
+        let mut found = graph.gradients(&grad)?.into_iter();
+        for (unit, param) in trained {
+            let gradient = found.next().expect("one gradient for each leaf");
+            grads.put(unit, param, |buffer, how| store(buffer, &gradient, how))?;
+        }
+        Ok(found.next())
     }
 }
 
-/// Writes the weights' gradients of `sum(function(weights, input) * grad_output)` into `grads`, and returns the
-/// input's if `input_grad` asks for it. A weight without influence has a gradient of 0.
-///
-/// # Errors
-/// The function's own, or libtorch's.
-fn backward(
-    weights: &Weights,
-    grads: &mut Grads,
-    input: &Tensor,
-    input_grad: bool,
-    grad_output: &Tensor,
-    function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
-) -> Result<Option<Tensor>> {
-    let mut tensors = Vec::with_capacity(weights.units().len());
-    for (unit, params) in weights.units().iter().enumerate() {
-        let as_leaf = |param: &Tensor| if grads.wants(unit) { leaf(param) } else { Ok(param.f_detach()?) };
-        tensors.push(params.iter().map(as_leaf).collect::<Result<Vec<Tensor>>>()?);
-    }
-    let views: Vec<&[Tensor]> = tensors.iter().map(Vec::as_slice).collect();
-    let input = if input_grad { leaf(input)? } else { input.f_detach()? };
-    let trained = |unit: &usize| grads.wants(*unit);
-    let params_of = |unit: usize| (0..views[unit].len()).map(move |param| (unit, param));
-    let wanted: Vec<(usize, usize)> = (0..views.len()).filter(trained).flat_map(params_of).collect();
-    let mut leaves: Vec<&Tensor> = wanted.iter().map(|&(unit, param)| &views[unit][param]).collect();
-    leaves.extend(input_grad.then_some(&input));
-    if leaves.is_empty() {
-        return Ok(None);
-    }
-    let output = function(&Weights::new(&views), &input)?;
-    let objective = output.f_mul(grad_output)?.f_sum(output.kind())?;
-    let mut found = Tensor::f_run_backward(&[objective], &leaves, false, false)?.into_iter();
-    for (unit, param) in wanted {
-        let gradient = found.next().expect("one gradient for each leaf");
-        grads.put(unit, param, |buffer, how| store(buffer, &gradient, how))?;
-    }
-    Ok(found.next())
+/// What a block did, and what it can be differentiated with respect to.
+struct Graph {
+    output: Tensor,
+    /// The trained weights, unit by unit, and behind them the input, if its gradient is wanted.
+    leaves: Vec<Tensor>,
 }
 
-/// The same memory, as something to differentiate with respect to.
-fn leaf(tensor: &Tensor) -> Result<Tensor> {
-    Ok(tensor.f_detach()?.f_set_requires_grad(true)?)
+impl Graph {
+    /// Runs `function` on the memory of `weights` and `input`.
+    ///
+    /// # Errors
+    /// The function's own, or libtorch's.
+    fn record(
+        weights: &Weights,
+        trains: impl Fn(usize) -> bool,
+        input: &Tensor,
+        input_grad: bool,
+        function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
+    ) -> Result<Graph> {
+        let as_leaf = |tensor: &Tensor, is_leaf: bool| Ok(tensor.f_detach()?.f_set_requires_grad(is_leaf)?);
+        let mut tensors = Vec::with_capacity(weights.units().len());
+        for (unit, params) in weights.units().iter().enumerate() {
+            let params = params.iter().map(|param| as_leaf(param, trains(unit)));
+            tensors.push(params.collect::<Result<Vec<Tensor>>>()?);
+        }
+        let input = as_leaf(input, input_grad)?;
+        let views: Vec<&[Tensor]> = tensors.iter().map(Vec::as_slice).collect();
+        let output = function(&Weights::new(&views), &input)?;
+        let trained = trained(weights, trains).map(|(unit, param)| tensors[unit][param].shallow_clone());
+        let leaves = trained.chain(input_grad.then(|| input.shallow_clone())).collect();
+        Ok(Graph { output, leaves })
+    }
+
+    /// As something that a block saves.
+    fn into_tensors(self) -> Vec<Tensor> {
+        iter::once(self.output).chain(self.leaves).collect()
+    }
+
+    /// What [`Self::into_tensors`] made.
+    fn of_tensors(mut tensors: Vec<Tensor>) -> Graph {
+        let leaves = tensors.split_off(1);
+        Graph { output: tensors.pop().expect("a graph has an output"), leaves }
+    }
+
+    /// The gradient of `sum(output * grad_output)` with respect to each leaf; undefined for one without influence.
+    ///
+    /// # Errors
+    /// libtorch's.
+    fn gradients(self, grad_output: &Tensor) -> Result<Vec<Tensor>> {
+        let objective = self.output.f_mul(grad_output)?.f_sum(self.output.kind())?;
+        Ok(Tensor::f_run_backward(&[objective], &self.leaves, false, false)?)
+    }
 }
 
+/// The trained parameters among `weights`, as numbers of units and of parameters in them.
+fn trained(weights: &Weights, trains: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
+    let units = weights.units().iter().enumerate().filter(move |(unit, _)| trains(*unit));
+    units.flat_map(|(unit, params)| (0..params.len()).map(move |param| (unit, param)))
+}
+
+/// A weight without influence has a gradient of 0.
 fn store(
     buffer: &mut Tensor,
     gradient: &Tensor,

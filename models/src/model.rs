@@ -224,17 +224,30 @@ impl Saved {
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
     units: &'a [&'a [Tensor]],
+    lasts: bool,
 }
 
 impl<'a> Weights<'a> {
     /// One slice a unit in the order of `units_of`, in it one dense tensor a parameter.
     pub fn new(units: &'a [&'a [Tensor]]) -> Weights<'a> {
-        Weights { units }
+        Weights { units, lasts: false }
+    }
+
+    /// The same, and they stay as they are until the backward of the forward that gets them, which is told so, too: what
+    /// forward saves may point into them.
+    #[must_use]
+    pub fn lasting(self) -> Weights<'a> {
+        Weights { lasts: true, ..self }
+    }
+
+    /// Whether they are [`Self::lasting`].
+    pub(crate) fn lasts(&self) -> bool {
+        self.lasts
     }
 
     /// Those of the first unit alone.
     pub(crate) fn first(&self) -> Weights<'a> {
-        Weights { units: &self.units[..1] }
+        Weights { units: &self.units[..1], ..*self }
     }
 
     /// All of them, unit by unit.

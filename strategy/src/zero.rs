@@ -294,14 +294,14 @@ impl<M: Model> Zero<M> {
     fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<Kept>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
-        let recompute = self.config.recompute;
+        let (recompute, stay) = (self.config.recompute, self.weights_stay());
         let mut kept = Vec::with_capacity(model.blocks());
         let mut x = None;
         for block in 0..last {
             let keeps = block >= first_kept;
             self.enter(block, Some(block + 1))?;
             let (output, saved) =
-                self.run_forward(block, x.as_ref(), batch, keeps && recompute != Recompute::Full)?;
+                self.run_forward(block, x.as_ref(), batch, keeps && recompute != Recompute::Full, stay)?;
             let Output::Hidden(hidden) = output else { unreachable!("only the last block has scores") };
             let input = x.replace(hidden);
             if keeps {
@@ -314,7 +314,7 @@ impl<M: Model> Zero<M> {
             self.leave(block, block + 1..last + 1)?;
         }
         self.enter(last, None)?;
-        let (output, saved) = self.run_forward(last, x.as_ref(), batch, last >= first_kept)?;
+        let (output, saved) = self.run_forward(last, x.as_ref(), batch, last >= first_kept, stay)?;
         if last >= first_kept {
             kept.push(Kept::Saved(saved)); // its backward comes next
         } else {
@@ -345,15 +345,21 @@ impl<M: Model> Zero<M> {
         })
     }
 
+    /// Whether a block's weights are where they were when its backward comes.
+    fn weights_stay(&self) -> bool {
+        !self.config.gathers()
+    }
+
     fn run_forward(
         &self,
         block: usize,
         x: Option<&Tensor>,
         batch: &M::Batch,
         save: bool,
+        lasting: bool,
     ) -> Result<(Output<M::Scores>, Saved)> {
         let views: Vec<&[Tensor]> = self.views(block);
-        Ok(self.model.forward(block, &anyroll_models::Weights::new(&views), x, batch, save)?)
+        Ok(self.model.forward(block, &weights(&views, lasting), x, batch, save)?)
     }
 
     fn backward_block(
@@ -365,13 +371,14 @@ impl<M: Model> Zero<M> {
         grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
         self.enter(block, (block > first).then(|| block - 1))?;
+        let lasting = self.weights_stay() || matches!(kept, Kept::Input(_));
         let saved = match kept {
             Kept::Saved(saved) => saved,
             Kept::Thin(saved) => {
                 let views = self.views(block);
-                self.model.refill(block, &anyroll_models::Weights::new(&views), saved, batch)?
+                self.model.refill(block, &weights(&views, lasting), saved, batch)?
             }
-            Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true)?.1,
+            Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true, lasting)?.1,
         };
         let model = self.model.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
@@ -381,8 +388,7 @@ impl<M: Model> Zero<M> {
         }
         let views = self.views(block);
         let mut grads = Grads::new(training.writing_of(model.units_of(block)));
-        let below =
-            model.backward(block, &anyroll_models::Weights::new(&views), &mut grads, saved, grad, batch);
+        let below = model.backward(block, &weights(&views, lasting), &mut grads, saved, grad, batch);
         self.training = Some(training);
         let below = below?;
         for &unit in model.units_of(block) {
@@ -578,6 +584,12 @@ impl<M: Model> Zero<M> {
 /// What a forward pass keeps for its backward. It holds device memory until then.
 #[derive(Debug)]
 pub struct Tape(Vec<Kept>);
+
+/// A block's weights as its model reads them; `lasting` from a forward to its backward, or not.
+fn weights<'a>(views: &'a [&'a [Tensor]], lasting: bool) -> anyroll_models::Weights<'a> {
+    let weights = anyroll_models::Weights::new(views);
+    if lasting { weights.lasting() } else { weights }
+}
 
 /// What backward has of a block's forward.
 #[derive(Debug)]

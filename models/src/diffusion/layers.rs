@@ -160,6 +160,8 @@ impl Linear {
     /// As a linear layer, with its adapters if the block's weights have a second unit.
     pub fn forward(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.parameters(weights);
+        // Of a strided input libtorch makes one product or many, by whether there is a gradient to be found: other bits.
+        let x = &x.f_contiguous()?;
         let out = x.f_linear(weight, Some(bias))?;
         if weights.units().len() < 2 || self.adapters.iter().all(Option::is_none) {
             return Ok(out);

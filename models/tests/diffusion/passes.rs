@@ -11,12 +11,36 @@ pub struct Passed {
     pub input_grad: Tensor,
 }
 
-/// A pass for each of `wanted`, the gradients of the output, whose gradients add up. Gradients start as NaN, so that a
-/// sum into an unwritten buffer shows; those of frozen units stay so.
+/// A pass for each of `wanted`, the gradients of the output, whose gradients add up: the same, to the bit, whether
+/// weights last from forward to backward or not.
 pub fn pass<M>(model: &M, weights: &[Vec<Tensor>], batch: &M::Batch, wanted: &[Tensor]) -> Passed
 where
     M: Model<Scores = Tensor, ScoresGrad = Tensor>,
 {
+    let [once, again] = [true, false].map(|lasting| pass_on(model, weights, lasting, batch, wanted));
+    let tensors = |passed: &Passed| -> Vec<Tensor> {
+        let grads = passed.grads.iter().zip(model.units()).filter(|(_, unit)| unit.trainable);
+        let grads = grads.flat_map(|(grads, _)| grads.views().iter().map(Tensor::shallow_clone));
+        grads.chain([passed.output.shallow_clone(), passed.input_grad.shallow_clone()]).collect()
+    };
+    assert!(tensors(&once).iter().zip(tensors(&again)).all(|(kept, run_again)| kept.equal(&run_again)));
+    once
+}
+
+/// Gradients start as NaN, so that a sum into an unwritten buffer shows; those of frozen units stay so.
+fn pass_on<M>(
+    model: &M,
+    weights: &[Vec<Tensor>],
+    lasting: bool,
+    batch: &M::Batch,
+    wanted: &[Tensor],
+) -> Passed
+where
+    M: Model<Scores = Tensor, ScoresGrad = Tensor>,
+{
+    fn until_backward(weights: Weights<'_>, lasting: bool) -> Weights<'_> {
+        if lasting { weights.lasting() } else { weights }
+    }
     let nan = |tensor: &Tensor| tensor.full_like(f64::NAN);
     let mut grads: Vec<UnitGrads> =
         weights.iter().map(|unit| UnitGrads::new(unit.iter().map(nan).collect())).collect();
@@ -28,7 +52,9 @@ where
         let (mut saved, mut x) = (Vec::new(), None);
         for block in 0..model.blocks() {
             let units = units_of(block);
-            let (found, kept) = model.forward(block, &Weights::new(&units), x.as_ref(), batch, true).unwrap();
+            let (found, kept) = model
+                .forward(block, &until_backward(Weights::new(&units), lasting), x.as_ref(), batch, true)
+                .unwrap();
             saved.push(kept);
             match found {
                 Output::Hidden(hidden) => x = Some(hidden),
@@ -48,7 +74,7 @@ where
                 }
             }
             let mut block_grads = Grads::new(of_units);
-            let (weights, kept) = (Weights::new(&units), saved.pop().unwrap());
+            let (weights, kept) = (until_backward(Weights::new(&units), lasting), saved.pop().unwrap());
             let dx = model.backward(block, &weights, &mut block_grads, kept, grad, batch).unwrap().unwrap();
             grad = OutputGrad::Hidden(dx);
         }
