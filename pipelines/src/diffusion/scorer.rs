@@ -13,7 +13,7 @@ use crate::{
     config::{ImageReward, ImageRewardConfig, ImageTerm, PythonConfig, ScorerInput, TorchscriptConfig},
     data::Record,
     picture::Picture,
-    reward::Python,
+    reward::{Python, distinct},
 };
 
 /// Images that are scored by processes at a time.
@@ -55,7 +55,7 @@ impl Scores {
 pub struct Scorer(Vec<Term>);
 
 struct Term {
-    /// The reward's, with a number behind it if another term has the same.
+    /// The reward's, made [`distinct`].
     name: String,
     weight: f64,
     rule: Rule,
@@ -96,15 +96,12 @@ pub fn load_script(path: &Path, device: Device) -> Result<CModule> {
 impl Scorer {
     /// What `reward` says; `records` are those of the texts.
     pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
-        let mut terms: Vec<Term> = Vec::new();
-        for (index, ImageTerm { kind, weight }) in reward.terms().into_iter().enumerate() {
-            let same =
-                reward.terms()[..index].iter().filter(|other| other.kind.name() == kind.name()).count();
-            let name = kind.name();
-            let name = if same == 0 { name.to_owned() } else { format!("{name}_{}", same + 1) };
-            terms.push(Term { name, weight, rule: Rule::new(&kind, records, device)? });
-        }
-        Ok(Self(terms))
+        let terms = reward.terms();
+        let names = distinct(&terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>());
+        let term_of = |(name, ImageTerm { kind, weight })| {
+            Ok(Term { name, weight, rule: Rule::new(&kind, records, device)? })
+        };
+        Ok(Self(names.into_iter().zip(terms).map(term_of).collect::<Result<_>>()?))
     }
 
     /// The names of the terms, each of its own.

@@ -40,6 +40,16 @@ use tch::Device;
 use crate::config::RewardKind;
 use crate::data::Record;
 
+/// The names of a sum's terms, each of its own: `math`, `length`, `math_2`.
+pub fn distinct(names: &[&str]) -> Vec<String> {
+    let number = |index: usize| names[..=index].iter().filter(|name| **name == names[index]).count();
+    let numbered = names.iter().enumerate().map(|(index, name)| match number(index) {
+        1 => (*name).to_owned(),
+        number => format!("{name}_{number}"),
+    });
+    numbered.collect()
+}
+
 /// A reward that could not be computed.
 #[derive(Debug, thiserror::Error)]
 #[error("the reward `{name}` failed for record {record}")]

@@ -8,8 +8,8 @@ use std::thread;
 
 use tch::Device;
 
-use super::{Completion, Error, Exact, Failure, Reward, Takes, build};
-use crate::config::RewardConfig;
+use super::{Completion, Error, Exact, Failure, Reward, Takes, build, distinct};
+use crate::config::{RewardConfig, RewardTerm};
 use crate::data::Record;
 
 /// The weighted sum of a config's rewards.
@@ -18,7 +18,7 @@ pub struct RewardSum {
 }
 
 struct Term {
-    /// The reward's, with a number behind it if another term has the same.
+    /// The reward's, made [`distinct`].
     name: String,
     reward: Box<dyn Reward>,
     weight: f64,
@@ -77,16 +77,15 @@ impl RewardSum {
                 vec![Term { name, reward, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }]
             }
             RewardConfig::Sum(terms) => {
-                let mut built: Vec<Term> = Vec::new();
-                for term in terms {
-                    let reward = build(&term.kind, device)?;
-                    let same = built.iter().filter(|other| other.reward.name() == reward.name()).count();
-                    let name = reward.name();
-                    let name = if same == 0 { name.to_owned() } else { format!("{name}_{}", same + 1) };
+                let rewards = terms.iter().map(|term| build(&term.kind, device));
+                let rewards = rewards.collect::<Result<Vec<_>, _>>()?;
+                let names = distinct(&rewards.iter().map(|reward| reward.name()).collect::<Vec<_>>());
+                let built = names.into_iter().zip(rewards).zip(terms);
+                let term_of = |((name, reward), term): (_, &RewardTerm)| {
                     let (domains, max_error_rate) = (term.domains.clone(), term.max_error_rate);
-                    built.push(Term { name, reward, weight: term.weight, domains, max_error_rate });
-                }
-                built
+                    Term { name, reward, weight: term.weight, domains, max_error_rate }
+                };
+                built.map(term_of).collect()
             }
         };
         Ok(Self { terms })
