@@ -48,18 +48,21 @@ impl Setup {
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let greedy = |record| Ok((record, self.ask(record, 0, Sampling::GREEDY)?));
-        let asked: Result<Vec<_>> = records.iter().map(greedy).collect();
-        let best = self.measure(&weights, exchange, step, asked?)?;
+        let greedy = |record| {
+            let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
+            Ok((record, Asked { sample, seed: 0, how: Sampling::GREEDY }))
+        };
+        let greedy = records.iter().map(greedy).collect::<Result<Vec<_>>>()?;
+        let best = self.measure(&weights, exchange, step, greedy.clone())?;
         let lines = self.lines(records, &best, step, phase);
 
         let mut asked = Vec::with_capacity(records.len() * samples);
-        for (index, record) in records.iter().enumerate() {
+        for (index, (record, greedy)) in greedy.iter().enumerate() {
             // The same random numbers at every evaluation, so that a change is the policy's.
             let seed =
                 |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
             for sample in 0..samples {
-                asked.push((record, self.ask(record, seed(sample), Sampling::FREE)?));
+                asked.push((*record, Asked { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
             }
         }
         let drawn = self.measure(&weights, exchange, step, asked)?;

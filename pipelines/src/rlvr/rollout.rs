@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Setup;
 use crate::{
     Result,
-    data::{Record, stream},
+    data::stream,
     inference::{Room, stop_condition},
 };
 
@@ -119,11 +119,6 @@ pub struct Asked {
 }
 
 impl Setup {
-    /// The completion of a record's prompt, to be sampled.
-    pub fn ask(&self, record: &Record, seed: u64, how: Sampling) -> Result<Asked> {
-        Ok(Asked { sample: Sample::begin(self.tokenizer.encode_prompt(record)?), seed, how })
-    }
-
     /// The completions that are asked for, `rollout.batch_size` of them at a time. Those of equal prompts stand side by
     /// side. `version` is that of the weights. `done` is told of each sample, by its number, as soon as it has ended;
     /// once it breaks, what has not ended is left as it is.
