@@ -61,30 +61,13 @@ pub fn attention(
         }
         _ => return composite::attention(q, k, v, packing, causal),
     }
-    let Sizes { rows, heads, kv_heads, dim } = sizes;
-    let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty(&[rows, heads])?);
-    // SAFETY: the sizes of all tensors were checked or made here, a `Packing`'s offsets rise from 0 to `rows`,
-    // and all outlive the call.
-    let code = unsafe {
-        kernels::anyroll_attention(
-            args.heads("q", q, [rows, heads, dim])?,
-            args.heads("k", k, [rows, kv_heads, dim])?,
-            args.heads("v", v, [rows, kv_heads, dim])?,
-            packing.offsets().as_ptr(),
-            causal.scale as f32,
-            causal.tokens(),
-            0,
-            out.data_ptr().cast(),
-            lse.data_ptr().cast(),
-            packing.sequences(),
-            packing.max_len(),
-            heads,
-            kv_heads,
-            dim,
-        )
-    };
-    args.ran(code)?;
-    Ok((out, lse))
+    on_host(
+        args,
+        (q, k, v),
+        sizes,
+        Spans { offsets: packing.offsets(), longest: packing.max_len(), history: 0 },
+        causal,
+    )
 }
 
 /// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
@@ -235,29 +218,52 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
     if tokens < rows {
         return Err(args.refuse("k", format!("has {tokens} tokens, fewer than the {rows} of `q`")));
     }
+    let spans = Spans { offsets: &[0, rows], longest: rows, history: tokens - rows };
+    Ok(on_host(args, (q, k, v), Sizes { rows, heads, kv_heads, dim }, spans, causal)?.0)
+}
+
+/// Where the host's kernel finds sequences.
+struct Spans<'a> {
+    /// Of their queries: from 0 to the number of all.
+    offsets: &'a [i64],
+    /// The most queries of one.
+    longest: i64,
+    /// Keys before the first query's own, of the one sequence if there are any.
+    history: i64,
+}
+
+/// The host's kernel, which gives what [`attention`] does.
+fn on_host(
+    args: Args,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    Sizes { rows, heads, kv_heads, dim }: Sizes,
+    spans: Spans,
+    causal: Causal,
+) -> Result<(Tensor, Tensor)> {
+    let keys = rows + spans.history;
     let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty(&[rows, heads])?);
-    // SAFETY: the sizes of all tensors were checked or made here, the offsets are those of one sequence of `rows`
-    // queries behind `tokens - rows` other keys, and all outlive the call.
+    // SAFETY: the sizes of all tensors are checked or made here, offsets rise from 0 to `rows`, as a `Packing`'s and
+    // those of one sequence do, and all outlive the call.
     let code = unsafe {
         kernels::anyroll_attention(
             args.heads("q", q, [rows, heads, dim])?,
-            args.heads("k", k, [tokens, kv_heads, dim])?,
-            args.heads("v", v, [tokens, kv_heads, dim])?,
-            [0, rows].as_ptr(),
+            args.heads("k", k, [keys, kv_heads, dim])?,
+            args.heads("v", v, [keys, kv_heads, dim])?,
+            spans.offsets.as_ptr(),
             causal.scale as f32,
             causal.tokens(),
-            tokens - rows,
+            spans.history,
             out.data_ptr().cast(),
             lse.data_ptr().cast(),
-            1,
-            rows,
+            spans.offsets.len() as i64 - 1,
+            spans.longest,
             heads,
             kv_heads,
             dim,
         )
     };
     args.ran(code)?;
-    Ok(out)
+    Ok((out, lse))
 }
 
 /// As fp32, and dense.
