@@ -133,15 +133,7 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t size, const HcclRootInfo* info, u
   if (!info || !config || !made) return HCCL_E_PTR;
   if (rank >= size) return refuse(HCCL_E_PARA, "a rank outside of its world");
   if (info->internal[sizeof info->internal - 1] != 0x5a) return refuse(HCCL_E_PARA, "not a whole root info");
-  struct {
-    size_t size;
-    uint32_t magic, version;
-    uint64_t reserved;
-  } header;
-  static_assert(sizeof header == sizeof config->reserved, "");
-  memcpy(&header, config->reserved, sizeof header);
-  if (header.size != sizeof *config || header.magic != HCCL_COMM_CONFIG_MAGIC_WORD || header.version != HCCL_COMM_CONFIG_VERSION || header.reserved)
-    return refuse(HCCL_E_PARA, "a config that HcclCommConfigInit has not made");
+  if (!was_initialized(*config)) return refuse(HCCL_E_PARA, "a config that HcclCommConfigInit has not made");
   if (config->hcclDeterministic > 1 && config->hcclDeterministic != HCCL_COMM_DETERMINISTIC_CONFIG_NOT_SET) return refuse(HCCL_E_PARA, "a config with a number that is none");
   auto comm = std::make_shared<Comm>();
   if (aclrtGetDevice(&comm->device)) return refuse(HCCL_E_RUNTIME, "this thread has no device");

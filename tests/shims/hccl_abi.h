@@ -1,5 +1,6 @@
 // The part of HCCL's ABI that the shim has, as hccl.h and hccl_types.h of torch_npu 2.11 declare it: see hip_abi.h.
 #pragma once
+#include <cstring>
 #include "acl_abi.h"
 
 enum HcclResult : int {
@@ -31,6 +32,18 @@ struct HcclCommConfig {
   char hcclAlgo[1600], hcclRetryEnable[50], hcclRetryParams[128], hcclBufferName[128];
   uint32_t hcclQos;
 };
+// Whether HcclCommConfigInit has filled the reserved bytes, as hccl.h does inline.
+inline bool was_initialized(const HcclCommConfig& config) {
+  struct {
+    size_t size;
+    uint32_t magic, version;
+    uint64_t reserved;
+  } header;
+  static_assert(sizeof header == sizeof config.reserved, "");
+  memcpy(&header, config.reserved, sizeof header);
+  return header.size == sizeof config && header.magic == HCCL_COMM_CONFIG_MAGIC_WORD &&
+         header.version == HCCL_COMM_CONFIG_VERSION && !header.reserved;
+}
 static_assert(sizeof(HcclCommConfig) == 2232 && offsetof(HcclCommConfig, hcclExecTimeOut) == 316, "");
 struct HcclSendRecvItem {
   HcclSendRecvType sendRecvType;

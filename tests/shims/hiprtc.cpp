@@ -7,16 +7,8 @@
 #include <regex>
 #include <sstream>
 #include "device.h"
+#include "hiprtc_abi.h"
 #include "kernel_code.h"
-
-typedef struct _hiprtcProgram* hiprtcProgram;
-enum hiprtcResult : int {
-  HIPRTC_SUCCESS = 0,
-  HIPRTC_ERROR_INVALID_INPUT = 3,
-  HIPRTC_ERROR_INVALID_PROGRAM = 4,
-  HIPRTC_ERROR_INVALID_OPTION = 5,
-  HIPRTC_ERROR_COMPILATION = 6,
-};
 
 namespace {
 

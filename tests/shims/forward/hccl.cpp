@@ -60,16 +60,7 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t size, const HcclRootInfo* info, u
   LIBRARY();
   if (!info || !config || !made) return HCCL_E_PTR;
   if (info->internal[sizeof info->internal - 1] != 0x5a) return refuse(HCCL_E_PARA, "not a whole root info");
-  struct {
-    size_t size;
-    uint32_t magic, version;
-    uint64_t reserved;
-  } header;
-  static_assert(sizeof header == sizeof config->reserved, "");
-  memcpy(&header, config->reserved, sizeof header);
-  if (header.size != sizeof *config || header.magic != HCCL_COMM_CONFIG_MAGIC_WORD ||
-      header.version != HCCL_COMM_CONFIG_VERSION)
-    return refuse(HCCL_E_PARA, "a config that HcclCommConfigInit has not made");
+  if (!was_initialized(*config)) return refuse(HCCL_E_PARA, "a config that HcclCommConfigInit has not made");
   aclrtContext context;
   if (aclrtGetCurrentContext(&context)) return refuse(HCCL_E_RUNTIME, "this thread has no device");
   ncclUniqueId id;

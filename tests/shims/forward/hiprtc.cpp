@@ -4,14 +4,7 @@
 #include <cstdio>
 #include <string>
 #include <vector>
-
-typedef struct _hiprtcProgram* hiprtcProgram;
-enum hiprtcResult : int {
-  HIPRTC_SUCCESS = 0,
-  HIPRTC_ERROR_INVALID_INPUT = 3,
-  HIPRTC_ERROR_INVALID_OPTION = 5,
-  HIPRTC_ERROR_INTERNAL_ERROR = 11,
-};
+#include "../hiprtc_abi.h"
 
 namespace {
 
