@@ -32,7 +32,8 @@ pub fn on_ranks_of<T: Send>(
             master_addr: address.ip().to_string(),
             master_port: address.port(),
             agent_store: None,
-            timeout: Duration::from_secs(40),
+            // Four times an operation's deadline. TCP that loses a packet on a crowded machine stalls for seconds.
+            timeout: Duration::from_secs(160),
         };
         rank(Peers::connect(device(number), &rendezvous, Reduction::Ordered).expect("the ranks meet"))
     };
