@@ -3,7 +3,7 @@
     peer.py FOLDER SETTINGS
 
 SETTINGS is a JSON object; see `run.py`. Prints one JSON object: seconds of sampling, of decoding and scoring and of
-training over the median step, and the most memory. The transformer is in bf16, its adapters in fp32; log-probs are in fp32.
+training over the median step. The transformer is in bf16, its adapters in fp32; log-probs are in fp32.
 Under torchrun each rank has its share of the prompts, a whole transformer, and the mean of all ranks' gradients.
 """
 
@@ -181,9 +181,8 @@ def main():
     loop = Loop(folder, settings, device)
     steps = [loop.step() for _ in range(settings["steps"])][1:]
     generate, score, train = (statistics.median(times) for times in zip(*steps))
-    memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else 0
     if rank == 0:
-        print(json.dumps(dict(generate_s=generate, reward_s=score, train_s=train, memory_bytes=memory)))
+        print(json.dumps(dict(generate_s=generate, reward_s=score, train_s=train)))
     if dist.is_initialized():
         dist.destroy_process_group()
 

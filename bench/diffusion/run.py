@@ -6,13 +6,16 @@ Prints a table. Build first: `cargo build --release`. PYTHON has torch and diffu
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -20,6 +23,28 @@ SETTINGS = dict(
     devices=1, zero_stage=0, steps=4, pixels=512, prompts=4, group_size=8, denoising_steps=10, trained_steps=5, guidance=4.5, rank=32, alpha=64.0,
     micro_batch_size=4, sample_batch_size=16, decode_batch_size=4, checkpointing=False,
 )
+
+
+@contextlib.contextmanager
+def most_in_use():
+    """Yields a dictionary that gets `memory_bytes`: the most that the driver says is in use on one GPU meanwhile, caches and all; nothing where there is no nvidia-smi."""
+    found, done = {}, threading.Event()
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+
+    def watch():
+        while not done.wait(0.2):
+            used = [int(line) * 2**20 for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()]
+            found["memory_bytes"] = max(found.get("memory_bytes", 0), *used)
+
+    watcher = threading.Thread(target=watch) if shutil.which("nvidia-smi") else None
+    if watcher:
+        watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        if watcher:
+            watcher.join()
 
 
 def ours(folder, settings, backend):
@@ -34,6 +59,7 @@ def ours(folder, settings, backend):
         "strategy.zero_stage": settings["zero_stage"],
         "strategy.offload.optimizer": "none",
         "strategy.deterministic": "false",
+        "strategy.recompute": "full" if settings["checkpointing"] else "none",
         "strategy.micro_batch_size": settings["micro_batch_size"],
         "pipeline.diffusion.data.prompts": prompts,
         "pipeline.diffusion.reward": f"{{torchscript: {{path: {folder}/scorer.pt}}}}",
@@ -53,13 +79,13 @@ def ours(folder, settings, backend):
         command = [ROOT / "target/release/anyroll", "run", "configs/diffusion_flow_grpo_sd35_cuda.yaml", "--output", run]
         for name, value in fields.items():
             command += ["--set", f"{name}={value}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        with most_in_use() as memory:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(done.stderr[-4000:])
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "time/train_s" in line][1:]
-    found = {name: statistics.median(line[f"time/{name}"] for line in steps) for name in ["generate_s", "reward_s", "train_s"]}
-    return found | {"memory_bytes": max(line["perf/allocated_bytes"] for line in steps)}
+    return memory | {name: statistics.median(line[f"time/{name}"] for line in steps) for name in ["generate_s", "reward_s", "train_s"]}
 
 
 def peer(python, folder, settings):
@@ -67,8 +93,9 @@ def peer(python, folder, settings):
     if settings["devices"] > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings['devices']}"]
     command = [*launcher, HERE / "peer.py", folder, json.dumps(settings)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    with most_in_use() as memory:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return memory | json.loads(done.stdout.splitlines()[-1])
 
 
 def row(name, settings, times):
@@ -76,7 +103,8 @@ def row(name, settings, times):
     trained = images * settings["trained_steps"]
     whole = times["generate_s"] + times["reward_s"] + times["train_s"]
     figures = [images / times["generate_s"], trained / times["train_s"], images / times["reward_s"], whole]
-    return f"| {name} | " + " | ".join(f"{figure:.2f}" for figure in figures) + f" | {times['memory_bytes'] / 2**30:.1f} |"
+    memory = f"{times['memory_bytes'] / 2**30:.1f}" if "memory_bytes" in times else "-"
+    return f"| {name} | " + " | ".join(f"{figure:.2f}" for figure in figures) + f" | {memory} |"
 
 
 def main():
@@ -95,7 +123,7 @@ def main():
         tiny = ["--tiny"] if args.tiny else []
         subprocess.run([args.python, HERE / "make_model.py", folder, *tiny], check=True)
     print(json.dumps(settings))
-    print("| | images/s, sampling | images x timesteps/s, training | images/s, decoding and scoring | s a step | GiB |")
+    print("| | images/s, sampling | images x timesteps/s, training | images/s, decoding and scoring | s a step | GiB in use on a GPU |")
     print("|---|---|---|---|---|---|", flush=True)
     print(row("anyroll", settings, ours(folder, settings, args.backend)), flush=True)
     if not args.skip_peer:
