@@ -19,9 +19,10 @@ pub(crate) fn score(value: f64) -> String {
     format!("{value:.3}")
 }
 
-/// A count or a rate: `870`, `12.3k`, `4.05M`.
+/// A count or a rate: `0.043`, `870`, `12.3k`, `4.05M`.
 pub(crate) fn count(value: f64) -> String {
     match value.abs() {
+        size if size < 10.0 => number(value),
         size if size < 999.5 => format!("{value:.0}"),
         size if size < 9_995.0 => format!("{:.2}k", value / 1e3),
         size if size < 99_950.0 => format!("{:.1}k", value / 1e3),
@@ -87,6 +88,8 @@ mod tests {
     fn counts() {
         let check = |value, expected: &str| assert_eq!(count(value), expected);
         check(0.0, "0");
+        check(0.0429, "0.0429");
+        check(3.0, "3");
         check(999.4, "999");
         check(999.6, "1.00k");
         check(9_996.0, "10.0k");
