@@ -281,7 +281,7 @@ fn rank_of(run: &Path, rank: usize) -> Pid {
 /// Asserts that nothing of a run is left, a moment after its launcher has ended.
 #[track_caller]
 fn assert_nothing_left(run: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + Duration::from_secs(10);
     while !processes_of(run).is_empty() {
         assert!(Instant::now() < deadline, "still running: {:?}", processes_of(run));
         thread::sleep(Duration::from_millis(10));
