@@ -58,8 +58,12 @@ __device__ inline void rope_into_cache(T* qkv, const T* q_norm, const T* k_norm,
 // ---- attention over the cache ----
 
 // Tokens that one block goes through: how a sequence is split depends on its length alone.
-constexpr int SPLIT_TOKENS = 256;
-constexpr int ATTENTION_THREADS = 128;
+constexpr int SPLIT_TOKENS = 512;
+// Parts begin at multiples of it, and it divides the tokens of a block of the cache.
+constexpr int RUN_TOKENS = 16;
+// Threads of a block. A narrow head's token has few, so that many of them would have few tokens each to join.
+template <int DIM>
+constexpr int ATTENTION_THREADS = DIM < 64 ? 128 : 256;
 // Tokens that a thread has in flight; they lie in one block of the cache.
 constexpr int IN_FLIGHT = 4;
 // Elements of a head that a thread holds.
@@ -77,44 +81,79 @@ __device__ inline void load_elements(const T* from, float (&to)[ELEMENTS]) {
 // The first of `length` tokens that a sequence's last one sees.
 __device__ inline int first_seen(int length, int window) { return length > window ? length - window : 0; }
 
-// Up to HEADS query heads of one key head, over one split of one row, of whose tokens the last `window` count. DIM / 8
-// threads share a token, so that a block goes through `SUBS` runs of tokens side by side, each with a softmax of its own;
-// they are joined at the end, in order.
-// `partial` [splits, rows, heads, DIM] gets the weighted sums of values, `softmax` [splits, rows, heads, 2] the largest
+// What a block is for: up to HEADS query heads of one key head, over one split of one row, of whose tokens the last
+// `window` count.
+template <int HEADS>
+struct Part {
+  // The first of `count` heads, and the tokens from `begin` on, of which those before `seen` are not seen.
+  int row, kv_head, head, count, split, seen, begin, end;
+
+  __device__ Part(const i64* positions, int window, int rows, int heads, int kv_heads) {
+    const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
+    row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
+    const int tile = blockIdx.x / rows / kv_heads % tiles;
+    split = blockIdx.x / rows / kv_heads / tiles;
+    head = kv_head * group + tile * HEADS;
+    count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
+    const int length = (int)positions[row] + 1, first_token = split * SPLIT_TOKENS;
+    seen = first_seen(length, window);
+    begin = first_token < seen ? seen / RUN_TOKENS * RUN_TOKENS : first_token;
+    end = length < first_token + SPLIT_TOKENS ? length : first_token + SPLIT_TOKENS;
+  }
+
+  __device__ bool is_empty() const { return begin >= end; }
+};
+
+// Where attention goes: to `out` [rows, heads, dim] if there is one split, else in parts that `join_splits` joins.
+// `partial` [splits, rows, heads, dim] gets the weighted sums of values, `softmax` [splits, rows, heads, 2] the largest
 // score and the sum of weights.
-template <typename T, int DIM, int HEADS>
+template <typename T>
+struct Attended {
+  float *partial, *softmax;
+  T* out;
+  int splits, rows, heads;
+
+  __device__ i64 place(int split, int row, int head) const { return ((i64)split * rows + row) * heads + head; }
+  __device__ void put_value(i64 place, int dim, int i, float value, float whole) const {
+    if (splits == 1) {
+      narrow(value / whole, out[place * dim + i]);
+    } else {
+      partial[place * dim + i] = value;
+    }
+  }
+  __device__ void put_softmax(i64 place, float largest, float whole) const {
+    if (splits > 1) softmax[place * 2] = largest, softmax[place * 2 + 1] = whole;
+  }
+};
+
+// DIM / 8 threads share a token, so that a block goes through `SUBS` runs of tokens side by side, each with a softmax of
+// its own; they are joined at the end, in order.
+template <int DIM, int HEADS, typename T>
 __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions,
-                              float scale, int window, float* partial, float* softmax, int rows, int heads,
-                              int kv_heads) {
-  constexpr int SHARERS = DIM / ELEMENTS, SUBS = ATTENTION_THREADS / SHARERS;
+                              float scale, int window, Attended<T> attended, int kv_heads) {
+  constexpr int THREADS = ATTENTION_THREADS<DIM>, SHARERS = DIM / ELEMENTS, SUBS = THREADS / SHARERS;
   __shared__ float of_max[SUBS][HEADS], of_sum[SUBS][HEADS], of_values[SUBS][DIM];
-  const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
-  const int row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
-  const int tile = blockIdx.x / rows / kv_heads % tiles, split = blockIdx.x / rows / kv_heads / tiles;
-  const int length = (int)positions[row] + 1, seen = first_seen(length, window), first_token = split * SPLIT_TOKENS;
-  if (first_token >= length || first_token + SPLIT_TOKENS <= seen) return;
-  const int end = length < first_token + SPLIT_TOKENS ? length : first_token + SPLIT_TOKENS;
-  // Runs begin at multiples of 16 tokens, so that each lies in one block of the cache.
-  const int begin = first_token < seen ? seen / 16 * 16 : first_token;
+  const int heads = attended.heads;
+  const Part<HEADS> part(positions, window, attended.rows, heads, kv_heads);
+  if (part.is_empty()) return;
+  const int row = part.row, count = part.count, seen = part.seen, end = part.end;
   const int lane = threadIdx.x % SHARERS, sub = threadIdx.x / SHARERS;
-  const int head = kv_head * group + tile * HEADS;
-  const int count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
-  const i64 stride = (i64)kv_heads * DIM, column = kv_head * DIM + lane * ELEMENTS;
+  const i64 stride = (i64)kv_heads * DIM, column = part.kv_head * DIM + lane * ELEMENTS;
 
   float query[HEADS][ELEMENTS], sums[HEADS][ELEMENTS] = {}, max[HEADS], sum[HEADS];
 #pragma unroll
   for (int h = 0; h < HEADS; h++) {
     max[h] = -INFINITE, sum[h] = 0;
-    const int of = head + (h < count ? h : 0);
+    const int of = part.head + (h < count ? h : 0);
     load_elements(qkv + ((i64)row * (heads + 2 * kv_heads) + of) * DIM + lane * ELEMENTS, query[h]);
 #pragma unroll
     for (int k = 0; k < ELEMENTS; k++) query[h][k] *= scale;
   }
 
   // All threads go around equally often, since they exchange values.
-  for (int base = begin; base < end; base += SUBS * IN_FLIGHT) {
+  for (int base = part.begin; base < end; base += SUBS * IN_FLIGHT) {
     const int first = base + sub * IN_FLIGHT;
-    const i64 place = tables.place(row, first < end ? first : begin);
+    const i64 place = tables.place(row, first < end ? first : part.begin);
     float key[IN_FLIGHT][ELEMENTS] = {}, value[IN_FLIGHT][ELEMENTS] = {};
 #pragma unroll
     for (int u = 0; u < IN_FLIGHT; u++) {
@@ -165,13 +204,13 @@ __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tabl
 #pragma unroll
     for (int k = 0; k < ELEMENTS; k++) of_values[sub][lane * ELEMENTS + k] = sums[h][k] * kept;
     __syncthreads();
-    const i64 at = ((i64)split * rows + row) * heads + head + h;
-    for (int i = threadIdx.x; i < DIM; i += ATTENTION_THREADS) {
+    const i64 place = attended.place(part.split, row, part.head + h);
+    for (int i = threadIdx.x; i < DIM; i += THREADS) {
       float joined = 0;
       for (int s = 0; s < SUBS; s++) joined += of_values[s][i];
-      partial[at * DIM + i] = joined;
+      attended.put_value(place, DIM, i, joined, whole);
     }
-    if (threadIdx.x == 0) softmax[at * 2] = largest, softmax[at * 2 + 1] = whole;
+    if (threadIdx.x == 0) attended.put_softmax(place, largest, whole);
     __syncthreads();
   }
 }
@@ -208,26 +247,21 @@ struct alignas(16) Words {
 // 64 for the tokens whose weights it has. The next keys are on their way while values are summed.
 template <int DIM, int HEADS>
 __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf16* values, Tables tables,
-                                     const i64* positions, float scale, int window, float* partial, float* softmax,
-                                     int rows, int heads, int kv_heads) {
-  constexpr int WARPS = ATTENTION_THREADS / 32, RUN = 16, COLUMNS = 8;
-  __shared__ float of_max[WARPS][COLUMNS], of_sum[WARPS][COLUMNS], of_values[WARPS][COLUMNS][DIM];
-  const int group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
-  const int row = blockIdx.x % rows, kv_head = blockIdx.x / rows % kv_heads;
-  const int tile = blockIdx.x / rows / kv_heads % tiles, split = blockIdx.x / rows / kv_heads / tiles;
-  const int length = (int)positions[row] + 1, seen = first_seen(length, window), first_token = split * SPLIT_TOKENS;
-  if (first_token >= length || first_token + SPLIT_TOKENS <= seen) return;
-  const int end = length < first_token + SPLIT_TOKENS ? length : first_token + SPLIT_TOKENS;
-  const int begin = first_token < seen ? seen / RUN * RUN : first_token;
+                                     const i64* positions, float scale, int window, Attended<Bf16> attended,
+                                     int kv_heads) {
+  constexpr int THREADS = ATTENTION_THREADS<DIM>, WARPS = THREADS / 32, COLUMNS = 8;
+  __shared__ float of_max[WARPS][COLUMNS], of_sum[WARPS][COLUMNS], of_all[COLUMNS], of_values[WARPS][COLUMNS][DIM];
+  const int heads = attended.heads;
+  const Part<HEADS> part(positions, window, attended.rows, heads, kv_heads);
+  if (part.is_empty()) return;
+  const int row = part.row, count = part.count, seen = part.seen, begin = part.begin, end = part.end;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, over = lane / 4, within = lane % 4;
-  const int head = kv_head * group + tile * HEADS;
-  const int count = group - tile * HEADS < HEADS ? group - tile * HEADS : HEADS;
   const i64 stride = (i64)kv_heads * DIM;
-  const Bf16 *of_keys = keys + kv_head * DIM + within * 8, *of_head = values + kv_head * DIM + over * 8;
+  const Bf16 *of_keys = keys + part.kv_head * DIM + within * 8, *of_head = values + part.kv_head * DIM + over * 8;
 
   Words query[DIM / 32] = {}, key[2][DIM / 32];
   if (over < count) {
-    const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + head + over) * DIM + within * 8;
+    const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + part.head + over) * DIM + within * 8;
 #pragma unroll
     for (int part = 0; part < DIM / 32; part++) query[part] = *(const Words*)(from + part * 32);
   }
@@ -240,7 +274,7 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
   };
   // Of heads 2 `within` and the next, whose columns this thread has.
   float sums[DIM / 16][4] = {}, max[2] = {-INFINITE, -INFINITE}, sum[2] = {};
-  int run = begin + warp * RUN;
+  int run = begin + warp * RUN_TOKENS;
   i64 place = tables.place(row, run < end ? run : begin);
   read_keys(place);
   while (run < end) {
@@ -253,7 +287,7 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
       for (int part = 0; part < DIM / 64; part++)
         value[t][part] = *(const Words*)(of_head + (place + token) * stride + part * 64);
     }
-    const int next = run + WARPS * RUN;
+    const int next = run + WARPS * RUN_TOKENS;
     if (next < end) place = tables.place(row, next);
     float score[4] = {};
 #pragma unroll
@@ -315,19 +349,19 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
       for (int k = 0; k < 2; k++)
         of_values[warp][column][pair / 4 * 64 + over * 8 + pair % 4 * 2 + k] = sums[pair][k * 2 + h] * kept;
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < count * DIM; i += ATTENTION_THREADS) {
-    const i64 at = ((i64)split * rows + row) * heads + head + i / DIM;
-    float joined = 0;
-    for (int w = 0; w < WARPS; w++) joined += of_values[w][i / DIM][i % DIM];
-    partial[at * DIM + i % DIM] = joined;
-  }
   if (threadIdx.x < count) {
-    const i64 at = ((i64)split * rows + row) * heads + head + threadIdx.x;
     float most = of_max[0][threadIdx.x], whole = 0;
     for (int w = 1; w < WARPS; w++) most = larger(most, of_max[w][threadIdx.x]);
     for (int w = 0; w < WARPS; w++) whole += of_sum[w][threadIdx.x] * __expf(of_max[w][threadIdx.x] - most);
-    softmax[at * 2] = most, softmax[at * 2 + 1] = whole;
+    of_all[threadIdx.x] = whole;
+    attended.put_softmax(attended.place(part.split, row, part.head + threadIdx.x), most, whole);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count * DIM; i += THREADS) {
+    const int h = i / DIM;
+    float joined = 0;
+    for (int w = 0; w < WARPS; w++) joined += of_values[w][h][i % DIM];
+    attended.put_value(attended.place(part.split, row, part.head + h), DIM, i % DIM, joined, of_all[h]);
   }
 }
 #endif
@@ -598,33 +632,31 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
 KERNELS(float, f32)
 KERNELS(Bf16, bf16)
 
-#define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
-  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) attend_##suffix##_##DIM##_##HEADS(                   \
+// With at least BLOCKS blocks on a multiprocessor.
+#define ATTENTION(T, suffix, DIM, HEADS, attend, BLOCKS)                                                               \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>, BLOCKS) attend_##suffix##_##DIM##_##HEADS(      \
       const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
-      float* partial, float* softmax, int rows, int heads, int kv_heads) {                                             \
-    attend<T, DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, partial, softmax, rows, heads,          \
-                          kv_heads);                                                                                   \
+      float* partial, float* softmax, T* out, int splits, int rows, int heads, int kv_heads) {                         \
+    const Attended<T> attended = {partial, softmax, out, splits, rows, heads};                                         \
+    attend<DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, attended, kv_heads);                       \
   }
-ATTENTION(float, f32, 16, 4)
-ATTENTION(float, f32, 32, 4)
-ATTENTION(float, f32, 64, 4)
-ATTENTION(float, f32, 64, 8)
-ATTENTION(float, f32, 128, 4)
-ATTENTION(float, f32, 128, 8)
+ATTENTION(float, f32, 16, 4, attend, 1)
+ATTENTION(float, f32, 32, 4, attend, 1)
+ATTENTION(float, f32, 64, 4, attend, 1)
+ATTENTION(float, f32, 64, 8, attend, 1)
+ATTENTION(float, f32, 128, 4, attend, 1)
+ATTENTION(float, f32, 128, 8, attend, 1)
 // Too narrow for matrix units.
-ATTENTION(Bf16, bf16, 16, 4)
-ATTENTION(Bf16, bf16, 32, 4)
+ATTENTION(Bf16, bf16, 16, 4, attend, 1)
+ATTENTION(Bf16, bf16, 32, 4, attend, 1)
 #ifdef HAS_MATRIX_UNITS
-#undef ATTENTION
-#define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
-  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) attend_##suffix##_##DIM##_##HEADS(                   \
-      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
-      float* partial, float* softmax, int rows, int heads, int kv_heads) {                                             \
-    attend_matrix<DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, partial, softmax, rows, heads,      \
-                              kv_heads);                                                                               \
-  }
+ATTENTION(Bf16, bf16, 64, 4, attend_matrix, 2)
+ATTENTION(Bf16, bf16, 64, 8, attend_matrix, 2)
+ATTENTION(Bf16, bf16, 128, 4, attend_matrix, 2)
+ATTENTION(Bf16, bf16, 128, 8, attend_matrix, 2)
+#else
+ATTENTION(Bf16, bf16, 64, 4, attend, 1)
+ATTENTION(Bf16, bf16, 64, 8, attend, 1)
+ATTENTION(Bf16, bf16, 128, 4, attend, 1)
+ATTENTION(Bf16, bf16, 128, 8, attend, 1)
 #endif
-ATTENTION(Bf16, bf16, 64, 4)
-ATTENTION(Bf16, bf16, 64, 8)
-ATTENTION(Bf16, bf16, 128, 4)
-ATTENTION(Bf16, bf16, 128, 8)

@@ -38,8 +38,7 @@ pub(crate) const SOURCE: Source = Source {
 };
 
 /// Tokens of a sequence that one block of `attend` goes through.
-pub(crate) const SPLIT_TOKENS: i64 = 256;
-const ATTENTION_THREADS: u32 = 128;
+pub(crate) const SPLIT_TOKENS: i64 = 512;
 const SAMPLE_THREADS: u32 = 1024;
 /// Stripes of 32 packs that a row of logits may have.
 const MAX_STRIPES: i64 = 2048;
@@ -118,7 +117,7 @@ pub(crate) unsafe fn rope_into_cache(
     }
 }
 
-/// Attention of a step's queries over the last `window` tokens of the cache, cut in `splits` parts and joined.
+/// Attention of a step's queries over the last `window` tokens of the cache, cut in `splits` parts that are joined.
 ///
 /// # Safety
 /// As [`rope_into_cache`]; `partial` has `splits * rows * heads * dim` fp32 elements, `softmax` two a head and part.
@@ -153,6 +152,7 @@ pub(crate) unsafe fn attend(
     let tiles = i64::from((group as u32).div_ceil(width));
     let blocks = splits * tiles * i64::from(kv_heads) * rows;
     let (splits_32, rows_32) = (splits as i32, rows as i32);
+    let threads = if dim < 64 { 128 } else { 256 };
     let window = window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX);
     // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
@@ -160,9 +160,15 @@ pub(crate) unsafe fn attend(
             device,
             kernel,
             blocks,
-            ATTENTION_THREADS,
-            [qkv, keys, values, tables, positions, scale, window, partial, softmax, rows_32, heads, kv_heads]
+            threads,
+            [
+                qkv, keys, values, tables, positions, scale, window, partial, softmax, out, splits_32,
+                rows_32, heads, kv_heads
+            ]
         )?;
+        if splits == 1 {
+            return Ok(());
+        }
         let kernel = pick(kind, c"join_splits_f32", c"join_splits_bf16");
         let blocks = rows * i64::from(heads);
         launch!(

@@ -18,7 +18,7 @@
 
 #define __device__
 #define __global__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __shared__ static thread_local
 
 struct Index {
