@@ -52,6 +52,10 @@ int anyroll_store_set(void* store, const char* key, const uint8_t* value, size_t
     return 0;
   });
 }
+// Adds to the number of a key, 0 at first, and returns what it is then; -1 if it cannot.
+int64_t anyroll_store_add(void* store, const char* key, int64_t amount) {
+  return guarded<int64_t>(-1, [&] { return (*static_cast<StorePtr*>(store))->add(key, amount); });
+}
 // Waits up to timeout_ms for the key. Returns its length, and copies at most `capacity` bytes.
 int64_t anyroll_store_get(void* store, const char* key, uint8_t* out, size_t capacity, int64_t timeout_ms) {
   return guarded<int64_t>(-1, [&]() -> int64_t {

@@ -5,7 +5,6 @@
 //! under a deadline of ours, past which another thread ends the communicator, and with that the call.
 
 use std::{
-    collections::HashMap,
     ffi::c_int,
     fmt,
     sync::{
@@ -299,17 +298,6 @@ fn exchange_id<L: Library>(library: &L, store: &Store) -> Result<Vec<u8>> {
     })?;
     store.set(KEY, &id)?;
     Ok(id)
-}
-
-/// How often this rank has connected through this store before: each time needs keys of its own.
-pub(crate) fn count_connection(rendezvous: &Rendezvous) -> usize {
-    type Counts = HashMap<(String, u16, usize), usize>;
-    static CONNECTIONS: Mutex<Option<Counts>> = Mutex::new(None);
-    let mut connections = CONNECTIONS.lock().unwrap();
-    let place = (rendezvous.master_addr.clone(), rendezvous.master_port, rendezvous.rank);
-    let count = connections.get_or_insert_default().entry(place).or_default();
-    *count += 1;
-    *count - 1
 }
 
 /// Runs `call` with a device current in this thread, and leaves the thread as it was. The library needs it to

@@ -102,7 +102,8 @@ pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn C
     connect_with(Reduction::Ordered, device, rendezvous)
 }
 
-/// Connects the ranks of a job for `device`'s backend. Blocks until all are there or the time-out has passed.
+/// Connects the ranks of a job for `device`'s backend. Blocks until all are there or the time-out has passed. A process may
+/// connect more than once, for other devices too; ranks do so in the same order.
 ///
 /// Whoever starts the ranks sets [`RANK_ENVIRONMENT`] for them.
 pub fn connect_with(
@@ -110,13 +111,11 @@ pub fn connect_with(
     device: &dyn Device,
     rendezvous: &Rendezvous,
 ) -> Result<Arc<dyn Collective>> {
-    let store = Store::connect(rendezvous)?;
+    let store = Store::connect(rendezvous)?.next_part()?;
     match device.id().backend {
         BackendKind::Cpu | BackendKind::Vulkan => Ok(Arc::new(gloo::Gloo::connect(store)?)),
-        BackendKind::Cuda | BackendKind::Rocm => {
-            Ok(Arc::new(nccl::Nccl::connect(device, &store, reduction)?))
-        }
-        BackendKind::Ascend => Ok(Arc::new(ascend::Hccl::connect(device, &store)?)),
+        BackendKind::Cuda | BackendKind::Rocm => Ok(Arc::new(nccl::Nccl::connect(device, store, reduction)?)),
+        BackendKind::Ascend => Ok(Arc::new(ascend::Hccl::connect(device, store)?)),
     }
 }
 

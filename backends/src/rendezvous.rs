@@ -89,6 +89,19 @@ impl Store {
         Self::owned(raw, Rendezvous { rank, world_size, ..self.rendezvous.clone() })
     }
 
+    /// The part for the next group of ranks that this rank connects through this store: each has keys of its own. Ranks
+    /// connect their groups in the same order.
+    pub(crate) fn next_part(&self) -> Result<Self> {
+        let Rendezvous { rank, world_size, .. } = self.rendezvous;
+        let groups = self.key(&format!("groups/{rank}"))?;
+        // SAFETY: the store is live.
+        let number = unsafe { ffi::anyroll_store_add(self.raw, groups.as_ptr(), 1) };
+        if number < 0 {
+            return Err(self.rendezvous.error(ffi::last_error()));
+        }
+        self.prefix(&format!("group/{number}/"), rank, world_size)
+    }
+
     /// Who this process is in it.
     pub fn rendezvous(&self) -> &Rendezvous {
         &self.rendezvous
@@ -184,6 +197,43 @@ mod tests {
     use std::{net::TcpListener, thread, time::Duration};
 
     use super::{Rendezvous, Store};
+
+    /// A process that meets the others more than once finds them each time.
+    #[test]
+    fn groups_do_not_read_each_others_keys() {
+        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (master_addr, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(20));
+        let place = |rank| Rendezvous {
+            rank,
+            world_size: 2,
+            master_addr: master_addr.clone(),
+            master_port,
+            agent_store: None,
+            timeout,
+        };
+        thread::scope(|scope| {
+            let ranks: Vec<_> = [0_u8, 1]
+                .map(|rank| {
+                    let place = place(usize::from(rank));
+                    scope.spawn(move || {
+                        let store = Store::connect(&place).unwrap();
+                        let groups = [(); 2].map(|()| store.next_part().unwrap());
+                        for (group, number) in groups.iter().zip(0..) {
+                            group.set(&format!("rank {rank}"), &[rank, number]).unwrap();
+                        }
+                        let found =
+                            groups.each_ref().map(|group| group.get(&format!("rank {}", 1 - rank)).unwrap());
+                        (found, groups)
+                    })
+                })
+                .into_iter()
+                .map(|rank| rank.join().unwrap())
+                .collect();
+            // The store is served until both have read.
+            let [found, others] = [0, 1].map(|rank| &ranks[rank].0);
+            assert_eq!((found, others), (&[[1, 0], [1, 1]].map(Vec::from), &[[0, 0], [0, 1]].map(Vec::from)));
+        });
+    }
 
     /// As torchrun has it: the agent's process serves the store, with keys of its own in it.
     #[test]

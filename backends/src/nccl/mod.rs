@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Result, Store, Stream,
-    communicator::{Communicator, Handle, Workspace, count_connection},
+    communicator::{Communicator, Handle, Workspace},
     device::unsupported,
     device_kernels::reduce_in_rank_order,
     in_rank_order::InRankOrder,
@@ -40,7 +40,7 @@ pub struct Nccl {
 
 impl Nccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub fn connect(device: &dyn Device, store: &Store, reduction: Reduction) -> Result<Self> {
+    pub fn connect(device: &dyn Device, store: Store, reduction: Reduction) -> Result<Self> {
         let library = Library::of(device.id().backend)?;
         // As it is open, without what a test has wrapped it in: operations have streams of their own.
         let device = crate::open(device.id())?;
@@ -53,12 +53,6 @@ impl Nccl {
                 "collectives without run-time kernels, which sum what ranks send",
             );
         }
-        let number = count_connection(store.rendezvous());
-        let store = store.prefix(
-            &format!("nccl/{number}/"),
-            store.rendezvous().rank,
-            store.rendezvous().world_size,
-        )?;
         Self::over(Communicator::connect(library, torch, &store)?, device, reduction, store)
     }
 

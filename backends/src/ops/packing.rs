@@ -102,3 +102,17 @@ pub fn upload(values: &[i64], device: Device) -> Result<Tensor> {
         unsafe { ffi::own_tensor(ffi::anyroll_tensor_upload(ffi::tensor_ptr(&host), at.kind, at.index)) };
     uploaded.map_err(|error| refused(error.to_string()))
 }
+
+/// A tensor on `device`; the same one if it is there. Between two devices it goes by way of memory of libtorch's own,
+/// which both can read: other memory may be its device's alone.
+///
+/// # Errors
+/// libtorch's error.
+pub fn moved(tensor: &Tensor, device: Device) -> Result<Tensor, tch::TchError> {
+    if [tensor.device(), device].contains(&Device::Cpu) || tensor.device() == device {
+        return tensor.f_to_device(device);
+    }
+    let mut own = tensor.f_empty_like()?;
+    own.f_copy_(tensor)?;
+    own.f_to_device(device)
+}

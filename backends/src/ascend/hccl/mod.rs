@@ -23,7 +23,7 @@ use tch::Tensor;
 use super::acl::Handle;
 use crate::{
     Buffer, Collective, DType, Device, P2p, PinnedBuffer, ReduceOp, Result, Store, Stream,
-    communicator::{Communicator, Workspace, count_connection},
+    communicator::{Communicator, Workspace},
     device::unsupported,
     gloo::reduce_in_rank_order,
     in_rank_order::InRankOrder,
@@ -55,12 +55,9 @@ pub(super) fn find() -> Result<()> {
 
 impl Hccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub(crate) fn connect(device: &dyn Device, store: &Store) -> Result<Self> {
+    pub(crate) fn connect(device: &dyn Device, store: Store) -> Result<Self> {
         // As it is open, without what a test has wrapped it in: operations have streams of their own.
-        let device = crate::open(device.id())?;
-        let number = count_connection(store.rendezvous());
-        let (rank, world_size) = (store.rendezvous().rank, store.rendezvous().world_size);
-        Self::over(device, store.prefix(&format!("hccl/{number}/"), rank, world_size)?)
+        Self::over(crate::open(device.id())?, store)
     }
 
     fn over(device: Arc<dyn Device>, store: Store) -> Result<Self> {
