@@ -12,6 +12,7 @@ mod inference;
 mod learning;
 mod other_launchers;
 mod other_tools;
+mod own_devices;
 mod plan;
 mod published_model;
 mod reproducibility;

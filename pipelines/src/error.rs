@@ -37,6 +37,9 @@ pub enum Error {
     /// Another system's config could not be imported.
     #[error(transparent)]
     Import(#[from] crate::import::Error),
+    /// A thread could not be started.
+    #[error("a thread that samples could not be started")]
+    Thread(#[source] std::io::Error),
     /// A reward cannot be used.
     #[error("the reward `{name}` does not start")]
     Start {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyroll_backends::{Buffer, DType, Event, PinnedBuffer, Stream, TorchDevice, Work};
+use anyroll_backends::{Buffer, DType, Event, PinnedBuffer, Stream, TorchDevice, Work, ops};
 use anyroll_models::{Model, Unit, init::WeightSource};
 use tch::{Kind, Tensor};
 
@@ -126,8 +126,8 @@ impl<M: Model> Zero<M> {
         Ok(weights)
     }
 
-    /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage and
-    /// precision.
+    /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage, its
+    /// precision and its devices.
     pub fn copy_weights_from(&mut self, other: &mut Self) -> Result<()> {
         self.set_from(other, "copy_weights_from", |_, theirs| Ok(theirs))
     }
@@ -151,7 +151,9 @@ impl<M: Model> Zero<M> {
         self.needs(call, &states)?;
         other.needs(call, &states)?;
         for index in 0..self.units.len() {
-            let mixed = mix(self.own_weights(index)?, other.own_weights(index)?)?;
+            let own = self.own_weights(index)?;
+            let theirs = ops::moved(&other.own_weights(index)?, own.device())?;
+            let mixed = mix(own, theirs)?;
             let whole = self.gather_shards(index, &mixed)?;
             self.set_unit(index, &whole)?;
         }
@@ -168,7 +170,7 @@ impl<M: Model> Zero<M> {
         for (index, (unit, from)) in model.units().iter().zip(theirs.units()).enumerate() {
             let (own, given) = (self.own_weights(index)?, other.own_weights(index)?);
             let whole = self.gather_shards(index, &own)?;
-            let given = other.gather_shards(index, &given)?;
+            let given = ops::moved(&other.gather_shards(index, &given)?, whole.device())?;
             for (spec, range) in unit.params.iter().zip(&self.units[index].layout.params) {
                 let same =
                     from.params.iter().position(|it| (&it.name, &it.shape) == (&spec.name, &spec.shape));

@@ -26,7 +26,7 @@ fn run(folder: &TempDir, name: &str, config: &str, ahead: &str, sets: &[&str]) -
 }
 
 /// The last checkpoint is lost, and the run goes on from the one before.
-fn repeat_the_end(run: &Path) {
+pub(super) fn repeat_the_end(run: &Path) {
     let (name, _) = last_checkpoint(run);
     fs::remove_dir_all(run.join("checkpoints").join(name)).unwrap();
     succeed(resume(run));

@@ -106,6 +106,23 @@ impl Decoder {
         self
     }
 
+    /// The same decoder, for weights and batches on `device`.
+    ///
+    /// # Errors
+    /// libtorch's error (out of memory).
+    pub fn on(&self, device: Device) -> Result<Decoder> {
+        Ok(Decoder {
+            config: self.config.clone(),
+            units: self.units.clone(),
+            units_of: self.units_of.clone(),
+            embedding: Embedding,
+            block: self.block.clone(),
+            plain_block: self.plain_block.clone(),
+            head: self.head,
+            rope_table: Mutex::new(self.rope_table().f_to_device(device)?),
+        })
+    }
+
     /// The same decoder, in which the units that `is_frozen` accepts are not trained.
     #[must_use]
     pub fn freeze(mut self, is_frozen: impl Fn(&Unit) -> bool) -> Decoder {

@@ -143,6 +143,10 @@ impl Report {
             run.policy.strategy.micro_batch_size,
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
+        let elsewhere = run.elsewhere();
+        if !elsewhere.is_empty() {
+            text += &format!("on devices of their own, and not counted: {}\n", elsewhere.join(", "));
+        }
         if let Some((stage, plan)) = &self.configured {
             text += &self.phases(*stage, plan);
         }
@@ -239,6 +243,7 @@ impl Report {
             "longest_prompt": prompt,
             "longest_completion": completion,
             "auto": auto,
+            "not_counted": run.elsewhere(),
             "configured": configured.as_ref().map(|(stage, plan)| json!({"zero_stage": stage, "plan": of(plan)})),
             "choices": choices,
         });

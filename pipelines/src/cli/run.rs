@@ -121,7 +121,7 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let ended = match &run.config.pipeline {
         PipelineConfig::Rlvr(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for rlvr");
-            train(Rlvr::new(run, dataset, place)?, exchange, job, &screen, &stop)?
+            train(Rlvr::new(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
         }
         PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, &screen, &stop)?,
     };

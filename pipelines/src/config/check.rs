@@ -184,7 +184,7 @@ impl Check<'_> {
 
     /// The memory of a model of images is not planned, nor is a critic's.
     fn stages_are_said(&self, config: &Config, message: &str) -> Result<(), Problem> {
-        let RolesConfig { policy, reference, critic } = &config.roles;
+        let RolesConfig { policy, reference, critic, rollout: _ } = &config.roles;
         for (path, stage) in [
             ("strategy", Some(config.strategy.zero_stage)),
             ("roles.policy.strategy", policy.strategy.zero_stage),

@@ -39,7 +39,7 @@ pub use error::{Error, Invalid};
 pub use image_reward::*;
 pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
-pub use resolve::{BackendFacts, Batches, Machine, Role, Run};
+pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
 pub use schema::*;
 pub use stage::ZeroStage;

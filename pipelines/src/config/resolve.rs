@@ -62,6 +62,8 @@ pub struct Run {
     pub reference: Option<Role>,
     /// Where the critic lives; `None` without one.
     pub critic: Option<Role>,
+    /// Where completions are sampled, if not on the policy's devices.
+    pub rollout: Option<RolloutRole>,
     /// How a step's completions are shared.
     pub batches: Batches,
     /// The memory of a rank's device, where it is known; on a host an equal part of it.
@@ -76,6 +78,27 @@ impl Run {
         let reason = self.stage_reason.iter().map(|reason| format!("# strategy.zero_stage: {reason}\n"));
         reason.chain([self.config.to_yaml()]).collect()
     }
+
+    /// The roles that are not on the policy's devices, in words.
+    pub fn elsewhere(&self) -> Vec<String> {
+        let held = [("the reference", &self.reference), ("the critic", &self.critic)];
+        let held = held.into_iter().filter_map(|(name, role)| {
+            let role = role.as_ref().filter(|role| !role.is_with(&self.policy))?;
+            Some(format!("{name} on {} {:?}", role.backend, role.ordinals))
+        });
+        let rollout = self.rollout.iter();
+        held.chain(rollout.map(|it| format!("rollout on {} {:?}", it.backend, it.ordinals.concat())))
+            .collect()
+    }
+}
+
+/// Devices that only sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutRole {
+    /// The backend's name.
+    pub backend: String,
+    /// The devices of each rank of this host, by local rank.
+    pub ordinals: Vec<Vec<usize>>,
 }
 
 /// Where and how a model is held.
@@ -87,6 +110,15 @@ pub struct Role {
     pub ordinals: Vec<usize>,
     /// Its strategy, the role's own fields over the top level's.
     pub strategy: StrategyConfig,
+}
+
+impl Role {
+    /// Whether its ranks are those of `other` on the same devices, with one communicator.
+    pub fn is_with(&self, other: &Self) -> bool {
+        let place = |role: &Self| (role.backend.clone(), role.ordinals.clone());
+        place(self) == place(other)
+            && self.strategy.collective_timeout_s == other.strategy.collective_timeout_s
+    }
 }
 
 /// How a step's completions are shared by ranks, mini-batches and micro-batches.
@@ -123,9 +155,14 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
             resolver.beside_policy(&policy, path, role)?;
         }
     }
+    let rollout = config.roles.rollout.as_ref();
+    let rollout = rollout.map(|rollout| resolver.rollout(&policy, rollout)).transpose()?;
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
-    resolver.strict(&policy)?;
+    resolver.strict("pipeline.rlvr.rollout.strict", &policy.backend)?;
+    if let Some(rollout) = &rollout {
+        resolver.strict("roles.rollout.backend", &rollout.backend)?;
+    }
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
     resolver.reward_models(&policy)?;
@@ -138,6 +175,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
         policy,
         reference,
         critic,
+        rollout,
         batches,
         memory_bytes,
         stage_reason: None,
@@ -188,16 +226,7 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn role(&self, path: &str, role: &RoleConfig) -> Result<Role, Problem> {
-        let (backend_field, backend) = match &role.backend {
-            Some(backend) => (format!("{path}.backend"), backend),
-            None => ("backend".to_owned(), &self.config.backend),
-        };
-        let (devices_field, devices) = match &role.devices {
-            Some(devices) => (format!("{path}.devices"), devices),
-            None => ("devices".to_owned(), &self.config.devices),
-        };
-        let facts = self.backend(&backend_field, backend)?;
-        let ordinals = self.ordinals(&devices_field, devices, facts)?;
+        let (facts, ordinals) = self.place(path, role.backend.as_ref(), role.devices.as_ref())?;
         let (top, own) = (&self.config.strategy, &role.strategy);
         let strategy = StrategyConfig {
             zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
@@ -215,23 +244,83 @@ impl Resolver<'_> {
         Ok(Role { backend: facts.name.clone(), ordinals, strategy })
     }
 
-    /// Every role shares the policy's devices and its communicator; sizes and stage are its own.
-    fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
-        let help = "leave it out: it computes where the policy does";
-        let refuse = |holds, field: &str, message: String| {
-            self.check.ensure(holds, &format!("{path}.{field}"), message, help)
+    /// The backend and the devices that a role has by its own fields, or by the top level's.
+    fn place(
+        &self,
+        path: &str,
+        backend: Option<&String>,
+        devices: Option<&Devices>,
+    ) -> Result<(&BackendFacts, Vec<usize>), Problem> {
+        let (backend_field, backend) = match backend {
+            Some(backend) => (format!("{path}.backend"), backend),
+            None => ("backend".to_owned(), &self.config.backend),
         };
-        let (ours, theirs) = (&role.backend, &policy.backend);
-        refuse(ours == theirs, "backend", format!("it is `{ours}`, and the policy's is `{theirs}`"))?;
-        let same = role.ordinals == policy.ordinals;
-        refuse(
-            same,
-            "devices",
-            format!("they are {:?}, and the policy's are {:?}", role.ordinals, policy.ordinals),
+        let (devices_field, devices) = match devices {
+            Some(devices) => (format!("{path}.devices"), devices),
+            None => ("devices".to_owned(), &self.config.devices),
+        };
+        let facts = self.backend(&backend_field, backend)?;
+        Ok((facts, self.ordinals(&devices_field, devices, facts)?))
+    }
+
+    /// Every rank has its part of every role, on the policy's devices or on as many others.
+    fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
+        let (own, ranks) = (role.ordinals.len(), policy.ordinals.len());
+        self.check.ensure(
+            own == ranks,
+            &field("devices"),
+            format!("they are {own}, and there are {ranks} ranks here, each with a part of every role"),
+            format!("write {ranks} of them, or leave it out for the policy's"),
         )?;
-        let (ours, theirs) = (role.strategy.collective_timeout_s, policy.strategy.collective_timeout_s);
-        let message = format!("it is {ours}, and the policy's, whose communicator it shares, is {theirs}");
-        refuse(ours == theirs, "strategy.collective_timeout_s", message)
+        if role.is_with(policy) {
+            return Ok(());
+        }
+        self.check.ensure(
+            matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
+            path,
+            "models of images are held together, on the policy's devices",
+            "leave its `backend`, `devices` and `collective_timeout_s` out",
+        )?;
+        self.check.ensure(
+            role.strategy.zero_stage != ZeroStage::Auto,
+            &field("strategy.zero_stage"),
+            "`auto` plans the memory of the policy's devices, and this role has others",
+            "write 0, 1, 2 or 3",
+        )
+    }
+
+    /// Devices that sample, and that the policy has not.
+    fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Result<RolloutRole, Problem> {
+        let PipelineConfig::Rlvr(rlvr) = &self.config.pipeline else {
+            let help = "leave it out: they are sampled where they are trained on";
+            return Err(self.check.problem("roles.rollout", "images have no rollout of their own", help));
+        };
+        let path = "roles.rollout";
+        let (facts, ordinals) = self.place(path, config.backend.as_ref(), config.devices.as_ref())?;
+        let ranks = policy.ordinals.len();
+        self.check.ensure(
+            ordinals.len().is_multiple_of(ranks),
+            &format!("{path}.devices"),
+            format!("{} devices cannot be shared evenly by {ranks} ranks", ordinals.len()),
+            format!("write a multiple of {ranks}"),
+        )?;
+        let is_policys = |ordinal: &&usize| facts.devices.is_some() && policy.ordinals.contains(ordinal);
+        let shared = ordinals.iter().find(is_policys).filter(|_| facts.name == policy.backend);
+        if let Some(shared) = shared {
+            let help = "write devices that the policy has not, or leave `roles.rollout` out: sampling and training then take turns";
+            let message = format!("device {shared} is the policy's");
+            return Err(self.check.problem(&format!("{path}.devices"), message, help));
+        }
+        let ahead = rlvr.rollout.asynchronous.ahead;
+        self.check.ensure(
+            ahead <= 1,
+            "pipeline.rlvr.rollout.async.ahead",
+            format!("it is {ahead}, and devices that only sample are one step ahead of training at most"),
+            "write 1, or 0 for on-policy",
+        )?;
+        let of_ranks = ordinals.chunks(ordinals.len() / ranks).map(<[usize]>::to_vec).collect();
+        Ok(RolloutRole { backend: facts.name.clone(), ordinals: of_ranks })
     }
 
     /// A reward model computes on the host or where the policy does, and `auto` knows nothing of its memory there.
@@ -292,13 +381,13 @@ impl Resolver<'_> {
     }
 
     /// Only the host multiplies matrices so that sampling can be training's to the bit.
-    fn strict(&self, policy: &Role) -> Result<(), Problem> {
+    fn strict(&self, field: &str, backend: &str) -> Result<(), Problem> {
         let is_strict = matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict);
-        let is_host = |facts: &BackendFacts| facts.name == policy.backend && facts.devices.is_none();
+        let is_host = |facts: &BackendFacts| facts.name == backend && facts.devices.is_none();
         self.check.ensure(
             !is_strict || self.machine.backends.iter().any(is_host),
-            "pipeline.rlvr.rollout.strict",
-            format!("`{}` has no products of matrices that add in one order for every number of rows", policy.backend),
+            field,
+            format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
             "leave it out, or train on the cpu; `rollout/logprob_diff_max` says how far sampling and training are apart",
         )
     }

@@ -25,6 +25,14 @@ pub enum RewardConfig {
     Sum(Vec<RewardTerm>),
 }
 
+impl RewardConfig {
+    /// Whether a model of it computes on the host while completions are sampled.
+    pub fn computes_on_host(&self) -> bool {
+        let Self::Sum(terms) = self else { return false };
+        terms.iter().any(|term| matches!(&term.kind, RewardKind::Model(model) if model.is_on_host()))
+    }
+}
+
 /// A reward of a sum: its name with its fields, and beside it what follows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardTerm {

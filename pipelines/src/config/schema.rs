@@ -259,6 +259,22 @@ pub struct RolesConfig {
     /// The model that values what is written; it exists only with `advantage: gae`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub critic: RoleConfig,
+    /// Where completions to train on are sampled, if not where the policy is trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutRoleConfig>,
+}
+
+/// Devices that only sample. They get the policy's weights before each step's sampling.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RolloutRoleConfig {
+    /// Instead of the top-level `backend`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// Instead of the top-level `devices`, and none of these: as many, or a multiple, of which every rank has an equal
+    /// part. On a host, which is one device, so many engines beside the ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Devices>,
 }
 
 /// What a role says otherwise than the top level; what it leaves out stays as there.
@@ -268,7 +284,7 @@ pub struct RoleConfig {
     /// Instead of the top-level `backend`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// Instead of the top-level `devices`; as many, since every rank holds its part of every role.
+    /// Instead of the top-level `devices`; as many, since every rank holds its part of every role. These may be others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Devices>,
     /// Instead of fields of the top-level `strategy`.

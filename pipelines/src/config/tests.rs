@@ -651,16 +651,44 @@ fn what_the_machine_lacks_is_refused() {
         "warmup.batch_size: 6 records cannot be shared evenly by 4 ranks",
         "such as 8",
     );
-    for (set, expected) in [
-        ("roles.reference.backend=gpu", "roles.reference.backend: it is `gpu`, and the policy's is `cpu`"),
-        ("roles.reference.devices=2", "roles.reference.devices: they are [0, 0], and the policy's are [0]"),
-        (
-            "roles.reference.strategy.collective_timeout_s=5",
-            "collective_timeout_s: it is 5, and the policy's",
-        ),
-    ] {
-        check(&["pipeline.rlvr.algorithm.kl_coef=0.1", set], expected, "leave it out");
-    }
+}
+
+#[test]
+fn roles_may_have_devices_of_their_own() {
+    let kl = "pipeline.rlvr.algorithm.kl_coef=0.1";
+    let elsewhere = |sets: &[&str]| resolve(sets, &machine()).unwrap().elsewhere();
+    assert_eq!(elsewhere(&[kl, "backend=gpu"]), [""; 0]);
+    assert_eq!(elsewhere(&[kl, "backend=gpu", "roles.reference.devices=[0]"]), [""; 0]);
+    assert_eq!(elsewhere(&[kl, "roles.reference.backend=gpu"]), ["the reference on gpu [0]"]);
+    assert_eq!(
+        elsewhere(&[kl, "roles.reference.strategy.collective_timeout_s=5"]),
+        ["the reference on cpu [0]"]
+    );
+    let gpus = ["backend=gpu", "devices=[0, 1]"];
+    let sets = ["roles.rollout={}", "devices=2"];
+    assert_eq!(elsewhere(&sets), ["rollout on cpu [0, 0]"]);
+    let run = resolve(&[gpus[0], gpus[1], "roles.rollout.devices=[2, 3]"], &machine()).unwrap();
+    assert_eq!(run.rollout.unwrap().ordinals, [[2], [3]]);
+    let run = resolve(&["backend=gpu", "roles.rollout.devices=[1, 2, 3]"], &machine()).unwrap();
+    assert_eq!(run.rollout.unwrap().ordinals, [[1, 2, 3]]);
+
+    let check = |sets: &[&str], expected: &str, help: &str| {
+        let error = resolve(sets, &machine()).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains(help), "{error}");
+    };
+    let path = "roles.reference.devices: they are";
+    check(&[kl, "roles.reference.devices=2"], &format!("{path} 2, and there are 1 ranks"), "write 1");
+    let set = "roles.reference.strategy={zero_stage: auto, collective_timeout_s: 5}";
+    check(&[kl, set], "roles.reference.strategy.zero_stage: `auto` plans", "write 0, 1, 2 or 3");
+    check(&["backend=gpu", "roles.rollout={}"], "roles.rollout.devices: device 0 is the policy's", "has not");
+    let set = "roles.rollout.devices=[1, 2, 3]";
+    check(&["backend=gpu", "devices=2", set], "3 devices cannot be shared evenly by 2", "a multiple of 2");
+    let ahead = "pipeline.rlvr.rollout.async.ahead=2";
+    check(&["roles.rollout={}", ahead], "async.ahead: it is 2, and devices that only sample", "write 1");
+    let strict = "pipeline.rlvr.rollout.strict=true";
+    check(&["roles.rollout.backend=gpu", strict], "roles.rollout.backend: `gpu` has no products", "leave it");
+    let error = invalid(SMALL, &["roles.rollout={stage: 1}"]);
+    assert_eq!(error.field, "roles.rollout.stage", "{error}");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
 //! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
-//! together as [`crate::rlvr`] goes through a step. Every sequence counts as the longest that there can be.
+//! together as [`crate::rlvr`] goes through a step. Every sequence counts as the longest that there can be. What is held on
+//! devices other than the policy's is not counted.
 
 mod choices;
 mod stage;
@@ -21,7 +22,7 @@ pub use stage::{Settled, Unsettled, settle};
 use crate::{
     Result,
     base_model::BaseModel,
-    config::{OldLogprobs, PipelineConfig, Reduction, RlvrConfig, Run, StrategyConfig},
+    config::{OldLogprobs, PipelineConfig, Reduction, RlvrConfig, Role, Run, StrategyConfig},
     data::{Dataset, Tokenizer},
     train::{offloaded, zero_config},
 };
@@ -136,19 +137,18 @@ impl Planner {
             // A host has no library that sums.
             sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,
         };
-        let has_critic = run.critic.is_some();
-        let critic =
-            has_critic.then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu)).transpose()?;
+        let is_here = |role: &Option<Role>| role.as_ref().is_some_and(|role| role.is_with(&run.policy));
+        let critic = is_here(&run.critic).then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let asks_itself = rlvr.algorithm.old_logprobs == OldLogprobs::Recompute;
         Ok(Self {
             model,
-            critic,
+            critic: critic.transpose()?,
             ranks,
             on_host,
             memory_bytes: run.memory_bytes,
             longest: longest(&base.tokenizer, dataset)?,
             samples_per_rank: run.batches.sequences_per_step / run.world_size,
-            has_reference: run.reference.is_some() && !has_adapters,
+            has_reference: is_here(&run.reference) && !has_adapters,
             scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
             rlvr: (**rlvr).clone(),
         })
@@ -164,7 +164,7 @@ impl Planner {
         (self.longest.0, self.rlvr.rollout.max_new_tokens)
     }
 
-    /// Whether there is a frozen copy beside the policy.
+    /// Whether there is a frozen copy on the policy's devices.
     pub fn has_reference(&self) -> bool {
         self.has_reference
     }

@@ -1,5 +1,7 @@
 //! The completions that a step trains on: sampled, scored while more are sampled, and selected.
 
+use std::collections::BTreeMap;
+use std::mem;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -8,9 +10,10 @@ use anyroll_strategy::Weights;
 
 use super::{
     Setup,
-    rollout::{Asked, Purpose, Sample, Sampling, sample_seed},
+    rollout::{Purpose, Sample, sample_seed},
+    sampler::{Asked, Sampling},
     score::Scored,
-    under_way::{Group, UnderWay},
+    under_way::{Effort, Group, Rollout, UnderWay},
 };
 use crate::{
     Result,
@@ -49,6 +52,12 @@ struct Batch {
     rewarding: Duration,
 }
 
+/// The groups that a step takes.
+struct Groups {
+    taken: Vec<Group>,
+    effort: Effort,
+}
+
 /// A prompt of this rank.
 struct Prompt {
     /// The batch that it is of.
@@ -65,13 +74,13 @@ impl Setup {
         &self,
         weights: &Weights,
         exchange: &Exchange,
-        under_way: &mut UnderWay,
+        rollout: &mut Rollout,
         (step, first): (u64, u64),
         stop: bool,
     ) -> Result<Collected> {
-        let batch = self.batch(weights, exchange, under_way, (step, first), stop)?;
+        let batch = self.batch(weights, exchange, rollout, (step, first), stop)?;
         match self.rlvr.selection.mixed_groups {
-            Some(mixed) => self.refill(weights, exchange, (step, first), mixed.max_batches, batch),
+            Some(mixed) => self.refill(weights, exchange, rollout, (step, first), mixed.max_batches, batch),
             None => {
                 let Batch { samples, mut scored, metrics, passes, generating, rewarding } = batch;
                 self.leave_out_difficulties(&mut scored);
@@ -86,19 +95,23 @@ impl Setup {
         &self,
         weights: &Weights,
         exchange: &Exchange,
-        under_way: &mut UnderWay,
+        rollout: &mut Rollout,
         (step, number): (u64, u64),
         stop: bool,
     ) -> Result<Batch> {
         let started = Instant::now();
-        let prompts = self.begin(under_way, exchange.rank(), (step, number))?;
+        let prompts = self.begin(&mut rollout.under_way, exchange.rank(), (step, number))?;
         let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
-        let ((taken, passes, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
-            let (taken, passes) = self.sample_groups(weights, step, &prompts, under_way, hand_over)?;
-            Ok::<_, crate::Error>((taken, passes, started.elapsed()))
+        let ((groups, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
+            let groups = self.sample_groups(weights, step, &prompts, rollout, hand_over)?;
+            Ok::<_, crate::Error>((groups, started.elapsed()))
         })?;
         let rewarding = started.elapsed() - generating;
-        let metrics = self.staleness(exchange, &taken, under_way, step)?;
+        let Groups { taken, effort: Effort { passes, elsewhere } } = groups;
+        let mut metrics = self.staleness(exchange, &taken, &rollout.under_way, step)?;
+        if rollout.devices.is_some() {
+            metrics.insert("time/rollout_s", elsewhere.as_secs_f64());
+        }
         // A greedy completion is scored, and that is all.
         let samples =
             taken.into_iter().flat_map(|group| group.samples.into_iter().take(self.rlvr.group_size));
@@ -149,17 +162,20 @@ impl Setup {
         of_batches.flat_map(of_batch).collect()
     }
 
-    /// Samples until the step's groups are whole, and takes them; the number is how many passes that took. Completions are
-    /// handed over to be scored as soon as it is certain that they are among these: first those of the groups, in their
-    /// order, then greedy ones.
+    /// Samples until the step's groups are whole, and takes them; devices of rollout's own then begin with what is left.
+    /// Completions are handed over to be scored as soon as it is certain that they are among these: first those of the
+    /// groups, in their order, then greedy ones.
     fn sample_groups<'a>(
         &self,
         weights: &Weights,
         step: u64,
         prompts: &'a [Prompt],
-        under_way: &mut UnderWay,
+        rollout: &mut Rollout,
         hand_over: &mut dyn FnMut(usize, Case<'a>),
-    ) -> Result<(Vec<Group>, usize)> {
+    ) -> Result<Groups> {
+        rollout.finish()?;
+        let mut effort = mem::take(&mut rollout.done);
+        let under_way = &mut rollout.under_way;
         let group_size = self.rlvr.group_size;
         let wanted = self.share.prompts / self.share.world_size;
         let bound = self.rlvr.rollout.asynchronous.staleness_bound();
@@ -181,33 +197,78 @@ impl Setup {
         {
             tell(index, group);
         }
-        let mut passes = 0;
-        if !under_way.is_enough(step, wanted, bound) {
-            let open = open(&under_way.groups);
+        let open = match &rollout.devices {
+            // The rest they sample while the step trains.
+            Some(_) => open(&under_way.groups[..wanted]),
+            None if under_way.is_enough(step, wanted, bound) => Vec::new(),
+            None => open(&under_way.groups),
+        };
+        if !open.is_empty() {
             let asked = |&(index, at): &(usize, usize)| {
                 self.asked(&prompts[index], at, under_way.groups[index].samples[at].clone())
             };
             let asked: Vec<Asked> = open.iter().map(asked).collect();
-            let sampled = self.sample(weights, step, &asked, |number, sample| {
+            let mut ended = |number: usize, sample: &Sample| {
                 let (index, at) = open[number];
                 let group = &mut under_way.groups[index];
                 group.samples[at] = sample.clone();
                 if is_certain(index, group) {
                     tell(index, group);
                 }
-                match group.is_whole() && under_way.is_enough(step, wanted, bound) {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
+                group.is_whole() && under_way.is_enough(step, wanted, bound)
+            };
+            let sampled = match &mut rollout.devices {
+                Some(devices) => {
+                    devices.start(weights, step, asked)?;
+                    let done = devices.wait(|number, sample| _ = ended(number, sample))?;
+                    let (sampled, took) = done.expect("it was started");
+                    effort.elsewhere += took;
+                    sampled
                 }
-            })?;
-            passes = sampled.passes;
+                None => self.sampler.sample(weights, step, &asked, |samples, numbers| {
+                    let enough = numbers.iter().map(|&number| ended(number, &samples[number]));
+                    match enough.fold(false, |enough, it| enough | it) {
+                        true => ControlFlow::Break(()),
+                        false => ControlFlow::Continue(()),
+                    }
+                })?,
+            };
+            effort.passes += sampled.passes;
             for ((index, at), sample) in open.into_iter().zip(sampled.samples) {
                 under_way.groups[index].samples[at] = sample;
             }
         }
         let whole = under_way.groups.iter().enumerate().filter(|(_, group)| group.is_whole());
         whole.take(wanted).for_each(|(index, group)| tell(index, group));
-        Ok((under_way.take(wanted), passes))
+        let numbers = under_way.groups.iter().map(|group| group.number);
+        let by_number: BTreeMap<u64, &Prompt> = numbers.zip(prompts).collect();
+        let taken = under_way.take(wanted);
+        self.go_ahead(weights, step, &by_number, rollout)?;
+        Ok(Groups { taken, effort })
+    }
+
+    /// Lets devices of rollout's own begin with what the step has left.
+    fn go_ahead(
+        &self,
+        weights: &Weights,
+        step: u64,
+        prompts: &BTreeMap<u64, &Prompt>,
+        rollout: &mut Rollout,
+    ) -> Result<()> {
+        let Rollout { under_way: UnderWay { groups }, devices: Some(devices), asked, .. } = rollout else {
+            return Ok(());
+        };
+        let left = open(groups);
+        if left.is_empty() {
+            return Ok(());
+        }
+        let of_left = |&(index, at): &(usize, usize)| {
+            let group = &groups[index];
+            self.asked(prompts[&group.number], at, group.samples[at].clone())
+        };
+        devices.start(weights, step, left.iter().map(of_left).collect())?;
+        *asked = left.into_iter().map(|(index, at)| (groups[index].number, at)).collect();
+        Ok(())
     }
 
     /// What is asked for, to go on with the sample number `at` of a group.
@@ -240,6 +301,7 @@ impl Setup {
         &self,
         weights: &Weights,
         exchange: &Exchange,
+        rollout: &mut Rollout,
         (step, first): (u64, u64),
         max_batches: u64,
         batch: Batch,
@@ -250,7 +312,7 @@ impl Setup {
         while teaching(&batches).len() < prompts && (batches.len() as u64) < max_batches {
             let last = batches.last().expect("there is one").scored.stop;
             let number = first + batches.len() as u64;
-            batches.push(self.batch(weights, exchange, &mut UnderWay::default(), (step, number), last)?);
+            batches.push(self.batch(weights, exchange, rollout, (step, number), last)?);
         }
         let mut picked = teaching(&batches);
         let found = picked.len();

@@ -1,7 +1,7 @@
 //! The critic: what a policy's tokens are expected to earn, from which advantages are made (PPO).
 //!
 //! It is the policy's model under a value head, held by a strategy of its own on the same ranks. In a step it has its
-//! turn on the device before the policy is trained: it values the samples, is trained towards what followed, and leaves.
+//! turn before the policy is trained: it values the samples, is trained towards what followed, and leaves the device.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
@@ -31,6 +31,8 @@ const FOLDER: &str = "critic";
 pub struct Critic {
     config: CriticConfig,
     model: Zero<ValueModel>,
+    /// Where its batches go.
+    device: tch::Device,
     /// Sequences that a rank puts through forward and backward at a time.
     micro_batch_size: usize,
     /// What of it is on the device only in its turn.
@@ -92,11 +94,12 @@ impl WeightSource for UnderNewHead<'_> {
 }
 
 impl Critic {
-    /// The critic that `run` asks for, if it does, with the policy's first weights under a head of 0; away from the
-    /// device.
+    /// The critic that `run` asks for, if it does, on `place`, with the policy's first weights under a head of 0; away
+    /// from the device.
     pub fn new(run: &Run, setup: &Setup, place: &Place) -> Result<Option<Self>> {
         let (Some(config), Some(role)) = (&setup.rlvr.critic, &run.critic) else { return Ok(None) };
-        let model = ValueModel::new(setup.model.config().clone(), setup.device)?;
+        let device = place.torch_device()?;
+        let model = ValueModel::new(setup.model.config().clone(), device)?;
         let model = model.deterministic(role.strategy.deterministic);
         let weights = UnderNewHead(&*setup.weights);
         let adamw = adamw(&config.optimizer);
@@ -104,7 +107,7 @@ impl Critic {
         let offloaded = offloaded(&role.strategy);
         model.offload_states(&offloaded)?;
         let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Some(Self { config: config.clone(), model, micro_batch_size, offloaded }))
+        Ok(Some(Self { config: config.clone(), model, device, micro_batch_size, offloaded }))
     }
 
     /// Whether the policy waits in step `step` for the critic to have learnt something.
@@ -142,13 +145,14 @@ impl Critic {
 
 /// The critic's part of a step.
 impl Setup {
-    /// The value of each token of this rank's samples, fp32 `[M]`; the critic is on the device afterwards.
+    /// The value of each token of this rank's samples, fp32 `[M]` on the policy's device; the critic is on its own
+    /// afterwards.
     pub fn values(&self, critic: &mut Critic, samples: &[Sample]) -> Result<Tensor> {
         critic.model.load_states(&critic.offloaded)?;
         let parts = samples.chunks(critic.micro_batch_size);
-        let parts: Result<Vec<Tensor>> =
-            parts.map(|samples| Ok(critic.model.score(&self.pack(samples)?)?)).collect();
-        Ok(Tensor::f_cat(&parts?, 0)?)
+        let parts = parts.map(|samples| Ok(critic.model.score(&self.pack_for(critic.device, samples)?)?));
+        let parts: Vec<Tensor> = parts.collect::<Result<_>>()?;
+        Ok(Tensor::f_cat(&parts, 0)?.f_to_device(self.device)?)
     }
 
     /// Trains the critic on the samples, in the policy's epochs and mini-batches; it leaves the device.
@@ -165,6 +169,7 @@ impl Setup {
         let (aggregation, clip) = (rlvr.algorithm.aggregation, critic.config.value_clip);
         let learning_rate =
             optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
+        let targets = targets.on(critic.device)?;
         let mut stats = ValueStats::default();
         let mut steps: Vec<StepStats> = Vec::new();
         for _ in 0..rlvr.epochs {
@@ -172,7 +177,8 @@ impl Setup {
                 let count = count(aggregation, &scored.trained_lengths(self.share.range(mini_batch)));
                 for part in self.share.micro_batches(mini_batch, critic.micro_batch_size) {
                     let targets = targets.part(part.clone())?;
-                    critic.model.accumulate(&self.pack(&samples[part])?, |values| {
+                    let batch = self.pack_for(critic.device, &samples[part])?;
+                    critic.model.accumulate(&batch, |values| {
                         Ok(value_loss(clip, values, &targets, count, &mut stats)?)
                     })?;
                 }

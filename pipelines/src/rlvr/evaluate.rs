@@ -8,7 +8,8 @@ use anyroll_strategy::{Weights, Zero};
 
 use super::{
     Decoder, Setup,
-    rollout::{Asked, Purpose, Sample, Sampling, sample_seed},
+    rollout::{Purpose, Sample, sample_seed},
+    sampler::{Asked, Sampling},
 };
 use crate::{
     Error, Result,
@@ -88,8 +89,10 @@ impl Setup {
         let (records, asked): (Vec<&Record>, Vec<Asked>) = asked.into_iter().unzip();
         let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
         let (sampled, outcomes) = self.reward.score_while(workers, |hand_over| {
-            self.sample(weights, version, &asked, |index, sample| {
-                hand_over(index, self.case(records[index], sample));
+            self.sampler.sample(weights, version, &asked, |samples, ended| {
+                for &index in ended {
+                    hand_over(index, self.case(records[index], &samples[index]));
+                }
                 ControlFlow::Continue(())
             })
         })?;

@@ -5,12 +5,13 @@ use std::path::Path;
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
-use super::{Critic, Roles, Setup, under_way::UnderWay};
+use super::{Critic, Roles, Setup, own_devices::OwnDevices, under_way::Rollout};
 use crate::{
     Error, Result,
     algorithm::Moments,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Run, Scale},
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Role, Run, Scale},
     data::Dataset,
+    launch::Rank,
     samples::Phase,
     train::{Evaluation, Exchange, Pipeline, Place, Plan, StepOutcome, adamw, describe},
 };
@@ -19,10 +20,12 @@ use crate::{
 pub struct Rlvr {
     run: Run,
     place: Place,
+    /// Where the reference will be.
+    reference_place: Option<Place>,
     setup: Setup,
     roles: Roles,
     /// This rank's.
-    under_way: UnderWay,
+    rollout: Rollout,
 }
 
 /// What one step leaves for the next.
@@ -39,17 +42,25 @@ pub struct Carried {
 }
 
 impl Rlvr {
-    /// Prepares a run on `place`, with random weights.
-    pub fn new(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
+    /// Prepares a run, its policy on `place`, with its first weights. Opens the other roles' devices.
+    pub fn new(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let setup = Setup::new(&run, dataset, &place)?;
         let optimizer = match &setup.rlvr.warmup {
             Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
             _ => &setup.rlvr.optimizer,
         };
         let policy = setup.policy(&run, &place, optimizer)?;
-        let critic = Critic::new(&run, &setup, &place)?;
+        let beside = |name, role: &Option<Role>| {
+            role.as_ref().map(|role| place.beside(name, role, &run, rank)).transpose()
+        };
+        let reference_place = beside("reference", &run.reference)?;
+        let critic_place = beside("critic", &run.critic)?;
+        let critic = critic_place.map(|place| Critic::new(&run, &setup, &place)).transpose()?.flatten();
+        let own_devices = |role| OwnDevices::open(&setup, role, rank.local_rank);
+        let devices = run.rollout.as_ref().map(own_devices).transpose()?;
         let roles = Roles { policy, reference: None, critic };
-        Ok(Self { run, place, setup, roles, under_way: UnderWay::default() })
+        let rollout = Rollout { devices, ..Rollout::default() };
+        Ok(Self { run, place, reference_place, setup, roles, rollout })
     }
 
     /// Whether there is something under way between steps.
@@ -95,7 +106,9 @@ impl Pipeline for Rlvr {
             critic.begin_as(&mut self.roles.policy)?;
         }
         let path = folder.join("reference");
-        self.roles.reference = self.setup.reference(&self.run, &self.place, &mut self.roles.policy)?;
+        let place = self.reference_place.as_ref();
+        let reference = place.map(|place| self.setup.reference(&self.run, place, &mut self.roles.policy));
+        self.roles.reference = reference.transpose()?.flatten();
         match &mut self.roles.reference {
             None => {}
             Some(reference) if kept => drop(checkpoint::load(&mut reference.model, &path)?),
@@ -111,7 +124,7 @@ impl Pipeline for Rlvr {
         carried: &mut Carried,
         stop: bool,
     ) -> Result<StepOutcome> {
-        self.setup.step(&mut self.roles, &mut self.under_way, exchange, step, carried, stop)
+        self.setup.step(&mut self.roles, &mut self.rollout, exchange, step, carried, stop)
     }
 
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
@@ -119,8 +132,9 @@ impl Pipeline for Rlvr {
     }
 
     fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
-        let under_way =
-            self.is_asynchronous().then(|| serde_json::to_vec(&self.under_way).expect("plain data"));
+        self.rollout.finish()?;
+        let under_way = &self.rollout.under_way;
+        let under_way = self.is_asynchronous().then(|| serde_json::to_vec(under_way).expect("plain data"));
         let Roles { policy, critic, .. } = &mut self.roles;
         policy.load_states(&self.setup.offloaded)?;
         saver.start_with(policy, path, position, under_way, |folder| {
@@ -134,7 +148,7 @@ impl Pipeline for Rlvr {
         if self.is_asynchronous() {
             let group = &self.place.group;
             let bytes = checkpoint::own(path, group.rank(), group.world_size())?.unwrap_or_default();
-            self.under_way = serde_json::from_slice(&bytes)
+            self.rollout.under_way = serde_json::from_slice(&bytes)
                 .map_err(|error| Error::Resume { run: path.to_owned(), problem: error.to_string() })?;
         }
         self.roles.critic.as_mut().map_or(Ok(()), |critic| critic.load(path))

@@ -1,12 +1,13 @@
-//! Who takes part in a run: the policy, its frozen reference, the critic, and what they are made from.
+//! Who takes part in a run: the policy, its frozen reference, the critic, and what they are made from. Each may be held on
+//! devices of its own; what one tells another goes by way of the policy's.
 
 use std::sync::Arc;
 
-use anyroll_backends::Stream;
+use anyroll_backends::{BackendKind, Stream};
 use anyroll_models::init::WeightSource;
 use anyroll_strategy::{State, Zero};
 
-use super::{Critic, Decoder};
+use super::{Critic, Decoder, sampler::Sampler};
 use crate::{
     Error, Result,
     base_model::BaseModel,
@@ -40,12 +41,12 @@ pub struct Setup {
     pub micro_batch_size: usize,
     /// What of the policy is on the device only from the end of generation to the end of the step.
     pub offloaded: Vec<State>,
-    /// Where batches go.
+    /// Where the policy's batches go.
     pub device: tch::Device,
-    /// The stream on which libtorch computes there.
-    pub compute: Stream,
     /// The policy's model.
     pub model: Arc<Decoder>,
+    /// What samples on the policy's device.
+    pub sampler: Sampler,
 }
 
 /// The models of a run.
@@ -64,10 +65,25 @@ pub struct Roles {
 pub struct Reference {
     /// Its weights.
     pub model: Zero<Decoder>,
+    /// Where its batches go.
+    pub device: tch::Device,
     /// Sequences that a rank scores at a time.
     pub micro_batch_size: usize,
     /// What of it is on the device only while it scores.
     pub offloaded: Vec<State>,
+}
+
+/// The math's threads while a host samples, if nothing else computes on it then: how many threads share a product of
+/// matrices may decide how it is rounded. Threads meet after each product of a decoding step, and where they sleep in
+/// between, that takes as long as one thread takes for some ten million multiplications.
+fn threads(run: &Run, rlvr: &RlvrConfig, model: &Decoder) -> Option<usize> {
+    const LEAST: usize = 1 << 24;
+    let is_host = run.policy.backend.parse::<BackendKind>().is_ok_and(BackendKind::is_host);
+    let is_alone = run.rollout.is_none() && !rlvr.reward.computes_on_host();
+    let rows = rlvr.rollout.batch_size.min(run.batches.sequences_per_step / run.world_size);
+    let (width, inner) = (model.config().hidden_size, model.config().intermediate_size);
+    let largest = rows * (width * 2 * inner) as usize;
+    (is_host && is_alone).then(|| (largest / LEAST).clamp(1, run.threads))
 }
 
 impl Setup {
@@ -79,7 +95,14 @@ impl Setup {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.torch_device()?;
         let model = base.decoder(device)?.deterministic(run.policy.strategy.deterministic);
-        let model = model.strict(rlvr.rollout.strict);
+        let model = Arc::new(model.strict(rlvr.rollout.strict));
+        let sampler = Sampler {
+            model: model.clone(),
+            compute: Stream::torch(&place.device)?,
+            tokenizer: base.tokenizer.clone(),
+            rollout: rlvr.rollout.clone(),
+            threads: threads(run, rlvr, &model),
+        };
         Ok(Self {
             seed: run.config.seed,
             held_out: dataset.held_out(rlvr.evaluation.prompts)?,
@@ -98,8 +121,8 @@ impl Setup {
             micro_batch_size: run.policy.strategy.micro_batch_size,
             offloaded: offloaded(&run.policy.strategy),
             device,
-            compute: Stream::torch(&place.device)?,
-            model: Arc::new(model),
+            model,
+            sampler,
             rlvr: (**rlvr).clone(),
         })
     }
@@ -109,7 +132,7 @@ impl Setup {
         hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
     }
 
-    /// A frozen copy of `policy`, if there is a KL term and the policy has no adapters.
+    /// A frozen copy of `policy` on `place`, if there is a KL term and the policy has no adapters.
     pub fn reference(
         &self,
         run: &Run,
@@ -117,9 +140,11 @@ impl Setup {
         policy: &mut Zero<Decoder>,
     ) -> Result<Option<Reference>> {
         let Some(role) = run.reference.as_ref().filter(|_| !self.has_adapters) else { return Ok(None) };
-        let mut model = hold(self.model.clone(), &role.strategy, place, None, &*self.weights)?;
+        let device = place.torch_device()?;
+        let decoder = Arc::new(self.model.on(device)?);
+        let mut model = hold(decoder, &role.strategy, place, None, &*self.weights)?;
         model.copy_weights_from(policy)?;
         let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Some(Reference { model, micro_batch_size, offloaded: offloaded(&role.strategy) }))
+        Ok(Some(Reference { model, device, micro_batch_size, offloaded: offloaded(&role.strategy) }))
     }
 }

@@ -12,7 +12,7 @@ use super::{
     rollout::{Purpose, Sample},
     score::Scored,
     targets::Prepared,
-    under_way::UnderWay,
+    under_way::Rollout,
 };
 use crate::{
     Error, Result,
@@ -27,7 +27,7 @@ impl Setup {
     pub fn step(
         &self,
         roles: &mut Roles,
-        under_way: &mut UnderWay,
+        rollout: &mut Rollout,
         exchange: &Exchange,
         step: u64,
         carried: &mut Carried,
@@ -42,7 +42,7 @@ impl Setup {
         let offloaded = Instant::now();
         let weights = roles.policy.weights()?;
         let generate_bytes = allocated_bytes(&roles.policy)?;
-        let collected = self.collect(&weights, exchange, under_way, (step, carried.batches), stop)?;
+        let collected = self.collect(&weights, exchange, rollout, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
         drop(weights);
         let rewarded = Instant::now();

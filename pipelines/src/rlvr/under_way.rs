@@ -4,10 +4,15 @@
 //! as many as the step takes are whole. The oldest of these are trained on; the others stay, unfinished completions with
 //! the tokens that they have, and go on in the next step with its weights. Each token keeps its log-prob and the version
 //! of the weights that sampled it. With nothing ahead a step takes all that it begins, and nothing stays.
+//!
+//! Where rollout has devices of its own, these sample what is left while the step trains, and all of it is whole in the
+//! next.
+
+use std::{mem, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Setup, rollout::Sample};
+use super::{Setup, own_devices::OwnDevices, rollout::Sample};
 use crate::{Result, metrics::Metrics, train::Exchange};
 
 /// The groups of a rank, in the order of their prompts. It is also that of their age, since the engine begins what was
@@ -16,6 +21,42 @@ use crate::{Result, metrics::Metrics, train::Exchange};
 pub struct UnderWay {
     /// Whole ones and others.
     pub groups: Vec<Group>,
+}
+
+/// Where a rank's groups are on their way.
+#[derive(Debug, Default)]
+pub struct Rollout {
+    /// The groups; of those that its own devices sample just now, what they began with.
+    pub under_way: UnderWay,
+    /// Devices of its own, if it has any.
+    pub devices: Option<OwnDevices>,
+    /// What these sample: the number of the group and of the sample in it, in the order in which they were asked.
+    pub asked: Vec<(u64, usize)>,
+    /// What they have done since a step last asked.
+    pub done: Effort,
+}
+
+/// What it took to sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effort {
+    /// Passes through the model.
+    pub passes: usize,
+    /// How long devices of rollout's own were at it.
+    pub elsewhere: Duration,
+}
+
+impl Rollout {
+    /// Waits for what its own devices sample.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some(devices) = &mut self.devices else { return Ok(()) };
+        let Some((sampled, took)) = devices.wait(|_, _| {})? else { return Ok(()) };
+        for ((number, at), sample) in mem::take(&mut self.asked).into_iter().zip(sampled.samples) {
+            let group = self.under_way.groups.iter_mut().find(|group| group.number == number);
+            group.expect("it stays until its completions are whole").samples[at] = sample;
+        }
+        self.done = Effort { passes: sampled.passes, elsewhere: took };
+        Ok(())
+    }
 }
 
 /// The completions of a prompt.
@@ -102,7 +143,7 @@ impl Setup {
         ];
         let oldest = spans().map(|span| step - span.version).max().unwrap_or(0);
         let gathered = exchange.gather(&[&sums[..], &[oldest as f64]].concat())?;
-        let sum = |index: usize| gathered.iter().map(|rank| rank[index]).sum::<f64>();
+        let sum = |index: usize| gathered.iter().map(|rank| rank[index]).sum::<f64>() + 0.0; // not -0
         let oldest = gathered.iter().map(|rank| rank[sums.len()]).fold(0.0, f64::max);
         let mut metrics = Metrics::new();
         for (name, value) in [

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use exchange::Exchange;
 pub use pipeline::{Evaluation, Pipeline, Plan, StepOutcome};
 pub use place::Place;
+pub(crate) use place::{open_device, torch_device};
 pub(crate) use role::{adamw, describe, finish_steps, hold, offloaded, schedule, zero_config};
 pub use share::Share;
 

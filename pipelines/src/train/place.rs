@@ -1,4 +1,4 @@
-//! Where a rank trains: its device, and the ranks that it has met.
+//! Where a rank holds a role: its device, and the ranks that it has met.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,12 +8,12 @@ use anyroll_backends::{
 
 use crate::{
     Result,
-    config::{self, Run},
+    config::{self, Role, Run},
     launch::Rank,
 };
 
 /// A device and the ranks that it trains with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Place {
     /// The device.
     pub device: Arc<dyn Device>,
@@ -24,9 +24,18 @@ pub struct Place {
 impl Place {
     /// Opens the policy's device and meets the other ranks.
     pub fn open(run: &Run, rank: &Rank) -> Result<Self> {
-        let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
-        let device = open(DeviceId { backend, ordinal: run.policy.ordinals[rank.local_rank] })?;
-        let timeout = Duration::from_secs_f64(run.policy.strategy.collective_timeout_s);
+        Self::of("policy", &run.policy, rank)
+    }
+
+    /// Where another role is held, called `name`: here, where the policy is, or on devices of its own, on which the ranks
+    /// meet anew. Every rank calls, in the same order.
+    pub fn beside(&self, name: &'static str, role: &Role, run: &Run, rank: &Rank) -> Result<Self> {
+        if role.is_with(&run.policy) { Ok(self.clone()) } else { Self::of(name, role, rank) }
+    }
+
+    fn of(name: &'static str, role: &Role, rank: &Rank) -> Result<Self> {
+        let device = open_device(&role.backend, role.ordinals[rank.local_rank])?;
+        let timeout = Duration::from_secs_f64(role.strategy.collective_timeout_s);
         let rendezvous = Rendezvous {
             rank: rank.rank,
             world_size: rank.world_size,
@@ -35,12 +44,12 @@ impl Place {
             agent_store: rank.agent_store.clone(),
             timeout,
         };
-        let reduction = match run.policy.strategy.reduction {
+        let reduction = match role.strategy.reduction {
             config::Reduction::Ordered => Reduction::Ordered,
             config::Reduction::Library => Reduction::Library,
         };
         let comm = connect_with(reduction, &*device, &rendezvous)?;
-        let group = CollectiveGroup::new("policy", comm, &device, timeout)?;
+        let group = CollectiveGroup::new(name, comm, &device, timeout)?;
         Ok(Self { device, group })
     }
 
@@ -49,10 +58,24 @@ impl Place {
     /// # Errors
     /// `Unsupported` for a backend that libtorch does not run on.
     pub fn torch_device(&self) -> Result<tch::Device> {
-        let device = self.device.torch_device().and_then(TorchDevice::tch);
-        Ok(device.ok_or_else(|| anyroll_backends::Error::Unsupported {
-            backend: self.device.id().backend,
-            what: "models: libtorch does not compute on it".into(),
-        })?)
+        torch_device(&*self.device)
     }
+}
+
+/// A device of the backend that a resolved config names.
+pub fn open_device(backend: &str, ordinal: usize) -> Result<Arc<dyn Device>> {
+    let backend: BackendKind = backend.parse().expect("a resolved config names a backend");
+    Ok(open(DeviceId { backend, ordinal })?)
+}
+
+/// A device, as libtorch calls it.
+///
+/// # Errors
+/// `Unsupported` for a backend that libtorch does not run on.
+pub fn torch_device(device: &dyn Device) -> Result<tch::Device> {
+    let of_libtorch = device.torch_device().and_then(TorchDevice::tch);
+    Ok(of_libtorch.ok_or_else(|| anyroll_backends::Error::Unsupported {
+        backend: device.id().backend,
+        what: "models: libtorch does not compute on it".into(),
+    })?)
 }

@@ -131,8 +131,9 @@ pub fn schedule(config: &ScheduleConfig) -> Schedule {
 pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
     let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
     let reason = run.stage_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let elsewhere: String = run.elsewhere().iter().map(|role| format!(", {role}")).collect();
     format!(
-        "{title}, {parameters} parameters, {} on {} x {}, ZeRO {}{reason}, seed {}",
+        "{title}, {parameters} parameters, {} on {} x {}{elsewhere}, ZeRO {}{reason}, seed {}",
         run.policy.strategy.precision.name(),
         run.world_size,
         run.policy.backend,

@@ -20,6 +20,16 @@ pub struct ValueTargets {
 }
 
 impl ValueTargets {
+    /// The same on `device`.
+    pub fn on(&self, device: tch::Device) -> Result<Self> {
+        Ok(Self {
+            lengths: self.lengths.clone(),
+            old_values: self.old_values.f_to_device(device)?,
+            returns: self.returns.f_to_device(device)?,
+            token_weights: self.token_weights.f_to_device(device)?,
+        })
+    }
+
     /// Those of a range of the sequences; views.
     pub fn part(&self, sequences: Range<usize>) -> Result<Self> {
         let start: i64 = self.lengths[..sequences.start].iter().sum();

@@ -1,0 +1,171 @@
+//! Devices that only sample, each with a copy of the policy's weights and a thread that runs an engine there, so that
+//! the policy may be trained meanwhile.
+
+use std::{
+    mem,
+    ops::ControlFlow,
+    panic,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyroll_backends::{Stream, ops};
+use anyroll_strategy::Weights;
+use tch::Tensor;
+
+use super::{
+    Setup,
+    rollout::Sample,
+    sampler::{Asked, Sampled, Sampler},
+};
+use crate::{
+    Error, Result,
+    config::RolloutRole,
+    train::{open_device, torch_device},
+};
+
+/// This rank's devices that only sample.
+#[derive(Debug)]
+pub struct OwnDevices {
+    devices: Vec<OwnDevice>,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct OwnDevice {
+    sampler: Arc<Sampler>,
+    torch: tch::Device,
+    /// As they were last sent; empty before.
+    weights: Weights,
+}
+
+/// Completions on their way.
+#[derive(Debug)]
+struct Running {
+    /// One a device, with the numbers of its samples.
+    threads: Vec<(Vec<usize>, JoinHandle<Result<OfThread>>)>,
+    /// All samples, as far as is known.
+    samples: Vec<Sample>,
+    /// Those that have ended, by their numbers.
+    ended: Receiver<(usize, Sample)>,
+    /// Ends the threads after their pass.
+    given_up: Arc<AtomicBool>,
+}
+
+/// What a thread has sampled, and how long that took.
+type OfThread = (Sampled, Duration);
+
+impl OwnDevices {
+    /// Those of the rank `local_rank` of this host.
+    pub fn open(setup: &Setup, role: &RolloutRole, local_rank: usize) -> Result<Self> {
+        let devices = role.ordinals[local_rank].iter().map(|&ordinal| {
+            let device = open_device(&role.backend, ordinal)?;
+            let torch = torch_device(&*device)?;
+            let sampler = Sampler {
+                model: Arc::new(setup.model.on(torch)?),
+                compute: Stream::torch(&device)?,
+                tokenizer: setup.tokenizer.clone(),
+                rollout: setup.rlvr.rollout.clone(),
+                threads: None,
+            };
+            Ok(OwnDevice { sampler: Arc::new(sampler), torch, weights: Weights::new() })
+        });
+        Ok(Self { devices: devices.collect::<Result<_>>()?, running: None })
+    }
+
+    /// Sends `weights`, which are of step `version`, and begins to sample with them. Prompts are dealt to the devices; those
+    /// of equal ones stay together.
+    pub fn start(&mut self, weights: &Weights, version: u64, asked: Vec<Asked>) -> Result<()> {
+        assert!(self.running.is_none(), "what is sampled was not waited for");
+        let samples: Vec<Sample> = asked.iter().map(|asked| asked.sample.clone()).collect();
+        let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); self.devices.len()];
+        let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();
+        let of_prompts = numbered.chunk_by(|(_, a), (_, b)| a.sample.prompt() == b.sample.prompt());
+        for (index, group) in of_prompts.enumerate() {
+            let (numbers, asked) = &mut dealt[index % self.devices.len()];
+            numbers.extend(group.iter().map(|(number, _)| *number));
+            asked.extend(group.iter().map(|(_, asked)| asked.clone()));
+        }
+        let (tell, ended) = mpsc::channel();
+        let given_up = Arc::new(AtomicBool::new(false));
+        let mut running = Running { threads: Vec::new(), samples, ended, given_up: given_up.clone() };
+        for (device, (numbers, asked)) in self.devices.iter_mut().zip(dealt) {
+            let weights = device.receive(weights)?;
+            let (sampler, tell, given_up) = (device.sampler.clone(), tell.clone(), given_up.clone());
+            let of_thread = numbers.clone();
+            let work = move || {
+                let started = Instant::now();
+                let sampled = sampler.sample(&weights, version, &asked, |samples, ended| {
+                    for &index in ended {
+                        // Nobody listens once it is given up.
+                        let _ = tell.send((of_thread[index], samples[index].clone()));
+                    }
+                    match given_up.load(Ordering::Relaxed) {
+                        true => ControlFlow::Break(()),
+                        false => ControlFlow::Continue(()),
+                    }
+                });
+                if sampled.is_err() {
+                    given_up.store(true, Ordering::Relaxed); // the others need not finish
+                }
+                Ok((sampled?, started.elapsed()))
+            };
+            let thread = thread::Builder::new().name("rollout".into()).spawn(work).map_err(Error::Thread)?;
+            running.threads.push((numbers, thread));
+        }
+        self.running = Some(running);
+        Ok(())
+    }
+
+    /// Waits until all that was started has ended, and says how long the slowest device took; `None` if nothing was.
+    /// `done` is told of each sample, by its number, as soon as it has ended.
+    pub fn wait(&mut self, mut done: impl FnMut(usize, &Sample)) -> Result<Option<OfThread>> {
+        let Some(mut running) = self.running.take() else { return Ok(None) };
+        while let Ok((number, sample)) = running.ended.recv() {
+            done(number, &sample);
+            running.samples[number] = sample;
+        }
+        // All of them have let go of their ends, so they are over.
+        let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0 };
+        let mut longest = Duration::ZERO;
+        for (numbers, thread) in mem::take(&mut running.threads) {
+            let (sampled, took) = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+            for (number, sample) in numbers.into_iter().zip(sampled.samples) {
+                all.samples[number] = sample;
+            }
+            all.passes = all.passes.max(sampled.passes);
+            longest = longest.max(took);
+        }
+        Ok(Some((all, longest)))
+    }
+}
+
+impl OwnDevice {
+    /// Takes over weights, in the order of the streams on which libtorch computes; returns them for its thread.
+    fn receive(&mut self, from: &Weights) -> Result<Weights> {
+        if self.weights.is_empty() {
+            let like = |tensor: &Tensor| Tensor::f_empty(tensor.size(), (tensor.kind(), self.torch));
+            let units = from.iter().map(|unit| unit.iter().map(like).collect());
+            self.weights = units.collect::<Result<_, _>>()?;
+        }
+        for (own, from) in self.weights.iter_mut().flatten().zip(from.iter().flatten()) {
+            own.f_copy_(&ops::moved(from, self.torch)?)?;
+        }
+        Ok(self.weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.given_up.store(true, Ordering::Relaxed);
+        for (_, thread) in self.threads.drain(..) {
+            // What it found is of no more use, nor is why it failed: something else has.
+            let _ = thread.join();
+        }
+    }
+}

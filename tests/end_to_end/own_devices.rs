@@ -1,0 +1,92 @@
+//! Roles that are not on the policy's devices. The host is one device for all of them, so that here they have threads and
+//! communicators of their own.
+
+use nix::sys::signal::Signal;
+
+use super::{
+    ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, assert_same_steps,
+    asynchronous::repeat_the_end, last_checkpoint, lasting_metrics, metrics, rank_of, resume, run_tiny,
+    series, succeed, tiny, wait_for_steps,
+};
+
+const AHEAD: &str = "pipeline.rlvr.rollout.async.ahead=1";
+
+#[test]
+fn where_completions_are_sampled_changes_none_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    for (config, devices) in [(ONE_RANK, 1), (ONE_RANK, 2), (TWO_RANKS, 4)] {
+        let together = run_tiny(&folder, &format!("without {devices}"), config, &[]);
+        let apart =
+            run_tiny(&folder, &devices.to_string(), config, &[&format!("roles.rollout.devices={devices}")]);
+        assert_eq!(series(&together, "reward/mean")[..4], series(&apart, "reward/mean")[..4]);
+        assert!(series(&apart, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-4));
+        assert!(series(&apart, "time/rollout_s").iter().all(|&seconds| seconds > 0.0));
+        // Engines with fewer sequences round otherwise, and with as many not.
+        if devices == 1 {
+            assert_same_steps(&lasting_metrics(&together), &lasting_metrics(&apart));
+        }
+    }
+}
+
+#[test]
+fn one_step_ahead_is_one_step_stale() {
+    let folder = tempfile::tempdir().unwrap();
+    for (config, devices) in [(ONE_RANK, "roles.rollout.devices=2"), (TWO_RANKS, "roles.rollout={}")] {
+        let run = |name: &str| run_tiny(&folder, &format!("{name} {devices}"), config, &[AHEAD, devices]);
+        let whole = run("whole");
+        let [stale, carried] = ["staleness/mean", "carried/whole_groups"].map(|name| series(&whole, name));
+        assert_eq!(stale[0], 0.0, "the first step waits for what it trains on");
+        assert!(stale[1..].iter().all(|&steps| steps == 1.0), "{stale:?}");
+        assert!(carried.iter().all(|&groups| groups == 0.0), "{carried:?}");
+        assert_eq!(series(&whole, "time/rollout_s").len(), stale.len());
+        // A seed decides every bit, and a checkpoint has what was on its way.
+        let again = run("again");
+        assert_same(&whole, &again);
+        repeat_the_end(&again);
+        assert_same(&whole, &again);
+    }
+}
+
+#[test]
+fn what_is_on_its_way_outlasts_an_interruption() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [AHEAD, "roles.rollout={}", "pipeline.rlvr.steps=60", "pipeline.rlvr.checkpoint.every=30"];
+    let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
+    let run = folder.path().join("interrupted");
+    let process = Process::start(tiny(ONE_RANK, &run, &sets));
+    wait_for_steps(&run, 10);
+    process.send(Signal::SIGINT);
+    assert_eq!(process.finish().code, Some(130));
+    assert!((10..60).contains(&(metrics(&run).len() - 1)));
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_what_others_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = [AHEAD, "roles.rollout={}", "pipeline.rlvr.steps=1000000"];
+    let process = Process::start(tiny(TWO_RANKS, &run, &sets));
+    wait_for_steps(&run, 3);
+    nix::sys::signal::kill(rank_of(&run, 1), Signal::SIGKILL).unwrap();
+    let ended = process.finish();
+    assert_eq!(ended.error(), "error: rank 1 was killed by signal 9 (SIGKILL)");
+    assert_nothing_left(&run);
+}
+
+/// With a communicator of its own a role computes the same.
+#[test]
+fn a_reference_and_a_critic_of_their_own_are_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let gae = "pipeline.rlvr.algorithm.advantage={gae: {lambda: 0.95}}";
+    let critic = "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1e-3}}}";
+    let roles = [gae, critic, "pipeline.rlvr.algorithm.kl_coef=0.1", "strategy.zero_stage=2"];
+    let apart = ["reference", "critic"].map(|role| format!("roles.{role}.strategy.collective_timeout_s=50"));
+    let [reference, critic] = &apart;
+    let together = run_tiny(&folder, "together", TWO_RANKS, &roles);
+    let apart = run_tiny(&folder, "apart", TWO_RANKS, &[&roles[..], &[reference, critic]].concat());
+    assert!(series(&together, "loss/kl").iter().any(|&kl| kl > 0.0));
+    assert_same_steps(&lasting_metrics(&together), &lasting_metrics(&apart));
+    assert!(last_checkpoint(&together) == last_checkpoint(&apart), "the last checkpoints differ");
+}
