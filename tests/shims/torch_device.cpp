@@ -139,11 +139,14 @@ struct Allocator final : c10::Allocator {
 static Allocator allocator;
 REGISTER_ALLOCATOR(TYPE, &allocator);
 
-// Waits for what libtorch's stream of this device waits for, where the device below does not.
-static void settle(c10::Device device) {
-  if (BELOW != c10::DeviceType::CPU) return;
+// Waits for what libtorch's stream of this device waits for.
+static void wait(c10::Device device) {
   c10::DeviceGuard guard(device);
   check(synchronize(), "synchronize");
+}
+// The same where the device below does not.
+static void settle(c10::Device device) {
+  if (BELOW == c10::DeviceType::CPU) wait(device);
 }
 
 // ---- the same bytes for the device below ----
@@ -166,9 +169,14 @@ static Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::o
   c10::DeviceGuard guard(device && device->has_index() ? *device : c10::Device(TYPE, current()));
   return at::detail::empty_strided_generic(size, stride, &allocator, KEYS, dtype.value_or(at::kFloat));
 }
+// NVIDIA's driver waits for the stream before it copies to or from memory of the host that it does not know, and keeps others
+// out meanwhile, of whom work in the stream may be waiting. Waiting first keeps nobody out.
 static Tensor& copy(Tensor& to, const Tensor& from, bool) {
   for (const Tensor& tensor : {to, from})
-    if (is_ours(tensor)) settle(tensor.device());
+    if (is_ours(tensor)) {
+      if (is_ours(to) && is_ours(from)) settle(tensor.device());
+      else wait(tensor.device());
+    }
   below(to).copy_(below(from));
   return to;
 }
