@@ -1,6 +1,6 @@
 //! [`Graph`]: device work that is recorded once and run again with one call.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Device, Error, RawGraph, Result, Stream, ffi, stream::report};
 
@@ -12,10 +12,13 @@ pub struct Graph {
     raw: RawGraph,
 }
 
+/// Held while something is recorded: a device has one stream for it.
+static RECORDING: Mutex<()> = Mutex::new(());
+
 impl Graph {
     /// Records what `work` enqueues by libtorch's operations of this thread. It is called twice: once it runs, so
     /// that libraries make what they need only once, and once it is recorded and does not run. In between and
-    /// while it records it must not allocate, wait or read back.
+    /// while it records it must not allocate, wait or read back. Threads record one after the other.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device records nothing, `work`'s own error, or that of something in it that
@@ -24,13 +27,14 @@ impl Graph {
         device: &Arc<dyn Device>,
         mut work: impl FnMut() -> Result<(), E>,
     ) -> Result<Graph, E> {
+        let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
         let recording = Stream::lent(device, device.recording_stream()?);
         let compute = Stream::torch(device)?;
         recording.wait_stream(&compute)?;
         let on_recording = TorchStream::exchange(device, &recording)?;
         work()?;
         recording.synchronize()?;
-        // SAFETY: the stream is live, and nothing else records on it: what follows ends the recording.
+        // SAFETY: the stream is live, and nothing else records on it, by the lock; what follows ends the recording.
         unsafe { device.graph_begin(recording.raw())? };
         let outcome = work();
         // SAFETY: begun above.
