@@ -164,11 +164,6 @@ impl Block {
         Block { lora: Some(lora), ..self.clone() }
     }
 
-    /// Whether matrices have adapters beside them.
-    pub fn has_adapters(&self) -> bool {
-        self.lora.is_some()
-    }
-
     /// Whether the adapters drop values in training.
     pub fn drops(&self) -> bool {
         self.lora.as_ref().is_some_and(Lora::drops)
@@ -330,6 +325,19 @@ impl Block {
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
         lora.forward_(site(lora), weights, x, drops, self.products, y)
+    }
+
+    /// The same by way of `between` `[N, rank]`, in no other memory.
+    pub(super) fn adapt_in_place(
+        &self,
+        site: fn(&Lora) -> &[Adapter],
+        weights: &Weights,
+        x: &Tensor,
+        between: &mut Tensor,
+        y: &mut Tensor,
+    ) -> Result<()> {
+        let Some(lora) = &self.lora else { return Ok(()) };
+        lora.forward_in_place(site(lora), weights, x, between, y)
     }
 
     /// Adds their part to the gradient of the matrix's input.

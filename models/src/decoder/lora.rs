@@ -234,6 +234,24 @@ impl Lora {
         Ok(())
     }
 
+    /// The same as libtorch multiplies and without dropping anything, by way of `between` `[N, rank]`.
+    pub fn forward_in_place(
+        &self,
+        site: &[Adapter],
+        weights: &Weights,
+        x: &Tensor,
+        between: &mut Tensor,
+        y: &Tensor,
+    ) -> Result<()> {
+        for adapter in site {
+            drop(x.f_mm_out(between, &weights.get(UNIT, adapter.a).f_tr()?)?);
+            drop(between.f_mul_scalar_(self.scale)?);
+            let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
+            drop(y.f_addmm_(between, &weights.get(UNIT, adapter.b).f_tr()?)?);
+        }
+        Ok(())
+    }
+
     /// Adds the products' part to `dx`, the gradient of `x`. Returns the gradients of what is between A and B, for
     /// [`Self::weight_backward`], which needs `x` itself.
     pub fn input_backward_(

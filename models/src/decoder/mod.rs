@@ -137,11 +137,6 @@ impl Decoder {
         &self.config
     }
 
-    /// Whether matrices have adapters beside them.
-    pub(crate) fn has_adapters(&self) -> bool {
-        self.block.has_adapters()
-    }
-
     /// Whether its adapters drop values in training: a batch to train on needs [`PackedBatch::with_dropout`] then.
     pub fn drops(&self) -> bool {
         self.block.drops()

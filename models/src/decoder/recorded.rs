@@ -32,6 +32,8 @@ pub(crate) struct StepMemory {
     gate_up: Tensor,
     /// `[B, F]`.
     activated: Tensor,
+    /// What is between an adapter's two matrices, `[B, rank]`; without adapters `[B, 0]`.
+    between: Tensor,
 }
 
 impl StepMemory {
@@ -54,6 +56,7 @@ impl StepMemory {
             attended: values(heads * dim)?,
             gate_up: values(2 * config.intermediate_size)?,
             activated: values(config.intermediate_size)?,
+            between: values(decoder.block.adapters().1 as i64)?,
         })
     }
 
@@ -72,6 +75,7 @@ impl StepMemory {
             attended: first(&self.attended)?,
             gate_up: first(&self.gate_up)?,
             activated: first(&self.activated)?,
+            between: first(&self.between)?,
         })
     }
 }
@@ -108,22 +112,26 @@ impl Block {
         cache: PagedCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
-        let StepMemory { positions, x, x2, h, rstd, qkv, attended, gate_up, activated, .. } = memory;
+        let StepMemory { positions, x, x2, h, rstd, qkv, attended, gate_up, activated, between, .. } = memory;
         let of = |param: usize| weights.get(0, param);
         ops::rms_norm_into(x, None, of(self.input_norm), self.eps, (h, rstd))?;
-        let qkv_rows = qkv.f_flatten(1, 2)?;
+        let mut qkv_rows = qkv.f_flatten(1, 2)?;
         match self.qkv_bias {
             Some(bias) => drop(of(bias).f_addmm_out(&qkv_rows, h, &of(self.qkv).f_tr()?)?),
             None => drop(h.f_mm_out(&qkv_rows, &of(self.qkv).f_tr()?)?),
         }
+        self.adapt_in_place(|lora| &lora.qkv, weights, h, between, &mut qkv_rows)?;
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
         ops::attend_into(qkv, positions, cache, causal, parts, attended)?;
         drop(attended.f_mm_out(x2, &of(self.o).f_tr()?)?);
+        self.adapt_in_place(|lora| &lora.o, weights, attended, between, x2)?;
         ops::rms_norm_into(x2, Some(x), of(self.post_attention_norm), self.eps, (h, rstd))?;
         drop(h.f_mm_out(gate_up, &of(self.gate_up).f_tr()?)?);
+        self.adapt_in_place(|lora| &lora.gate_up, weights, h, between, gate_up)?;
         ops::swiglu_into(gate_up, activated)?;
         drop(x2.f_addmm_(activated, &of(self.down).f_tr()?)?);
+        self.adapt_in_place(|lora| &lora.down, weights, activated, between, x2)?;
         std::mem::swap(x, x2); // the next block's residual stream
         Ok(())
     }

@@ -61,9 +61,6 @@ impl Recorder {
         rows: usize,
     ) -> Result<Result<Recorder, String>> {
         let config = decoder.config();
-        if decoder.has_adapters() {
-            return Ok(Err("its adapters are not merged".to_owned()));
-        }
         if decoder.is_strict() {
             return Ok(Err("it is strict, and a recorded step multiplies as libtorch does".to_owned()));
         }

@@ -7,8 +7,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Causal, PagedCache},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, Model, ParamSpec, Request, RopeScaling, Sample,
-    SamplingParams, SlidingWindow, generation::Limits, init,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, ParamSpec, Request,
+    RopeScaling, Sample, SamplingParams, SlidingWindow, generation::Limits, init, model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -46,18 +46,45 @@ fn device(id: DeviceId) -> Option<Arc<dyn Device>> {
     }
 }
 
+/// A decoder, with adapters on some or all of its matrices where it says so.
+#[derive(Clone)]
+struct Shape {
+    config: DecoderConfig,
+    lora: Option<LoraConfig>,
+}
+
+impl From<DecoderConfig> for Shape {
+    fn from(config: DecoderConfig) -> Shape {
+        Shape { config, lora: None }
+    }
+}
+
+impl Shape {
+    fn with_adapters(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
+        let lora = LoraConfig { rank: 6, alpha: 9.0, targets: targets.to_vec(), dropout: 0.0 };
+        Shape { config, lora: Some(lora) }
+    }
+
+    fn decoder(&self, at: tch::Device) -> Decoder {
+        let config = self.config.clone();
+        match &self.lora {
+            Some(lora) => Decoder::with_lora(config, lora, at).unwrap(),
+            None => Decoder::new(config, at).unwrap(),
+        }
+    }
+}
+
 /// Completions of prompts of 1 to 600 tokens on a device, whose tokens may be cut short by `stop_tokens`.
-fn completions(
-    config: &DecoderConfig,
-    at: (DeviceId, DType),
-    params: &SamplingParams,
-) -> Option<Vec<Completion>> {
+fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) -> Option<Vec<Completion>> {
     let (id, dtype) = at;
     let device = device(id)?;
     let torch = device.torch_device().unwrap().tch().unwrap();
-    let decoder = Arc::new(Decoder::new(config.clone(), torch).unwrap());
+    let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
     let weight = |spec: &ParamSpec| {
-        let values = Tensor::from_slice(&init::fill(spec, 3)).view(spec.shape.as_slice());
+        // An adapter that begins as none would show nothing.
+        let init = if spec.init == Init::Zeros { Init::Normal { std: 0.2 } } else { spec.init };
+        let spec = ParamSpec { init, ..spec.clone() };
+        let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
         values.to_kind(dtype.kind()).to_device(torch)
     };
     let weights = decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect();
@@ -87,9 +114,10 @@ fn gpu() -> DeviceId {
 }
 
 /// In fp32 the two differ by the order of sums alone; where that tips a token, what comes after is another text.
-fn check(config: &DecoderConfig, params: &SamplingParams) {
-    let Some(recorded) = completions(config, (gpu(), DType::F32), params) else { return };
-    let expected = completions(config, (CPU, DType::F32), params).unwrap();
+fn check(shape: impl Into<Shape>, params: &SamplingParams) {
+    let shape = shape.into();
+    let Some(recorded) = completions(&shape, (gpu(), DType::F32), params) else { return };
+    let expected = completions(&shape, (CPU, DType::F32), params).unwrap();
     let (mut same, mut all, mut largest) = (0, 0, 0f32);
     for (recorded, expected) in recorded.iter().zip(&expected) {
         assert_eq!(recorded.policies[0].tokens, recorded.tokens.len());
@@ -112,13 +140,16 @@ fn recorded_steps_equal_the_passes() {
     let sizes =
         [(4, 64, false), (14, 64, true), (12, 128, false), (2, 128, true), (4, 16, false), (10, 32, true)];
     for config in sizes.map(|(heads, head_dim, qk_norm)| config(heads, head_dim, qk_norm)) {
-        check(&config, &greedy);
-        check(&config, &free);
+        check(config.clone(), &greedy);
+        check(config, &free);
+    }
+    for targets in [&LoraTarget::ALL[..], &[LoraTarget::V, LoraTarget::Up]] {
+        check(Shape::with_adapters(config(12, 128, true), targets), &greedy);
     }
     // Windows within a run, across splits, and of one layer of the two.
     for (tokens, layers) in [(5, [true, true]), (300, [true, true]), (100, [false, true])] {
         let sliding_window = Some(SlidingWindow { tokens, layers: layers.to_vec() });
-        check(&DecoderConfig { sliding_window, ..config(4, 64, false) }, &greedy);
+        check(DecoderConfig { sliding_window, ..config(4, 64, false) }, &greedy);
     }
     let config = config(4, 64, false);
     let choices = [
@@ -131,17 +162,19 @@ fn recorded_steps_equal_the_passes() {
         // Not recorded: the tokens are chosen on the host.
         SamplingParams { repetition_penalty: 1.3, ..free },
     ];
-    choices.iter().for_each(|params| check(&config, params));
+    choices.iter().for_each(|params| check(config.clone(), params));
 }
 
 /// In bf16 the passes of the same device are the reference: a penalty next to none makes the engine take them.
 #[test]
 fn recorded_steps_in_bf16_stay_near_the_passes() {
-    for config in [config(14, 64, false), config(12, 128, true), config(4, 32, false)] {
+    let adapted = Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL);
+    let plain = [config(14, 64, false), config(12, 128, true), config(4, 32, false)].map(Shape::from);
+    for shape in plain.into_iter().chain([adapted]) {
         let params = SamplingParams::default();
         let passes = SamplingParams { repetition_penalty: 1.0 + 1e-7, ..params.clone() };
-        let Some(recorded) = completions(&config, (gpu(), DType::Bf16), &params) else { return };
-        let expected = completions(&config, (gpu(), DType::Bf16), &passes).unwrap();
+        let Some(recorded) = completions(&shape, (gpu(), DType::Bf16), &params) else { return };
+        let expected = completions(&shape, (gpu(), DType::Bf16), &passes).unwrap();
         let (mut sum, mut count) = (0.0, 0);
         for (recorded, expected) in recorded.iter().zip(&expected) {
             let pairs = recorded.tokens.iter().zip(&expected.tokens);
