@@ -14,7 +14,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ANYROLL = HERE.parent.parent / "target/release/anyroll"
 WARM_UP = 2
-PHASES = ["generate", "reward", "reference", "train", "load", "offload"]
+PHASES = ["gather", "generate", "reward", "reference", "train", "load", "offload"]
 
 
 def ours(arguments, gpus):

@@ -1,6 +1,8 @@
-//! Times generation with random weights in bf16: `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--steps]`
-//! on the first GPU. SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5. Prints a JSON line a batch; `--steps` adds what the
-//! operations of one decoding step take by themselves. `bench/generate/run.py` runs it beside its peer.
+//! Times generation with random weights in bf16:
+//! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK] [--steps]` on the first GPU. SIZE is
+//! 0.5b, 1.5b or 7b, the shapes of Qwen2.5. So many samples have one prompt as `--group` says, and every matrix of a layer an
+//! adapter with `--lora`. Prints a JSON line a batch; `--steps` adds what the operations of one decoding step take by
+//! themselves. `bench/generate/run.py` runs it beside its peer.
 
 #![forbid(unsafe_code)]
 
@@ -14,21 +16,23 @@ use anyroll_backends::{
     ops::{self, AttentionParts, PagedCache},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, Model, Request, RopeScaling, Sample, SamplingParams,
-    generation::Limits,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Request, RopeScaling,
+    Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
 fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
-    let size =
-        arguments.next().expect("usage: bench_generate SIZE BATCH... [--prompt N] [--tokens N] [--steps]");
-    let (mut batches, mut prompt, mut tokens, mut steps) = (Vec::new(), 256, 512, false);
+    let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., as its source says");
+    let (mut batches, mut lora, mut steps) = (Vec::new(), None, false);
+    let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
         match argument.as_str() {
-            "--prompt" => prompt = number(),
-            "--tokens" => tokens = number(),
+            "--prompt" => work.prompt = number(),
+            "--tokens" => work.tokens = number(),
+            "--group" => work.group = number(),
+            "--lora" => lora = Some(number() as i64),
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
         }
@@ -36,23 +40,33 @@ fn main() {
     let device = open(gpu()).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let config = config(&size);
-    let decoder = Arc::new(Decoder::new(config.clone(), torch(&device)).unwrap());
+    let decoder = match lora {
+        None => Decoder::new(config.clone(), torch(&device)),
+        Some(rank) => {
+            let targets = LoraTarget::ALL.to_vec();
+            let lora = LoraConfig { rank, alpha: 2.0 * rank as f64, targets, dropout: 0.0 };
+            Decoder::with_lora(config.clone(), &lora, torch(&device))
+        }
+    };
+    let decoder = Arc::new(decoder.unwrap());
     let weights = weights(&decoder, torch(&device));
     for batch in batches {
         let run = || {
-            let blocks = KvCache::blocks_for(batch, prompt + tokens);
+            let blocks = KvCache::blocks_for(batch, work.prompt + work.tokens);
             let cache = KvCache::new(&config, blocks, DType::Bf16, &stream).unwrap();
             let weights =
                 weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
             let mut engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(batch)).unwrap();
-            generate(&mut engine, batch, prompt, tokens, &config)
+            generate(&mut engine, batch, work, &config)
         };
         run(); // libraries and kernels are loaded
         let (prefill, whole) = run();
+        let Work { prompt, tokens, group } = work;
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+            lora.unwrap_or(0),
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),
             (whole - prefill).as_secs_f64() * 1e3 / tokens as f64,
@@ -61,6 +75,14 @@ fn main() {
             operations(&config, torch(&device), batch as i64, (prompt + tokens / 2) as i64);
         }
     }
+}
+
+/// Tokens of a prompt and of a completion, and samples of a prompt.
+#[derive(Clone, Copy)]
+struct Work {
+    prompt: usize,
+    tokens: usize,
+    group: usize,
 }
 
 /// The first device that runs models and is no host.
@@ -114,15 +136,15 @@ fn weights(decoder: &Decoder, device: Device) -> Vec<Vec<Tensor>> {
 fn generate(
     engine: &mut Engine,
     batch: usize,
-    prompt: usize,
-    tokens: usize,
+    Work { prompt, tokens, group }: Work,
     config: &DecoderConfig,
 ) -> (Duration, Duration) {
     let params = Arc::new(SamplingParams { max_new_tokens: tokens, ..SamplingParams::default() });
     let started = Instant::now();
-    for row in 0..batch {
+    for row in (0..batch).step_by(group) {
         let prompt = (0..prompt).map(|i| ((row * 7919 + i * 104_729) as i64) % config.vocab_size).collect();
-        let samples = vec![Sample { seed: row as u64, begun: Completion::default() }];
+        let sample = |seed: usize| Sample { seed: seed as u64, begun: Completion::default() };
+        let samples = (row..batch.min(row + group)).map(sample).collect();
         engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
     }
     while engine.load().waiting > 0 {

@@ -41,6 +41,8 @@ impl Setup {
         }
         let offloaded = Instant::now();
         let weights = roles.policy.weights()?;
+        roles.policy.group().stream().synchronize()?; // only to tell how long ranks wait for each other's parts
+        let gathered = Instant::now();
         let generate_bytes = allocated_bytes(&roles.policy)?;
         let collected = self.collect(&weights, exchange, rollout, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
@@ -61,6 +63,7 @@ impl Setup {
         metrics.insert("perf/generate_allocated_bytes", generate_bytes);
         metrics.insert("perf/generate_passes", collected.passes as f64);
         metrics.insert("time/offload_s", (offloaded - started).as_secs_f64());
+        metrics.insert("time/gather_s", (gathered - offloaded).as_secs_f64());
         metrics.insert("time/generate_s", collected.generating.as_secs_f64());
         metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
         metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
