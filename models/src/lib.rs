@@ -9,6 +9,7 @@
 
 mod autograd;
 pub mod batch;
+pub mod clip;
 pub mod decoder;
 pub mod diffusion;
 mod error;

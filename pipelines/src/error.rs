@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// A reward failed more often than its config allows.
     #[error(
-        "the reward `{name}` failed on {failed} of {completions} completions, and `max_error_rate` is {max_error_rate}"
+        "the reward `{name}` failed on {failed} of {samples} samples, and `max_error_rate` is {max_error_rate}"
     )]
     Reward {
         /// Its name.
@@ -59,7 +59,7 @@ pub enum Error {
         /// On how many it failed, over all ranks.
         failed: usize,
         /// How many there were, over all ranks.
-        completions: usize,
+        samples: usize,
         /// The share that may fail.
         max_error_rate: f64,
         /// The last failure of this rank; `None` if the failures are others'.

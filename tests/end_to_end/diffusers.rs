@@ -139,6 +139,29 @@ fn images_that_a_function_refuses_are_left_out_and_counted() {
     assert!(series(&run, "rollout/logprob_diff_max").iter().all(|&diff| diff < 1e-4));
 }
 
+/// The text "1" is a quarter of all.
+#[test]
+fn images_that_a_function_fails_on_are_left_out_up_to_its_error_rate() {
+    let case = by_function();
+    let path = case.folder.path().join("fails.py");
+    fs::write(&path, REWARD.replace("None if prompts[0] == \"1\"", "1 / 0 if prompts[0] == \"1\"")).unwrap();
+    let term = |rate: f64| {
+        let function = format!("python: {{path: {}, function: score}}", path.display());
+        format!("pipeline.diffusion.reward=[{{{function}, max_error_rate: {rate}}}]")
+    };
+    let steps = "pipeline.diffusion.steps=6";
+    let run = case.run("kept", &["devices=2", steps, &term(1.0)]);
+    let (dropped, errors) = (series(&run, "reward/dropped"), series(&run, "reward/python/errors"));
+    assert!(!errors.is_empty() && errors.iter().sum::<f64>() == dropped.iter().sum::<f64>());
+    assert!(series(&run, "eval/dropped").iter().all(|&count| count == 2.0));
+    assert!(series(&run, "grad_norm").iter().all(|&norm| norm.is_finite()));
+    // The first evaluation has two of six.
+    let error = fail(case.command(&case.folder.path().join("ended"), &[steps, &term(0.3)]));
+    for words in ["`python` failed on 2 of 6 samples", "`max_error_rate` is 0.3", "ZeroDivisionError"] {
+        assert!(error.contains(words), "{error}");
+    }
+}
+
 #[test]
 fn a_function_and_a_network_are_summed_and_counted_each() {
     let (function, network) = (by_function(), by_network());
@@ -165,10 +188,46 @@ fn a_function_and_a_network_are_summed_and_counted_each() {
     assert!(series(&run, "grad_norm").iter().all(|&norm| norm > 0.0));
 }
 
+/// The likeness of images and texts in the eyes of a tiny CLIP, followed back.
+fn by_likeness() -> Case {
+    let folder = tempfile::tempdir().unwrap();
+    let records = folder.path().join("texts.jsonl");
+    let texts = ["a red cat", "a blue dog", "2 cat on a red red red red dog", "unknown"];
+    let lines: String = texts.iter().map(|text| format!("{{\"prompt\": \"{text}\"}}\n")).collect();
+    fs::write(&records, lines).unwrap();
+    let sets = vec![
+        format!("pipeline.diffusion.data.prompts.records={}", records.display()),
+        "pipeline.diffusion.reward={clip: {path: tests/golden/clip/plain}}".to_owned(),
+        "pipeline.diffusion.method={refl: {mid_step: 2, kl_coef: 0.001}}".to_owned(),
+        "pipeline.diffusion.group_size=1".to_owned(),
+    ];
+    Case { folder, sets }
+}
+
+#[test]
+fn a_clip_scores_and_is_refused_by_its_field() {
+    let case = by_likeness();
+    let run = case.run(
+        "by policy gradient",
+        &["pipeline.diffusion.method=flow_grpo", "pipeline.diffusion.group_size=4"],
+    );
+    assert!(series(&run, "reward/mean").iter().all(|cosine| cosine.abs() < 1.0));
+    assert!(series(&run, "reward/std").iter().all(|&deviation| deviation > 0.0));
+    // The third text has eleven tokens, and the CLIP reads nine.
+    let log = succeed(case.command(&case.folder.path().join("warned"), &[])).stderr;
+    assert!(log.contains("1 of 4 texts have more than the 9 tokens"), "{log}");
+    let prompts = "pipeline.diffusion.data.prompts";
+    let check = |set: &str, field: &str, problem: &str| {
+        let error = fail(case.command(&case.folder.path().join("never"), &[set]));
+        assert!(error.contains(field) && error.contains(problem), "{error}");
+    };
+    check(&format!("{prompts}.records=null"), "pipeline.diffusion.reward", "it reads the texts");
+    check("pipeline.diffusion.reward={clip: {path: configs}}", "reward.clip.path", "config.json");
+}
+
 #[test]
 fn following_a_network_back_through_the_decoder_raises_its_score() {
-    let case = by_network();
-    for lora in [true, false] {
+    for (case, lora, rise) in [(by_network(), true, 0.02), (by_network(), false, 0.02), (by_likeness(), true, 0.01)] {
         let mut sets = vec![
             "pipeline.diffusion.steps=10",
             "pipeline.diffusion.prompts_per_step=8",
@@ -182,7 +241,7 @@ fn following_a_network_back_through_the_decoder_raises_its_score() {
         }
         let run = case.run(&format!("lora-{lora}"), &sets);
         let rewards = series(&run, "eval/reward");
-        assert!(rewards.last().unwrap() > &(rewards[0] + 0.02), "{rewards:?}");
+        assert!(rewards.last().unwrap() > &(rewards[0] + rise), "{rewards:?}");
     }
 }
 

@@ -58,6 +58,35 @@ fn a_model_for_devices_that_are_not_here_is_planned() {
     assert_eq!(*fits, false, "ZeRO-0 of 7 billion parameters in 80 GiB");
 }
 
+/// Its weights are on the device while it scores, which is between sampling and training, and on the host at all times.
+#[test]
+fn a_reward_model_is_planned() {
+    let file = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/reward_model/model.safetensors")).unwrap();
+    let (length, rest) = file.split_first_chunk().unwrap();
+    let bytes = rest.len() as u64 - u64::from_le_bytes(*length); // in fp32
+    let planned = |reward: &str| {
+        let reward = format!("pipeline.rlvr.reward=[{{exact: {{}}}}{reward}]");
+        let report = plan(&["backend=cuda", &reward], &["--memory", "80GiB", "--world", "2"]);
+        report["configured"]["plan"].clone()
+    };
+    let model = |more: &str| planned(&format!(", {{model: {{path: tests/golden/reward_model{more}}}}}"));
+    let number = |of: &Value| of.as_u64().unwrap();
+    let without = planned("");
+    assert!(without["reward"].is_null());
+    for (dtype, bytes) in [("fp32", bytes), ("bf16", bytes / 2)] {
+        let on_host = model(&format!(", dtype: {dtype}"));
+        assert!(on_host["reward"].is_null());
+        let on_device = model(&format!(", dtype: {dtype}, backend: cuda"));
+        let (reward, generate) = (&on_device["reward"], &on_device["generate"]);
+        assert_eq!(number(&reward["weights"]), number(&generate["weights"]) + bytes);
+        assert_eq!(number(&reward["kv_cache"]), 0);
+        assert!(number(&reward["activations"]) > 0);
+        for plan in [on_host, on_device] {
+            assert_eq!(number(&plan["host"]), number(&without["host"]) + bytes);
+        }
+    }
+}
+
 #[test]
 fn a_plan_is_a_table_for_people() {
     let text = succeed(anyroll(["plan", TWO_RANKS])).stdout;

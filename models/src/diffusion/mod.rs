@@ -10,7 +10,7 @@
 
 pub mod dit;
 pub mod guidance;
-mod layers;
+pub(crate) mod layers;
 pub mod sampler;
 pub mod sd3;
 pub mod sde;

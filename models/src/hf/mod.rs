@@ -1,11 +1,12 @@
 //! Models as Hugging Face publishes them: a folder with `config.json`, safetensors files and a tokenizer.
 //!
 //! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads; [`DiffusersFolder`] and
-//! [`write_diffusers_folder`] do so for models of images. Opening a folder reads the
+//! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP. Opening a folder reads the
 //! configuration and the headers of the weights, and checks that every tensor of the model is there in its shape;
 //! the weights themselves are read range by range, as ranks need them, and never whole.
 
 mod adapter;
+mod clip;
 mod config;
 mod diffusers;
 mod embeddings;
@@ -22,6 +23,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use adapter::{AdapterFolder, Adapters, Merged, Unscaled, WithAdapter, adapter_config_file};
+pub use clip::ClipFolder;
 pub use diffusers::{DiffusersFolder, write_diffusers_folder};
 pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};

@@ -1,5 +1,6 @@
 //! Models of images, block by block, against references.
 
+mod clip;
 mod dit;
 mod folder;
 mod golden;

@@ -9,7 +9,7 @@ use super::image_reward::{ImageReward, ScorerInput};
 use super::model::{DiffusersConfig, LoraConfig};
 use super::reward::Signature;
 use super::schema::RoleConfig;
-use crate::diffusion::{load_script, read_records};
+use crate::diffusion::{load_script, open_clip, read_records};
 use crate::error_chain::one_line;
 
 impl Check<'_> {
@@ -42,7 +42,7 @@ impl Check<'_> {
         )?;
         self.prompts(prompts, &folder, diffusion.sampler.guidance)?;
         for (at, reward) in diffusion.reward.fields() {
-            self.reward_of_texts(&format!("{}{at}", field("reward")), reward, &folder)?;
+            self.reward_of_texts(&format!("{}{at}", field("reward")), reward, (prompts, &folder))?;
         }
         Ok(())
     }
@@ -137,7 +137,7 @@ impl Check<'_> {
         &self,
         path: &str,
         reward: &ImageReward,
-        folder: &DiffusersFolder,
+        (prompts, folder): (&PromptsConfig, &DiffusersFolder),
     ) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         let of_latents =
@@ -152,7 +152,7 @@ impl Check<'_> {
             ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
                 path,
                 "it is for the classes of `shapes`",
-                "write `python` or `torchscript`",
+                "write `python`, `clip` or `torchscript`",
             )),
             ImageReward::Python(python) => {
                 self.python(&field("python"), python)?;
@@ -162,6 +162,19 @@ impl Check<'_> {
                     "verl's functions read texts, and no images",
                     "leave it out: the function is called with `images`, `prompts` and the columns",
                 )
+            }
+            ImageReward::Clip(clip) => {
+                self.ensure(
+                    prompts.records.is_some(),
+                    path,
+                    "it reads the texts, and only what encoders made of them is there",
+                    "name a file of texts in `pipeline.diffusion.data.prompts.records`",
+                )?;
+                let help = "name the folder of a CLIP as `transformers` saves it, with its tokenizer";
+                match open_clip(clip) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(self.problem(&field("clip.path"), one_line(&error), help)),
+                }
             }
             ImageReward::Torchscript(script) => {
                 self.file(&field("torchscript.path"), &script.path)?;

@@ -123,8 +123,8 @@ impl Check<'_> {
         let help = "add a term, such as `- torchscript: {path: scorer.pt}`";
         self.ensure(!terms.is_empty(), path, "the list is empty", help)?;
         for (index, term) in terms.iter().enumerate() {
-            let field = format!("{path}[{index}].weight");
-            self.number(&field, term.weight, term.weight != 0.0, "other than 0")?;
+            let field = format!("{path}[{index}]");
+            self.weight_and_error_rate(&field, term.weight, term.max_error_rate)?;
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ impl Check<'_> {
                 reward.is_differentiable(),
                 &format!("pipeline.diffusion.reward{at}"),
                 format!("`{name}` follows the reward's gradient, and this one has none"),
-                "write `brightness` or `torchscript`",
+                "write `brightness`, `clip` or `torchscript`",
             )?;
         }
         self.ensure(

@@ -29,18 +29,17 @@ impl Check<'_> {
         self.ensure(!terms.is_empty(), path, "the list is empty", "add a term, such as `- math: {}`")?;
         for (index, term) in terms.iter().enumerate() {
             let field = format!("{path}[{index}]");
-            let holds = term.weight.is_finite() && term.weight != 0.0;
-            self.number(&format!("{field}.weight"), term.weight, holds, "other than 0")?;
-            let rate = term.max_error_rate;
-            self.number(
-                &format!("{field}.max_error_rate"),
-                rate,
-                (0.0..=1.0).contains(&rate),
-                "from 0 to 1",
-            )?;
+            self.weight_and_error_rate(&field, term.weight, term.max_error_rate)?;
             self.reward_kind(&format!("{field}."), &term.kind)?;
         }
         Ok(())
+    }
+
+    /// What stands beside every reward of a sum.
+    pub(super) fn weight_and_error_rate(&self, term: &str, weight: f64, rate: f64) -> Result<(), Problem> {
+        self.number(&format!("{term}.weight"), weight, weight != 0.0, "other than 0")?;
+        let holds = (0.0..=1.0).contains(&rate);
+        self.number(&format!("{term}.max_error_rate"), rate, holds, "from 0 to 1")
     }
 
     /// What must hold for a reward's own fields, whose paths start with `path`.

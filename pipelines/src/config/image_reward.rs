@@ -8,7 +8,7 @@ use serde::de::{self, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::reward::{NoFields, PythonConfig, only};
+use super::reward::{NoFields, PythonConfig, RewardDtype, only};
 
 /// What an image earns: a reward, or a list of terms whose weighted sum it is.
 ///
@@ -26,20 +26,29 @@ pub enum ImageRewardConfig {
     Sum(Vec<ImageTerm>),
 }
 
-/// A reward of a sum: its name with its fields, and beside it its weight.
+/// A reward of a sum: its name with its fields, and beside it these.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageTerm {
     /// Which, the only key of its own: `python: {...}`, `lit: {}`.
     pub kind: ImageReward,
     /// What its score is multiplied by; negative for a reward that is to be avoided. Default 1.
     pub weight: f64,
+    /// The part of a step's images on which it may fail; on more, the run ends. Default 0.
+    pub max_error_rate: f64,
+}
+
+impl ImageTerm {
+    /// One with nothing beside it.
+    pub fn of(kind: ImageReward) -> Self {
+        Self { kind, weight: 1.0, max_error_rate: 0.0 }
+    }
 }
 
 impl ImageRewardConfig {
     /// All rewards with their weights.
     pub fn terms(&self) -> Vec<ImageTerm> {
         match self {
-            Self::One(kind) => vec![ImageTerm { kind: kind.clone(), weight: 1.0 }],
+            Self::One(kind) => vec![ImageTerm::of(kind.clone())],
             Self::Sum(terms) => terms.clone(),
         }
     }
@@ -75,6 +84,8 @@ pub enum ImageReward {
     /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one, the image as the bytes
     /// of a PNG file, to a list of one number, or of None for an image that is not to count. Not differentiable.
     Python(PythonConfig),
+    /// The cosine of the image and its text in the eyes of a CLIP. Differentiable.
+    Clip(ClipRewardConfig),
     /// What a network in a file says of it. Differentiable.
     Torchscript(TorchscriptConfig),
 }
@@ -86,14 +97,26 @@ impl ImageReward {
             Self::Brightness => "brightness",
             Self::Lit => "lit",
             Self::Python(_) => "python",
+            Self::Clip(_) => "clip",
             Self::Torchscript(_) => "torchscript",
         }
     }
 
     /// Whether it has a gradient.
     pub fn is_differentiable(&self) -> bool {
-        matches!(self, Self::Brightness | Self::Torchscript(_))
+        matches!(self, Self::Brightness | Self::Clip(_) | Self::Torchscript(_))
     }
+}
+
+/// A CLIP as `transformers` publishes it. It reads the texts of the data's `records`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClipRewardConfig {
+    /// Its folder, with its tokenizer; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// The dtype of its weights and activations. Default fp32.
+    #[serde(default)]
+    pub dtype: RewardDtype,
 }
 
 /// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]` of 0 to 1 and says fp32
@@ -168,8 +191,10 @@ enum Key {
     Brightness,
     Lit,
     Python,
+    Clip,
     Torchscript,
     Weight,
+    MaxErrorRate,
 }
 
 impl<'de> Deserialize<'de> for ImageTerm {
@@ -184,7 +209,7 @@ impl<'de> Deserialize<'de> for ImageTerm {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ImageTerm, A::Error> {
-                let (mut kinds, mut weight) = (Vec::new(), 1.0);
+                let (mut kinds, mut weight, mut max_error_rate) = (Vec::new(), 1.0, 0.0);
                 while let Some(key) = entries.next_key()? {
                     match key {
                         Key::Brightness => {
@@ -196,11 +221,13 @@ impl<'de> Deserialize<'de> for ImageTerm {
                             kinds.push(ImageReward::Lit);
                         }
                         Key::Python => kinds.push(ImageReward::Python(entries.next_value()?)),
+                        Key::Clip => kinds.push(ImageReward::Clip(entries.next_value()?)),
                         Key::Torchscript => kinds.push(ImageReward::Torchscript(entries.next_value()?)),
                         Key::Weight => weight = entries.next_value()?,
+                        Key::MaxErrorRate => max_error_rate = entries.next_value()?,
                     }
                 }
-                Ok(ImageTerm { kind: only(kinds)?, weight })
+                Ok(ImageTerm { kind: only(kinds)?, weight, max_error_rate })
             }
         }
 
@@ -210,15 +237,17 @@ impl<'de> Deserialize<'de> for ImageTerm {
 
 impl Serialize for ImageTerm {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(2))?;
+        let mut map = serializer.serialize_map(Some(3))?;
         match &self.kind {
             ImageReward::Brightness | ImageReward::Lit => {
                 map.serialize_entry(self.kind.name(), &NoFields {})?
             }
             ImageReward::Python(config) => map.serialize_entry(self.kind.name(), config)?,
+            ImageReward::Clip(config) => map.serialize_entry(self.kind.name(), config)?,
             ImageReward::Torchscript(config) => map.serialize_entry(self.kind.name(), config)?,
         }
         map.serialize_entry("weight", &self.weight)?;
+        map.serialize_entry("max_error_rate", &self.max_error_rate)?;
         map.end()
     }
 }

@@ -503,6 +503,7 @@ impl Resolver<'_> {
         for reward in diffusion.reward.kinds_mut() {
             match reward {
                 ImageReward::Python(python) => python.path = absolute(&python.path),
+                ImageReward::Clip(clip) => clip.path = absolute(&clip.path),
                 ImageReward::Torchscript(script) => script.path = absolute(&script.path),
                 ImageReward::Brightness | ImageReward::Lit => {}
             }

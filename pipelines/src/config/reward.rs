@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use anyroll_backends::DType;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -26,10 +27,21 @@ pub enum RewardConfig {
 }
 
 impl RewardConfig {
+    /// Its reward models.
+    pub fn models(&self) -> impl Iterator<Item = &RewardModelConfig> {
+        let terms = match self {
+            Self::Exact => &[][..],
+            Self::Sum(terms) => terms,
+        };
+        terms.iter().filter_map(|term| match &term.kind {
+            RewardKind::Model(model) => Some(model),
+            _ => None,
+        })
+    }
+
     /// Whether a model of it computes on the host while completions are sampled.
     pub fn computes_on_host(&self) -> bool {
-        let Self::Sum(terms) = self else { return false };
-        terms.iter().any(|term| matches!(&term.kind, RewardKind::Model(model) if model.is_on_host()))
+        self.models().any(RewardModelConfig::is_on_host)
     }
 }
 
@@ -357,6 +369,17 @@ pub enum RewardDtype {
     Bf16,
     /// 16-bit IEEE.
     Fp16,
+}
+
+impl RewardDtype {
+    /// As tensors have it.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Fp32 => DType::F32,
+            Self::Bf16 => DType::Bf16,
+            Self::Fp16 => DType::F16,
+        }
+    }
 }
 
 /// A function in a file of the user's.

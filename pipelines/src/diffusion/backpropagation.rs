@@ -67,7 +67,7 @@ impl Setup {
             }
             steps.push(roles.policy.step(self.learning_rate(step))?);
         }
-        let scored = self.exchange_scores(exchange, &Scores::cat(&scores)?, step, stop)?;
+        let scored = self.exchange_scores(exchange, Scores::cat(scores)?, step, stop)?;
         let losses = stats.read(exchange, self.share.samples() as f64)?;
         self.finish(roles, step, &steps, &scored, losses, &clock)
     }

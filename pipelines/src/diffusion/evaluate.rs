@@ -11,6 +11,7 @@ use crate::{
     Result,
     metrics::Metrics,
     picture::{Picture, grid},
+    reward,
     train::{Evaluation, Exchange},
 };
 
@@ -59,9 +60,13 @@ impl Setup {
         let painted = self.evaluation_images(policy, exchange, true)?;
         let apart = painted.images.f_sub(base)?.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
         let mut own = vec![apart, painted.images.numel() as f64];
-        let measured = self.measure(&painted)?;
+        let (measured, failures) = self.measure(&painted)?;
         own.extend(measured.iter().flat_map(|&(_, sum, count)| [sum, count]));
-        let sums = exchange.sum(&own)?;
+        let failed = |term: usize| failures.iter().filter(|(of, _)| *of == term).count() as f64;
+        own.extend((0..self.scorer.names().len()).map(failed));
+        let mut sums = exchange.sum(&own)?;
+        let failed = sums.split_off(2 + 2 * measured.len());
+        self.scorer.check_error_rates(&failed, self.config.evaluation.images, failures)?;
         let mut metrics = Metrics::new();
         for ((name, ..), sums) in measured.iter().zip(sums[2..].chunks_exact(2)) {
             metrics.insert(format!("eval/{name}"), sums[0] / sums[1].max(1.0));
@@ -77,10 +82,11 @@ impl Setup {
         Ok(Evaluation { metrics, samples: Vec::new(), picture, summary })
     }
 
-    /// What is measured of this rank's images: names, sums, and over how many images.
-    fn measure(&self, painted: &Painted) -> Result<Vec<(String, f64, f64)>> {
+    /// What is measured of this rank's images: names, sums, and over how many images; and what terms failed on.
+    fn measure(&self, painted: &Painted) -> Result<(Vec<(String, f64, f64)>, Vec<(usize, reward::Error)>)> {
         let names = self.scorer.measured().into_iter();
         let mut measured: Vec<(String, f64, f64)> = names.map(|name| (name, 0.0, 0.0)).collect();
+        let mut failures = Vec::new();
         let count = painted.labels.size()[0];
         let batch_size = self.config.sampler.batch_size;
         for start in (0..count).step_by(batch_size) {
@@ -91,14 +97,16 @@ impl Setup {
                 latents: part(&painted.latents)?,
                 labels: part(&painted.labels)?,
             };
-            for ((_, total, images), scores) in measured.iter_mut().zip(self.scorer.measure(&painted)?) {
+            let (scores, errors) = self.scorer.measure(&painted)?;
+            failures.extend(errors);
+            for ((_, total, images), scores) in measured.iter_mut().zip(scores) {
                 let finite = scores.f_isfinite()?;
                 let kept = scores.f_masked_fill(&finite.f_logical_not()?, 0.0)?;
                 *total += kept.f_sum(Kind::Double)?.f_double_value(&[])?;
                 *images += finite.f_sum(Kind::Double)?.f_double_value(&[])?;
             }
         }
-        Ok(measured)
+        Ok((measured, failures))
     }
 
     /// The class or text of an image of an evaluation: all in turn.

@@ -7,6 +7,7 @@
 //! before.
 
 mod backpropagation;
+mod clip;
 mod decoder;
 mod evaluate;
 mod forward_process;
@@ -23,6 +24,7 @@ mod step;
 mod subject;
 mod warmup;
 
+pub use clip::open as open_clip;
 pub use pipeline::Diffusion;
 pub use scorer::load_script;
 pub use setup::{Reference, Roles, Samples, Setup};

@@ -7,13 +7,14 @@ use std::thread;
 
 use tch::{CModule, Device, Kind, Tensor};
 
+use super::clip::ClipScorer;
 use super::quadrants::{Light, Quadrants};
 use crate::{
     Error, Result,
     config::{ImageReward, ImageRewardConfig, ImageTerm, PythonConfig, ScorerInput, TorchscriptConfig},
     data::Record,
     picture::Picture,
-    reward::{Python, distinct},
+    reward::{self, Python, check_error_rates, distinct},
 };
 
 /// Images that are scored by processes at a time.
@@ -37,17 +38,21 @@ pub struct Scores {
     pub total: Tensor,
     /// Each term's own score, without its weight: fp32 `[B]` each.
     pub parts: Vec<Tensor>,
+    /// What terms failed on: the number of the term, and why. The images have no score.
+    pub failures: Vec<(usize, reward::Error)>,
 }
 
 impl Scores {
     /// Those of several batches, one after the other.
-    pub fn cat(batches: &[Scores]) -> Result<Self> {
+    pub fn cat(mut batches: Vec<Scores>) -> Result<Self> {
         let terms = batches[0].parts.len();
         let join = |of: &dyn Fn(&Scores) -> Tensor| -> Result<Tensor> {
             Ok(Tensor::f_cat(&batches.iter().map(of).collect::<Vec<_>>(), 0)?)
         };
         let parts = (0..terms).map(|term| join(&|batch| batch.parts[term].shallow_clone()));
-        Ok(Self { total: join(&|batch| batch.total.shallow_clone())?, parts: parts.collect::<Result<_>>()? })
+        let (total, parts) = (join(&|batch| batch.total.shallow_clone())?, parts.collect::<Result<_>>()?);
+        let failures = batches.iter_mut().flat_map(|batch| std::mem::take(&mut batch.failures)).collect();
+        Ok(Self { total, parts, failures })
     }
 }
 
@@ -58,6 +63,7 @@ struct Term {
     /// The reward's, made [`distinct`].
     name: String,
     weight: f64,
+    max_error_rate: f64,
     rule: Rule,
 }
 
@@ -77,6 +83,8 @@ enum Rule {
         /// What is known of each text.
         records: Vec<Record>,
     },
+    /// By how well the image goes with its text.
+    Clip(ClipScorer),
     /// By a network.
     Script {
         /// The network. Behind a lock only because tch's modules are not `Sync`.
@@ -98,8 +106,8 @@ impl Scorer {
     pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let terms = reward.terms();
         let names = distinct(&terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>());
-        let term_of = |(name, ImageTerm { kind, weight })| {
-            Ok(Term { name, weight, rule: Rule::new(&kind, records, device)? })
+        let term_of = |(name, ImageTerm { kind, weight, max_error_rate })| {
+            Ok(Term { name, weight, max_error_rate, rule: Rule::new(&kind, records, device)? })
         };
         Ok(Self(names.into_iter().zip(terms).map(term_of).collect::<Result<_>>()?))
     }
@@ -111,14 +119,31 @@ impl Scorer {
 
     /// What each image earns.
     pub fn score(&self, painted: &Painted) -> Result<Scores> {
-        let parts = self.0.iter().map(|term| term.rule.score(painted)).collect::<Result<Vec<_>>>()?;
+        let (mut parts, mut failures) = (Vec::with_capacity(self.0.len()), Vec::new());
+        for (number, term) in self.0.iter().enumerate() {
+            let (part, errors) = term.rule.score(painted)?;
+            parts.push(part);
+            failures.extend(errors.into_iter().map(|error| (number, error)));
+        }
         let weighted = self.0.iter().zip(&parts).map(|(term, part)| part.f_mul_scalar(term.weight));
         let weighted = weighted.collect::<Result<Vec<_>, _>>()?;
         let mut total = weighted[0].shallow_clone();
         for part in &weighted[1..] {
             total = total.f_add(part)?;
         }
-        Ok(Scores { total, parts })
+        Ok(Scores { total, parts, failures })
+    }
+
+    /// An error if a term failed on more of `images` than it may: on how many each did, over all ranks, and how on this.
+    pub fn check_error_rates(
+        &self,
+        failed: &[f64],
+        images: usize,
+        own: Vec<(usize, reward::Error)>,
+    ) -> Result<()> {
+        let terms = self.0.iter().zip(failed);
+        let terms = terms.map(|(term, &failed)| (term.name.as_str(), term.max_error_rate, failed));
+        check_error_rates(terms, images, own)
     }
 
     /// Scores, and the gradients of their sum with respect to the images and to the latents, of a reward that is
@@ -130,7 +155,7 @@ impl Scorer {
             latents: leaf(&painted.latents)?,
             labels: painted.labels.shallow_clone(),
         };
-        let Scores { total, parts } = self.score(&painted)?;
+        let Scores { total, parts, failures } = self.score(&painted)?;
         let leaves = [&painted.images, &painted.latents];
         let found = Tensor::f_run_backward(&[total.f_sum(Kind::Float)?], &leaves, false, false)?;
         let or_zeros = |found: &Tensor, of: &Tensor| {
@@ -138,7 +163,7 @@ impl Scorer {
         };
         let gradients = [or_zeros(&found[0], leaves[0])?, or_zeros(&found[1], leaves[1])?];
         let parts = parts.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
-        Ok((Scores { total: total.f_detach()?, parts }, gradients))
+        Ok((Scores { total: total.f_detach()?, parts, failures }, gradients))
     }
 
     /// What evaluations measure; the first is the reward. Of shapes these are always the same.
@@ -152,21 +177,22 @@ impl Scorer {
         names
     }
 
-    /// That of each image, in the order of [`Self::measured`]: fp32 `[B]` each.
-    pub fn measure(&self, painted: &Painted) -> Result<Vec<Tensor>> {
+    /// That of each image, in the order of [`Self::measured`]: fp32 `[B]` each; and [`Scores::failures`].
+    pub fn measure(&self, painted: &Painted) -> Result<(Vec<Tensor>, Vec<(usize, reward::Error)>)> {
         if let Some(quadrants) = self.quadrants() {
             let of = |light| quadrants.score(light, &painted.images, &painted.labels);
-            return Ok(vec![of(Light::Lit)?, of(Light::Brightness)?]);
+            return Ok((vec![of(Light::Lit)?, of(Light::Brightness)?], Vec::new()));
         }
-        let Scores { total, parts } = self.score(painted)?;
-        Ok([total].into_iter().chain(parts.into_iter().filter(|_| self.0.len() > 1)).collect())
+        let Scores { total, parts, failures } = self.score(painted)?;
+        let measured = [total].into_iter().chain(parts.into_iter().filter(|_| self.0.len() > 1));
+        Ok((measured.collect(), failures))
     }
 
     /// Those of shapes, whose terms are all about them.
     fn quadrants(&self) -> Option<&Quadrants> {
         match &self.0[0].rule {
             Rule::Shapes { quadrants, .. } => Some(quadrants),
-            Rule::Python { .. } | Rule::Script { .. } => None,
+            Rule::Python { .. } | Rule::Clip(_) | Rule::Script { .. } => None,
         }
     }
 }
@@ -180,6 +206,7 @@ impl Rule {
             ImageReward::Python(config) => {
                 Ok(Self::Python { python: start(config)?, records: records.to_vec() })
             }
+            ImageReward::Clip(config) => Ok(Self::Clip(ClipScorer::new(config, records, device)?)),
             ImageReward::Torchscript(config) => {
                 let module = Mutex::new(load_script(&config.path, device)?);
                 Ok(Self::Script { module, config: config.clone() })
@@ -187,10 +214,13 @@ impl Rule {
         }
     }
 
-    /// The score of each image: fp32 `[B]`, not a number where it is refused.
-    fn score(&self, painted: &Painted) -> Result<Tensor> {
+    /// The score of each image: fp32 `[B]`, not a number where it is refused or could not be scored; and why it could not.
+    fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
         match self {
-            Self::Shapes { quadrants, reward } => quadrants.score(*reward, &painted.images, &painted.labels),
+            Self::Shapes { quadrants, reward } => {
+                Ok((quadrants.score(*reward, &painted.images, &painted.labels)?, Vec::new()))
+            }
+            Self::Clip(clip) => Ok((clip.score(&painted.images, &painted.labels)?, Vec::new())),
             Self::Python { python, records } => score_by_processes(python, records, painted),
             Self::Script { module, config } => {
                 let module = lock(module);
@@ -207,7 +237,7 @@ impl Rule {
                     let failure = format!("it says {found:?} of {wanted:?} images").into();
                     return Err(Error::Start { name: "torchscript".into(), failure });
                 }
-                Ok(scores.f_to_kind(Kind::Float)?)
+                Ok((scores.f_to_kind(Kind::Float)?, Vec::new()))
             }
         }
     }
@@ -218,7 +248,11 @@ fn start(config: &PythonConfig) -> Result<Python> {
 }
 
 /// Each image as a PNG file for the function, several at a time.
-fn score_by_processes(python: &Python, records: &[Record], painted: &Painted) -> Result<Tensor> {
+fn score_by_processes(
+    python: &Python,
+    records: &[Record],
+    painted: &Painted,
+) -> Result<(Tensor, Vec<reward::Error>)> {
     let labels = Vec::<i64>::try_from(painted.labels.f_to_device(Device::Cpu)?)?;
     let pictures = Picture::of_images(&painted.images)?;
     let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![f32::NAN; labels.len()]));
@@ -237,13 +271,9 @@ fn score_by_processes(python: &Python, records: &[Record], painted: &Painted) ->
             });
         }
     });
-    let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let failed @ 1.. = failures.len() {
-        let (name, source) = ("python".to_owned(), failures.pop());
-        return Err(Error::Reward { name, failed, completions: labels.len(), max_error_rate: 0.0, source });
-    }
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(Tensor::f_from_slice(&found)?.f_to_device(painted.images.device())?)
+    let scores = Tensor::f_from_slice(&found)?.f_to_device(painted.images.device())?;
+    Ok((scores, failures.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -278,6 +308,10 @@ mod tests {
         }
     }
 
+    fn term(kind: ImageReward, weight: f64) -> ImageTerm {
+        ImageTerm { weight, ..ImageTerm::of(kind) }
+    }
+
     fn one(reward: ImageReward) -> Scorer {
         Scorer::new(&ImageRewardConfig::One(reward), &[], Device::Cpu).unwrap()
     }
@@ -308,11 +342,8 @@ mod tests {
             check_gradient(&one(script(folder.path(), "scorer.pt", input, squares)), of);
         }
         let sum = ImageRewardConfig::Sum(vec![
-            ImageTerm { kind: ImageReward::Brightness, weight: 0.5 },
-            ImageTerm {
-                kind: script(folder.path(), "scorer.pt", ScorerInput::Images, squares),
-                weight: -2.0,
-            },
+            term(ImageReward::Brightness, 0.5),
+            term(script(folder.path(), "scorer.pt", ScorerInput::Images, squares), -2.0),
         ]);
         check_gradient(&Scorer::new(&sum, &[], Device::Cpu).unwrap(), 0);
     }
@@ -323,8 +354,8 @@ mod tests {
         // Black images have no logarithm; the first image is black, and the second is not.
         let logarithm = |images: &Tensor| images.mean_dim([1, 2, 3].as_slice(), false, None).log().log1p();
         let terms = vec![
-            ImageTerm { kind: script(folder.path(), "a.pt", ScorerInput::Images, squares), weight: 3.0 },
-            ImageTerm { kind: script(folder.path(), "b.pt", ScorerInput::Images, logarithm), weight: -1.0 },
+            term(script(folder.path(), "a.pt", ScorerInput::Images, squares), 3.0),
+            term(script(folder.path(), "b.pt", ScorerInput::Images, logarithm), -1.0),
         ];
         let scorer = Scorer::new(&ImageRewardConfig::Sum(terms), &[], Device::Cpu).unwrap();
         assert_eq!(scorer.names().collect::<Vec<_>>(), ["torchscript", "torchscript_2"]);
@@ -340,7 +371,7 @@ mod tests {
         assert!(!values(&scores.total)[0].is_finite() && !values(&scores.parts[1])[0].is_finite());
         let expected = 3.0 * light * light - light.ln().ln_1p();
         assert!((values(&scores.total)[1] - expected).abs() < 1e-6);
-        let twice = Scores::cat(&[scorer.score(&painted).unwrap(), scores]).unwrap();
+        let twice = Scores::cat(vec![scorer.score(&painted).unwrap(), scores]).unwrap();
         assert_eq!((twice.total.size(), twice.parts.len()), (vec![4], 2));
     }
 }

@@ -25,8 +25,8 @@ pub struct Scored {
     pub rewards: Vec<f64>,
     /// How many have no reward.
     pub dropped: usize,
-    /// Of each term of the reward the sum of its finite scores, and how many these are.
-    pub terms: Vec<(f64, f64)>,
+    /// Of each term of the reward the sum of its finite scores, how many these are, and on how many samples it failed.
+    pub terms: Vec<[f64; 3]>,
     /// Whether some rank was asked to stop.
     pub stop: bool,
 }
@@ -71,7 +71,7 @@ impl Setup {
         stop: bool,
     ) -> Result<Scored> {
         let scores = self.scorer.score(&self.paint(latents, labels)?)?;
-        self.exchange_scores(exchange, &scores, step, stop)
+        self.exchange_scores(exchange, scores, step, stop)
     }
 
     /// All ranks' scores from this rank's. One that is not finite is left out: its sample gets the mean of its group's
@@ -79,7 +79,7 @@ impl Setup {
     pub fn exchange_scores(
         &self,
         exchange: &Exchange,
-        scores: &Scores,
+        scores: Scores,
         step: u64,
         stop: bool,
     ) -> Result<Scored> {
@@ -87,16 +87,20 @@ impl Setup {
             |scores: &Tensor| -> Result<Vec<f64>> { Ok(Vec::try_from(scores.f_to_kind(Kind::Double)?)?) };
         let mut own = values(&scores.total)?;
         let samples = own.len();
-        for part in &scores.parts {
+        for (number, part) in scores.parts.iter().enumerate() {
             let finite: Vec<f64> = values(part)?.into_iter().filter(|score| score.is_finite()).collect();
-            own.extend([finite.iter().sum(), finite.len() as f64]);
+            let failed = scores.failures.iter().filter(|(term, _)| *term == number).count();
+            own.extend([finite.iter().sum(), finite.len() as f64, failed as f64]);
         }
         own.push(f64::from(u8::from(stop)));
         let mut of_ranks = exchange.gather(&own)?;
         let stops = of_ranks.iter_mut().filter_map(Vec::pop).sum::<f64>();
         let sums: Vec<Vec<f64>> = of_ranks.iter_mut().map(|rank| rank.split_off(samples)).collect();
         let sum = |index: usize| sums.iter().map(|rank| rank[index]).sum::<f64>();
-        let terms = (0..scores.parts.len()).map(|term| (sum(2 * term), sum(2 * term + 1))).collect();
+        let terms = (0..scores.parts.len()).map(|term| [0, 1, 2].map(|number| sum(3 * term + number)));
+        let terms: Vec<[f64; 3]> = terms.collect();
+        let failed: Vec<f64> = terms.iter().map(|[.., failed]| *failed).collect();
+        self.scorer.check_error_rates(&failed, self.share.samples(), scores.failures)?;
         let scores: Vec<Option<f64>> = self
             .share
             .ordered(&of_ranks)
@@ -186,12 +190,15 @@ fn reward_metrics<'a>(scored: &Scored, names: impl Iterator<Item = &'a str>) -> 
     metrics.insert("reward/min", rewards.iter().copied().fold(f64::INFINITY, f64::min));
     metrics.insert("reward/max", rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
     metrics.insert("reward/dropped", scored.dropped as f64);
-    for (name, &(sum, finite)) in names.zip(&scored.terms) {
+    for (name, &[sum, finite, failed]) in names.zip(&scored.terms) {
         if finite > 0.0 {
             metrics.insert(format!("reward/{name}/mean"), sum / finite);
         }
         if finite < count {
             metrics.insert(format!("reward/{name}/dropped"), count - finite);
+        }
+        if failed > 0.0 {
+            metrics.insert(format!("reward/{name}/errors"), failed);
         }
     }
     metrics

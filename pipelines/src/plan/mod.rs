@@ -20,10 +20,13 @@ pub use choices::{Choice, choices};
 pub use stage::{Settled, Unsettled, settle};
 
 use crate::{
-    Result,
+    Error, Result,
     base_model::BaseModel,
-    config::{OldLogprobs, PipelineConfig, Reduction, RlvrConfig, Role, Run, StrategyConfig},
+    config::{
+        OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, RlvrConfig, Role, Run, StrategyConfig,
+    },
     data::{Dataset, Tokenizer},
+    reward,
     train::{offloaded, zero_config},
 };
 
@@ -70,6 +73,8 @@ impl PhaseBytes {
 pub struct MemoryPlan {
     /// Forward, backward and the optimizer's step of the policy.
     pub train: PhaseBytes,
+    /// Reward models on the policy's device, one after the other; `None` without one.
+    pub reward: Option<PhaseBytes>,
     /// The critic's turn: its values, and its training; `None` without one.
     pub critic: Option<PhaseBytes>,
     /// The reference's log-probs, or the policy's own anew; `None` in a run that has no such pass.
@@ -85,9 +90,14 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// The phases by name, in a step's order.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
-        let [score, critic] =
-            [("score", self.score), ("critic", self.critic)].map(|(name, phase)| Some((name, phase?)));
-        [Some(("generate", self.generate)), score, critic, Some(("train", self.train))].into_iter().flatten()
+        let phases = [
+            ("generate", Some(self.generate)),
+            ("reward", self.reward),
+            ("score", self.score),
+            ("critic", self.critic),
+            ("train", Some(self.train)),
+        ];
+        phases.into_iter().filter_map(|(name, phase)| Some((name, phase?)))
     }
 
     /// The phase that takes most, and how much.
@@ -102,10 +112,36 @@ impl MemoryPlan {
     }
 }
 
+/// A reward model, and how it is run.
+struct RewardModel {
+    model: ValueModel,
+    runs: Runs,
+    batch_size: usize,
+    on_policys_device: bool,
+}
+
+impl RewardModel {
+    fn open(config: &RewardModelConfig, on_host: bool) -> Result<Self> {
+        let (folder, _) =
+            reward::Model::open(config).map_err(|failure| Error::Start { name: "model".into(), failure })?;
+        let model = ValueModel::new(folder.decoder_config().clone(), tch::Device::Cpu)?;
+        let runs = Runs { dtype: config.dtype.dtype(), on_host: config.is_on_host() };
+        let on_policys_device = on_host == config.is_on_host();
+        Ok(Self { model, runs, batch_size: config.batch_size, on_policys_device })
+    }
+
+    /// Its weights, which the host holds, and the device as well while it scores.
+    fn weights(&self) -> usize {
+        let params = self.model.units().iter().flat_map(|unit| &unit.params);
+        params.map(|param| param.elements()).sum::<usize>() * self.runs.dtype.size_bytes()
+    }
+}
+
 /// Plans the memory of a run of a language model.
 pub struct Planner {
     model: Decoder,
     critic: Option<ValueModel>,
+    rewards: Vec<RewardModel>,
     rlvr: RlvrConfig,
     ranks: Ranks,
     on_host: bool,
@@ -139,10 +175,12 @@ impl Planner {
         };
         let is_here = |role: &Option<Role>| role.as_ref().is_some_and(|role| role.is_with(&run.policy));
         let critic = is_here(&run.critic).then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu));
+        let models = rlvr.reward.models().map(|config| RewardModel::open(config, on_host));
         let asks_itself = rlvr.algorithm.old_logprobs == OldLogprobs::Recompute;
         Ok(Self {
             model,
             critic: critic.transpose()?,
+            rewards: models.collect::<Result<_>>()?,
             ranks,
             on_host,
             memory_bytes: run.memory_bytes,
@@ -199,12 +237,14 @@ impl Planner {
             self.phase(self.training(policy), &[Some(&own), frozen_away.as_ref(), valued_away.as_ref()]);
         let busiest = [score, critic, Some(train)].into_iter().flatten().map(|phase| phase.activations).max();
         let generate = self.phase(0, &[Some(&own_away), frozen_away.as_ref(), valued_away.as_ref()]);
+        let reward = self.rewarding(policy, &generate);
         let (generate, least_kv_cache) = self.generating(policy, generate, busiest.unwrap_or(0));
 
         let trained = [Some((policy, own)), valued].into_iter().flatten();
         let all: Vec<(&StrategyConfig, Held)> = trained.chain(frozen).collect();
-        let host = all.iter().map(|(strategy, held)| on_host(strategy, held)).sum();
-        MemoryPlan { train, critic, score, generate, host, least_kv_cache }
+        let roles: usize = all.iter().map(|(strategy, held)| on_host(strategy, held)).sum();
+        let host = roles + self.rewards.iter().map(RewardModel::weights).sum::<usize>();
+        MemoryPlan { train, critic, score, reward, generate, host, least_kv_cache }
     }
 
     /// What these hold together, beside so many bytes of activations.
@@ -213,6 +253,23 @@ impl Planner {
         let mut phase = PhaseBytes { driver, activations, ..PhaseBytes::default() };
         held.iter().flatten().for_each(|held| phase.add(held));
         phase
+    }
+
+    /// The phase of the reward models that compute on the policy's device, from what is held while sampling: the cache is
+    /// gone by then, and the policy's whole weights are not.
+    fn rewarding(&self, policy: &StrategyConfig, generate: &PhaseBytes) -> Option<PhaseBytes> {
+        let whole = whole_weights(&self.model, zero_config(policy), self.ranks);
+        let phases = self.rewards.iter().filter(|reward| reward.on_policys_device).map(|reward| {
+            let sequences = reward.batch_size.min(self.samples_per_rank);
+            let size = PackedSize::uniform(sequences, self.longest.0, self.rlvr.rollout.max_new_tokens);
+            let mut phase = *generate;
+            phase.buffers += whole;
+            // A host's weights are where they were.
+            phase.weights += if self.on_host { 0 } else { reward.weights() };
+            phase.activations = scoring_activations(&reward.model, &size, reward.runs);
+            phase
+        });
+        phases.max_by_key(PhaseBytes::total)
     }
 
     /// Activations of the critic's turn.

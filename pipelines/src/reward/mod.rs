@@ -39,6 +39,7 @@ use tch::Device;
 
 use crate::config::RewardKind;
 use crate::data::Record;
+use crate::error_chain::one_line;
 
 /// The names of a sum's terms, each of its own: `math`, `length`, `math_2`.
 pub fn distinct(names: &[&str]) -> Vec<String> {
@@ -48,6 +49,26 @@ pub fn distinct(names: &[&str]) -> Vec<String> {
         number => format!("{name}_{number}"),
     });
     numbered.collect()
+}
+
+/// An error if a term failed on more of `samples` than its share of them: `terms` are names, these shares, and on how many
+/// each failed over all ranks, and `own` the failures of this rank, each with the number of its term.
+pub fn check_error_rates<'a>(
+    terms: impl Iterator<Item = (&'a str, f64, f64)>,
+    samples: usize,
+    own: Vec<(usize, Error)>,
+) -> crate::Result<()> {
+    for (_, error) in &own {
+        tracing::warn!(error = one_line(error), "a sample cannot be scored");
+    }
+    for (index, (name, max_error_rate, failed)) in terms.enumerate() {
+        if failed > max_error_rate * samples as f64 {
+            let source = own.into_iter().rfind(|(term, _)| *term == index).map(|(_, error)| error);
+            let (name, failed) = (name.to_owned(), failed as usize);
+            return Err(crate::Error::Reward { name, failed, samples, max_error_rate, source });
+        }
+    }
+    Ok(())
 }
 
 /// A reward that could not be computed.

@@ -11,7 +11,7 @@ use serde_json::{Map, json};
 use tch::{Device, Kind, Tensor};
 
 use super::{Completion, Error, Failure, Reward, Takes};
-use crate::config::{RewardDtype, RewardModelConfig};
+use crate::config::RewardModelConfig;
 use crate::data::{Conversation, HfTokenizer, Record, TokenizerError};
 use crate::error_chain::one_line;
 
@@ -36,11 +36,7 @@ impl Model {
         let device = if config.is_on_host() { Device::Cpu } else { device };
         let because = |error: anyroll_models::Error| one_line(&error);
         let model = ValueModel::new(folder.decoder_config().clone(), device).map_err(because)?;
-        let kind = match config.dtype {
-            RewardDtype::Fp32 => Kind::Float,
-            RewardDtype::Bf16 => Kind::BFloat16,
-            RewardDtype::Fp16 => Kind::Half,
-        };
+        let kind = config.dtype.dtype().kind();
         let unit = |params: &[ParamSpec]| params.iter().map(|spec| read(&folder, spec, kind)).collect();
         let weights = model.units().iter().map(|of| unit(&of.params));
         let weights = weights.collect::<anyroll_models::Result<_>>().map_err(because)?;
@@ -175,6 +171,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::config::RewardDtype;
 
     fn golden(name: &str) -> RewardModelConfig {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);

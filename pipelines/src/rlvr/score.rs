@@ -4,12 +4,11 @@ use std::ops::Range;
 
 use super::{Setup, rollout::Sample};
 use crate::{
-    Error, Result,
+    Result,
     algorithm::fill_missing,
     data::{shuffle, stream},
-    error_chain::one_line,
     metrics::Metrics,
-    reward::{self, Outcome, Score},
+    reward::{Outcome, Score, check_error_rates},
     train::{Exchange, Share},
 };
 
@@ -184,21 +183,13 @@ impl Setup {
         completions: usize,
         outcomes: Vec<Outcome>,
     ) -> Result<()> {
-        let mut own: Vec<Option<reward::Error>> = failed.iter().map(|_| None).collect();
-        for outcome in outcomes {
-            if let Outcome::Failed { term, error } = outcome {
-                tracing::warn!(error = one_line(&error), "a completion cannot be scored");
-                own[term] = Some(error);
-            }
-        }
-        let terms = self.reward.names().zip(self.reward.max_error_rates()).zip(failed).zip(own);
-        for (((name, max_error_rate), &failed), source) in terms {
-            if failed > max_error_rate * completions as f64 {
-                let (name, failed) = (name.to_owned(), failed as usize);
-                return Err(Error::Reward { name, failed, completions, max_error_rate, source });
-            }
-        }
-        Ok(())
+        let own = outcomes.into_iter().filter_map(|outcome| match outcome {
+            Outcome::Failed { term, error } => Some((term, error)),
+            Outcome::Scored(_) => None,
+        });
+        let terms = self.reward.names().zip(self.reward.max_error_rates()).zip(failed);
+        let terms = terms.map(|((name, max_error_rate), &failed)| (name, max_error_rate, failed));
+        check_error_rates(terms, completions, own.collect())
     }
 }
 

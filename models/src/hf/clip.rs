@@ -1,0 +1,207 @@
+//! Folders of CLIP models, as `transformers` writes them.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::weights::WeightFiles;
+use super::{Error, Result, read_json};
+use crate::clip::{Activation, Clip, ClipConfig, TowerConfig};
+use crate::init::WeightSource;
+use crate::model::ParamSpec;
+
+/// A CLIP model's folder, opened and checked: `config.json`, safetensors and, where it is there,
+/// `preprocessor_config.json`.
+#[derive(Debug)]
+pub struct ClipFolder {
+    config: ClipConfig,
+    weights: WeightFiles,
+}
+
+impl ClipFolder {
+    /// Opens the folder at `path`.
+    ///
+    /// # Errors
+    /// [`Error`], which names the file and in it the field or the tensor.
+    pub fn open(path: &Path) -> Result<ClipFolder> {
+        let config_path = path.join("config.json");
+        let preprocessor_path = path.join("preprocessor_config.json");
+        let preprocessor = match preprocessor_path.exists() {
+            true => read_json(&preprocessor_path)?,
+            false => PreprocessorFile::default(),
+        };
+        let file: ConfigFile = read_json(&config_path)?;
+        let config = file.into_config(preprocessor, &config_path)?;
+        let clip = Clip::new(config.clone()).map_err(|error| match error {
+            crate::Error::Config { field: name, problem } => field(&config_path, name, problem),
+            other => field(&config_path, "config", other.to_string()),
+        })?;
+        let weights = WeightFiles::open(path, "model")?;
+        weights
+            .check(clip.units(), |name| name == "logit_scale" || name.ends_with("embeddings.position_ids"))?;
+        Ok(ClipFolder { config, weights })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ClipConfig {
+        &self.config
+    }
+}
+
+impl WeightSource for ClipFolder {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        Ok(self.weights.read(spec, range, values)?)
+    }
+}
+
+/// What matters of `config.json`. It may leave out what is as in the first CLIP of all.
+#[derive(Deserialize)]
+struct ConfigFile {
+    model_type: String,
+    #[serde(default)]
+    text_config: TextFile,
+    #[serde(default)]
+    vision_config: VisionFile,
+    #[serde(default = "first_projection")]
+    projection_dim: i64,
+}
+
+/// Its `text_config`.
+#[derive(Deserialize)]
+#[serde(default)]
+struct TextFile {
+    vocab_size: i64,
+    hidden_size: i64,
+    intermediate_size: i64,
+    num_hidden_layers: usize,
+    num_attention_heads: i64,
+    max_position_embeddings: i64,
+    hidden_act: String,
+    layer_norm_eps: f64,
+    eos_token_id: Option<i64>,
+}
+
+/// Its `vision_config`.
+#[derive(Deserialize)]
+#[serde(default)]
+struct VisionFile {
+    hidden_size: i64,
+    intermediate_size: i64,
+    num_hidden_layers: usize,
+    num_attention_heads: i64,
+    num_channels: i64,
+    image_size: i64,
+    patch_size: i64,
+    hidden_act: String,
+    layer_norm_eps: f64,
+}
+
+/// What matters of `preprocessor_config.json`.
+#[derive(Deserialize)]
+#[serde(default)]
+struct PreprocessorFile {
+    image_mean: [f64; 3],
+    image_std: [f64; 3],
+}
+
+impl Default for TextFile {
+    fn default() -> Self {
+        TextFile {
+            vocab_size: 49_408,
+            hidden_size: 512,
+            intermediate_size: 2048,
+            num_hidden_layers: 12,
+            num_attention_heads: 8,
+            max_position_embeddings: 77,
+            hidden_act: "quick_gelu".to_owned(),
+            layer_norm_eps: 1e-5,
+            eos_token_id: None,
+        }
+    }
+}
+
+impl Default for VisionFile {
+    fn default() -> Self {
+        VisionFile {
+            hidden_size: 768,
+            intermediate_size: 3072,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            num_channels: 3,
+            image_size: 224,
+            patch_size: 32,
+            hidden_act: "quick_gelu".to_owned(),
+            layer_norm_eps: 1e-5,
+        }
+    }
+}
+
+impl Default for PreprocessorFile {
+    fn default() -> Self {
+        PreprocessorFile {
+            image_mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
+            image_std: [0.268_629_54, 0.261_302_58, 0.275_777_11],
+        }
+    }
+}
+
+fn first_projection() -> i64 {
+    512
+}
+
+/// What `eos_token_id` says in the first CLIPs' configurations, whose texts end with the last token there is.
+const MISNAMED_END: i64 = 2;
+
+impl ConfigFile {
+    fn into_config(self, preprocessor: PreprocessorFile, path: &Path) -> Result<ClipConfig> {
+        if self.model_type != "clip" {
+            return Err(field(path, "model_type", format!("is `{}`; there is `clip`", self.model_type)));
+        }
+        let activation = |tower: &str, name: &str| match name {
+            "quick_gelu" => Ok(Activation::QuickGelu),
+            "gelu" => Ok(Activation::Gelu),
+            other => {
+                let problem = format!("is `{other}`; there are quick_gelu and gelu");
+                Err(field(path, format!("{tower}.hidden_act"), problem))
+            }
+        };
+        let ConfigFile { text_config: text, vision_config: vision, projection_dim, .. } = self;
+        if vision.num_channels != 3 {
+            let problem = format!("is {}; images have 3", vision.num_channels);
+            return Err(field(path, "vision_config.num_channels", problem));
+        }
+        Ok(ClipConfig {
+            text_config: TowerConfig {
+                hidden_size: text.hidden_size,
+                intermediate_size: text.intermediate_size,
+                num_hidden_layers: text.num_hidden_layers,
+                num_attention_heads: text.num_attention_heads,
+                hidden_act: activation("text_config", &text.hidden_act)?,
+                layer_norm_eps: text.layer_norm_eps,
+            },
+            vision_config: TowerConfig {
+                hidden_size: vision.hidden_size,
+                intermediate_size: vision.intermediate_size,
+                num_hidden_layers: vision.num_hidden_layers,
+                num_attention_heads: vision.num_attention_heads,
+                hidden_act: activation("vision_config", &vision.hidden_act)?,
+                layer_norm_eps: vision.layer_norm_eps,
+            },
+            projection_dim,
+            vocab_size: text.vocab_size,
+            max_position_embeddings: text.max_position_embeddings,
+            eos_token_id: text
+                .eos_token_id
+                .filter(|token| *token != MISNAMED_END)
+                .unwrap_or(text.vocab_size - 1),
+            image_size: vision.image_size,
+            patch_size: vision.patch_size,
+            pixels: [preprocessor.image_mean, preprocessor.image_std],
+        })
+    }
+}
+
+fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
+}
