@@ -8,6 +8,8 @@ use super::{deepspeed, ledger::Ledger, schedule::Schedule, values};
 /// The most tokens of a prompt, where none is said.
 const PROMPT_LENGTH: u64 = 1024;
 
+const ROLLOUT_DEVICES: &str = "roles.rollout.devices";
+
 const DEAD: &str = "ROLL reads it nowhere";
 
 fn defaults() -> [(&'static str, Value); 21] {
@@ -36,7 +38,7 @@ fn defaults() -> [(&'static str, Value); 21] {
     ]
 }
 
-const IDLE: [(&str, &str); 50] = [
+const IDLE: [(&str, &str); 49] = [
     ("hydra*", "a config is one file"),
     ("logging_*", REPORTS),
     ("track_with", REPORTS),
@@ -60,7 +62,6 @@ const IDLE: [(&str, &str); 50] = [
     ("actor_infer.strategy_args*", ONE_ENGINE),
     ("actor_infer.model_args*", ONE_ENGINE),
     ("actor_infer.data_args*", ONE_ENGINE),
-    ("actor_infer.device_mapping", ONE_PLACE),
     ("actor_infer.*_batch_size", ONE_ENGINE),
     ("actor_infer.num_gpus_per_worker", ONE_ENGINE),
     ("actor_infer.infer_batch_size", ONE_ENGINE),
@@ -155,24 +156,45 @@ fn strategy(ledger: &mut Ledger) {
     }
     deepspeed::apply(ledger, "actor_train.strategy_args.strategy_config.");
     ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it is another system's strategy")]);
-    let mapping = "actor_train.device_mapping";
-    if let Some(text) = ledger.text(mapping) {
-        match range(&text) {
-            Some(count) => ledger.change(mapping, "devices", count, "the first so many, for all roles"),
-            None => ledger.refuse(mapping, "say `devices`, a count or a list"),
+    devices(ledger);
+}
+
+/// Sampling has devices of its own where none of them trains.
+fn devices(ledger: &mut Ledger) {
+    let [trains, samples] = ["actor_train.device_mapping", "actor_infer.device_mapping"];
+    let Some(text) = ledger.text(trains) else { return ledger.idle_all(&[(samples, ONE_PLACE)]) };
+    let Some(training) = listed(&text) else {
+        return ledger.refuse_all(&[(trains, "say `devices`, a count or a list"), (samples, ONE_PLACE)]);
+    };
+    let sampling = ledger.text(samples).and_then(|text| listed(&text));
+    match sampling.filter(|sampling| sampling.iter().all(|device| !training.contains(device))) {
+        Some(sampling) if sampling.len().is_multiple_of(training.len()) => {
+            ledger.map(trains, "devices", training);
+            ledger.map(samples, ROLLOUT_DEVICES, sampling);
+        }
+        Some(_) => {
+            ledger.map(trains, "devices", training);
+            ledger.refuse(samples, "sampling has as many devices as training, or a multiple");
+        }
+        None => {
+            ledger.change(trains, "devices", training.len(), "the first so many, for all roles");
+            ledger.idle_all(&[(samples, ONE_PLACE)]);
         }
     }
 }
 
-/// How many devices `list(range(0,8))` or `[0, 1]` has.
-fn range(text: &str) -> Option<u64> {
+/// The devices of `list(range(0,8))` or `[0, 1]`, at least one.
+fn listed(text: &str) -> Option<Vec<u64>> {
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    if let Some(bounds) = text.strip_prefix("list(range(").and_then(|rest| rest.strip_suffix("))")) {
-        let (start, end) = bounds.split_once(',').unwrap_or(("0", bounds));
-        return end.parse::<u64>().ok()?.checked_sub(start.parse().ok()?);
-    }
-    let list = text.strip_prefix('[')?.strip_suffix(']')?;
-    Some(list.split(',').filter(|item| !item.is_empty()).count() as u64)
+    let found: Vec<u64> =
+        if let Some(bounds) = text.strip_prefix("list(range(").and_then(|rest| rest.strip_suffix("))")) {
+            let (start, end) = bounds.split_once(',').unwrap_or(("0", bounds));
+            (start.parse().ok()?..end.parse().ok()?).collect()
+        } else {
+            let items = text.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|item| !item.is_empty());
+            items.map(|item| item.parse().ok()).collect::<Option<_>>()?
+        };
+    Some(found).filter(|devices| !devices.is_empty())
 }
 
 /// ROLL's rollout batch is in prompts; an update has what its devices accumulate.
@@ -182,7 +204,10 @@ fn batches(ledger: &mut Ledger) {
     let group = ledger.whole("num_return_sequences_in_group").unwrap_or(1);
     let per_device = ledger.whole(&format!("{args}.per_device_train_batch_size")).unwrap_or(8);
     let accumulation = ledger.whole(&format!("{args}.gradient_accumulation_steps")).unwrap_or(1);
-    let world = ledger.draft("devices").and_then(Value::as_u64).unwrap_or(1);
+    let world = match ledger.draft("devices") {
+        Some(Value::Array(devices)) => devices.len() as u64,
+        count => count.and_then(Value::as_u64).unwrap_or(1),
+    };
     let update = (per_device * accumulation * world).max(1);
     ledger.map("rollout_batch_size", &format!("{R}.prompts_per_step"), prompts);
     ledger.map("num_return_sequences_in_group", &format!("{R}.group_size"), group);
@@ -209,7 +234,10 @@ fn batches(ledger: &mut Ledger) {
     let ratio = "async_generation_ratio";
     if let Some(steps) = ledger.number(ratio).filter(|steps| *steps > 0.0) {
         let field = format!("{R}.rollout.async.ahead");
-        ledger.change(ratio, &field, steps.ceil() as u64, "on the policy's own devices");
+        match ledger.draft(ROLLOUT_DEVICES).is_some() {
+            true => ledger.change(ratio, &field, 1, "devices of their own sample one step ahead"),
+            false => ledger.change(ratio, &field, steps.ceil() as u64, "on the policy's own devices"),
+        }
     }
     match ledger.whole("max_ckpt_to_keep") {
         Some(0) => ledger.refuse("max_ckpt_to_keep", "say how many in `checkpoint.keep_last`"),
@@ -430,28 +458,42 @@ fn rewards(ledger: &mut Ledger) {
         .filter(|key| key.starts_with("rewards.") && key.ends_with(".worker_cls"))
         .filter_map(|key| Some((key.clone(), ledger.text(key)?)))
         .collect();
+    let has_domains = workers.len() > 1;
     let mut terms = Vec::new();
     let mut taken = Vec::new();
     for (key, worker) in workers {
-        let class = worker.rsplit('.').next().unwrap_or_default();
-        match class {
-            "MathRuleRewardWorker" => terms.push(json!({"math": {"only_boxed": true}})),
-            "MultipleChoiceBoxedRuleRewardWorker" | "CrossThinkQARuleRewardWorker" => {
-                terms.push(json!({"choice": {}}));
-            }
-            "GeneralRuleRewardWorker" => terms.push(json!({"ifeval": {}})),
+        let reward = match worker.rsplit('.').next().unwrap_or_default() {
+            "MathRuleRewardWorker" => json!({"math": {"only_boxed": true}}),
+            "MultipleChoiceBoxedRuleRewardWorker" | "CrossThinkQARuleRewardWorker" => json!({"choice": {}}),
+            "GeneralRuleRewardWorker" => json!({"ifeval": {}}),
             _ => {
                 ledger.refuse(&key, "see docs/rewards.md for what there is");
                 continue;
             }
+        };
+        let tags = key.replace(".worker_cls", ".tag_included");
+        match ledger.peek(&tags).cloned() {
+            Some(domains @ Value::Array(_)) if has_domains => {
+                let mut term = reward;
+                term["domains"] = domains;
+                terms.push(term);
+                taken.push((key, Some(tags)));
+            }
+            None if has_domains => ledger.refuse(&key, "say the tags of its records in the term's `domains`"),
+            _ => {
+                terms.push(reward);
+                taken.push((key, None));
+            }
         }
-        taken.push(key);
     }
-    // ROLL gives each domain its reward; here a run has one domain, or terms that are summed.
-    match terms.len() {
-        0 => {}
-        1 => taken.iter().for_each(|key| ledger.map(key, &format!("{R}.reward"), terms.clone())),
-        _ => taken.iter().for_each(|key| ledger.refuse(key, "a reward for each domain: make a run for each")),
+    for (key, tags) in taken {
+        ledger.map(&key, &format!("{R}.reward"), terms.clone());
+        if let Some(tags) = tags {
+            ledger.fold(&tags, "in the term's `domains`");
+        }
+    }
+    if has_domains {
+        ledger.fill(&format!("{R}.data.file.columns.domain"), "tag");
     }
     ledger.idle_all(&[("rewards.*", "rewards here are functions in the ranks' processes")]);
 }

@@ -394,6 +394,7 @@ rewards:
     ] {
         assert!(ppo.yaml().contains(line), "no\n{line}in\n{}", ppo.yaml());
     }
+    check_elsewhere(text);
     check_refused(&import, &[]);
     check_loads(&import);
     let yaml = import.yaml();
@@ -414,6 +415,36 @@ rewards:
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
     }
+}
+
+/// ROLL's sampling on devices that do not train, and a reward for each tag of the records.
+#[track_caller]
+fn check_elsewhere(text: &str) {
+    let text = text
+        .replace("list(range(0,8))", "list(range(0,4))")
+        .replace("actor_infer:\n", "async_generation_ratio: 2\nactor_infer:\n  device_mapping: list(range(4,8))\n")
+        .replace("    world_size: 8\n", "    tag_included: [gsm8k, math]\n  choices:\n    worker_cls: a.MultipleChoiceBoxedRuleRewardWorker\n    tag_included: [mmlu]\n");
+    let import = imported("elsewhere.yaml", &text, Origin::Roll);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    check_rows(&import, &[("async_generation_ratio", "changed   async_generation_ratio: 2")]);
+    let yaml = import.yaml();
+    for line in [
+        "devices:\n- 0\n- 1\n- 2\n- 3\n",
+        "  rollout:\n    devices:\n    - 4\n    - 5\n    - 6\n    - 7\n",
+        "        ahead: 1\n",
+        "      domains:\n      - gsm8k\n      - math\n",
+        "      domains:\n      - mmlu\n",
+        "          domain: tag\n",
+    ] {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+    let uneven = text.replace("list(range(4,8))", "list(range(4,7))");
+    check_refused(&imported("uneven.yaml", &uneven, Origin::Roll), &["actor_infer.device_mapping"]);
+    let shared = text.replace("list(range(4,8))", "list(range(0,8))");
+    let shared = imported("shared.yaml", &shared, Origin::Roll);
+    check_refused(&shared, &[]);
+    assert!(shared.yaml().contains("devices: 4\n") && !shared.yaml().contains("roles:"), "{}", shared.yaml());
 }
 
 #[test]
