@@ -227,7 +227,9 @@ fn a_clip_scores_and_is_refused_by_its_field() {
 
 #[test]
 fn following_a_network_back_through_the_decoder_raises_its_score() {
-    for (case, lora, rise) in [(by_network(), true, 0.02), (by_network(), false, 0.02), (by_likeness(), true, 0.01)] {
+    for (case, lora, rise) in
+        [(by_network(), true, 0.02), (by_network(), false, 0.02), (by_likeness(), true, 0.01)]
+    {
         let mut sets = vec![
             "pipeline.diffusion.steps=10",
             "pipeline.diffusion.prompts_per_step=8",

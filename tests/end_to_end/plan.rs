@@ -61,7 +61,9 @@ fn a_model_for_devices_that_are_not_here_is_planned() {
 /// Its weights are on the device while it scores, which is between sampling and training, and on the host at all times.
 #[test]
 fn a_reward_model_is_planned() {
-    let file = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/reward_model/model.safetensors")).unwrap();
+    let file =
+        fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/reward_model/model.safetensors"))
+            .unwrap();
     let (length, rest) = file.split_first_chunk().unwrap();
     let bytes = rest.len() as u64 - u64::from_le_bytes(*length); // in fp32
     let planned = |reward: &str| {

@@ -89,3 +89,22 @@ impl Graphs {
         context.run(|driver| unsafe { driver.stream_destroy(self.stream) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{assert_says, fact};
+
+    #[test]
+    fn the_table_says_what_the_headers_say() {
+        for (release, column, relaxed) in [
+            ("cuda_13.0", 0, "CU_STREAM_CAPTURE_MODE_RELAXED"),
+            ("hip_6.4", 1, "hipStreamCaptureModeRelaxed"),
+            ("hip_7.2", 1, "hipStreamCaptureModeRelaxed"),
+        ] {
+            let mut facts = Calls::signatures(column);
+            facts.push(fact("value", relaxed, RELAXED));
+            assert_says(release, &facts);
+        }
+    }
+}

@@ -251,10 +251,13 @@ pub(super) const fn op_number(op: ReduceOp) -> c_int {
 
 #[cfg(test)]
 mod tests {
-    use std::mem::offset_of;
+    use std::{io::Write, mem::offset_of};
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::{
+        abi::{assert_says, fact},
+        communicator::Library as _,
+    };
 
     #[test]
     fn the_table_says_what_the_headers_say() {
@@ -291,5 +294,34 @@ mod tests {
         }
         // Taken by value, and by the form of 2.17.
         assert_eq!((align_of::<UniqueId>(), size_of::<Config>(), Config::BLOCKING.size), (1, 48, 48));
+    }
+
+    /// AMD's own, where it is: all functions are there, and without a device it connects nobody and says why.
+    #[test]
+    fn amds_library_loads_and_connects_nobody_without_a_device() {
+        let library = match Library::of(BackendKind::Rocm) {
+            Ok(library) => library,
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "SKIPPED: {error}");
+                return;
+            }
+        };
+        let mut version = 0;
+        // SAFETY: a number of our own.
+        unsafe { library.calls.version(&mut version) }.unwrap();
+        assert!(version >= 21_800, "{version}");
+        assert_eq!(library.all_to_all.map(|(name, _)| name), Some("ncclAllToAll"));
+        if crate::devices(BackendKind::Rocm).is_ok() {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: there is a device");
+            return;
+        }
+        let (master_addr, timeout) = ("127.0.0.1".into(), std::time::Duration::from_secs(5));
+        let alone =
+            Rendezvous { rank: 0, world_size: 1, master_addr, master_port: 0, timeout, agent_store: None };
+        let failed = library.draw_id().and_then(|id| library.connect(&id, &alone)).unwrap_err();
+        // SAFETY: no communicator is one that the library knows.
+        let words = unsafe { library.text(failed.code, 0) };
+        let _ = writeln!(std::io::stderr(), "RCCL {version}: {} failed: {words}", failed.call);
+        assert!(words.contains("(code "), "{words}");
     }
 }
