@@ -263,14 +263,14 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
   if (over < count) {
     const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + part.head + over) * DIM + within * 8;
 #pragma unroll
-    for (int part = 0; part < DIM / 32; part++) query[part] = *(const Words*)(from + part * 32);
+    for (int i = 0; i < DIM / 32; i++) query[i] = *(const Words*)(from + i * 32);
   }
   const auto read_keys = [&](i64 place) {
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
-      for (int part = 0; part < DIM / 32; part++)
-        key[half][part] = *(const Words*)(of_keys + (place + half * 8 + over) * stride + part * 32);
+      for (int i = 0; i < DIM / 32; i++)
+        key[half][i] = *(const Words*)(of_keys + (place + half * 8 + over) * stride + i * 32);
   };
   // Of heads 2 `within` and the next, whose columns this thread has.
   float sums[DIM / 16][4] = {}, max[2] = {-INFINITE, -INFINITE}, sum[2] = {};
@@ -284,15 +284,15 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
       const int token = t / 2 * 8 + within * 2 + t % 2;
       if (run + token >= end) continue;  // what was never written may be NaN
 #pragma unroll
-      for (int part = 0; part < DIM / 64; part++)
-        value[t][part] = *(const Words*)(of_head + (place + token) * stride + part * 64);
+      for (int i = 0; i < DIM / 64; i++)
+        value[t][i] = *(const Words*)(of_head + (place + token) * stride + i * 64);
     }
     const int next = run + WARPS * RUN_TOKENS;
     if (next < end) place = tables.place(row, next);
     float score[4] = {};
 #pragma unroll
-    for (int part = 0; part < DIM / 32; part++) {
-      const u32 *q = query[part].word, *k = key[0][part].word, *below = key[1][part].word;
+    for (int i = 0; i < DIM / 32; i++) {
+      const u32 *q = query[i].word, *k = key[0][i].word, *below = key[1][i].word;
       multiply(score, k[0], below[0], k[1], below[1], q[0], q[1]);
       multiply(score, k[2], below[2], k[3], below[3], q[2], q[3]);
     }
@@ -318,9 +318,9 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
     const u32 weight = transposed(score[0], score[1]), weight_behind = transposed(score[2], score[3]);
 #pragma unroll
     for (int pair = 0; pair < DIM / 16; pair++) {
-      const int part = pair / 4, word = pair % 4;
-      const u32 first = value[0][part].word[word], second = value[1][part].word[word];
-      const u32 third = value[2][part].word[word], fourth = value[3][part].word[word];
+      const int i = pair / 4, word = pair % 4;
+      const u32 first = value[0][i].word[word], second = value[1][i].word[word];
+      const u32 third = value[2][i].word[word], fourth = value[3][i].word[word];
 #pragma unroll
       for (int k = 0; k < 4; k++) sums[pair][k] *= kept[k % 2];
       // Two elements of a head, as rows `over` and 8 below.

@@ -39,6 +39,10 @@ pub(crate) const SOURCE: Source = Source {
 
 /// Tokens of a sequence that one block of `attend` goes through.
 pub(crate) const SPLIT_TOKENS: i64 = 512;
+/// Threads of a block of `attend`, by the width of a head.
+fn attention_threads(dim: i32) -> u32 {
+    if dim < 64 { 128 } else { 256 }
+}
 const SAMPLE_THREADS: u32 = 1024;
 /// Stripes of 32 packs that a row of logits may have.
 const MAX_STRIPES: i64 = 2048;
@@ -152,7 +156,6 @@ pub(crate) unsafe fn attend(
     let tiles = i64::from((group as u32).div_ceil(width));
     let blocks = splits * tiles * i64::from(kv_heads) * rows;
     let (splits_32, rows_32) = (splits as i32, rows as i32);
-    let threads = if dim < 64 { 128 } else { 256 };
     let window = window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX);
     // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
@@ -160,7 +163,7 @@ pub(crate) unsafe fn attend(
             device,
             kernel,
             blocks,
-            threads,
+            attention_threads(dim),
             [
                 qkv, keys, values, tables, positions, scale, window, partial, softmax, out, splits_32,
                 rows_32, heads, kv_heads
