@@ -434,14 +434,8 @@ mod tests {
     /// libtorch's own collectives crash here: see the module's description.
     #[test]
     fn groups_of_one_process_begin_side_by_side() {
-        let place = Rendezvous {
-            rank: 0,
-            world_size: 1,
-            master_addr: "127.0.0.1".into(),
-            master_port: TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port(),
-            agent_store: None,
-            timeout: Duration::from_secs(60),
-        };
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let place = Rendezvous::on_this_host(0, 1, port, Duration::from_secs(60));
         let store = Store::connect(&place).unwrap();
         let begin = |thread: usize| {
             let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: thread }).unwrap();

@@ -26,6 +26,11 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
+    /// Of ranks of this host alone.
+    pub fn on_this_host(rank: usize, world_size: usize, master_port: u16, timeout: Duration) -> Self {
+        Self { rank, world_size, master_addr: "127.0.0.1".into(), master_port, agent_store: None, timeout }
+    }
+
     pub(crate) fn error(&self, message: String) -> Error {
         Error::Rendezvous {
             address: format!("{}:{}", self.master_addr, self.master_port),
@@ -202,15 +207,7 @@ mod tests {
     #[test]
     fn groups_do_not_read_each_others_keys() {
         let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let (master_addr, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(20));
-        let place = |rank| Rendezvous {
-            rank,
-            world_size: 2,
-            master_addr: master_addr.clone(),
-            master_port,
-            agent_store: None,
-            timeout,
-        };
+        let place = |rank| Rendezvous::on_this_host(rank, 2, master_port, Duration::from_secs(20));
         thread::scope(|scope| {
             let ranks: Vec<_> = [0_u8, 1]
                 .map(|rank| {
@@ -240,12 +237,8 @@ mod tests {
     fn ranks_meet_in_a_store_that_the_launcher_serves() {
         let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let place = |rank, world_size, agent_store: Option<&str>| Rendezvous {
-            rank,
-            world_size,
-            master_addr: "127.0.0.1".into(),
-            master_port,
             agent_store: agent_store.map(Into::into),
-            timeout: Duration::from_secs(20),
+            ..Rendezvous::on_this_host(rank, world_size, master_port, Duration::from_secs(20))
         };
         let agent = Store::connect(&place(0, 1, None)).unwrap();
         agent.set("rank 0", b"the agent's").unwrap();

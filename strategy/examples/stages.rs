@@ -78,9 +78,7 @@ fn main() {
 }
 
 fn group(device: &Arc<dyn Device>, rank: usize, world_size: usize, master_port: u16) -> CollectiveGroup {
-    let master_addr = "127.0.0.1".into();
-    let rendezvous =
-        Rendezvous { rank, world_size, master_addr, master_port, timeout: TIMEOUT, agent_store: None };
+    let rendezvous = Rendezvous::on_this_host(rank, world_size, master_port, TIMEOUT);
     let comm = connect(&**device, &rendezvous).unwrap();
     CollectiveGroup::new("world", comm, device, TIMEOUT).unwrap()
 }

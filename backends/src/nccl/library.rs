@@ -315,9 +315,7 @@ mod tests {
             let _ = writeln!(std::io::stderr(), "SKIPPED: there is a device");
             return;
         }
-        let (master_addr, timeout) = ("127.0.0.1".into(), std::time::Duration::from_secs(5));
-        let alone =
-            Rendezvous { rank: 0, world_size: 1, master_addr, master_port: 0, timeout, agent_store: None };
+        let alone = Rendezvous::on_this_host(0, 1, 0, std::time::Duration::from_secs(5));
         let failed = library.draw_id().and_then(|id| library.connect(&id, &alone)).unwrap_err();
         // SAFETY: no communicator is one that the library knows.
         let words = unsafe { library.text(failed.code, 0) };

@@ -3,7 +3,7 @@
 use std::{env, fs, path::Path, time::Duration};
 
 use anyroll_backends::{
-    BackendKind, CollectiveGroup, DeviceId, Reduction, Rendezvous, connect_with, devices, diagnose, open,
+    BackendKind, CollectiveGroup, DeviceId, Reduction, connect_with, devices, diagnose, open,
 };
 use serde::{Deserialize, Serialize};
 
@@ -72,14 +72,7 @@ fn supervise(backend: BackendKind, json: bool) -> Result<u8> {
 fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
     let ordinal = if backend.is_host() { 0 } else { rank.local_rank };
     let device = open(DeviceId { backend, ordinal })?;
-    let rendezvous = Rendezvous {
-        rank: rank.rank,
-        world_size: rank.world_size,
-        master_addr: rank.master_addr.clone(),
-        master_port: rank.master_port,
-        agent_store: rank.agent_store.clone(),
-        timeout: TIMEOUT,
-    };
+    let rendezvous = rank.rendezvous(TIMEOUT);
     let group = |name, reduction| {
         let comm = connect_with(reduction, &*device, &rendezvous)?;
         CollectiveGroup::new(name, comm, &device, TIMEOUT)

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyroll_backends::{BackendKind, Device, DeviceId, Reduction, Rendezvous, devices, open};
+use anyroll_backends::{BackendKind, Device, DeviceId, Reduction, devices, open};
 use anyroll_conformance::{
     Counts, Outcome, Peers, Status, collective_suite, device_suite, failure_suite, table,
 };
@@ -167,14 +167,7 @@ fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
     let device: Arc<dyn Device> = open(DeviceId { backend: args.backend, ordinal })?;
     let filter = args.filter.as_deref();
     let mut outcomes = if rank.world_size == 1 { device_suite(&device, filter) } else { Vec::new() };
-    let rendezvous = Rendezvous {
-        rank: rank.rank,
-        world_size: rank.world_size,
-        master_addr: rank.master_addr.clone(),
-        master_port: rank.master_port,
-        agent_store: rank.agent_store.clone(),
-        timeout: Duration::from_secs_f64(args.timeout_s),
-    };
+    let rendezvous = rank.rendezvous(Duration::from_secs_f64(args.timeout_s));
     let reduction = if args.library_sums { Reduction::Library } else { Reduction::Ordered };
     let peers = Peers::connect(device, &rendezvous, reduction)?;
     outcomes.extend(collective_suite(&peers, filter));

@@ -154,14 +154,7 @@ fn place(options: &Options) -> Result<Place> {
         return Err(anyroll_backends::Error::Unsupported { backend, what }.into());
     }
     let device = open(DeviceId { backend, ordinal: options.ordinal })?;
-    let rendezvous = Rendezvous {
-        rank: 0,
-        world_size: 1,
-        master_addr: "127.0.0.1".into(),
-        master_port: free_port().map_err(Error::Port)?,
-        agent_store: None,
-        timeout: TIMEOUT,
-    };
+    let rendezvous = Rendezvous::on_this_host(0, 1, free_port().map_err(Error::Port)?, TIMEOUT);
     let comm = connect(&*device, &rendezvous)?;
     let group = CollectiveGroup::new("inference", comm, &device, TIMEOUT)?;
     Ok(Place { device, group })

@@ -1,5 +1,9 @@
 //! A process's place among the ranks, as its launcher says it in the environment.
 
+use std::time::Duration;
+
+use anyroll_backends::Rendezvous;
+
 /// A process's place among the ranks of its job, and where they meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
@@ -78,6 +82,18 @@ const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 impl Rank {
+    /// Where it meets the others, who have as long for it.
+    pub fn rendezvous(&self, timeout: Duration) -> Rendezvous {
+        Rendezvous {
+            rank: self.rank,
+            world_size: self.world_size,
+            master_addr: self.master_addr.clone(),
+            master_port: self.master_port,
+            agent_store: self.agent_store.clone(),
+            timeout,
+        }
+    }
+
     /// This process's place; `None` if no launcher started it.
     ///
     /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or else those of srun and mpirun, which count only with

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyroll_backends::{
-    BackendKind, CollectiveGroup, Device, DeviceId, Reduction, Rendezvous, TorchDevice, connect_with, open,
+    BackendKind, CollectiveGroup, Device, DeviceId, Reduction, TorchDevice, connect_with, open,
 };
 
 use crate::{
@@ -36,14 +36,7 @@ impl Place {
     fn of(name: &'static str, role: &Role, rank: &Rank) -> Result<Self> {
         let device = open_device(&role.backend, role.ordinals[rank.local_rank])?;
         let timeout = Duration::from_secs_f64(role.strategy.collective_timeout_s);
-        let rendezvous = Rendezvous {
-            rank: rank.rank,
-            world_size: rank.world_size,
-            master_addr: rank.master_addr.clone(),
-            master_port: rank.master_port,
-            agent_store: rank.agent_store.clone(),
-            timeout,
-        };
+        let rendezvous = rank.rendezvous(timeout);
         let reduction = match role.strategy.reduction {
             config::Reduction::Ordered => Reduction::Ordered,
             config::Reduction::Library => Reduction::Library,

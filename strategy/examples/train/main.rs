@@ -61,14 +61,7 @@ fn main() {
     let number = |text: &String| text.parse::<usize>().expect("a number");
     let (rank, world_size) = (number(rank), number(world_size));
     let device = open(DeviceId { backend: backend.parse().expect("a backend"), ordinal: rank }).unwrap();
-    let rendezvous = Rendezvous {
-        rank,
-        world_size,
-        master_addr: "127.0.0.1".into(),
-        master_port: port.parse().expect("a port"),
-        timeout: TIMEOUT,
-        agent_store: None,
-    };
+    let rendezvous = Rendezvous::on_this_host(rank, world_size, port.parse().expect("a port"), TIMEOUT);
     let comm = connect(&*device, &rendezvous).unwrap();
     let group = CollectiveGroup::new("world", comm, &device, TIMEOUT).unwrap();
     let result = match options.text("mode", "train") {

@@ -63,15 +63,7 @@ pub fn ranks<R: Send>(
                     device = faults::Poisoned::wrap(device);
                     device = faults::Delayed::wrap(device, number as u64, Duration::from_micros(500));
                 }
-                let master_addr = "127.0.0.1".into();
-                let rendezvous = Rendezvous {
-                    rank: number,
-                    world_size,
-                    master_addr,
-                    master_port,
-                    agent_store: None,
-                    timeout,
-                };
+                let rendezvous = Rendezvous::on_this_host(number, world_size, master_port, timeout);
                 let comm = connect(&*device, &rendezvous).unwrap();
                 let group = CollectiveGroup::new("data", comm, &device, timeout).unwrap();
                 rank(&device, group)

@@ -88,18 +88,10 @@ fn missing(m: &Member) -> Verdict {
 
 fn rendezvous(m: &Member) -> Verdict {
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let rendezvous = Rendezvous {
-        rank: 0,
-        world_size: 2,
-        master_addr: address.ip().to_string(),
-        master_port: address.port(),
-        agent_store: None,
-        timeout: SHORT,
-    };
     // The rank that serves the store waits for the other, and the other for the store.
     let rank = m.rank % 2;
     let start = Instant::now();
-    let outcome = Store::connect(&Rendezvous { rank, ..rendezvous });
+    let outcome = Store::connect(&Rendezvous::on_this_host(rank, 2, address.port(), SHORT));
     let took = start.elapsed();
     let Err(Error::Rendezvous { address: at, rank: of, world_size, .. }) = outcome else {
         return same("the error", format!("{outcome:?}"), "Rendezvous".into());
