@@ -27,5 +27,5 @@ pub use error::{Error, Result};
 pub use offload::State;
 pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
-pub use weights::Weights;
+pub use weights::{Weights, shared};
 pub use zero::{Tape, Zero};

@@ -18,6 +18,11 @@ use crate::{
 /// Every weight of a model, whole: one list of tensors a unit.
 pub type Weights = Vec<Vec<Tensor>>;
 
+/// The same tensors once more, to be kept by somebody else as well.
+pub fn shared(weights: &Weights) -> Weights {
+    weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect()
+}
+
 /// A unit's weights.
 #[derive(Debug)]
 pub(crate) struct UnitState {
@@ -289,7 +294,7 @@ impl<M: Model> Zero<M> {
     }
 
     /// Where libtorch keeps this strategy's tensors.
-    fn torch_device(&self) -> tch::Device {
+    pub fn torch_device(&self) -> tch::Device {
         let device = self.compute.device().torch_device().and_then(TorchDevice::tch);
         device.expect("a strategy computes where libtorch does")
     }

@@ -50,7 +50,7 @@ pub use linear::linear_by_rows;
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
-pub use packing::{Packing, moved, upload};
+pub use packing::{Packing, copy_across, moved, upload};
 pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use swiglu::{swiglu, swiglu_backward_};

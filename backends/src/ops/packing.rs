@@ -103,16 +103,30 @@ pub fn upload(values: &[i64], device: Device) -> Result<Tensor> {
     uploaded.map_err(|error| refused(error.to_string()))
 }
 
-/// A tensor on `device`; the same one if it is there. Between two devices it goes by way of memory of libtorch's own,
-/// which both can read: other memory may be its device's alone.
+/// A tensor on `device`; the same one if it is there.
 ///
 /// # Errors
 /// libtorch's error.
 pub fn moved(tensor: &Tensor, device: Device) -> Result<Tensor, tch::TchError> {
-    if [tensor.device(), device].contains(&Device::Cpu) || tensor.device() == device {
-        return tensor.f_to_device(device);
+    if tensor.device() == device {
+        return Ok(tensor.shallow_clone());
     }
-    let mut own = tensor.f_empty_like()?;
-    own.f_copy_(tensor)?;
-    own.f_to_device(device)
+    let mut there = Tensor::f_empty(tensor.size(), (tensor.kind(), device))?;
+    copy_across(&mut there, tensor)?;
+    Ok(there)
+}
+
+/// Copies a tensor into one of libtorch's own memory, on whatever device. Between two devices it goes by way of such memory,
+/// which both can read: other memory may be its device's alone.
+///
+/// # Errors
+/// libtorch's error.
+pub fn copy_across(to: &mut Tensor, from: &Tensor) -> Result<(), tch::TchError> {
+    let (there, here) = (to.device(), from.device());
+    if here == there || [here, there].contains(&Device::Cpu) {
+        return to.f_copy_(from);
+    }
+    let mut own = from.f_empty_like()?;
+    own.f_copy_(from)?;
+    to.f_copy_(&own)
 }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use anyroll_backends::{DType, Stream};
 use anyroll_models::{Decoder, Engine, KvCache, generation::Limits};
-use anyroll_strategy::Weights;
-use tch::Tensor;
+use anyroll_strategy::{Weights, shared};
 
 use crate::Result;
 
@@ -37,7 +36,6 @@ impl Room {
         let least = KvCache::blocks_for(1, self.longest);
         let blocks = KvCache::blocks_for(self.sequences, self.longest).min(room).max(least);
         let cache = KvCache::new(model.config(), blocks, dtype, compute)?;
-        let weights = weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
-        Ok(Engine::new(model.clone(), weights, version, cache, Limits::new(self.sequences))?)
+        Ok(Engine::new(model.clone(), shared(weights), version, cache, Limits::new(self.sequences))?)
     }
 }

@@ -31,8 +31,6 @@ const FOLDER: &str = "critic";
 pub struct Critic {
     config: CriticConfig,
     model: Zero<ValueModel>,
-    /// Where its batches go.
-    device: tch::Device,
     /// Sequences that a rank puts through forward and backward at a time.
     micro_batch_size: usize,
     /// What of it is on the device only in its turn.
@@ -98,8 +96,7 @@ impl Critic {
     /// from the device.
     pub fn new(run: &Run, setup: &Setup, place: &Place) -> Result<Option<Self>> {
         let (Some(config), Some(role)) = (&setup.rlvr.critic, &run.critic) else { return Ok(None) };
-        let device = place.torch_device()?;
-        let model = ValueModel::new(setup.model.config().clone(), device)?;
+        let model = ValueModel::new(setup.model.config().clone(), place.torch_device()?)?;
         let model = model.deterministic(role.strategy.deterministic);
         let weights = UnderNewHead(&*setup.weights);
         let adamw = adamw(&config.optimizer);
@@ -107,7 +104,7 @@ impl Critic {
         let offloaded = offloaded(&role.strategy);
         model.offload_states(&offloaded)?;
         let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Some(Self { config: config.clone(), model, device, micro_batch_size, offloaded }))
+        Ok(Some(Self { config: config.clone(), model, micro_batch_size, offloaded }))
     }
 
     /// Whether the policy waits in step `step` for the critic to have learnt something.
@@ -150,7 +147,8 @@ impl Setup {
     pub fn values(&self, critic: &mut Critic, samples: &[Sample]) -> Result<Tensor> {
         critic.model.load_states(&critic.offloaded)?;
         let parts = samples.chunks(critic.micro_batch_size);
-        let parts = parts.map(|samples| Ok(critic.model.score(&self.pack_for(critic.device, samples)?)?));
+        let device = critic.model.torch_device();
+        let parts = parts.map(|samples| Ok(critic.model.score(&self.pack_for(device, samples)?)?));
         let parts: Vec<Tensor> = parts.collect::<Result<_>>()?;
         Ok(Tensor::f_cat(&parts, 0)?.f_to_device(self.device)?)
     }
@@ -169,7 +167,8 @@ impl Setup {
         let (aggregation, clip) = (rlvr.algorithm.aggregation, critic.config.value_clip);
         let learning_rate =
             optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
-        let targets = targets.on(critic.device)?;
+        let device = critic.model.torch_device();
+        let targets = targets.on(device)?;
         let mut stats = ValueStats::default();
         let mut steps: Vec<StepStats> = Vec::new();
         for _ in 0..rlvr.epochs {
@@ -177,7 +176,7 @@ impl Setup {
                 let count = count(aggregation, &scored.trained_lengths(self.share.range(mini_batch)));
                 for part in self.share.micro_batches(mini_batch, critic.micro_batch_size) {
                     let targets = targets.part(part.clone())?;
-                    let batch = self.pack_for(critic.device, &samples[part])?;
+                    let batch = self.pack_for(device, &samples[part])?;
                     critic.model.accumulate(&batch, |values| {
                         Ok(value_loss(clip, values, &targets, count, &mut stats)?)
                     })?;

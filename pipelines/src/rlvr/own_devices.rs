@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyroll_backends::{Stream, ops};
-use anyroll_strategy::Weights;
+use anyroll_strategy::{Weights, shared};
 use tch::Tensor;
 
 use super::{
@@ -47,8 +47,8 @@ struct OwnDevice {
 /// Completions on their way.
 #[derive(Debug)]
 struct Running {
-    /// One a device, with the numbers of its samples.
-    threads: Vec<(Vec<usize>, JoinHandle<Result<OfThread>>)>,
+    /// One a device: how many passes it made, and how long they took.
+    threads: Vec<JoinHandle<Result<(usize, Duration)>>>,
     /// All samples, as far as is known.
     samples: Vec<Sample>,
     /// Those that have ended, by their numbers.
@@ -56,9 +56,6 @@ struct Running {
     /// Ends the threads after their pass.
     given_up: Arc<AtomicBool>,
 }
-
-/// What a thread has sampled, and how long that took.
-type OfThread = (Sampled, Duration);
 
 impl OwnDevices {
     /// Those of the rank `local_rank` of this host.
@@ -97,13 +94,12 @@ impl OwnDevices {
         for (device, (numbers, asked)) in self.devices.iter_mut().zip(dealt) {
             let weights = device.receive(weights)?;
             let (sampler, tell, given_up) = (device.sampler.clone(), tell.clone(), given_up.clone());
-            let of_thread = numbers.clone();
             let work = move || {
                 let started = Instant::now();
                 let sampled = sampler.sample(&weights, version, &asked, |samples, ended| {
                     for &index in ended {
                         // Nobody listens once it is given up.
-                        let _ = tell.send((of_thread[index], samples[index].clone()));
+                        let _ = tell.send((numbers[index], samples[index].clone()));
                     }
                     match given_up.load(Ordering::Relaxed) {
                         true => ControlFlow::Break(()),
@@ -113,10 +109,10 @@ impl OwnDevices {
                 if sampled.is_err() {
                     given_up.store(true, Ordering::Relaxed); // the others need not finish
                 }
-                Ok((sampled?, started.elapsed()))
+                Ok((sampled?.passes, started.elapsed()))
             };
             let thread = thread::Builder::new().name("rollout".into()).spawn(work).map_err(Error::Thread)?;
-            running.threads.push((numbers, thread));
+            running.threads.push(thread);
         }
         self.running = Some(running);
         Ok(())
@@ -124,7 +120,7 @@ impl OwnDevices {
 
     /// Waits until all that was started has ended, and says how long the slowest device took; `None` if nothing was.
     /// `done` is told of each sample, by its number, as soon as it has ended.
-    pub fn wait(&mut self, mut done: impl FnMut(usize, &Sample)) -> Result<Option<OfThread>> {
+    pub fn wait(&mut self, mut done: impl FnMut(usize, &Sample)) -> Result<Option<(Sampled, Duration)>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
         while let Ok((number, sample)) = running.ended.recv() {
             done(number, &sample);
@@ -133,12 +129,9 @@ impl OwnDevices {
         // All of them have let go of their ends, so they are over.
         let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0 };
         let mut longest = Duration::ZERO;
-        for (numbers, thread) in mem::take(&mut running.threads) {
-            let (sampled, took) = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
-            for (number, sample) in numbers.into_iter().zip(sampled.samples) {
-                all.samples[number] = sample;
-            }
-            all.passes = all.passes.max(sampled.passes);
+        for thread in mem::take(&mut running.threads) {
+            let (passes, took) = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+            all.passes = all.passes.max(passes);
             longest = longest.max(took);
         }
         Ok(Some((all, longest)))
@@ -154,16 +147,16 @@ impl OwnDevice {
             self.weights = units.collect::<Result<_, _>>()?;
         }
         for (own, from) in self.weights.iter_mut().flatten().zip(from.iter().flatten()) {
-            own.f_copy_(&ops::moved(from, self.torch)?)?;
+            ops::copy_across(own, from)?;
         }
-        Ok(self.weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect())
+        Ok(shared(&self.weights))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.given_up.store(true, Ordering::Relaxed);
-        for (_, thread) in self.threads.drain(..) {
+        for thread in self.threads.drain(..) {
             // What it found is of no more use, nor is why it failed: something else has.
             let _ = thread.join();
         }

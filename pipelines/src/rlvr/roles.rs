@@ -65,8 +65,6 @@ pub struct Roles {
 pub struct Reference {
     /// Its weights.
     pub model: Zero<Decoder>,
-    /// Where its batches go.
-    pub device: tch::Device,
     /// Sequences that a rank scores at a time.
     pub micro_batch_size: usize,
     /// What of it is on the device only while it scores.
@@ -140,11 +138,10 @@ impl Setup {
         policy: &mut Zero<Decoder>,
     ) -> Result<Option<Reference>> {
         let Some(role) = run.reference.as_ref().filter(|_| !self.has_adapters) else { return Ok(None) };
-        let device = place.torch_device()?;
-        let decoder = Arc::new(self.model.on(device)?);
+        let decoder = Arc::new(self.model.on(place.torch_device()?)?);
         let mut model = hold(decoder, &role.strategy, place, None, &*self.weights)?;
         model.copy_weights_from(policy)?;
         let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Some(Reference { model, device, micro_batch_size, offloaded: offloaded(&role.strategy) }))
+        Ok(Some(Reference { model, micro_batch_size, offloaded: offloaded(&role.strategy) }))
     }
 }

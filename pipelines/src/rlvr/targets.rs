@@ -117,9 +117,10 @@ impl Setup {
     /// Those of the frozen copy, or of the policy with its adapters off; `None` where nothing compares with them.
     fn reference_logprobs(&self, roles: &mut Roles, samples: &[Sample]) -> Result<Option<Tensor>> {
         match &mut roles.reference {
-            Some(Reference { model, device, micro_batch_size, offloaded }) => {
+            Some(Reference { model, micro_batch_size, offloaded }) => {
                 model.load_states(offloaded)?;
-                let pack = |samples: &[Sample]| self.pack_for(*device, samples);
+                let device = model.torch_device();
+                let pack = |samples: &[Sample]| self.pack_for(device, samples);
                 let logprobs = logprobs(model, *micro_batch_size, samples, pack)?;
                 model.offload_states(offloaded)?;
                 Ok(Some(logprobs.f_to_device(self.device)?))
