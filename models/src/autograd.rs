@@ -25,11 +25,6 @@ pub trait AutogradModel: Send + Sync {
         true
     }
 
-    /// What a block reads for `batch` of the weights that it could.
-    fn weights_for<'a>(&self, weights: &Weights<'a>, batch: &Self::Batch) -> Weights<'a> {
-        if self.adapters(batch) { *weights } else { weights.first() }
-    }
-
     /// What the first block reads, and whether backward shall find its gradient.
     fn input<'a>(&self, batch: &'a Self::Batch) -> (&'a Tensor, bool);
 
@@ -38,6 +33,11 @@ pub trait AutogradModel: Send + Sync {
     /// # Errors
     /// A batch that the model cannot take, which its first block sees, or libtorch's.
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Self::Batch) -> Result<Tensor>;
+}
+
+/// What a block of `model` reads for `batch` of the weights that it could.
+fn weights_for<'a, T: AutogradModel>(model: &T, weights: &Weights<'a>, batch: &T::Batch) -> Weights<'a> {
+    if model.adapters(batch) { *weights } else { weights.first() }
 }
 
 /// The units of a model: each block reads that of its number and, behind it, that of its adapters.
@@ -93,7 +93,7 @@ impl<T: AutogradModel> Model for T {
         batch: &T::Batch,
         save: bool,
     ) -> Result<(Output<Tensor>, Saved)> {
-        let weights = self.weights_for(weights, batch);
+        let weights = weights_for(self, weights, batch);
         let (input, input_grad) = x.map_or_else(|| self.input(batch), |x| (x, true));
         let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, batch);
         let (out, kept) = if save && weights.lasts() {
@@ -120,7 +120,7 @@ impl<T: AutogradModel> Model for T {
         batch: &T::Batch,
     ) -> Result<Option<Tensor>> {
         let (OutputGrad::Hidden(grad) | OutputGrad::Scores(grad)) = grad_output;
-        let weights = self.weights_for(weights, batch);
+        let weights = weights_for(self, weights, batch);
         let (input, input_grad) = self.input(batch);
         let input_grad = input_grad || block > 0;
         let units = weights.units();
