@@ -6,14 +6,20 @@ use anyroll_models::diffusion::Transformer;
 use anyroll_strategy::Zero;
 use tch::{Device, Kind, Tensor};
 
-use super::{Setup, noise::Purpose, scorer::Painted};
+use super::{
+    Setup,
+    noise::Purpose,
+    scorer::{Failures, Painted},
+};
 use crate::{
     Result,
     metrics::Metrics,
     picture::{Picture, grid},
-    reward,
     train::{Evaluation, Exchange},
 };
+
+/// A name, a sum, and over how many images.
+type Measured = (String, f64, f64);
 
 /// Columns of the picture.
 const COLUMNS: usize = 8;
@@ -82,10 +88,10 @@ impl Setup {
         Ok(Evaluation { metrics, samples: Vec::new(), picture, summary })
     }
 
-    /// What is measured of this rank's images: names, sums, and over how many images; and what terms failed on.
-    fn measure(&self, painted: &Painted) -> Result<(Vec<(String, f64, f64)>, Vec<(usize, reward::Error)>)> {
+    /// What is measured of this rank's images, and what terms failed on.
+    fn measure(&self, painted: &Painted) -> Result<(Vec<Measured>, Failures)> {
         let names = self.scorer.measured().into_iter();
-        let mut measured: Vec<(String, f64, f64)> = names.map(|name| (name, 0.0, 0.0)).collect();
+        let mut measured: Vec<Measured> = names.map(|name| (name, 0.0, 0.0)).collect();
         let mut failures = Vec::new();
         let count = painted.labels.size()[0];
         let batch_size = self.config.sampler.batch_size;

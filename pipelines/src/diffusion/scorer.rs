@@ -31,6 +31,9 @@ pub struct Painted {
     pub labels: Tensor,
 }
 
+/// What terms failed on: the number of the term, and why. The images have no score.
+pub type Failures = Vec<(usize, reward::Error)>;
+
 /// What images earn.
 #[derive(Debug)]
 pub struct Scores {
@@ -38,8 +41,8 @@ pub struct Scores {
     pub total: Tensor,
     /// Each term's own score, without its weight: fp32 `[B]` each.
     pub parts: Vec<Tensor>,
-    /// What terms failed on: the number of the term, and why. The images have no score.
-    pub failures: Vec<(usize, reward::Error)>,
+    /// Of images that have none.
+    pub failures: Failures,
 }
 
 impl Scores {
@@ -84,7 +87,7 @@ enum Rule {
         records: Vec<Record>,
     },
     /// By how well the image goes with its text.
-    Clip(ClipScorer),
+    Clip(Box<ClipScorer>),
     /// By a network.
     Script {
         /// The network. Behind a lock only because tch's modules are not `Sync`.
@@ -135,12 +138,7 @@ impl Scorer {
     }
 
     /// An error if a term failed on more of `images` than it may: on how many each did, over all ranks, and how on this.
-    pub fn check_error_rates(
-        &self,
-        failed: &[f64],
-        images: usize,
-        own: Vec<(usize, reward::Error)>,
-    ) -> Result<()> {
+    pub fn check_error_rates(&self, failed: &[f64], images: usize, own: Failures) -> Result<()> {
         let terms = self.0.iter().zip(failed);
         let terms = terms.map(|(term, &failed)| (term.name.as_str(), term.max_error_rate, failed));
         check_error_rates(terms, images, own)
@@ -178,7 +176,7 @@ impl Scorer {
     }
 
     /// That of each image, in the order of [`Self::measured`]: fp32 `[B]` each; and [`Scores::failures`].
-    pub fn measure(&self, painted: &Painted) -> Result<(Vec<Tensor>, Vec<(usize, reward::Error)>)> {
+    pub fn measure(&self, painted: &Painted) -> Result<(Vec<Tensor>, Failures)> {
         if let Some(quadrants) = self.quadrants() {
             let of = |light| quadrants.score(light, &painted.images, &painted.labels);
             return Ok((vec![of(Light::Lit)?, of(Light::Brightness)?], Vec::new()));
@@ -206,7 +204,7 @@ impl Rule {
             ImageReward::Python(config) => {
                 Ok(Self::Python { python: start(config)?, records: records.to_vec() })
             }
-            ImageReward::Clip(config) => Ok(Self::Clip(ClipScorer::new(config, records, device)?)),
+            ImageReward::Clip(config) => Ok(Self::Clip(Box::new(ClipScorer::new(config, records, device)?))),
             ImageReward::Torchscript(config) => {
                 let module = Mutex::new(load_script(&config.path, device)?);
                 Ok(Self::Script { module, config: config.clone() })
