@@ -156,6 +156,17 @@ fn succeed(command: Command) -> Ended {
     ended
 }
 
+/// Starts a run, and interrupts it after so many steps.
+#[track_caller]
+fn interrupt(command: Command, run: &Path, steps: usize) -> Ended {
+    let process = Process::start(command);
+    wait_for_steps(run, steps);
+    process.send(Signal::SIGINT);
+    let ended = process.finish();
+    assert_eq!(ended.code, Some(130), "{ended:#?}");
+    ended
+}
+
 /// The first line that says why a command failed.
 #[track_caller]
 fn fail(command: Command) -> String {

@@ -25,11 +25,14 @@ fn run(folder: &TempDir, name: &str, config: &str, ahead: &str, sets: &[&str]) -
     run_tiny(folder, name, config, &[&UNEVEN[..], &[&*ahead], sets].concat())
 }
 
-/// The last checkpoint is lost, and the run goes on from the one before.
-pub(super) fn repeat_the_end(run: &Path) {
-    let (name, _) = last_checkpoint(run);
-    fs::remove_dir_all(run.join("checkpoints").join(name)).unwrap();
-    succeed(resume(run));
+/// `again` is `whole` once more, and so it is when its last checkpoint is lost and it goes on from the one before.
+#[track_caller]
+pub(super) fn assert_repeats(whole: &Path, again: &Path) {
+    assert_same(whole, again);
+    let (name, _) = last_checkpoint(again);
+    fs::remove_dir_all(again.join("checkpoints").join(name)).unwrap();
+    succeed(resume(again));
+    assert_same(whole, again);
 }
 
 #[test]
@@ -85,9 +88,7 @@ fn what_is_under_way_is_part_of_a_checkpoint() {
     {
         assert!(series(&whole, "carried/tokens")[7] > 0.0, "step 8 leaves nothing");
         let again = run(&folder, &format!("again {ahead}"), config, ahead, &sets);
-        assert_same(&whole, &again);
-        repeat_the_end(&again);
-        assert_same(&whole, &again);
+        assert_repeats(&whole, &again);
     }
 }
 

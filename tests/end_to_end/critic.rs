@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::{
-    ONE_RANK, Process, assert_same, assert_same_steps, last_checkpoint, lasting_metrics, resume, run_tiny,
-    series, succeed, tiny, wait_for_steps,
+    ONE_RANK, assert_same, assert_same_steps, interrupt, last_checkpoint, lasting_metrics, resume, run_tiny,
+    series, succeed, tiny,
 };
 
 const PPO: &str = "configs/ppo_critic_cpu.yaml";
@@ -101,10 +100,7 @@ fn both_models_go_on_bitwise() {
     .concat();
     let whole = run_tiny(&folder, "whole", PPO, &sets);
     let run = folder.path().join("interrupted");
-    let process = Process::start(tiny(PPO, &run, &sets));
-    wait_for_steps(&run, 10);
-    process.send(Signal::SIGINT);
-    assert_eq!(process.finish().code, Some(130));
+    interrupt(tiny(PPO, &run, &sets), &run, 10);
     succeed(resume(&run));
     assert_same(&whole, &run);
     let (_, files) = last_checkpoint(&run);

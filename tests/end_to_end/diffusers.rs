@@ -5,13 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nix::sys::signal::Signal;
 use tch::{CModule, Device, Kind, Tensor};
 use tempfile::TempDir;
 
 use super::{
-    Process, anyroll, assert_same, assert_same_steps, fail, last_checkpoint, lasting_metrics, resume, series,
-    succeed, wait_for_steps,
+    anyroll, assert_same, assert_same_steps, fail, interrupt, last_checkpoint, lasting_metrics, resume,
+    series, succeed,
 };
 
 const CONFIG: &str = "configs/diffusion_flow_grpo_sd35_cuda.yaml";
@@ -296,11 +295,7 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
     let sets = ["pipeline.diffusion.steps=30"];
     let whole = case.run("whole", &sets);
     let run = case.folder.path().join("interrupted");
-    let process = Process::start(case.command(&run, &sets));
-    wait_for_steps(&run, 5);
-    process.send(Signal::SIGINT);
-    let ended = process.finish();
-    assert_eq!(ended.code, Some(130), "{ended:#?}");
+    interrupt(case.command(&run, &sets), &run, 5);
     succeed(resume(&run));
     assert_same(&whole, &run);
 

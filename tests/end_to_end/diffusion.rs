@@ -4,12 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::{
-    Process, anyroll, assert_same, assert_same_steps, fail, last_checkpoint, lasting_metrics, resume, series,
-    succeed, wait_for_steps,
+    anyroll, assert_same, assert_same_steps, fail, interrupt, last_checkpoint, lasting_metrics, resume,
+    series, succeed,
 };
 
 const REFL: &str = "configs/diffusion_refl_shapes_cpu.yaml";
@@ -90,11 +89,7 @@ fn an_interrupted_run_of_images_goes_on_bitwise() {
         let sets = [own, &["pipeline.diffusion.steps=30"]].concat();
         let whole = run_tiny(&folder, &format!("{method}-whole"), config, &sets);
         let run = folder.path().join(format!("{method}-interrupted"));
-        let process = Process::start(tiny(config, &run, &sets));
-        wait_for_steps(&run, 5);
-        process.send(Signal::SIGINT);
-        let ended = process.finish();
-        assert_eq!(ended.code, Some(130), "{ended:#?}");
+        interrupt(tiny(config, &run, &sets), &run, 5);
         assert!(series(&run, "reward/mean").len() < 30, "it was not interrupted");
         succeed(resume(&run));
         assert_same(&whole, &run);

@@ -5,8 +5,8 @@ use nix::sys::signal::Signal;
 
 use super::{
     ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, assert_same_steps,
-    asynchronous::repeat_the_end, last_checkpoint, lasting_metrics, metrics, rank_of, resume, run_tiny,
-    series, succeed, tiny, wait_for_steps,
+    asynchronous::assert_repeats, interrupt, last_checkpoint, lasting_metrics, metrics, rank_of, resume,
+    run_tiny, series, succeed, tiny, wait_for_steps,
 };
 
 const AHEAD: &str = "pipeline.rlvr.rollout.async.ahead=1";
@@ -41,9 +41,7 @@ fn one_step_ahead_is_one_step_stale() {
         assert_eq!(series(&whole, "time/rollout_s").len(), stale.len());
         // A seed decides every bit, and a checkpoint has what was on its way.
         let again = run("again");
-        assert_same(&whole, &again);
-        repeat_the_end(&again);
-        assert_same(&whole, &again);
+        assert_repeats(&whole, &again);
     }
 }
 
@@ -53,10 +51,7 @@ fn what_is_on_its_way_outlasts_an_interruption() {
     let sets = [AHEAD, "roles.rollout={}", "pipeline.rlvr.steps=60", "pipeline.rlvr.checkpoint.every=30"];
     let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
     let run = folder.path().join("interrupted");
-    let process = Process::start(tiny(ONE_RANK, &run, &sets));
-    wait_for_steps(&run, 10);
-    process.send(Signal::SIGINT);
-    assert_eq!(process.finish().code, Some(130));
+    interrupt(tiny(ONE_RANK, &run, &sets), &run, 10);
     assert!((10..60).contains(&(metrics(&run).len() - 1)));
     succeed(resume(&run));
     assert_same(&whole, &run);

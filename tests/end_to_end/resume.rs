@@ -7,8 +7,8 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 
 use super::{
-    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, checkpoints, fail, metrics,
-    processes_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
+    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, checkpoints, fail, interrupt,
+    metrics, processes_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
 };
 
 /// Steps enough to be caught in the middle.
@@ -101,10 +101,7 @@ fn what_cannot_be_resumed_is_told() {
 }
 
 fn interrupt_in_the_middle(run: &Path, config: &str, sets: &[&str]) {
-    let process = Process::start(tiny(config, run, sets));
-    wait_for_steps(run, 10);
-    process.send(Signal::SIGINT);
-    let ended = process.finish();
+    let ended = interrupt(tiny(config, run, sets), run, 10);
     check_interrupted(&ended, run, "interrupted after step ");
     let steps = metrics(run).len() - 1;
     assert!((10..80).contains(&steps), "{steps} steps are done");
