@@ -175,7 +175,7 @@ mod tests {
         let (url, seen) = stub(echo, Duration::ZERO);
         assert_eq!(score(&code(url, |_| {}), ASSERTS).unwrap(), 1.0);
         let sent = seen.bodies.lock().unwrap()[0]["code"].as_str().unwrap().to_owned();
-        assert!(sent.contains("\nassert add(1, 2) == 3\nprint("), "{sent}");
+        assert!(sent.contains("\nassert add(1, 2) == 3\n_"), "{sent}");
         let early = |_: usize, _: &Value| (200, reply("Success", Value::Null, ran("Finished", Some(0), "")));
         let (url, _) = stub(early, Duration::ZERO);
         assert_eq!(score(&code(url, |_| {}), ASSERTS).unwrap(), 0.0);

@@ -64,10 +64,8 @@ impl Code {
                         format!("its asserts are Python, and `language` is {}", http.language()).into()
                     );
                 }
-                // Only who came to the last line knows what to write: a program that ends early does not pass.
                 let secret = self.secret();
-                let whole = format!("{program}\n\n{asserts}\nprint('\\n' + input())\n");
-                let written = self.run(whole, &secret)?;
+                let written = self.run(with_asserts(program, asserts, &self.secret()), &secret)?;
                 Ok(written.is_some_and(|written| written.lines().last() == Some(&secret)))
             }
         }
@@ -117,6 +115,20 @@ impl Reward for Code {
     }
 }
 
+/// Python that runs `program` and `asserts`, and then writes the secret of its standard input: a program that ends early does
+/// not pass. The secret is read before the program begins, and then in a function whose name the program cannot know; it finds
+/// an empty standard input.
+fn with_asserts(program: &str, asserts: &str, name: &str) -> String {
+    // What the program makes of `print`, or of what `print` writes to, is its own affair.
+    let tell = "(lambda secret, flush, write: lambda: (flush(), write(1, ('\\n' + secret + '\\n').encode())))\
+                (input(), __import__('sys').stdout.flush, __import__('os').write)";
+    // As a text of JSON, which Python reads alike: `from __future__` has to come first.
+    let program = serde_json::to_string(program).expect("a string is JSON");
+    format!(
+        "_{name} = {tell}\nexec(compile({program}, 'program', 'exec', dont_inherit=True))\n{asserts}\n_{name}()\n"
+    )
+}
+
 /// Whether two outputs are the same but for spaces at the ends of lines and empty lines at the end.
 fn same_output(found: &str, expected: &str) -> bool {
     let lines = |text: &str| -> Vec<String> {
@@ -128,6 +140,39 @@ fn same_output(found: &str, expected: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What Python itself makes of programs, honest and other.
+    #[test]
+    fn a_program_passes_that_comes_to_the_end_of_its_asserts() {
+        let passes = |program: &str| {
+            let mut python = std::process::Command::new("python3");
+            python.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+            python.args(["-c", &with_asserts(program, "assert add(1, 2) == 3", "0123")]);
+            let mut python = python.stderr(std::process::Stdio::null()).spawn().unwrap();
+            std::io::Write::write_all(&mut python.stdin.take().unwrap(), b"secret").unwrap();
+            let ended = python.wait_with_output().unwrap();
+            let written = String::from_utf8(ended.stdout).unwrap();
+            ended.status.success() && written.lines().last() == Some("secret")
+        };
+        for (program, right) in [
+            ("def add(a, b):\n    return a + b", true),
+            ("add = lambda a, b: a + b\nprint('\\u00fc \\n \\\\', 'ü', \"'\", end='')", true),
+            (
+                "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nadd = lambda a, b: P(a).x + b",
+                true,
+            ),
+            ("import sys\nprint = sys.stdout = None\ndef add(a, b): return a + b", true),
+            ("if __name__ == '__main__':\n    def add(a, b): return a + b", true),
+            ("def add(a, b):\n    return a - b", false),
+            ("print(input())", false),
+            ("import os\nos._exit(0)", false),
+            ("import sys\nprint(sys.stdin.read())\nsys.exit()", false),
+            ("def add(a, b):\n    raise SystemExit(0)", false),
+            ("def add(", false),
+        ] {
+            assert_eq!(passes(program), right, "{program}");
+        }
+    }
 
     #[test]
     fn outputs_may_differ_in_trailing_spaces_only() {
