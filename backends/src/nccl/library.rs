@@ -310,7 +310,7 @@ mod tests {
         // SAFETY: a number of our own.
         unsafe { library.calls.version(&mut version) }.unwrap();
         assert!(version >= 21_800, "{version}");
-        assert_eq!(library.all_to_all.map(|(name, _)| name), Some("ncclAllToAll"));
+        assert!(library.all_to_all.is_some());
         if crate::devices(BackendKind::Rocm).is_ok() {
             let _ = writeln!(std::io::stderr(), "SKIPPED: there is a device");
             return;

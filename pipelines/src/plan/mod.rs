@@ -235,10 +235,13 @@ impl Planner {
         });
         let train =
             self.phase(self.training(policy), &[Some(&own), frozen_away.as_ref(), valued_away.as_ref()]);
-        let busiest = [score, critic, Some(train)].into_iter().flatten().map(|phase| phase.activations).max();
         let generate = self.phase(0, &[Some(&own_away), frozen_away.as_ref(), valued_away.as_ref()]);
         let reward = self.rewarding(policy, &generate);
-        let (generate, least_kv_cache) = self.generating(policy, generate, busiest.unwrap_or(0));
+        // A reward model's weights come and go as activations do.
+        let comes = |phase: PhaseBytes| phase.activations + phase.weights - generate.weights;
+        let passes = [score, critic, Some(train)].into_iter().flatten().map(|phase| phase.activations);
+        let busiest = passes.chain(reward.map(comes)).max().unwrap_or(0);
+        let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
 
         let trained = [Some((policy, own)), valued].into_iter().flatten();
         let all: Vec<(&StrategyConfig, Held)> = trained.chain(frozen).collect();
