@@ -361,6 +361,8 @@ fn what_does_not_fit_a_published_model_is_refused() {
     check(&["pipeline.diffusion.reward={torchscript: {path: README.md}}"], "torchscript.path", "README.md");
     check(&["pipeline.diffusion.reward=[{lit: {}}]"], "pipeline.diffusion.reward[0]", "classes");
     check(&["pipeline.diffusion.reward=[{lit: {}, weight: 0}]"], "reward[0].weight", "out of range");
+    let beside = "pipeline.diffusion.reward={torchscript: {path: README.md}, weight: 2}";
+    check(&[beside], "pipeline.diffusion.reward", "`weight` stands beside a reward: write a list of one");
     check(&["pipeline.diffusion.reward=[]"], "pipeline.diffusion.reward", "the list is empty");
     check(&["roles.reference.strategy.zero_stage=3"], "roles.reference", "adapters off");
     check(&["model.decoder={}"], "model", "decoder");

@@ -162,8 +162,14 @@ impl<'de> Deserialize<'de> for ImageRewardConfig {
                 ImageReward::deserialize(name.into_deserializer()).map(ImageRewardConfig::One)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ImageRewardConfig, A::Error> {
-                ImageReward::deserialize(MapAccessDeserializer::new(map)).map(ImageRewardConfig::One)
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ImageRewardConfig, A::Error> {
+                let reward = ImageReward::deserialize(MapAccessDeserializer::new(&mut map))?;
+                match map.next_key::<String>()? {
+                    None => Ok(ImageRewardConfig::One(reward)),
+                    Some(beside) => Err(de::Error::custom(format!(
+                        "`{beside}` stands beside a reward: write a list of one, such as `- lit: {{}}` with it below"
+                    ))),
+                }
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, terms: A) -> Result<ImageRewardConfig, A::Error> {
