@@ -8,6 +8,9 @@ use super::{deepspeed, ledger::Ledger, schedule::Schedule, values};
 /// The most tokens of a prompt, where none is said.
 const PROMPT_LENGTH: u64 = 1024;
 
+/// The most devices that a list may name.
+const MOST_DEVICES: u64 = 1 << 16;
+
 const ROLLOUT_DEVICES: &str = "roles.rollout.devices";
 
 const DEAD: &str = "ROLL reads it nowhere";
@@ -189,12 +192,13 @@ fn listed(text: &str) -> Option<Vec<u64>> {
     let found: Vec<u64> =
         if let Some(bounds) = text.strip_prefix("list(range(").and_then(|rest| rest.strip_suffix("))")) {
             let (start, end) = bounds.split_once(',').unwrap_or(("0", bounds));
-            (start.parse().ok()?..end.parse().ok()?).collect()
+            let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
+            (start..end.min(start.saturating_add(MOST_DEVICES + 1))).collect()
         } else {
             let items = text.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|item| !item.is_empty());
             items.map(|item| item.parse().ok()).collect::<Option<_>>()?
         };
-    Some(found).filter(|devices| !devices.is_empty())
+    Some(found).filter(|devices| (1..=MOST_DEVICES).contains(&(devices.len() as u64)))
 }
 
 /// ROLL's rollout batch is in prompts; an update has what its devices accumulate.

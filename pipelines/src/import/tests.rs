@@ -441,6 +441,9 @@ fn check_elsewhere(text: &str) {
     }
     let uneven = text.replace("list(range(4,8))", "list(range(4,7))");
     check_refused(&imported("uneven.yaml", &uneven, Origin::Roll), &["actor_infer.device_mapping"]);
+    let endless = text.replace("list(range(0,4))", "list(range(0,1000000000000))");
+    let refused = ["actor_train.device_mapping", "actor_infer.device_mapping"];
+    check_refused(&imported("endless.yaml", &endless, Origin::Roll), &refused);
     let shared = text.replace("list(range(4,8))", "list(range(0,8))");
     let shared = imported("shared.yaml", &shared, Origin::Roll);
     check_refused(&shared, &[]);
