@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use tch::{Device, Kind, Tensor};
+
 use crate::Result;
 use crate::model::{Init, ParamSpec};
 use crate::random::Stream;
@@ -25,6 +27,16 @@ impl<T: WeightSource + ?Sized> WeightSource for Box<T> {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         (**self).read(spec, range, values)
     }
+}
+
+/// All values of a parameter as a tensor of its shape on `device`.
+///
+/// # Errors
+/// The source's, or libtorch's.
+pub fn whole(source: &dyn WeightSource, spec: &ParamSpec, kind: Kind, device: Device) -> Result<Tensor> {
+    let mut values = vec![0.0; spec.elements()];
+    source.read(spec, 0..values.len(), &mut values)?;
+    Ok(Tensor::f_from_slice(&values)?.f_view(&spec.shape[..])?.f_to_device(device)?.f_to_kind(kind)?)
 }
 
 /// Values as [`fill`] makes them from this seed.

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::weights::WeightFiles;
-use super::{Error, Result, read_json};
+use super::{Result, field, read_json, validated};
 use crate::clip::{Activation, Clip, ClipConfig, TowerConfig};
 use crate::init::WeightSource;
 use crate::model::ParamSpec;
@@ -23,7 +23,7 @@ impl ClipFolder {
     /// Opens the folder at `path`.
     ///
     /// # Errors
-    /// [`Error`], which names the file and in it the field or the tensor.
+    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
     pub fn open(path: &Path) -> Result<ClipFolder> {
         let config_path = path.join("config.json");
         let preprocessor_path = path.join("preprocessor_config.json");
@@ -33,10 +33,8 @@ impl ClipFolder {
         };
         let file: ConfigFile = read_json(&config_path)?;
         let config = file.into_config(preprocessor, &config_path)?;
-        let clip = Clip::new(config.clone()).map_err(|error| match error {
-            crate::Error::Config { field: name, problem } => field(&config_path, name, problem),
-            other => field(&config_path, "config", other.to_string()),
-        })?;
+        validated(&config_path, config.validate())?;
+        let clip = Clip::new(config.clone()).expect("just validated");
         let weights = WeightFiles::open(path, "model")?;
         weights
             .check(clip.units(), |name| name == "logit_scale" || name.ends_with("embeddings.position_ids"))?;
@@ -200,8 +198,4 @@ impl ConfigFile {
             pixels: [preprocessor.image_mean, preprocessor.image_std],
         })
     }
-}
-
-fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Error {
-    Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
 }

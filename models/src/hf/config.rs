@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Error, Result, TokenIds};
+use super::{Error, Result, TokenIds, field, validated};
 use crate::{DecoderConfig, RopeScaling, SlidingWindow};
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
@@ -120,11 +120,8 @@ impl ConfigFile {
             tie_word_embeddings: self.tie_word_embeddings,
             initializer_range: self.initializer_range,
         };
-        match config.validate() {
-            Ok(()) => Ok(config),
-            Err(crate::Error::Config { field: name, problem }) => Err(field(path, name, problem)),
-            Err(other) => unreachable!("validation names a field: {other}"),
-        }
+        validated(path, config.validate())?;
+        Ok(config)
     }
 
     /// Refuses what changes the model and this crate does not have.
@@ -241,10 +238,6 @@ impl Rope<'_> {
 }
 
 const DEFAULT_THETA: f64 = 10_000.0;
-
-fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Error {
-    Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
-}
 
 fn default_window() -> Option<i64> {
     Some(4096)

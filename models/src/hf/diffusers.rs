@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::export::{DIFFUSERS_STEM, failed, sync_folder};
 use super::weights::WeightFiles;
-use super::{Error, FolderContents, Result, read_json, write_folder};
+use super::{Error, FolderContents, Result, field, read_json, validated, write_folder};
 use crate::diffusion::sd3::PositionTable;
 use crate::diffusion::{Sd3Config, TransformerConfig, VaeConfig, VaeDecoder, WanConfig};
 use crate::init::WeightSource;
@@ -422,17 +422,6 @@ fn read_config<T: DeserializeOwned>(folder: &Path, class: &str) -> Result<T> {
 
 fn class_of(file: &Value) -> &str {
     file["_class_name"].as_str().unwrap_or("missing")
-}
-
-fn validated(path: &Path, found: crate::Result<()>) -> Result<()> {
-    match found {
-        Err(crate::Error::Config { field: name, problem }) => Err(field(path, name, problem)),
-        _ => Ok(()),
-    }
-}
-
-fn field(path: &Path, field: &str, problem: impl Into<String>) -> Error {
-    Error::Field { path: path.to_owned(), field: field.to_owned(), problem: problem.into() }
 }
 
 fn yes() -> bool {

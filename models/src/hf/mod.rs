@@ -140,6 +140,20 @@ impl TokenIds {
     }
 }
 
+/// A field of the file `path` that says what cannot be.
+fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
+}
+
+/// What a shape's own check found of the file `path` that has it.
+fn validated(path: &Path, found: crate::Result<()>) -> Result<()> {
+    match found {
+        Ok(()) => Ok(()),
+        Err(crate::Error::Config { field: name, problem }) => Err(field(path, name, problem)),
+        Err(other) => unreachable!("validation names a field: {other}"),
+    }
+}
+
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.to_owned(), source })

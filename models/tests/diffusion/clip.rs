@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyroll_models::clip::{Clip, ClipConfig};
 use anyroll_models::hf::ClipFolder;
-use anyroll_models::init::WeightSource;
-use tch::{Kind, Tensor};
+use anyroll_models::init;
+use tch::{Device, Kind, Tensor};
 
 use crate::passes::assert_close;
 
@@ -20,11 +20,7 @@ fn open(name: &str) -> (Clip, [Vec<Tensor>; 2]) {
     let folder = ClipFolder::open(&path(name)).unwrap();
     let clip = Clip::new(folder.config().clone()).unwrap();
     let weights = clip.units().each_ref().map(|unit| {
-        let read = |spec: &anyroll_models::ParamSpec| {
-            let mut values = vec![0.0; spec.elements()];
-            folder.read(spec, 0..values.len(), &mut values).unwrap();
-            Tensor::from_slice(&values).view(&spec.shape[..])
-        };
+        let read = |spec| init::whole(&folder, spec, Kind::Float, Device::Cpu).unwrap();
         unit.params.iter().map(read).collect()
     });
     (clip, weights)

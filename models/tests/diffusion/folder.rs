@@ -8,7 +8,7 @@ use anyroll_models::diffusion::{
 use anyroll_models::hf::{
     DiffusersFolder, ExportDtype, FolderContents, FolderKind, TextEmbeddings, write_diffusers_folder,
 };
-use anyroll_models::init::WeightSource;
+use anyroll_models::init::{self, WeightSource};
 use anyroll_models::{Model, passes};
 use tch::{Device, Kind, Tensor};
 
@@ -23,11 +23,7 @@ fn texts(config: &TransformerConfig) -> TextEmbeddings {
 }
 
 fn weights(model: &impl Model, source: &dyn WeightSource) -> Vec<Vec<Tensor>> {
-    let read = |spec: &anyroll_models::ParamSpec| {
-        let mut values = vec![0.0; spec.elements()];
-        source.read(spec, 0..values.len(), &mut values).unwrap();
-        Tensor::from_slice(&values).view(&spec.shape[..])
-    };
+    let read = |spec| init::whole(source, spec, Kind::Float, Device::Cpu).unwrap();
     model.units().iter().map(|unit| unit.params.iter().map(read).collect()).collect()
 }
 

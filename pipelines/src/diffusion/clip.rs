@@ -1,6 +1,6 @@
 //! How well an image goes with its text, as a CLIP sees them.
 
-use anyroll_models::{ParamSpec, clip::Clip, hf::ClipFolder, init::WeightSource};
+use anyroll_models::{Unit, clip::Clip, hf::ClipFolder, init::whole};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{
@@ -30,23 +30,18 @@ impl ClipScorer {
             open(config).map_err(|failure| Error::Start { name: "clip".into(), failure })?;
         let clip = Clip::new(folder.config().clone())?;
         let kind = config.dtype.dtype().kind();
-        let read = |spec: &ParamSpec| -> Result<Tensor> {
-            let mut values = vec![0.0; spec.elements()];
-            folder.read(spec, 0..values.len(), &mut values)?;
-            Ok(Tensor::f_from_slice(&values)?
-                .f_view(&spec.shape[..])?
-                .f_to_device(device)?
-                .f_to_kind(kind)?)
+        let read = |unit: &Unit| {
+            let params = unit.params.iter().map(|spec| whole(&folder, spec, kind, device));
+            params.collect::<anyroll_models::Result<Vec<Tensor>>>()
         };
         let [images, texts] = clip.units();
-        let read_all = |params: &[ParamSpec]| params.iter().map(read).collect::<Result<Vec<Tensor>>>();
-        let of_texts = read_all(&texts.params)?;
+        let of_texts = read(texts)?;
         let tokens = tokens(&tokenizer, records, &clip)?;
         let vectors = no_grad(|| {
             let vectors = tokens.chunks(TEXTS).map(|texts| clip.embed_texts(&of_texts, texts));
             vectors.collect::<anyroll_models::Result<Vec<_>>>()
         })?;
-        Ok(Self { weights: read_all(&images.params)?, texts: Tensor::f_cat(&vectors, 0)?, clip })
+        Ok(Self { weights: read(images)?, texts: Tensor::f_cat(&vectors, 0)?, clip })
     }
 
     /// The cosine of each image and its text: fp32 `[B]`. `images` are -1 to 1, what is beyond is cut off, and `labels` are

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyroll_models::{
     Model, Saved,
     diffusion::{LatentBatch, VaeDecoder},
-    init::WeightSource,
+    init::{WeightSource, whole},
     passes,
 };
 use tch::{Device, Kind, Tensor};
@@ -40,13 +40,8 @@ impl ImageDecoder {
         let kind = if precision == Precision::Fp32 { Kind::Float } else { Kind::BFloat16 };
         let mut weights = Vec::with_capacity(model.units().len());
         for unit in model.units() {
-            let read = |spec: &anyroll_models::ParamSpec| -> Result<Tensor> {
-                let mut values = vec![0.0; spec.elements()];
-                source.read(spec, 0..values.len(), &mut values)?;
-                let tensor = Tensor::f_from_slice(&values)?.f_view(&spec.shape[..])?;
-                Ok(tensor.f_to_device(device)?.f_to_kind(kind)?)
-            };
-            weights.push(unit.params.iter().map(read).collect::<Result<Vec<_>>>()?);
+            let read = unit.params.iter().map(|spec| whole(source, spec, kind, device));
+            weights.push(read.collect::<anyroll_models::Result<Vec<_>>>()?);
         }
         Ok(Self { model: Arc::new(model), weights, batch_size: batch_size as i64 })
     }

@@ -4,8 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 use anyroll_models::{
-    Model as _, Output, PackedBatch, ParamSpec, Sequence, ValueModel, Weights, hf::ModelFolder,
-    init::WeightSource,
+    Model as _, Output, PackedBatch, ParamSpec, Sequence, ValueModel, Weights, hf::ModelFolder, init::whole,
 };
 use serde_json::{Map, json};
 use tch::{Device, Kind, Tensor};
@@ -37,7 +36,9 @@ impl Model {
         let because = |error: anyroll_models::Error| one_line(&error);
         let model = ValueModel::new(folder.decoder_config().clone(), device).map_err(because)?;
         let kind = config.dtype.dtype().kind();
-        let unit = |params: &[ParamSpec]| params.iter().map(|spec| read(&folder, spec, kind)).collect();
+        let unit = |params: &[ParamSpec]| {
+            params.iter().map(|spec| whole(&folder, spec, kind, Device::Cpu)).collect()
+        };
         let weights = model.units().iter().map(|of| unit(&of.params));
         let weights = weights.collect::<anyroll_models::Result<_>>().map_err(because)?;
         Ok(Self { config: config.clone(), tokenizer, model, device, weights: Mutex::new(weights) })
@@ -158,12 +159,6 @@ impl Reward for Model {
 
 fn score_of(score: f64) -> Result<f64, String> {
     if score.is_finite() { Ok(score) } else { Err(format!("the score is {score}")) }
-}
-
-fn read(folder: &ModelFolder, spec: &ParamSpec, kind: Kind) -> anyroll_models::Result<Tensor> {
-    let mut values = vec![0.0; spec.elements()];
-    folder.read(spec, 0..values.len(), &mut values)?;
-    Ok(Tensor::f_from_slice(&values)?.f_reshape(&spec.shape)?.f_to_kind(kind)?)
 }
 
 #[cfg(test)]
