@@ -334,7 +334,7 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         between: &mut Tensor,
-        y: &mut Tensor,
+        y: &Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
         lora.forward_in_place(site(lora), weights, x, between, y)

@@ -115,12 +115,12 @@ impl Block {
         let StepMemory { positions, x, x2, h, rstd, qkv, attended, gate_up, activated, between, .. } = memory;
         let of = |param: usize| weights.get(0, param);
         ops::rms_norm_into(x, None, of(self.input_norm), self.eps, (h, rstd))?;
-        let mut qkv_rows = qkv.f_flatten(1, 2)?;
+        let qkv_rows = qkv.f_flatten(1, 2)?;
         match self.qkv_bias {
             Some(bias) => drop(of(bias).f_addmm_out(&qkv_rows, h, &of(self.qkv).f_tr()?)?),
             None => drop(h.f_mm_out(&qkv_rows, &of(self.qkv).f_tr()?)?),
         }
-        self.adapt_in_place(|lora| &lora.qkv, weights, h, between, &mut qkv_rows)?;
+        self.adapt_in_place(|lora| &lora.qkv, weights, h, between, &qkv_rows)?;
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
         ops::attend_into(qkv, positions, cache, causal, parts, attended)?;

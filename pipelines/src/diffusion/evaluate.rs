@@ -68,8 +68,7 @@ impl Setup {
         let mut own = vec![apart, painted.images.numel() as f64];
         let (measured, failures) = self.measure(&painted)?;
         own.extend(measured.iter().flat_map(|&(_, sum, count)| [sum, count]));
-        let failed = |term: usize| failures.iter().filter(|(of, _)| *of == term).count() as f64;
-        own.extend((0..self.scorer.names().len()).map(failed));
+        own.extend(self.scorer.failed(&failures));
         let mut sums = exchange.sum(&own)?;
         let failed = sums.split_off(2 + 2 * measured.len());
         self.scorer.check_error_rates(&failed, self.config.evaluation.images, failures)?;

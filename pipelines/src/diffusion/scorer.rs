@@ -137,6 +137,12 @@ impl Scorer {
         Ok(Scores { total, parts, failures })
     }
 
+    /// On how many images each term failed.
+    pub fn failed(&self, failures: &Failures) -> Vec<f64> {
+        let of = |term: usize| failures.iter().filter(|(failed, _)| *failed == term).count() as f64;
+        (0..self.0.len()).map(of).collect()
+    }
+
     /// An error if a term failed on more of `images` than it may: on how many each did, over all ranks, and how on this.
     pub fn check_error_rates(&self, failed: &[f64], images: usize, own: Failures) -> Result<()> {
         let terms = self.0.iter().zip(failed);

@@ -87,10 +87,9 @@ impl Setup {
             |scores: &Tensor| -> Result<Vec<f64>> { Ok(Vec::try_from(scores.f_to_kind(Kind::Double)?)?) };
         let mut own = values(&scores.total)?;
         let samples = own.len();
-        for (number, part) in scores.parts.iter().enumerate() {
+        for (part, failed) in scores.parts.iter().zip(self.scorer.failed(&scores.failures)) {
             let finite: Vec<f64> = values(part)?.into_iter().filter(|score| score.is_finite()).collect();
-            let failed = scores.failures.iter().filter(|(term, _)| *term == number).count();
-            own.extend([finite.iter().sum(), finite.len() as f64, failed as f64]);
+            own.extend([finite.iter().sum(), finite.len() as f64, failed]);
         }
         own.push(f64::from(u8::from(stop)));
         let mut of_ranks = exchange.gather(&own)?;
