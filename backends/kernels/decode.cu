@@ -617,16 +617,19 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
   extern "C" __global__ void rope_into_cache_##suffix(                                                                 \
       T* qkv, const T* q_norm, const T* k_norm, float eps, const i64* positions, const float* table, i64 table_rows,   \
       T* keys, T* values, Tables tables, int heads, int kv_heads, int dim) {                                           \
+    take_turn();                                                                                                       \
     rope_into_cache(qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads, kv_heads,     \
                     dim);                                                                                              \
   }                                                                                                                    \
   extern "C" __global__ void join_splits_##suffix(const float* partial, const float* softmax, const i64* positions,    \
                                                   int window, T* out, int splits, int rows, int heads, int dim) {      \
+    take_turn();                                                                                                       \
     join_splits(partial, softmax, positions, window, out, splits, rows, heads, dim);                                   \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)                                                         \
       sample_##suffix(const T* logits, int vocab, const Choice* choices, const double* uniforms, i64* tokens,          \
                       i64* positions, i64* chosen, float* logprobs) {                                                  \
+    take_turn();                                                                                                       \
     sample(logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs);                                     \
   }
 KERNELS(float, f32)
@@ -637,6 +640,7 @@ KERNELS(Bf16, bf16)
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>, BLOCKS) attend_##suffix##_##DIM##_##HEADS(      \
       const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
       float* partial, float* softmax, T* out, int splits, int rows, int heads, int kv_heads) {                         \
+    take_turn();                                                                                                       \
     const Attended<T> attended = {partial, softmax, out, splits, rows, heads};                                         \
     attend<DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, attended, kv_heads);                       \
   }

@@ -70,3 +70,18 @@ __device__ inline void narrow(float x, F16& to) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
 #endif
 }
+
+// ---- formulas of more than one file ----
+
+__device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
+__device__ inline float gated(float gate, float up) { return gate * sigmoid(gate) * up; }
+
+// ---- turns ----
+
+// For kernels that may be started before the one in front has ended: waits for its end, and lets the blocks of the next
+// one start. What a kernel reads or writes that others write comes behind.
+__device__ inline void take_turn() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

@@ -197,8 +197,6 @@ __device__ inline void rope(Heads<T> x, const i64* positions, const float* table
   }
 }
 
-__device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
-
 template <typename T>
 __device__ inline void swiglu(const T* gate_up, T* y, u64 rows, u64 size) {
   constexpr int LANES = Pack<T>::LANES;
@@ -208,10 +206,7 @@ __device__ inline void swiglu(const T* gate_up, T* y, u64 rows, u64 size) {
     const u64 row = pack.row, i = pack.rest * LANES;
     Pack<T> gate = read(gate_up + 2 * row * size, i, size);
     const Pack<T> up = read(gate_up + (2 * row + 1) * size, i, size);
-    for (int k = 0; k < LANES; k++) {
-      const float g = widen(gate.lane[k]);
-      narrow(g * sigmoid(g) * widen(up.lane[k]), gate.lane[k]);
-    }
+    for (int k = 0; k < LANES; k++) narrow(gated(widen(gate.lane[k]), widen(up.lane[k])), gate.lane[k]);
     write(y + row * size, i, size, gate);
   }
 }
@@ -370,6 +365,7 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
       rms_norm_##SUFFIX(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,        \
                         u64 heads, u64 dim) {                                                                          \
+    take_turn();                                                                                                       \
     rms_norm(x, residual, weight, eps, y, rstd, rows, heads, dim);                                                     \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
@@ -392,6 +388,7 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       swiglu_##SUFFIX(const T* gate_up, T* y, u64 rows, u64 size) {                                                    \
+    take_turn();                                                                                                       \
     swiglu(gate_up, y, rows, size);                                                                                    \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \

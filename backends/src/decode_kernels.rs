@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 
 use tch::Kind;
 
-use crate::{Device, Result, device_kernels::Source};
+use crate::{Device, Grid, Result, device_kernels::Source};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
@@ -35,6 +35,7 @@ pub(crate) const SOURCE: Source = Source {
         c"attend_bf16_128_4",
         c"attend_bf16_128_8",
     ],
+    architecture: None,
 };
 
 /// Tokens of a sequence that one block of `attend` goes through.
@@ -77,8 +78,7 @@ macro_rules! launch {
     ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+ $(,)?]) => {
         $device.launch(
             $kernel,
-            u32::try_from($blocks).expect("sizes of tensors that exist"),
-            $threads,
+            Grid::new(u32::try_from($blocks).expect("sizes of tensors that exist"), $threads).early(),
             &mut [$((&raw mut *&mut { $argument }).cast::<c_void>()),+],
             $device.torch_stream()?,
         )

@@ -196,6 +196,35 @@ pub struct RawSlice {
     pub len: usize,
 }
 
+/// Which threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// How many blocks.
+    pub blocks: u32,
+    /// Of a block.
+    pub threads: u32,
+    /// Neighbouring blocks that run side by side and see each other's shared memory, a divisor of the blocks; 1 where
+    /// none do.
+    pub cluster: u32,
+    /// Shared memory of a block beyond what the kernel declares.
+    pub shared_bytes: u32,
+    /// Whether blocks may start before what is in front on the stream has ended, where the device can do that: the
+    /// kernel itself waits for it.
+    pub starts_early: bool,
+}
+
+impl Grid {
+    /// Blocks that have nothing to do with each other, in turn with all else.
+    pub const fn new(blocks: u32, threads: u32) -> Self {
+        Self { blocks, threads, cluster: 1, shared_bytes: 0, starts_early: false }
+    }
+
+    /// The same, which may start early.
+    pub const fn early(self) -> Self {
+        Self { starts_early: true, ..self }
+    }
+}
+
 /// One accelerator. A backend implements this and [`crate::Collective`], nothing else.
 ///
 /// The verbs are raw and `unsafe`; [`crate::Stream`], [`crate::Event`], [`crate::Buffer`],
@@ -353,16 +382,20 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     fn has_kernels(&self) -> bool {
         false
     }
+    /// Whether a kernel of `kernels/` that is not for every device is for this one.
+    fn has_kernel(&self, _kernel: &'static CStr) -> bool {
+        false
+    }
     /// Launches a kernel of `kernels/`. `arguments` are the addresses of its parameters' values, read
     /// before this returns.
     ///
     /// # Safety
-    /// The arguments are those of the kernel's signature, and the memory they name lives until the work is done.
+    /// The arguments are those of the kernel's signature, and the memory they name lives until the work is done. The
+    /// kernel takes turns if the grid starts early.
     unsafe fn launch(
         &self,
         kernel: &'static CStr,
-        _blocks: u32,
-        _threads: u32,
+        _grid: Grid,
         _arguments: &mut [*mut c_void],
         _stream: RawStream,
     ) -> Result<()> {

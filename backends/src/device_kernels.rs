@@ -8,8 +8,8 @@ use std::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    Buffer, DType, Device, RawStream, ReduceOp, Result, Stream, TorchDevice, decode_kernels, model_kernels,
-    open_devices,
+    Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream, TorchDevice, decode_kernels,
+    model_kernels, open_devices, product_kernels,
 };
 
 /// A file of kernels, compiled when the first of them is wanted.
@@ -20,10 +20,20 @@ pub(crate) struct Source {
     pub(crate) text: &'static str,
     /// Every kernel in it.
     pub(crate) kernels: &'static [&'static CStr],
+    /// What it is written for, as the compiler names it, where that is one architecture alone.
+    pub(crate) architecture: Option<&'static str>,
+}
+
+impl Source {
+    /// Whether it compiles for an architecture.
+    pub(crate) fn is_for(&self, architecture: &str) -> bool {
+        self.architecture.is_none_or(|only| only == architecture)
+    }
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 3] = [SOURCE, model_kernels::SOURCE, decode_kernels::SOURCE];
+pub(crate) const SOURCES: [Source; 4] =
+    [SOURCE, model_kernels::SOURCE, decode_kernels::SOURCE, product_kernels::SOURCE];
 
 const SOURCE: Source = Source {
     file: c"strategy.cu",
@@ -47,6 +57,7 @@ const SOURCE: Source = Source {
         c"sum_squares",
         c"sum_partial",
     ],
+    architecture: None,
 };
 
 pub(crate) const THREADS: u32 = 256;
@@ -97,9 +108,9 @@ pub(crate) fn reduce_in_rank_order(
     let mut op = op as i32;
     let mut arguments =
         [erase(&mut to), erase(&mut from), erase(&mut len), erase(&mut ranks), erase(&mut op)];
-    let blocks = blocks(output.len_bytes());
+    let grid = Grid::new(blocks(output.len_bytes()), THREADS);
     // SAFETY: the kernel's signature; the caller keeps the buffers until the work is done, as for a copy.
-    unsafe { device.launch(kernel, blocks, THREADS, &mut arguments, stream.raw()) }
+    unsafe { device.launch(kernel, grid, &mut arguments, stream.raw()) }
 }
 
 /// `out` becomes the sum over ranks of `len` elements each that lie one rank after the other in `received`, or has it
@@ -130,7 +141,7 @@ pub(crate) unsafe fn sum_ranks(
         [erase(&mut out), erase(&mut received), erase(&mut count), erase(&mut ranks), erase(&mut is_added)];
     let bytes = len as usize * kind.elt_size_in_bytes();
     // SAFETY: the kernel's signature and the caller's promise.
-    unsafe { device.launch(kernel, blocks(bytes), THREADS, &mut arguments, stream) }
+    unsafe { device.launch(kernel, Grid::new(blocks(bytes), THREADS), &mut arguments, stream) }
 }
 
 /// One step over `len` elements. The gradient is fp32, or bf16 where `is_bf16`.
@@ -163,7 +174,9 @@ pub(crate) unsafe fn adamw(
         erase(&mut numbers),
     ];
     // SAFETY: the kernel's signature and the caller's promise.
-    unsafe { device.launch(kernel, blocks(len * size_of::<f32>()), THREADS, &mut arguments, stream) }
+    unsafe {
+        device.launch(kernel, Grid::new(blocks(len * size_of::<f32>()), THREADS), &mut arguments, stream)
+    }
 }
 
 /// How many partial sums [`sum_of_squares`] makes.
@@ -187,11 +200,11 @@ pub(crate) unsafe fn sum_of_squares(
     if chunks > 0 {
         let mut arguments = [erase(&mut x), erase(&mut count), erase(&mut partial)];
         // SAFETY: the kernel's signature and the caller's promise.
-        unsafe { device.launch(c"sum_squares", chunks as u32, THREADS, &mut arguments, stream)? };
+        unsafe { device.launch(c"sum_squares", Grid::new(chunks as u32, THREADS), &mut arguments, stream)? };
     }
     let mut arguments = [erase(&mut partial), erase(&mut chunks), erase(&mut total)];
     // SAFETY: as above.
-    unsafe { device.launch(c"sum_partial", 1, THREADS, &mut arguments, stream) }
+    unsafe { device.launch(c"sum_partial", Grid::new(1, THREADS), &mut arguments, stream) }
 }
 
 /// As many blocks as there is work for; a kernel that gets fewer goes around.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, HostFn, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Result,
+    Device, DeviceId, DeviceInfo, Grid, HostFn, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Result,
     TorchDevice,
 };
 
@@ -190,7 +190,7 @@ unsafe impl Device for Delayed {
         event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
         [stream] enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
         [stream] launch(
-            kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
+            kernel: &'static CStr, grid: Grid, arguments: &mut [*mut c_void], stream: RawStream
         ) -> ();
     }
 }
@@ -250,7 +250,7 @@ unsafe impl Device for Faulty {
         event_elapsed(start: RawEvent, end: RawEvent) -> Duration;
         enqueue_host_fn(stream: RawStream, work: HostFn) -> ();
         launch(
-            kernel: &'static CStr, blocks: u32, threads: u32, arguments: &mut [*mut c_void], stream: RawStream
+            kernel: &'static CStr, grid: Grid, arguments: &mut [*mut c_void], stream: RawStream
         ) -> ();
     }
 

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, c_void};
 
 use crate::{
-    Buffer, DType, Result, Stream,
+    Buffer, DType, Grid, Result, Stream,
     device_kernels::{self, THREADS, blocks, erase},
     ops::{self, Store},
 };
@@ -112,9 +112,9 @@ unsafe fn launch<const N: usize>(
     mut arguments: [*mut c_void; N],
     stream: &Stream,
 ) -> Result<()> {
-    let blocks = blocks(over.len_bytes());
+    let grid = Grid::new(blocks(over.len_bytes()), THREADS);
     // SAFETY: the caller's promise.
-    unsafe { stream.device().launch(kernel, blocks, THREADS, &mut arguments, stream.raw()) }
+    unsafe { stream.device().launch(kernel, grid, &mut arguments, stream.raw()) }
 }
 
 fn expect(buffer: &Buffer, dtype: DType, len: usize) {

@@ -36,6 +36,7 @@ mod nccl;
 mod open_devices;
 pub mod ops;
 mod pinned_ranges;
+mod product_kernels;
 mod rendezvous;
 mod rocm;
 mod stream;
@@ -47,8 +48,8 @@ use std::sync::Arc;
 pub use buffer::{Arena, Buffer, PinnedBuffer};
 pub use collective::{Collective, P2p, ReduceOp, Reduction};
 pub use device::{
-    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, HostFn, Limits, MemoryInfo, RawBuffer, RawEvent,
-    RawGraph, RawSlice, RawStream, TorchDevice,
+    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Grid, HostFn, Limits, MemoryInfo, RawBuffer,
+    RawEvent, RawGraph, RawSlice, RawStream, TorchDevice,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 
 use tch::Kind;
 
-use crate::{Device, Result, device_kernels::Source, ops::Heads};
+use crate::{Device, Grid, Result, device_kernels::Source, ops::Heads};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
@@ -17,6 +17,7 @@ pub(crate) const SOURCE: Source = Source {
         include_str!("../kernels/model.cu")
     ),
     kernels: &NAMES,
+    architecture: None,
 };
 
 /// The names of a kernel for fp32, bf16 and fp16 values.
@@ -112,15 +113,18 @@ fn part_rows(rows: i64) -> i64 {
     ceil_div(rows, MAX_PARTS).max(PART_ROWS)
 }
 
-/// Launches a kernel on libtorch's stream with these values as its parameters; no blocks is no work.
+/// Launches a kernel on libtorch's stream with these values as its parameters, early if it takes turns; no blocks is no
+/// work.
 macro_rules! launch {
     ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+]) => {
+        launch!($device, $kernel, $blocks, $threads, [$($argument),+], |grid| grid)
+    };
+    ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+], $how:expr) => {
         match u32::try_from($blocks).expect("sizes of tensors that exist") {
             0 => Ok(()),
             blocks => $device.launch(
                 $kernel,
-                blocks,
-                $threads,
+                ($how)(Grid::new(blocks, $threads)),
                 &mut [$((&raw mut *&mut { $argument }).cast::<c_void>()),+],
                 $device.torch_stream()?,
             ),
@@ -148,7 +152,16 @@ pub(crate) unsafe fn rms_norm(
     let blocks = (rows * heads).min(MAX_BLOCKS);
     let (kernel, threads) = (typed(RMS_NORM, kind), sizes.threads(kind, 2));
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernel, blocks, threads, [x, residual, weight, eps, y, rstd, rows, heads, dim]) }
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            blocks,
+            threads,
+            [x, residual, weight, eps, y, rstd, rows, heads, dim],
+            Grid::early
+        )
+    }
 }
 
 /// # Safety
@@ -239,7 +252,7 @@ pub(crate) unsafe fn swiglu(
 ) -> Result<()> {
     let (kernel, blocks) = (typed(SWIGLU, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, y, rows, size]) }
+    unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, y, rows, size], Grid::early) }
 }
 
 /// # Safety

@@ -166,26 +166,32 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     for (name, count, inputs, outputs) in [
         ("matmul qkv", layers, hidden_size, qkv_width),
         ("matmul o", layers, heads * head_dim, hidden_size),
-        ("matmul gate_up", layers, hidden_size, 2 * intermediate_size),
         ("matmul down", layers, intermediate_size, hidden_size),
         ("matmul head", 1, hidden_size, vocab_size),
     ] {
         // Of several layers, so that weights come from memory as they do in a step.
         let copies = if count == 1 { 1 } else { 8 };
         let weights: Vec<Tensor> = (0..copies).map(|_| random(&[outputs, inputs])).collect();
-        let (x, y) = (random(&[rows, inputs]), random(&[rows, outputs]));
+        let (x, mut y) = (random(&[rows, inputs]), random(&[rows, outputs]));
         let mut next = weights.iter().cycle();
-        time(name, count, copies, || drop(x.mm_out(&y, &next.next().unwrap().tr()).shallow_clone()));
+        time(name, count, copies, || ops::linear_into(&x, next.next().unwrap(), None, &mut y).unwrap());
     }
+    let gates: Vec<Tensor> = (0..8).map(|_| random(&[2 * intermediate_size, hidden_size])).collect();
+    let (x, mut gate_up, mut activated) = (
+        random(&[rows, hidden_size]),
+        random(&[rows, 2 * intermediate_size]),
+        random(&[rows, intermediate_size]),
+    );
+    let mut next = gates.iter().cycle();
+    time("gate_up, swiglu", layers, 8, || {
+        ops::swiglu_linear_into(&x, next.next().unwrap(), &mut gate_up, &mut activated).unwrap();
+    });
     let (mut x, residual, norm) =
         (random(&[rows, hidden_size]), random(&[rows, hidden_size]), random(&[hidden_size]));
     let (mut h, mut rstd) = (x.copy(), Tensor::zeros([rows], (Kind::Float, at.1)));
     time("norm", 2 * layers + 1, 8, || {
         ops::rms_norm_into(&mut x, Some(&residual), &norm, 1e-6, (&mut h, &mut rstd)).unwrap();
     });
-    let (gate_up, mut activated) =
-        (random(&[rows, 2 * intermediate_size]), random(&[rows, intermediate_size]));
-    time("swiglu", layers, 8, || ops::swiglu_into(&gate_up, &mut activated).unwrap());
 
     let table_len = (length + 15) / 16;
     let tables = (Tensor::arange(rows * table_len, (Kind::Int, at.1)) + 1).view([rows, table_len]);

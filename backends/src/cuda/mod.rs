@@ -7,10 +7,13 @@
 mod diagnose;
 mod nvml;
 
-use std::ffi::c_int;
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    ptr,
+};
 
 use crate::{
-    BackendKind, Diagnosis, Result,
+    BackendKind, Diagnosis, Grid, Result,
     gpu::{Dialect, Driver, Handle, Opened, Vendor},
     library::{Failed, table},
 };
@@ -42,6 +45,39 @@ const NOT_PUSHED: Handle = 0;
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 /// See above.
 const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
+const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`
+const CLUSTER_DIMENSION: c_int = 4;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`
+const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
+
+/// `CUlaunchAttribute`; of the 64 bytes of its value, ours have the first numbers.
+#[repr(C)]
+pub(crate) struct Attribute {
+    id: c_int,
+    pad: c_int,
+    value: [c_uint; 16],
+}
+
+impl Attribute {
+    fn new(id: c_int, [x, y, z]: [c_uint; 3]) -> Self {
+        let mut value = [0; 16];
+        value[..3].copy_from_slice(&[x, y, z]);
+        Self { id, pad: 0, value }
+    }
+}
+
+/// `CUlaunchConfig`
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+    attributes: *const Attribute,
+    attribute_count: c_uint,
+}
 
 table! {
     /// What only this driver has: contexts, and kernels that are loaded late.
@@ -52,6 +88,10 @@ table! {
         context_pop = "cuCtxPopCurrent_v2"(context: *mut Handle);
         context_current = "cuCtxGetCurrent"(context: *mut Handle);
         function_load = "cuFuncLoad"(function: Handle);
+        function_set_attribute = "cuFuncSetAttribute"(function: Handle, attribute: c_int, value: c_int);
+        launch_with = "cuLaunchKernelEx"(
+            config: *const LaunchConfig, function: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void
+        );
     }
 }
 
@@ -97,7 +137,48 @@ impl Dialect for Calls {
     fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed> {
         let major = driver.attribute(device, COMPUTE_CAPABILITY_MAJOR)?;
         let minor = driver.attribute(device, COMPUTE_CAPABILITY_MINOR)?;
-        Ok(format!("sm_{major}{minor}"))
+        // With what only 9.0 has, and later ones have not.
+        let own = if (major, minor) == (9, 0) { "a" } else { "" };
+        Ok(format!("sm_{major}{minor}{own}"))
+    }
+
+    fn can_start_early(&self, architecture: &str) -> bool {
+        let number = architecture.trim_start_matches("sm_").trim_end_matches('a');
+        number.parse::<u32>().is_ok_and(|number| number >= 90)
+    }
+
+    unsafe fn launch(
+        &self,
+        _driver: &Driver,
+        function: Handle,
+        grid: Grid,
+        stream: Handle,
+        arguments: *mut *mut c_void,
+    ) -> Result<(), Failed> {
+        let Grid { blocks, threads, cluster, shared_bytes, starts_early } = grid;
+        let mut attributes = Vec::new();
+        if cluster > 1 {
+            attributes.push(Attribute::new(CLUSTER_DIMENSION, [cluster, 1, 1]));
+        }
+        if starts_early {
+            attributes.push(Attribute::new(PROGRAMMATIC_STREAM_SERIALIZATION, [1, 0, 0]));
+        }
+        let config = LaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes,
+            stream,
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as c_uint,
+        };
+        // SAFETY: the caller's promise; the attributes outlive the call.
+        unsafe {
+            if shared_bytes > 0 {
+                // More than a kernel may declare has to be allowed.
+                self.function_set_attribute(function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes as c_int)?;
+            }
+            self.launch_with(&config, function, arguments, ptr::null_mut())
+        }
     }
 
     fn diagnose(
@@ -113,6 +194,8 @@ impl Dialect for Calls {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
     use crate::abi::{assert_says, fact};
 
@@ -123,6 +206,21 @@ mod tests {
             fact("value", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT", VENDOR.multiprocessors),
             fact("value", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR", COMPUTE_CAPABILITY_MAJOR),
             fact("value", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR", COMPUTE_CAPABILITY_MINOR),
+            fact("value", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", MAX_DYNAMIC_SHARED_BYTES),
+            fact("value", "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION", CLUSTER_DIMENSION),
+            fact(
+                "value",
+                "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
+                PROGRAMMATIC_STREAM_SERIALIZATION,
+            ),
+            fact("size", "CUlaunchAttribute", size_of::<Attribute>()),
+            fact("offset", "CUlaunchAttribute.value", offset_of!(Attribute, value)),
+            fact("size", "CUlaunchConfig", size_of::<LaunchConfig>()),
+            fact("offset", "CUlaunchConfig.blockDimX", offset_of!(LaunchConfig, block)),
+            fact("offset", "CUlaunchConfig.sharedMemBytes", offset_of!(LaunchConfig, shared_bytes)),
+            fact("offset", "CUlaunchConfig.hStream", offset_of!(LaunchConfig, stream)),
+            fact("offset", "CUlaunchConfig.attrs", offset_of!(LaunchConfig, attributes)),
+            fact("offset", "CUlaunchConfig.numAttrs", offset_of!(LaunchConfig, attribute_count)),
         ]);
         assert_says("cuda_13.0", &facts);
     }

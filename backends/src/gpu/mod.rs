@@ -31,8 +31,8 @@ use std::{
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, Diagnosis, Error, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice,
-    RawStream, Result, TorchDevice,
+    Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, MemoryInfo, RawBuffer, RawEvent, RawGraph,
+    RawSlice, RawStream, Result, TorchDevice,
     device::{HostFn, unsupported},
     device_kernels::SOURCES,
     ffi,
@@ -58,6 +58,8 @@ const TORCH_KIND: c_int = 1;
 #[derive(Debug)]
 pub struct Gpu {
     info: DeviceInfo,
+    /// What its kernels are compiled for, as the compiler names it.
+    architecture: String,
     granularity_bytes: usize,
     multiprocessors: c_int,
     allocated_bytes: AtomicUsize,
@@ -111,6 +113,8 @@ impl Gpu {
         let multiprocessors = driver
             .attribute(number, driver.vendor.multiprocessors)
             .map_err(|failed| context.error(failed))?;
+        let architecture = driver.dialect.architecture(driver, number);
+        let architecture = architecture.map_err(|failed| context.error(failed))?;
         let (mut pool, mut allocations) = (0, 0);
         let mut wait_for_releases: c_int = 0;
         // SAFETY: numbers and structs of our own; both handles are given back in `drop`.
@@ -122,6 +126,7 @@ impl Gpu {
         })?;
         Ok(Self {
             info,
+            architecture,
             granularity_bytes,
             multiprocessors,
             allocated_bytes: AtomicUsize::new(0),
@@ -141,7 +146,7 @@ impl Gpu {
     fn module(&self, index: usize) -> Result<&Module> {
         let compiled = self.modules[index].get_or_init(|| {
             let source = &SOURCES[index];
-            let compiled = Module::compile(source, &self.context);
+            let compiled = Module::compile(source, &self.architecture, &self.context);
             if let Err(error) = &compiled {
                 tracing::warn!("no kernels of {:?} on {}: {error}", source.file, self.info.id);
             }
@@ -419,6 +424,11 @@ unsafe impl Device for Gpu {
         self.module(0).is_ok()
     }
 
+    fn has_kernel(&self, kernel: &'static CStr) -> bool {
+        let is_for = |index: usize| SOURCES[index].is_for(&self.architecture) && self.module(index).is_ok();
+        source_of(kernel).is_some_and(is_for)
+    }
+
     fn recording_stream(&self) -> Result<RawStream> {
         Ok(self.graphs()?.stream())
     }
@@ -446,22 +456,26 @@ unsafe impl Device for Gpu {
     unsafe fn launch(
         &self,
         kernel: &'static CStr,
-        blocks: u32,
-        threads: u32,
+        grid: Grid,
         arguments: &mut [*mut c_void],
         stream: RawStream,
     ) -> Result<()> {
-        let index = SOURCES.iter().position(|source| source.kernels.contains(&kernel));
-        let Some(index) = index else {
+        let Some(index) = source_of(kernel) else {
             return unsupported(self.info.id, format!("the kernel {kernel:?}"));
         };
         let function = self.module(index)?.function(kernel);
+        let can_start_early = self.context.driver.dialect.can_start_early(&self.architecture);
+        let grid = Grid { starts_early: grid.starts_early && can_start_early, ..grid };
         // SAFETY: the arguments are those of the kernel, as the caller promises.
         self.context.run(|driver| unsafe {
-            let (arguments, stream) = (arguments.as_mut_ptr(), handle(stream.0));
-            driver.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, ptr::null_mut())
+            driver.dialect.launch(driver, function, grid, handle(stream.0), arguments.as_mut_ptr())
         })
     }
+}
+
+/// Which of the sources has a kernel.
+fn source_of(kernel: &'static CStr) -> Option<usize> {
+    SOURCES.iter().position(|source| source.kernels.contains(&kernel))
 }
 
 impl Drop for Gpu {

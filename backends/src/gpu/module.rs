@@ -15,16 +15,13 @@ pub(super) struct Module {
 }
 
 impl Module {
-    pub(super) fn compile(source: &Source, context: &Context) -> Result<Self> {
-        let dialect = &context.driver.dialect;
-        let architecture =
-            dialect.architecture(context.driver, context.device).map_err(|failed| context.error(failed))?;
+    pub(super) fn compile(source: &Source, architecture: &str, context: &Context) -> Result<Self> {
         let text = CString::new(source.text).expect("source code has no NUL byte");
         let vendor = context.driver.vendor;
         let options = vendor.compiler_options.iter().map(|option| option.as_bytes());
         let key: Vec<&[u8]> = [text.to_bytes(), architecture.as_bytes()].into_iter().chain(options).collect();
         let image =
-            kernel_cache::cached(&key, || Compiler::of(vendor)?.compile(&text, source.file, &architecture))?;
+            kernel_cache::cached(&key, || Compiler::of(vendor)?.compile(&text, source.file, architecture))?;
         let mut raw = 0;
         let mut functions = HashMap::new();
         // SAFETY: the compiler's own image; the names end in NUL; the handles are numbers of our own.

@@ -1,13 +1,17 @@
 //! [`Vendor`] and [`Dialect`]: all that tells apart the vendors whose driver has this shape.
 
-use std::{ffi::c_int, fmt, sync::OnceLock};
+use std::{
+    ffi::{c_int, c_void},
+    fmt, ptr,
+    sync::OnceLock,
+};
 
 use super::{
     compiler::Compiler,
     driver::{Driver, Handle},
 };
 use crate::{
-    BackendKind, Diagnosis, Error, Result,
+    BackendKind, Diagnosis, Error, Grid, Result,
     library::{Failed, Library},
 };
 
@@ -81,6 +85,30 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn leave(&self, previous: Handle) -> Result<(), Failed>;
     /// Puts a kernel on the device now, where the driver would wait for its first launch.
     fn load_function(&self, function: Handle) -> Result<(), Failed>;
+    /// Whether a kernel may start on such a device before the one in front has ended.
+    fn can_start_early(&self, _architecture: &str) -> bool {
+        false
+    }
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The function and the stream are live, the arguments those of its signature.
+    unsafe fn launch(
+        &self,
+        driver: &Driver,
+        function: Handle,
+        grid: Grid,
+        stream: Handle,
+        arguments: *mut *mut c_void,
+    ) -> Result<(), Failed> {
+        let Grid { blocks, threads, shared_bytes, .. } = grid;
+        assert!(grid.cluster == 1 && !grid.starts_early, "no kernel of this vendor's has {grid:?}");
+        // SAFETY: the caller's promise.
+        unsafe {
+            let extra = ptr::null_mut();
+            driver.launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, extra)
+        }
+    }
     /// What the device's code is compiled for, as the compiler names it.
     fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed>;
     /// What takes a while to find out about the device `ordinal` of those at these PCIe addresses.

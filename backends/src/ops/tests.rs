@@ -15,7 +15,7 @@ const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const KERNEL_TOLERANCE: f64 = 1e-5;
 
 /// Where there are kernels, with their dtypes: the CPU, and the first GPU. Without one it says so past the harness.
-static PLACES: LazyLock<Vec<(Kind, Device)>> = LazyLock::new(|| {
+pub(super) static PLACES: LazyLock<Vec<(Kind, Device)>> = LazyLock::new(|| {
     let mut places = vec![FLOAT];
     match &*GPU {
         Ok(_) => places.extend([Kind::Float, Kind::BFloat16, Kind::Half].map(|kind| (kind, Device::Cuda(0)))),
@@ -31,7 +31,7 @@ static GPU: LazyLock<crate::Result<Arc<dyn crate::Device>>> =
     LazyLock::new(|| crate::open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }));
 
 /// What one rounding of the result makes, and for 16 bits a few of what attention holds in between.
-fn tolerance(kind: Kind, roundings: f64) -> f64 {
+pub(super) fn tolerance(kind: Kind, roundings: f64) -> f64 {
     match kind {
         Kind::BFloat16 => roundings * 0.5f64.powi(8),
         Kind::Half => roundings * 0.5f64.powi(11),
@@ -43,7 +43,7 @@ fn tolerance(kind: Kind, roundings: f64) -> f64 {
 const WIDTHS: [i64; 6] = [1, 7, 16, 20, 64, 129];
 
 /// Numbers that are the same in every run.
-fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
+pub(super) fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
     let count: i64 = size.iter().product();
     // The fractional parts of multiples of an irrational number, in a mixed order.
     let mix = |i: i64| (((i * i + 7 * i) % 10_007) as f64 * 0.618_033_988_749_894_9).fract() * 3.0 - 1.5;
@@ -51,7 +51,7 @@ fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
     values.to_kind(options.0).to_device(options.1)
 }
 
-fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
+pub(super) fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(found.size(), expected.size(), "{what}");
     if found.numel() == 0 {
         return;

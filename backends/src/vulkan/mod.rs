@@ -30,8 +30,8 @@ use std::{
 use ash::vk;
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, device::HostFn,
+    BackendKind, Device, DeviceId, DeviceInfo, Error, Grid, MemoryInfo, RawBuffer, RawEvent, RawSlice,
+    RawStream, Result, TorchDevice, device::HostFn,
 };
 use context::Context;
 use kernels::Kernels;
@@ -390,8 +390,7 @@ unsafe impl Device for Vulkan {
     unsafe fn launch(
         &self,
         kernel: &'static CStr,
-        _blocks: u32,
-        _threads: u32,
+        _grid: Grid,
         arguments: &mut [*mut c_void],
         stream: RawStream,
     ) -> Result<()> {

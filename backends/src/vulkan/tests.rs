@@ -176,7 +176,7 @@ fn kernels_that_are_not_there_and_memory_that_is_not_there_are_refused() {
     let Some(device) = device() else { return };
     let mut none: [*mut c_void; 0] = [];
     // SAFETY: nothing is launched.
-    let unknown = unsafe { device.launch(c"rms_norm", 1, 256, &mut none, DEFAULT) }.unwrap_err();
+    let unknown = unsafe { device.launch(c"rms_norm", Grid::new(1, 256), &mut none, DEFAULT) }.unwrap_err();
     assert!(
         matches!(unknown, Error::Unsupported { .. }) && unknown.to_string().contains("rms_norm"),
         "{unknown}"

@@ -327,7 +327,12 @@ impl Block {
         lora.forward_(site(lora), weights, x, drops, self.products, y)
     }
 
-    /// The same by way of `between` `[N, rank]`, in no other memory.
+    /// Whether a matrix has adapters.
+    pub(super) fn adapts(&self, site: fn(&Lora) -> &[Adapter]) -> bool {
+        self.lora.as_ref().is_some_and(|lora| !site(lora).is_empty())
+    }
+
+    /// The same as [`Self::adapt_`] by way of `between` `[N, rank]`, in no other memory.
     pub(super) fn adapt_in_place(
         &self,
         site: fn(&Lora) -> &[Adapter],

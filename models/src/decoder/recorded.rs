@@ -115,22 +115,23 @@ impl Block {
         let StepMemory { positions, x, x2, h, rstd, qkv, attended, gate_up, activated, between, .. } = memory;
         let of = |param: usize| weights.get(0, param);
         ops::rms_norm_into(x, None, of(self.input_norm), self.eps, (h, rstd))?;
-        let qkv_rows = qkv.f_flatten(1, 2)?;
-        match self.qkv_bias {
-            Some(bias) => drop(of(bias).f_addmm_out(&qkv_rows, h, &of(self.qkv).f_tr()?)?),
-            None => drop(h.f_mm_out(&qkv_rows, &of(self.qkv).f_tr()?)?),
-        }
+        let mut qkv_rows = qkv.f_flatten(1, 2)?;
+        ops::linear_into(h, of(self.qkv), self.qkv_bias.map(of), &mut qkv_rows)?;
         self.adapt_in_place(|lora| &lora.qkv, weights, h, between, &qkv_rows)?;
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
         ops::attend_into(qkv, positions, cache, causal, parts, attended)?;
-        drop(attended.f_mm_out(x2, &of(self.o).f_tr()?)?);
+        ops::linear_into(attended, of(self.o), None, x2)?;
         self.adapt_in_place(|lora| &lora.o, weights, attended, between, x2)?;
         ops::rms_norm_into(x2, Some(x), of(self.post_attention_norm), self.eps, (h, rstd))?;
-        drop(h.f_mm_out(gate_up, &of(self.gate_up).f_tr()?)?);
-        self.adapt_in_place(|lora| &lora.gate_up, weights, h, between, gate_up)?;
-        ops::swiglu_into(gate_up, activated)?;
-        drop(x2.f_addmm_(activated, &of(self.down).f_tr()?)?);
+        if self.adapts(|lora| &lora.gate_up) {
+            ops::linear_into(h, of(self.gate_up), None, gate_up)?;
+            self.adapt_in_place(|lora| &lora.gate_up, weights, h, between, gate_up)?;
+            ops::swiglu_into(gate_up, activated)?;
+        } else {
+            ops::swiglu_linear_into(h, of(self.gate_up), gate_up, activated)?;
+        }
+        ops::add_linear_(x2, activated, of(self.down))?;
         self.adapt_in_place(|lora| &lora.down, weights, activated, between, x2)?;
         std::mem::swap(x, x2); // the next block's residual stream
         Ok(())
@@ -141,7 +142,6 @@ impl super::Head {
     fn logits_in_place(&self, weights: &Weights, memory: &mut StepMemory) -> Result<()> {
         let StepMemory { x, h, rstd, logits, .. } = memory;
         ops::rms_norm_into(x, None, self.norm(weights), self.eps, (h, rstd))?;
-        drop(h.f_mm_out(logits, &self.lm_head(weights).f_tr()?)?);
-        Ok(())
+        Ok(ops::linear_into(h, self.lm_head(weights), None, logits)?)
     }
 }

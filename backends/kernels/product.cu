@@ -1,0 +1,237 @@
+// Products of up to 64 rows with a matrix of weights, bf16 with sums in fp32, behind `elements.cuh`: for compute
+// capability 9.0a alone, whose matrix units read shared memory and whose blocks see each other's. What such a product
+// takes is the time to read its weights, so a block asks for its first ones before the kernel in front has ended.
+
+// Rows of x that a block multiplies; those that are missing are zeros.
+constexpr int ROWS = 64;
+constexpr int THREADS = 128;
+// Elements of k in a stage: 128 bytes of a row, as wide as the swizzle of shared memory.
+constexpr int CHUNK = 64, ROW_BYTES = 128;
+// Rows that the threads of a block copy at once, 16 bytes each.
+constexpr int ROWS_AT_ONCE = THREADS / 8;
+
+// ---- instructions ----
+
+// 16 bytes, of which those past the first so many are zeros. (With a hint for the cache, ptxas of CUDA 13.0 makes
+// instructions of it that are none.)
+__device__ inline void copy(u32 to, const void* from, int bytes = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Where 64 or more rows of 128 swizzled bytes lie, whose first 32 bytes are multiplied.
+__device__ inline u64 matrix(u32 at) { return (u64)(at >> 4 & 0x3fff) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62; }
+
+// c += a b^T for 64 x 16 and `N` x 16 values, by four warps: a thread has row lane / 4 of its warp's 16, columns
+// 2 (lane % 4) and the next, then the same 8 rows below, and so on for each 8 columns.
+#define SUM(i) "+f"(c[i])
+#define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
+#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
+template <int N>
+__device__ inline void multiply(float* c, u64 a, u64 b) {
+  static_assert(N == 64 || N == 32, "what there is");
+  if constexpr (N == 64) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, "
+        "1, 1, 0, 0;"
+        : SUMS_16(0), SUMS_16(16)
+        : "l"(a), "l"(b));
+  } else {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+        "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+        : SUMS_16(0)
+        : "l"(a), "l"(b));
+  }
+}
+// The same for any multiple of 32 rows of b, from an address on.
+template <int N>
+__device__ inline void multiply_all(float* c, u64 a, u32 b) {
+  constexpr int NOW = N >= 64 ? 64 : 32;
+  multiply<NOW>(c, a, matrix(b));
+  if constexpr (N > NOW) multiply_all<N - NOW>(c + NOW / 2, a, b + NOW * ROW_BYTES);
+}
+template <int COUNT>
+__device__ inline void await_products(float (&c)[COUNT]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : SUM(i)::"memory");
+}
+
+// The blocks of a cluster, which share a product's k.
+struct Cluster {
+  u32 size, rank;
+
+  __device__ Cluster() {
+    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+    asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(rank));
+  }
+  // All have come here, and what they wrote is seen.
+  __device__ void meet() const {
+    if (size == 1) {
+      __syncthreads();
+    } else {
+      asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    }
+  }
+  __device__ i64 begin(i64 count) const { return count * rank / size; }
+  __device__ i64 end(i64 count) const { return count * (rank + 1) / size; }
+};
+
+// ---- the product ----
+
+// What is multiplied, and what becomes of it: y [rows, n] = x w^T + bias + y, or, gated, of two halves of w [2 n, k],
+// silu(x w_0^T) x w_1^T, each rounded as it would be by itself. `bias` [n] may be missing.
+struct Product {
+  const Bf16 *x, *w, *bias;
+  Bf16* y;
+  int rows, n, k, is_gated, is_added;
+
+  // Elements of a row of y that so many rows of weights make.
+  __device__ int width(int weights) const { return is_gated ? weights / 2 : weights; }
+  // The row of weights that is row `r` of tile `tile`, or another one where there is none.
+  template <int TILE>
+  __device__ i64 weight_row(int tile, int r) const {
+    const int half = width(TILE), row = tile * half + r % half;
+    return (row < n ? row : n - 1) + (r < half ? 0 : n);
+  }
+};
+
+template <int COUNT>
+struct alignas(16) Floats {
+  float value[COUNT];
+};
+
+// Four neighbouring elements of the sum over the blocks of a cluster, in their order.
+__device__ inline Floats<4> over_cluster(u32 at, u32 blocks) {
+  constexpr int MOST = 8;
+  Floats<4> part[MOST], sum = {};
+#pragma unroll
+  for (u32 i = 0; i < MOST; i++) {
+    if (i >= blocks) break;
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(i));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(part[i].value[0]), "=f"(part[i].value[1]), "=f"(part[i].value[2]), "=f"(part[i].value[3])
+                 : "r"(there)
+                 : "memory");
+  }
+#pragma unroll
+  for (u32 i = 0; i < MOST; i++) {
+    if (i >= blocks) break;
+    for (int j = 0; j < 4; j++) sum.value[j] += part[i].value[j];
+  }
+  return sum;
+}
+
+// A cluster multiplies with `TILE` rows of weights, each of its blocks a part of k, in `STAGES` that are copied while
+// others are multiplied; the sums of its blocks are joined in their order.
+template <int TILE, int STAGES>
+__device__ inline void multiply_tile(const Product& of) {
+  constexpr int STAGE_BYTES = (ROWS + TILE) * ROW_BYTES, PITCH = TILE + 8;
+  extern __shared__ __align__(1024) char shared[];
+  const Cluster cluster;
+  const u32 base = (u32)__cvta_generic_to_shared(shared);
+  const int tile = blockIdx.x / cluster.size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunks = of.k / CHUNK, begin = (int)cluster.begin(chunks), count = (int)cluster.end(chunks) - begin;
+
+  // A thread copies 16 bytes of every 16th row.
+  const int pack = threadIdx.x % 8, first = threadIdx.x / 8;
+  const u32 swizzled = first * ROW_BYTES + ((pack ^ first % 8) << 4);
+  const i64 column = (i64)begin * CHUNK + pack * 8;
+  const Bf16* weights[TILE / ROWS_AT_ONCE];
+#pragma unroll
+  for (int i = 0; i < TILE / ROWS_AT_ONCE; i++)
+    weights[i] = of.w + of.weight_row<TILE>(tile, first + i * ROWS_AT_ONCE) * of.k + column;
+  const auto stage = [&](int c) { return base + c % STAGES * STAGE_BYTES; };
+  const auto copy_weights = [&](int c) {
+    if (c >= count) return;
+#pragma unroll
+    for (int i = 0; i < TILE / ROWS_AT_ONCE; i++)
+      copy(stage(c) + (ROWS + i * ROWS_AT_ONCE) * ROW_BYTES + swizzled, weights[i] + c * CHUNK);
+  };
+  const auto copy_x = [&](int c) {
+    if (c >= count) return;
+#pragma unroll
+    for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++) {
+      const int row = first + i * ROWS_AT_ONCE;
+      const bool is_there = row < of.rows;
+      const Bf16* from = of.x + (is_there ? (i64)row * of.k : 0) + column + c * CHUNK;
+      copy(stage(c) + i * ROWS_AT_ONCE * ROW_BYTES + swizzled, from, is_there ? 16 : 0);
+    }
+  };
+
+#pragma unroll
+  for (int c = 0; c < STAGES - 1; c++) copy_weights(c);
+  take_turn();
+#pragma unroll
+  for (int c = 0; c < STAGES - 1; c++) copy_x(c), end_copies();
+  float sums[TILE / 2] = {};
+  for (int c = 0; c < count; c++) {
+    await_copies<STAGES - 2>();
+    // Copies are seen by the matrix units, which are done with the stage that is copied to next.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    __syncthreads();
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int part = 0; part < ROW_BYTES; part += 32)
+      multiply_all<TILE>(sums, matrix(stage(c) + part), stage(c) + ROWS * ROW_BYTES + part);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    copy_weights(c + STAGES - 1), copy_x(c + STAGES - 1), end_copies();
+  }
+  await_products(sums);
+  await_copies<0>();
+  __syncthreads();  // the stages' memory is free
+
+  struct alignas(8) Pair {
+    float low, high;
+  };
+#pragma unroll
+  for (int i = 0; i < TILE / 2; i += 2) {
+    const int row = warp * 16 + i / 2 % 2 * 8 + lane / 4, at = i / 4 * 8 + lane % 4 * 2;
+    *(Pair*)((float*)shared + row * PITCH + at) = {sums[i], sums[i + 1]};
+  }
+  cluster.meet();
+  const int width = of.width(TILE), quads = width / 4, all = of.rows * quads, last = (int)cluster.end(all);
+  for (int i = (int)cluster.begin(all) + threadIdx.x; i < last; i += THREADS) {
+    const int row = i / quads, at = i % quads * 4, element = tile * width + at;
+    if (element >= of.n) continue;
+    const u32 from = base + (row * PITCH + at) * sizeof(float);
+    const Floats<4> sum = over_cluster(from, cluster.size);
+    using Quad = Pack<Bf16, 4>;
+    Quad* to = (Quad*)(of.y + (i64)row * of.n + element);
+    Quad out;
+    if (of.is_gated) {
+      const Floats<4> other = over_cluster(from + width * sizeof(float), cluster.size);
+      for (int j = 0; j < 4; j++) {
+        Bf16 gate, up;
+        narrow(sum.value[j], gate), narrow(other.value[j], up);
+        narrow(gated(widen(gate), widen(up)), out.lane[j]);
+      }
+    } else {
+      const Quad before = of.is_added ? *to : Quad{};
+      for (int j = 0; j < 4; j++) {
+        const float bias = of.bias ? widen(of.bias[element + j]) : 0;
+        narrow(sum.value[j] + bias + widen(before.lane[j]), out.lane[j]);
+      }
+    }
+    *to = out;
+  }
+  cluster.meet();  // nobody reads a block's memory that has ended
+}
+
+// ---- entries ----
+
+#define PRODUCT(TILE, STAGES)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(THREADS) product_##TILE##_##STAGES(Product of) {                      \
+    multiply_tile<TILE, STAGES>(of);                                                                                 \
+  }
+PRODUCT(64, 6)
+PRODUCT(64, 4)
+PRODUCT(96, 3)

@@ -1,0 +1,149 @@
+//! The kernels of `kernels/product.cu`, and how a product is cut for them. They run on libtorch's stream.
+
+use std::ffi::{CStr, c_void};
+
+use crate::{Device, Grid, Result, device_kernels::Source};
+
+/// CUDA C++ for NVIDIA's compute capability 9.0 alone.
+pub(crate) const SOURCE: Source = Source {
+    file: c"product.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        "\n#line 1 \"product.cu\"\n",
+        include_str!("../kernels/product.cu")
+    ),
+    kernels: &[NARROW_AND_DEEP.name, NARROW.name, WIDE.name],
+    architecture: Some("sm_90a"),
+};
+
+/// Rows of `x` that the kernels take, at most.
+pub(crate) const MAX_ROWS: i64 = 64;
+/// Columns of `x` and of the weights come in so many.
+const CHUNK: i64 = 64;
+const THREADS: u32 = 128;
+
+/// One of the kernels.
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    name: &'static CStr,
+    /// Rows of weights of a block.
+    tile: i64,
+    /// Chunks that a block holds.
+    stages: i64,
+}
+
+/// Two of its blocks share a multiprocessor.
+const NARROW_AND_DEEP: Kernel = Kernel { name: c"product_64_6", tile: 64, stages: 6 };
+/// Three do, of this one and of the next.
+const NARROW: Kernel = Kernel { name: c"product_64_4", tile: 64, stages: 4 };
+const WIDE: Kernel = Kernel { name: c"product_96_3", tile: 96, stages: 3 };
+
+impl Kernel {
+    fn shared_bytes(self) -> i64 {
+        (MAX_ROWS + self.tile) * CHUNK * 2 * self.stages
+    }
+}
+
+/// What is multiplied, as the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) x: *mut c_void,
+    pub(crate) weight: *mut c_void,
+    /// May be null.
+    pub(crate) bias: *mut c_void,
+    pub(crate) y: *mut c_void,
+    pub(crate) rows: i32,
+    /// Columns of `y`.
+    pub(crate) outputs: i32,
+    /// Columns of `x`.
+    pub(crate) inputs: i32,
+    /// Whether the weights are two matrices, of a gate and of what it lets through.
+    pub(crate) is_gated: i32,
+    /// Whether to add to what `y` holds.
+    pub(crate) is_added: i32,
+}
+
+impl Product {
+    /// Whether there is a kernel for it on a device.
+    pub(crate) fn fits(&self, device: &dyn Device) -> bool {
+        let is_aligned = |address: *mut c_void| (address as usize).is_multiple_of(16);
+        i64::from(self.rows) <= MAX_ROWS
+            && i64::from(self.inputs) % CHUNK == 0
+            && self.outputs % 8 == 0
+            && [self.x, self.weight, self.y].into_iter().all(is_aligned)
+            && SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
+    }
+
+    /// The kernel and how many blocks share a tile's columns: as many blocks as are on the device at once, unless the parts
+    /// would be too short to be worth it. Of the sizes alone, so that a sum is always made in the same order. The choices
+    /// are those that were quickest on an H200 for the matrices of Qwen2.5 of 0.5B to 7B.
+    fn cut(&self, multiprocessors: i64) -> (Kernel, i64) {
+        const SHORTEST: i64 = 4;
+        let chunks = i64::from(self.inputs) / CHUNK;
+        let tiles = self.tiles(NARROW);
+        let fits = |parts: i64| {
+            (parts == 1 || chunks > (SHORTEST - 1) * parts) && tiles * parts <= 3 * multiprocessors
+        };
+        match [8, 4, 2, 1].into_iter().find(|&parts| fits(parts)) {
+            Some(parts) if tiles * parts <= 2 * multiprocessors => (NARROW_AND_DEEP, parts),
+            Some(parts) => (NARROW, parts),
+            None => (WIDE, 1),
+        }
+    }
+
+    fn tiles(&self, kernel: Kernel) -> i64 {
+        let halves = if self.is_gated == 1 { 2 } else { 1 };
+        i64::from(self.outputs).unsigned_abs().div_ceil((kernel.tile / halves).unsigned_abs()) as i64
+    }
+}
+
+/// Multiplies bf16 values.
+///
+/// # Safety
+/// The product fits the device, on which its addresses are those of dense tensors of these sizes; they live until the work
+/// is done. `y` overlaps with nothing else. The weights are not written by the kernel in front, nor is that one of a
+/// library's that lets the next one start before it has waited for its own turn.
+pub(crate) unsafe fn multiply(device: &dyn Device, product: Product) -> Result<()> {
+    let multiprocessors = device.multiprocessors().expect("a device with these kernels counts them");
+    let (kernel, parts) = product.cut(multiprocessors);
+    let of_grid = |count: i64| u32::try_from(count).expect("sizes of tensors that exist");
+    let grid = Grid {
+        cluster: of_grid(parts),
+        shared_bytes: of_grid(kernel.shared_bytes()),
+        ..Grid::new(of_grid(product.tiles(kernel) * parts), THREADS).early()
+    };
+    let mut product = product;
+    let stream = device.torch_stream()?;
+    // SAFETY: the kernels' signature, and the caller's promise.
+    unsafe { device.launch(kernel.name, grid, &mut [(&raw mut product).cast()], stream) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    fn product(outputs: i32, inputs: i32, is_gated: bool) -> Product {
+        let [x, weight, bias, y] = [ptr::null_mut(); 4];
+        Product { x, weight, bias, y, rows: 64, outputs, inputs, is_gated: is_gated.into(), is_added: 0 }
+    }
+
+    #[test]
+    fn products_are_cut_to_fill_a_device() {
+        for (outputs, inputs, is_gated, kernel, parts) in [
+            (2048, 1536, false, NARROW_AND_DEEP, 4),
+            (1536, 8960, false, NARROW_AND_DEEP, 8),
+            (8960, 1536, true, NARROW, 1),
+            (4864, 896, true, NARROW, 2),
+            (4608, 3584, false, NARROW, 4),
+            (18944, 3584, true, WIDE, 1),
+            (151_936, 1536, false, WIDE, 1),
+            (96, 64, false, NARROW_AND_DEEP, 1),
+        ] {
+            let (found, found_parts) = product(outputs, inputs, is_gated).cut(132);
+            assert_eq!((found.name, found_parts), (kernel.name, parts), "{outputs} x {inputs}");
+        }
+    }
+}
