@@ -85,11 +85,32 @@ struct Cluster {
 
 // ---- the product ----
 
-// What is multiplied, and what becomes of it: y [rows, n] = x w^T + bias + y, or, gated, of two halves of w [2 n, k],
-// silu(x w_0^T) x w_1^T, each rounded as it would be by itself. `bias` [n] may be missing.
+// The norm of a vector is made in two parts: the product that makes the vector multiplies it by the norm's weights and
+// leaves sums of squares, a tile each [tiles, ROWS], and the product that takes it multiplies what it makes by the
+// reciprocal root of their mean.
+struct Squares {
+  float* of_tiles;  // null where there is no norm
+  int tiles;
+  float eps;
+
+  // In the order of the tiles.
+  __device__ float scale(int row, int dim) const {
+    float sum = 0;
+#pragma unroll 8
+    for (int tile = 0; tile < tiles; tile++) sum += of_tiles[tile * ROWS + row];
+    return 1 / sqrtf(sum / dim + eps);
+  }
+};
+
+// What is multiplied, and what becomes of it: y [rows, n] = s (x w^T) + bias + y, where s is the scale of x's norm, or,
+// gated, of two halves of w [2 n, k], silu(s x w_0^T) s x w_1^T, each rounded as it would be by itself. `bias` [n] may be
+// missing. With `norm` [n], `normed` becomes y times it.
 struct Product {
   const Bf16 *x, *w, *bias;
   Bf16* y;
+  const Bf16* norm;
+  Bf16* normed;
+  Squares before, after;
   int rows, n, k, is_gated, is_added;
 
   // Elements of a row of y that so many rows of weights make.
@@ -106,6 +127,7 @@ template <int COUNT>
 struct alignas(16) Floats {
   float value[COUNT];
 };
+using Quad = Pack<Bf16, 4>;
 
 // Four neighbouring elements of the sum over the blocks of a cluster, in their order.
 __device__ inline Floats<4> over_cluster(u32 at, u32 blocks) {
@@ -135,6 +157,7 @@ template <int TILE, int STAGES>
 __device__ inline void multiply_tile(const Product& of) {
   constexpr int STAGE_BYTES = (ROWS + TILE) * ROW_BYTES, PITCH = TILE + 8;
   extern __shared__ __align__(1024) char shared[];
+  __shared__ float scales[ROWS];
   const Cluster cluster;
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   const int tile = blockIdx.x / cluster.size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -171,6 +194,7 @@ __device__ inline void multiply_tile(const Product& of) {
   take_turn();
 #pragma unroll
   for (int c = 0; c < STAGES - 1; c++) copy_x(c), end_copies();
+  if (of.before.of_tiles && threadIdx.x < of.rows) scales[threadIdx.x] = of.before.scale(threadIdx.x, of.k);
   float sums[TILE / 2] = {};
   for (int c = 0; c < count; c++) {
     await_copies<STAGES - 2>();
@@ -198,30 +222,48 @@ __device__ inline void multiply_tile(const Product& of) {
     *(Pair*)((float*)shared + row * PITCH + at) = {sums[i], sums[i + 1]};
   }
   cluster.meet();
-  const int width = of.width(TILE), quads = width / 4, all = of.rows * quads, last = (int)cluster.end(all);
-  for (int i = (int)cluster.begin(all) + threadIdx.x; i < last; i += THREADS) {
-    const int row = i / quads, at = i % quads * 4, element = tile * width + at;
-    if (element >= of.n) continue;
+  // Every block joins some rows, four elements a thread.
+  const int width = of.width(TILE), quads = width / 4, first_row = (int)cluster.begin(of.rows);
+  const int all = ((int)cluster.end(of.rows) - first_row) * quads;
+  for (int i = threadIdx.x; i < all; i += THREADS) {
+    const int row = first_row + i / quads, at = i % quads * 4, element = tile * width + at;
     const u32 from = base + (row * PITCH + at) * sizeof(float);
-    const Floats<4> sum = over_cluster(from, cluster.size);
-    using Quad = Pack<Bf16, 4>;
-    Quad* to = (Quad*)(of.y + (i64)row * of.n + element);
-    Quad out;
-    if (of.is_gated) {
-      const Floats<4> other = over_cluster(from + width * sizeof(float), cluster.size);
-      for (int j = 0; j < 4; j++) {
-        Bf16 gate, up;
-        narrow(sum.value[j], gate), narrow(other.value[j], up);
-        narrow(gated(widen(gate), widen(up)), out.lane[j]);
+    const float scale = of.before.of_tiles ? scales[row] : 1;
+    const i64 place = (i64)row * of.n + element;
+    float squares = 0;
+    if (element < of.n) {
+      const Floats<4> sum = over_cluster(from, cluster.size);
+      Quad out;
+      if (of.is_gated) {
+        const Floats<4> other = over_cluster(from + width * sizeof(float), cluster.size);
+        for (int j = 0; j < 4; j++) {
+          Bf16 gate, up;
+          narrow(sum.value[j] * scale, gate), narrow(other.value[j] * scale, up);
+          narrow(gated(widen(gate), widen(up)), out.lane[j]);
+        }
+      } else {
+        const Quad before = of.is_added ? *(const Quad*)(of.y + place) : Quad{};
+        for (int j = 0; j < 4; j++) {
+          const float bias = of.bias ? widen(of.bias[element + j]) : 0;
+          narrow(sum.value[j] * scale + bias + widen(before.lane[j]), out.lane[j]);
+        }
       }
-    } else {
-      const Quad before = of.is_added ? *to : Quad{};
-      for (int j = 0; j < 4; j++) {
-        const float bias = of.bias ? widen(of.bias[element + j]) : 0;
-        narrow(sum.value[j] + bias + widen(before.lane[j]), out.lane[j]);
+      *(Quad*)(of.y + place) = out;
+      if (of.norm) {
+        for (int j = 0; j < 4; j++) {
+          const float value = widen(out.lane[j]);
+          squares += value * value;
+          narrow(value * widen(of.norm[element + j]), out.lane[j]);
+        }
+        *(Quad*)(of.normed + place) = out;
       }
     }
-    *to = out;
+    if (TILE == 64 && of.norm) {
+      // Of the 16 threads that have this row.
+      const u32 those = 0xffff << (lane & 16);
+      for (int mask = 8; mask > 0; mask /= 2) squares += __shfl_xor_sync(those, squares, mask);
+      if (at == 0) of.after.of_tiles[tile * ROWS + row] = squares;
+    }
   }
   cluster.meet();  // nobody reads a block's memory that has ended
 }

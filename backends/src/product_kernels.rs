@@ -1,6 +1,9 @@
 //! The kernels of `kernels/product.cu`, and how a product is cut for them. They run on libtorch's stream.
 
-use std::ffi::{CStr, c_void};
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
 
 use crate::{Device, Grid, Result, device_kernels::Source};
 
@@ -44,6 +47,26 @@ impl Kernel {
     }
 }
 
+/// Sums of the squares of a vector's parts, fp32 `[tiles, MAX_ROWS]`, of which a norm is made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Squares {
+    /// Null where there is no norm.
+    pub(crate) of_tiles: *mut c_void,
+    pub(crate) tiles: i32,
+    pub(crate) eps: f32,
+}
+
+impl Squares {
+    /// Of no norm.
+    pub(crate) const NONE: Self = Self { of_tiles: ptr::null_mut(), tiles: 0, eps: 0.0 };
+}
+
+/// Sums of squares that a product leaves of so many columns.
+pub(crate) fn tiles(columns: i64) -> i64 {
+    columns.unsigned_abs().div_ceil(NARROW.tile.unsigned_abs()) as i64
+}
+
 /// What is multiplied, as the kernels take it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +76,14 @@ pub(crate) struct Product {
     /// May be null.
     pub(crate) bias: *mut c_void,
     pub(crate) y: *mut c_void,
+    /// The weights of the norm that follows; null where none does.
+    pub(crate) norm: *mut c_void,
+    /// What that makes of `y`, but for its scale.
+    pub(crate) normed: *mut c_void,
+    /// Of the norm that made `x` but for its scale.
+    pub(crate) before: Squares,
+    /// Of the norm that follows.
+    pub(crate) after: Squares,
     pub(crate) rows: i32,
     /// Columns of `y`.
     pub(crate) outputs: i32,
@@ -71,7 +102,7 @@ impl Product {
         i64::from(self.rows) <= MAX_ROWS
             && i64::from(self.inputs) % CHUNK == 0
             && self.outputs % 8 == 0
-            && [self.x, self.weight, self.y].into_iter().all(is_aligned)
+            && [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
             && SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
     }
 
@@ -88,7 +119,8 @@ impl Product {
         match [8, 4, 2, 1].into_iter().find(|&parts| fits(parts)) {
             Some(parts) if tiles * parts <= 2 * multiprocessors => (NARROW_AND_DEEP, parts),
             Some(parts) => (NARROW, parts),
-            None => (WIDE, 1),
+            None if self.norm.is_null() => (WIDE, 1),
+            None => (NARROW, 1), // whose tiles are those of the squares
         }
     }
 
@@ -121,13 +153,27 @@ pub(crate) unsafe fn multiply(device: &dyn Device, product: Product) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use std::ptr;
-
     use super::*;
 
     fn product(outputs: i32, inputs: i32, is_gated: bool) -> Product {
         let [x, weight, bias, y] = [ptr::null_mut(); 4];
-        Product { x, weight, bias, y, rows: 64, outputs, inputs, is_gated: is_gated.into(), is_added: 0 }
+        let [norm, normed] = [ptr::null_mut(); 2];
+        let (before, after, is_gated) = (Squares::NONE, Squares::NONE, is_gated.into());
+        Product {
+            x,
+            weight,
+            bias,
+            y,
+            norm,
+            normed,
+            before,
+            after,
+            rows: 64,
+            outputs,
+            inputs,
+            is_gated,
+            is_added: 0,
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
 
 use anyroll_backends::{
     BackendKind, DType, DeviceId, Graph, Stream, TorchDevice, devices, open,
-    ops::{self, AttentionParts, PagedCache},
+    ops::{self, AttentionParts, Normed, PagedCache},
 };
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Request, RopeScaling,
@@ -163,34 +163,36 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
     let layers = config.num_hidden_layers;
     let qkv_width = (heads + 2 * kv_heads) * head_dim;
-    for (name, count, inputs, outputs) in [
-        ("matmul qkv", layers, hidden_size, qkv_width),
-        ("matmul o", layers, heads * head_dim, hidden_size),
-        ("matmul down", layers, intermediate_size, hidden_size),
-        ("matmul head", 1, hidden_size, vocab_size),
-    ] {
-        // Of several layers, so that weights come from memory as they do in a step.
-        let copies = if count == 1 { 1 } else { 8 };
-        let weights: Vec<Tensor> = (0..copies).map(|_| random(&[outputs, inputs])).collect();
-        let (x, mut y) = (random(&[rows, inputs]), random(&[rows, outputs]));
+    // Of several layers, so that weights come from memory as they do in a step.
+    let copies = 8;
+    let weights = |outputs: i64, inputs: i64| -> Vec<Tensor> {
+        (0..copies).map(|_| random(&[outputs, inputs])).collect()
+    };
+    let normed = |dim: i64| {
+        let mut normed = Normed::new(rows, dim, at.0, at.1).unwrap();
+        normed.become_norm_of(&mut random(&[rows, dim]), &random(&[dim]), 1e-6).unwrap();
+        normed
+    };
+    for (name, count, outputs) in [("qkv", layers, qkv_width), ("head", 1, vocab_size)] {
+        let (weights, mut x, mut y) =
+            (weights(outputs, hidden_size), normed(hidden_size), random(&[rows, outputs]));
         let mut next = weights.iter().cycle();
-        time(name, count, copies, || ops::linear_into(&x, next.next().unwrap(), None, &mut y).unwrap());
+        time(name, count, copies, || ops::linear_into(&mut x, next.next().unwrap(), None, &mut y).unwrap());
     }
-    let gates: Vec<Tensor> = (0..8).map(|_| random(&[2 * intermediate_size, hidden_size])).collect();
-    let (x, mut gate_up, mut activated) = (
-        random(&[rows, hidden_size]),
-        random(&[rows, 2 * intermediate_size]),
-        random(&[rows, intermediate_size]),
-    );
+    for (name, inputs) in [("o, norm", heads * head_dim), ("down, norm", intermediate_size)] {
+        let (weights, x, norm) =
+            (weights(hidden_size, inputs), random(&[rows, inputs]), random(&[hidden_size]));
+        let (mut y, mut of_y, mut next) =
+            (random(&[rows, hidden_size]), normed(hidden_size), weights.iter().cycle());
+        time(name, layers, copies, || {
+            ops::add_linear_and_norm_(&mut y, &x, next.next().unwrap(), (&norm, 1e-6), &mut of_y).unwrap();
+        });
+    }
+    let (gates, mut x) = (weights(2 * intermediate_size, hidden_size), normed(hidden_size));
+    let [mut gate_up, mut activated] = [2, 1].map(|halves| random(&[rows, halves * intermediate_size]));
     let mut next = gates.iter().cycle();
-    time("gate_up, swiglu", layers, 8, || {
-        ops::swiglu_linear_into(&x, next.next().unwrap(), &mut gate_up, &mut activated).unwrap();
-    });
-    let (mut x, residual, norm) =
-        (random(&[rows, hidden_size]), random(&[rows, hidden_size]), random(&[hidden_size]));
-    let (mut h, mut rstd) = (x.copy(), Tensor::zeros([rows], (Kind::Float, at.1)));
-    time("norm", 2 * layers + 1, 8, || {
-        ops::rms_norm_into(&mut x, Some(&residual), &norm, 1e-6, (&mut h, &mut rstd)).unwrap();
+    time("gate_up, swiglu", layers, copies, || {
+        ops::swiglu_linear_into(&mut x, next.next().unwrap(), &mut gate_up, &mut activated).unwrap();
     });
 
     let table_len = (length + 15) / 16;

@@ -85,14 +85,12 @@ pub fn records_steps(device: &dyn Device) -> Result<(), String> {
     device.recording_stream().map(drop).map_err(|error| error.to_string())
 }
 
-/// [`super::rms_norm`] of `x` `[B, C]`, to which `residual` is added first if there is one, into `y`; `rstd` is fp32
-/// `[B]`.
+/// [`super::rms_norm`] of `x` `[B, C]` into `y`; `rstd` is fp32 `[B]`.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for tensors that do not fit, or the device's error; so for all below.
-pub fn rms_norm_into(
+pub(super) fn rms_norm_into(
     x: &mut Tensor,
-    residual: Option<&Tensor>,
     weight: &Tensor,
     eps: f64,
     (y, rstd): (&mut Tensor, &mut Tensor),
@@ -100,16 +98,14 @@ pub fn rms_norm_into(
     let args = Args::new("rms_norm_into", x);
     let device = device_of(args, x)?;
     let [rows, dim] = args.dims("x", x)?;
-    let residual = residual.map(|residual| args.values("residual", residual, &[rows, dim])).transpose()?;
     let weight = args.values("weight", weight, &[dim])?;
     let to = (args.values("y", y, &[rows, dim])?, args.floats("rstd", rstd, &[rows])?.cast());
     let x: Heads = args.heads("x", x, [rows, 1, dim])?;
-    let residual = residual.unwrap_or(ptr::null_mut());
     let sizes = NormSizes { rows, heads: 1, dim };
     // SAFETY: the sizes of all tensors were checked, and what is written is borrowed mutably; libtorch takes memory
     // back in the order of its stream.
     args.launched(unsafe {
-        model_kernels::rms_norm(&*device, args.kind(), x, residual, weight, eps as f32, to, sizes)
+        model_kernels::rms_norm(&*device, args.kind(), x, ptr::null_mut(), weight, eps as f32, to, sizes)
     })
 }
 

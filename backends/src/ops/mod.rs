@@ -41,9 +41,10 @@ mod tests;
 pub(crate) use check::Heads;
 
 pub use attention::{Causal, attention, attention_backward, attention_with_history, decode_attention};
+use decode::rms_norm_into;
 pub use decode::{
-    AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rms_norm_into,
-    rope_into_cache_, sample_into, swiglu_into,
+    AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rope_into_cache_,
+    sample_into, swiglu_into,
 };
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
@@ -52,7 +53,7 @@ pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
 pub use packing::{Packing, copy_across, moved, upload};
-pub use product::{add_linear_, linear_into, swiglu_linear_into};
+pub use product::{Normed, add_linear_, add_linear_and_norm_, linear_into, swiglu_linear_into};
 pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use swiglu::{swiglu, swiglu_backward_};

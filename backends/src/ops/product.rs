@@ -1,22 +1,100 @@
 //! Products of a step of decoding: few rows, into memory that is given.
 
-use std::ptr;
+use std::{ffi::c_void, ptr};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::check::{Args, Engine};
-use super::{Result, swiglu_into};
-use crate::product_kernels::{self, Product};
+use super::{Result, rms_norm_into, swiglu_into};
+use crate::product_kernels::{self, MAX_ROWS, Product, Squares};
+
+/// The norm of a residual stream `[B, C]`, from what ends the stream to the products that begin with it. Where our kernels
+/// make both, it is the latter that scale it.
+#[derive(Debug)]
+pub struct Normed {
+    /// `[B, C]`, without its scale if that is pending.
+    values: Tensor,
+    /// fp32 `[B]`.
+    rstd: Tensor,
+    /// fp32, as [`Squares`] has it.
+    squares: Tensor,
+    /// The norm's epsilon while its scale is to be applied.
+    pending: Option<f64>,
+}
+
+impl Normed {
+    /// Memory for up to `rows` rows of `dim` values of `kind`.
+    ///
+    /// # Errors
+    /// libtorch's error (out of memory).
+    pub fn new(rows: i64, dim: i64, kind: Kind, device: Device) -> Result<Normed> {
+        Ok(Normed {
+            values: Tensor::f_zeros([rows, dim], (kind, device))?,
+            rstd: Tensor::f_zeros([rows], (Kind::Float, device))?,
+            squares: Tensor::f_zeros([product_kernels::tiles(dim), MAX_ROWS], (Kind::Float, device))?,
+            pending: None,
+        })
+    }
+
+    /// Views of the first `rows` rows.
+    ///
+    /// # Errors
+    /// libtorch's error (there are fewer).
+    pub fn first(&self, rows: i64) -> Result<Normed> {
+        Ok(Normed {
+            values: self.values.f_narrow(0, 0, rows)?,
+            rstd: self.rstd.f_narrow(0, 0, rows)?,
+            squares: self.squares.shallow_clone(),
+            pending: self.pending,
+        })
+    }
+
+    /// The norm of `x` `[B, C]`.
+    ///
+    /// # Errors
+    /// [`super::Error::Argument`] for tensors that do not fit, or the device's error.
+    pub fn become_norm_of(&mut self, x: &mut Tensor, weight: &Tensor, eps: f64) -> Result<()> {
+        self.pending = None;
+        rms_norm_into(x, weight, eps, (&mut self.values, &mut self.rstd))
+    }
+
+    /// The norm's values, scaled.
+    ///
+    /// # Errors
+    /// libtorch's error.
+    pub fn values(&mut self) -> Result<&Tensor> {
+        if let Some(eps) = self.pending.take() {
+            let (squares, dim) =
+                (self.squares.f_narrow(1, 0, self.rstd.size()[0])?, self.values.size()[1] as f64);
+            drop(squares.f_sum_intlist_out(&self.rstd, [0i64].as_slice(), false, Kind::Float)?);
+            drop(self.rstd.f_div_scalar_(dim)?.f_add_scalar_(eps)?.f_rsqrt_()?);
+            drop(self.values.f_mul_(&self.rstd.f_unsqueeze(1)?)?);
+        }
+        Ok(&self.values)
+    }
+
+    fn squares(&self, args: Args, eps: Option<f64>) -> Result<Squares> {
+        let Some(eps) = eps else { return Ok(Squares::NONE) };
+        let tiles = product_kernels::tiles(self.values.size()[1]);
+        let of_tiles = args.floats("squares", &self.squares, &[tiles, MAX_ROWS])?.cast();
+        Ok(Squares { of_tiles, tiles: tiles as i32, eps: eps as f32 })
+    }
+}
 
 /// `x W^T + bias`, where `x` is `[B, C]`, `weight` `[F, C]` and `bias` `[F]`, into `y` `[B, F]`.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for tensors that do not fit, or the device's or libtorch's error; so for all below.
-pub fn linear_into(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
-    if multiplied("linear_into", (x, weight, bias), y, false, false)? {
+pub fn linear_into(x: &mut Normed, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
+    let args = Args::new("linear_into", &x.values);
+    let before = x.squares(args, x.pending)?;
+    let bias_at = bias.map(|bias| args.values("bias", bias, &[y.size()[1]])).transpose()?;
+    let product = product(args, &x.values, weight, y, 1)?;
+    let product = Product { bias: bias_at.unwrap_or(ptr::null_mut()), before, ..product };
+    if multiplied(args, &x.values, product)? {
         return Ok(());
     }
-    let weight = weight.f_tr()?;
+    let (x, weight) = (x.values()?, weight.f_tr()?);
     match bias {
         Some(bias) => drop(bias.f_addmm_out(y, x, &weight)?),
         None => drop(x.f_mm_out(y, &weight)?),
@@ -24,47 +102,82 @@ pub fn linear_into(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut T
     Ok(())
 }
 
+/// [`super::swiglu()`] of `x W^T`, where `x` is `[B, C]` and `weight` `[2 F, C]`, into `y` `[B, F]`; by way of `gate_up`
+/// `[B, 2 F]` where one kernel does not do both.
+pub fn swiglu_linear_into(
+    x: &mut Normed,
+    weight: &Tensor,
+    gate_up: &mut Tensor,
+    y: &mut Tensor,
+) -> Result<()> {
+    let args = Args::new("swiglu_linear_into", &x.values);
+    let before = x.squares(args, x.pending)?;
+    let product = Product { before, is_gated: 1, ..product(args, &x.values, weight, y, 2)? };
+    if multiplied(args, &x.values, product)? {
+        return Ok(());
+    }
+    drop(x.values()?.f_mm_out(gate_up, &weight.f_tr()?)?);
+    swiglu_into(gate_up, y)
+}
+
 /// `y` `[B, F]` becomes `y + x W^T`, where `x` is `[B, C]` and `weight` `[F, C]`.
 pub fn add_linear_(y: &mut Tensor, x: &Tensor, weight: &Tensor) -> Result<()> {
-    if !multiplied("add_linear_", (x, weight, None), y, false, true)? {
+    let args = Args::new("add_linear_", x);
+    let product = Product { is_added: 1, ..product(args, x, weight, y, 1)? };
+    if !multiplied(args, x, product)? {
         drop(y.f_addmm_(x, &weight.f_tr()?)?);
     }
     Ok(())
 }
 
-/// [`super::swiglu()`] of `x W^T`, where `x` is `[B, C]` and `weight` `[2 F, C]`, into `y` `[B, F]`; by way of `gate_up`
-/// `[B, 2 F]` where one kernel does not do both.
-pub fn swiglu_linear_into(x: &Tensor, weight: &Tensor, gate_up: &mut Tensor, y: &mut Tensor) -> Result<()> {
-    if multiplied("swiglu_linear_into", (x, weight, None), y, true, false)? {
+/// The same, and `normed` becomes the norm of `y` with the weights `norm` `[F]`.
+pub fn add_linear_and_norm_(
+    y: &mut Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    (norm, eps): (&Tensor, f64),
+    normed: &mut Normed,
+) -> Result<()> {
+    let args = Args::new("add_linear_and_norm_", x);
+    let product = Product {
+        norm: args.values("norm", norm, &[y.size()[1]])?,
+        normed: args.values("normed", &normed.values, &y.size())?,
+        after: normed.squares(args, Some(eps))?,
+        is_added: 1,
+        ..product(args, x, weight, y, 1)?
+    };
+    if multiplied(args, x, product)? {
+        normed.pending = Some(eps);
         return Ok(());
     }
-    drop(x.f_mm_out(gate_up, &weight.f_tr()?)?);
-    swiglu_into(gate_up, y)
+    drop(y.f_addmm_(x, &weight.f_tr()?)?);
+    normed.become_norm_of(y, norm, eps)
 }
 
-/// Multiplies by our kernel and says so, if there is one for it.
-fn multiplied(
-    op: &'static str,
-    (x, weight, bias): (&Tensor, &Tensor, Option<&Tensor>),
-    y: &mut Tensor,
-    is_gated: bool,
-    is_added: bool,
-) -> Result<bool> {
-    let args = Args::new(op, x);
-    let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(false) };
+/// `x W^T` into `y`, where there are so many rows of weights for a column of `y`.
+fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64) -> Result<Product> {
     let ([rows, inputs], [_, outputs]) = (args.dims("x", x)?, args.dims("y", y)?);
-    let weight_rows = if is_gated { 2 * outputs } else { outputs };
-    let product = Product {
+    let none: *mut c_void = ptr::null_mut();
+    Ok(Product {
         x: args.values("x", x, &[rows, inputs])?,
-        weight: args.values("weight", weight, &[weight_rows, inputs])?,
-        bias: bias.map_or(Ok(ptr::null_mut()), |bias| args.values("bias", bias, &[outputs]))?,
+        weight: args.values("weight", weight, &[halves * outputs, inputs])?,
+        bias: none,
         y: args.values("y", y, &[rows, outputs])?,
+        norm: none,
+        normed: none,
+        before: Squares::NONE,
+        after: Squares::NONE,
         rows: rows as i32,
         outputs: outputs as i32,
         inputs: inputs as i32,
-        is_gated: is_gated.into(),
-        is_added: is_added.into(),
-    };
+        is_gated: 0,
+        is_added: 0,
+    })
+}
+
+/// Multiplies by our kernel and says so, if there is one for it.
+fn multiplied(args: Args, x: &Tensor, product: Product) -> Result<bool> {
+    let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(false) };
     if args.kind() != Kind::BFloat16 || !product.fits(&*device) {
         return Ok(false);
     }
@@ -94,6 +207,13 @@ mod tests {
         (7, 36, 50),
     ];
 
+    /// As if it were a norm, already scaled.
+    fn normed(x: &Tensor) -> Normed {
+        let (size, place) = (x.size(), (x.kind(), x.device()));
+        let normed = Normed::new(size[0], size[1], place.0, place.1).unwrap();
+        Normed { values: x.copy(), ..normed }
+    }
+
     #[test]
     fn products_of_few_rows_equal_those_in_fp64() {
         for &place in PLACES.iter() {
@@ -107,19 +227,48 @@ mod tests {
                     [&x, &bias, &before, &weight].map(|tensor| tensor.to_kind(Kind::Double));
                 let expected = wide_x.mm(&wide_weight.tr());
                 let mut y = before.copy();
-                linear_into(&x, &half, Some(&bias), &mut y).unwrap();
+                linear_into(&mut normed(&x), &half, Some(&bias), &mut y).unwrap();
                 let tolerance = 2.0 * tolerance(place.0, 1.0);
                 assert_close(&what, &y, &(expected.narrow(1, 0, outputs) + &wide_bias), tolerance);
                 let mut y = before.copy();
                 add_linear_(&mut y, &x, &half).unwrap();
                 assert_close(&what, &y, &(expected.narrow(1, 0, outputs) + &wide_before), tolerance);
-                if place.1 == tch::Device::Cpu {
+                if place.1 == Device::Cpu {
                     continue; // it has no kernel for what comes between
                 }
                 let (mut gate_up, mut y) = (Tensor::empty([rows, 2 * outputs], place), before.copy());
-                swiglu_linear_into(&x, &weight, &mut gate_up, &mut y).unwrap();
+                swiglu_linear_into(&mut normed(&x), &weight, &mut gate_up, &mut y).unwrap();
                 let expected = composite::swiglu(&expected.to_kind(place.0)).unwrap();
                 assert_close(&what, &y, &expected, 4.0 * tolerance);
+            }
+        }
+    }
+
+    /// By our kernels the scale is pending until the second product or until it is asked for.
+    #[test]
+    fn a_norm_between_two_products_is_a_norm() {
+        for &place in PLACES.iter().filter(|(_, device)| *device != Device::Cpu) {
+            for (rows, hidden, inputs) in [(1, 896, 896), (64, 1536, 256), (13, 3584, 64), (65, 128, 128)] {
+                let what = format!("{rows} x {hidden} x {inputs} in {place:?}");
+                let [x, before, norm] =
+                    [&[rows, inputs][..], &[rows, hidden], &[hidden]].map(|size| random(size, place));
+                let weight = random(&[hidden, inputs], place) * 0.05;
+                let next = random(&[192, hidden], place) * 0.05;
+                let mut y = before.copy();
+                let mut of_y = Normed::new(rows, hidden, place.0, place.1).unwrap();
+                add_linear_and_norm_(&mut y, &x, &weight, (&norm, 1e-3), &mut of_y).unwrap();
+                let [wide_x, wide_weight, wide_norm, wide_next] =
+                    [&x, &weight, &norm, &next].map(|tensor| tensor.to_kind(Kind::Double));
+                let tolerance = 2.0 * tolerance(place.0, 1.0);
+                let expected = wide_x.mm(&wide_weight.tr()) + before.to_kind(Kind::Double);
+                assert_close(&what, &y, &expected, tolerance);
+                let y = y.to_kind(Kind::Double);
+                let mean = y.square().mean_dim([1i64].as_slice(), true, Kind::Double) + 1e-3;
+                let expected = y * mean.rsqrt() * wide_norm;
+                let mut z = Tensor::empty([rows, 192], place);
+                linear_into(&mut of_y, &next, None, &mut z).unwrap();
+                assert_close(&what, &z, &expected.mm(&wide_next.tr()), 2.0 * tolerance);
+                assert_close(&what, of_y.values().unwrap(), &expected, 2.0 * tolerance);
             }
         }
     }
@@ -140,7 +289,7 @@ mod tests {
                 }
                 let product = |rows: i64| {
                     let mut y = Tensor::empty([rows, outputs], place);
-                    linear_into(&x.narrow(0, 0, rows), &weight, None, &mut y).unwrap();
+                    linear_into(&mut normed(&x.narrow(0, 0, rows)), &weight, None, &mut y).unwrap();
                     y
                 };
                 let all = product(64);

@@ -44,7 +44,7 @@ pub(super) struct Block {
     /// How the matrices of a forward pass are multiplied.
     pub products: Products,
     /// The adapters beside the matrices, if there are any.
-    lora: Option<Lora>,
+    pub(super) lora: Option<Lora>,
 }
 
 /// The units of all decoder blocks, and the block that they have in common.

@@ -1,9 +1,13 @@
 //! A decoding step that can be recorded on a device and run again: the same blocks over memory that stays in place.
 
-use anyroll_backends::ops::{self, AttentionParts, Causal, PagedCache};
+use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache};
 use tch::{Device, Kind, Tensor};
 
-use super::{Decoder, block::Block};
+use super::{
+    Decoder,
+    block::Block,
+    lora::{Adapter, Lora},
+};
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
@@ -18,12 +22,9 @@ pub(crate) struct StepMemory {
     pub positions: Tensor,
     /// `[B, V]`.
     pub logits: Tensor,
-    /// The residual stream `[B, C]`, and the output of the second half's first matrix.
+    /// The residual stream `[B, C]`, and its norm.
     x: Tensor,
-    x2: Tensor,
-    /// What a norm wrote `[B, C]`, and its reciprocal deviations, fp32 `[B]`.
-    h: Tensor,
-    rstd: Tensor,
+    h: Normed,
     /// `[B, H + 2 K, D]`.
     qkv: Tensor,
     /// `[B, H D]`.
@@ -49,9 +50,7 @@ impl StepMemory {
             positions: zeros(&[rows], Kind::Int64)?,
             logits: values(config.vocab_size)?,
             x: values(config.hidden_size)?,
-            x2: values(config.hidden_size)?,
-            h: values(config.hidden_size)?,
-            rstd: zeros(&[rows], Kind::Float)?,
+            h: Normed::new(rows, config.hidden_size, kind, device)?,
             qkv: zeros(&[rows, heads + 2 * kv_heads, dim], kind)?,
             attended: values(heads * dim)?,
             gate_up: values(2 * config.intermediate_size)?,
@@ -68,9 +67,7 @@ impl StepMemory {
             positions: first(&self.positions)?,
             logits: first(&self.logits)?,
             x: first(&self.x)?,
-            x2: first(&self.x2)?,
-            h: first(&self.h)?,
-            rstd: first(&self.rstd)?,
+            h: self.h.first(rows)?,
             qkv: first(&self.qkv)?,
             attended: first(&self.attended)?,
             gate_up: first(&self.gate_up)?,
@@ -92,56 +89,77 @@ impl Decoder {
         cache: &KvCache,
     ) -> Result<()> {
         let rope_table = self.rope_table();
+        let (eps, input_norm) =
+            (self.block.eps, |layer: usize| weights[layer + 1].get(0, self.block.input_norm));
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
-        for layer in 0..self.config.num_hidden_layers {
+        memory.h.become_norm_of(&mut memory.x, input_norm(0), eps)?;
+        let (layers, head_weights) = (self.config.num_hidden_layers, &weights[self.blocks() - 1]);
+        for layer in 0..layers {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
             let how = (self.causal(layer), &rope_table);
-            self.block.decode_in_place(&weights[layer + 1], memory, how, cache, parts)?;
+            let next = if layer + 1 < layers { input_norm(layer + 1) } else { self.head.norm(head_weights) };
+            self.block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
         }
-        self.head.logits_in_place(&weights[self.blocks() - 1], memory)
+        Ok(ops::linear_into(&mut memory.h, self.head.lm_head(head_weights), None, &mut memory.logits)?)
     }
 }
 
 impl Block {
+    /// Takes the norm of the residual stream, and leaves the one with the weights `next_norm`.
     fn decode_in_place(
         &self,
         weights: &Weights,
+        next_norm: &Tensor,
         memory: &mut StepMemory,
         (causal, rope_table): (Causal, &Tensor),
         cache: PagedCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
-        let StepMemory { positions, x, x2, h, rstd, qkv, attended, gate_up, activated, between, .. } = memory;
+        let StepMemory { positions, x, h, qkv, attended, gate_up, activated, between, .. } = memory;
         let of = |param: usize| weights.get(0, param);
-        ops::rms_norm_into(x, None, of(self.input_norm), self.eps, (h, rstd))?;
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
         ops::linear_into(h, of(self.qkv), self.qkv_bias.map(of), &mut qkv_rows)?;
-        self.adapt_in_place(|lora| &lora.qkv, weights, h, between, &qkv_rows)?;
+        if self.lora.is_some() {
+            self.adapt_in_place(|lora| &lora.qkv, weights, h.values()?, between, &qkv_rows)?;
+        }
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
         ops::attend_into(qkv, positions, cache, causal, parts, attended)?;
-        ops::linear_into(attended, of(self.o), None, x2)?;
-        self.adapt_in_place(|lora| &lora.o, weights, attended, between, x2)?;
-        ops::rms_norm_into(x2, Some(x), of(self.post_attention_norm), self.eps, (h, rstd))?;
+        let norm = of(self.post_attention_norm);
+        self.add_and_norm_in_place((self.o, |lora| &lora.o), weights, attended, norm, (x, h, between))?;
         if self.adapts(|lora| &lora.gate_up) {
             ops::linear_into(h, of(self.gate_up), None, gate_up)?;
-            self.adapt_in_place(|lora| &lora.gate_up, weights, h, between, gate_up)?;
+            self.adapt_in_place(|lora| &lora.gate_up, weights, h.values()?, between, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
             ops::swiglu_linear_into(h, of(self.gate_up), gate_up, activated)?;
         }
-        ops::add_linear_(x2, activated, of(self.down))?;
-        self.adapt_in_place(|lora| &lora.down, weights, activated, between, x2)?;
-        std::mem::swap(x, x2); // the next block's residual stream
-        Ok(())
+        self.add_and_norm_in_place(
+            (self.down, |lora| &lora.down),
+            weights,
+            activated,
+            next_norm,
+            (x, h, between),
+        )
     }
-}
 
-impl super::Head {
-    fn logits_in_place(&self, weights: &Weights, memory: &mut StepMemory) -> Result<()> {
-        let StepMemory { x, h, rstd, logits, .. } = memory;
-        ops::rms_norm_into(x, None, self.norm(weights), self.eps, (h, rstd))?;
-        Ok(ops::linear_into(h, self.lm_head(weights), None, logits)?)
+    /// Adds the product of `y` with a matrix to the residual stream `x`, and makes its norm. With adapters somewhere the norm
+    /// is made at once, since they take its values.
+    fn add_and_norm_in_place(
+        &self,
+        (matrix, site): (usize, fn(&Lora) -> &[Adapter]),
+        weights: &Weights,
+        y: &Tensor,
+        norm: &Tensor,
+        (x, h, between): (&mut Tensor, &mut Normed, &mut Tensor),
+    ) -> Result<()> {
+        let matrix = weights.get(0, matrix);
+        if self.lora.is_none() {
+            return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
+        }
+        ops::add_linear_(x, y, matrix)?;
+        self.adapt_in_place(site, weights, y, between, x)?;
+        Ok(h.become_norm_of(x, norm, self.eps)?)
     }
 }
