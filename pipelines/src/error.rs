@@ -38,7 +38,7 @@ pub enum Error {
     #[error(transparent)]
     Import(#[from] crate::import::Error),
     /// A thread could not be started.
-    #[error("a thread that samples could not be started")]
+    #[error("a thread that samples or scores could not be started")]
     Thread(#[source] std::io::Error),
     /// A reward cannot be used.
     #[error("the reward `{name}` does not start")]

@@ -1,7 +1,7 @@
 //! What a completion earns.
 //!
 //! A [`Reward`] scores one completion; [`RewardSum`] is what a run trains on, the weighted sum of those that its config
-//! names. `docs/rewards.md` has an example of each.
+//! names, and a [`Scorer`] has the threads on which it does. `docs/rewards.md` has an example of each.
 
 mod choice;
 mod code;
@@ -16,6 +16,7 @@ mod model;
 mod pattern;
 mod python;
 mod repetition;
+mod scorer;
 mod sum;
 
 pub use choice::Choice;
@@ -30,6 +31,7 @@ pub use model::Model;
 pub use pattern::Pattern;
 pub use python::Python;
 pub use repetition::Repetition;
+pub use scorer::{Scorer, Scoring};
 pub use sum::{Case, Outcome, RewardSum, Score};
 
 use std::num::NonZeroUsize;

@@ -1,10 +1,7 @@
 //! The weighted sum of rewards that a run trains on.
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::Device;
 
@@ -29,9 +26,9 @@ struct Term {
 
 /// A completion to score, and what it answers.
 #[derive(Clone, Debug)]
-pub struct Case<'a> {
+pub struct Case {
     /// What was asked.
-    pub record: &'a Record,
+    pub record: Arc<Record>,
     /// What was written, without its end token.
     pub text: String,
     /// Its length in tokens, its end token included.
@@ -91,6 +88,13 @@ impl RewardSum {
         Ok(Self { terms })
     }
 
+    /// One reward, as it is.
+    #[cfg(test)]
+    pub(super) fn of(reward: Box<dyn Reward>) -> Self {
+        let (name, domains) = (reward.name().to_owned(), Vec::new());
+        Self { terms: vec![Term { name, reward, weight: 1.0, domains, max_error_rate: 0.0 }] }
+    }
+
     /// The names of the terms, each of its own.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.terms.iter().map(|term| term.name.as_str())
@@ -101,56 +105,32 @@ impl RewardSum {
         self.terms.iter().map(|term| term.max_error_rate)
     }
 
-    /// Scores what `produce` hands over, on `workers` threads, while it goes on producing; and at last, on this thread,
-    /// what is scored when all are there. Each case comes with its number, from 0 on, and numbers may be missing; the
-    /// outcomes are in the order of the numbers.
-    ///
-    /// # Errors
-    /// Those of `produce`.
-    pub fn score_while<'a, T, E>(
-        &self,
-        workers: NonZeroUsize,
-        produce: impl FnOnce(&mut dyn FnMut(usize, Case<'a>)) -> Result<T, E>,
-    ) -> Result<(T, Vec<Outcome>), E> {
-        let (hand_over, cases) = mpsc::channel::<(usize, Case)>();
-        let (cases, board) = (Mutex::new(cases), Mutex::new(Board::default()));
-        let produced = thread::scope(|scope| {
-            for _ in 0..workers.get() {
-                scope.spawn(|| {
-                    loop {
-                        // The lock is held while waiting: whoever has it takes the next case.
-                        let next = lock(&cases).recv();
-                        let Ok((number, case)) = next else { break };
-                        let parts = self.score_each(&case);
-                        let complete = {
-                            let mut board = lock(&board);
-                            board.put(number, Scoring { case, parts });
-                            self.complete_batches(&board, number)
-                        };
-                        for (term, batch) in complete {
-                            let scores = self.terms[term].score_many(&batch);
-                            lock(&board).add(term, &batch, scores);
-                        }
-                    }
-                });
-            }
-            let produced = produce(&mut |number, case| {
-                hand_over.send((number, case)).expect("the receiver lives until the scope's end");
-            });
-            drop(hand_over);
-            produced
-        })?;
-        let mut board = board.into_inner().unwrap_or_else(PoisonError::into_inner);
+    /// Scores a case, and puts it on the board under its number; also what is to be scored together and is there with it.
+    pub(super) fn score_on(&self, board: &Mutex<Board>, number: usize, case: Case) {
+        let parts = self.score_each(&case);
+        let complete = {
+            let mut board = lock(board);
+            board.put(number, Entry { case, parts });
+            self.complete_batches(&board, number)
+        };
+        for (term, batch) in complete {
+            let scores = self.terms[term].score_many(&batch);
+            lock(board).add(term, &batch, scores);
+        }
+    }
+
+    /// The outcomes of all that is on the board, in the order of the numbers, when nothing more comes: the rest of what is
+    /// scored together is scored now.
+    pub(super) fn score_rest(&self, mut board: Board) -> Vec<Outcome> {
         let several = self.terms.iter().enumerate().filter(|(_, term)| term.reward.takes() != Takes::Each);
         for (index, term) in several {
-            let rest = board.cases(0..board.0.len(), |scoring| term.wants(index, scoring));
+            let rest = board.cases(0..board.0.len(), |entry| term.wants(index, entry));
             if !rest.is_empty() {
                 let scores = term.score_many(&rest);
                 board.add(index, &rest, scores);
             }
         }
-        let outcomes = board.0.into_iter().flatten().map(|scoring| self.outcome(scoring.parts));
-        Ok((produced, outcomes.collect()))
+        board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts)).collect()
     }
 
     /// What a completion says, for a vote: the answer that the first term which is for its record finds in it, or else
@@ -167,7 +147,7 @@ impl RewardSum {
         let mut parts: Parts = self.terms.iter().map(|_| None).collect();
         for (term, part) in self.terms.iter().zip(&mut parts) {
             if term.reward.takes() == Takes::Each && term.is_for(&case.record.domain) {
-                let score = term.reward.score(case.record, &case.completion());
+                let score = term.reward.score(&case.record, &case.completion());
                 let failed = score.is_err();
                 *part = Some(score);
                 if failed {
@@ -180,14 +160,14 @@ impl RewardSum {
 
     /// The batches of terms that have all of their cases now that number `number` is there. Which cases are scored
     /// together follows from their numbers, and not from when they come: a score would be another in its last bits.
-    fn complete_batches<'a>(&self, board: &Board<'a>, number: usize) -> Vec<(usize, Vec<(usize, Case<'a>)>)> {
+    fn complete_batches(&self, board: &Board, number: usize) -> Vec<(usize, Vec<(usize, Case)>)> {
         let mut complete = Vec::new();
         for (index, term) in self.terms.iter().enumerate() {
             let Takes::Batches(size) = term.reward.takes() else { continue };
             let first = number - number % size;
             let range = first..first + size.get();
             if board.has_all(range.clone()) {
-                let batch = board.cases(range, |scoring| term.wants(index, scoring));
+                let batch = board.cases(range, |entry| term.wants(index, entry));
                 if !batch.is_empty() {
                     complete.push((index, batch));
                 }
@@ -213,7 +193,7 @@ impl RewardSum {
     }
 }
 
-impl Case<'_> {
+impl Case {
     fn completion(&self) -> Completion<'_> {
         Completion { text: &self.text, tokens: Some(self.tokens), finished: self.finished }
     }
@@ -225,12 +205,12 @@ impl Term {
     }
 
     /// Whether it, of this index, is still to score a case.
-    fn wants(&self, index: usize, scoring: &Scoring) -> bool {
-        scoring.parts[index].is_none() && self.is_for(&scoring.case.record.domain)
+    fn wants(&self, index: usize, entry: &Entry) -> bool {
+        entry.parts[index].is_none() && self.is_for(&entry.case.record.domain)
     }
 
     fn score_many(&self, cases: &[(usize, Case)]) -> Vec<Result<f64, Error>> {
-        let cases: Vec<_> = cases.iter().map(|(_, case)| (case.record, case.completion())).collect();
+        let cases: Vec<_> = cases.iter().map(|(_, case)| (&*case.record, case.completion())).collect();
         self.reward.score_many(&cases)
     }
 }
@@ -238,21 +218,21 @@ impl Term {
 /// What each term said of a case: nothing yet, or it is not for it.
 type Parts = Vec<Option<Result<f64, Error>>>;
 
-/// A case on its way.
-struct Scoring<'a> {
-    case: Case<'a>,
+/// A case, and what was said of it so far.
+struct Entry {
+    case: Case,
     parts: Parts,
 }
 
 /// All cases that are there, by their numbers.
 #[derive(Default)]
-struct Board<'a>(Vec<Option<Scoring<'a>>>);
+pub(super) struct Board(Vec<Option<Entry>>);
 
-impl<'a> Board<'a> {
-    fn put(&mut self, number: usize, scoring: Scoring<'a>) {
+impl Board {
+    fn put(&mut self, number: usize, entry: Entry) {
         let length = self.0.len().max(number + 1);
         self.0.resize_with(length, || None);
-        self.0[number] = Some(scoring);
+        self.0[number] = Some(entry);
     }
 
     fn has_all(&self, range: Range<usize>) -> bool {
@@ -260,7 +240,7 @@ impl<'a> Board<'a> {
     }
 
     /// Those of a range that are there and `wanted`, with their numbers.
-    fn cases(&self, range: Range<usize>, wanted: impl Fn(&Scoring) -> bool) -> Vec<(usize, Case<'a>)> {
+    fn cases(&self, range: Range<usize>, wanted: impl Fn(&Entry) -> bool) -> Vec<(usize, Case)> {
         let there = range.filter_map(|number| Some((number, self.0[number].as_ref()?)));
         there.filter(|(_, it)| wanted(it)).map(|(number, it)| (number, it.case.clone())).collect()
     }
@@ -273,15 +253,15 @@ impl<'a> Board<'a> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
+    use std::num::NonZeroUsize;
 
+    use super::super::Scorer;
     use super::*;
     use crate::config::{LengthConfig, NoFields, RegexConfig, RewardKind, RewardTerm};
 
@@ -297,17 +277,18 @@ mod tests {
         RewardSum::new(config, Device::Cpu).unwrap()
     }
 
-    fn score(sum: &RewardSum, case: Case) -> Outcome {
-        let one = NonZeroUsize::new(1).unwrap();
-        let scored = sum.score_while(one, |hand_over| {
-            hand_over(0, case);
-            Ok::<_, Error>(())
-        });
-        scored.unwrap().1.pop().unwrap()
+    fn scorer(sum: RewardSum, workers: usize) -> Scorer {
+        Scorer::start(Arc::new(sum), NonZeroUsize::new(workers).unwrap()).unwrap()
     }
 
-    fn case<'a>(record: &'a Record, text: &str) -> Case<'a> {
-        Case { record, text: text.to_owned(), tokens: 8, finished: true }
+    fn score(scorer: &Scorer, case: Case) -> Outcome {
+        let scoring = scorer.begin();
+        scoring.hand_over(0, case);
+        scoring.finish().pop().unwrap()
+    }
+
+    fn case(record: &Record, text: &str) -> Case {
+        Case { record: Arc::new(record.clone()), text: text.to_owned(), tokens: 8, finished: true }
     }
 
     #[test]
@@ -322,9 +303,10 @@ mod tests {
             term(length, 2.0),
         ]));
         assert_eq!(sum.names().collect::<Vec<_>>(), ["exact", "regex", "regex_2", "length"]);
+        let scorer = scorer(sum, 1);
         let check = |domain: &str, text: &str, total, measured, parts: [Option<f64>; 4]| {
             let record = record(domain);
-            let Outcome::Scored(score) = score(&sum, case(&record, text)) else { panic!("{text}") };
+            let Outcome::Scored(score) = score(&scorer, case(&record, text)) else { panic!("{text}") };
             assert_eq!(score, Score { total, measured, parts: parts.to_vec() }, "{domain} {text}");
         };
         check("sums", "12", 0.5, 1.0, [Some(1.0), Some(1.0), None, Some(-0.5)]);
@@ -338,34 +320,8 @@ mod tests {
             term(RewardKind::Choice(NoFields {}), 1.0),
         ]));
         let record = record("");
-        let Outcome::Failed { term, error } = score(&sum, case(&record, "12")) else { panic!() };
+        let Outcome::Failed { term, error } = score(&scorer(sum, 1), case(&record, "12")) else { panic!() };
         assert_eq!((term, error.to_string().as_str()), (1, "the reward `choice` failed for record 1"));
-    }
-
-    #[test]
-    fn outcomes_are_in_the_order_of_the_cases_and_overlap_their_making() {
-        let sum = sum(&RewardConfig::Exact);
-        let records: Vec<Record> = (0..100).map(|n| Record { answer: n.to_string(), ..record("") }).collect();
-        let workers = NonZeroUsize::new(4).unwrap();
-        let (made, outcomes) = sum
-            .score_while(workers, |hand_over| {
-                for (number, record) in records.iter().enumerate().rev() {
-                    // Every third is right.
-                    hand_over(number, case(record, &(number - number % 3).to_string()));
-                    if number == 50 {
-                        thread::sleep(Duration::from_millis(5));
-                    }
-                }
-                Ok::<_, Error>("made")
-            })
-            .unwrap();
-        assert_eq!((made, outcomes.len()), ("made", 100));
-        for (number, outcome) in outcomes.iter().enumerate() {
-            let Outcome::Scored(score) = outcome else { panic!("{outcome:?}") };
-            assert_eq!(score.total, if number % 3 == 0 { 1.0 } else { 0.0 }, "{number}");
-        }
-        let stopped = sum.score_while(workers, |_| Err::<(), _>("no")).unwrap_err();
-        assert_eq!(stopped, "no");
     }
 
     /// Scores a completion by how many it is scored with, and notes which those are.
@@ -415,15 +371,13 @@ mod tests {
             let domain = |n: usize| if n.is_multiple_of(2) { "even" } else { "odd" };
             let record = |n: usize| Record { id: n.to_string(), ..record(domain(n)) };
             let records: Vec<Record> = (0..10).map(record).collect();
-            let (_, outcomes) = sum
-                .score_while(NonZeroUsize::new(3).unwrap(), |hand_over| {
-                    let numbers = [7, 3, 9, 0, 1, 2, 8, 5, 4, 6];
-                    for number in numbers.into_iter().filter(|number| Some(*number) != missing) {
-                        hand_over(number, case(&records[number], "12"));
-                    }
-                    Ok::<_, Error>(())
-                })
-                .unwrap();
+            let scorer = scorer(sum, 3);
+            let scoring = scorer.begin();
+            let numbers = [7, 3, 9, 0, 1, 2, 8, 5, 4, 6];
+            for number in numbers.into_iter().filter(|number| Some(*number) != missing) {
+                scoring.hand_over(number, case(&records[number], "12"));
+            }
+            let outcomes = scoring.finish();
             let mut found: Vec<String> = lock(&batches.batches).iter().map(|ids| ids.join(" ")).collect();
             found.sort();
             assert_eq!(found, expected);

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyroll_strategy::Weights;
 
 use super::{
     Setup,
-    rollout::{Purpose, Sample, sample_seed},
+    rollout::{Purpose, Sample, case, sample_seed},
     sampler::{Asked, Sampling},
     score::Scored,
     under_way::{Effort, Group, Rollout, UnderWay},
@@ -20,7 +20,7 @@ use crate::{
     config::Advantage,
     data::{Draw, Record},
     metrics::Metrics,
-    reward::Case,
+    reward::Scoring,
     train::Exchange,
 };
 
@@ -64,7 +64,7 @@ struct Prompt {
     batch: u64,
     /// Its number there.
     number: usize,
-    record: Record,
+    record: Arc<Record>,
 }
 
 impl Setup {
@@ -101,11 +101,10 @@ impl Setup {
     ) -> Result<Batch> {
         let started = Instant::now();
         let prompts = self.begin(&mut rollout.under_way, exchange.rank(), (step, number))?;
-        let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
-        let ((groups, generating), outcomes) = self.reward.score_while(workers, |hand_over| {
-            let groups = self.sample_groups(weights, step, &prompts, rollout, hand_over)?;
-            Ok::<_, crate::Error>((groups, started.elapsed()))
-        })?;
+        let scoring = self.scorer.begin();
+        let groups = self.sample_groups(weights, step, &prompts, rollout, &scoring)?;
+        let generating = started.elapsed();
+        let outcomes = scoring.finish();
         let rewarding = started.elapsed() - generating;
         let Groups { taken, effort: Effort { passes, elsewhere } } = groups;
         let mut metrics = self.staleness(exchange, &taken, &rollout.under_way, step)?;
@@ -155,7 +154,7 @@ impl Setup {
             let records = self.dataset.train_batch(Draw::Rollout, self.seed, batch, self.share.prompts);
             let prompt = |number: &u64| {
                 let number = own[(number % per_batch) as usize];
-                Prompt { batch, number, record: records[number].clone() }
+                Prompt { batch, number, record: Arc::new(records[number].clone()) }
             };
             numbers.iter().map(prompt).collect::<Vec<Prompt>>()
         };
@@ -165,13 +164,13 @@ impl Setup {
     /// Samples until the step's groups are whole, and takes them; devices of rollout's own then begin with what is left.
     /// Completions are handed over to be scored as soon as it is certain that they are among these: first those of the
     /// groups, in their order, then greedy ones.
-    fn sample_groups<'a>(
+    fn sample_groups(
         &self,
         weights: &Weights,
         step: u64,
-        prompts: &'a [Prompt],
+        prompts: &[Prompt],
         rollout: &mut Rollout,
-        hand_over: &mut dyn FnMut(usize, Case<'a>),
+        scoring: &Scoring,
     ) -> Result<Groups> {
         rollout.finish()?;
         let mut effort = mem::take(&mut rollout.done);
@@ -186,8 +185,9 @@ impl Setup {
         let mut told = vec![false; prompts.len() * (group_size + 1)];
         let mut tell = |index: usize, group: &Group| {
             for (at, sample) in group.samples.iter().enumerate().filter(|(_, it)| it.ending.is_some()) {
-                if !std::mem::replace(&mut told[place(index, at)], true) {
-                    hand_over(place(index, at), self.case(&prompts[index].record, sample));
+                if !mem::replace(&mut told[place(index, at)], true) {
+                    scoring
+                        .hand_over(place(index, at), case(&self.tokenizer, &prompts[index].record, sample));
                 }
             }
         };
@@ -286,12 +286,6 @@ impl Setup {
         };
         let number = prompt.number * group_size + at;
         Asked { sample, seed: sample_seed(Purpose::Rollout, self.seed, prompt.batch, number), how }
-    }
-
-    /// A sample as rewards see it.
-    pub(super) fn case<'a>(&self, record: &'a Record, sample: &Sample) -> Case<'a> {
-        let (tokens, finished) = (sample.completion_len(), sample.finished());
-        Case { record, text: self.text(sample), tokens, finished }
     }
 
     /// Dynamic sampling: goes on with further batches until there are enough groups that teach something, or

@@ -1,14 +1,14 @@
 //! Measuring the policy on prompts that it is never trained on.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use anyroll_strategy::{Weights, Zero};
 
 use super::{
     Decoder, Setup,
-    rollout::{Purpose, Sample, sample_seed},
+    rollout::{Purpose, Sample, case, sample_seed},
     sampler::{Asked, Sampling},
 };
 use crate::{
@@ -49,11 +49,11 @@ impl Setup {
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
-        let greedy = |record| {
+        let greedy = records.iter().map(|record| {
             let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
             Ok((record, Asked { sample, seed: 0, how: Sampling::GREEDY }))
-        };
-        let greedy = records.iter().map(greedy).collect::<Result<Vec<_>>>()?;
+        });
+        let greedy = greedy.collect::<Result<Vec<_>>>()?;
         let best = self.measure(&weights, exchange, step, greedy.clone())?;
         let lines = self.lines(records, &best, step, phase);
 
@@ -84,18 +84,17 @@ impl Setup {
         weights: &Weights,
         exchange: &Exchange,
         version: u64,
-        asked: Vec<(&Record, Asked)>,
+        asked: Vec<(&Arc<Record>, Asked)>,
     ) -> Result<Measured> {
-        let (records, asked): (Vec<&Record>, Vec<Asked>) = asked.into_iter().unzip();
-        let workers = NonZeroUsize::new(self.rlvr.scoring.workers).expect("a config that was checked");
-        let (sampled, outcomes) = self.reward.score_while(workers, |hand_over| {
-            self.sampler.sample(weights, version, &asked, |samples, ended| {
-                for &index in ended {
-                    hand_over(index, self.case(records[index], &samples[index]));
-                }
-                ControlFlow::Continue(())
-            })
+        let (records, asked): (Vec<&Arc<Record>>, Vec<Asked>) = asked.into_iter().unzip();
+        let scoring = self.scorer.begin();
+        let sampled = self.sampler.sample(weights, version, &asked, |samples, ended| {
+            for &index in ended {
+                scoring.hand_over(index, case(&self.tokenizer, records[index], &samples[index]));
+            }
+            ControlFlow::Continue(())
         })?;
+        let outcomes = scoring.finish();
         let values = outcomes.iter().map(|outcome| match outcome {
             Outcome::Scored(score) => Some(score.measured),
             Outcome::Failed { .. } => None,
@@ -114,11 +113,11 @@ impl Setup {
         Ok(Measured { samples: sampled.samples, values, failed })
     }
 
-    fn lines(&self, records: &[Record], best: &Measured, step: u64, phase: Phase) -> Vec<SampleLine> {
+    fn lines(&self, records: &[Arc<Record>], best: &Measured, step: u64, phase: Phase) -> Vec<SampleLine> {
         let shown = records.iter().zip(&best.samples).zip(&best.values).take(SHOWN);
-        let line = |((record, sample), value): ((&Record, &Sample), &Option<f64>)| {
+        let line = |((record, sample), value): ((&Arc<Record>, &Sample), &Option<f64>)| {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
-            let (completion, reward) = (self.text(sample), value.unwrap_or(f64::NAN));
+            let (completion, reward) = (sample.text(&self.tokenizer), value.unwrap_or(f64::NAN));
             SampleLine { step, phase, prompt, completion, answer, reward }
         };
         shown.map(line).collect()
@@ -128,7 +127,7 @@ impl Setup {
     fn summary(
         &self,
         exchange: &Exchange,
-        records: &[Record],
+        records: &[Arc<Record>],
         best: &Measured,
         drawn: &Measured,
     ) -> Result<Metrics> {
@@ -142,8 +141,9 @@ impl Setup {
             let (Some(greedy), Some(values)) = (greedy, values) else { continue };
             let right: Vec<bool> = values.iter().map(|&value| value >= 1.0).collect();
             let correct = right.iter().filter(|it| **it).count();
-            let answers =
-                drawn.samples[range].iter().map(|sample| self.reward.answer(&self.case(record, sample)));
+            let answers = drawn.samples[range]
+                .iter()
+                .map(|sample| self.reward.answer(&case(&self.tokenizer, record, sample)));
             let voted: Vec<(String, bool)> = answers.zip(right).collect();
             let own = [
                 1.0,
@@ -183,7 +183,7 @@ impl Setup {
     }
 
     /// This rank's part of the held-out prompts, and the number of the first among all.
-    fn own_held_out(&self, exchange: &Exchange) -> (&[Record], usize) {
+    fn own_held_out(&self, exchange: &Exchange) -> (&[Arc<Record>], usize) {
         let per_rank = self.held_out.len().div_ceil(exchange.world_size());
         let start = (exchange.rank() * per_rank).min(self.held_out.len());
         let end = (start + per_rank).min(self.held_out.len());

@@ -1,7 +1,7 @@
 //! Who takes part in a run: the policy, its frozen reference, the critic, and what they are made from. Each may be held on
 //! devices of its own; what one tells another goes by way of the policy's.
 
-use std::sync::Arc;
+use std::{num::NonZeroUsize, sync::Arc};
 
 use anyroll_backends::{BackendKind, Stream};
 use anyroll_models::init::WeightSource;
@@ -13,7 +13,7 @@ use crate::{
     base_model::BaseModel,
     config::{OptimizerConfig, PipelineConfig, RlvrConfig, Run},
     data::{Dataset, Record, Tokenizer},
-    reward::RewardSum,
+    reward::{RewardSum, Scorer},
     train::{Place, Share, adamw, hold, offloaded},
 };
 
@@ -26,7 +26,7 @@ pub struct Setup {
     /// Prompts and answers.
     pub dataset: Dataset,
     /// The prompts of every evaluation.
-    pub held_out: Vec<Record>,
+    pub held_out: Vec<Arc<Record>>,
     /// Text to tokens.
     pub tokenizer: Arc<Tokenizer>,
     /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
@@ -34,7 +34,9 @@ pub struct Setup {
     /// The policy's first weights.
     pub weights: Box<dyn WeightSource>,
     /// What a completion earns.
-    pub reward: RewardSum,
+    pub reward: Arc<RewardSum>,
+    /// Where that is found out.
+    pub scorer: Scorer,
     /// Which rank samples what.
     pub share: Share,
     /// Sequences that a rank puts through forward and backward at a time.
@@ -101,15 +103,19 @@ impl Setup {
             rollout: rlvr.rollout.clone(),
             threads: threads(run, rlvr, &model),
         };
+        let reward = RewardSum::new(&rlvr.reward, device)
+            .map_err(|failure| Error::Start { name: "reward".into(), failure })?;
+        let reward = Arc::new(reward);
+        let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
         Ok(Self {
             seed: run.config.seed,
-            held_out: dataset.held_out(rlvr.evaluation.prompts)?,
+            held_out: dataset.held_out(rlvr.evaluation.prompts)?.into_iter().map(Arc::new).collect(),
             dataset,
             tokenizer: base.tokenizer,
             weights: base.weights,
             has_adapters: base.lora.is_some(),
-            reward: RewardSum::new(&rlvr.reward, device)
-                .map_err(|failure| Error::Start { name: "reward".into(), failure })?,
+            scorer: Scorer::start(reward.clone(), workers).map_err(Error::Thread)?,
+            reward,
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,

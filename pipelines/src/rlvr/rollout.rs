@@ -1,5 +1,7 @@
 //! What is known of a completion.
 
+use std::sync::Arc;
+
 use anyroll_models::{
     Completion, PackedBatch, Sequence,
     generation::{Ending, PolicySpan},
@@ -7,7 +9,11 @@ use anyroll_models::{
 use serde::{Deserialize, Serialize};
 
 use super::Setup;
-use crate::{Result, data::stream};
+use crate::{
+    Result,
+    data::{Record, Tokenizer, stream},
+    reward::Case,
+};
 
 /// A completion, sampled or on its way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +67,11 @@ impl Sample {
         self.tokens.len() - self.prompt_len
     }
 
+    /// The completion's text, without its end.
+    pub fn text(&self, tokenizer: &Tokenizer) -> String {
+        tokenizer.decode(&self.tokens[self.prompt_len..])
+    }
+
     /// As the model trains on it.
     pub fn sequence(&self) -> Sequence<'_> {
         Sequence { tokens: &self.tokens, prompt_len: self.prompt_len }
@@ -68,11 +79,6 @@ impl Sample {
 }
 
 impl Setup {
-    /// The completion's text, without its end.
-    pub fn text(&self, sample: &Sample) -> String {
-        self.tokenizer.decode(&sample.tokens[sample.prompt_len..])
-    }
-
     /// Packs samples for a forward pass of the policy.
     pub fn pack(&self, samples: &[Sample]) -> Result<PackedBatch> {
         self.pack_for(self.device, samples)
@@ -100,6 +106,12 @@ impl Setup {
             numbers.into_iter().map(|number| sample_seed(purpose, self.seed, pass, number)).collect();
         Ok(batch.with_dropout(&keys)?)
     }
+}
+
+/// A completion as rewards see it.
+pub fn case(tokenizer: &Tokenizer, record: &Arc<Record>, sample: &Sample) -> Case {
+    let (tokens, finished) = (sample.completion_len(), sample.finished());
+    Case { record: record.clone(), text: sample.text(tokenizer), tokens, finished }
 }
 
 /// The seed of one sample: a function of the run's seed, of what it is sampled for, and of its number there.
