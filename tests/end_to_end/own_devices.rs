@@ -1,12 +1,15 @@
 //! Roles that are not on the policy's devices. The host is one device for all of them, so that here they have threads and
 //! communicators of their own.
 
+use std::fs;
+use std::path::Path;
+
 use nix::sys::signal::Signal;
 
 use super::{
     ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, assert_same_steps,
-    asynchronous::assert_repeats, interrupt, last_checkpoint, lasting_metrics, metrics, rank_of, resume,
-    run_tiny, series, succeed, tiny, wait_for_steps,
+    asynchronous::assert_repeats, fail, interrupt, last_checkpoint, lasting_metrics, metrics, rank_of,
+    resume, run_tiny, series, succeed, tiny, wait_for_steps,
 };
 
 const AHEAD: &str = "pipeline.rlvr.rollout.async.ahead=1";
@@ -67,6 +70,52 @@ fn a_rank_that_is_killed_ends_what_others_sample() {
     nix::sys::signal::kill(rank_of(&run, 1), Signal::SIGKILL).unwrap();
     let ended = process.finish();
     assert_eq!(ended.error(), "error: rank 1 was killed by signal 9 (SIGKILL)");
+    assert_nothing_left(&run);
+}
+
+/// The `--set` of a Python reward that notes of each completion how many steps the metrics of `run` have by then, and whose
+/// first line is `first`, with that number as `steps`.
+fn watching(folder: &Path, run: &Path, first: &str) -> String {
+    let text = format!(
+        r#"
+def watching(completions, answer):
+    steps = sum(1 for line in open({:?}))
+    {first}
+    with open({:?}, "a") as notes:
+        notes.write(f"{{steps}}\n" * len(completions))
+    return [float(a == b) for a, b in zip(completions, answer)]
+"#,
+        run.join("metrics.jsonl"),
+        folder.join("notes"),
+    );
+    let path = folder.join("rewards.py");
+    fs::write(&path, text).unwrap();
+    format!("pipeline.rlvr.reward=[{{python: {{path: {path:?}, function: watching}}}}]")
+}
+
+#[test]
+fn completions_are_scored_while_the_step_before_is_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward = watching(folder.path(), &folder.path().join("run"), "pass");
+    let long = ["pipeline.rlvr.epochs=20", "pipeline.rlvr.steps=4", "pipeline.rlvr.evaluation.every=4"];
+    let sets = [&[AHEAD, "roles.rollout={}", &*reward], &long[..]].concat();
+    run_tiny(&folder, "run", ONE_RANK, &sets);
+    let notes = fs::read_to_string(folder.path().join("notes")).unwrap();
+    // The first evaluation has a line, and the first step's would be the second.
+    let before_its_end = notes.lines().filter(|steps| *steps == "1").count();
+    assert!(before_its_end > 8 * 4, "the first step's own are {before_its_end} of 32");
+}
+
+#[test]
+fn a_reward_that_fails_meanwhile_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let reward = watching(folder.path(), &run, "assert steps < 4, 'the fourth step is too much'");
+    let sets = [AHEAD, "roles.rollout={}", "pipeline.rlvr.steps=1000000", &*reward];
+    let error = fail(tiny(ONE_RANK, &run, &sets));
+    for words in ["`python` failed on", "max_error_rate", "the fourth step is too much"] {
+        assert!(error.contains(words), "{error}");
+    }
     assert_nothing_left(&run);
 }
 

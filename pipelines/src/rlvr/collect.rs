@@ -1,6 +1,5 @@
 //! The completions that a step trains on: sampled, scored while more are sampled, and selected.
 
-use std::collections::BTreeMap;
 use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use super::{
     rollout::{Purpose, Sample, case, sample_seed},
     sampler::{Asked, Sampling},
     score::Scored,
-    under_way::{Effort, Group, Rollout, UnderWay},
+    under_way::{Effort, Group, Rollout, UnderWay, open},
 };
 use crate::{
     Result,
@@ -53,18 +52,20 @@ struct Batch {
 }
 
 /// The groups that a step takes.
-struct Groups {
-    taken: Vec<Group>,
-    effort: Effort,
+pub(super) struct Groups {
+    pub taken: Vec<Group>,
+    /// Where all of them are handed over.
+    pub scoring: Scoring,
+    pub effort: Effort,
 }
 
 /// A prompt of this rank.
-struct Prompt {
+pub(super) struct Prompt {
     /// The batch that it is of.
-    batch: u64,
+    pub batch: u64,
     /// Its number there.
-    number: usize,
-    record: Arc<Record>,
+    pub number: usize,
+    pub record: Arc<Record>,
 }
 
 impl Setup {
@@ -101,12 +102,14 @@ impl Setup {
     ) -> Result<Batch> {
         let started = Instant::now();
         let prompts = self.begin(&mut rollout.under_way, exchange.rank(), (step, number))?;
-        let scoring = self.scorer.begin();
-        let groups = self.sample_groups(weights, step, &prompts, rollout, &scoring)?;
+        let Groups { taken, scoring, effort } = match rollout.devices.is_some() {
+            true => self.take_from_own_devices(weights, (step, number), &prompts, rollout)?,
+            false => self.sample_groups(weights, step, &prompts, &mut rollout.under_way)?,
+        };
         let generating = started.elapsed();
         let outcomes = scoring.finish();
         let rewarding = started.elapsed() - generating;
-        let Groups { taken, effort: Effort { passes, elsewhere } } = groups;
+        let Effort { passes, elsewhere } = effort;
         let mut metrics = self.staleness(exchange, &taken, &rollout.under_way, step)?;
         if rollout.devices.is_some() {
             metrics.insert("time/rollout_s", elsewhere.as_secs_f64());
@@ -161,20 +164,15 @@ impl Setup {
         of_batches.flat_map(of_batch).collect()
     }
 
-    /// Samples until the step's groups are whole, and takes them; devices of rollout's own then begin with what is left.
-    /// Completions are handed over to be scored as soon as it is certain that they are among these: first those of the
-    /// groups, in their order, then greedy ones.
+    /// Samples until the step's groups are whole, and takes them. Completions are handed over to be scored as soon as it is
+    /// certain that they are among these: first those of the groups, in their order, then greedy ones.
     fn sample_groups(
         &self,
         weights: &Weights,
         step: u64,
         prompts: &[Prompt],
-        rollout: &mut Rollout,
-        scoring: &Scoring,
+        under_way: &mut UnderWay,
     ) -> Result<Groups> {
-        rollout.finish()?;
-        let mut effort = mem::take(&mut rollout.done);
-        let under_way = &mut rollout.under_way;
         let group_size = self.rlvr.group_size;
         let wanted = self.share.prompts / self.share.world_size;
         let bound = self.rlvr.rollout.asynchronous.staleness_bound();
@@ -182,6 +180,7 @@ impl Setup {
             true => index * group_size + at,
             false => prompts.len() * group_size + index,
         };
+        let scoring = self.scorer.begin();
         let mut told = vec![false; prompts.len() * (group_size + 1)];
         let mut tell = |index: usize, group: &Group| {
             for (at, sample) in group.samples.iter().enumerate().filter(|(_, it)| it.ending.is_some()) {
@@ -197,13 +196,9 @@ impl Setup {
         {
             tell(index, group);
         }
-        let open = match &rollout.devices {
-            // The rest they sample while the step trains.
-            Some(_) => open(&under_way.groups[..wanted]),
-            None if under_way.is_enough(step, wanted, bound) => Vec::new(),
-            None => open(&under_way.groups),
-        };
-        if !open.is_empty() {
+        let mut passes = 0;
+        if !under_way.is_enough(step, wanted, bound) {
+            let open = open(&under_way.groups);
             let asked = |&(index, at): &(usize, usize)| {
                 self.asked(&prompts[index], at, under_way.groups[index].samples[at].clone())
             };
@@ -217,62 +212,26 @@ impl Setup {
                 }
                 group.is_whole() && under_way.is_enough(step, wanted, bound)
             };
-            let sampled = match &mut rollout.devices {
-                Some(devices) => {
-                    devices.start(weights, step, asked)?;
-                    let done = devices.wait(|number, sample| _ = ended(number, sample))?;
-                    let (sampled, took) = done.expect("it was started");
-                    effort.elsewhere += took;
-                    sampled
+            let sampled = self.sampler.sample(weights, step, &asked, |samples, numbers| {
+                let enough = numbers.iter().map(|&number| ended(number, &samples[number]));
+                match enough.fold(false, |enough, it| enough | it) {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
                 }
-                None => self.sampler.sample(weights, step, &asked, |samples, numbers| {
-                    let enough = numbers.iter().map(|&number| ended(number, &samples[number]));
-                    match enough.fold(false, |enough, it| enough | it) {
-                        true => ControlFlow::Break(()),
-                        false => ControlFlow::Continue(()),
-                    }
-                })?,
-            };
-            effort.passes += sampled.passes;
+            })?;
+            passes = sampled.passes;
             for ((index, at), sample) in open.into_iter().zip(sampled.samples) {
                 under_way.groups[index].samples[at] = sample;
             }
         }
         let whole = under_way.groups.iter().enumerate().filter(|(_, group)| group.is_whole());
         whole.take(wanted).for_each(|(index, group)| tell(index, group));
-        let numbers = under_way.groups.iter().map(|group| group.number);
-        let by_number: BTreeMap<u64, &Prompt> = numbers.zip(prompts).collect();
-        let taken = under_way.take(wanted);
-        self.go_ahead(weights, step, &by_number, rollout)?;
-        Ok(Groups { taken, effort })
-    }
-
-    /// Lets devices of rollout's own begin with what the step has left.
-    fn go_ahead(
-        &self,
-        weights: &Weights,
-        step: u64,
-        prompts: &BTreeMap<u64, &Prompt>,
-        rollout: &mut Rollout,
-    ) -> Result<()> {
-        let Rollout { under_way: UnderWay { groups }, devices: Some(devices), asked, .. } = rollout else {
-            return Ok(());
-        };
-        let left = open(groups);
-        if left.is_empty() {
-            return Ok(());
-        }
-        let of_left = |&(index, at): &(usize, usize)| {
-            let group = &groups[index];
-            self.asked(prompts[&group.number], at, group.samples[at].clone())
-        };
-        devices.start(weights, step, left.iter().map(of_left).collect())?;
-        *asked = left.into_iter().map(|(index, at)| (groups[index].number, at)).collect();
-        Ok(())
+        let effort = Effort { passes, ..Effort::default() };
+        Ok(Groups { taken: under_way.take(wanted), scoring, effort })
     }
 
     /// What is asked for, to go on with the sample number `at` of a group.
-    fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> Asked {
+    pub(super) fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> Asked {
         let (rollout, group_size) = (&self.rlvr.rollout, self.rlvr.group_size);
         if at == group_size {
             return Asked { sample, seed: 0, how: Sampling::GREEDY };
@@ -406,13 +365,4 @@ impl Setup {
         }
         Ok(self.share.prompts_of(rank).flat_map(|prompt| std::mem::take(&mut groups[prompt])).collect())
     }
-}
-
-/// The samples that have not ended, by group and number there.
-fn open(groups: &[Group]) -> Vec<(usize, usize)> {
-    let of_group = |(index, group): (usize, &Group)| {
-        let open = group.samples.iter().enumerate().filter(|(_, sample)| sample.ending.is_none());
-        open.map(|(at, _)| (index, at)).collect::<Vec<_>>()
-    };
-    groups.iter().enumerate().flat_map(of_group).collect()
 }

@@ -1,12 +1,14 @@
 //! Reinforcement learning with verifiable rewards: a language model as the loop's policy.
 //!
 //! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `collect` and `score`
-//! where its samples come from, `sampler` what makes them, `own_devices` where else it does, and `under_way` which of them
-//! were begun before it; `targets` is what they are trained towards and `loss` by which gradient; `evaluate` is how it is
-//! measured, `warmup` what comes before it, `roles` who takes part and `critic` one of them.
+//! where its samples come from, `sampler` what makes them, `own_devices` where else it does, `elsewhere` what comes from
+//! there, and `under_way` which of them were begun before it; `targets` is what they are trained towards and `loss` by
+//! which gradient; `evaluate` is how it is measured, `warmup` what comes before it, `roles` who takes part and `critic` one
+//! of them.
 
 mod collect;
 mod critic;
+mod elsewhere;
 mod evaluate;
 mod loss;
 mod own_devices;

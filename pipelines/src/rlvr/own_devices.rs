@@ -8,7 +8,6 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -47,14 +46,21 @@ struct OwnDevice {
 /// Completions on their way.
 #[derive(Debug)]
 struct Running {
-    /// One a device: how many passes it made, and how long they took.
-    threads: Vec<JoinHandle<Result<(usize, Duration)>>>,
-    /// All samples, as far as is known.
+    /// As they began.
     samples: Vec<Sample>,
-    /// Those that have ended, by their numbers.
-    ended: Receiver<(usize, Sample)>,
+    /// One a device.
+    threads: Vec<JoinHandle<Result<Part>>>,
     /// Ends the threads after their pass.
     given_up: Arc<AtomicBool>,
+}
+
+/// What a device has done.
+#[derive(Debug)]
+struct Part {
+    /// Which of the samples it had.
+    numbers: Vec<usize>,
+    sampled: Sampled,
+    took: Duration,
 }
 
 impl OwnDevices {
@@ -76,31 +82,26 @@ impl OwnDevices {
     }
 
     /// Sends `weights`, which are of step `version`, and begins to sample with them. Prompts are dealt to the devices; those
-    /// of equal ones stay together.
-    pub fn start(&mut self, weights: &Weights, version: u64, asked: Vec<Asked>) -> Result<()> {
+    /// of equal ones stay together. A device's thread tells `ended` of each sample, by its number, as soon as it has ended.
+    pub fn start(
+        &mut self,
+        weights: &Weights,
+        version: u64,
+        asked: Vec<Asked>,
+        ended: impl Fn(usize, &Sample) + Send + Sync + 'static,
+    ) -> Result<()> {
         assert!(self.running.is_none(), "what is sampled was not waited for");
         let samples: Vec<Sample> = asked.iter().map(|asked| asked.sample.clone()).collect();
-        let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); self.devices.len()];
-        let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();
-        let of_prompts = numbered.chunk_by(|(_, a), (_, b)| a.sample.prompt() == b.sample.prompt());
-        for (index, group) in of_prompts.enumerate() {
-            let (numbers, asked) = &mut dealt[index % self.devices.len()];
-            numbers.extend(group.iter().map(|(number, _)| *number));
-            asked.extend(group.iter().map(|(_, asked)| asked.clone()));
-        }
-        let (tell, ended) = mpsc::channel();
-        let given_up = Arc::new(AtomicBool::new(false));
-        let mut running = Running { threads: Vec::new(), samples, ended, given_up: given_up.clone() };
+        let dealt = deal(asked, self.devices.len());
+        let (ended, given_up) = (Arc::new(ended), Arc::new(AtomicBool::new(false)));
+        let mut running = Running { samples, threads: Vec::new(), given_up: given_up.clone() };
         for (device, (numbers, asked)) in self.devices.iter_mut().zip(dealt) {
             let weights = device.receive(weights)?;
-            let (sampler, tell, given_up) = (device.sampler.clone(), tell.clone(), given_up.clone());
+            let (sampler, ended, given_up) = (device.sampler.clone(), ended.clone(), given_up.clone());
             let work = move || {
                 let started = Instant::now();
-                let sampled = sampler.sample(&weights, version, &asked, |samples, ended| {
-                    for &index in ended {
-                        // Nobody listens once it is given up.
-                        let _ = tell.send((numbers[index], samples[index].clone()));
-                    }
+                let sampled = sampler.sample(&weights, version, &asked, |samples, indices| {
+                    indices.iter().for_each(|&index| ended(numbers[index], &samples[index]));
                     match given_up.load(Ordering::Relaxed) {
                         true => ControlFlow::Break(()),
                         false => ControlFlow::Continue(()),
@@ -109,7 +110,7 @@ impl OwnDevices {
                 if sampled.is_err() {
                     given_up.store(true, Ordering::Relaxed); // the others need not finish
                 }
-                Ok((sampled?.passes, started.elapsed()))
+                Ok(Part { numbers, sampled: sampled?, took: started.elapsed() })
             };
             let thread = thread::Builder::new().name("rollout".into()).spawn(work).map_err(Error::Thread)?;
             running.threads.push(thread);
@@ -118,24 +119,34 @@ impl OwnDevices {
         Ok(())
     }
 
-    /// Waits until all that was started has ended, and says how long the slowest device took; `None` if nothing was.
-    /// `done` is told of each sample, by its number, as soon as it has ended.
-    pub fn wait(&mut self, mut done: impl FnMut(usize, &Sample)) -> Result<Option<(Sampled, Duration)>> {
+    /// Waits until all that was started is over, and says how long the slowest device took; `None` if nothing was.
+    pub fn wait(&mut self) -> Result<Option<(Sampled, Duration)>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
-        while let Ok((number, sample)) = running.ended.recv() {
-            done(number, &sample);
-            running.samples[number] = sample;
-        }
-        // All of them have let go of their ends, so they are over.
         let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0 };
         let mut longest = Duration::ZERO;
-        for thread in mem::take(&mut running.threads) {
-            let (passes, took) = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
-            all.passes = all.passes.max(passes);
-            longest = longest.max(took);
+        while let Some(thread) = running.threads.pop() {
+            let part = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+            all.passes = all.passes.max(part.sampled.passes);
+            longest = longest.max(part.took);
+            for (number, sample) in part.numbers.into_iter().zip(part.sampled.samples) {
+                all.samples[number] = sample;
+            }
         }
         Ok(Some((all, longest)))
     }
+}
+
+/// What each of `devices` is to sample, with its numbers.
+fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
+    let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); devices];
+    let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();
+    let of_prompts = numbered.chunk_by(|(_, a), (_, b)| a.sample.prompt() == b.sample.prompt());
+    for (index, group) in of_prompts.enumerate() {
+        let (numbers, asked) = &mut dealt[index % devices];
+        numbers.extend(group.iter().map(|(number, _)| *number));
+        asked.extend(group.iter().map(|(_, asked)| asked.clone()));
+    }
+    dealt
 }
 
 impl OwnDevice {

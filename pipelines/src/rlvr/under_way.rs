@@ -8,12 +8,12 @@
 //! Where rollout has devices of its own, these sample what is left while the step trains, and all of it is whole in the
 //! next.
 
-use std::{mem, time::Duration};
+use std::{collections::BTreeMap, mem, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Setup, own_devices::OwnDevices, rollout::Sample};
-use crate::{Result, metrics::Metrics, train::Exchange};
+use crate::{Result, metrics::Metrics, reward::Scoring, train::Exchange};
 
 /// The groups of a rank, in the order of their prompts. It is also that of their age, since the engine begins what was
 /// asked for first.
@@ -24,7 +24,7 @@ pub struct UnderWay {
 }
 
 /// Where a rank's groups are on their way.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Rollout {
     /// The groups; of those that its own devices sample just now, what they began with.
     pub under_way: UnderWay,
@@ -32,6 +32,8 @@ pub struct Rollout {
     pub devices: Option<OwnDevices>,
     /// What these sample: the number of the group and of the sample in it, in the order in which they were asked.
     pub asked: Vec<(u64, usize)>,
+    /// Where they have each batch scored that is under way.
+    pub scorings: BTreeMap<u64, Scoring>,
     /// What they have done since a step last asked.
     pub done: Effort,
 }
@@ -49,12 +51,13 @@ impl Rollout {
     /// Waits for what its own devices sample.
     pub fn finish(&mut self) -> Result<()> {
         let Some(devices) = &mut self.devices else { return Ok(()) };
-        let Some((sampled, took)) = devices.wait(|_, _| {})? else { return Ok(()) };
+        let Some((sampled, took)) = devices.wait()? else { return Ok(()) };
         for ((number, at), sample) in mem::take(&mut self.asked).into_iter().zip(sampled.samples) {
             let group = self.under_way.groups.iter_mut().find(|group| group.number == number);
-            group.expect("it stays until its completions are whole").samples[at] = sample;
+            group.expect("it stays until it is whole").samples[at] = sample;
         }
-        self.done = Effort { passes: sampled.passes, elsewhere: took };
+        self.done.passes += sampled.passes;
+        self.done.elsewhere += took;
         Ok(())
     }
 }
@@ -107,6 +110,15 @@ impl UnderWay {
         };
         self.groups.extract_if(.., takes).collect()
     }
+}
+
+/// The samples that have not ended, by the index of the group and the number there.
+pub fn open(groups: &[Group]) -> Vec<(usize, usize)> {
+    let of_group = |(index, group): (usize, &Group)| {
+        let open = group.samples.iter().enumerate().filter(|(_, sample)| sample.ending.is_none());
+        open.map(|(at, _)| (index, at)).collect::<Vec<_>>()
+    };
+    groups.iter().enumerate().flat_map(of_group).collect()
 }
 
 impl Setup {
