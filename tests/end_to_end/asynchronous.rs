@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Completions of many lengths, few at a time, so that each step leaves some in the middle.
-const UNEVEN: [&str; 5] = [
+pub(super) const UNEVEN: [&str; 5] = [
     "model.decoder.max_length=40",
     "pipeline.rlvr.rollout.max_new_tokens=24",
     "pipeline.rlvr.rollout.batch_size=10",

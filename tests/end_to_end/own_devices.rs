@@ -8,8 +8,9 @@ use nix::sys::signal::Signal;
 
 use super::{
     ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, assert_same_steps,
-    asynchronous::assert_repeats, fail, interrupt, last_checkpoint, lasting_metrics, metrics, rank_of,
-    resume, run_tiny, series, succeed, tiny, wait_for_steps,
+    asynchronous::{UNEVEN, assert_repeats},
+    fail, interrupt, last_checkpoint, lasting_metrics, metrics, rank_of, resume, run_tiny, series, succeed,
+    tiny, wait_for_steps,
 };
 
 const AHEAD: &str = "pipeline.rlvr.rollout.async.ahead=1";
@@ -17,10 +18,16 @@ const AHEAD: &str = "pipeline.rlvr.rollout.async.ahead=1";
 #[test]
 fn where_completions_are_sampled_changes_none_of_them() {
     let folder = tempfile::tempdir().unwrap();
-    for (config, devices) in [(ONE_RANK, 1), (ONE_RANK, 2), (TWO_RANKS, 4)] {
-        let together = run_tiny(&folder, &format!("without {devices}"), config, &[]);
-        let apart =
-            run_tiny(&folder, &devices.to_string(), config, &[&format!("roles.rollout.devices={devices}")]);
+    for (config, devices, advantage) in [
+        (ONE_RANK, 1, "{grpo: {}}"),
+        (ONE_RANK, 1, "remax"),
+        (ONE_RANK, 2, "{grpo: {}}"),
+        (TWO_RANKS, 4, "remax"),
+    ] {
+        let own = format!("roles.rollout.devices={devices}");
+        let advantage = format!("pipeline.rlvr.algorithm.advantage={advantage}");
+        let together = run_tiny(&folder, &format!("without {devices} {advantage}"), config, &[&advantage]);
+        let apart = run_tiny(&folder, &format!("{devices} {advantage}"), config, &[&advantage, &own]);
         assert_eq!(series(&together, "reward/mean")[..4], series(&apart, "reward/mean")[..4]);
         assert!(series(&apart, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-4));
         assert!(series(&apart, "time/rollout_s").iter().all(|&seconds| seconds > 0.0));
@@ -42,6 +49,39 @@ fn one_step_ahead_is_one_step_stale() {
         assert!(stale[1..].iter().all(|&steps| steps == 1.0), "{stale:?}");
         assert!(carried.iter().all(|&groups| groups == 0.0), "{carried:?}");
         assert_eq!(series(&whole, "time/rollout_s").len(), stale.len());
+        // A seed decides every bit, and a checkpoint has what was on its way.
+        let again = run("again");
+        assert_repeats(&whole, &again);
+    }
+}
+
+#[test]
+fn what_several_steps_ahead_have_begun_goes_on_with_new_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    // A reward model scores several completions together.
+    let model = "pipeline.rlvr.reward=[{regex: {pattern: '^.{0,4}$'}}, \
+                 {model: {path: tests/golden/reward_model, batch_size: 6}, weight: 0.1}]";
+    let remax = "pipeline.rlvr.algorithm.advantage=remax";
+    for (config, devices, ahead, bound, set) in [
+        (ONE_RANK, 1, "{ahead: 2, max_staleness: 5}", 2.0, model),
+        (ONE_RANK, 3, "{ahead: 3}", 3.0, remax),
+        (TWO_RANKS, 2, "{ahead: 3}", 3.0, "strategy.zero_stage=3"),
+    ] {
+        let own = [
+            &*format!("roles.rollout.devices={devices}"),
+            &format!("pipeline.rlvr.rollout.async={ahead}"),
+            set,
+        ];
+        let sets = [&UNEVEN[..], &own].concat();
+        let run = |name: &str| run_tiny(&folder, &format!("{name} {devices}"), config, &sets);
+        let whole = run("whole");
+        let [largest, continued, tokens] =
+            ["staleness/max", "staleness/continued", "carried/tokens"].map(|name| series(&whole, name));
+        assert_eq!((largest.len(), largest[0], continued[0]), (12, 0.0, 0.0));
+        assert!(largest.iter().all(|&steps| steps <= bound), "{largest:?}");
+        assert!(largest.iter().any(|&steps| steps > 1.0), "{largest:?}");
+        assert!(continued.iter().any(|&share| share > 0.0), "{continued:?}");
+        assert!(tokens[7] > 0.0 && tokens[11] == 0.0, "{tokens:?}");
         // A seed decides every bit, and a checkpoint has what was on its way.
         let again = run("again");
         assert_repeats(&whole, &again);

@@ -292,11 +292,13 @@ impl Resolver<'_> {
 
     /// Devices that sample, and that the policy has not.
     fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Result<RolloutRole, Problem> {
-        let PipelineConfig::Rlvr(rlvr) = &self.config.pipeline else {
-            let help = "leave it out: they are sampled where they are trained on";
-            return Err(self.check.problem("roles.rollout", "images have no rollout of their own", help));
-        };
         let path = "roles.rollout";
+        self.check.ensure(
+            matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
+            path,
+            "images have no rollout of their own",
+            "leave it out: they are sampled where they are trained on",
+        )?;
         let (facts, ordinals) = self.place(path, config.backend.as_ref(), config.devices.as_ref())?;
         let ranks = policy.ordinals.len();
         self.check.ensure(
@@ -312,13 +314,6 @@ impl Resolver<'_> {
             let message = format!("device {shared} is the policy's");
             return Err(self.check.problem(&format!("{path}.devices"), message, help));
         }
-        let ahead = rlvr.rollout.asynchronous.ahead;
-        self.check.ensure(
-            ahead <= 1,
-            "pipeline.rlvr.rollout.async.ahead",
-            format!("it is {ahead}, and devices that only sample are one step ahead of training at most"),
-            "write 1, or 0 for on-policy",
-        )?;
         let of_ranks = ordinals.chunks(ordinals.len() / ranks).map(<[usize]>::to_vec).collect();
         Ok(RolloutRole { backend: facts.name.clone(), ordinals: of_ranks })
     }

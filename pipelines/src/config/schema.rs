@@ -493,15 +493,17 @@ pub struct RolloutConfig {
     pub asynchronous: AsyncConfig,
 }
 
-/// Completions that a step begins and a later one trains on. A step ends its sampling as soon as enough groups are whole;
-/// what is still being written then goes on in the next step, with its weights.
+/// Completions that a step begins and a later one trains on. A step ends its sampling as soon as enough groups are whole, and
+/// with devices that only sample as soon as the next step's are; what is still being written then goes on in the next step,
+/// with its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AsyncConfig {
     /// Steps whose prompts are begun beside the step's own; 0 is none, and exactly on-policy. Default 0.
     pub ahead: u64,
     /// The most steps that a token may be older than the policy it trains; `ahead` or above. A step waits for the
-    /// completions that would be too old in the next one. Default: `ahead`.
+    /// completions that would be too old in the next one. With devices that only sample none is older than `ahead`. Default:
+    /// `ahead`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_staleness: Option<u64>,
 }

@@ -671,6 +671,8 @@ fn roles_may_have_devices_of_their_own() {
     assert_eq!(run.rollout.unwrap().ordinals, [[2], [3]]);
     let run = resolve(&["backend=gpu", "roles.rollout.devices=[1, 2, 3]"], &machine()).unwrap();
     assert_eq!(run.rollout.unwrap().ordinals, [[1, 2, 3]]);
+    let run = resolve(&["roles.rollout={}", "pipeline.rlvr.rollout.async.ahead=3"], &machine()).unwrap();
+    assert_eq!(run.rollout.unwrap().ordinals, [[0]]);
 
     let check = |sets: &[&str], expected: &str, help: &str| {
         let error = resolve(sets, &machine()).unwrap_err().to_string();
@@ -683,8 +685,6 @@ fn roles_may_have_devices_of_their_own() {
     check(&["backend=gpu", "roles.rollout={}"], "roles.rollout.devices: device 0 is the policy's", "has not");
     let set = "roles.rollout.devices=[1, 2, 3]";
     check(&["backend=gpu", "devices=2", set], "3 devices cannot be shared evenly by 2", "a multiple of 2");
-    let ahead = "pipeline.rlvr.rollout.async.ahead=2";
-    check(&["roles.rollout={}", ahead], "async.ahead: it is 2, and devices that only sample", "write 1");
     let strict = "pipeline.rlvr.rollout.strict=true";
     check(&["roles.rollout.backend=gpu", strict], "roles.rollout.backend: `gpu` has no products", "leave it");
     let error = invalid(SMALL, &["roles.rollout={stage: 1}"]);

@@ -237,11 +237,11 @@ fn batches(ledger: &mut Ledger) {
     }
     let ratio = "async_generation_ratio";
     if let Some(steps) = ledger.number(ratio).filter(|steps| *steps > 0.0) {
-        let field = format!("{R}.rollout.async.ahead");
-        match ledger.draft(ROLLOUT_DEVICES).is_some() {
-            true => ledger.change(ratio, &field, 1, "devices of their own sample one step ahead"),
-            false => ledger.change(ratio, &field, steps.ceil() as u64, "on the policy's own devices"),
-        }
+        let why = match ledger.draft(ROLLOUT_DEVICES).is_some() {
+            true => "on devices of their own",
+            false => "on the policy's own devices",
+        };
+        ledger.change(ratio, &format!("{R}.rollout.async.ahead"), steps.ceil() as u64, why);
     }
     match ledger.whole("max_ckpt_to_keep") {
         Some(0) => ledger.refuse("max_ckpt_to_keep", "say how many in `checkpoint.keep_last`"),

@@ -432,7 +432,7 @@ fn check_elsewhere(text: &str) {
     for line in [
         "devices:\n- 0\n- 1\n- 2\n- 3\n",
         "  rollout:\n    devices:\n    - 4\n    - 5\n    - 6\n    - 7\n",
-        "        ahead: 1\n",
+        "        ahead: 2\n",
         "      domains:\n      - gsm8k\n      - math\n",
         "      domains:\n      - mmlu\n",
         "          domain: tag\n",

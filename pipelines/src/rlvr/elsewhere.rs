@@ -1,8 +1,13 @@
 //! What a step takes from devices of rollout's own, and what these go on with while it trains.
 //!
-//! Steps take whole batches in the order of their prompts, so that it is known of a completion from the beginning which step
-//! trains on it. So a batch has a [`Scoring`] from its beginning, to which the devices' threads hand over each completion as
-//! it ends. Which numbers completions have there decides which are scored together: they are the same after a resume.
+//! Steps take whole batches in the order of their prompts. While step k trains, the devices sample the batches from k + 1 to
+//! k + `ahead`, the oldest first, until k + 1 is whole and its longest completion's part of a step is sampled; then they wait
+//! for the weights of step k + 1, with which they go on. If they did not wait, a clock would decide which weights sample a
+//! token.
+//!
+//! It is known of a completion from the beginning which step trains on it. So a batch has a [`Scoring`] from its beginning,
+//! to which the devices' threads hand over each completion as it ends. Which numbers completions have there decides which are
+//! scored together: they are the same after a resume.
 
 use std::{collections::btree_map::Entry, mem, sync::Arc};
 
@@ -11,13 +16,14 @@ use anyroll_strategy::Weights;
 use super::{
     Setup,
     collect::{Groups, Prompt},
+    own_devices::Goal,
     rollout::{Sample, case},
     under_way::{Group, Rollout, UnderWay, open},
 };
 use crate::{Result, data::Record, reward::Scoring};
 
 impl Setup {
-    /// Takes batch `number`, which step `step` trains on, once it is whole; the devices then begin with what is left.
+    /// Takes batch `number`, which step `step` trains on, once it is whole; the devices then go on with what is left.
     pub(super) fn take_from_own_devices(
         &self,
         weights: &Weights,
@@ -37,7 +43,8 @@ impl Setup {
         Ok(Groups { taken, scoring, effort })
     }
 
-    /// Lets the devices begin with what is open of the first groups under way, those of `prompts`.
+    /// Lets the devices go on with what is open of the first groups under way, those of `prompts`, of which the first step's
+    /// are due.
     fn ask(&self, weights: &Weights, step: u64, prompts: &[Prompt], rollout: &mut Rollout) -> Result<()> {
         self.begin_scoring(prompts, rollout);
         let Rollout { under_way: UnderWay { groups }, devices: Some(devices), scorings, .. } = rollout else {
@@ -47,6 +54,13 @@ impl Setup {
         if open.is_empty() {
             return Ok(());
         }
+        let of_step = prompts.len().min(self.share.prompts / self.share.world_size);
+        let lengths = groups[..of_step].iter().flat_map(|group| &group.samples).map(Sample::completion_len);
+        let goal = Goal {
+            due: open.iter().filter(|(index, _)| *index < of_step).count(),
+            longest: lengths.max().unwrap_or(0),
+            part: self.rlvr.rollout.asynchronous.ahead.max(1) as usize,
+        };
         let asked = |&(index, at): &(usize, usize)| {
             self.asked(&prompts[index], at, groups[index].samples[at].clone())
         };
@@ -57,7 +71,7 @@ impl Setup {
         };
         let cases: Vec<(Scoring, usize, Arc<Record>)> = open.iter().map(case_of).collect();
         let tokenizer = self.tokenizer.clone();
-        devices.start(weights, step, asked, move |number, sample| {
+        devices.start(weights, step, asked, goal, move |number, sample| {
             let (scoring, place, record) = &cases[number];
             scoring.hand_over(*place, case(&tokenizer, record, sample));
         })?;

@@ -28,6 +28,47 @@ use crate::{
     train::{open_device, torch_device},
 };
 
+/// When a device has sampled enough with the weights that it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Goal {
+    /// Samples, the first of all that are asked for, that have to end.
+    pub due: usize,
+    /// Tokens of the longest completion that those have, as far as is known.
+    pub longest: usize,
+    /// One of its samples has to grow by this part of that, if there are any left: 1 is all, 2 a half. Otherwise long ones that
+    /// are due would leave time for all of the next batch, the next step's sampling would end at once, and that of the one
+    /// after it would be long again.
+    pub part: usize,
+}
+
+/// How far a device has come.
+struct Progress {
+    goal: Goal,
+    /// Samples of the device that are due.
+    left: usize,
+    /// Tokens that one of its samples has grown by.
+    grown: usize,
+}
+
+impl Progress {
+    fn new(goal: Goal, numbers: &[usize]) -> Self {
+        Self { goal, left: numbers.iter().filter(|number| **number < goal.due).count(), grown: 0 }
+    }
+
+    /// A sample has ended, which was `begun`.
+    fn add(&mut self, number: usize, begun: &Sample, ended: &Sample) {
+        self.grown = self.grown.max(ended.completion_len() - begun.completion_len());
+        if number < self.goal.due {
+            self.left -= 1;
+            self.goal.longest = self.goal.longest.max(ended.completion_len());
+        }
+    }
+
+    fn is_enough(&self) -> bool {
+        self.left == 0 && self.grown * self.goal.part >= self.goal.longest
+    }
+}
+
 /// This rank's devices that only sample.
 #[derive(Debug)]
 pub struct OwnDevices {
@@ -82,12 +123,14 @@ impl OwnDevices {
     }
 
     /// Sends `weights`, which are of step `version`, and begins to sample with them. Prompts are dealt to the devices; those
-    /// of equal ones stay together. A device's thread tells `ended` of each sample, by its number, as soon as it has ended.
+    /// of equal ones stay together. Each device goes on until it has reached `goal`, and leaves the rest as far as it is then.
+    /// Its thread tells `ended` of each sample, by its number, as soon as it has ended.
     pub fn start(
         &mut self,
         weights: &Weights,
         version: u64,
         asked: Vec<Asked>,
+        goal: Goal,
         ended: impl Fn(usize, &Sample) + Send + Sync + 'static,
     ) -> Result<()> {
         assert!(self.running.is_none(), "what is sampled was not waited for");
@@ -96,13 +139,17 @@ impl OwnDevices {
         let (ended, given_up) = (Arc::new(ended), Arc::new(AtomicBool::new(false)));
         let mut running = Running { samples, threads: Vec::new(), given_up: given_up.clone() };
         for (device, (numbers, asked)) in self.devices.iter_mut().zip(dealt) {
+            let mut progress = Progress::new(goal, &numbers);
             let weights = device.receive(weights)?;
             let (sampler, ended, given_up) = (device.sampler.clone(), ended.clone(), given_up.clone());
             let work = move || {
                 let started = Instant::now();
                 let sampled = sampler.sample(&weights, version, &asked, |samples, indices| {
-                    indices.iter().for_each(|&index| ended(numbers[index], &samples[index]));
-                    match given_up.load(Ordering::Relaxed) {
+                    for &index in indices {
+                        ended(numbers[index], &samples[index]);
+                        progress.add(numbers[index], &asked[index].sample, &samples[index]);
+                    }
+                    match progress.is_enough() || given_up.load(Ordering::Relaxed) {
                         true => ControlFlow::Break(()),
                         false => ControlFlow::Continue(()),
                     }
@@ -119,7 +166,7 @@ impl OwnDevices {
         Ok(())
     }
 
-    /// Waits until all that was started is over, and says how long the slowest device took; `None` if nothing was.
+    /// Waits until all devices are through, and says how long the slowest device took; `None` if nothing was.
     pub fn wait(&mut self) -> Result<Option<(Sampled, Duration)>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
         let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0 };
@@ -171,5 +218,43 @@ impl Drop for Running {
             // What it found is of no more use, nor is why it failed: something else has.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyroll_models::generation::Ending;
+
+    use super::*;
+
+    fn sample(tokens: usize) -> Sample {
+        Sample { tokens: vec![7; 1 + tokens], ending: Some(Ending::Stop), ..Sample::begin(vec![1]) }
+    }
+
+    /// The samples 0, 2, 4 and 6 are a device's, and have so many tokens of before.
+    const BEGUN: [usize; 4] = [6, 0, 0, 0];
+
+    /// At which of these ends, each of a sample with so many tokens, it is enough.
+    fn enough_at(goal: Goal, ends: &[(usize, usize)]) -> Option<usize> {
+        let mut progress = Progress::new(goal, &[0, 2, 4, 6]);
+        ends.iter().position(|&(index, tokens)| {
+            progress.add(2 * index, &sample(BEGUN[index]), &sample(tokens));
+            progress.is_enough()
+        })
+    }
+
+    #[test]
+    fn a_device_samples_what_is_due_and_no_less_than_its_part() {
+        let goal = |due, longest, part| Goal { due, longest, part };
+        // What is due has ended, and one of it has grown by all of the longest.
+        assert_eq!(enough_at(goal(4, 0, 1), &[(2, 2), (1, 3), (0, 9)]), None);
+        assert_eq!(enough_at(goal(3, 0, 1), &[(2, 2), (0, 7), (1, 9)]), Some(2));
+        // It has grown by 3 of 9 tokens only: half of them would be enough.
+        let ends = [(0, 9), (2, 4), (3, 5), (1, 6)];
+        assert_eq!(enough_at(goal(1, 0, 2), &ends), Some(2));
+        assert_eq!(enough_at(goal(1, 0, 3), &ends), Some(0));
+        // Nothing is due any more, or was the longest before.
+        assert_eq!(enough_at(goal(0, 10, 2), &ends), Some(2));
+        assert_eq!(enough_at(goal(1, 12, 2), &ends), Some(3));
     }
 }

@@ -5,8 +5,8 @@
 //! the tokens that they have, and go on in the next step with its weights. Each token keeps its log-prob and the version
 //! of the weights that sampled it. With nothing ahead a step takes all that it begins, and nothing stays.
 //!
-//! Where rollout has devices of its own, these sample what is left while the step trains, and all of it is whole in the
-//! next.
+//! Where rollout has devices of its own, these go on with what is left while the step trains, until the next step's is
+//! whole: see `elsewhere`.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 
