@@ -31,9 +31,12 @@ __device__ inline void rope_into_cache(T* qkv, const T* q_norm, const T* k_norm,
   const int head = blockIdx.x % all;
   const bool is_pair = i < half, is_query = head < heads, is_value = head >= heads + kv_heads;
   T* x = qkv + (row * all + head) * dim;
+  const i64 position = positions[row] < table_rows ? positions[row] : table_rows - 1;
+  const int pair = is_pair ? i : 0;
+  const float cos = table[position * dim + pair], sin = table[position * dim + half + pair];
+  take_turn();  // positions are of the step before
   T first = x[0], second = x[0];
   if (is_pair) first = x[i], second = x[half + i];
-  const i64 position = positions[row] < table_rows ? positions[row] : table_rows - 1;
   if (!is_value) {
     if (const T* norm = is_query ? q_norm : k_norm) {
       const float a = widen(first), b = widen(second);
@@ -41,7 +44,6 @@ __device__ inline void rope_into_cache(T* qkv, const T* q_norm, const T* k_norm,
       if (is_pair) narrow(a * scale * widen(norm[i]), first), narrow(b * scale * widen(norm[half + i]), second);
     }
     if (is_pair) {
-      const float cos = table[position * dim + i], sin = table[position * dim + half + i];
       const float a = widen(first), b = widen(second);
       narrow(a * cos - b * sin, first);
       narrow(b * cos + a * sin, second);
@@ -135,6 +137,7 @@ __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tabl
   __shared__ float of_max[SUBS][HEADS], of_sum[SUBS][HEADS], of_values[SUBS][DIM];
   const int heads = attended.heads;
   const Part<HEADS> part(positions, window, attended.rows, heads, kv_heads);
+  take_turn();
   if (part.is_empty()) return;
   const int row = part.row, count = part.count, seen = part.seen, end = part.end;
   const int lane = threadIdx.x % SHARERS, sub = threadIdx.x / SHARERS;
@@ -253,18 +256,13 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
   __shared__ float of_max[WARPS][COLUMNS], of_sum[WARPS][COLUMNS], of_all[COLUMNS], of_values[WARPS][COLUMNS][DIM];
   const int heads = attended.heads;
   const Part<HEADS> part(positions, window, attended.rows, heads, kv_heads);
-  if (part.is_empty()) return;
+  if (part.is_empty()) return take_turn();
   const int row = part.row, count = part.count, seen = part.seen, begin = part.begin, end = part.end;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, over = lane / 4, within = lane % 4;
   const i64 stride = (i64)kv_heads * DIM;
   const Bf16 *of_keys = keys + part.kv_head * DIM + within * 8, *of_head = values + part.kv_head * DIM + over * 8;
 
   Words query[DIM / 32] = {}, key[2][DIM / 32];
-  if (over < count) {
-    const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + part.head + over) * DIM + within * 8;
-#pragma unroll
-    for (int i = 0; i < DIM / 32; i++) query[i] = *(const Words*)(from + i * 32);
-  }
   const auto read_keys = [&](i64 place) {
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -276,7 +274,16 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
   float sums[DIM / 16][4] = {}, max[2] = {-INFINITE, -INFINITE}, sum[2] = {};
   int run = begin + warp * RUN_TOKENS;
   i64 place = tables.place(row, run < end ? run : begin);
+  // All tokens but the last one are of steps before, so that their keys need not wait for this one's.
+  const bool is_old = run + RUN_TOKENS <= positions[row];
+  if (!is_old) take_turn();
   read_keys(place);
+  if (is_old) take_turn();
+  if (over < count) {
+    const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + part.head + over) * DIM + within * 8;
+#pragma unroll
+    for (int i = 0; i < DIM / 32; i++) query[i] = *(const Words*)(from + i * 32);
+  }
   while (run < end) {
     Words value[4][DIM / 64] = {};
 #pragma unroll
@@ -617,7 +624,6 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
   extern "C" __global__ void rope_into_cache_##suffix(                                                                 \
       T* qkv, const T* q_norm, const T* k_norm, float eps, const i64* positions, const float* table, i64 table_rows,   \
       T* keys, T* values, Tables tables, int heads, int kv_heads, int dim) {                                           \
-    take_turn();                                                                                                       \
     rope_into_cache(qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads, kv_heads,     \
                     dim);                                                                                              \
   }                                                                                                                    \
@@ -640,7 +646,6 @@ KERNELS(Bf16, bf16)
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>, BLOCKS) attend_##suffix##_##DIM##_##HEADS(      \
       const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
       float* partial, float* softmax, T* out, int splits, int rows, int heads, int kv_heads) {                         \
-    take_turn();                                                                                                       \
     const Attended<T> attended = {partial, softmax, out, splits, rows, heads};                                         \
     attend<DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, attended, kv_heads);                       \
   }

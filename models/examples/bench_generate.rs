@@ -163,10 +163,9 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
     let layers = config.num_hidden_layers;
     let qkv_width = (heads + 2 * kv_heads) * head_dim;
-    // Of several layers, so that weights come from memory as they do in a step.
-    let copies = 8;
-    let weights = |outputs: i64, inputs: i64| -> Vec<Tensor> {
-        (0..copies).map(|_| random(&[outputs, inputs])).collect()
+    // Of all layers, so that weights, keys and values come from memory as they do in a step.
+    let weights = |outputs: i64, inputs: i64, count: usize| -> Vec<Tensor> {
+        (0..count).map(|_| random(&[outputs, inputs])).collect()
     };
     let normed = |dim: i64| {
         let mut normed = Normed::new(rows, dim, at.0, at.1).unwrap();
@@ -174,43 +173,47 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
         normed
     };
     for (name, count, outputs) in [("qkv", layers, qkv_width), ("head", 1, vocab_size)] {
-        let (weights, mut x, mut y) =
-            (weights(outputs, hidden_size), normed(hidden_size), random(&[rows, outputs]));
+        let (mut x, mut y) = (normed(hidden_size), random(&[rows, outputs]));
+        let weights = weights(outputs, hidden_size, count);
         let mut next = weights.iter().cycle();
-        time(name, count, copies, || ops::linear_into(&mut x, next.next().unwrap(), None, &mut y).unwrap());
+        time(name, count, count, || ops::linear_into(&mut x, next.next().unwrap(), None, &mut y).unwrap());
     }
     for (name, inputs) in [("o, norm", heads * head_dim), ("down, norm", intermediate_size)] {
         let (weights, x, norm) =
-            (weights(hidden_size, inputs), random(&[rows, inputs]), random(&[hidden_size]));
+            (weights(hidden_size, inputs, layers), random(&[rows, inputs]), random(&[hidden_size]));
         let (mut y, mut of_y, mut next) =
             (random(&[rows, hidden_size]), normed(hidden_size), weights.iter().cycle());
-        time(name, layers, copies, || {
+        time(name, layers, layers, || {
             ops::add_linear_and_norm_(&mut y, &x, next.next().unwrap(), (&norm, 1e-6), &mut of_y).unwrap();
         });
     }
-    let (gates, mut x) = (weights(2 * intermediate_size, hidden_size), normed(hidden_size));
+    let (gates, mut x) = (weights(2 * intermediate_size, hidden_size, layers), normed(hidden_size));
     let [mut gate_up, mut activated] = [2, 1].map(|halves| random(&[rows, halves * intermediate_size]));
     let mut next = gates.iter().cycle();
-    time("gate_up, swiglu", layers, copies, || {
+    time("gate_up, swiglu", layers, layers, || {
         ops::swiglu_linear_into(&mut x, next.next().unwrap(), &mut gate_up, &mut activated).unwrap();
     });
 
     let table_len = (length + 15) / 16;
     let tables = (Tensor::arange(rows * table_len, (Kind::Int, at.1)) + 1).view([rows, table_len]);
     let size = [rows * table_len + 1, 16, kv_heads, head_dim];
-    let (keys, values) = (random(&size), random(&size));
-    let cache = PagedCache { keys: &keys, values: &values, tables: &tables };
+    let caches: Vec<[Tensor; 2]> = (0..layers).map(|_| [random(&size), random(&size)]).collect();
+    let caches: Vec<PagedCache> =
+        caches.iter().map(|[keys, values]| PagedCache { keys, values, tables: &tables }).collect();
     let positions = Tensor::full([rows], length - 1, (Kind::Int64, at.1));
     let mut qkv = random(&[rows, heads + 2 * kv_heads, head_dim]);
     let frequencies = ops::rope_frequencies(head_dim, config.rope_theta);
     let table = ops::rope_table(config.max_position_embeddings, &frequencies, 1.0, at.1).unwrap();
-    time("rope into cache", layers, 8, || {
-        ops::rope_into_cache_(&mut qkv, None, &positions, &table, cache).unwrap();
+    let mut next = caches.iter().cycle();
+    time("rope into cache", layers, layers, || {
+        ops::rope_into_cache_(&mut qkv, None, &positions, &table, *next.next().unwrap()).unwrap();
     });
     let mut parts = AttentionParts::new(rows, heads, head_dim, length, at.1).unwrap();
     let mut out = random(&[rows, heads * head_dim]);
-    time("attention", layers, 8, || {
-        ops::attend_into(&qkv, &positions, cache, ops::Causal::whole(0.1), &mut parts, &mut out).unwrap();
+    let (causal, mut next) = (ops::Causal::whole(0.1), caches.iter().cycle());
+    time("attention", layers, layers, || {
+        let cache = *next.next().unwrap();
+        ops::attend_into(&qkv, &positions, cache, causal, &mut parts, &mut out).unwrap();
     });
     let logits = random(&[rows, vocab_size]);
     let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0]).repeat([rows, 1]).to_device(at.1);
