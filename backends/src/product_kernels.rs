@@ -107,7 +107,7 @@ impl Product {
     }
 
     /// The kernel and how many blocks share a tile's columns: as many blocks as are on the device at once, unless the parts
-    /// would be too short to be worth it. Of the sizes alone, so that a sum is always made in the same order. The choices
+    /// would be too short to be worth it. Whatever the rows, so that a sum is always made in the same order. The choices
     /// are those that were quickest on an H200 for the matrices of Qwen2.5 of 0.5B to 7B.
     fn cut(&self, multiprocessors: i64) -> (Kernel, i64) {
         const SHORTEST: i64 = 4;
