@@ -68,7 +68,7 @@ const fn name(bytes: &'static str) -> &'static CStr {
 const PACK_BYTES: usize = 16;
 /// Threads of a block that has no shared sums.
 const THREADS: u32 = 256;
-/// Threads of a block that goes through one row of logits.
+/// The most threads of a block that goes through one row of logits.
 const VOCABULARY_THREADS: u32 = 512;
 /// Threads and columns of a block of `join_parts`.
 const JOIN_THREADS: u32 = 1024;
@@ -98,10 +98,20 @@ impl NormSizes {
         row_parts(self.rows * self.heads)
     }
 
-    /// For so many packs of a head each, as far as a block goes: a power of two from 32 on.
+    /// For so many packs of a head each.
     fn threads(self, kind: Kind, packs_each: i64) -> u32 {
-        (ceil_div(packs(kind, self.dim), packs_each) as u32).next_power_of_two().clamp(32, 1024)
+        threads_up_to(1024, ceil_div(packs(kind, self.dim), packs_each))
     }
+}
+
+/// One for each of `items`, as far as a block of `most` goes: a power of two from 32 on.
+fn threads_up_to(most: u32, items: i64) -> u32 {
+    (items as u32).next_power_of_two().clamp(32, most)
+}
+
+/// For a pack of a row of logits each. Threads beyond a row would add zeros, so that results do not depend on them.
+fn vocabulary_threads(kind: Kind, vocab: i64) -> u32 {
+    threads_up_to(VOCABULARY_THREADS, packs(kind, vocab))
 }
 
 /// Partial sums over `rows` rows: a function of their number alone, and so is the order of summation.
@@ -307,7 +317,7 @@ pub(crate) unsafe fn logprobs(
             device,
             kernel,
             rows,
-            VOCABULARY_THREADS,
+            vocabulary_threads(kind, vocab),
             [logits, targets, inverse_temperature, logprobs, entropy, lse, vocab]
         )
     }
@@ -333,7 +343,7 @@ pub(crate) unsafe fn logprobs_backward(
             device,
             kernel,
             rows,
-            VOCABULARY_THREADS,
+            vocabulary_threads(kind, vocab),
             [logits, targets, inverse_temperature, lse, entropy, dlogprobs, dentropy, vocab]
         )
     }
