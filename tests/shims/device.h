@@ -49,6 +49,7 @@ inline size_t capacity() { return (size_t)setting("ANYROLL_SHIM_MEMORY_MIB", 819
 class Memory {
  public:
   static constexpr size_t SPACE = 1ull << 38, ALIGN = 512, PAGE = 2 << 20;
+  static constexpr size_t FILLED = 64 << 20;  // of a block, at most
 
   static Memory& get() {
     static Memory* memory = new Memory;  // outlives every thread
@@ -100,7 +101,7 @@ class Memory {
       used_[device] += len;
       live_[(uintptr_t)at] = {len, device};
     }
-    memset(host((char*)at), 0xff, std::min<size_t>(len, 64 << 20));
+    fill(at, len);
     return true;
   }
   void uncommit(void* at) {
@@ -108,8 +109,13 @@ class Memory {
     auto found = live_.find((uintptr_t)at);
     if (found == live_.end()) return;
     used_[found->second.device] -= found->second.len;
-    const uintptr_t first = round((uintptr_t)at, 4096), last = ((uintptr_t)at + found->second.len) & ~4095ull;
-    if (last > first) fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first - base_, last - first);
+    const size_t len = found->second.len;
+    if (len <= FILLED) {
+      fill(at, len);  // pages are dear to make: they are kept, and whoever still reads them gets nothing of worth
+    } else {
+      const uintptr_t first = round((uintptr_t)at, 4096), last = ((uintptr_t)at + len) & ~4095ull;
+      fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first - base_, last - first);
+    }
     live_.erase(found);
   }
   // The length of a live block that starts here, or 0.
@@ -163,6 +169,7 @@ class Memory {
     if (base_ == (uintptr_t)MAP_FAILED || alias_ == (uintptr_t)MAP_FAILED) abort();
     gaps_[base_] = SPACE;
   }
+  void fill(void* at, size_t len) { memset(host((char*)at), 0xff, std::min(len, FILLED)); }
   static uintptr_t round(uintptr_t value, size_t to) { return (value + to - 1) / to * to; }
 
   int file_;

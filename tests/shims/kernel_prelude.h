@@ -2,7 +2,6 @@
 // grid as loops. Where a block waits for all of its threads, they are fibers that take turns.
 #define __HIP_DEVICE_COMPILE__ 1
 #define __HIPCC__ 1
-#include <setjmp.h>
 #include <ucontext.h>
 #include <cmath>
 #include <cstdio>
@@ -54,12 +53,17 @@ struct ShimHalf {
 #define _Float16 ShimHalf
 
 namespace shim {
+namespace {  // a library of kernels has a `threadIdx` of its own, and so fibers too
 
 // The threads of a block that wait for one another: each runs on a stack of its own until it waits, and then the next.
+// They change places by the compiler's own setjmp, which keeps no more than a stack and where to go on. Nothing may be
+// concluded of what does so: all other threads run before it returns.
 struct Fibers {
-  static constexpr size_t STACK = 64 << 10;
+  // A multiple of 16 and not of a page: else the tops of all stacks would share few lines of the processor's caches.
+  static constexpr size_t STACK = (64 << 10) + 192;
+  using Place = void* [5];
   struct Thread {
-    jmp_buf at;
+    Place at;
     bool has_started = false, has_ended = false;
     unsigned exchanges = 0;
     float given[2];  // to an exchange; two, since the first to get on may be at the next one already
@@ -68,7 +72,7 @@ struct Fibers {
   std::vector<Thread> threads;
   std::unique_ptr<char[]> stacks{new char[STACK * count]};
   std::function<void()> body;
-  jmp_buf scheduler;
+  Place caller;
   unsigned current = 0, left = 0;
   bool met = false;  // whether any thread waited
 
@@ -77,15 +81,11 @@ struct Fibers {
   explicit Fibers(unsigned count) : count(count), threads(count) {}
 
   // Runs the body once for each thread of a block.
-  void run() {
+  [[gnu::noipa]] void run() {
     active = this;
     for (Thread& thread : threads) thread.has_ended = false, thread.exchanges = 0;
-    for (left = count; left > 0;)
-      for (current = 0; current < count; current++)
-        if (!threads[current].has_ended) {
-          threadIdx = {current, 0, 0};
-          if (_setjmp(scheduler) == 0) go_on();
-        }
+    current = count - 1, left = count;
+    if (__builtin_setjmp(caller) == 0) go_on();
     active = nullptr;
   }
   // Lets the others run up to where this thread is.
@@ -100,12 +100,17 @@ struct Fibers {
   }
 
  private:
-  void yield() {
-    if (_setjmp(threads[current].at) == 0) _longjmp(scheduler, 1);
+  [[gnu::noipa]] void yield() {
+    if (__builtin_setjmp(threads[current].at) == 0) go_on();
   }
-  void go_on() {
+  // With the next thread that has not ended, in turns, or else with the caller.
+  [[gnu::noipa]] void go_on() {
+    if (left == 0) __builtin_longjmp(caller, 1);
+    do current = current + 1 < count ? current + 1 : 0;
+    while (threads[current].has_ended);
+    threadIdx = {current, 0, 0};
     Thread& thread = threads[current];
-    if (thread.has_started) _longjmp(thread.at, 1);
+    if (thread.has_started) __builtin_longjmp(thread.at, 1);
     thread.has_started = true;
     ucontext_t start;
     getcontext(&start);
@@ -147,6 +152,8 @@ inline void run_grid(const Launch& launch, std::function<void()> body) {
     }
   }
 }
+
+}  // namespace
 
 template <typename T, typename = void>
 constexpr bool has_data = false;
