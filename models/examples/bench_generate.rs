@@ -169,7 +169,7 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     };
     let normed = |dim: i64| {
         let mut normed = Normed::new(rows, dim, at.0, at.1).unwrap();
-        normed.become_norm_of(&mut random(&[rows, dim]), &random(&[dim]), 1e-6).unwrap();
+        normed.become_norm_of(&random(&[rows, dim]), &random(&[dim]), 1e-6).unwrap();
         normed
     };
     for (name, count, outputs) in [("qkv", layers, qkv_width), ("head", 1, vocab_size)] {

@@ -90,7 +90,7 @@ pub fn records_steps(device: &dyn Device) -> Result<(), String> {
 /// # Errors
 /// [`super::Error::Argument`] for tensors that do not fit, or the device's error; so for all below.
 pub(super) fn rms_norm_into(
-    x: &mut Tensor,
+    x: &Tensor,
     weight: &Tensor,
     eps: f64,
     (y, rstd): (&mut Tensor, &mut Tensor),

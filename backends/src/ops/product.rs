@@ -53,7 +53,7 @@ impl Normed {
     ///
     /// # Errors
     /// [`super::Error::Argument`] for tensors that do not fit, or the device's error.
-    pub fn become_norm_of(&mut self, x: &mut Tensor, weight: &Tensor, eps: f64) -> Result<()> {
+    pub fn become_norm_of(&mut self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
         self.pending = None;
         rms_norm_into(x, weight, eps, (&mut self.values, &mut self.rstd))
     }

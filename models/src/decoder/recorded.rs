@@ -92,7 +92,7 @@ impl Decoder {
         let (eps, input_norm) =
             (self.block.eps, |layer: usize| weights[layer + 1].get(0, self.block.input_norm));
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
-        memory.h.become_norm_of(&mut memory.x, input_norm(0), eps)?;
+        memory.h.become_norm_of(&memory.x, input_norm(0), eps)?;
         let (layers, head_weights) = (self.config.num_hidden_layers, &weights[self.blocks() - 1]);
         for layer in 0..layers {
             let (keys, values) = cache.layer(layer);
