@@ -176,10 +176,7 @@ impl Setup {
         let group_size = self.rlvr.group_size;
         let wanted = self.share.prompts / self.share.world_size;
         let bound = self.rlvr.rollout.asynchronous.staleness_bound();
-        let place = |index: usize, at: usize| match at < group_size {
-            true => index * group_size + at,
-            false => prompts.len() * group_size + index,
-        };
+        let place = |index: usize, at: usize| self.place((index, at), prompts.len());
         let scoring = self.scorer.begin();
         let mut told = vec![false; prompts.len() * (group_size + 1)];
         let mut tell = |index: usize, group: &Group| {
@@ -228,6 +225,13 @@ impl Setup {
         whole.take(wanted).for_each(|(index, group)| tell(index, group));
         let effort = Effort { passes, ..Effort::default() };
         Ok(Groups { taken: under_way.take(wanted), scoring, effort })
+    }
+
+    /// The number under which a sample of a group is scored, of so many groups that are scored together: first come those of
+    /// the groups, in their order, then greedy ones.
+    pub(super) fn place(&self, (index, at): (usize, usize), groups: usize) -> usize {
+        let group_size = self.rlvr.group_size;
+        if at < group_size { index * group_size + at } else { groups * group_size + index }
     }
 
     /// What is asked for, to go on with the sample number `at` of a group.

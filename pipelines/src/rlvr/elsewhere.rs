@@ -67,7 +67,7 @@ impl Setup {
         let asked = open.iter().map(asked).collect();
         let case_of = |&(index, at): &(usize, usize)| {
             let prompt = &prompts[index];
-            (scorings[&prompt.batch].clone(), self.place(&groups[index], at), prompt.record.clone())
+            (scorings[&prompt.batch].clone(), self.place_in_batch(&groups[index], at), prompt.record.clone())
         };
         let cases: Vec<(Scoring, usize, Arc<Record>)> = open.iter().map(case_of).collect();
         let tokenizer = self.tokenizer.clone();
@@ -89,17 +89,18 @@ impl Setup {
             for (prompt, group) in batch {
                 let has_ended = |(_, sample): &(usize, &Sample)| sample.ending.is_some();
                 for (at, sample) in group.samples.iter().enumerate().filter(has_ended) {
-                    scoring.hand_over(self.place(group, at), case(&self.tokenizer, &prompt.record, sample));
+                    scoring.hand_over(
+                        self.place_in_batch(group, at),
+                        case(&self.tokenizer, &prompt.record, sample),
+                    );
                 }
             }
         }
     }
 
-    /// The number of a completion among those of this rank's part of its batch: first those of the groups, in their order,
-    /// then greedy ones.
-    fn place(&self, group: &Group, at: usize) -> usize {
-        let (prompts, group_size) = (self.share.prompts / self.share.world_size, self.rlvr.group_size);
-        let index = (group.number % prompts as u64) as usize;
-        if at < group_size { index * group_size + at } else { prompts * group_size + index }
+    /// The number of a completion among those of this rank's part of its batch.
+    fn place_in_batch(&self, group: &Group, at: usize) -> usize {
+        let prompts = self.share.prompts / self.share.world_size;
+        self.place(((group.number % prompts as u64) as usize, at), prompts)
     }
 }
