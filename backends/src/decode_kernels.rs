@@ -4,7 +4,10 @@ use std::ffi::{CStr, c_void};
 
 use tch::Kind;
 
-use crate::{Device, Grid, Result, device_kernels::Source};
+use crate::{
+    Device, Result,
+    device_kernels::{Source, grid, launch},
+};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
@@ -73,18 +76,6 @@ pub(crate) fn fit(kind: Kind, dim: i64, vocab: i64) -> bool {
         && vocab <= MAX_STRIPES * 32 * lanes(kind)
 }
 
-/// Launches a kernel on libtorch's stream with these values as its parameters.
-macro_rules! launch {
-    ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+ $(,)?]) => {
-        $device.launch(
-            $kernel,
-            Grid::new(u32::try_from($blocks).expect("sizes of tensors that exist"), $threads).early(),
-            &mut [$((&raw mut *&mut { $argument }).cast::<c_void>()),+],
-            $device.torch_stream()?,
-        )
-    };
-}
-
 /// Rotates (and norms, where there are weights) a step's queries in place and its keys on their way into the cache,
 /// where values go as well.
 ///
@@ -111,8 +102,7 @@ pub(crate) unsafe fn rope_into_cache(
         launch!(
             device,
             kernel,
-            blocks,
-            threads,
+            grid(blocks, threads).early(),
             [
                 qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads,
                 kv_heads, dim
@@ -162,8 +152,7 @@ pub(crate) unsafe fn attend(
         launch!(
             device,
             kernel,
-            blocks,
-            attention_threads(dim),
+            grid(blocks, attention_threads(dim)).early(),
             [
                 qkv, keys, values, tables, positions, scale, window, partial, softmax, out, splits_32,
                 rows_32, heads, kv_heads
@@ -177,8 +166,7 @@ pub(crate) unsafe fn attend(
         launch!(
             device,
             kernel,
-            blocks,
-            dim as u32,
+            grid(blocks, dim as u32).early(),
             [partial, softmax, positions, window, out, splits_32, rows_32, heads, dim]
         )
     }
@@ -203,8 +191,7 @@ pub(crate) unsafe fn sample(
         launch!(
             device,
             kernel,
-            rows,
-            SAMPLE_THREADS,
+            grid(rows, SAMPLE_THREADS).early(),
             [logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs]
         )
     }

@@ -60,6 +60,27 @@ const SOURCE: Source = Source {
     architecture: None,
 };
 
+/// Launches a kernel on libtorch's stream with these values as its parameters; no blocks is no work.
+macro_rules! launch {
+    ($device:expr, $kernel:expr, $grid:expr, [$($argument:expr),+ $(,)?]) => {
+        match $grid {
+            $crate::Grid { blocks: 0, .. } => Ok(()),
+            grid => $device.launch(
+                $kernel,
+                grid,
+                &mut [$((&raw mut *&mut { $argument }).cast::<std::ffi::c_void>()),+],
+                $device.torch_stream()?,
+            ),
+        }
+    };
+}
+pub(crate) use launch;
+
+/// For so many blocks, counted from the sizes of tensors.
+pub(crate) fn grid(blocks: i64, threads: u32) -> Grid {
+    Grid::new(u32::try_from(blocks).expect("sizes of tensors that exist"), threads)
+}
+
 pub(crate) const THREADS: u32 = 256;
 /// What one thread of an elementwise kernel moves at a time.
 const BYTES_OF_A_THREAD: usize = 16;

@@ -5,7 +5,11 @@ use std::ffi::{CStr, c_void};
 
 use tch::Kind;
 
-use crate::{Device, Grid, Result, device_kernels::Source, ops::Heads};
+use crate::{
+    Device, Result,
+    device_kernels::{Source, grid, launch},
+    ops::Heads,
+};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
@@ -123,25 +127,6 @@ fn part_rows(rows: i64) -> i64 {
     ceil_div(rows, MAX_PARTS).max(PART_ROWS)
 }
 
-/// Launches a kernel on libtorch's stream with these values as its parameters, early if it takes turns; no blocks is no
-/// work.
-macro_rules! launch {
-    ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+]) => {
-        launch!($device, $kernel, $blocks, $threads, [$($argument),+], |grid| grid)
-    };
-    ($device:expr, $kernel:expr, $blocks:expr, $threads:expr, [$($argument:expr),+], $how:expr) => {
-        match u32::try_from($blocks).expect("sizes of tensors that exist") {
-            0 => Ok(()),
-            blocks => $device.launch(
-                $kernel,
-                ($how)(Grid::new(blocks, $threads)),
-                &mut [$((&raw mut *&mut { $argument }).cast::<c_void>()),+],
-                $device.torch_stream()?,
-            ),
-        }
-    };
-}
-
 /// `y` and `rstd` of `x`, to which `residual` is added first unless it is null.
 ///
 /// # Safety
@@ -166,10 +151,8 @@ pub(crate) unsafe fn rms_norm(
         launch!(
             device,
             kernel,
-            blocks,
-            threads,
-            [x, residual, weight, eps, y, rstd, rows, heads, dim],
-            Grid::early
+            grid(blocks, threads).early(),
+            [x, residual, weight, eps, y, rstd, rows, heads, dim]
         )
     }
 }
@@ -190,7 +173,12 @@ pub(crate) unsafe fn rms_norm_backward(
     let (kernel, threads) = (typed(RMS_NORM_BACKWARD, kind), sizes.threads(kind, 1));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
-        launch!(device, kernel, parts, threads, [dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk])?;
+        launch!(
+            device,
+            kernel,
+            grid(parts, threads),
+            [dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk]
+        )?;
         join_parts(device, kind, partial, parts, dim, dweight)
     }
 }
@@ -209,7 +197,7 @@ pub(crate) unsafe fn sum_rows(
     let (kernel, blocks) = (typed(SUM_ROWS, kind), parts * blocks_of_row(kind, columns));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
-        launch!(device, kernel, blocks, THREADS, [x, partial, rows, columns, chunk])?;
+        launch!(device, kernel, grid(blocks, THREADS), [x, partial, rows, columns, chunk])?;
         join_parts(device, kind, partial, parts, columns, out)
     }
 }
@@ -229,7 +217,7 @@ unsafe fn join_parts(
     let (kernel, blocks) = (typed(JOIN_PARTS, kind), ceil_div(columns, JOINED_COLUMNS));
     let is_added = i32::from(is_added);
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernel, blocks, JOIN_THREADS, [partial, parts, columns, out, is_added]) }
+    unsafe { launch!(device, kernel, grid(blocks, JOIN_THREADS), [partial, parts, columns, out, is_added]) }
 }
 
 /// # Safety
@@ -246,7 +234,12 @@ pub(crate) unsafe fn rope(
     let (kernel, blocks) = (typed(ROPE, kind), blocks(rows * heads * packs(kind, dim / 2)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
-        launch!(device, kernel, blocks, THREADS, [x, positions, table, sign, rows, heads, dim, table_rows])
+        launch!(
+            device,
+            kernel,
+            grid(blocks, THREADS),
+            [x, positions, table, sign, rows, heads, dim, table_rows]
+        )
     }
 }
 
@@ -262,7 +255,7 @@ pub(crate) unsafe fn swiglu(
 ) -> Result<()> {
     let (kernel, blocks) = (typed(SWIGLU, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, y, rows, size], Grid::early) }
+    unsafe { launch!(device, kernel, grid(blocks, THREADS).early(), [gate_up, y, rows, size]) }
 }
 
 /// # Safety
@@ -277,7 +270,7 @@ pub(crate) unsafe fn swiglu_backward(
 ) -> Result<()> {
     let (kernel, blocks) = (typed(SWIGLU_BACKWARD, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernel, blocks, THREADS, [gate_up, dy, rows, size]) }
+    unsafe { launch!(device, kernel, grid(blocks, THREADS), [gate_up, dy, rows, size]) }
 }
 
 /// `how` is the salt, the threshold and the scale.
@@ -294,7 +287,9 @@ pub(crate) unsafe fn dropout(
 ) -> Result<()> {
     let (kernel, blocks) = (typed(DROPOUT, kind), blocks(rows * packs(kind, columns)));
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernel, blocks, THREADS, [x, keys, salt, threshold, scale, y, rows, columns]) }
+    unsafe {
+        launch!(device, kernel, grid(blocks, THREADS), [x, keys, salt, threshold, scale, y, rows, columns])
+    }
 }
 
 /// Log-probabilities, entropies and log-sum-exps, in this order.
@@ -316,8 +311,7 @@ pub(crate) unsafe fn logprobs(
         launch!(
             device,
             kernel,
-            rows,
-            vocabulary_threads(kind, vocab),
+            grid(rows, vocabulary_threads(kind, vocab)),
             [logits, targets, inverse_temperature, logprobs, entropy, lse, vocab]
         )
     }
@@ -342,8 +336,7 @@ pub(crate) unsafe fn logprobs_backward(
         launch!(
             device,
             kernel,
-            rows,
-            vocabulary_threads(kind, vocab),
+            grid(rows, vocabulary_threads(kind, vocab)),
             [logits, targets, inverse_temperature, lse, entropy, dlogprobs, dentropy, vocab]
         )
     }
@@ -365,7 +358,12 @@ pub(crate) unsafe fn embedding_backward(
     let is_added = i32::from(is_added);
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
-        launch!(device, kernel, blocks, THREADS, [dy, tokens, order, dweight, is_added, rows, vocab, columns])
+        launch!(
+            device,
+            kernel,
+            grid(blocks, THREADS),
+            [dy, tokens, order, dweight, is_added, rows, vocab, columns]
+        )
     }
 }
 
@@ -396,6 +394,6 @@ fn blocks(items: i64) -> i64 {
     ceil_div(items, THREADS.into()).min(MAX_BLOCKS)
 }
 
-fn ceil_div(a: i64, b: i64) -> i64 {
+pub(crate) fn ceil_div(a: i64, b: i64) -> i64 {
     (a + b - 1) / b
 }

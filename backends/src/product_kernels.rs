@@ -5,7 +5,11 @@ use std::{
     ptr,
 };
 
-use crate::{Device, Grid, Result, device_kernels::Source};
+use crate::{
+    Device, Grid, Result,
+    device_kernels::{Source, grid, launch},
+    model_kernels::ceil_div,
+};
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
 pub(crate) const SOURCE: Source = Source {
@@ -64,7 +68,12 @@ impl Squares {
 
 /// Sums of squares that a product leaves of so many columns.
 pub(crate) fn tiles(columns: i64) -> i64 {
-    columns.unsigned_abs().div_ceil(NARROW.tile.unsigned_abs()) as i64
+    ceil_div(columns, NARROW.tile)
+}
+
+/// Whether a device has the kernels.
+pub(crate) fn exist_on(device: &dyn Device) -> bool {
+    SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
 }
 
 /// What is multiplied, as the kernels take it.
@@ -96,6 +105,26 @@ pub(crate) struct Product {
 }
 
 impl Product {
+    /// `x W^T` into `y`, and nothing else.
+    pub(crate) fn new([x, weight, y]: [*mut c_void; 3], [rows, outputs, inputs]: [i64; 3]) -> Self {
+        let none = ptr::null_mut();
+        Self {
+            x,
+            weight,
+            bias: none,
+            y,
+            norm: none,
+            normed: none,
+            before: Squares::NONE,
+            after: Squares::NONE,
+            rows: rows as i32,
+            outputs: outputs as i32,
+            inputs: inputs as i32,
+            is_gated: 0,
+            is_added: 0,
+        }
+    }
+
     /// Whether there is a kernel for it on a device.
     pub(crate) fn fits(&self, device: &dyn Device) -> bool {
         let is_aligned = |address: *mut c_void| (address as usize).is_multiple_of(16);
@@ -103,19 +132,18 @@ impl Product {
             && i64::from(self.inputs) % CHUNK == 0
             && self.outputs % 8 == 0
             && [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
-            && SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
+            && exist_on(device)
     }
 
     /// The kernel and how many blocks share a tile's columns: as many blocks as are on the device at once, unless the parts
     /// would be too short to be worth it. Whatever the rows, so that a sum is always made in the same order. The choices
     /// are those that were quickest on an H200 for the matrices of Qwen2.5 of 0.5B to 7B.
     fn cut(&self, multiprocessors: i64) -> (Kernel, i64) {
-        const SHORTEST: i64 = 4;
+        const TOO_FEW: i64 = 3; // chunks of a part
         let chunks = i64::from(self.inputs) / CHUNK;
         let tiles = self.tiles(NARROW);
-        let fits = |parts: i64| {
-            (parts == 1 || chunks > (SHORTEST - 1) * parts) && tiles * parts <= 3 * multiprocessors
-        };
+        let fits =
+            |parts: i64| (parts == 1 || chunks > TOO_FEW * parts) && tiles * parts <= 3 * multiprocessors;
         match [8, 4, 2, 1].into_iter().find(|&parts| fits(parts)) {
             Some(parts) if tiles * parts <= 2 * multiprocessors => (NARROW_AND_DEEP, parts),
             Some(parts) => (NARROW, parts),
@@ -126,7 +154,7 @@ impl Product {
 
     fn tiles(&self, kernel: Kernel) -> i64 {
         let halves = if self.is_gated == 1 { 2 } else { 1 };
-        i64::from(self.outputs).unsigned_abs().div_ceil((kernel.tile / halves).unsigned_abs()) as i64
+        ceil_div(i64::from(self.outputs), kernel.tile / halves)
     }
 }
 
@@ -139,42 +167,18 @@ impl Product {
 pub(crate) unsafe fn multiply(device: &dyn Device, product: Product) -> Result<()> {
     let multiprocessors = device.multiprocessors().expect("a device with these kernels counts them");
     let (kernel, parts) = product.cut(multiprocessors);
-    let of_grid = |count: i64| u32::try_from(count).expect("sizes of tensors that exist");
     let grid = Grid {
-        cluster: of_grid(parts),
-        shared_bytes: of_grid(kernel.shared_bytes()),
-        ..Grid::new(of_grid(product.tiles(kernel) * parts), THREADS).early()
+        cluster: parts as u32,
+        shared_bytes: kernel.shared_bytes() as u32,
+        ..grid(product.tiles(kernel) * parts, THREADS).early()
     };
-    let mut product = product;
-    let stream = device.torch_stream()?;
     // SAFETY: the kernels' signature, and the caller's promise.
-    unsafe { device.launch(kernel.name, grid, &mut [(&raw mut product).cast()], stream) }
+    unsafe { launch!(device, kernel.name, grid, [product]) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn product(outputs: i32, inputs: i32, is_gated: bool) -> Product {
-        let [x, weight, bias, y] = [ptr::null_mut(); 4];
-        let [norm, normed] = [ptr::null_mut(); 2];
-        let (before, after, is_gated) = (Squares::NONE, Squares::NONE, is_gated.into());
-        Product {
-            x,
-            weight,
-            bias,
-            y,
-            norm,
-            normed,
-            before,
-            after,
-            rows: 64,
-            outputs,
-            inputs,
-            is_gated,
-            is_added: 0,
-        }
-    }
 
     #[test]
     fn products_are_cut_to_fill_a_device() {
@@ -188,7 +192,8 @@ mod tests {
             (151_936, 1536, false, WIDE, 1),
             (96, 64, false, NARROW_AND_DEEP, 1),
         ] {
-            let (found, found_parts) = product(outputs, inputs, is_gated).cut(132);
+            let product = Product::new([ptr::null_mut(); 3], [64, outputs, inputs]);
+            let (found, found_parts) = Product { is_gated: i32::from(is_gated), ..product }.cut(132);
             assert_eq!((found.name, found_parts), (kernel.name, parts), "{outputs} x {inputs}");
         }
     }

@@ -60,6 +60,8 @@ pub struct Gpu {
     info: DeviceInfo,
     /// What its kernels are compiled for, as the compiler names it.
     architecture: String,
+    /// Whether a kernel may start before the one in front has ended.
+    can_start_early: bool,
     granularity_bytes: usize,
     multiprocessors: c_int,
     allocated_bytes: AtomicUsize,
@@ -126,6 +128,7 @@ impl Gpu {
         })?;
         Ok(Self {
             info,
+            can_start_early: driver.dialect.can_start_early(&architecture),
             architecture,
             granularity_bytes,
             multiprocessors,
@@ -464,8 +467,7 @@ unsafe impl Device for Gpu {
             return unsupported(self.info.id, format!("the kernel {kernel:?}"));
         };
         let function = self.module(index)?.function(kernel);
-        let can_start_early = self.context.driver.dialect.can_start_early(&self.architecture);
-        let grid = Grid { starts_early: grid.starts_early && can_start_early, ..grid };
+        let grid = Grid { starts_early: grid.starts_early && self.can_start_early, ..grid };
         // SAFETY: the arguments are those of the kernel, as the caller promises.
         self.context.run(|driver| unsafe {
             driver.dialect.launch(driver, function, grid, handle(stream.0), arguments.as_mut_ptr())

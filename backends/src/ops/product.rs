@@ -1,6 +1,6 @@
 //! Products of a step of decoding: few rows, into memory that is given.
 
-use std::{ffi::c_void, ptr};
+use std::ptr;
 
 use tch::{Device, Kind, Tensor};
 
@@ -150,29 +150,19 @@ pub fn add_linear_and_norm_(
         normed.pending = Some(eps);
         return Ok(());
     }
-    drop(y.f_addmm_(x, &weight.f_tr()?)?);
+    add_linear_(y, x, weight)?;
     normed.become_norm_of(y, norm, eps)
 }
 
 /// `x W^T` into `y`, where there are so many rows of weights for a column of `y`.
 fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64) -> Result<Product> {
     let ([rows, inputs], [_, outputs]) = (args.dims("x", x)?, args.dims("y", y)?);
-    let none: *mut c_void = ptr::null_mut();
-    Ok(Product {
-        x: args.values("x", x, &[rows, inputs])?,
-        weight: args.values("weight", weight, &[halves * outputs, inputs])?,
-        bias: none,
-        y: args.values("y", y, &[rows, outputs])?,
-        norm: none,
-        normed: none,
-        before: Squares::NONE,
-        after: Squares::NONE,
-        rows: rows as i32,
-        outputs: outputs as i32,
-        inputs: inputs as i32,
-        is_gated: 0,
-        is_added: 0,
-    })
+    let addresses = [
+        args.values("x", x, &[rows, inputs])?,
+        args.values("weight", weight, &[halves * outputs, inputs])?,
+        args.values("y", y, &[rows, outputs])?,
+    ];
+    Ok(Product::new(addresses, [rows, outputs, inputs]))
 }
 
 /// Multiplies by our kernel and says so, if there is one for it.
@@ -276,11 +266,8 @@ mod tests {
     /// Where it is our kernel that multiplies, the order of a sum is that of the sizes of the weights.
     #[test]
     fn a_row_has_the_same_bits_whatever_the_others_are() {
-        let is_ours = |tensor: &Tensor| {
-            device_of(tensor).is_some_and(|device| {
-                product_kernels::SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
-            })
-        };
+        let is_ours =
+            |tensor: &Tensor| device_of(tensor).is_some_and(|device| product_kernels::exist_on(&*device));
         for &place in PLACES.iter().filter(|(kind, _)| *kind == Kind::BFloat16) {
             for (_, outputs, inputs) in SIZES.into_iter().filter(|size| size.2 % 64 == 0) {
                 let (x, weight) = (random(&[64, inputs], place), random(&[outputs, inputs], place));
