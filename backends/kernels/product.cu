@@ -1,66 +1,21 @@
-// Products of up to 64 rows with a matrix of weights, bf16 with sums in fp32, behind `elements.cuh`: for compute
-// capability 9.0a alone, whose matrix units read shared memory and whose blocks see each other's. What such a product
+// Products of up to 64 rows with a matrix of weights, bf16 with sums in fp32, behind `elements.cuh` and
+// `warpgroup.cuh`: for compute capability 9.0a alone, whose blocks see each other's shared memory. What such a product
 // takes is the time to read its weights, so a block asks for its first ones before the kernel in front has ended.
 
 // Rows of x that a block multiplies; those that are missing are zeros.
 constexpr int ROWS = 64;
 constexpr int THREADS = 128;
-// Elements of k in a stage: 128 bytes of a row, as wide as the swizzle of shared memory.
-constexpr int CHUNK = 64, ROW_BYTES = 128;
+// Elements of k in a stage: a row of shared memory.
+constexpr int CHUNK = ROW_BYTES / 2;
 // Rows that the threads of a block copy at once, 16 bytes each.
 constexpr int ROWS_AT_ONCE = THREADS / 8;
 
-// ---- instructions ----
-
-// 16 bytes, of which those past the first so many are zeros. (With a hint for the cache, ptxas of CUDA 13.0 makes
-// instructions of it that are none.)
-__device__ inline void copy(u32 to, const void* from, int bytes = 16) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ inline void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// Where 64 or more rows of 128 swizzled bytes lie, whose first 32 bytes are multiplied.
-__device__ inline u64 matrix(u32 at) { return (u64)(at >> 4 & 0x3fff) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62; }
-
-// c += a b^T for 64 x 16 and `N` x 16 values, by four warps: a thread has row lane / 4 of its warp's 16, columns
-// 2 (lane % 4) and the next, then the same 8 rows below, and so on for each 8 columns.
-#define SUM(i) "+f"(c[i])
-#define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
-#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
-template <int N>
-__device__ inline void multiply(float* c, u64 a, u64 b) {
-  static_assert(N == 64 || N == 32, "what there is");
-  if constexpr (N == 64) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, "
-        "1, 1, 0, 0;"
-        : SUMS_16(0), SUMS_16(16)
-        : "l"(a), "l"(b));
-  } else {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-        : SUMS_16(0)
-        : "l"(a), "l"(b));
-  }
-}
-// The same for any multiple of 32 rows of b, from an address on.
+// c += a b^T for any multiple of 32 rows of b, from an address on.
 template <int N>
 __device__ inline void multiply_all(float* c, u64 a, u32 b) {
   constexpr int NOW = N >= 64 ? 64 : 32;
   multiply<NOW>(c, a, matrix(b));
   if constexpr (N > NOW) multiply_all<N - NOW>(c + NOW / 2, a, b + NOW * ROW_BYTES);
-}
-template <int COUNT>
-__device__ inline void await_products(float (&c)[COUNT]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : SUM(i)::"memory");
 }
 
 // The blocks of a cluster, which share a product's k.
@@ -199,17 +154,17 @@ __device__ inline void multiply_tile(const Product& of) {
   for (int c = 0; c < count; c++) {
     await_copies<STAGES - 2>();
     // Copies are seen by the matrix units, which are done with the stage that is copied to next.
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    show_copies();
+    await_products<0>();
     __syncthreads();
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    begin_products();
 #pragma unroll
     for (int part = 0; part < ROW_BYTES; part += 32)
       multiply_all<TILE>(sums, matrix(stage(c) + part), stage(c) + ROWS * ROW_BYTES + part);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    end_products();
     copy_weights(c + STAGES - 1), copy_x(c + STAGES - 1), end_copies();
   }
-  await_products(sums);
+  await_products<0>(sums);
   await_copies<0>();
   __syncthreads();  // the stages' memory is free
 

@@ -16,6 +16,7 @@ pub(crate) const SOURCE: Source = Source {
     file: c"product.cu",
     text: concat!(
         include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/warpgroup.cuh"),
         "\n#line 1 \"product.cu\"\n",
         include_str!("../kernels/product.cu")
     ),
