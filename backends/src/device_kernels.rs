@@ -8,8 +8,8 @@ use std::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream, TorchDevice, decode_kernels,
-    model_kernels, open_devices, product_kernels,
+    Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream, TorchDevice, attention_kernels,
+    decode_kernels, model_kernels, open_devices, product_kernels,
 };
 
 /// A file of kernels, compiled when the first of them is wanted.
@@ -32,8 +32,13 @@ impl Source {
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 4] =
-    [SOURCE, model_kernels::SOURCE, decode_kernels::SOURCE, product_kernels::SOURCE];
+pub(crate) const SOURCES: [Source; 5] = [
+    SOURCE,
+    model_kernels::SOURCE,
+    decode_kernels::SOURCE,
+    product_kernels::SOURCE,
+    attention_kernels::SOURCE,
+];
 
 const SOURCE: Source = Source {
     file: c"strategy.cu",

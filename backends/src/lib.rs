@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod abi;
 mod ascend;
+mod attention_kernels;
 mod buffer;
 mod collective;
 mod communicator;

@@ -44,7 +44,7 @@ pub(super) struct Args {
 }
 
 /// The values of a `[rows, heads, dim]` view: each head is dense, rows lie `stride` elements apart. Mirrors `Heads` in
-/// `shim/vectors.h` and `kernels/model.cu`.
+/// `shim/vectors.h`, `kernels/model.cu` and `kernels/attention.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Heads {
@@ -132,6 +132,18 @@ impl Args {
             return Err(self.refuse(argument, format!("has strides {strides:?}, expected dense rows")));
         }
         Ok(Heads { data: tensor.data_ptr(), stride })
+    }
+
+    /// The values of an fp32 matrix in any order, and its strides.
+    pub fn float_matrix(
+        self,
+        argument: &'static str,
+        tensor: &Tensor,
+        expected: [i64; 2],
+    ) -> Result<(*mut f32, [i64; 2])> {
+        self.matches(argument, tensor, &expected, Kind::Float)?;
+        let strides = tensor.stride();
+        Ok((tensor.data_ptr().cast(), [strides[0], strides[1]]))
     }
 
     /// The result of a call of the shim; to be called on its thread right after it.

@@ -290,6 +290,52 @@ fn attention_kernels_equal_composites() {
     }
 }
 
+/// In bf16 on a GPU, against fp32: by our kernels where the device has them, whose tiles have 64 and 128 rows.
+#[test]
+fn gradients_of_attention_repeat_and_are_those_of_wide_values() {
+    let lengths: [&[i64]; 3] = [&[300, 1, 0, 64, 129, 65], &[256, 256], &[700, 128]];
+    let heads = [(6, 2, 128), (1, 1, 128), (7, 1, 64), (4, 4, 64)];
+    let is_narrow = |place: &&(Kind, Device)| place.0 == Kind::BFloat16;
+    for (&at, ((heads, kv_heads, dim), lengths)) in
+        PLACES.iter().filter(is_narrow).flat_map(|at| pairs(&heads, lengths).map(move |case| (at, case)))
+    {
+        let packing = Packing::new(lengths, at.1).unwrap();
+        let rows = packing.tokens();
+        // Rows lie apart by a head that belongs to nobody.
+        let qkv = random(&[rows, heads + 2 * kv_heads + 1, *dim], at);
+        let views = |whole: &Tensor| {
+            [(0, *heads), (*heads, *kv_heads), (heads + kv_heads, *kv_heads)]
+                .map(|(start, count)| whole.narrow(1, start, count))
+        };
+        let dout = random(&[rows, heads * dim], at);
+        for window in [None, Some(1), Some(100), Some(129)] {
+            let causal = Causal { scale: (*dim as f64).powf(-0.5), window };
+            let gradients = |qkv: &Tensor, dout: &Tensor, is_wide: bool| {
+                let ([q, k, v], gradients) = (views(qkv), qkv.zeros_like());
+                let [mut dq, mut dk, mut dv] = views(&gradients);
+                let forward = if is_wide { composite::attention } else { super::attention };
+                let backward =
+                    if is_wide { composite::attention_backward } else { super::attention_backward };
+                let (out, lse) = forward(&q, &k, &v, &packing, causal).unwrap();
+                let (how, into) = ((&packing, causal, true), (&mut dq, &mut dk, &mut dv));
+                backward(dout, (&q, &k, &v), (&out, &lse), how, into).unwrap();
+                gradients
+            };
+            let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}, {window:?}");
+            let [wide_qkv, wide_dout] = [&qkv, &dout].map(|tensor| tensor.to_kind(Kind::Float));
+            let (found, expected) = (gradients(&qkv, &dout, false), gradients(&wide_qkv, &wide_dout, true));
+            assert!(found.equal(&gradients(&qkv, &dout, false)), "{what}: other bits");
+            for ((name, found), expected) in
+                ["dq", "dk", "dv"].iter().zip(views(&found)).zip(views(&expected))
+            {
+                assert_close(&format!("{name}, {what}"), &found, &expected, tolerance(at.0, 4.0));
+            }
+            let beside = found.narrow(1, heads + 2 * kv_heads, 1);
+            assert!(beside.equal(&beside.zeros_like()), "{what}: written beside its rows");
+        }
+    }
+}
+
 /// A kernel's decoding has the bits of its attention: keys that a query does not see change nothing.
 #[test]
 fn decoding_equals_the_last_query_of_attention() {
