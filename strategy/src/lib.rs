@@ -18,6 +18,7 @@ mod memory;
 mod offload;
 mod optimizer;
 pub mod plan;
+mod porter;
 mod schedule;
 mod weights;
 mod zero;

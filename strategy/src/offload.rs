@@ -2,17 +2,19 @@
 //!
 //! A state lies in an [`Arena`] a unit. To leave, its bytes are copied to pinned host memory behind the work that
 //! used them last, and the arena's memory is given back; the addresses stay, and with them every view. Each
-//! direction has a stream of its own, so that copies run beside compute, one unit's behind another's update.
+//! direction has a [`Porter`], so that copies run beside compute, one unit's behind another's update.
 
-use std::{fmt, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
+use std::{fmt, mem, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
 
 use anyroll_backends::{Arena, Buffer, DType, Device, Error as BackendError, Event, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
-use crate::{Error, Result, Zero, optimizer::Home, weights::WeightsHome};
-
-/// Far beyond the copy of any unit, or pinning its memory: a wedged device is to be an error and not a hang.
-const COPY_TIMEOUT: Duration = Duration::from_secs(120);
+use crate::{
+    Error, Result, Zero,
+    optimizer::Home,
+    porter::{COPY_TIMEOUT, Order, Porter, Transit, Way, wait_for},
+    weights::WeightsHome,
+};
 
 /// What can be away from the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +38,15 @@ impl fmt::Display for State {
     }
 }
 
+const STATES: [State; 3] = [State::Optimizer, State::Gradients, State::Params];
+
 /// The calls that move states. Each may come at any time between steps, and again: what is where it should be
 /// stays there.
 impl<M: Model> Zero<M> {
     /// Starts to pin the host's memory for `include`, beside whatever comes next: that takes longer than a copy to it, and
     /// the first time that states leave would wait for it. Of gradients nothing is kept, as a rule, and nothing pinned.
     pub fn prepare_offload(&mut self, include: &[State]) {
-        let device = self.transfers.out.device().clone();
+        let device = self.compute.device().clone();
         let mut orders = Vec::new();
         for &state in include.iter().filter(|&&state| state != State::Gradients) {
             orders.extend(self.movables(state).into_iter().filter_map(Movable::order_host));
@@ -68,17 +72,17 @@ impl<M: Model> Zero<M> {
         let mut freed_bytes = 0;
         for &state in include {
             for movable in self.movables(state) {
-                freed_bytes += movable.finish_leaving()?;
+                movable.finish_copy()?;
+                freed_bytes += movable.give_back()?;
             }
         }
-        self.transfers.out.synchronize()?; // the errors of copies come out here
         Ok(freed_bytes)
     }
 
     /// Starts what [`Self::offload_states`] does and returns at once: after a step, so that each unit leaves as
     /// soon as its update is done. From here on the states count as away.
     pub fn start_offload(&mut self, include: &[State]) -> Result<()> {
-        let (out, compute) = (self.transfers.out.clone(), self.compute.clone());
+        let (out, compute) = (self.transfers.leaving.clone(), self.compute.clone());
         for &state in include {
             self.settle_uses(state)?;
             let keep = state != State::Gradients || self.has_accumulated();
@@ -89,12 +93,57 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
+    /// Gives back the memory of states that have left by now, and waits for nobody: how many bytes.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn give_back_left(&mut self) -> Result<usize> {
+        let mut freed_bytes = 0;
+        for state in STATES {
+            for movable in self.movables(state) {
+                if movable.has_left()? {
+                    freed_bytes += movable.give_back()?;
+                }
+            }
+        }
+        Ok(freed_bytes)
+    }
+
+    /// Waits for states that are leaving until `bytes` of the device are free, or all of them have left.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn make_room(&mut self, bytes: usize) -> Result<()> {
+        self.give_back_left()?;
+        let device = self.compute.device().clone();
+        for state in STATES {
+            for movable in self.movables(state).into_iter().filter(|it| it.is_leaving()) {
+                if device.memory_info()?.free_bytes >= bytes {
+                    return Ok(());
+                }
+                movable.finish_copy()?;
+                movable.give_back()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The device's memory that states take that are still leaving, in bytes.
+    pub fn leaving_bytes(&mut self) -> usize {
+        let mut bytes = 0;
+        for state in STATES {
+            let leaving = self.movables(state).into_iter().filter(|it| it.is_leaving());
+            bytes += leaving.map(|it| it.arena.len_bytes()).sum::<usize>();
+        }
+        bytes
+    }
+
     /// Brings `include` back. Returns at once: compute waits for each unit where it first uses it.
     ///
     /// # Errors
     /// The device's: there has to be room for what comes back.
     pub fn load_states(&mut self, include: &[State]) -> Result<()> {
-        let back = self.transfers.back.clone();
+        let back = self.transfers.arriving.clone();
         for &state in include {
             for movable in self.movables(state) {
                 movable.start_arriving(&back)?;
@@ -107,18 +156,21 @@ impl<M: Model> Zero<M> {
     ///
     /// # Errors
     /// The device's.
-    pub fn finish_loading(&self) -> Result<()> {
-        Ok(self.transfers.back.synchronize()?)
+    pub fn finish_loading(&mut self) -> Result<()> {
+        for state in STATES {
+            self.movables(state).into_iter().try_for_each(Movable::finish_copy)?;
+        }
+        Ok(())
     }
 
     /// How long compute stood still for states on their way back, in the last step that used them. Waits for
     /// that step.
     pub fn load_wait(&mut self) -> Result<Duration> {
         let mut total = Duration::ZERO;
-        for state in [State::Optimizer, State::Gradients, State::Params] {
+        for state in STATES {
             for movable in self.movables(state) {
                 if let Some((before, after)) = movable.stood_still.take() {
-                    movable.wait(&after)?;
+                    wait_for(&after, movable.whole.home().device())?;
                     total += before.elapsed(&after)?;
                 }
             }
@@ -164,16 +216,23 @@ impl<M: Model> Zero<M> {
     }
 }
 
-/// The streams of copies, one a direction: there is one copy engine for each.
+/// What copies go by. The streams are for those that compute waits for, in each direction; the porters for states.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(crate) out: Stream,
     pub(crate) back: Stream,
+    leaving: Arc<Porter>,
+    arriving: Arc<Porter>,
 }
 
 impl Transfers {
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        Ok(Self { out: Stream::new(device)?, back: Stream::new(device)? })
+        Ok(Self {
+            out: Stream::new(device)?,
+            back: Stream::new(device)?,
+            leaving: Arc::new(Porter::new(device, "states leaving")?),
+            arriving: Arc::new(Porter::new(device, "states arriving")?),
+        })
     }
 }
 
@@ -197,40 +256,56 @@ enum Host {
     /// From the thread that pins it.
     Ordered(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
     There(PinnedBuffer),
+    /// With a porter, who brings it back.
+    Lent,
 }
 
 impl Host {
-    /// The memory, which is made here if nobody ordered it.
-    fn get(&mut self, device: &Arc<dyn Device>, len_bytes: usize) -> Result<&mut PinnedBuffer> {
-        if let Self::Ordered(memory) = self {
-            *self = match memory.recv_timeout(COPY_TIMEOUT) {
-                Ok(memory) => Self::There(memory?),
-                Err(_) => Self::Nowhere,
-            };
-        }
-        if let Self::Nowhere = self {
-            *self = Self::There(PinnedBuffer::new(device, len_bytes)?);
-        }
-        match self {
-            Self::There(memory) => Ok(memory),
-            Self::Nowhere | Self::Ordered(_) => unreachable!("it was just made"),
-        }
+    /// The memory for a porter, which is made here if nobody ordered it.
+    fn lend(&mut self, device: &Arc<dyn Device>, len_bytes: usize) -> Result<PinnedBuffer> {
+        let ordered = match mem::replace(self, Self::Lent) {
+            Self::There(memory) => return Ok(memory),
+            Self::Ordered(memory) => memory.recv_timeout(COPY_TIMEOUT).ok(),
+            Self::Nowhere => None,
+            Self::Lent => unreachable!("a copy at a time"),
+        };
+        Ok(ordered.unwrap_or_else(|| PinnedBuffer::new(device, len_bytes))?)
     }
 }
 
 /// How much pinned memory is wanted, and where it goes.
-type Order = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
+type Wanted = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
 
 #[derive(Debug)]
 enum Place {
     Here,
-    /// Until the copy, if its contents matter.
-    Leaving(Option<Event>),
+    /// Until the copy, if one still uses the memory.
+    Leaving {
+        copy: Option<Copy>,
+        is_kept: bool,
+    },
     Away {
-        on_host: bool,
+        is_on_host: bool,
     },
     /// Until the copy.
-    Arriving(Event),
+    Arriving(Copy),
+}
+
+impl Place {
+    fn copy(&mut self) -> Option<&mut Copy> {
+        match self {
+            Self::Leaving { copy, .. } => copy.as_mut(),
+            Self::Arriving(copy) => Some(copy),
+            Self::Here | Self::Away { .. } => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Copy {
+    Ordered(Transit),
+    /// All of it is on a stream, and ends with this.
+    Given(Event),
 }
 
 impl Movable {
@@ -250,9 +325,11 @@ impl Movable {
     /// Makes it ready for `compute`. The caller has seen to it that it is not away.
     pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
         assert!(!self.is_away(), "public calls check that what they need is there");
-        if let Place::Arriving(copied) = &self.place {
+        if let Place::Arriving(_) = self.place {
             let before = compute.record_timed()?;
-            compute.wait(copied)?;
+            if let Some(copied) = self.copied()? {
+                compute.wait(&copied)?;
+            }
             self.stood_still = Some((before, compute.record_timed()?));
             self.place = Place::Here;
         }
@@ -267,7 +344,7 @@ impl Movable {
     }
 
     /// What it takes to have pinned memory for it, if it has none and none is on its way.
-    fn order_host(&mut self) -> Option<Order> {
+    fn order_host(&mut self) -> Option<Wanted> {
         let Host::Nowhere = self.host else { return None };
         let (to, memory) = mpsc::channel();
         self.host = Host::Ordered(memory);
@@ -275,68 +352,100 @@ impl Movable {
     }
 
     fn is_away(&self) -> bool {
-        matches!(self.place, Place::Leaving(_) | Place::Away { .. })
+        self.is_leaving() || matches!(self.place, Place::Away { .. })
     }
 
-    fn start_leaving(&mut self, keep: bool, out: &Stream, compute: &Stream) -> Result<()> {
+    fn is_leaving(&self) -> bool {
+        matches!(self.place, Place::Leaving { .. })
+    }
+
+    fn start_leaving(&mut self, keep: bool, out: &Porter, compute: &Stream) -> Result<()> {
         if self.is_away() {
             return Ok(());
         }
-        if let Place::Arriving(copied) = &self.place {
-            out.wait(copied)?;
-        }
+        let arrived = self.copied()?;
         if !keep {
-            self.place = Place::Leaving(None);
+            self.place = Place::Leaving { copy: arrived.map(Copy::Given), is_kept: false };
             return Ok(());
         }
-        match self.last_use.take() {
-            Some(last_use) => out.wait(&last_use)?,
-            None => out.wait_stream(compute)?,
-        }
-        let host = self.host.get(out.device(), self.arena.len_bytes())?;
-        host.copy_from(0, &self.whole, out)?;
-        self.place = Place::Leaving(Some(out.record()?));
+        let last_use = self.last_use.take().map_or_else(|| compute.record(), Ok)?;
+        let after = arrived.into_iter().chain([last_use]).collect();
+        let transit = out.carry(self.order(Way::ToHost, after)?);
+        self.place = Place::Leaving { copy: Some(Copy::Ordered(transit)), is_kept: true };
         Ok(())
     }
 
-    /// Gives the memory back once the copy is done: how many bytes.
-    fn finish_leaving(&mut self) -> Result<usize> {
-        let Place::Leaving(copied) = &self.place else { return Ok(0) };
-        let on_host = copied.is_some();
-        if let Some(copied) = copied {
-            self.wait(copied)?;
-        }
-        self.arena.unmap()?;
-        self.place = Place::Away { on_host };
-        Ok(self.arena.len_bytes())
-    }
-
-    fn start_arriving(&mut self, back: &Stream) -> Result<()> {
-        match &self.place {
+    fn start_arriving(&mut self, back: &Porter) -> Result<()> {
+        match &mut self.place {
             Place::Here | Place::Arriving(_) => {}
             // The memory is still there: whoever writes it next waits for the copy that reads it.
-            Place::Leaving(copied) => self.place = copied.clone().map_or(Place::Here, Place::Arriving),
-            Place::Away { on_host } => {
+            Place::Leaving { copy, .. } => self.place = copy.take().map_or(Place::Here, Place::Arriving),
+            Place::Away { is_on_host } => {
+                let is_on_host = *is_on_host;
                 self.arena.map()?;
-                self.place = match &mut self.host {
-                    Host::There(host) if *on_host => {
-                        host.copy_to(0, &self.whole, back)?;
-                        Place::Arriving(back.record()?)
+                self.place = match is_on_host {
+                    true => {
+                        Place::Arriving(Copy::Ordered(back.carry(self.order(Way::ToDevice, Vec::new())?)))
                     }
-                    _ => Place::Here,
+                    false => Place::Here,
                 };
             }
         }
         Ok(())
     }
 
-    /// Blocks the host until `event`, at most for [`COPY_TIMEOUT`].
-    fn wait(&self, event: &Event) -> Result<()> {
-        if event.wait_for(COPY_TIMEOUT)? {
-            return Ok(());
+    fn order(&mut self, way: Way, after: Vec<Event>) -> Result<Order> {
+        let device = self.whole.clone();
+        let host = self.host.lend(device.home().device(), self.arena.len_bytes())?;
+        Ok(Order { way, host, device, after })
+    }
+
+    /// Returns once its copy is done, if there is one.
+    fn finish_copy(&mut self) -> Result<()> {
+        match self.copied()? {
+            Some(end) => Ok(wait_for(&end, self.whole.home().device())?),
+            None => Ok(()),
         }
-        let device = self.whole.home().device().id();
-        let message = format!("a copy of offloaded states did not finish within {COPY_TIMEOUT:?}");
-        Err(BackendError::Stream { device, message }.into())
+    }
+
+    /// Whether it is leaving, and its memory free by now.
+    fn has_left(&mut self) -> Result<bool> {
+        let Place::Leaving { copy, .. } = &self.place else { return Ok(false) };
+        let end = match copy {
+            None => return Ok(true),
+            Some(Copy::Given(end)) => end.clone(),
+            Some(Copy::Ordered(transit)) => match transit.outcome_now() {
+                Some(outcome) => self.given(outcome?),
+                None => return Ok(false),
+            },
+        };
+        Ok(end.is_complete()?)
+    }
+
+    /// Gives the memory of what has left back: how many bytes.
+    fn give_back(&mut self) -> Result<usize> {
+        let Place::Leaving { is_kept, .. } = self.place else { return Ok(0) };
+        self.arena.unmap()?;
+        self.place = Place::Away { is_on_host: is_kept };
+        Ok(self.arena.len_bytes())
+    }
+
+    /// The end of its copy, if there is one, once all of that is on a stream.
+    fn copied(&mut self) -> Result<Option<Event>> {
+        match self.place.copy() {
+            None => Ok(None),
+            Some(Copy::Given(end)) => Ok(Some(end.clone())),
+            Some(Copy::Ordered(transit)) => {
+                let outcome = transit.outcome()?;
+                Ok(Some(self.given(outcome)))
+            }
+        }
+    }
+
+    /// Takes what a porter brings back.
+    fn given(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
+        self.host = Host::There(memory);
+        *self.place.copy().expect("it was ordered") = Copy::Given(end.clone());
+        end
     }
 }

@@ -110,9 +110,13 @@ impl UnitState {
 impl<M: Model> Zero<M> {
     /// Every weight, whole, at this moment, in the strategy's precision: for generation, in which no rank waits
     /// for another. Below stage 3, unless they are on the host, these are the resident weights themselves, so a later
-    /// step changes them.
+    /// step changes them. Where they are gathered, states that are leaving have left if there is no room beside them.
     pub fn weights(&mut self) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
+        if self.config.gathers() {
+            let bytes = |unit: &UnitState| unit.layout.len * unit.dtype.size_bytes();
+            self.make_room(self.units.iter().map(bytes).sum())?;
+        }
         let mut weights = Vec::with_capacity(self.units.len());
         for index in 0..self.units.len() {
             if self.config.gathers() {

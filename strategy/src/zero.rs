@@ -485,7 +485,7 @@ impl<M: Model> Zero<M> {
 
     /// Starts the copies of the gradients to the host, all at once, so that one travels while another is stepped.
     fn send_gradients(&mut self) -> Result<()> {
-        let Transfers { out, back } = &self.transfers;
+        let Transfers { out, back, .. } = &self.transfers;
         for stream in [out, back] {
             stream.wait_stream(&self.compute)?;
         }

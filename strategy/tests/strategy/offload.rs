@@ -1,5 +1,7 @@
 //! What leaves the device between uses comes back the same, and its memory is free meanwhile.
 
+use std::time::{Duration, Instant};
+
 use anyroll_strategy::{
     Error, LossScale, Precision, State,
     State::{Gradients, Optimizer, Params},
@@ -91,6 +93,37 @@ fn the_device_holds_less_and_pins_once() {
             }
         });
     }
+}
+
+#[test]
+fn states_that_leave_make_as_much_room_as_is_asked_for() {
+    ranks(2, true, |device, group| {
+        let mut zero = zero(ZeroStage::Zero1, false, device, group);
+        train(&mut zero, 0..1, 2);
+        let total = zero.offload_states(&[Optimizer, Gradients]).unwrap();
+        let away = memory(&zero).0;
+        zero.load_states(&[Optimizer, Gradients]).unwrap();
+        assert_eq!(zero.leaving_bytes(), 0);
+
+        zero.start_offload(&[Optimizer, Gradients]).unwrap();
+        assert_eq!(zero.leaving_bytes(), total);
+        zero.make_room(usize::MAX).unwrap();
+        assert_eq!((zero.leaving_bytes(), memory(&zero).0), (0, away), "all of it has left");
+        assert_eq!(zero.give_back_left().unwrap(), 0);
+        zero.load_states(&[Optimizer, Gradients]).unwrap();
+
+        // Without waiting for anybody, and some time all the same.
+        zero.start_offload(&[Optimizer, Gradients]).unwrap();
+        let started = Instant::now();
+        let mut given_back = 0;
+        while given_back < total {
+            given_back += zero.give_back_left().unwrap();
+            assert!(started.elapsed() < Duration::from_secs(60), "{given_back} of {total} bytes");
+        }
+        assert_eq!((zero.leaving_bytes(), memory(&zero).0), (0, away));
+        zero.load_states(&[Optimizer, Gradients]).unwrap();
+        train(&mut zero, 1..2, 2);
+    });
 }
 
 #[test]
