@@ -189,6 +189,8 @@ impl Recorder {
 
     /// Waits for the steps, and returns what they chose.
     fn read(&self, rows: usize, steps: usize) -> Result<Vec<Vec<Sampled>>> {
+        // A copy that waited for compute would hold up those of others, such as states that make room.
+        Stream::torch(&self.device)?.synchronize()?;
         let count = (rows * steps) as i64;
         let tokens: Vec<i64> =
             self.chosen.f_narrow(0, 0, count)?.f_to_device(tch::Device::Cpu)?.try_into()?;

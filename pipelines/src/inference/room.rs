@@ -20,6 +20,17 @@ pub struct Room {
 }
 
 impl Room {
+    /// How many bytes of `free_bytes` have to be free for a cache for so much, beside what it leaves to others.
+    pub fn wanted_bytes(self, model: &Decoder, weights: &Weights, free_bytes: usize) -> usize {
+        let dtype = dtype(weights);
+        let left = free_bytes as f64 * (1.0 - self.memory);
+        KvCache::bytes_of(model.config(), dtype, self.blocks()) + left as usize
+    }
+
+    fn blocks(self) -> usize {
+        KvCache::blocks_for(self.sequences, self.longest)
+    }
+
     /// An engine with a cache for so much, or for as much of it as there is room. The cache lives as long as the
     /// engine. `version` is that of the weights.
     pub fn engine(
@@ -29,13 +40,17 @@ impl Room {
         version: u64,
         compute: &Stream,
     ) -> Result<Engine> {
-        let dtype = DType::of(weights[0][0].kind()).expect("weights are in one of our element types");
+        let dtype = dtype(weights);
         let free_bytes = compute.device().memory_info()?.free_bytes as f64;
         let room = KvCache::blocks_in(model.config(), dtype, (free_bytes * self.memory) as usize);
         // Room for one is tried for in any case, and is a device's error where there is none.
         let least = KvCache::blocks_for(1, self.longest);
-        let blocks = KvCache::blocks_for(self.sequences, self.longest).min(room).max(least);
+        let blocks = self.blocks().min(room).max(least);
         let cache = KvCache::new(model.config(), blocks, dtype, compute)?;
         Ok(Engine::new(model.clone(), shared(weights), version, cache, Limits::new(self.sequences))?)
     }
+}
+
+fn dtype(weights: &Weights) -> DType {
+    DType::of(weights[0][0].kind()).expect("weights are in one of our element types")
 }

@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyroll_strategy::Weights;
+use anyroll_strategy::{Weights, Zero};
 
 use super::{
-    Setup,
+    Decoder, Setup,
     rollout::{Purpose, Sample, case, sample_seed},
     sampler::{Asked, Sampling},
     score::Scored,
@@ -18,6 +18,7 @@ use crate::{
     Result,
     config::Advantage,
     data::{Draw, Record},
+    inference::Room,
     metrics::Metrics,
     reward::Scoring,
     train::Exchange,
@@ -39,6 +40,31 @@ pub struct Collected {
     pub generating: Duration,
     /// How long was scored beyond that.
     pub rewarding: Duration,
+}
+
+/// What a step samples with: the weights, and the policy whose states may still be leaving to make room.
+pub struct Source<'a> {
+    /// The policy's.
+    pub weights: &'a Weights,
+    /// Where they are from.
+    pub policy: &'a mut Zero<Decoder>,
+    /// How long it was waited for room.
+    pub waited: Duration,
+}
+
+impl Source<'_> {
+    /// Waits for states that are leaving, as far as keys and values, and what is to be free beside them in the end, have
+    /// no room yet. So the cache is as large as if it had waited for all.
+    fn make_room(&mut self, model: &Decoder, room: Room) -> Result<()> {
+        let started = Instant::now();
+        let leaving_bytes = self.policy.leaving_bytes();
+        if leaving_bytes > 0 {
+            let free_bytes = self.policy.group().stream().device().memory_info()?.free_bytes + leaving_bytes;
+            self.policy.make_room(room.wanted_bytes(model, self.weights, free_bytes))?;
+        }
+        self.waited += started.elapsed();
+        Ok(())
+    }
 }
 
 /// The groups of one batch of prompts, or as many that were under way, sampled and scored.
@@ -73,15 +99,15 @@ impl Setup {
     /// this rank's wish to end the run.
     pub(super) fn collect(
         &self,
-        weights: &Weights,
+        source: &mut Source,
         exchange: &Exchange,
         rollout: &mut Rollout,
         (step, first): (u64, u64),
         stop: bool,
     ) -> Result<Collected> {
-        let batch = self.batch(weights, exchange, rollout, (step, first), stop)?;
+        let batch = self.batch(source, exchange, rollout, (step, first), stop)?;
         match self.rlvr.selection.mixed_groups {
-            Some(mixed) => self.refill(weights, exchange, rollout, (step, first), mixed.max_batches, batch),
+            Some(mixed) => self.refill(source, exchange, rollout, (step, first), mixed.max_batches, batch),
             None => {
                 let Batch { samples, mut scored, metrics, passes, generating, rewarding } = batch;
                 self.leave_out_difficulties(&mut scored);
@@ -94,21 +120,22 @@ impl Setup {
     /// have been taken.
     fn batch(
         &self,
-        weights: &Weights,
+        source: &mut Source,
         exchange: &Exchange,
         rollout: &mut Rollout,
         (step, number): (u64, u64),
         stop: bool,
     ) -> Result<Batch> {
-        let started = Instant::now();
+        let (started, waited) = (Instant::now(), source.waited);
         let prompts = self.begin(&mut rollout.under_way, exchange.rank(), (step, number))?;
         let Groups { taken, scoring, effort } = match rollout.devices.is_some() {
-            true => self.take_from_own_devices(weights, (step, number), &prompts, rollout)?,
-            false => self.sample_groups(weights, step, &prompts, &mut rollout.under_way)?,
+            true => self.take_from_own_devices(source.weights, (step, number), &prompts, rollout)?,
+            false => self.sample_groups(source, step, &prompts, &mut rollout.under_way)?,
         };
-        let generating = started.elapsed();
+        let sampled = Instant::now();
         let outcomes = scoring.finish();
-        let rewarding = started.elapsed() - generating;
+        let rewarding = sampled.elapsed();
+        let generating = sampled - started - (source.waited - waited);
         let Effort { passes, elsewhere } = effort;
         let mut metrics = self.staleness(exchange, &taken, &rollout.under_way, step)?;
         if rollout.devices.is_some() {
@@ -168,7 +195,7 @@ impl Setup {
     /// certain that they are among these: first those of the groups, in their order, then greedy ones.
     fn sample_groups(
         &self,
-        weights: &Weights,
+        source: &mut Source,
         step: u64,
         prompts: &[Prompt],
         under_way: &mut UnderWay,
@@ -200,6 +227,8 @@ impl Setup {
                 self.asked(&prompts[index], at, under_way.groups[index].samples[at].clone())
             };
             let asked: Vec<Asked> = open.iter().map(asked).collect();
+            source.make_room(&self.sampler.model, self.sampler.room(&asked))?;
+            let mut left = Ok(());
             let mut ended = |number: usize, sample: &Sample| {
                 let (index, at) = open[number];
                 let group = &mut under_way.groups[index];
@@ -209,13 +238,17 @@ impl Setup {
                 }
                 group.is_whole() && under_way.is_enough(step, wanted, bound)
             };
-            let sampled = self.sampler.sample(weights, step, &asked, |samples, numbers| {
+            let sampled = self.sampler.sample(source.weights, step, &asked, |samples, numbers| {
+                if left.is_ok() {
+                    left = source.policy.give_back_left().map(drop);
+                }
                 let enough = numbers.iter().map(|&number| ended(number, &samples[number]));
                 match enough.fold(false, |enough, it| enough | it) {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 }
             })?;
+            left?;
             passes = sampled.passes;
             for ((index, at), sample) in open.into_iter().zip(sampled.samples) {
                 under_way.groups[index].samples[at] = sample;
@@ -256,7 +289,7 @@ impl Setup {
     /// so that which they are does not depend on the number of ranks.
     fn refill(
         &self,
-        weights: &Weights,
+        source: &mut Source,
         exchange: &Exchange,
         rollout: &mut Rollout,
         (step, first): (u64, u64),
@@ -269,7 +302,7 @@ impl Setup {
         while teaching(&batches).len() < prompts && (batches.len() as u64) < max_batches {
             let last = batches.last().expect("there is one").scored.stop;
             let number = first + batches.len() as u64;
-            batches.push(self.batch(weights, exchange, rollout, (step, number), last)?);
+            batches.push(self.batch(source, exchange, rollout, (step, number), last)?);
         }
         let mut picked = teaching(&batches);
         let found = picked.len();

@@ -105,16 +105,9 @@ impl Sampler {
         mut look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
-        let longest = asked.iter().map(|asked| asked.sample.prompt_len).max().unwrap_or(0);
-        let rollout = &self.rollout;
-        let room = Room {
-            sequences: rollout.batch_size.min(asked.len()).max(1),
-            longest: longest + rollout.max_new_tokens,
-            memory: rollout.kv_cache.memory,
-        };
         // Its cache lives no longer than this: in training there is none.
-        let mut engine = room.engine(&self.model, weights, version, &self.compute)?;
-        let stop = stop_condition(&self.tokenizer, &rollout.stop);
+        let mut engine = self.room(asked).engine(&self.model, weights, version, &self.compute)?;
+        let stop = stop_condition(&self.tokenizer, &self.rollout.stop);
         for group in asked.chunk_by(|a, b| a.sample.prompt() == b.sample.prompt() && a.how == b.how) {
             let sample = |asked: &Asked| generation::Sample { seed: asked.seed, begun: asked.sample.begun() };
             let samples = group.iter().map(sample).collect();
@@ -136,6 +129,17 @@ impl Sampler {
             sample.go_on(engine.abort(id).expect("it has not ended"));
         }
         Ok(Sampled { samples, passes })
+    }
+
+    /// What it takes to sample these.
+    pub fn room(&self, asked: &[Asked]) -> Room {
+        let longest = asked.iter().map(|asked| asked.sample.prompt_len).max().unwrap_or(0);
+        let rollout = &self.rollout;
+        Room {
+            sequences: rollout.batch_size.min(asked.len()).max(1),
+            longest: longest + rollout.max_new_tokens,
+            memory: rollout.kv_cache.memory,
+        }
     }
 
     fn params(&self, how: Sampling) -> SamplingParams {

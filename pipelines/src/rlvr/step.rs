@@ -6,7 +6,7 @@ use anyroll_strategy::{StepStats, Zero};
 
 use super::{
     Decoder, Roles, Setup,
-    collect::Collected,
+    collect::{Collected, Source},
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
     pipeline::Carried,
     rollout::{Purpose, Sample},
@@ -35,7 +35,7 @@ impl Setup {
     ) -> Result<StepOutcome> {
         let rlvr = &self.rlvr;
         let started = Instant::now();
-        roles.policy.offload_states(&self.offloaded)?;
+        roles.policy.start_offload(&self.offloaded)?; // what is still here, as in the first step
         if let Some(reference) = &mut roles.reference {
             reference.model.offload_states(&reference.offloaded)?;
         }
@@ -43,11 +43,15 @@ impl Setup {
         let weights = roles.policy.weights()?;
         roles.policy.group().stream().synchronize()?; // only to tell how long ranks wait for each other's parts
         let gathered = Instant::now();
-        let generate_bytes = allocated_bytes(&roles.policy)?;
-        let collected = self.collect(&weights, exchange, rollout, (step, carried.batches), stop)?;
+        let mut source = Source { weights: &weights, policy: &mut roles.policy, waited: offloaded - started };
+        let collected = self.collect(&mut source, exchange, rollout, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
+        let (collected_at, waited) = (Instant::now(), source.waited);
+        roles.policy.offload_states(&self.offloaded)?; // behind a short rollout
+        let generate_bytes = allocated_bytes(&roles.policy)?;
         drop(weights);
         let rewarded = Instant::now();
+        let waited = waited + (rewarded - collected_at);
 
         let (prepared, update) = self.train(roles, exchange, samples, scored, (step, carried))?;
         let trained = Instant::now();
@@ -62,7 +66,7 @@ impl Setup {
         metrics.insert("perf/tokens_per_s", tokens / step_s);
         metrics.insert("perf/generate_allocated_bytes", generate_bytes);
         metrics.insert("perf/generate_passes", collected.passes as f64);
-        metrics.insert("time/offload_s", (offloaded - started).as_secs_f64());
+        metrics.insert("time/offload_s", waited.as_secs_f64());
         metrics.insert("time/gather_s", (gathered - offloaded).as_secs_f64());
         metrics.insert("time/generate_s", collected.generating.as_secs_f64());
         metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
