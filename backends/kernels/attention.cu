@@ -256,10 +256,11 @@ struct KeyGradients {
       const float* stats = of.stats + (thread / ROWS * of.heads + head) * of.tokens + work.begin;
       for (int b = 0; b < blocks; b++) {
         const int query = first_key + b * ROWS, own = query + thread % ROWS;
+        const float stat = stats[own < work.len ? own : 0];
         ring.await_empty();
         Queries::copy_in(stage(), q, of.q.stride, query, work.len);
         Queries::copy_in(stage() + DOUT_AT, dout, of.dout.stride, query, work.len);
-        copy_4(shared_at(STATS_AT) + ring.stage * STATS_BYTES + thread * 4, stats + (own < work.len ? own : 0));
+        ((float*)(shared + STATS_AT))[ring.stage * 2 * ROWS + thread] = stat;
         ring.fill();
       }
     }

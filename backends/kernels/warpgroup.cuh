@@ -8,9 +8,6 @@
 __device__ inline void copy(u32 to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-__device__ inline void copy_4(u32 to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
 __device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ inline void await_copies() {
