@@ -76,6 +76,7 @@ impl<M: Model> Zero<M> {
                 freed_bytes += movable.give_back()?;
             }
         }
+        self.transfers.leaving.synchronize()?; // the errors of copies come out here
         Ok(freed_bytes)
     }
 
@@ -160,7 +161,7 @@ impl<M: Model> Zero<M> {
         for state in STATES {
             self.movables(state).into_iter().try_for_each(Movable::finish_copy)?;
         }
-        Ok(())
+        Ok(self.transfers.arriving.synchronize()?)
     }
 
     /// How long compute stood still for states on their way back, in the last step that used them. Waits for

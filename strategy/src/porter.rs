@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// A thread that carries bytes, one order after the other. To drop it is to give up what it has not begun.
 #[derive(Debug)]
 pub(crate) struct Porter {
-    device: Arc<dyn Device>,
+    stream: Stream,
     /// `None` once no more come.
     orders: Option<mpsc::Sender<(Order, mpsc::Sender<Outcome>)>>,
     is_given_up: Arc<AtomicBool>,
@@ -69,8 +69,9 @@ impl Porter {
     pub(crate) fn new(device: &Arc<dyn Device>, name: &str) -> Result<Self> {
         let (orders, ordered) = mpsc::channel::<(Order, mpsc::Sender<Outcome>)>();
         let is_given_up = Arc::new(AtomicBool::new(false));
+        let stream = Stream::new(device)?;
         let mut pieces = Pieces {
-            stream: Stream::new(device)?,
+            stream: stream.clone(),
             given: None,
             pace: Duration::ZERO,
             is_given_up: is_given_up.clone(),
@@ -83,7 +84,7 @@ impl Porter {
         };
         let thread = thread::Builder::new().name(name.into()).spawn(carry);
         let thread = thread.map_err(|error| failed(device, format!("no thread for copies: {error}")))?;
-        Ok(Self { device: device.clone(), orders: Some(orders), is_given_up, thread: Some(thread) })
+        Ok(Self { stream, orders: Some(orders), is_given_up, thread: Some(thread) })
     }
 
     /// Starts a copy behind those that were ordered before, and returns at once.
@@ -92,7 +93,12 @@ impl Porter {
         let orders = self.orders.as_ref().expect("only `drop` takes it");
         // A thread that has gone took `to` along, and the outcome says so.
         drop(orders.send((order, to)));
-        Transit { device: self.device.clone(), outcome }
+        Transit { device: self.stream.device().clone(), outcome }
+    }
+
+    /// Returns once what it has given to the device is done, with the first error of that.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
     }
 }
 

@@ -46,12 +46,12 @@ impl Setup {
         let mut source = Source { weights: &weights, policy: &mut roles.policy, waited: offloaded - started };
         let collected = self.collect(&mut source, exchange, rollout, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
-        let (collected_at, waited) = (Instant::now(), source.waited);
-        roles.policy.offload_states(&self.offloaded)?; // behind a short rollout
+        let (rewarded, waited) = (Instant::now(), source.waited);
+        roles.policy.offload_states(&self.offloaded)?; // after a rollout that was shorter than the copies
         let generate_bytes = allocated_bytes(&roles.policy)?;
         drop(weights);
-        let rewarded = Instant::now();
-        let waited = waited + (rewarded - collected_at);
+        let away = Instant::now();
+        let waited = waited + (away - rewarded);
 
         let (prepared, update) = self.train(roles, exchange, samples, scored, (step, carried))?;
         let trained = Instant::now();
@@ -70,7 +70,7 @@ impl Setup {
         metrics.insert("time/gather_s", (gathered - offloaded).as_secs_f64());
         metrics.insert("time/generate_s", collected.generating.as_secs_f64());
         metrics.insert("time/reward_s", collected.rewarding.as_secs_f64());
-        metrics.insert("time/train_s", (trained - rewarded).as_secs_f64());
+        metrics.insert("time/train_s", (trained - away).as_secs_f64());
         metrics.insert("time/step_s", step_s);
         carried.rewards = prepared.rewards;
         carried.kl_coef = prepared.next_kl_coef(rlvr.algorithm.kl_in, scored);
