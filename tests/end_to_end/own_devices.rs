@@ -31,6 +31,13 @@ fn where_completions_are_sampled_changes_none_of_them() {
         assert_eq!(series(&together, "reward/mean")[..4], series(&apart, "reward/mean")[..4]);
         assert!(series(&apart, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-4));
         assert!(series(&apart, "time/rollout_s").iter().all(|&seconds| seconds > 0.0));
+        // States stay where nobody samples but evaluation, before the first step and behind the fourth.
+        let [held, sampling] =
+            ["perf/allocated_bytes", "perf/generate_allocated_bytes"].map(|name| series(&apart, name));
+        assert!(
+            sampling[1..4].iter().zip(&held[1..]).all(|(sampling, held)| sampling >= held),
+            "{sampling:?}"
+        );
         // Engines with fewer sequences round otherwise, and with as many not.
         if devices == 1 {
             assert_same_steps(&lasting_metrics(&together), &lasting_metrics(&apart));

@@ -140,7 +140,7 @@ impl Pipeline for Rlvr {
         saver.start_with(policy, path, position, under_way, |folder| {
             critic.as_mut().map_or(Ok(()), |critic| critic.save(folder))
         })?;
-        Ok(policy.start_offload(&self.setup.offloaded)?)
+        Ok(policy.start_offload(&self.setup.leaving)?)
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {

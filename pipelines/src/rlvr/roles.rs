@@ -41,8 +41,10 @@ pub struct Setup {
     pub share: Share,
     /// Sequences that a rank puts through forward and backward at a time.
     pub micro_batch_size: usize,
-    /// What of the policy is on the device only from the end of generation to the end of the step.
+    /// What of the policy is away while the device samples.
     pub offloaded: Vec<State>,
+    /// What of that leaves with every step: nothing where only evaluation samples there, and no critic takes turns with it.
+    pub leaving: Vec<State>,
     /// Where the policy's batches go.
     pub device: tch::Device,
     /// The policy's model.
@@ -106,6 +108,8 @@ impl Setup {
         let reward = RewardSum::new(&rlvr.reward, device)
             .map_err(|failure| Error::Start { name: "reward".into(), failure })?;
         let reward = Arc::new(reward);
+        let offloaded = offloaded(&run.policy.strategy);
+        let leaves = run.rollout.is_none() || run.critic.is_some();
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
         Ok(Self {
             seed: run.config.seed,
@@ -123,7 +127,8 @@ impl Setup {
                 world_size: run.world_size,
             },
             micro_batch_size: run.policy.strategy.micro_batch_size,
-            offloaded: offloaded(&run.policy.strategy),
+            leaving: if leaves { offloaded.clone() } else { Vec::new() },
+            offloaded,
             device,
             model,
             sampler,

@@ -35,7 +35,7 @@ impl Setup {
     ) -> Result<StepOutcome> {
         let rlvr = &self.rlvr;
         let started = Instant::now();
-        roles.policy.start_offload(&self.offloaded)?; // what is still here, as in the first step
+        roles.policy.start_offload(&self.leaving)?; // what is still here, as in the first step
         if let Some(reference) = &mut roles.reference {
             reference.model.offload_states(&reference.offloaded)?;
         }
@@ -47,7 +47,7 @@ impl Setup {
         let collected = self.collect(&mut source, exchange, rollout, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
         let (rewarded, waited) = (Instant::now(), source.waited);
-        roles.policy.offload_states(&self.offloaded)?; // after a rollout that was shorter than the copies
+        roles.policy.offload_states(&self.leaving)?; // after a rollout that was shorter than the copies
         let generate_bytes = allocated_bytes(&roles.policy)?;
         drop(weights);
         let away = Instant::now();
@@ -144,7 +144,7 @@ impl Setup {
             }
         }
         let train_bytes = allocated_bytes(policy)?;
-        policy.start_offload(&self.offloaded)?;
+        policy.start_offload(&self.leaving)?;
         let stepped = finish_steps(policy, &steps)?;
         let mut metrics = self.loss_metrics(exchange, scored, &stats, &drift)?;
         metrics.insert("perf/allocated_bytes", train_bytes);
