@@ -115,7 +115,7 @@ pub(crate) struct Backward {
 
 /// Whether a device has kernels for heads of this width.
 pub(crate) fn exist_on(device: &dyn Device, dim: i64) -> bool {
-    Kernels::of(dim).is_some() && SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
+    Kernels::of(dim).is_some() && SOURCE.exists_on(device)
 }
 
 impl Tensors {

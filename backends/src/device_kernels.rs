@@ -29,6 +29,11 @@ impl Source {
     pub(crate) fn is_for(&self, architecture: &str) -> bool {
         self.architecture.is_none_or(|only| only == architecture)
     }
+
+    /// Whether a device has all of its kernels.
+    pub(crate) fn exists_on(&self, device: &dyn Device) -> bool {
+        self.kernels.iter().all(|kernel| device.has_kernel(kernel))
+    }
 }
 
 /// All there are; a device without the first counts as having none.

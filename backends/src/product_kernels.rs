@@ -72,11 +72,6 @@ pub(crate) fn tiles(columns: i64) -> i64 {
     ceil_div(columns, NARROW.tile)
 }
 
-/// Whether a device has the kernels.
-pub(crate) fn exist_on(device: &dyn Device) -> bool {
-    SOURCE.kernels.iter().all(|kernel| device.has_kernel(kernel))
-}
-
 /// What is multiplied, as the kernels take it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +128,7 @@ impl Product {
             && i64::from(self.inputs) % CHUNK == 0
             && self.outputs % 8 == 0
             && [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
-            && exist_on(device)
+            && SOURCE.exists_on(device)
     }
 
     /// The kernel and how many blocks share a tile's columns: as many blocks as are on the device at once, unless the parts

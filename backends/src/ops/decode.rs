@@ -57,7 +57,7 @@ impl AttentionParts {
     /// # Errors
     /// libtorch's error (out of memory).
     pub fn new(rows: i64, heads: i64, dim: i64, tokens: i64, device: tch::Device) -> Result<AttentionParts> {
-        let splits = (tokens + SPLIT_TOKENS - 1) / SPLIT_TOKENS;
+        let splits = model_kernels::ceil_div(tokens, SPLIT_TOKENS);
         let floats = |count: i64| Tensor::f_empty([splits * rows * heads * count], (Kind::Float, device));
         Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits })
     }

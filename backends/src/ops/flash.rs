@@ -24,6 +24,7 @@ use crate::{
     Device,
     attention_kernels::{self, Backward, Tensors},
     ffi,
+    model_kernels::ceil_div,
 };
 
 /// The multiple of tokens that sequences must be for a plan of their own: lengths that come from data seldom repeat.
@@ -211,10 +212,6 @@ impl Cut {
         };
         cuts.min_by(order).expect("there is at least one key head")
     }
-}
-
-fn ceil_div(a: i64, b: i64) -> i64 {
-    (a + b - 1) / b
 }
 
 /// The length that all sequences have, or 0 if there is no plan for them: plans know no windows.

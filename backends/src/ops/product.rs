@@ -266,8 +266,9 @@ mod tests {
     /// Where it is our kernel that multiplies, the order of a sum is that of the sizes of the weights.
     #[test]
     fn a_row_has_the_same_bits_whatever_the_others_are() {
-        let is_ours =
-            |tensor: &Tensor| device_of(tensor).is_some_and(|device| product_kernels::exist_on(&*device));
+        let is_ours = |tensor: &Tensor| {
+            device_of(tensor).is_some_and(|device| product_kernels::SOURCE.exists_on(&*device))
+        };
         for &place in PLACES.iter().filter(|(kind, _)| *kind == Kind::BFloat16) {
             for (_, outputs, inputs) in SIZES.into_iter().filter(|size| size.2 % 64 == 0) {
                 let (x, weight) = (random(&[64, inputs], place), random(&[outputs, inputs], place));
