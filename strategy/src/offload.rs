@@ -13,7 +13,6 @@ use crate::{
     Error, Result, Zero,
     optimizer::Home,
     porter::{COPY_TIMEOUT, Order, Porter, Transit, Way, wait_for},
-    weights::WeightsHome,
 };
 
 /// What can be away from the device.
@@ -49,7 +48,7 @@ impl<M: Model> Zero<M> {
         let device = self.compute.device().clone();
         let mut orders = Vec::new();
         for &state in include.iter().filter(|&&state| state != State::Gradients) {
-            orders.extend(self.movables(state).into_iter().filter_map(Movable::order_host));
+            orders.extend(self.movables(&[state]).into_iter().filter_map(Movable::order_host));
         }
         let pin = move || {
             for (len_bytes, to) in orders {
@@ -70,11 +69,8 @@ impl<M: Model> Zero<M> {
     pub fn offload_states(&mut self, include: &[State]) -> Result<usize> {
         self.start_offload(include)?;
         let mut freed_bytes = 0;
-        for &state in include {
-            for movable in self.movables(state) {
-                movable.finish_copy()?;
-                freed_bytes += movable.give_back()?;
-            }
+        for movable in self.movables(include) {
+            freed_bytes += movable.finish_leaving()?;
         }
         self.transfers.leaving.synchronize()?; // the errors of copies come out here
         Ok(freed_bytes)
@@ -87,7 +83,7 @@ impl<M: Model> Zero<M> {
         for &state in include {
             self.settle_uses(state)?;
             let keep = state != State::Gradients || self.has_accumulated();
-            for movable in self.movables(state) {
+            for movable in self.movables(&[state]) {
                 movable.start_leaving(keep, &out, &compute)?;
             }
         }
@@ -100,11 +96,9 @@ impl<M: Model> Zero<M> {
     /// The device's.
     pub fn give_back_left(&mut self) -> Result<usize> {
         let mut freed_bytes = 0;
-        for state in STATES {
-            for movable in self.movables(state) {
-                if movable.has_left()? {
-                    freed_bytes += movable.give_back()?;
-                }
+        for movable in self.movables(&STATES) {
+            if movable.has_left()? {
+                freed_bytes += movable.give_back()?;
             }
         }
         Ok(freed_bytes)
@@ -117,26 +111,19 @@ impl<M: Model> Zero<M> {
     pub fn make_room(&mut self, bytes: usize) -> Result<()> {
         self.give_back_left()?;
         let device = self.compute.device().clone();
-        for state in STATES {
-            for movable in self.movables(state).into_iter().filter(|it| it.is_leaving()) {
-                if device.memory_info()?.free_bytes >= bytes {
-                    return Ok(());
-                }
-                movable.finish_copy()?;
-                movable.give_back()?;
+        for movable in self.movables(&STATES).into_iter().filter(|it| it.is_leaving()) {
+            if device.memory_info()?.free_bytes >= bytes {
+                break;
             }
+            movable.finish_leaving()?;
         }
         Ok(())
     }
 
     /// The device's memory that states take that are still leaving, in bytes.
     pub fn leaving_bytes(&mut self) -> usize {
-        let mut bytes = 0;
-        for state in STATES {
-            let leaving = self.movables(state).into_iter().filter(|it| it.is_leaving());
-            bytes += leaving.map(|it| it.arena.len_bytes()).sum::<usize>();
-        }
-        bytes
+        let leaving = self.movables(&STATES).into_iter().filter(|it| it.is_leaving());
+        leaving.map(|it| it.arena.len_bytes()).sum()
     }
 
     /// Brings `include` back. Returns at once: compute waits for each unit where it first uses it.
@@ -145,12 +132,7 @@ impl<M: Model> Zero<M> {
     /// The device's: there has to be room for what comes back.
     pub fn load_states(&mut self, include: &[State]) -> Result<()> {
         let back = self.transfers.arriving.clone();
-        for &state in include {
-            for movable in self.movables(state) {
-                movable.start_arriving(&back)?;
-            }
-        }
-        Ok(())
+        self.movables(include).into_iter().try_for_each(|movable| movable.start_arriving(&back))
     }
 
     /// Returns once all that [`Self::load_states`] brings is there. Compute needs no such wait: it is for measuring.
@@ -158,9 +140,7 @@ impl<M: Model> Zero<M> {
     /// # Errors
     /// The device's.
     pub fn finish_loading(&mut self) -> Result<()> {
-        for state in STATES {
-            self.movables(state).into_iter().try_for_each(Movable::finish_copy)?;
-        }
+        self.movables(&STATES).into_iter().try_for_each(Movable::finish_copy)?;
         Ok(self.transfers.arriving.synchronize()?)
     }
 
@@ -168,12 +148,10 @@ impl<M: Model> Zero<M> {
     /// that step.
     pub fn load_wait(&mut self) -> Result<Duration> {
         let mut total = Duration::ZERO;
-        for state in STATES {
-            for movable in self.movables(state) {
-                if let Some((before, after)) = movable.stood_still.take() {
-                    wait_for(&after, movable.whole.home().device())?;
-                    total += before.elapsed(&after)?;
-                }
+        for movable in self.movables(&STATES) {
+            if let Some((before, after)) = movable.stood_still.take() {
+                wait_for(&after, movable.whole.home().device())?;
+                total += before.elapsed(&after)?;
             }
         }
         Ok(total)
@@ -182,7 +160,7 @@ impl<M: Model> Zero<M> {
     /// Refuses `op`, a call that needs `states`, while one of them is away.
     pub(crate) fn needs(&mut self, op: &'static str, states: &[State]) -> Result<()> {
         for &state in states {
-            if self.movables(state).iter().any(|movable| movable.is_away()) {
+            if self.movables(&[state]).iter().any(|movable| movable.is_away()) {
                 return Err(Error::Offloaded { op, state });
             }
         }
@@ -199,21 +177,18 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    fn movables(&mut self, state: State) -> Vec<&mut Movable> {
-        if state == State::Params {
-            let homes = self.units.iter_mut().map(|unit| &mut unit.home);
-            return homes.filter_map(WeightsHome::movable).collect();
+    /// The memory of `include`, in the order of [`STATES`].
+    fn movables(&mut self, include: &[State]) -> Vec<&mut Movable> {
+        let (mut optimizer, mut gradients, mut params) = (Vec::new(), Vec::new(), Vec::new());
+        for state in self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten()) {
+            if let Home::Device(memory) = &mut state.home {
+                optimizer.push(memory);
+            }
+            gradients.push(&mut state.gradient_memory);
         }
-        let states = self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten());
-        match state {
-            State::Optimizer => states
-                .filter_map(|state| match &mut state.home {
-                    Home::Device(memory) => Some(memory),
-                    Home::Host(_) => None,
-                })
-                .collect(),
-            _ => states.map(|state| &mut state.gradient_memory).collect(),
-        }
+        params.extend(self.units.iter_mut().filter_map(|unit| unit.home.movable()));
+        let all = STATES.into_iter().zip([optimizer, gradients, params]);
+        all.filter(|(state, _)| include.contains(state)).flat_map(|(_, movables)| movables).collect()
     }
 }
 
@@ -381,15 +356,14 @@ impl Movable {
             Place::Here | Place::Arriving(_) => {}
             // The memory is still there: whoever writes it next waits for the copy that reads it.
             Place::Leaving { copy, .. } => self.place = copy.take().map_or(Place::Here, Place::Arriving),
-            Place::Away { is_on_host } => {
-                let is_on_host = *is_on_host;
+            Place::Away { is_on_host: false } => {
                 self.arena.map()?;
-                self.place = match is_on_host {
-                    true => {
-                        Place::Arriving(Copy::Ordered(back.carry(self.order(Way::ToDevice, Vec::new())?)))
-                    }
-                    false => Place::Here,
-                };
+                self.place = Place::Here;
+            }
+            Place::Away { is_on_host: true } => {
+                self.arena.map()?;
+                let transit = back.carry(self.order(Way::ToDevice, Vec::new())?);
+                self.place = Place::Arriving(Copy::Ordered(transit));
             }
         }
         Ok(())
@@ -421,6 +395,12 @@ impl Movable {
             },
         };
         Ok(end.is_complete()?)
+    }
+
+    /// Gives its memory back once its copy is done, if it is leaving: how many bytes.
+    fn finish_leaving(&mut self) -> Result<usize> {
+        self.finish_copy()?;
+        self.give_back()
     }
 
     /// Gives the memory of what has left back: how many bytes.
