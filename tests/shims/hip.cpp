@@ -361,8 +361,8 @@ hipError_t hipModuleLoadData(hipModule_t* module, const void* image) {
   if (strcmp(header.architecture, ARCHITECTURE)) return hipErrorNoBinaryForGpu;
   const int file = memfd_create("shim kernels", 0);
   if (write(file, (const char*)image + sizeof header, header.len) != (ssize_t)header.len) return hipErrorInvalidImage;
+  // The file stays open: dlopen takes a path that it knows for the library that it has opened there.
   void* library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-  close(file);
   if (!library) return hipErrorInvalidImage;
   *module = (hipModule_t)only<ModuleMap>().add(std::make_shared<Module>(Module{library}));
   return hipSuccess;

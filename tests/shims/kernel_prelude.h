@@ -155,20 +155,21 @@ inline void run_grid(const Launch& launch, std::function<void()> body) {
 
 }  // namespace
 
-template <typename T, typename = void>
-constexpr bool has_data = false;
-template <typename T>
-constexpr bool has_data<T, std::void_t<decltype(std::declval<T&>().data)>> = true;
-
-// An address becomes the host's, by itself or as the `data` of a view.
+// An address becomes the host's, by itself or among the words of a struct, which may have other numbers in them: an address
+// there that is not live stays one that faults.
 template <typename T>
 bool translate(T& value, const Launch& launch) {
   if constexpr (std::is_pointer_v<T>) {
     if (!value) return true;  // an argument that is left out
     if (!launch.is_live((const void*)value)) return false;
     value = (T)((char*)value + launch.to_host);
-  } else if constexpr (has_data<T>) {
-    return translate(value.data, launch);
+  } else if constexpr (std::is_class_v<T> && alignof(T) == alignof(void*)) {
+    for (size_t at = 0; at < sizeof(T); at += sizeof(void*)) {
+      char* word;
+      memcpy(&word, (char*)&value + at, sizeof word);
+      if (launch.is_live(word)) word += launch.to_host;
+      memcpy((char*)&value + at, &word, sizeof word);
+    }
   }
   return true;
 }
