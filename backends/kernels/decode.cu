@@ -20,16 +20,21 @@ struct Tables {
 
 // ---- rotation, and into the cache ----
 
+// The widest head; `decode_kernels` has no wider one.
+constexpr int MAX_DIM = 128;
+
 // One head of a row a block. Queries and keys are normed where there are weights for it, and rotated; queries stay where
 // they are, keys and values go to the cache.
 template <typename T>
 __device__ inline void rope_into_cache(T* qkv, const T* q_norm, const T* k_norm, float eps, const i64* positions,
                                        const float* table, i64 table_rows, T* keys, T* values, Tables tables,
                                        int heads, int kv_heads, int dim) {
+  constexpr int LANES = Pack<T>::LANES;
   const int all = heads + 2 * kv_heads, half = dim / 2, i = threadIdx.x;
   const i64 row = blockIdx.x / all;
   const int head = blockIdx.x % all;
   const bool is_pair = i < half, is_query = head < heads, is_value = head >= heads + kv_heads;
+  __shared__ float squares[MAX_DIM];
   T* x = qkv + (row * all + head) * dim;
   const i64 position = positions[row] < table_rows ? positions[row] : table_rows - 1;
   const int pair = is_pair ? i : 0;
@@ -40,7 +45,13 @@ __device__ inline void rope_into_cache(T* qkv, const T* q_norm, const T* k_norm,
   if (!is_value) {
     if (const T* norm = is_query ? q_norm : k_norm) {
       const float a = widen(first), b = widen(second);
-      const float scale = 1 / sqrtf(over_block<add>(is_pair ? a * a + b * b : 0) / dim + eps);
+      if (is_pair) squares[i] = a * a, squares[half + i] = b * b;
+      __syncthreads();
+      // In the order of `rms_norm` in `model.cu`, a pack a thread, so that training's norms have the same bits.
+      float sum = 0;
+      if (i < dim / LANES)
+        for (int k = 0; k < LANES; k++) sum += squares[i * LANES + k];
+      const float scale = 1 / sqrtf(over_block<add>(sum) / dim + eps);
       if (is_pair) narrow(a * scale * widen(norm[i]), first), narrow(b * scale * widen(norm[half + i]), second);
     }
     if (is_pair) {
@@ -70,6 +81,15 @@ constexpr int ATTENTION_THREADS = DIM < 64 ? 128 : 256;
 constexpr int IN_FLIGHT = 4;
 // Elements of a head that a thread holds.
 constexpr int ELEMENTS = 8;
+
+// The queries of a row are dense, rows lie `stride` elements apart.
+template <typename T>
+struct Queries {
+  const T* data;
+  i64 stride;
+
+  __device__ const T* at(i64 row, i64 element) const { return data + row * stride + element; }
+};
 
 template <typename T>
 __device__ inline void load_elements(const T* from, float (&to)[ELEMENTS]) {
@@ -108,10 +128,10 @@ struct Part {
 
 // Where attention goes: to `out` [rows, heads, dim] if there is one split, else in parts that `join_splits` joins.
 // `partial` [splits, rows, heads, dim] gets the weighted sums of values, `softmax` [splits, rows, heads, 2] the largest
-// score and the sum of weights.
+// score and the sum of weights. `lse` [rows, heads] gets log(sum(exp(score))), if it is wanted.
 template <typename T>
 struct Attended {
-  float *partial, *softmax;
+  float *partial, *softmax, *lse;
   T* out;
   int splits, rows, heads;
 
@@ -124,14 +144,18 @@ struct Attended {
     }
   }
   __device__ void put_softmax(i64 place, float largest, float whole) const {
-    if (splits > 1) softmax[place * 2] = largest, softmax[place * 2 + 1] = whole;
+    if (splits > 1) {
+      softmax[place * 2] = largest, softmax[place * 2 + 1] = whole;
+    } else if (lse) {
+      lse[place] = largest + logf(whole);
+    }
   }
 };
 
 // DIM / 8 threads share a token, so that a block goes through `SUBS` runs of tokens side by side, each with a softmax of
 // its own; they are joined at the end, in order.
 template <int DIM, int HEADS, typename T>
-__device__ inline void attend(const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions,
+__device__ inline void attend(Queries<T> queries, const T* keys, const T* values, Tables tables, const i64* positions,
                               float scale, int window, Attended<T> attended, int kv_heads) {
   constexpr int THREADS = ATTENTION_THREADS<DIM>, SHARERS = DIM / ELEMENTS, SUBS = THREADS / SHARERS;
   __shared__ float of_max[SUBS][HEADS], of_sum[SUBS][HEADS], of_values[SUBS][DIM];
@@ -148,7 +172,7 @@ __device__ inline void attend(const T* qkv, const T* keys, const T* values, Tabl
   for (int h = 0; h < HEADS; h++) {
     max[h] = -INFINITE, sum[h] = 0;
     const int of = part.head + (h < count ? h : 0);
-    load_elements(qkv + ((i64)row * (heads + 2 * kv_heads) + of) * DIM + lane * ELEMENTS, query[h]);
+    load_elements(queries.at(row, of * DIM + lane * ELEMENTS), query[h]);
 #pragma unroll
     for (int k = 0; k < ELEMENTS; k++) query[h][k] *= scale;
   }
@@ -249,7 +273,7 @@ struct alignas(16) Words {
 // keys, the elements 8 (lane % 4) and on of each 32 for tokens lane / 4 and 8 on; of values, 8 (lane / 4) and on of each
 // 64 for the tokens whose weights it has. The next keys are on their way while values are summed.
 template <int DIM, int HEADS>
-__device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf16* values, Tables tables,
+__device__ inline void attend_matrix(Queries<Bf16> queries, const Bf16* keys, const Bf16* values, Tables tables,
                                      const i64* positions, float scale, int window, Attended<Bf16> attended,
                                      int kv_heads) {
   constexpr int THREADS = ATTENTION_THREADS<DIM>, WARPS = THREADS / 32, COLUMNS = 8;
@@ -280,7 +304,7 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
   read_keys(place);
   if (is_old) take_turn();
   if (over < count) {
-    const Bf16* from = qkv + ((i64)row * (heads + 2 * kv_heads) + part.head + over) * DIM + within * 8;
+    const Bf16* from = queries.at(row, (part.head + over) * DIM + within * 8);
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) query[i] = *(const Words*)(from + i * 32);
   }
@@ -375,11 +399,12 @@ __device__ inline void attend_matrix(const Bf16* qkv, const Bf16* keys, const Bf
 
 // Joins the splits of one head of a row a block, one element a thread: `out` [rows, heads, dim].
 template <typename T>
-__device__ inline void join_splits(const float* partial, const float* softmax, const i64* positions, int window, T* out,
-                                   int splits, int rows, int heads, int dim) {
-  const i64 head = blockIdx.x, all = (i64)rows * heads, last = positions[head / heads] / SPLIT_TOKENS;
+__device__ inline void join_splits(const Attended<T>& of, const i64* positions, int window, int dim) {
+  const float *partial = of.partial, *softmax = of.softmax;
+  const int heads = of.heads;
+  const i64 head = blockIdx.x, all = (i64)of.rows * heads, last = positions[head / heads] / SPLIT_TOKENS;
   const int first = first_seen((int)positions[head / heads] + 1, window) / SPLIT_TOKENS;
-  if (last < splits) splits = (int)last + 1;
+  const int splits = last < of.splits ? (int)last + 1 : of.splits;
   float largest = -INFINITE, whole = 0, joined = 0;
   for (int s = first; s < splits; s++) largest = larger(largest, softmax[(s * all + head) * 2]);
   for (int s = first; s < splits; s++) {
@@ -388,7 +413,8 @@ __device__ inline void join_splits(const float* partial, const float* softmax, c
     whole += softmax[at * 2 + 1] * kept;
     joined = fmaf(partial[at * dim + threadIdx.x], kept, joined);
   }
-  narrow(joined / whole, out[head * dim + threadIdx.x]);
+  narrow(joined / whole, of.out[head * dim + threadIdx.x]);
+  if (of.lse && threadIdx.x == 0) of.lse[head] = largest + logf(whole);
 }
 
 // ---- choosing a token ----
@@ -627,10 +653,9 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
     rope_into_cache(qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads, kv_heads,     \
                     dim);                                                                                              \
   }                                                                                                                    \
-  extern "C" __global__ void join_splits_##suffix(const float* partial, const float* softmax, const i64* positions,    \
-                                                  int window, T* out, int splits, int rows, int heads, int dim) {      \
+  extern "C" __global__ void join_splits_##suffix(Attended<T> of, const i64* positions, int window, int dim) {         \
     take_turn();                                                                                                       \
-    join_splits(partial, softmax, positions, window, out, splits, rows, heads, dim);                                   \
+    join_splits(of, positions, window, dim);                                                                           \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)                                                         \
       sample_##suffix(const T* logits, int vocab, const Choice* choices, const double* uniforms, i64* tokens,          \
@@ -644,10 +669,9 @@ KERNELS(Bf16, bf16)
 // With at least BLOCKS blocks on a multiprocessor.
 #define ATTENTION(T, suffix, DIM, HEADS, attend, BLOCKS)                                                               \
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>, BLOCKS) attend_##suffix##_##DIM##_##HEADS(      \
-      const T* qkv, const T* keys, const T* values, Tables tables, const i64* positions, float scale, int window,      \
-      float* partial, float* softmax, T* out, int splits, int rows, int heads, int kv_heads) {                         \
-    const Attended<T> attended = {partial, softmax, out, splits, rows, heads};                                         \
-    attend<DIM, HEADS>(qkv, keys, values, tables, positions, scale, window, attended, kv_heads);                       \
+      Queries<T> queries, const T* keys, const T* values, Tables tables, const i64* positions, float scale,            \
+      int window, Attended<T> attended, int kv_heads) {                                                                \
+    attend<DIM, HEADS>(queries, keys, values, tables, positions, scale, window, attended, kv_heads);                   \
   }
 ATTENTION(float, f32, 16, 4, attend, 1)
 ATTENTION(float, f32, 32, 4, attend, 1)

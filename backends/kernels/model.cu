@@ -233,6 +233,43 @@ __device__ inline void swiglu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
   }
 }
 
+// ---- products by rows ----
+
+// Rows and columns of y that a block makes, and how much of k it has in shared memory.
+constexpr int LINEAR_TILE = 64, LINEAR_DEPTH = 16;
+
+// y [rows, n] = x [rows, k] w [n, k]^T + bias, which may be missing. A thread makes 4 x 4 values, each one term after
+// the other, so that a row has the same bits whatever the others hold and however many they are.
+template <typename T>
+__device__ inline void linear_by_rows(const T* x, const T* w, const T* bias, T* y, u64 rows, u64 n, u64 k) {
+  constexpr int EACH = 4;
+  __shared__ float of_x[LINEAR_DEPTH][LINEAR_TILE + EACH], of_w[LINEAR_DEPTH][LINEAR_TILE + EACH];
+  const Place tile(blockIdx.x, (n + LINEAR_TILE - 1) / LINEAR_TILE);
+  const u64 first_row = tile.row * LINEAR_TILE, first_column = tile.rest * LINEAR_TILE;
+  // What a thread copies, and the corner of what it makes.
+  const int line = threadIdx.x / EACH, begin = threadIdx.x % EACH * EACH;
+  const int row = threadIdx.x / (LINEAR_TILE / EACH) * EACH, column = threadIdx.x % (LINEAR_TILE / EACH) * EACH;
+  float sums[EACH][EACH] = {};
+  for (u64 base = 0; base < k; base += LINEAR_DEPTH) {
+    for (int i = begin; i < begin + EACH; i++) {
+      const bool is_inside = base + i < k;
+      const u64 x_row = first_row + line, w_row = first_column + line;
+      of_x[i][line] = is_inside && x_row < rows ? widen(x[x_row * k + base + i]) : 0;
+      of_w[i][line] = is_inside && w_row < n ? widen(w[w_row * k + base + i]) : 0;
+    }
+    __syncthreads();
+    for (int i = 0; i < LINEAR_DEPTH; i++)
+      for (int a = 0; a < EACH; a++)
+        for (int b = 0; b < EACH; b++) sums[a][b] = fmaf(of_x[i][row + a], of_w[i][column + b], sums[a][b]);
+    __syncthreads();
+  }
+  for (int a = 0; a < EACH && first_row + row + a < rows; a++)
+    for (int b = 0; b < EACH && first_column + column + b < n; b++) {
+      const u64 at = first_column + column + b;
+      narrow(bias ? sums[a][b] + widen(bias[at]) : sums[a][b], y[(first_row + row + a) * n + at]);
+    }
+}
+
 // ---- dropout ----
 
 // A bijection that leaves no bit where it was.
@@ -394,6 +431,11 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       swiglu_backward_##SUFFIX(T* gate_up, T* dy, u64 rows, u64 size) {                                                \
     swiglu_backward(gate_up, dy, rows, size);                                                                          \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      linear_by_rows_##SUFFIX(const T* x, const T* w, const T* bias, T* y, u64 rows, u64 n, u64 k) {                   \
+    take_turn();                                                                                                       \
+    linear_by_rows(x, w, bias, y, rows, n, k);                                                                         \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       dropout_##SUFFIX(const T* x, const i64* keys, u32 salt, u32 threshold, float scale, T* y, u64 rows,              \

@@ -5,8 +5,9 @@ use std::ffi::{CStr, c_void};
 use tch::Kind;
 
 use crate::{
-    Device, Result,
+    Device, Grid, Result,
     device_kernels::{Source, grid, launch},
+    ops::Heads,
 };
 
 /// CUDA C++ that HIP compiles too.
@@ -111,22 +112,39 @@ pub(crate) unsafe fn rope_into_cache(
     }
 }
 
-/// Attention of a step's queries over the last `window` tokens of the cache, cut in `splits` parts that are joined.
+/// Where attention goes, as the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attended {
+    /// fp32 `[splits, rows, heads, dim]`; not used where there is one split, and neither is the next.
+    pub(crate) partial: *mut c_void,
+    /// fp32 `[splits, rows, heads, 2]`.
+    pub(crate) softmax: *mut c_void,
+    /// fp32 `[rows, heads]`, or null.
+    pub(crate) lse: *mut c_void,
+    /// `[rows, heads, dim]`.
+    pub(crate) out: *mut c_void,
+    pub(crate) splits: i32,
+    pub(crate) rows: i32,
+    pub(crate) heads: i32,
+}
+
+/// Attention of a query a row over the last `window` tokens of a cache, cut in parts that are joined. Where it `is_early`, the
+/// kernel in front writes no keys and values but each row's last ones.
 ///
 /// # Safety
-/// As [`rope_into_cache`]; `partial` has `splits * rows * heads * dim` fp32 elements, `softmax` two a head and part.
+/// As [`rope_into_cache`].
 #[expect(clippy::too_many_arguments, reason = "they are the kernels'")]
 pub(crate) unsafe fn attend(
     device: &dyn Device,
     kind: Kind,
-    qkv: *mut c_void,
+    queries: Heads,
     (keys, values, tables): (*mut c_void, *mut c_void, Tables),
     positions: *mut c_void,
     (scale, window): (f32, Option<i64>),
-    (partial, softmax, splits): (*mut c_void, *mut c_void, i64),
-    out: *mut c_void,
-    rows: i64,
+    attended: Attended,
     HeadSizes { heads, kv_heads, dim }: HeadSizes,
+    is_early: bool,
 ) -> Result<()> {
     let group = heads / kv_heads;
     let (kernel, width) = match (kind, dim, group <= 4) {
@@ -144,31 +162,23 @@ pub(crate) unsafe fn attend(
         (_, _, false) => (c"attend_bf16_128_8", 8),
     };
     let tiles = i64::from((group as u32).div_ceil(width));
-    let blocks = splits * tiles * i64::from(kv_heads) * rows;
-    let (splits_32, rows_32) = (splits as i32, rows as i32);
+    let blocks = i64::from(attended.splits) * tiles * i64::from(kv_heads) * i64::from(attended.rows);
     let window = window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX);
+    let turn = |grid: Grid| if is_early { grid.early() } else { grid };
     // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
         launch!(
             device,
             kernel,
-            grid(blocks, attention_threads(dim)).early(),
-            [
-                qkv, keys, values, tables, positions, scale, window, partial, softmax, out, splits_32,
-                rows_32, heads, kv_heads
-            ]
+            turn(grid(blocks, attention_threads(dim))),
+            [queries, keys, values, tables, positions, scale, window, attended, kv_heads]
         )?;
-        if splits == 1 {
+        if attended.splits == 1 {
             return Ok(());
         }
         let kernel = pick(kind, c"join_splits_f32", c"join_splits_bf16");
-        let blocks = rows * i64::from(heads);
-        launch!(
-            device,
-            kernel,
-            grid(blocks, dim as u32).early(),
-            [partial, softmax, positions, window, out, splits_32, rows_32, heads, dim]
-        )
+        let blocks = i64::from(attended.rows) * i64::from(heads);
+        launch!(device, kernel, grid(blocks, dim as u32).early(), [attended, positions, window, dim])
     }
 }
 

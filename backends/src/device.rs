@@ -44,6 +44,11 @@ impl BackendKind {
         !matches!(self, Self::Vulkan)
     }
 
+    /// Whether a model on it can compute each row by itself: [`crate::ops::exist_by_rows`] says for which models.
+    pub const fn adds_by_rows(self) -> bool {
+        matches!(self, Self::Cpu | Self::Cuda | Self::Rocm)
+    }
+
     /// The name used in YAML and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

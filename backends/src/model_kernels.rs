@@ -47,7 +47,7 @@ macro_rules! kernels {
     };
 }
 
-kernels! { 11:
+kernels! { 12:
     RMS_NORM = "rms_norm";
     RMS_NORM_BACKWARD = "rms_norm_backward";
     SUM_ROWS = "sum_rows";
@@ -55,6 +55,7 @@ kernels! { 11:
     ROPE = "rope";
     SWIGLU = "swiglu";
     SWIGLU_BACKWARD = "swiglu_backward";
+    LINEAR_BY_ROWS = "linear_by_rows";
     DROPOUT = "dropout";
     LOGPROBS = "logprobs";
     LOGPROBS_BACKWARD = "logprobs_backward";
@@ -77,6 +78,8 @@ const VOCABULARY_THREADS: u32 = 512;
 /// Threads and columns of a block of `join_parts`.
 const JOIN_THREADS: u32 = 1024;
 const JOINED_COLUMNS: i64 = 32;
+/// Rows and columns of a product that a block of `linear_by_rows` makes.
+const LINEAR_TILE: i64 = 64;
 /// The fewest rows that one partial sum covers, and the most partial sums: enough blocks to hide the time of memory.
 const PART_ROWS: i64 = 16;
 const MAX_PARTS: i64 = 1024;
@@ -271,6 +274,24 @@ pub(crate) unsafe fn swiglu_backward(
     let (kernel, blocks) = (typed(SWIGLU_BACKWARD, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, kernel, grid(blocks, THREADS), [gate_up, dy, rows, size]) }
+}
+
+/// `y` `[rows, outputs]` of `x` `[rows, inputs]` and `weight` `[outputs, inputs]`; the bias may be null.
+///
+/// # Safety
+/// As [`rms_norm`].
+pub(crate) unsafe fn linear_by_rows(
+    device: &dyn Device,
+    kind: Kind,
+    [x, weight, bias, y]: [*mut c_void; 4],
+    [rows, outputs, inputs]: [i64; 3],
+) -> Result<()> {
+    let kernel = typed(LINEAR_BY_ROWS, kind);
+    let blocks = ceil_div(rows, LINEAR_TILE) * ceil_div(outputs, LINEAR_TILE);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(device, kernel, grid(blocks, THREADS).early(), [x, weight, bias, y, rows, outputs, inputs])
+    }
 }
 
 /// `how` is the salt, the threshold and the scale.

@@ -20,11 +20,11 @@ pub(crate) const SOURCE: Source = Source {
         "\n#line 1 \"product.cu\"\n",
         include_str!("../kernels/product.cu")
     ),
-    kernels: &[NARROW_AND_DEEP.name, NARROW.name, WIDE.name],
+    kernels: &[NARROW_AND_DEEP.name, NARROW.name, WIDE.name, MANY],
     architecture: Some("sm_90a"),
 };
 
-/// Rows of `x` that the kernels take, at most.
+/// Rows of `x` that the kernels take, at most; but for the one that takes any number.
 pub(crate) const MAX_ROWS: i64 = 64;
 /// Columns of `x` and of the weights come in so many.
 const CHUNK: i64 = 64;
@@ -45,6 +45,13 @@ const NARROW_AND_DEEP: Kernel = Kernel { name: c"product_64_6", tile: 64, stages
 /// Three do, of this one and of the next.
 const NARROW: Kernel = Kernel { name: c"product_64_4", tile: 64, stages: 4 };
 const WIDE: Kernel = Kernel { name: c"product_96_3", tile: 96, stages: 3 };
+
+/// Makes sums in the order of the others, of any number of rows.
+const MANY: &CStr = c"product_many";
+/// Rows of `x` and of weights of one of its blocks, its threads, and the chunks that it holds.
+const MANY_TILE: i64 = 128;
+const MANY_THREADS: u32 = 256;
+const MANY_STAGES: i64 = 6;
 
 impl Kernel {
     fn shared_bytes(self) -> i64 {
@@ -121,14 +128,15 @@ impl Product {
         }
     }
 
-    /// Whether there is a kernel for it on a device.
+    /// Whether there are kernels for its weights on a device.
     pub(crate) fn fits(&self, device: &dyn Device) -> bool {
+        i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0 && SOURCE.exists_on(device)
+    }
+
+    /// Whether its matrices begin where a copy of 16 bytes may.
+    pub(crate) fn is_aligned(&self) -> bool {
         let is_aligned = |address: *mut c_void| (address as usize).is_multiple_of(16);
-        i64::from(self.rows) <= MAX_ROWS
-            && i64::from(self.inputs) % CHUNK == 0
-            && self.outputs % 8 == 0
-            && [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
-            && SOURCE.exists_on(device)
+        [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
     }
 
     /// The kernel and how many blocks share a tile's columns: as many blocks as are on the device at once, unless the parts
@@ -148,33 +156,75 @@ impl Product {
         }
     }
 
+    /// Blocks that take more rows.
+    fn many_blocks(&self) -> i64 {
+        let tiles = |count: i32| ceil_div(i64::from(count), MANY_TILE);
+        tiles(self.rows) * tiles(self.outputs)
+    }
+
+    /// Up to [`MAX_ROWS`] of its rows.
+    fn rows_from(self, first: i32) -> Self {
+        let row = |matrix: *mut c_void, columns: i32| {
+            matrix.wrapping_byte_add(first as usize * columns as usize * size_of::<u16>())
+        };
+        let (x, y) = (row(self.x, self.inputs), row(self.y, self.outputs));
+        Self { x, y, rows: (self.rows - first).min(MAX_ROWS as i32), ..self }
+    }
+
     fn tiles(&self, kernel: Kernel) -> i64 {
         let halves = if self.is_gated == 1 { 2 } else { 1 };
         ceil_div(i64::from(self.outputs), kernel.tile / halves)
     }
 }
 
-/// Multiplies bf16 values.
+/// Multiplies bf16 values. A row has the same bits whatever the others are and however many; of more than [`MAX_ROWS`] there
+/// is the product alone with its bias, without gates, norms, or what `y` held.
 ///
 /// # Safety
-/// The product fits the device, on which its addresses are those of dense tensors of these sizes; they live until the work
-/// is done. `y` overlaps with nothing else. The weights are not written by the kernel in front, nor is that one of a
-/// library's that lets the next one start before it has waited for its own turn.
-pub(crate) unsafe fn multiply(device: &dyn Device, product: Product) -> Result<()> {
+/// The product is aligned and its weights fit the device, on which its addresses are those of dense tensors of these sizes;
+/// they live until the work is done. `y` overlaps with nothing else. If it `is_early`, the weights are not written by the
+/// kernel in front, nor is that one of a library's that lets the next one start before it has waited for its own turn.
+pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
     let multiprocessors = device.multiprocessors().expect("a device with these kernels counts them");
     let (kernel, parts) = product.cut(multiprocessors);
-    let grid = Grid {
-        cluster: parts as u32,
-        shared_bytes: kernel.shared_bytes() as u32,
-        ..grid(product.tiles(kernel) * parts, THREADS).early()
-    };
-    // SAFETY: the kernels' signature, and the caller's promise.
-    unsafe { launch!(device, kernel.name, grid, [product]) }
+    if i64::from(product.rows) > MAX_ROWS && product.many_blocks() > multiprocessors / 2 {
+        let shared_bytes = (2 * MANY_TILE * CHUNK * 2 * MANY_STAGES) as u32;
+        let grid = Grid { shared_bytes, ..grid(product.many_blocks(), MANY_THREADS) };
+        // SAFETY: the kernel's signature, and the caller's promise.
+        return unsafe { launch!(device, MANY, turn(grid, is_early), [product, parts as i32]) };
+    }
+    // Few blocks that take more rows would leave most of the device idle.
+    for first in (0..product.rows).step_by(MAX_ROWS as usize) {
+        let grid = Grid {
+            cluster: parts as u32,
+            shared_bytes: kernel.shared_bytes() as u32,
+            ..grid(product.tiles(kernel) * parts, THREADS)
+        };
+        // SAFETY: the kernels' signature, and the caller's promise, whose product has these rows.
+        unsafe { launch!(device, kernel.name, turn(grid, is_early), [product.rows_from(first)])? };
+    }
+    Ok(())
+}
+
+fn turn(grid: Grid, is_early: bool) -> Grid {
+    if is_early { grid.early() } else { grid }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_taken_so_many_at_a_time() {
+        let start = |address: usize| ptr::without_provenance_mut(address);
+        let product = Product::new([start(0x1000), start(0x2000), start(0x3000)], [150, 8, 64]);
+        let taken = [0, 64, 128].map(|first| {
+            let part = product.rows_from(first);
+            assert_eq!((part.weight.addr(), part.outputs, part.inputs), (0x2000, 8, 64));
+            (part.rows, part.x.addr() - 0x1000, part.y.addr() - 0x3000)
+        });
+        assert_eq!(taken, [(64, 0, 0), (64, 64 * 128, 64 * 16), (22, 128 * 128, 128 * 16)]);
+    }
 
     #[test]
     fn products_are_cut_to_fill_a_device() {

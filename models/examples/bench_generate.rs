@@ -1,8 +1,8 @@
 //! Times generation with random weights in bf16:
-//! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK] [--steps]` on the first GPU. SIZE is
-//! 0.5b, 1.5b or 7b, the shapes of Qwen2.5. So many samples have one prompt as `--group` says, and every matrix of a layer an
-//! adapter with `--lora`. Prints a JSON line a batch; `--steps` adds what the operations of one decoding step take by
-//! themselves. `bench/generate/run.py` runs it beside its peer.
+//! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK] [--strict] [--steps]` on the first GPU.
+//! SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5. So many samples have one prompt as `--group` says, and every matrix of a
+//! layer an adapter with `--lora`; `--strict` computes row by row. Prints a JSON line a batch; `--steps` adds what the
+//! operations of one decoding step take by themselves. `bench/generate/run.py` runs it beside its peer.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ use tch::{Device, Kind, Tensor};
 fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., as its source says");
-    let (mut batches, mut lora, mut steps) = (Vec::new(), None, false);
+    let (mut batches, mut lora, mut strict, mut steps) = (Vec::new(), None, false, false);
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
@@ -33,6 +33,7 @@ fn main() {
             "--tokens" => work.tokens = number(),
             "--group" => work.group = number(),
             "--lora" => lora = Some(number() as i64),
+            "--strict" => strict = true,
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
         }
@@ -48,7 +49,7 @@ fn main() {
             Decoder::with_lora(config.clone(), &lora, torch(&device))
         }
     };
-    let decoder = Arc::new(decoder.unwrap());
+    let decoder = Arc::new(decoder.unwrap().strict(strict));
     let weights = weights(&decoder, torch(&device));
     for batch in batches {
         let run = || {
@@ -65,7 +66,7 @@ fn main() {
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"group\": {group}, \"lora\": {}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),
@@ -213,7 +214,7 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let (causal, mut next) = (ops::Causal::whole(0.1), caches.iter().cycle());
     time("attention", layers, layers, || {
         let cache = *next.next().unwrap();
-        ops::attend_into(&qkv, &positions, cache, causal, &mut parts, &mut out).unwrap();
+        ops::attend_into(&qkv.narrow(1, 0, heads), &positions, cache, causal, &mut parts, &mut out).unwrap();
     });
     let logits = random(&[rows, vocab_size]);
     let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0]).repeat([rows, 1]).to_device(at.1);

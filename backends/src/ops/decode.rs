@@ -1,7 +1,7 @@
 //! Operations of a decoding step that is recorded and run again: each writes into tensors that it is given, allocates
 //! nothing, and takes what changes from step to step from the device's memory.
 
-use std::{ptr, sync::Arc};
+use std::{ffi::c_void, ptr, sync::Arc};
 
 use tch::{Kind, Tensor};
 
@@ -9,7 +9,7 @@ use super::check::{Args, Engine, Heads};
 use super::{Causal, Result};
 use crate::{
     Device,
-    decode_kernels::{self, HeadSizes, SPLIT_TOKENS, Tables},
+    decode_kernels::{self, Attended, HeadSizes, SPLIT_TOKENS, Tables},
     device_kernels,
     model_kernels::{self, NormSizes},
 };
@@ -31,6 +31,7 @@ pub struct AttentionParts {
     partial: Tensor,
     softmax: Tensor,
     splits: i64,
+    rows: i64,
 }
 
 /// How rows are sampled and what becomes of it; one entry a row.
@@ -57,23 +58,45 @@ impl AttentionParts {
     /// # Errors
     /// libtorch's error (out of memory).
     pub fn new(rows: i64, heads: i64, dim: i64, tokens: i64, device: tch::Device) -> Result<AttentionParts> {
-        let splits = model_kernels::ceil_div(tokens, SPLIT_TOKENS);
+        let splits = splits(tokens);
         let floats = |count: i64| Tensor::f_empty([splits * rows * heads * count], (Kind::Float, device));
-        Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits })
+        Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits, rows })
     }
+
+    /// What that takes.
+    pub(super) fn bytes(rows: i64, heads: i64, dim: i64, tokens: i64) -> i64 {
+        splits(tokens) * rows * heads * (dim + 2) * 4
+    }
+
+    /// Views for no more than so many rows.
+    pub(super) fn first(&self, rows: i64) -> Result<AttentionParts> {
+        let of_rows = |tensor: &Tensor| tensor.f_narrow(0, 0, tensor.size()[0] / self.rows * rows);
+        let (partial, softmax) = (of_rows(&self.partial)?, of_rows(&self.softmax)?);
+        Ok(AttentionParts { partial, softmax, splits: self.splits, rows })
+    }
+}
+
+/// Parts that sequences of up to `tokens` tokens are cut in.
+fn splits(tokens: i64) -> i64 {
+    model_kernels::ceil_div(tokens, SPLIT_TOKENS)
 }
 
 /// The device that a step can be recorded on for weights like `like`, heads of width `dim` and `vocab` tokens; the
 /// reason if there is none.
 pub fn recording_device(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn Device>, String> {
+    let device = device_of_kernels(like, dim, vocab)?;
+    records_steps(&*device)?;
+    Ok(device)
+}
+
+/// The device whose kernels decode, as [`recording_device`] has it, whether it records or not.
+pub(super) fn device_of_kernels(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn Device>, String> {
     let kind = like.kind();
     if !decode_kernels::fit(kind, dim, vocab) {
         return Err(format!("there are no decoding kernels for {kind:?}, head_dim {dim} and {vocab} tokens"));
     }
     let device = device_kernels::device_of(like);
-    let device = device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))?;
-    records_steps(&*device)?;
-    Ok(device)
+    device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))
 }
 
 /// Whether steps of decoding can be recorded on a device, for weights and heads that there are kernels for; the reason if
@@ -132,8 +155,10 @@ pub fn rope_into_cache_(
 ) -> Result<()> {
     let args = Args::new("rope_into_cache_", qkv);
     let device = device_of(args, qkv)?;
-    let paged = Paged::new(args, qkv, &cache)?;
-    let dim = i64::from(paged.sizes.dim);
+    let [rows, all_heads, dim] = args.dims("qkv", qkv)?;
+    let [_, _, kv_heads, _] = args.dims("keys", cache.keys)?;
+    let (memory, sizes) = paged(args, &cache, [rows, all_heads - 2 * kv_heads, dim])?;
+    let qkv = args.values("qkv", qkv, &[rows, all_heads, dim])?;
     let [table_rows, _] = args.dims("table", table)?;
     let norms = match norms {
         Some((q, k, eps)) => {
@@ -142,56 +167,79 @@ pub fn rope_into_cache_(
         None => (ptr::null_mut(), ptr::null_mut(), 0.0),
     };
     let table = (args.floats("table", table, &[table_rows, dim])?.cast(), table_rows);
-    let positions = args.dense("positions", positions, &[paged.rows], Kind::Int64)?;
+    let positions = args.dense("positions", positions, &[rows], Kind::Int64)?;
     // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
     args.launched(unsafe {
         decode_kernels::rope_into_cache(
             &*device,
             args.kind(),
-            qkv.data_ptr(),
+            qkv,
             norms,
             positions,
             table,
-            paged.memory,
-            paged.rows,
-            paged.sizes,
+            memory,
+            rows,
+            sizes,
         )
     })
 }
 
-/// Attention of a step's queries, the first H of `qkv` `[B, H + 2 K, D]`, over the first `positions + 1` tokens of their
-/// sequences, of which a window leaves the last, into `out` `[B, H D]`. `parts` were made for as many rows and tokens.
+/// Attention of a step's queries `q` `[B, H, D]`, whose rows may lie apart, over the first `positions + 1` tokens of their
+/// sequences, of which a window leaves the last, into `out` `[B, H D]`. `parts` were made for as many rows and tokens. The
+/// kernel in front has written no keys and values but those of this step.
 pub fn attend_into(
-    qkv: &Tensor,
+    q: &Tensor,
     positions: &Tensor,
     cache: PagedCache,
     causal: Causal,
     parts: &mut AttentionParts,
     out: &mut Tensor,
 ) -> Result<()> {
-    let args = Args::new("attend_into", qkv);
-    let device = device_of(args, qkv)?;
-    let Paged { memory, rows, sizes } = Paged::new(args, qkv, &cache)?;
-    let (heads, dim) = (i64::from(sizes.heads), i64::from(sizes.dim));
+    let args = Args::new("attend_into", q);
+    attend(args, (q, positions), cache, causal, parts, (out, None), true)
+}
+
+/// The same, and if it is wanted log(sum(exp(scores))) into fp32 `[B, H]`.
+pub(super) fn attend(
+    args: Args,
+    (q, positions): (&Tensor, &Tensor),
+    cache: PagedCache,
+    causal: Causal,
+    parts: &AttentionParts,
+    (out, lse): (&mut Tensor, Option<&mut Tensor>),
+    is_early: bool,
+) -> Result<()> {
+    let device = device_of(args, q)?;
+    let [rows, heads, dim] = args.dims("q", q)?;
+    let (memory, sizes) = paged(args, &cache, [rows, heads, dim])?;
     let count = parts.splits * rows * heads;
-    let partial = args.floats("parts", &parts.partial, &[count * dim])?.cast();
-    let softmax = args.floats("parts", &parts.softmax, &[count * 2])?.cast();
+    let attended = Attended {
+        partial: args.floats("parts", &parts.partial, &[count * dim])?.cast(),
+        softmax: args.floats("parts", &parts.softmax, &[count * 2])?.cast(),
+        lse: match lse {
+            Some(lse) => args.floats("lse", lse, &[rows, heads])?.cast(),
+            None => ptr::null_mut(),
+        },
+        out: args.values("out", out, &[rows, heads * dim])?,
+        splits: parts.splits as i32,
+        rows: rows as i32,
+        heads: heads as i32,
+    };
     let positions = args.dense("positions", positions, &[rows], Kind::Int64)?;
-    let out = args.values("out", out, &[rows, heads * dim])?;
-    let parts = (partial, softmax, parts.splits);
+    let queries = args.heads("q", q, [rows, heads, dim])?;
+    let how = (causal.scale as f32, causal.window);
     // SAFETY: as in `rope_into_cache_`.
     args.launched(unsafe {
         decode_kernels::attend(
             &*device,
             args.kind(),
-            qkv.data_ptr(),
+            queries,
             memory,
             positions,
-            (causal.scale as f32, causal.window),
-            parts,
-            out,
-            rows,
+            how,
+            attended,
             sizes,
+            is_early,
         )
     })
 }
@@ -229,40 +277,31 @@ fn device_of(args: Args, tensor: &Tensor) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// A cache and the rows that read it, checked.
-struct Paged {
-    memory: (*mut std::ffi::c_void, *mut std::ffi::c_void, Tables),
-    rows: i64,
-    sizes: HeadSizes,
-}
-
-impl Paged {
-    fn new(args: Args, qkv: &Tensor, cache: &PagedCache) -> Result<Paged> {
-        let [rows, all_heads, dim] = args.dims("qkv", qkv)?;
-        let size @ [_, block_tokens, kv_heads, _] = args.dims("keys", cache.keys)?;
-        let [_, table_len] = args.dims("tables", cache.tables)?;
-        let heads = all_heads - 2 * kv_heads;
-        if kv_heads < 1 || heads < 1 || heads % kv_heads != 0 {
-            return Err(args.refuse(
-                "qkv",
-                format!("has {all_heads} heads, of which {kv_heads} each are keys and values"),
-            ));
-        }
-        if block_tokens < 16 || block_tokens.count_ones() != 1 {
-            return Err(args
-                .refuse("keys", format!("have {block_tokens} tokens a block, not a power of two from 16")));
-        }
-        args.values("qkv", qkv, &[rows, all_heads, dim])?;
-        let expected = [size[0], block_tokens, kv_heads, dim];
-        let tables = Tables {
-            entries: args.dense("tables", cache.tables, &[rows, table_len], Kind::Int)?,
-            table_len: table_len as i32,
-            block_shift: block_tokens.trailing_zeros() as i32,
-            blocks: size[0] as i32,
-        };
-        let keys = args.values("keys", cache.keys, &expected)?;
-        let values = args.values("values", cache.values, &expected)?;
-        let sizes = HeadSizes { heads: heads as i32, kv_heads: kv_heads as i32, dim: dim as i32 };
-        Ok(Paged { memory: (keys, values, tables), rows, sizes })
+/// A cache that rows with so many heads read, checked: its addresses and the heads.
+fn paged(
+    args: Args,
+    cache: &PagedCache,
+    [rows, heads, dim]: [i64; 3],
+) -> Result<((*mut c_void, *mut c_void, Tables), HeadSizes)> {
+    let size @ [_, block_tokens, kv_heads, _] = args.dims("keys", cache.keys)?;
+    let [_, table_len] = args.dims("tables", cache.tables)?;
+    if kv_heads < 1 || heads < 1 || heads % kv_heads != 0 {
+        return Err(args.refuse("keys", format!("have {kv_heads} heads, for {heads} of queries")));
     }
+    if block_tokens < 16 || block_tokens.count_ones() != 1 {
+        return Err(
+            args.refuse("keys", format!("have {block_tokens} tokens a block, not a power of two from 16"))
+        );
+    }
+    let expected = [size[0], block_tokens, kv_heads, dim];
+    let tables = Tables {
+        entries: args.dense("tables", cache.tables, &[rows, table_len], Kind::Int)?,
+        table_len: table_len as i32,
+        block_shift: block_tokens.trailing_zeros() as i32,
+        blocks: size[0] as i32,
+    };
+    let keys = args.values("keys", cache.keys, &expected)?;
+    let values = args.values("values", cache.values, &expected)?;
+    let sizes = HeadSizes { heads: heads as i32, kv_heads: kv_heads as i32, dim: dim as i32 };
+    Ok(((keys, values, tables), sizes))
 }

@@ -19,6 +19,7 @@
 //! F intermediate, V vocabulary, M targets, B sequences.
 
 mod attention;
+mod by_rows;
 mod check;
 pub mod composite;
 mod decode;
@@ -26,7 +27,6 @@ mod dropout;
 mod embedding;
 mod flash;
 mod kernels;
-mod linear;
 mod logprob;
 mod norm;
 mod optimizer;
@@ -41,14 +41,17 @@ mod tests;
 pub(crate) use check::Heads;
 
 pub use attention::{Causal, attention, attention_backward, attention_with_history, decode_attention};
-use decode::rms_norm_into;
+pub use by_rows::{
+    attention_by_rows, attention_with_history_by_rows, decode_attention_by_rows, exist_by_rows,
+    linear_by_rows, linear_by_rows_into,
+};
 pub use decode::{
     AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rope_into_cache_,
     sample_into, swiglu_into,
 };
+use decode::{device_of_kernels, rms_norm_into};
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
-pub use linear::linear_by_rows;
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};

@@ -1,9 +1,11 @@
 //! How sequences of unequal length lie in one batch without padding.
 
+use std::cell::OnceCell;
+
 use tch::{Device, Kind, Tensor};
 
 use super::{Error, Result};
-use crate::{TorchDevice, ffi};
+use crate::{TorchDevice, ffi, model_kernels::ceil_div};
 
 /// Sequences back to back: sequence `b` is the rows `offsets[b] .. offsets[b + 1]` of a batch.
 ///
@@ -15,6 +17,17 @@ pub struct Packing {
     offsets_int32: Tensor,
     positions: Tensor,
     max_len: i64,
+    pages: OnceCell<Pages>,
+}
+
+/// Where the rows of a packing would lie in a cache of blocks.
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// int32 `[N, W]`: the blocks of each row's sequence.
+    pub tables: Tensor,
+    /// int64 `[N]`: each row's place in the cache.
+    pub places: Tensor,
+    pub blocks: i64,
 }
 
 impl Packing {
@@ -41,6 +54,7 @@ impl Packing {
             positions: upload(&positions, device)?,
             max_len: lengths.iter().copied().max().unwrap_or(0),
             offsets,
+            pages: OnceCell::new(),
         })
     }
 
@@ -77,6 +91,36 @@ impl Packing {
     /// The length that all sequences have, if they do.
     pub(super) fn uniform_len(&self) -> Option<i64> {
         (self.max_len * self.sequences() == self.tokens()).then_some(self.max_len)
+    }
+
+    /// Its places in blocks of so many tokens, the same in every call.
+    pub(super) fn pages(&self, block_tokens: i64) -> Result<&Pages> {
+        if self.pages.get().is_none() {
+            let pages = self.lay_out(block_tokens)?;
+            self.pages.set(pages).expect("nobody else is here");
+        }
+        Ok(self.pages.get().expect("just made"))
+    }
+
+    fn lay_out(&self, block_tokens: i64) -> Result<Pages> {
+        let table_len = ceil_div(self.max_len, block_tokens).max(1);
+        let (mut tables, mut sequences, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let mut blocks = 0;
+        for (sequence, ends) in self.offsets.windows(2).enumerate() {
+            let length = ends[1] - ends[0];
+            // Those behind the sequence's own are not read.
+            tables.extend((0..table_len).map(|index| blocks + index));
+            sequences.extend((0..length).map(|_| sequence as i64));
+            places.extend((0..length).map(|token| blocks * block_tokens + token));
+            blocks += ceil_div(length, block_tokens);
+        }
+        let device = self.positions.device();
+        let of_sequences = upload(&tables, device)?.f_to_kind(Kind::Int)?.f_view([-1, table_len])?;
+        Ok(Pages {
+            tables: of_sequences.f_index_select(0, &upload(&sequences, device)?)?,
+            places: upload(&places, device)?,
+            blocks,
+        })
     }
 
     /// The place of each row in its sequence, from 0, on the device: int64 `[N]`.

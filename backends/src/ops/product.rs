@@ -168,12 +168,13 @@ fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64)
 /// Multiplies by our kernel and says so, if there is one for it.
 fn multiplied(args: Args, x: &Tensor, product: Product) -> Result<bool> {
     let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(false) };
-    if args.kind() != Kind::BFloat16 || !product.fits(&*device) {
+    let is_small = i64::from(product.rows) <= MAX_ROWS;
+    if args.kind() != Kind::BFloat16 || !is_small || !product.is_aligned() || !product.fits(&*device) {
         return Ok(false);
     }
     // SAFETY: the sizes of all tensors were checked, what is written is borrowed mutably, and libtorch takes memory back in
     // the order of its stream; weights are not what a step of decoding writes.
-    args.launched(unsafe { product_kernels::multiply(&*device, product) })?;
+    args.launched(unsafe { product_kernels::multiply(&*device, product, true) })?;
     Ok(true)
 }
 

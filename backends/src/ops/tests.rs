@@ -392,20 +392,91 @@ fn a_sequence_in_pieces_attends_as_a_whole() {
 
 #[test]
 fn products_by_rows_depend_on_their_row_alone() {
-    for (inner, columns) in [(1, 1), (7, 3), (20, 97), (64, 200), (129, 5)] {
-        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-            let at = (kind, Device::Cpu);
-            let (x, w, bias) =
-                (random(&[150, inner], at), random(&[columns, inner], at) * 0.3, random(&[columns], at));
-            let what = format!("{inner} x {columns}, {kind:?}");
-            let whole = super::linear_by_rows(&x, &w, Some(&bias)).unwrap();
-            let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
-            let expected = double(&x).matmul(&double(&w).tr()) + double(&bias);
-            assert_close(&what, &whole, &expected, tolerance(kind, 1.0));
-            for (start, rows) in [(0, 1), (3, 1), (149, 1), (0, 8), (60, 9), (1, 149)] {
-                let part = super::linear_by_rows(&x.narrow(0, start, rows), &w, Some(&bias)).unwrap();
-                assert!(part.equal(&whole.narrow(0, start, rows)), "{what}: {rows} rows from {start}");
-            }
+    let on_host = [Kind::BFloat16, Kind::Half].map(|kind| (kind, Device::Cpu));
+    let small = [(1, 1), (7, 3), (20, 97), (64, 200), (129, 5)];
+    // Of these an H200 cuts the weights in all its ways (`product_kernels`).
+    let large = [(1536, 2048), (8960, 1536), (896, 4864), (256, 18944), (64, 104)];
+    for (&at, (inner, columns)) in pairs(&PLACES, small).chain(pairs(&on_host, small)) {
+        check_product_by_rows(at, [150, inner, columns], 1.0);
+    }
+    for &at in PLACES.iter().filter(|(_, device)| *device != Device::Cpu) {
+        for (inner, columns) in large {
+            check_product_by_rows(at, [300, inner, columns], 2.0);
+        }
+    }
+}
+
+fn check_product_by_rows(at: (Kind, Device), [rows, inner, columns]: [i64; 3], roundings: f64) {
+    let (x, w, bias) =
+        (random(&[rows, inner], at), random(&[columns, inner], at) * 0.1, random(&[columns], at));
+    let what = format!("{inner} x {columns}, {at:?}");
+    let whole = super::linear_by_rows(&x, &w, Some(&bias)).unwrap();
+    let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
+    let expected = double(&x).matmul(&double(&w).tr()) + double(&bias);
+    assert_close(&what, &whole, &expected, tolerance(at.0, roundings));
+    for (start, count) in [(0, 1), (3, 1), (rows - 1, 1), (0, 8), (60, 9), (64, 64), (1, rows - 1)] {
+        let part = super::linear_by_rows(&x.narrow(0, start, count), &w, Some(&bias)).unwrap();
+        assert!(part.equal(&whole.narrow(0, start, count)), "{what}: {count} rows from {start}");
+    }
+    if at.1 != Device::Cpu {
+        let mut into = Tensor::empty([5, columns], at);
+        super::linear_by_rows_into(&x.narrow(0, 7, 5), &w, Some(&bias), &mut into).unwrap();
+        assert!(into.equal(&whole.narrow(0, 7, 5)), "{what}: recorded");
+    }
+}
+
+/// Packed, behind a history, and over a cache a row has the same bits, which are near those of the plain formula.
+#[test]
+fn attention_by_rows_depends_on_its_row_alone() {
+    for (&at, window) in pairs(&PLACES, [None, Some(1), Some(7), Some(40), Some(300), Some(601)]) {
+        if at.0 == Kind::Half {
+            continue; // nothing decodes in it
+        }
+        let (heads, kv_heads, dim) = (6, 2, 64);
+        let lengths = [600i64, 1, 0, 17, 33];
+        let packing = Packing::new(&lengths, at.1).unwrap();
+        let qkv = random(&[packing.tokens(), heads + 2 * kv_heads, dim], at);
+        let [q, k, v] = [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
+            .map(|(start, count)| qkv.narrow(1, start, count));
+        let causal = Causal { scale: 0.2, window };
+        let (out, lse) = super::attention_by_rows(&q, &k, &v, &packing, causal).unwrap();
+        let what = format!("{window:?}, {at:?}");
+        let wide = [&q, &k, &v].map(|tensor| tensor.to_kind(Kind::Float));
+        let expected = composite::attention(&wide[0], &wide[1], &wide[2], &packing, causal).unwrap();
+        assert_close(&what, &out, &expected.0, tolerance(at.0, 4.0).max(1e-5));
+        assert_close(&what, &lse, &expected.1, tolerance(at.0, 2.0).max(1e-5));
+
+        let mut begin = 0;
+        for length in lengths.into_iter().filter(|&length| length > 0) {
+            let of = |tensor: &Tensor, start: i64| tensor.narrow(0, begin + start, length - start);
+            let alone = Packing::new(&[length], at.1).unwrap();
+            let (keys, values) = (of(&k, 0), of(&v, 0));
+            let (by_itself, _) =
+                super::attention_by_rows(&of(&q, 0), &keys, &values, &alone, causal).unwrap();
+            assert!(by_itself.equal(&of(&out, 0)), "{what}: {length} alone");
+            let start = length * 2 / 3;
+            let piece =
+                super::attention_with_history_by_rows(&of(&q, start), &keys, &values, causal).unwrap();
+            assert!(piece.equal(&of(&out, start)), "{what}: the end of {length}");
+            // Its last token over blocks in reverse order.
+            let blocks = (length + 15) / 16;
+            let cache = |rows: &Tensor| {
+                let padded = Tensor::zeros([blocks * 16, kv_heads, dim], at);
+                padded.narrow(0, 0, length).copy_(rows);
+                padded.view([blocks, 16, kv_heads, dim]).flip([0])
+            };
+            let tables = Tensor::arange(blocks, (Kind::Int64, at.1)).flip([0]).view([1, blocks]);
+            let lengths = Tensor::from_slice(&[length]).to_device(at.1);
+            let last = super::decode_attention_by_rows(
+                &of(&q, length - 1),
+                &cache(&keys),
+                &cache(&values),
+                &tables,
+                &lengths,
+                causal,
+            );
+            assert!(last.unwrap().equal(&of(&out, length - 1)), "{what}: the last of {length}");
+            begin += length;
         }
     }
 }

@@ -13,7 +13,7 @@ use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
 use super::lora::{Adapter, Drops, Lora};
-use super::{DecoderConfig, Products, matrix_spec, norm_spec};
+use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 
@@ -41,8 +41,8 @@ pub(super) struct Block {
     pub scale: f64,
     /// Whether attention's backward repeats to the bit.
     pub deterministic: bool,
-    /// How the matrices of a forward pass are multiplied.
-    pub products: Products,
+    /// How a forward pass adds.
+    pub math: Math,
     /// The adapters beside the matrices, if there are any.
     pub(super) lora: Option<Lora>,
 }
@@ -153,7 +153,7 @@ impl Block {
             eps: config.rms_norm_eps,
             scale: 1.0 / (dim as f64).sqrt(),
             deterministic: true,
-            products: Products::Fast,
+            math: Math::Fast,
             lora: None,
         };
         (params, block)
@@ -189,7 +189,7 @@ impl Block {
     ) -> Result<(Tensor, Saved)> {
         let projected = self.project(weights, x, (packing.positions(), rope_table), drops)?;
         let Projected { q, k, v, .. } = &projected;
-        let (attended, lse) = ops::attention(q, k, v, packing, self.causal(window))?;
+        let (attended, lse) = self.math.attention(q, k, v, packing, self.causal(window))?;
         let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, drops, save)?;
         if !save {
             return Ok((out, Saved::default()));
@@ -212,7 +212,7 @@ impl Block {
     ) -> Result<Projected> {
         let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
         let bias = self.qkv_bias.map(|param| weights.get(0, param));
-        let mut qkv = self.products.linear(&h, weights.get(0, self.qkv), bias)?;
+        let mut qkv = self.math.linear(&h, weights.get(0, self.qkv), bias)?;
         self.adapt_(|lora| &lora.qkv, weights, &h, drops, &mut qkv)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
@@ -243,14 +243,14 @@ impl Block {
         drops: Option<Drops>,
         save: bool,
     ) -> Result<Finished> {
-        let mut x2 = self.products.linear(attended, weights.get(0, self.o), None)?;
+        let mut x2 = self.math.linear(attended, weights.get(0, self.o), None)?;
         self.adapt_(|lora| &lora.o, weights, attended, drops, &mut x2)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
-        let mut gate_up = self.products.linear(&h2, weights.get(0, self.gate_up), None)?;
+        let mut gate_up = self.math.linear(&h2, weights.get(0, self.gate_up), None)?;
         self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
         let activated = ops::swiglu(&gate_up)?;
-        let mut out = self.products.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
+        let mut out = self.math.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
         self.adapt_(|lora| &lora.down, weights, &activated, drops, &mut out)?;
         Ok(Finished { out, x2, rstd2, gate_up })
     }
@@ -265,7 +265,7 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        let mut gate_up = self.products.linear(&h2, weights.get(0, self.gate_up), None)?;
+        let mut gate_up = self.math.linear(&h2, weights.get(0, self.gate_up), None)?;
         self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
@@ -324,7 +324,7 @@ impl Block {
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_(site(lora), weights, x, drops, self.products, y)
+        lora.forward_(site(lora), weights, x, drops, self.math, y)
     }
 
     /// Whether a matrix has adapters.
@@ -332,17 +332,17 @@ impl Block {
         self.lora.as_ref().is_some_and(|lora| !site(lora).is_empty())
     }
 
-    /// The same as [`Self::adapt_`] by way of `between` `[N, rank]`, in no other memory.
+    /// The same as [`Self::adapt_`] without dropping anything and in no other memory.
     pub(super) fn adapt_in_place(
         &self,
         site: fn(&Lora) -> &[Adapter],
         weights: &Weights,
         x: &Tensor,
-        between: &mut Tensor,
+        scratch: &mut Scratch,
         y: &Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_in_place(site(lora), weights, x, between, y)
+        lora.forward_in_place(site(lora), weights, x, scratch, self.math, y)
     }
 
     /// Adds their part to the gradient of the matrix's input.

@@ -1,6 +1,6 @@
 //! Forward passes that fill and read a KV cache.
 
-use anyroll_backends::ops::{self, Causal, Packing};
+use anyroll_backends::ops::{Causal, Packing};
 use tch::Tensor;
 
 use super::{Decoder, block::Projected};
@@ -59,7 +59,7 @@ impl Decoder {
         let packing = &prompts.packing;
         let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, it| {
             store(cache, layer, it, &prompts.rows, &prompts.places)?;
-            Ok(ops::attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
+            Ok(self.block.math.attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
         })?;
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
@@ -70,7 +70,7 @@ impl Decoder {
         self.layers(weights, &piece.tokens, &piece.positions, |layer, it| {
             store(cache, layer, it, &piece.rows, &piece.places)?;
             let (keys, values) = cache.read(layer, &piece.context)?;
-            Ok(ops::attention_with_history(&it.q, &keys, &values, self.causal(layer))?)
+            self.block.math.attention_with_history(&it.q, &keys, &values, self.causal(layer))
         })
     }
 
@@ -80,7 +80,7 @@ impl Decoder {
             cache.store(layer, &it.k, &it.v, &step.places)?;
             let (keys, values) = cache.layer(layer);
             let (tables, lengths) = (&step.tables, &step.lengths);
-            Ok(ops::decode_attention(&it.q, keys, values, tables, lengths, self.causal(layer))?)
+            self.block.math.decode_attention(&it.q, (keys, values), (tables, lengths), self.causal(layer))
         })?;
         self.logits(weights, &x)
     }

@@ -8,7 +8,7 @@
 use anyroll_backends::ops::{self, LogProbs};
 use tch::Tensor;
 
-use super::{DecoderConfig, Products, matrix_spec, norm_spec};
+use super::{DecoderConfig, math::Math, matrix_spec, norm_spec};
 use crate::model::{Grads, Saved, Scores, Unit, Weights};
 use crate::{PackedBatch, Result};
 
@@ -25,7 +25,7 @@ pub(super) struct Head {
     lm_head: (usize, usize),
     pub eps: f64,
     /// How logits of a forward pass are made.
-    pub products: Products,
+    pub math: Math,
 }
 
 /// The head's own unit, and the head.
@@ -38,7 +38,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
     }
     let lm_head = if config.tie_word_embeddings { (1, 0) } else { (0, 1) };
     let unit = Unit { name: "lm_head".to_owned(), params, trainable: true };
-    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps, products: Products::Fast })
+    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps, math: Math::Fast })
 }
 
 impl Head {
@@ -55,7 +55,7 @@ impl Head {
         let mut chunks = Vec::new();
         for (start, length) in chunks_of(batch.targets(), self.lm_head(weights)) {
             let rows = h.f_narrow(0, start, length)?;
-            let logits = self.products.linear(&rows, self.lm_head(weights), None)?;
+            let logits = self.math.linear(&rows, self.lm_head(weights), None)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
         }
@@ -107,7 +107,7 @@ impl Head {
     /// The logits of each row of `x` `[B, C]`: `[B, V]`.
     pub fn logits(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (h, _) = ops::rms_norm(x, self.norm(weights), self.eps)?;
-        self.products.linear(&h, self.lm_head(weights), None)
+        self.math.linear(&h, self.lm_head(weights), None)
     }
 
     pub fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {

@@ -13,7 +13,7 @@
 use anyroll_backends::ops;
 use tch::Tensor;
 
-use super::{DecoderConfig, Products};
+use super::{DecoderConfig, math::Math, recorded::Scratch};
 use crate::Result;
 use crate::error::check_config;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
@@ -223,31 +223,44 @@ impl Lora {
         weights: &Weights,
         x: &Tensor,
         drops: Option<Drops>,
-        products: Products,
+        math: Math,
         y: &mut Tensor,
     ) -> Result<()> {
         for adapter in site {
-            let z = self.inner(adapter, weights, &self.dropped(adapter, x, drops)?, products)?;
+            let z = self.inner(adapter, weights, &self.dropped(adapter, x, drops)?, math)?;
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
-            drop(products.add_linear(&mut y, &z, weights.get(UNIT, adapter.b), false)?);
+            drop(math.add_linear(&mut y, &z, weights.get(UNIT, adapter.b), false)?);
         }
         Ok(())
     }
 
-    /// The same as libtorch multiplies and without dropping anything, by way of `between` `[N, rank]`.
+    /// The same without dropping anything and in no other memory.
     pub fn forward_in_place(
         &self,
         site: &[Adapter],
         weights: &Weights,
         x: &Tensor,
-        between: &mut Tensor,
+        scratch: &mut Scratch,
+        math: Math,
         y: &Tensor,
     ) -> Result<()> {
         for adapter in site {
-            drop(x.f_mm_out(between, &weights.get(UNIT, adapter.a).f_tr()?)?);
-            drop(between.f_mul_scalar_(self.scale)?);
+            let (a, b) = (weights.get(UNIT, adapter.a), weights.get(UNIT, adapter.b));
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
-            drop(y.f_addmm_(between, &weights.get(UNIT, adapter.b).f_tr()?)?);
+            let between = &mut scratch.between;
+            match math {
+                Math::Fast => {
+                    drop(x.f_mm_out(between, &a.f_tr()?)?.f_mul_scalar_(self.scale)?);
+                    drop(y.f_addmm_(between, &b.f_tr()?)?);
+                }
+                Math::ByRows => {
+                    ops::linear_by_rows_into(x, a, None, between)?;
+                    drop(between.f_mul_scalar_(self.scale)?);
+                    let mut product = scratch.product(adapter.columns)?;
+                    ops::linear_by_rows_into(&scratch.between, b, None, &mut product)?;
+                    drop(y.f_add_(&product)?);
+                }
+            }
         }
         Ok(())
     }
@@ -288,7 +301,7 @@ impl Lora {
         for (adapter, dz) in site.iter().zip(between) {
             let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
             let x = self.dropped(adapter, x, drops)?;
-            grads.put_linear(UNIT, adapter.b, &dy, &self.inner(adapter, weights, &x, Products::Fast)?)?;
+            grads.put_linear(UNIT, adapter.b, &dy, &self.inner(adapter, weights, &x, Math::Fast)?)?;
             grads.put_linear(UNIT, adapter.a, dz, &x)?;
         }
         Ok(())
@@ -304,8 +317,8 @@ impl Lora {
     }
 
     /// `(alpha / rank) x A^T` `[N, rank]`.
-    fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor, products: Products) -> Result<Tensor> {
-        let z = products.linear(x, weights.get(UNIT, adapter.a), None)?;
+    fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor, math: Math) -> Result<Tensor> {
+        let z = math.linear(x, weights.get(UNIT, adapter.a), None)?;
         Ok(z.f_mul_scalar(self.scale)?)
     }
 }

@@ -14,6 +14,7 @@ mod embedding;
 mod footprint;
 mod head;
 pub(crate) mod lora;
+mod math;
 mod recorded;
 mod rope;
 mod value;
@@ -39,6 +40,7 @@ use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
 use lora::Drops;
+use math::Math;
 
 /// A decoder for one device. It holds no weights.
 #[derive(Debug)]
@@ -143,18 +145,17 @@ impl Decoder {
     }
 
     /// The same decoder, in which what a token comes to has the same bits in training, scoring and generation, whatever it
-    /// shares a batch with; without `strict`, up to the order of sums in products of matrices. For a CPU; elsewhere its
-    /// passes fail.
+    /// shares a batch with; without `strict`, up to the order of sums. Where [`ops::exist_by_rows`] says no its passes fail.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Decoder {
-        let products = if strict { Products::ByRows } else { Products::Fast };
-        (self.block.products, self.plain_block.products, self.head.products) = (products, products, products);
+        let math = if strict { Math::ByRows } else { Math::Fast };
+        (self.block.math, self.plain_block.math, self.head.math) = (math, math, math);
         self
     }
 
     /// Whether it was made so by [`Self::strict`].
     pub(crate) fn is_strict(&self) -> bool {
-        self.head.products == Products::ByRows
+        self.head.math == Math::ByRows
     }
 
     fn block_for(&self, batch: &PackedBatch) -> &Block {
@@ -280,35 +281,6 @@ fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block, Head) {
     let (head_unit, head) = head::layout(config);
     units.push(head_unit);
     (units, block, head)
-}
-
-/// How matrices are multiplied in a forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Products {
-    /// As libtorch does: in which order it adds depends on the number of rows.
-    Fast,
-    /// By [`ops::linear_by_rows`].
-    ByRows,
-}
-
-impl Products {
-    /// `x W^T + bias`.
-    fn linear(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match self {
-            Products::Fast => Ok(x.f_linear(weight, bias)?),
-            Products::ByRows => Ok(ops::linear_by_rows(x, weight, bias)?),
-        }
-    }
-
-    /// `to + x W^T`, in the memory of `to` unless that is kept.
-    fn add_linear(self, to: &mut Tensor, x: &Tensor, weight: &Tensor, kept: bool) -> Result<Tensor> {
-        let product = match self {
-            Products::Fast if kept => return Ok(to.f_addmm(x, &weight.f_tr()?)?),
-            Products::Fast => return Ok(to.f_addmm_(x, &weight.f_tr()?)?),
-            Products::ByRows => ops::linear_by_rows(x, weight, None)?,
-        };
-        Ok(if kept { to.f_add(&product)? } else { to.f_add_(&product)? })
-    }
 }
 
 /// A norm's weight.

@@ -7,6 +7,7 @@ use super::{
     Decoder,
     block::Block,
     lora::{Adapter, Lora},
+    math::Math,
 };
 use crate::Result;
 use crate::generation::KvCache;
@@ -33,8 +34,39 @@ pub(crate) struct StepMemory {
     gate_up: Tensor,
     /// `[B, F]`.
     activated: Tensor,
-    /// What is between an adapter's two matrices, `[B, rank]`; without adapters `[B, 0]`.
-    between: Tensor,
+    scratch: Scratch,
+}
+
+/// What is between the products of an adapter.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// Of its first matrix, `[B, rank]`; without adapters `[B, 0]`.
+    pub between: Tensor,
+    /// Of its second one before that is added, where that is rounded by itself: room for any adapter's columns.
+    product: Tensor,
+}
+
+impl Scratch {
+    fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
+        let (config, (adapters, rank)) = (&decoder.config, decoder.block.adapters());
+        let widths =
+            [config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim];
+        let adds_apart = adapters > 0 && decoder.is_strict();
+        let widest = widths.into_iter().max().filter(|_| adds_apart).unwrap_or(0);
+        let values = |width: i64| Tensor::f_zeros([rows, width], options);
+        Ok(Scratch { between: values(rank as i64)?, product: values(widest)? })
+    }
+
+    fn first(&self, rows: i64) -> Result<Scratch> {
+        let first = |tensor: &Tensor| tensor.f_narrow(0, 0, rows);
+        Ok(Scratch { between: first(&self.between)?, product: first(&self.product)? })
+    }
+
+    /// Its second product, of so many columns.
+    pub fn product(&self, columns: i64) -> Result<Tensor> {
+        let rows = self.product.size()[0];
+        Ok(self.product.f_flatten(0, 1)?.f_narrow(0, 0, rows * columns)?.f_view([rows, columns])?)
+    }
 }
 
 impl StepMemory {
@@ -55,7 +87,7 @@ impl StepMemory {
             attended: values(heads * dim)?,
             gate_up: values(2 * config.intermediate_size)?,
             activated: values(config.intermediate_size)?,
-            between: values(decoder.block.adapters().1 as i64)?,
+            scratch: Scratch::new(decoder, rows, (kind, device))?,
         })
     }
 
@@ -72,7 +104,7 @@ impl StepMemory {
             attended: first(&self.attended)?,
             gate_up: first(&self.gate_up)?,
             activated: first(&self.activated)?,
-            between: first(&self.between)?,
+            scratch: self.scratch.first(rows)?,
         })
     }
 }
@@ -101,7 +133,8 @@ impl Decoder {
             let next = if layer + 1 < layers { input_norm(layer + 1) } else { self.head.norm(head_weights) };
             self.block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
         }
-        Ok(ops::linear_into(&mut memory.h, self.head.lm_head(head_weights), None, &mut memory.logits)?)
+        let lm_head = self.head.lm_head(head_weights);
+        self.head.math.linear_into(&mut memory.h, lm_head, None, &mut memory.logits)
     }
 }
 
@@ -116,50 +149,75 @@ impl Block {
         cache: PagedCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
-        let StepMemory { positions, x, h, qkv, attended, gate_up, activated, between, .. } = memory;
+        let StepMemory { positions, x, h, qkv, attended, gate_up, activated, scratch, .. } = memory;
         let of = |param: usize| weights.get(0, param);
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
-        ops::linear_into(h, of(self.qkv), self.qkv_bias.map(of), &mut qkv_rows)?;
+        self.math.linear_into(h, of(self.qkv), self.qkv_bias.map(of), &mut qkv_rows)?;
         if self.lora.is_some() {
-            self.adapt_in_place(|lora| &lora.qkv, weights, h.values()?, between, &qkv_rows)?;
+            self.adapt_in_place(|lora| &lora.qkv, weights, h.values()?, scratch, &qkv_rows)?;
         }
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
-        ops::attend_into(qkv, positions, cache, causal, parts, attended)?;
+        let queries = qkv.f_narrow(1, 0, self.heads)?;
+        ops::attend_into(&queries, positions, cache, causal, parts, attended)?;
         let norm = of(self.post_attention_norm);
-        self.add_and_norm_in_place((self.o, |lora| &lora.o), weights, attended, norm, (x, h, between))?;
-        if self.adapts(|lora| &lora.gate_up) {
-            ops::linear_into(h, of(self.gate_up), None, gate_up)?;
-            self.adapt_in_place(|lora| &lora.gate_up, weights, h.values()?, between, gate_up)?;
+        self.add_and_norm_in_place(Branch::Attention, weights, attended, norm, (x, h, scratch))?;
+        if self.math == Math::ByRows || self.adapts(|lora| &lora.gate_up) {
+            self.math.linear_into(h, of(self.gate_up), None, gate_up)?;
+            self.adapt_in_place(|lora| &lora.gate_up, weights, h.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
             ops::swiglu_linear_into(h, of(self.gate_up), gate_up, activated)?;
         }
-        self.add_and_norm_in_place(
-            (self.down, |lora| &lora.down),
-            weights,
-            activated,
-            next_norm,
-            (x, h, between),
-        )
+        self.add_and_norm_in_place(Branch::Mlp, weights, activated, next_norm, (x, h, scratch))
     }
 
-    /// Adds the product of `y` with a matrix to the residual stream `x`, and makes its norm. With adapters somewhere the norm
-    /// is made at once, since they take its values.
+    /// Adds the product of `y` with a branch's last matrix to the residual stream `x`, and makes its norm. With adapters
+    /// somewhere the norm is made at once, since they take its values.
     fn add_and_norm_in_place(
         &self,
-        (matrix, site): (usize, fn(&Lora) -> &[Adapter]),
+        branch: Branch,
         weights: &Weights,
         y: &Tensor,
         norm: &Tensor,
-        (x, h, between): (&mut Tensor, &mut Normed, &mut Tensor),
+        (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
+        let (matrix, site): (usize, fn(&Lora) -> &[Adapter]) = match branch {
+            Branch::Attention => (self.o, |lora| &lora.o),
+            Branch::Mlp => (self.down, |lora| &lora.down),
+        };
         let matrix = weights.get(0, matrix);
-        if self.lora.is_none() {
-            return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
+        match (self.math, branch) {
+            (Math::Fast, _) if self.lora.is_none() => {
+                return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
+            }
+            (Math::Fast, _) => {
+                ops::add_linear_(x, y, matrix)?;
+                self.adapt_in_place(site, weights, y, scratch, x)?;
+            }
+            // Rounded where `forward` rounds, in the memory of the norm that comes next.
+            (Math::ByRows, _) => {
+                let mut product = h.values()?.shallow_clone();
+                ops::linear_by_rows_into(y, matrix, None, &mut product)?;
+                match branch {
+                    Branch::Attention => {
+                        self.adapt_in_place(site, weights, y, scratch, &product)?;
+                        drop(x.f_add_(&product)?);
+                    }
+                    Branch::Mlp => {
+                        drop(x.f_add_(&product)?);
+                        self.adapt_in_place(site, weights, y, scratch, x)?;
+                    }
+                }
+            }
         }
-        ops::add_linear_(x, y, matrix)?;
-        self.adapt_in_place(site, weights, y, between, x)?;
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
+}
+
+/// What is added to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Branch {
+    Attention,
+    Mlp,
 }

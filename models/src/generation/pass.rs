@@ -205,10 +205,10 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
 
 /// Log-probs are the training loss's own, by its operation over the same logits.
 fn choose_on_host(logits: &Tensor, rows: &[usize], sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
-    let vocab_size = logits.size()[1] as usize;
-    let logits = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
-    let mut values = vec![0.0; logits.numel()];
-    logits.f_copy_data(&mut values, logits.numel())?;
+    let (vocab_size, device) = (logits.size()[1] as usize, logits.device());
+    let on_host = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
+    let mut values = vec![0.0; on_host.numel()];
+    on_host.f_copy_data(&mut values, on_host.numel())?;
     let row = |row: usize| &values[row * vocab_size..][..vocab_size];
     let chosen: Vec<(usize, i64, f64)> = sequences
         .iter()
@@ -219,9 +219,9 @@ fn choose_on_host(logits: &Tensor, rows: &[usize], sequences: &[&Sequence]) -> R
     for chunk in chosen.chunk_by(|(_, _, temperature), (_, _, other)| temperature == other) {
         let rows: Vec<i64> = chunk.iter().map(|(row, ..)| *row as i64).collect();
         let tokens: Vec<i64> = chunk.iter().map(|(_, token, _)| *token).collect();
-        let of_rows = logits.f_index_select(0, &Tensor::f_from_slice(&rows)?)?;
-        let scores = ops::logprobs(&of_rows, &Tensor::f_from_slice(&tokens)?, chunk[0].2)?;
-        let logprobs: Vec<f32> = scores.logprobs.try_into()?;
+        let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
+        let scores = ops::logprobs(&of_rows, &upload(&tokens, device)?, chunk[0].2)?;
+        let logprobs: Vec<f32> = scores.logprobs.f_to_device(Device::Cpu)?.try_into()?;
         sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled { token, logprob }));
     }
     Ok(sampled)

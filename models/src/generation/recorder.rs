@@ -41,6 +41,8 @@ pub(super) struct Recorder {
     logprobs: Tensor,
     /// The longest sequence that there can be.
     longest: usize,
+    /// Whether log-probs are to have the bits of training's.
+    is_strict: bool,
     recorded: HashMap<(usize, usize), Recorded>,
 }
 
@@ -61,9 +63,6 @@ impl Recorder {
         rows: usize,
     ) -> Result<Result<Recorder, String>> {
         let config = decoder.config();
-        if decoder.is_strict() {
-            return Ok(Err("it is strict, and a recorded step multiplies as libtorch does".to_owned()));
-        }
         let device = match ops::recording_device(like, config.head_dim, config.vocab_size) {
             Ok(device) => device,
             Err(reason) => return Ok(Err(reason)),
@@ -81,6 +80,7 @@ impl Recorder {
             chosen: zeros(rows * STEPS_AHEAD, Kind::Int64)?,
             logprobs: zeros(rows * STEPS_AHEAD, Kind::Float)?,
             longest,
+            is_strict: decoder.is_strict(),
             recorded: HashMap::new(),
         }))
     }
@@ -109,7 +109,7 @@ impl Recorder {
         let logits = self.memory.first(live.len() as i64)?.logits;
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
-            self.sample(&logits, step)?;
+            self.sample(&logits, &sequences, step)?;
         }
         self.read(live.len(), steps)
     }
@@ -117,7 +117,7 @@ impl Recorder {
     /// Chooses a token for each of at most as many sequences as it was made for, from its row of `logits`.
     pub fn choose(&mut self, logits: &Tensor, sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
         self.upload_choices(sequences, 1)?;
-        self.sample(logits, 0)?;
+        self.sample(logits, sequences, 0)?;
         Ok(self.read(sequences.len(), 1)?.remove(0))
     }
 
@@ -171,8 +171,8 @@ impl Recorder {
         write_front(&self.uniforms, &uniforms)
     }
 
-    /// Chooses a token for each row of `logits`.
-    fn sample(&mut self, logits: &Tensor, step: usize) -> Result<()> {
+    /// Chooses a token for each row of `logits`, the sequence's of its number.
+    fn sample(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
         let rows = logits.size()[0];
         let of_step = |tensor: &Tensor| tensor.f_narrow(0, step as i64 * rows, rows);
         let mut memory = self.memory.first(rows)?;
@@ -184,7 +184,23 @@ impl Recorder {
             chosen: &mut of_step(&self.chosen)?,
             logprobs: &mut of_step(&self.logprobs)?,
         };
-        Ok(ops::sample_into(logits, sampling)?)
+        ops::sample_into(logits, sampling)?;
+        if self.is_strict { self.score(logits, sequences, step) } else { Ok(()) }
+    }
+
+    /// Makes log-probs of what was chosen anew, by training's own operation.
+    fn score(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
+        let temperature = |sequence: &Sequence| sequence.params.softmax_temperature();
+        let (mut row, first) = (0, (step * sequences.len()) as i64);
+        for alike in sequences.chunk_by(|one, other| temperature(one) == temperature(other)) {
+            let count = alike.len() as i64;
+            let of_rows = |tensor: &Tensor| tensor.f_narrow(0, first + row, count);
+            let chosen = of_rows(&self.chosen)?;
+            let scores = ops::logprobs(&logits.f_narrow(0, row, count)?, &chosen, temperature(alike[0]))?;
+            of_rows(&self.logprobs)?.f_copy_(&scores.logprobs)?;
+            row += count;
+        }
+        Ok(())
     }
 
     /// Waits for the steps, and returns what they chose.

@@ -7,8 +7,9 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Causal, PagedCache},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, ParamSpec, Request,
-    RopeScaling, Sample, SamplingParams, SlidingWindow, generation::Limits, init, model::Init,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Output, PackedBatch,
+    ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, Weights,
+    generation::Limits, init, model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -51,48 +52,62 @@ fn device(id: DeviceId) -> Option<Arc<dyn Device>> {
 struct Shape {
     config: DecoderConfig,
     lora: Option<LoraConfig>,
+    strict: bool,
+    prefill_tokens: usize,
 }
 
 impl From<DecoderConfig> for Shape {
     fn from(config: DecoderConfig) -> Shape {
-        Shape { config, lora: None }
+        Shape { config, lora: None, strict: false, prefill_tokens: 1 << 14 }
     }
 }
 
 impl Shape {
     fn with_adapters(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
         let lora = LoraConfig { rank: 6, alpha: 9.0, targets: targets.to_vec(), dropout: 0.0 };
-        Shape { config, lora: Some(lora) }
+        Shape { lora: Some(lora), ..Shape::from(config) }
     }
 
     fn decoder(&self, at: tch::Device) -> Decoder {
         let config = self.config.clone();
-        match &self.lora {
+        let decoder = match &self.lora {
             Some(lora) => Decoder::with_lora(config, lora, at).unwrap(),
             None => Decoder::new(config, at).unwrap(),
-        }
+        };
+        decoder.strict(self.strict)
     }
 }
 
-/// Completions of prompts of 1 to 600 tokens on a device, whose tokens may be cut short by `stop_tokens`.
-fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) -> Option<Vec<Completion>> {
-    let (id, dtype) = at;
-    let device = device(id)?;
-    let torch = device.torch_device().unwrap().tch().unwrap();
-    let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
+fn weights(decoder: &Decoder, kind: Kind, at: tch::Device) -> Vec<Vec<Tensor>> {
     let weight = |spec: &ParamSpec| {
         // An adapter that begins as none would show nothing.
         let init = if spec.init == Init::Zeros { Init::Normal { std: 0.2 } } else { spec.init };
         let spec = ParamSpec { init, ..spec.clone() };
         let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
-        values.to_kind(dtype.kind()).to_device(torch)
+        values.to_kind(kind).to_device(at)
     };
-    let weights = decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect();
+    decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
+}
+
+fn prompts(config: &DecoderConfig) -> Vec<Vec<i64>> {
+    let lengths = [1, 5, 255, 256, 257, 600, 17, 31, 100, 2];
+    let token = |number: usize, i: i64| (number as i64 * 131 + i * 37) % config.vocab_size;
+    let prompt = |(number, len): (usize, i64)| (0..len).map(|i| token(number, i)).collect();
+    lengths.into_iter().enumerate().map(prompt).collect()
+}
+
+/// Completions of [`prompts`] on a device, whose tokens may be cut short by `stop_tokens`.
+fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) -> Option<Vec<Completion>> {
+    let (id, dtype) = at;
+    let device = device(id)?;
+    let torch = device.torch_device().unwrap().tch().unwrap();
+    let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
+    let weights = weights(&decoder, dtype.kind(), torch);
     let cache = KvCache::new(config, 400, dtype, &Stream::torch(&device).unwrap()).unwrap();
     // Fewer live sequences than there are, so that their number changes on the way.
-    let mut engine = Engine::new(decoder, weights, 0, cache, Limits::new(7)).unwrap();
-    for (number, prompt_len) in [1, 5, 255, 256, 257, 600, 17, 31, 100, 2].into_iter().enumerate() {
-        let prompt = (0..prompt_len).map(|i| (number as i64 * 131 + i * 37) % config.vocab_size).collect();
+    let limits = Limits { sequences: 7, prefill_tokens: shape.prefill_tokens };
+    let mut engine = Engine::new(decoder, weights, 0, cache, limits).unwrap();
+    for (number, prompt) in prompts(config).into_iter().enumerate() {
         let params = SamplingParams { max_new_tokens: 20 + number * 3, ..params.clone() };
         let sample = |sample| Sample { seed: number as u64 * 10 + sample, begun: Completion::default() };
         let samples = (0..1 + number as u64 % 2).map(sample).collect();
@@ -191,6 +206,69 @@ fn recorded_steps_in_bf16_stay_near_the_passes() {
     }
 }
 
+/// Log-probs of completions by training's forward, of so many in a batch.
+fn trained(shape: &Shape, dtype: DType, completions: &[Completion], at_once: usize) -> Vec<f32> {
+    let device = device(gpu()).unwrap();
+    let torch = device.torch_device().unwrap().tch().unwrap();
+    let (decoder, prompts) = (shape.decoder(torch), prompts(&shape.config));
+    let weights = weights(&decoder, dtype.kind(), torch);
+    // Every second prompt has two samples.
+    let prompts = prompts.iter().enumerate().flat_map(|(number, it)| vec![it; 1 + number % 2]);
+    let texts: Vec<(Vec<i64>, usize)> = prompts
+        .zip(completions)
+        .map(|(prompt, completion)| ([&prompt[..], &completion.tokens].concat(), prompt.len()))
+        .collect();
+    let mut found = Vec::new();
+    for part in texts.chunks(at_once) {
+        let sequences: Vec<Sequence> =
+            part.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
+        let batch = PackedBatch::new(&sequences, 0.8, torch).unwrap();
+        let mut hidden = None;
+        for block in 0..decoder.blocks() {
+            let units: Vec<&[Tensor]> =
+                decoder.units_of(block).iter().map(|&unit| weights[unit].as_slice()).collect();
+            let output = decoder.forward(block, &Weights::new(&units), hidden.as_ref(), &batch, false);
+            match output.unwrap().0 {
+                Output::Hidden(x) => hidden = Some(x),
+                Output::Scores(scores) => {
+                    found.extend(Vec::<f32>::try_from(scores.logprobs.to_device(tch::Device::Cpu)).unwrap());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn strict_steps_have_the_log_probs_of_training_to_the_bit() {
+    let params = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+    let window = SlidingWindow { tokens: 100, layers: vec![true, false] };
+    // Of the last one the products are those of `product_kernels` as well.
+    let wide =
+        DecoderConfig { vocab_size: 1024, hidden_size: 256, intermediate_size: 512, ..config(12, 64, true) };
+    let shapes = [
+        Shape::from(config(4, 64, false)),
+        Shape::from(config(12, 128, true)),
+        Shape::from(DecoderConfig { sliding_window: Some(window), ..config(10, 32, true) }),
+        Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL),
+        Shape::from(wide),
+    ];
+    for (shape, dtype) in shapes.iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::Bf16)]) {
+        let strict = Shape { strict: true, ..shape.clone() };
+        let Some(sampled) = completions(&strict, (gpu(), dtype), &params) else { return };
+        let found: Vec<f32> = sampled.iter().flat_map(|it| it.logprobs.clone()).collect();
+        let what = format!("{dtype:?}, {:?}", shape.config);
+        for at_once in [1, 4, sampled.len()] {
+            assert_eq!(trained(&strict, dtype, &sampled, at_once), found, "{at_once} in a batch: {what}");
+        }
+        let in_pieces = Shape { prefill_tokens: 48, ..strict.clone() };
+        assert_eq!(completions(&in_pieces, (gpu(), dtype), &params).unwrap(), sampled, "in pieces: {what}");
+    }
+    let fast = completions(&shapes[0], (gpu(), DType::Bf16), &params).unwrap();
+    let found: Vec<f32> = fast.iter().flat_map(|it| it.logprobs.clone()).collect();
+    assert_ne!(trained(&shapes[0], DType::Bf16, &fast, 4), found, "nothing is asked of strict");
+}
+
 /// Attention over blocks in any order, of lengths around those of runs and splits; what is behind a sequence is NaN.
 #[test]
 fn attention_in_parts_is_attention() {
@@ -229,7 +307,8 @@ fn attention_in_parts_is_attention() {
             for window in [None, Some(1), Some(16), Some(100), Some(256), Some(500), Some(701)] {
                 let causal = Causal { scale: 0.125, window };
                 let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
-                ops::attend_into(&qkv, &positions, cache, causal, &mut parts, &mut found).unwrap();
+                ops::attend_into(&qkv.narrow(1, 0, heads), &positions, cache, causal, &mut parts, &mut found)
+                    .unwrap();
                 let wide = |tensor: &Tensor| tensor.to_kind(Kind::Float);
                 let queries = wide(&qkv.narrow(1, 0, heads));
                 let (keys, values) = (wide(&caches[0]), wide(&caches[1]));

@@ -1,0 +1,205 @@
+//! Operations of a forward pass in which a row has the same bits whatever the others hold and however many they are, so that
+//! what sampling computes is what training does. The rest of a forward pass (norms, rotation, SwiGLU, log-probabilities) is so
+//! by itself; products of matrices and attention are not, where libraries make them.
+
+use std::ptr;
+
+use tch::{Kind, Tensor};
+
+use super::check::{Args, Engine, is_narrow_on_host};
+use super::decode::{AttentionParts, PagedCache, attend};
+use super::{
+    Causal, Packing, Result, attention, attention_with_history, decode_attention, device_of_kernels, kernels,
+};
+use crate::{
+    Device, model_kernels,
+    model_kernels::ceil_div,
+    product_kernels::{self, Product},
+};
+
+/// Tokens of a block of keys and values that are laid out here.
+const BLOCK_TOKENS: i64 = 16;
+/// The most memory of attention in parts: rows of long sequences come in so many at a time.
+const PARTS_BYTES: i64 = 64 << 20;
+
+/// Whether a device has all of these operations for weights like `like`, heads of width `dim` and `vocab` tokens; the reason
+/// if it has not.
+pub fn exist_by_rows(like: &Tensor, dim: i64, vocab: i64) -> Result<(), String> {
+    if like.device() == tch::Device::Cpu { Ok(()) } else { device_of_kernels(like, dim, vocab).map(drop) }
+}
+
+/// `x W^T + bias`, where `x` is `[N, C]`, `weight` `[F, C]` and `bias` `[F]`, all dense: `[N, F]`. libtorch's products choose
+/// another order of summation for another number of rows; these do not. Sums run in fp32; 16-bit values are widened before
+/// and the result rounded once.
+///
+/// # Errors
+/// [`super::Error::Argument`] for tensors that do not fit, or whose device has no kernels; the device's or libtorch's error.
+pub fn linear_by_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let args = Args::new("linear_by_rows", x);
+    if is_narrow_on_host(x) {
+        let wide = |tensor: &Tensor| tensor.f_to_kind(Kind::Float);
+        let bias = bias.map(wide).transpose()?;
+        return Ok(linear_by_rows(&wide(x)?, &wide(weight)?, bias.as_ref())?.f_to_kind(x.kind())?);
+    }
+    let ([rows, inputs], [outputs, _]) = (args.dims("x", x)?, args.dims("weight", weight)?);
+    let mut y = args.empty(&[rows, outputs])?;
+    match Engine::of(x) {
+        Some(Engine::Cpu) => {
+            // SAFETY: the sizes of all tensors were checked or made here, and they outlive the call.
+            args.ran(unsafe {
+                kernels::anyroll_linear(
+                    args.floats("x", x, &[rows, inputs])?,
+                    args.floats("weight", weight, &[outputs, inputs])?,
+                    y.data_ptr().cast(),
+                    rows,
+                    inputs,
+                    outputs,
+                )
+            })?;
+            if let Some(bias) = bias {
+                args.floats("bias", bias, &[outputs])?;
+                drop(y.f_add_(bias)?);
+            }
+        }
+        Some(Engine::Device(device)) => multiply(args, &*device, (x, weight, bias), &mut y, false)?,
+        None => return Err(refused(args, x)),
+    }
+    Ok(y)
+}
+
+/// The same into `y` on a device, for a step that is recorded: the kernel in front does not write the weights.
+///
+/// # Errors
+/// As [`linear_by_rows`].
+pub fn linear_by_rows_into(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
+    let args = Args::new("linear_by_rows_into", x);
+    let Some(Engine::Device(device)) = Engine::of(x) else { return Err(refused(args, x)) };
+    multiply(args, &*device, (x, weight, bias), y, true)
+}
+
+/// By the kernel that the sizes of the weights ask for.
+fn multiply(
+    args: Args,
+    device: &dyn Device,
+    (x, weight, bias): (&Tensor, &Tensor, Option<&Tensor>),
+    y: &mut Tensor,
+    is_early: bool,
+) -> Result<()> {
+    let ([rows, inputs], [outputs, _]) = (args.dims("x", x)?, args.dims("weight", weight)?);
+    let sizes = [rows, outputs, inputs];
+    let x = args.values("x", x, &[rows, inputs])?;
+    let weight = args.values("weight", weight, &[outputs, inputs])?;
+    let y = args.values("y", y, &[rows, outputs])?;
+    let bias = bias.map(|bias| args.values("bias", bias, &[outputs])).transpose()?.unwrap_or(ptr::null_mut());
+    let product = Product { bias, ..Product::new([x, weight, y], sizes) };
+    if args.kind() != Kind::BFloat16 || !product.fits(device) {
+        // SAFETY: the sizes of all tensors were checked, `y` is borrowed mutably, and libtorch takes memory back in the order
+        // of its stream.
+        return args.launched(unsafe {
+            model_kernels::linear_by_rows(device, args.kind(), [x, weight, bias, y], sizes)
+        });
+    }
+    if !product.is_aligned() {
+        // Another kernel would give other bits.
+        return Err(args.refuse("x", "or another argument begins at no multiple of 16 bytes"));
+    }
+    // SAFETY: as above; the weights are the caller's promise.
+    args.launched(unsafe { product_kernels::multiply(device, product, is_early) })
+}
+
+/// [`attention()`], row by row.
+///
+/// # Errors
+/// As there, or that the device has no kernels for it.
+pub fn attention_by_rows(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    packing: &Packing,
+    causal: Causal,
+) -> Result<(Tensor, Tensor)> {
+    if q.device() == tch::Device::Cpu {
+        return attention(q, k, v, packing, causal);
+    }
+    let args = Args::new("attention_by_rows", q);
+    let pages = packing.pages(BLOCK_TOKENS)?;
+    let [keys, values] = [k, v].map(|rows| laid_out(rows, pages.blocks, &pages.places));
+    let cache = PagedCache { keys: &keys?, values: &values?, tables: &pages.tables };
+    attend_rows(args, q, packing.positions(), cache, causal)
+}
+
+/// [`attention_with_history`], row by row.
+///
+/// # Errors
+/// As [`attention_by_rows`].
+pub fn attention_with_history_by_rows(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal) -> Result<Tensor> {
+    if q.device() == tch::Device::Cpu {
+        return attention_with_history(q, k, v, causal);
+    }
+    let args = Args::new("attention_with_history_by_rows", q);
+    let ([rows, ..], [tokens, ..]) = (args.dims::<3>("q", q)?, args.dims::<3>("k", k)?);
+    let range = |from: i64, to: i64, kind| Tensor::f_arange_start(from, to, (kind, q.device()));
+    let (places, blocks) = (range(0, tokens, Kind::Int64)?, ceil_div(tokens, BLOCK_TOKENS));
+    let [keys, values] = [k, v].map(|rows| laid_out(rows, blocks, &places));
+    let tables = range(0, blocks, Kind::Int)?.f_expand([rows, blocks], false)?.f_contiguous()?;
+    let cache = PagedCache { keys: &keys?, values: &values?, tables: &tables };
+    Ok(attend_rows(args, q, &range(tokens - rows, tokens, Kind::Int64)?, cache, causal)?.0)
+}
+
+/// [`decode_attention`], row by row.
+///
+/// # Errors
+/// As [`attention_by_rows`].
+pub fn decode_attention_by_rows(
+    q: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    tables: &Tensor,
+    lengths: &Tensor,
+    causal: Causal,
+) -> Result<Tensor> {
+    if q.device() == tch::Device::Cpu {
+        return decode_attention(q, k_cache, v_cache, tables, lengths, causal);
+    }
+    let args = Args::new("decode_attention_by_rows", q);
+    let cache = PagedCache { keys: k_cache, values: v_cache, tables: &tables.f_to_kind(Kind::Int)? };
+    Ok(attend_rows(args, q, &lengths.f_sub_scalar(1)?, cache, causal)?.0)
+}
+
+/// By the kernel of decoding, which goes through a row's tokens in an order that its position alone decides: `[N, H D]`, and
+/// log(sum(exp(scores))), fp32 `[N, H]`.
+fn attend_rows(
+    args: Args,
+    q: &Tensor,
+    positions: &Tensor,
+    cache: PagedCache,
+    causal: Causal,
+) -> Result<(Tensor, Tensor)> {
+    let [rows, heads, dim] = args.dims("q", q)?;
+    let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty_floats(&[rows, heads])?);
+    let tokens = cache.tables.size()[1] * cache.keys.size()[1];
+    let at_once = (PARTS_BYTES / AttentionParts::bytes(1, heads, dim, tokens)).clamp(1, rows.max(1));
+    let parts = AttentionParts::new(at_once, heads, dim, tokens, q.device())?;
+    for start in (0..rows).step_by(at_once as usize) {
+        let count = at_once.min(rows - start);
+        let of_rows = |tensor: &Tensor| tensor.f_narrow(0, start, count);
+        let cache = PagedCache { tables: &of_rows(cache.tables)?, ..cache };
+        let into = (&mut of_rows(&out)?, Some(&mut of_rows(&lse)?));
+        let parts = parts.first(count)?;
+        attend(args, (&of_rows(q)?, &of_rows(positions)?), cache, causal, &parts, into, false)?;
+    }
+    Ok((out, lse))
+}
+
+/// Rows `[N, K, D]` at their places in so many blocks, `[blocks, BLOCK_TOKENS, K, D]`; in between is anything.
+fn laid_out(rows: &Tensor, blocks: i64, places: &Tensor) -> Result<Tensor> {
+    let [_, heads, dim] = Args::new("attention_by_rows", rows).dims("k", rows)?;
+    let laid = Tensor::f_empty([blocks, BLOCK_TOKENS, heads, dim], (rows.kind(), rows.device()))?;
+    drop(laid.f_flatten(0, 1)?.f_index_copy_(0, places, rows)?);
+    Ok(laid)
+}
+
+fn refused(args: Args, x: &Tensor) -> super::Error {
+    let problem = format!("is {:?} on {:?}, where there are no products by rows", x.kind(), x.device());
+    args.refuse("x", problem)
+}

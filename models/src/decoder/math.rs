@@ -1,0 +1,92 @@
+//! The two ways of a forward pass to add up: as is fastest, and row by row.
+
+use anyroll_backends::ops::{self, Causal, Normed, Packing};
+use tch::Tensor;
+
+use crate::Result;
+
+/// How a forward pass adds up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Math {
+    /// As is fastest: in which order may depend on the number of rows.
+    Fast,
+    /// Each row by itself: see [`ops::linear_by_rows`].
+    ByRows,
+}
+
+impl Math {
+    /// `x W^T + bias`.
+    pub fn linear(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self {
+            Math::Fast => Ok(x.f_linear(weight, bias)?),
+            Math::ByRows => Ok(ops::linear_by_rows(x, weight, bias)?),
+        }
+    }
+
+    /// `to + x W^T`, in the memory of `to` unless that is kept.
+    pub fn add_linear(self, to: &mut Tensor, x: &Tensor, weight: &Tensor, kept: bool) -> Result<Tensor> {
+        let product = match self {
+            Math::Fast if kept => return Ok(to.f_addmm(x, &weight.f_tr()?)?),
+            Math::Fast => return Ok(to.f_addmm_(x, &weight.f_tr()?)?),
+            Math::ByRows => ops::linear_by_rows(x, weight, None)?,
+        };
+        Ok(if kept { to.f_add(&product)? } else { to.f_add_(&product)? })
+    }
+
+    /// [`Self::linear`] of a norm into `y`, in a step that is recorded.
+    pub fn linear_into(
+        self,
+        x: &mut Normed,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        y: &mut Tensor,
+    ) -> Result<()> {
+        match self {
+            Math::Fast => Ok(ops::linear_into(x, weight, bias, y)?),
+            Math::ByRows => Ok(ops::linear_by_rows_into(x.values()?, weight, bias, y)?),
+        }
+    }
+
+    /// See [`ops::attention`].
+    pub fn attention(
+        self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        packing: &Packing,
+        causal: Causal,
+    ) -> Result<(Tensor, Tensor)> {
+        match self {
+            Math::Fast => Ok(ops::attention(q, k, v, packing, causal)?),
+            Math::ByRows => Ok(ops::attention_by_rows(q, k, v, packing, causal)?),
+        }
+    }
+
+    /// See [`ops::attention_with_history`].
+    pub fn attention_with_history(
+        self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        causal: Causal,
+    ) -> Result<Tensor> {
+        match self {
+            Math::Fast => Ok(ops::attention_with_history(q, k, v, causal)?),
+            Math::ByRows => Ok(ops::attention_with_history_by_rows(q, k, v, causal)?),
+        }
+    }
+
+    /// See [`ops::decode_attention`].
+    pub fn decode_attention(
+        self,
+        q: &Tensor,
+        (keys, values): (&Tensor, &Tensor),
+        (tables, lengths): (&Tensor, &Tensor),
+        causal: Causal,
+    ) -> Result<Tensor> {
+        match self {
+            Math::Fast => Ok(ops::decode_attention(q, keys, values, tables, lengths, causal)?),
+            Math::ByRows => Ok(ops::decode_attention_by_rows(q, keys, values, tables, lengths, causal)?),
+        }
+    }
+}
