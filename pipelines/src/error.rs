@@ -73,6 +73,12 @@ pub enum Error {
         /// By how much, at most.
         largest: f64,
     },
+    /// `rollout.strict` is not there for this model on this device.
+    #[error("`pipeline.rlvr.rollout.strict` cannot be had for this model: {reason}; leave it out")]
+    NoStrict {
+        /// What is missing.
+        reason: String,
+    },
     /// Not a single held-out prompt could be measured.
     #[error("no held-out prompt could be measured, since a reward failed on each")]
     NothingMeasured,

@@ -143,6 +143,33 @@ fn begins_as_on_the_cpu(backend: &str, world_size: &str, sizes: &[&str]) {
     }
 }
 
+#[test]
+fn strict_rollouts_have_the_log_probs_of_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let strict = "pipeline.rlvr.rollout.strict=true";
+    let short = ["pipeline.rlvr.steps=3", "pipeline.rlvr.warmup.steps=5"];
+    // Other rows beside each than in sampling.
+    let one_rank = ["devices=1", "strategy.micro_batch_size=3"];
+    let two_ranks = ["devices=2", "strategy.zero_stage=3", "strategy.recompute=full"];
+    for (name, sets) in [("one rank", &one_rank[..]), ("two ranks", &two_ranks)] {
+        let run = folder.path().join(name);
+        let sets: Vec<&str> = [strict].iter().chain(&short).chain(sets).copied().collect();
+        let Some(command) = on_shims("rocm", tiny(&config("rocm"), &run, &sets)) else { return };
+        succeed(command);
+        let differences = series(&run, "rollout/logprob_diff_max");
+        assert!(
+            !differences.is_empty() && differences.iter().all(|&it| it == 0.0),
+            "{name}: {differences:?}"
+        );
+    }
+    let refused = tiny(&config("ascend"), &folder.path().join("ascend"), &["devices=1", strict]);
+    let ended = finish(on_shims("ascend", refused).expect("as above"));
+    assert!(
+        ended.error().contains("`ascend` has no products of matrices that add in one order"),
+        "{ended:#?}"
+    );
+}
+
 /// Of a whole quickstart, also on a machine that does much else.
 const QUICKSTART_DEADLINE: Duration = Duration::from_secs(900);
 

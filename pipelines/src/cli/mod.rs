@@ -204,6 +204,7 @@ fn machine(rank: Option<Rank>) -> Machine {
         BackendFacts {
             name: kind.name().to_owned(),
             runs_models: kind.runs_models(),
+            adds_by_rows: kind.adds_by_rows(),
             devices: if kind.is_host() { None } else { Some(found.as_ref().map_or(0, Vec::len)) },
             memory_bytes: found
                 .as_ref()

@@ -80,6 +80,7 @@ fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
     let backends = BackendKind::ALL.into_iter().map(|kind| BackendFacts {
         name: kind.name().to_owned(),
         runs_models: kind.runs_models(),
+        adds_by_rows: kind.adds_by_rows(),
         devices: (!kind.is_host()).then_some(count),
         memory_bytes: here.iter().find(|facts| facts.name == kind.name()).and_then(|it| it.memory_bytes),
         unavailable: None,

@@ -38,6 +38,8 @@ pub struct BackendFacts {
     pub name: String,
     /// Whether it has the math that models need; one without has only memory, order and collectives.
     pub runs_models: bool,
+    /// Whether models on it can compute each token by itself, to the bit.
+    pub adds_by_rows: bool,
     /// Its devices here; `None` for the cpu, which holds as many ranks as one asks for.
     pub devices: Option<usize>,
     /// The memory of one device, the least of them, where it is known; of the host all that it has.
@@ -162,6 +164,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     resolver.strict("pipeline.rlvr.rollout.strict", &policy.backend)?;
     if let Some(rollout) = &rollout {
         resolver.strict("roles.rollout.backend", &rollout.backend)?;
+        resolver.strict_together(&policy.backend, &rollout.backend)?;
     }
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
@@ -375,15 +378,47 @@ impl Resolver<'_> {
         Ok(facts)
     }
 
-    /// Only the host multiplies matrices so that sampling can be training's to the bit.
+    /// Sampling is training's to the bit only where a token is computed by itself.
     fn strict(&self, field: &str, backend: &str) -> Result<(), Problem> {
-        let is_strict = matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict);
-        let is_host = |facts: &BackendFacts| facts.name == backend && facts.devices.is_none();
-        self.check.ensure(
-            !is_strict || self.machine.backends.iter().any(is_host),
+        let able = |facts: &&BackendFacts| facts.adds_by_rows;
+        if !self.is_strict() || self.machine.backends.iter().filter(able).any(|facts| facts.name == backend) {
+            return self.strict_precision(backend);
+        }
+        let names: Vec<&str> =
+            self.machine.backends.iter().filter(able).map(|facts| facts.name.as_str()).collect();
+        Err(self.check.problem(
             field,
             format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
-            "leave it out, or train on the cpu; `rollout/logprob_diff_max` says how far sampling and training are apart",
+            format!(
+                "leave it out, or train on one of {}; `rollout/logprob_diff_max` says how far sampling and training are apart",
+                names.join(", ")
+            ),
+        ))
+    }
+
+    fn is_strict(&self) -> bool {
+        matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict)
+    }
+
+    /// Devices decode in fp32 and bf16.
+    fn strict_precision(&self, backend: &str) -> Result<(), Problem> {
+        let is_host = |facts: &BackendFacts| facts.name == backend && facts.devices.is_none();
+        let is_fp16 = matches!(self.config.strategy.precision, Precision::Fp16(_));
+        self.check.ensure(
+            !(self.is_strict() && is_fp16) || self.machine.backends.iter().any(is_host),
+            "strategy.precision",
+            format!("with `rollout.strict` `{backend}` computes in fp32 or bf16"),
+            "write one of the two, or leave `strict` out",
+        )
+    }
+
+    /// Two backends add in orders of their own.
+    fn strict_together(&self, policy: &str, rollout: &str) -> Result<(), Problem> {
+        self.check.ensure(
+            !self.is_strict() || policy == rollout,
+            "roles.rollout.backend",
+            format!("`rollout.strict` wants the bits of the policy's, which is on `{policy}`"),
+            "leave it out, or leave `strict` out",
         )
     }
 

@@ -482,7 +482,7 @@ pub struct RolloutConfig {
     /// Sequences that a rank generates at a time; as one ends, the next takes its place.
     pub batch_size: usize,
     /// Whether sampling computes each log-prob to the bit as training does, whatever shares a batch; a step in which it does
-    /// not ends the run. For a CPU; products of matrices are slower. Default false.
+    /// not ends the run. Products of matrices and attention are slower. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
     /// The memory of past tokens while completions are sampled.

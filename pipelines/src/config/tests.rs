@@ -42,7 +42,15 @@ fn invalid(text: &str, sets: &[&str]) -> Invalid {
 
 fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts {
     let memory_bytes = Some(1 << 30);
-    BackendFacts { name: name.to_owned(), runs_models, devices, memory_bytes, unavailable: None }
+    let adds_by_rows = devices.is_none();
+    BackendFacts {
+        name: name.to_owned(),
+        runs_models,
+        adds_by_rows,
+        devices,
+        memory_bytes,
+        unavailable: None,
+    }
 }
 
 /// Backends by made-up names: this module knows no vendor.
@@ -605,6 +613,28 @@ fn a_launcher_brings_more_hosts() {
 }
 
 #[test]
+fn strict_rollouts_want_backends_and_precisions_that_have_them() {
+    let mut machine = machine();
+    machine.backends[1].adds_by_rows = true;
+    let strict = ["backend=gpu", "pipeline.rlvr.rollout.strict=true"];
+    assert_eq!(resolve(&strict, &machine).unwrap().policy.backend, "gpu");
+    for (set, expected) in [
+        (
+            "strategy.precision=fp16",
+            "strategy.precision: with `rollout.strict` `gpu` computes in fp32 or bf16",
+        ),
+        (
+            "roles.rollout.backend=cpu",
+            "roles.rollout.backend: `rollout.strict` wants the bits of the policy's",
+        ),
+    ] {
+        let error = resolve(&[strict[0], strict[1], set], &machine).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    resolve(&["backend=cpu", strict[1], "strategy.precision=fp16"], &machine).unwrap();
+}
+
+#[test]
 fn what_the_machine_lacks_is_refused() {
     let check = |sets: &[&str], expected: &str, help: &str| {
         let error = resolve(sets, &machine()).unwrap_err().to_string();
@@ -617,7 +647,7 @@ fn what_the_machine_lacks_is_refused() {
     check(
         &["backend=gpu", strict],
         "`gpu` has no products of matrices that add in one order",
-        "train on the cpu",
+        "train on one of gone, cpu",
     );
     check(&["backend=picture"], "`picture` has memory and collectives, but not the math", "gone, gpu, cpu");
     check(

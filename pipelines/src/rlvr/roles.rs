@@ -3,9 +3,10 @@
 
 use std::{num::NonZeroUsize, sync::Arc};
 
-use anyroll_backends::{BackendKind, Stream};
+use anyroll_backends::{BackendKind, Stream, ops};
 use anyroll_models::init::WeightSource;
 use anyroll_strategy::{State, Zero};
+use tch::Tensor;
 
 use super::{Critic, Decoder, sampler::Sampler};
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     config::{OptimizerConfig, PipelineConfig, RlvrConfig, Run},
     data::{Dataset, Record, Tokenizer},
     reward::{RewardSum, Scorer},
-    train::{Place, Share, adamw, hold, offloaded},
+    train::{Place, Share, adamw, hold, offloaded, zero_config},
 };
 
 /// What a run is made of, apart from the weights.
@@ -98,6 +99,12 @@ impl Setup {
         let device = place.torch_device()?;
         let model = base.decoder(device)?.deterministic(run.policy.strategy.deterministic);
         let model = Arc::new(model.strict(rlvr.rollout.strict));
+        if rlvr.rollout.strict {
+            let kind = zero_config(&run.policy.strategy).precision.dtype().kind();
+            let like = Tensor::f_empty([0], (kind, device))?;
+            let (dim, vocab) = (model.config().head_dim, model.config().vocab_size);
+            ops::exist_by_rows(&like, dim, vocab).map_err(|reason| Error::NoStrict { reason })?;
+        }
         let sampler = Sampler {
             model: model.clone(),
             compute: Stream::torch(&place.device)?,
