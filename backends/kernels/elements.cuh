@@ -21,6 +21,8 @@ __device__ inline bool aligned(const void* pointer) {
 __device__ inline u64 thread_index() { return blockIdx.x * (u64)blockDim.x + threadIdx.x; }
 __device__ inline u64 thread_count() { return gridDim.x * (u64)blockDim.x; }
 
+#define INFINITE __uint_as_float(0x7f800000)
+
 // ---- element types ----
 
 struct Bf16 {

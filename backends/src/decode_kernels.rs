@@ -24,8 +24,6 @@ pub(crate) const SOURCE: Source = Source {
         c"rope_into_cache_bf16",
         c"join_splits_f32",
         c"join_splits_bf16",
-        c"sample_f32",
-        c"sample_bf16",
         c"attend_f32_16_4",
         c"attend_f32_32_4",
         c"attend_f32_64_4",
@@ -48,9 +46,6 @@ pub(crate) const SPLIT_TOKENS: i64 = 512;
 fn attention_threads(dim: i32) -> u32 {
     if dim < 64 { 128 } else { 256 }
 }
-const SAMPLE_THREADS: u32 = 1024;
-/// Stripes of 32 packs that a row of logits may have.
-const MAX_STRIPES: i64 = 2048;
 
 /// The blocks that sequences lie in, as the kernels take them.
 #[repr(C)]
@@ -70,11 +65,9 @@ pub(crate) struct HeadSizes {
     pub(crate) dim: i32,
 }
 
-/// Whether there are kernels for heads of this width and a vocabulary of this size.
-pub(crate) fn fit(kind: Kind, dim: i64, vocab: i64) -> bool {
-    matches!(kind, Kind::Float | Kind::BFloat16)
-        && matches!(dim, 16 | 32 | 64 | 128)
-        && vocab <= MAX_STRIPES * 32 * lanes(kind)
+/// Whether there are kernels for heads of this width.
+pub(crate) fn fit(kind: Kind, dim: i64) -> bool {
+    matches!(kind, Kind::Float | Kind::BFloat16) && matches!(dim, 16 | 32 | 64 | 128)
 }
 
 /// Rotates (and norms, where there are weights) a step's queries in place and its keys on their way into the cache,
@@ -182,36 +175,7 @@ pub(crate) unsafe fn attend(
     }
 }
 
-/// Chooses a token for each row of logits `[rows, vocab]`.
-///
-/// # Safety
-/// As [`rope_into_cache`].
-pub(crate) unsafe fn sample(
-    device: &dyn Device,
-    kind: Kind,
-    (logits, rows, vocab): (*mut c_void, i64, i64),
-    choices: *mut c_void,
-    uniforms: *mut c_void,
-    (tokens, positions): (*mut c_void, *mut c_void),
-    (chosen, logprobs): (*mut c_void, *mut c_void),
-) -> Result<()> {
-    let (kernel, vocab) = (pick(kind, c"sample_f32", c"sample_bf16"), vocab as i32);
-    // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe {
-        launch!(
-            device,
-            kernel,
-            grid(rows, SAMPLE_THREADS).early(),
-            [logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs]
-        )
-    }
-}
-
-fn pick(kind: Kind, of_f32: &'static CStr, of_bf16: &'static CStr) -> &'static CStr {
+/// A kernel by the type of its values.
+pub(crate) fn pick(kind: Kind, of_f32: &'static CStr, of_bf16: &'static CStr) -> &'static CStr {
     if kind == Kind::Float { of_f32 } else { of_bf16 }
-}
-
-/// Values of one access to memory.
-fn lanes(kind: Kind) -> i64 {
-    16 / kind.elt_size_in_bytes() as i64
 }

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use crate::{
     Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream, TorchDevice, attention_kernels,
-    decode_kernels, model_kernels, open_devices, product_kernels,
+    decode_kernels, model_kernels, open_devices, product_kernels, sample_kernels,
 };
 
 /// A file of kernels, compiled when the first of them is wanted.
@@ -37,10 +37,11 @@ impl Source {
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 5] = [
+pub(crate) const SOURCES: [Source; 6] = [
     SOURCE,
     model_kernels::SOURCE,
     decode_kernels::SOURCE,
+    sample_kernels::SOURCE,
     product_kernels::SOURCE,
     attention_kernels::SOURCE,
 ];

@@ -40,6 +40,7 @@ mod pinned_ranges;
 mod product_kernels;
 mod rendezvous;
 mod rocm;
+mod sample_kernels;
 mod stream;
 mod tensor_meter;
 mod vulkan;

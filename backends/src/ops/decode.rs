@@ -12,6 +12,7 @@ use crate::{
     decode_kernels::{self, Attended, HeadSizes, SPLIT_TOKENS, Tables},
     device_kernels,
     model_kernels::{self, NormSizes},
+    sample_kernels,
 };
 
 /// A layer's keys and values in blocks, and the blocks of each row's sequence.
@@ -92,7 +93,7 @@ pub fn recording_device(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn D
 /// The device whose kernels decode, as [`recording_device`] has it, whether it records or not.
 pub(super) fn device_of_kernels(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn Device>, String> {
     let kind = like.kind();
-    if !decode_kernels::fit(kind, dim, vocab) {
+    if !(decode_kernels::fit(kind, dim) && sample_kernels::fit(kind, vocab)) {
         return Err(format!("there are no decoding kernels for {kind:?}, head_dim {dim} and {vocab} tokens"));
     }
     let device = device_kernels::device_of(like);
@@ -263,7 +264,7 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     );
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
-        decode_kernels::sample(&*device, args.kind(), (values, rows, vocab), choices, uniforms, next, told)
+        sample_kernels::sample(&*device, args.kind(), (values, rows, vocab), choices, uniforms, next, told)
     })
 }
 

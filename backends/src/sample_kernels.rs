@@ -1,0 +1,64 @@
+//! The kernels of `kernels/sample.cu`, for devices that compile them at run time. They run on libtorch's stream.
+
+use std::ffi::c_void;
+
+use tch::Kind;
+
+use crate::{
+    Device, Result,
+    decode_kernels::pick,
+    device_kernels::{Source, grid, launch},
+};
+
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCE: Source = Source {
+    file: c"sample.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
+        "\n#line 1 \"sample.cu\"\n",
+        include_str!("../kernels/sample.cu")
+    ),
+    kernels: &[c"sample_f32", c"sample_bf16"],
+    architecture: None,
+};
+
+const THREADS: u32 = 1024;
+/// Stripes of 32 packs that a row of logits may have.
+const MAX_STRIPES: i64 = 2048;
+
+/// Whether there are kernels for a vocabulary of this size.
+pub(crate) fn fit(kind: Kind, vocab: i64) -> bool {
+    matches!(kind, Kind::Float | Kind::BFloat16) && vocab <= MAX_STRIPES * 32 * lanes(kind)
+}
+
+/// Chooses a token for each row of logits `[rows, vocab]`.
+///
+/// # Safety
+/// Addresses of as many values of `kind` (or of the type that the kernel says) on `device` as the sizes say, which live
+/// until the work is done; what is written overlaps with nothing else.
+pub(crate) unsafe fn sample(
+    device: &dyn Device,
+    kind: Kind,
+    (logits, rows, vocab): (*mut c_void, i64, i64),
+    choices: *mut c_void,
+    uniforms: *mut c_void,
+    (tokens, positions): (*mut c_void, *mut c_void),
+    (chosen, logprobs): (*mut c_void, *mut c_void),
+) -> Result<()> {
+    let (kernel, vocab) = (pick(kind, c"sample_f32", c"sample_bf16"), vocab as i32);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            grid(rows, THREADS).early(),
+            [logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs]
+        )
+    }
+}
+
+/// Values of one access to memory.
+fn lanes(kind: Kind) -> i64 {
+    16 / kind.elt_size_in_bytes() as i64
+}
