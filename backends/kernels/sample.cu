@@ -6,33 +6,73 @@ constexpr int SAMPLE_THREADS = 1024;
 constexpr int MAX_STRIPES = 2048;
 
 // How a row is sampled. A negative inverse temperature takes the likeliest token; its log-prob is then at the absolute.
+// A penalty of 1 is none.
 struct Choice {
-  float inverse_temperature, top_p, min_p, top_k;
+  float inverse_temperature, top_p, min_p, top_k, penalty;
 };
 
-// An order of floats as one of integers. Of a 16-bit float only the upper half counts.
-template <typename T>
+// An order of floats as one of integers, where values differ by STEP or more.
+template <u32 STEP>
 __device__ inline u32 order_of(float x) {
   const u32 bits = __float_as_uint(x), order = bits & 0x80000000 ? ~bits : bits | 0x80000000;
-  return sizeof(T) == 2 ? order & 0xffff0000 : order;
+  return order & (0 - STEP);
 }
 
-// Logits of a row; what is past its end is minus infinity, which has no mass.
-template <typename T>
+// The bit of a token in the words of those that a row has.
+__device__ inline u32 bit_of(int token) { return 1u << token % 32; }
+
+// Logits of a row, those of tokens that it has already with a penalty where PENALIZES; what is past its end is minus
+// infinity, which has no mass.
+template <typename T, bool PENALIZES>
 struct Logits {
   static constexpr int LANES = Pack<T>::LANES;
+  // From one value to the next: of a 16-bit float only the upper half counts, until it is divided.
+  static constexpr u32 STEP = sizeof(T) == 2 && !PENALIZES ? 0x10000 : 1;
   const T* row;
   int size;
+  const u32* seen;
+  float penalty;
 
+  // `i` is a multiple of LANES, so that the bits of all lie in one word, or past the end.
   __device__ void read(int i, float (&to)[LANES]) const {
     if (i + LANES <= size && aligned(row + i)) {
       const Pack<T> pack = *(const Pack<T>*)(row + i);
       for (int k = 0; k < LANES; k++) to[k] = widen(pack.lane[k]);
-      return;
+    } else {
+      for (int k = 0; k < LANES; k++) to[k] = i + k < size ? widen(row[i + k]) : -INFINITE;
     }
-    for (int k = 0; k < LANES; k++) to[k] = i + k < size ? widen(row[i + k]) : -INFINITE;
+    if (!PENALIZES || i >= size) return;
+    const u32 bits = seen[i / 32];
+    for (int k = 0; k < LANES; k++) to[k] = bits & bit_of(i + k) ? penalized(to[k]) : to[k];
   }
+  __device__ float at(int i) const {
+    const float x = widen(row[i]);
+    return PENALIZES && seen[i / 32] & bit_of(i) ? penalized(x) : x;
+  }
+  __device__ float penalized(float x) const { return x > 0 ? x / penalty : x * penalty; }
 };
+
+// The largest logit of a row, and of the tokens that have it the first.
+struct Likeliest {
+  float logit;
+  int token;
+};
+template <typename T, bool PENALIZES>
+__device__ inline Likeliest likeliest_of(const Logits<T, PENALIZES>& logits) {
+  constexpr int LANES = Pack<T>::LANES;
+  float x[LANES], largest = -INFINITE, first = INFINITE;
+#pragma unroll 4
+  for (int i = threadIdx.x * LANES; i < logits.size; i += SAMPLE_THREADS * LANES) {
+    logits.read(i, x);
+    for (int k = 0; k < LANES; k++)
+      if (x[k] > largest) largest = x[k], first = i + k;
+  }
+  const float of_thread = largest;
+  largest = over_block<larger>(largest);
+  // Every vocabulary that is allowed is below 2^24.
+  first = -over_block<larger>(of_thread == largest ? -first : -INFINITE);
+  return {largest, (int)first};
+}
 
 // Which tokens may be chosen: those above a threshold, and of those that equal it the first so many.
 struct Allowed {
@@ -40,10 +80,35 @@ struct Allowed {
   int ties;
 };
 
-template <typename T>
+// Of each stripe, and of 32 together, the mass above the threshold and how many tokens equal it; and where the stripe
+// begins that has the token.
+struct Stripes {
+  float above[MAX_STRIPES], group_above[MAX_STRIPES / 32];
+  int equal[MAX_STRIPES], group_equal[MAX_STRIPES / 32];
+  int begin;
+};
+
+// The part of `count` parts at which the cumulated mass passes `rest`, which becomes what is left of it there; the last
+// that has any mass if rounding leaves too much. `ties` becomes what is left of them, each of mass `of_tie`.
+__device__ inline int pick(int count, double& rest, int& ties, float of_tie, const float* above, const int* equal) {
+  int last = 0, ties_at_last = ties;
+  for (int i = 0; i < count; i++) {
+    const int kept = equal[i] < ties ? equal[i] : ties;
+    const double mass = above[i] + (double)of_tie * kept;
+    if (mass <= 0) continue;
+    last = i, ties_at_last = ties;
+    if (rest < mass) return i;
+    rest -= mass, ties -= kept;
+  }
+  rest = INFINITE, ties = ties_at_last;
+  return last;
+}
+
+template <typename T, bool PENALIZES>
 struct Sampler {
-  static constexpr int LANES = Pack<T>::LANES;
-  Logits<T> logits;
+  static constexpr int LANES = Pack<T>::LANES, STRIPE = 32 * LANES;
+  static constexpr u32 STEP = Logits<T, PENALIZES>::STEP;
+  Logits<T, PENALIZES> logits;
   float inverse_temperature, largest;
 
   __device__ float mass(float x) const { return __expf((x - largest) * inverse_temperature); }
@@ -55,28 +120,26 @@ struct Sampler {
     for (int i = threadIdx.x * LANES; i < logits.size; i += SAMPLE_THREADS * LANES) {
       logits.read(i, x);
       for (int k = 0; k < LANES; k++)
-        if (i + k < logits.size && order_of<T>(x[k]) >= threshold) sum += is_count ? 1 : mass(x[k]);
+        if (i + k < logits.size && order_of<STEP>(x[k]) >= threshold) sum += is_count ? 1 : mass(x[k]);
     }
     return over_block<add>(sum);
   }
 
   // The largest threshold from which on tokens measure as much as is wanted, bit by bit.
   __device__ u32 threshold_of(float wanted, bool is_count) const {
-    constexpr int LAST_BIT = sizeof(T) == 2 ? 16 : 0;
     u32 threshold = 0;
-    for (int bit = 31; bit >= LAST_BIT; bit--)
-      if (measure(threshold | 1u << bit, is_count) >= wanted) threshold |= 1u << bit;
+    for (u32 bit = 1u << 31; bit >= STEP; bit /= 2)
+      if (measure(threshold | bit, is_count) >= wanted) threshold |= bit;
     return threshold;
   }
 
   __device__ float mass_at(u32 threshold) const {
     const u32 bits = threshold & 0x80000000 ? threshold & 0x7fffffff : ~threshold;
-    return mass(__uint_as_float(sizeof(T) == 2 ? bits & 0xffff0000 : bits));
+    return mass(__uint_as_float(bits & (0 - STEP)));
   }
 
   // top-k, then top-p of what is left, then min-p.
   __device__ Allowed allowed(const Choice& choice, float total) const {
-    constexpr u32 STEP = sizeof(T) == 2 ? 0x10000 : 1;  // from one value to the next
     Allowed allowed = {0, 0};
     if (choice.top_k > 0 && choice.top_k < logits.size) {
       const u32 threshold = threshold_of(choice.top_k, true);
@@ -93,136 +156,110 @@ struct Sampler {
       if (threshold > allowed.threshold || ties < allowed.ties) allowed = {threshold, ties};
     }
     if (choice.min_p > 0) {
-      const u32 least = order_of<T>(largest + logf(choice.min_p) / inverse_temperature);
+      const u32 least = order_of<STEP>(largest + logf(choice.min_p) / inverse_temperature);
       if (least > allowed.threshold) allowed = {least - 1, 0};
     }
     return allowed;
   }
-};
 
-// The part of `count` parts at which the cumulated mass passes `rest`, which becomes what is left of it there; the last
-// that has any mass if rounding leaves too much. `ties` becomes what is left of them, each of mass `of_tie`.
-template <typename Parts>
-__device__ inline int pick(int count, double& rest, int& ties, float of_tie, Parts parts) {
-  int last = 0, ties_at_last = ties;
-  for (int i = 0; i < count; i++) {
-    float above;
-    int equal;
-    parts(i, above, equal);
-    const int kept = equal < ties ? equal : ties;
-    const double mass = above + (double)of_tie * kept;
-    if (mass <= 0) continue;
-    last = i, ties_at_last = ties;
-    if (rest < mass) return i;
-    rest -= mass, ties -= kept;
-  }
-  rest = INFINITE, ties = ties_at_last;
-  return last;
-}
-
-// One row a block. `tokens` and `positions` are what the next step reads; `chosen` and `logprobs` what the host does.
-template <typename T>
-__device__ inline void sample(const T* all_logits, int vocab, const Choice* choices, const double* uniforms,
-                              i64* tokens, i64* positions, i64* chosen, float* logprobs) {
-  constexpr int LANES = Pack<T>::LANES, STRIPE = 32 * LANES;
-  __shared__ float above[MAX_STRIPES];
-  __shared__ int equal[MAX_STRIPES];
-  __shared__ float group_above[MAX_STRIPES / 32];
-  __shared__ int group_equal[MAX_STRIPES / 32];
-  __shared__ int begin, token;
-  __shared__ float total;
-  const i64 row = blockIdx.x;
-  const Choice choice = choices[row];
-  const Logits<T> logits = {all_logits + row * vocab, vocab};
-  float x[LANES], largest = -INFINITE, first = INFINITE;
-#pragma unroll 4
-  for (int i = threadIdx.x * LANES; i < vocab; i += SAMPLE_THREADS * LANES) {
-    logits.read(i, x);
-    for (int k = 0; k < LANES; k++)
-      if (x[k] > largest) largest = x[k], first = i + k;
-  }
-  const float of_thread = largest;
-  largest = over_block<larger>(largest);
-  // Of equals the first; every vocabulary that is allowed is below 2^24.
-  first = -over_block<larger>(of_thread == largest ? -first : -INFINITE);
-  const Sampler<T> sampler = {logits, fabsf(choice.inverse_temperature), largest};
-  const bool is_greedy = choice.inverse_temperature < 0;
-  const bool is_free = !is_greedy && choice.top_k <= 0 && choice.top_p >= 1 && choice.min_p <= 0;
-  Allowed allowed = {0, 0};
-  if (!is_free) {
-    const float of_all = sampler.measure(0, false);
-    if (threadIdx.x == 0) total = of_all;
-    if (!is_greedy) allowed = sampler.allowed(choice, of_all);
-  }
-
-  if (is_greedy) {
-    if (threadIdx.x == 0) token = (int)first;
-  } else {
-    const int stripes = (vocab + STRIPE - 1) / STRIPE;
+  // The token at which the cumulated mass of those that are allowed passes `uniform` times the whole. Thread 0 gets both.
+  __device__ int invert(Allowed allowed, double uniform, Stripes& of, float& whole) const {
+    const int size = logits.size, stripes = (size + STRIPE - 1) / STRIPE, groups = (stripes + 31) / 32;
+    float x[LANES];
     for (int i = threadIdx.x; i < stripes / 32 * 32 + 32; i += SAMPLE_THREADS)
-      if (i < MAX_STRIPES) above[i] = 0, equal[i] = 0;
+      if (i < MAX_STRIPES) of.above[i] = 0, of.equal[i] = 0;
     __syncthreads();
 #pragma unroll 2
-    for (int base = 0; base < vocab; base += SAMPLE_THREADS * LANES) {
+    for (int base = 0; base < size; base += SAMPLE_THREADS * LANES) {
       const int i = base + threadIdx.x * LANES;
-      float mass = 0, ties = 0;
-      logits.read(i < vocab ? i : vocab, x);
+      float above = 0, ties = 0;
+      logits.read(i < size ? i : size, x);
       for (int k = 0; k < LANES; k++) {
-        const u32 order = order_of<T>(x[k]);
-        if (order > allowed.threshold) mass += sampler.mass(x[k]);
+        const u32 order = order_of<STEP>(x[k]);
+        if (order > allowed.threshold) above += mass(x[k]);
         if (order == allowed.threshold) ties += 1;
       }
-      for (int mask = 16; mask > 0; mask /= 2) mass += exchange(mass, mask), ties += exchange(ties, mask);
-      if (threadIdx.x % 32 == 0 && i < vocab) above[i / STRIPE] = mass, equal[i / STRIPE] = (int)ties;
+      for (int mask = 16; mask > 0; mask /= 2) above += exchange(above, mask), ties += exchange(ties, mask);
+      if (threadIdx.x % 32 == 0 && i < size) of.above[i / STRIPE] = above, of.equal[i / STRIPE] = (int)ties;
     }
     __syncthreads();
-    const int groups = (stripes + 31) / 32;
     for (int g = threadIdx.x; g < groups; g += SAMPLE_THREADS) {
-      float mass = 0;
+      float above = 0;
       int ties = 0;
-      for (int s = 0; s < 32; s++) mass += above[g * 32 + s], ties += equal[g * 32 + s];
-      group_above[g] = mass, group_equal[g] = ties;
+      for (int s = 0; s < 32; s++) above += of.above[g * 32 + s], ties += of.equal[g * 32 + s];
+      of.group_above[g] = above, of.group_equal[g] = ties;
     }
     __syncthreads();
-    const float of_tie = allowed.ties > 0 ? sampler.mass_at(allowed.threshold) : 0;
+    const float of_tie = allowed.ties > 0 ? mass_at(allowed.threshold) : 0;
     double rest = 0;
     int ties = allowed.ties;
     if (threadIdx.x == 0) {
-      double whole = 0;
+      double sum = 0;
       for (int g = 0; g < groups; g++) {
-        const int kept = group_equal[g] < ties ? group_equal[g] : ties;
-        whole += group_above[g] + (double)of_tie * kept, ties -= kept;
+        const int kept = of.group_equal[g] < ties ? of.group_equal[g] : ties;
+        sum += of.group_above[g] + (double)of_tie * kept, ties -= kept;
       }
-      if (is_free) total = (float)whole;
-      rest = uniforms[row] * whole;
+      whole = (float)sum;
+      rest = uniform * sum;
       ties = allowed.ties;
-      const int g = pick(groups, rest, ties, of_tie, [&](int i, float& mass, int& count) {
-        mass = group_above[i], count = group_equal[i];
-      });
-      begin = STRIPE * (g * 32 + pick(32, rest, ties, of_tie, [&](int i, float& mass, int& count) {
-        mass = above[g * 32 + i], count = equal[g * 32 + i];
-      }));
+      const int g = pick(groups, rest, ties, of_tie, of.group_above, of.group_equal);
+      of.begin = STRIPE * (g * 32 + pick(32, rest, ties, of_tie, of.above + g * 32, of.equal + g * 32));
     }
     __syncthreads();
-    const int count = vocab - begin < STRIPE ? vocab - begin : STRIPE;
+    const int begin = of.begin, count = size - begin < STRIPE ? size - begin : STRIPE;
     for (int i = threadIdx.x; i < count; i += SAMPLE_THREADS) {
-      const float logit = widen(logits.row[begin + i]);
-      const u32 order = order_of<T>(logit);
-      above[i] = order > allowed.threshold ? sampler.mass(logit) : 0, equal[i] = order == allowed.threshold;
+      const float logit = logits.at(begin + i);
+      const u32 order = order_of<STEP>(logit);
+      of.above[i] = order > allowed.threshold ? mass(logit) : 0, of.equal[i] = order == allowed.threshold;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      token = begin + pick(count, rest, ties, of_tie, [&](int i, float& mass, int& is_tie) {
-        mass = above[i], is_tie = equal[i];
-      });
-    }
+    return threadIdx.x == 0 ? begin + pick(count, rest, ties, of_tie, of.above, of.equal) : 0;
   }
-  __syncthreads();
+};
+
+// Thread 0 gets the token and, unless it is the likeliest, the mass of all in `total`; `largest` becomes the largest
+// logit.
+template <typename T, bool PENALIZES>
+__device__ inline int choose(const Logits<T, PENALIZES>& logits, const Choice& choice, double uniform, Stripes& stripes,
+                             float& largest, float& total) {
+  const Likeliest likeliest = likeliest_of(logits);
+  largest = likeliest.logit;
+  if (choice.inverse_temperature < 0) return likeliest.token;
+  const Sampler<T, PENALIZES> sampler = {logits, choice.inverse_temperature, largest};
+  if (choice.top_k <= 0 && choice.top_p >= 1 && choice.min_p <= 0)
+    return sampler.invert({0, 0}, uniform, stripes, total);
+  total = sampler.measure(0, false);
+  float of_allowed;
+  return sampler.invert(sampler.allowed(choice, total), uniform, stripes, of_allowed);
+}
+
+// One row a block. `tokens` and `positions` are what the next step reads, and so is `seen`, bits of the tokens that a row
+// with a penalty has; `chosen` and `logprobs` are what the host reads.
+template <typename T>
+__device__ inline void sample(const T* all_logits, int vocab, const Choice* choices, const double* uniforms, u32* seen,
+                              i64* tokens, i64* positions, i64* chosen, float* logprobs) {
+  __shared__ Stripes stripes;
+  const i64 row = blockIdx.x;
+  const Choice choice = choices[row];
+  const bool penalizes = choice.penalty != 1;
+  u32* words = seen + row * ((vocab + 31) / 32);
+  const Logits<T, false> logits = {all_logits + row * vocab, vocab};
+  int token;
+  float largest, total = 0;
+  if (penalizes) {
+    const Logits<T, true> penalized = {logits.row, vocab, words, choice.penalty};
+    token = choose(penalized, choice, uniforms[row], stripes, largest, total);
+    largest = likeliest_of(logits).logit;  // log-probs are without the penalty
+  } else {
+    token = choose(logits, choice, uniforms[row], stripes, largest, total);
+  }
+  const Sampler<T, false> sampler = {logits, fabsf(choice.inverse_temperature), largest};
+  if (penalizes || choice.inverse_temperature < 0) total = sampler.measure(0, false);
   if (threadIdx.x == 0) {
-    const float logit = widen(logits.row[token]);
     chosen[row] = tokens[row] = token;
-    logprobs[row] = (logit - largest) * sampler.inverse_temperature - logf(total);
+    logprobs[row] = (widen(logits.row[token]) - largest) * sampler.inverse_temperature - logf(total);
     positions[row] += 1;
+    if (penalizes) words[token / 32] |= bit_of(token);
   }
 }
 
@@ -230,10 +267,10 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
 
 #define KERNELS(T, suffix)                                                                                             \
   extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)                                                         \
-      sample_##suffix(const T* logits, int vocab, const Choice* choices, const double* uniforms, i64* tokens,          \
-                      i64* positions, i64* chosen, float* logprobs) {                                                  \
+      sample_##suffix(const T* logits, int vocab, const Choice* choices, const double* uniforms, u32* seen,            \
+                      i64* tokens, i64* positions, i64* chosen, float* logprobs) {                                     \
     take_turn();                                                                                                       \
-    sample(logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs);                                     \
+    sample(logits, vocab, choices, uniforms, seen, tokens, positions, chosen, logprobs);                               \
   }
 KERNELS(float, f32)
 KERNELS(Bf16, bf16)

@@ -41,8 +41,8 @@ pub(crate) unsafe fn sample(
     device: &dyn Device,
     kind: Kind,
     (logits, rows, vocab): (*mut c_void, i64, i64),
-    choices: *mut c_void,
-    uniforms: *mut c_void,
+    (choices, uniforms): (*mut c_void, *mut c_void),
+    seen: *mut c_void,
     (tokens, positions): (*mut c_void, *mut c_void),
     (chosen, logprobs): (*mut c_void, *mut c_void),
 ) -> Result<()> {
@@ -53,7 +53,7 @@ pub(crate) unsafe fn sample(
             device,
             kernel,
             grid(rows, THREADS).early(),
-            [logits, vocab, choices, uniforms, tokens, positions, chosen, logprobs]
+            [logits, vocab, choices, uniforms, seen, tokens, positions, chosen, logprobs]
         )
     }
 }

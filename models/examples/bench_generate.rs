@@ -217,14 +217,16 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
         ops::attend_into(&qkv.narrow(1, 0, heads), &positions, cache, causal, &mut parts, &mut out).unwrap();
     });
     let logits = random(&[rows, vocab_size]);
-    let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0]).repeat([rows, 1]).to_device(at.1);
+    let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0, 1.0]).repeat([rows, 1]).to_device(at.1);
     let uniforms = Tensor::rand([rows], (Kind::Double, at.1));
     let [mut tokens, mut next, mut chosen] = [(); 3].map(|()| Tensor::zeros([rows], (Kind::Int64, at.1)));
     let mut logprobs = Tensor::zeros([rows], (Kind::Float, at.1));
+    let mut seen = Tensor::zeros([rows, (vocab_size + 31) / 32], (Kind::Int, at.1));
     time("sampling", 1, 8, || {
         let sampling = ops::Sampling {
             choices: &choices,
             uniforms: &uniforms,
+            seen: &mut seen,
             tokens: &mut tokens,
             positions: &mut next,
             chosen: &mut chosen,

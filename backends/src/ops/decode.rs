@@ -38,11 +38,14 @@ pub struct AttentionParts {
 /// How rows are sampled and what becomes of it; one entry a row.
 #[derive(Debug)]
 pub struct Sampling<'a> {
-    /// fp32 `[B, 4]`: inverse temperature (negative: the likeliest token, with the log-prob at the absolute), top-p,
-    /// min-p, top-k (0: all).
+    /// fp32 `[B, 5]`: inverse temperature (negative: the likeliest token, with the log-prob at the absolute), top-p,
+    /// min-p, top-k (0: all), repetition penalty (1: none).
     pub choices: &'a Tensor,
     /// fp64 `[B]`, random numbers in [0, 1).
     pub uniforms: &'a Tensor,
+    /// int32 `[B, ceil(V / 32)]`: bit `t % 32` of word `t / 32` is that of token `t`, set for those that the penalty is
+    /// for. The token is added; rows without a penalty are neither read nor written.
+    pub seen: &'a mut Tensor,
     /// int64 `[B]`: the token is written here for the next step.
     pub tokens: &'a mut Tensor,
     /// int64 `[B]`: becomes one more.
@@ -252,8 +255,10 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     let [rows, vocab] = args.dims("logits", logits)?;
     let of_rows = |argument, tensor: &Tensor, kind| args.dense(argument, tensor, &[rows], kind);
     let values = args.values("logits", logits, &[rows, vocab])?;
-    let choices = args.floats("choices", sampling.choices, &[rows, 4])?.cast();
+    let choices = args.floats("choices", sampling.choices, &[rows, 5])?.cast();
     let uniforms = of_rows("uniforms", sampling.uniforms, Kind::Double)?;
+    let words = model_kernels::ceil_div(vocab, 32);
+    let seen = args.dense("seen", sampling.seen, &[rows, words], Kind::Int)?;
     let next = (
         of_rows("tokens", sampling.tokens, Kind::Int64)?,
         of_rows("positions", sampling.positions, Kind::Int64)?,
@@ -264,7 +269,15 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     );
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
-        sample_kernels::sample(&*device, args.kind(), (values, rows, vocab), choices, uniforms, next, told)
+        sample_kernels::sample(
+            &*device,
+            args.kind(),
+            (values, rows, vocab),
+            (choices, uniforms),
+            seen,
+            next,
+            told,
+        )
     })
 }
 

@@ -250,7 +250,7 @@ impl Engine {
 
     /// Runs the last token of every live sequence, and those that come of it where the host looks only now and then.
     fn decode(&mut self) -> Result<()> {
-        self.reserve(self.passes.steps_ahead(&self.live));
+        self.reserve(self.passes.steps_ahead());
         if self.live.is_empty() {
             return Ok(());
         }

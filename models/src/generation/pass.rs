@@ -117,18 +117,15 @@ impl Passes {
     }
 
     /// How many tokens of each sequence [`Self::steps`] runs at most.
-    pub fn steps_ahead(&self, live: &[Sequence]) -> usize {
-        let is_recorded = self.recorder.is_some() && !live.iter().any(|sequence| sequence.params.penalizes());
-        if is_recorded { STEPS_AHEAD } else { 1 }
+    pub fn steps_ahead(&self) -> usize {
+        if self.recorder.is_some() { STEPS_AHEAD } else { 1 }
     }
 
     /// Runs the last token of each sequence, and then the next ones. Returns the tokens of each step.
     pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
-        if self.steps_ahead(live) == 1 {
+        let Passes { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
             return Ok(vec![self.step(live)?]);
-        }
-        let Passes { decoder, weights, cache, recorder, .. } = self;
-        let recorder = recorder.as_mut().expect("more than one step ahead");
+        };
         with_weights(decoder, weights, |weights| recorder.steps(decoder, weights, cache, live))
     }
 
@@ -174,12 +171,12 @@ impl Passes {
     ) -> Result<Vec<Sampled>> {
         let (rows, sequences): (Vec<usize>, Vec<&Sequence>) = sequences.unzip();
         match &mut self.recorder {
-            Some(recorder) if !sequences.iter().any(|sequence| sequence.params.penalizes()) => {
+            Some(recorder) => {
                 let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
                 let rows = upload(&rows, self.device)?;
                 recorder.choose(&logits.f_index_select(0, &rows)?, &sequences)
             }
-            _ => choose_on_host(logits, &rows, &sequences),
+            None => choose_on_host(logits, &rows, &sequences),
         }
     }
 
@@ -204,7 +201,11 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
 }
 
 /// Log-probs are the training loss's own, by its operation over the same logits.
-fn choose_on_host(logits: &Tensor, rows: &[usize], sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
+pub(super) fn choose_on_host(
+    logits: &Tensor,
+    rows: &[usize],
+    sequences: &[&Sequence],
+) -> Result<Vec<Sampled>> {
     let (vocab_size, device) = (logits.size()[1] as usize, logits.device());
     let on_host = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
     let mut values = vec![0.0; on_host.numel()];

@@ -24,6 +24,10 @@ use crate::{Decoder, Result, decoder::StepMemory, model::Weights};
 /// thrown away.
 pub(super) const STEPS_AHEAD: usize = 16;
 
+/// Of [`ops::Sampling`].
+const NUMBERS_OF_A_CHOICE: usize = 5;
+const TOKENS_OF_A_WORD: usize = 32;
+
 /// Lengths of recordings are this times a power of two, so that there are few.
 const LEAST_TOKENS: usize = 256;
 
@@ -37,8 +41,11 @@ pub(super) struct Recorder {
     /// What [`ops::Sampling`] reads and writes, for all rows of [`STEPS_AHEAD`] steps one behind the other.
     choices: Tensor,
     uniforms: Tensor,
+    seen: Tensor,
     chosen: Tensor,
     logprobs: Tensor,
+    /// Words of a row of `seen`.
+    words: usize,
     /// The longest sequence that there can be.
     longest: usize,
     /// Whether log-probs are to have the bits of training's.
@@ -67,22 +74,35 @@ impl Recorder {
             Ok(device) => device,
             Err(reason) => return Ok(Err(reason)),
         };
-        let at = like.device();
+        Recorder::on(device, decoder, like, cache, rows).map(Ok)
+    }
+
+    fn on(
+        device: Arc<dyn Device>,
+        decoder: &Decoder,
+        like: &Tensor,
+        cache: &KvCache,
+        rows: usize,
+    ) -> Result<Recorder> {
+        let (config, at) = (decoder.config(), like.device());
         let rows = rows_of(rows);
+        let words = (config.vocab_size as usize).div_ceil(TOKENS_OF_A_WORD);
         let longest = cache.tokens().min(config.max_position_embeddings as usize);
         let zeros = |count: usize, kind| Tensor::f_zeros([count as i64], (kind, at));
-        Ok(Ok(Recorder {
+        Ok(Recorder {
             device,
             memory: StepMemory::new(decoder, rows as i64, like.kind(), at)?,
             tables: zeros(rows * blocks_of(tokens_of(longest)), Kind::Int)?,
-            choices: zeros(rows * 4, Kind::Float)?,
+            choices: zeros(rows * NUMBERS_OF_A_CHOICE, Kind::Float)?,
             uniforms: zeros(rows * STEPS_AHEAD, Kind::Double)?,
+            seen: zeros(rows * words, Kind::Int)?,
             chosen: zeros(rows * STEPS_AHEAD, Kind::Int64)?,
             logprobs: zeros(rows * STEPS_AHEAD, Kind::Float)?,
+            words,
             longest,
             is_strict: decoder.is_strict(),
             recorded: HashMap::new(),
-        }))
+        })
     }
 
     /// Runs up to [`STEPS_AHEAD`] steps, whose blocks the sequences have. Returns the tokens of each step.
@@ -168,7 +188,12 @@ impl Recorder {
         };
         let uniforms: Vec<f64> = (0..steps).flat_map(of_step).collect();
         write_front(&self.choices, &choices)?;
-        write_front(&self.uniforms, &uniforms)
+        write_front(&self.uniforms, &uniforms)?;
+        // Nobody reads a row without a penalty.
+        if sequences.iter().any(|sequence| sequence.params.penalizes()) {
+            write_front(&self.seen, &seen(sequences, self.words))?;
+        }
+        Ok(())
     }
 
     /// Chooses a token for each row of `logits`, the sequence's of its number.
@@ -177,8 +202,9 @@ impl Recorder {
         let of_step = |tensor: &Tensor| tensor.f_narrow(0, step as i64 * rows, rows);
         let mut memory = self.memory.first(rows)?;
         let sampling = ops::Sampling {
-            choices: &self.choices.f_narrow(0, 0, rows * 4)?.f_view([rows, 4])?,
+            choices: &of_rows(&self.choices, rows, NUMBERS_OF_A_CHOICE)?,
             uniforms: &of_step(&self.uniforms)?,
+            seen: &mut of_rows(&self.seen, rows, self.words)?,
             tokens: &mut memory.tokens,
             positions: &mut memory.positions,
             chosen: &mut of_step(&self.chosen)?,
@@ -218,9 +244,14 @@ impl Recorder {
     }
 
     fn tables_of(&self, rows: usize, tokens: usize) -> Result<Tensor> {
-        let table_len = blocks_of(tokens) as i64;
-        Ok(self.tables.f_narrow(0, 0, rows as i64 * table_len)?.f_view([rows as i64, table_len])?)
+        of_rows(&self.tables, rows as i64, blocks_of(tokens))
     }
+}
+
+/// The front of a tensor as `[rows, width]`.
+fn of_rows(tensor: &Tensor, rows: i64, width: usize) -> Result<Tensor> {
+    let width = width as i64;
+    Ok(tensor.f_narrow(0, 0, rows * width)?.f_view([rows, width])?)
 }
 
 /// Writes values to the front of a tensor.
@@ -240,15 +271,37 @@ fn tokens_of(tokens: usize) -> usize {
 }
 
 /// As [`ops::Sampling`] has it.
-fn choice(params: &SamplingParams) -> [f32; 4] {
+fn choice(params: &SamplingParams) -> [f32; NUMBERS_OF_A_CHOICE] {
     let sign = if params.is_greedy() { -1.0 } else { 1.0 };
     let inverse = sign * params.inverse_temperature();
-    [inverse, params.top_p as f32, params.min_p as f32, params.top_k as f32]
+    let penalty = params.repetition_penalty as f32;
+    [inverse, params.top_p as f32, params.min_p as f32, params.top_k as f32, penalty]
+}
+
+/// The tokens of sequences with a penalty, as [`ops::Sampling`] has them, in so many words a sequence.
+fn seen(sequences: &[&Sequence], words: usize) -> Vec<i32> {
+    let mut seen = vec![0; sequences.len() * words];
+    for (of_sequence, sequence) in seen.chunks_exact_mut(words).zip(sequences) {
+        if sequence.params.penalizes() {
+            for token in sequence.tokens().map(|token| token as usize) {
+                of_sequence[token / TOKENS_OF_A_WORD] |= 1 << (token % TOKENS_OF_A_WORD);
+            }
+        }
+    }
+    seen
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use anyroll_backends::{BackendKind, DType, DeviceId, open};
+
     use super::*;
+    use crate::{
+        DecoderConfig, RopeScaling,
+        generation::{Completion, pass::choose_on_host},
+    };
 
     #[test]
     fn recordings_are_few_and_large_enough() {
@@ -259,6 +312,130 @@ mod tests {
         }
         for (wanted, tokens) in [(1, 256), (256, 256), (257, 512), (513, 1024), (1024, 1024)] {
             assert_eq!(tokens_of(wanted), tokens, "{wanted} tokens");
+        }
+    }
+
+    /// The first device with kernels; without one says so past the harness, which keeps what passing tests print.
+    fn device() -> Option<Arc<dyn Device>> {
+        let kinds = BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
+        let mut devices = kinds.filter_map(|backend| open(DeviceId { backend, ordinal: 0 }).ok());
+        let device = devices.find(|device| device.has_kernels());
+        if device.is_none() {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: no device here compiles kernels");
+        }
+        device
+    }
+
+    /// For as many rows.
+    fn recorder(device: &Arc<dyn Device>, (dtype, vocab_size): (DType, i64), rows: usize) -> Recorder {
+        let config = DecoderConfig {
+            vocab_size,
+            hidden_size: 32,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 2,
+            head_dim: 16,
+            intermediate_size: 32,
+            rms_norm_eps: 1e-6,
+            rope_theta: 1000.0,
+            rope_scaling: RopeScaling::None,
+            sliding_window: None,
+            max_position_embeddings: 64,
+            qkv_bias: false,
+            qk_norm: false,
+            tie_word_embeddings: true,
+            initializer_range: 0.2,
+        };
+        let at = device.torch_device().unwrap().tch().unwrap();
+        let cache = KvCache::new(&config, 2, dtype, &Stream::torch(device).unwrap()).unwrap();
+        let like = Tensor::zeros([1], (dtype.kind(), at));
+        let decoder = Decoder::new(config, at).unwrap();
+        Recorder::on(device.clone(), &decoder, &like, &cache, rows).unwrap()
+    }
+
+    /// Every way to choose, with penalties and without, where `penalty` keeps them.
+    fn sequences(vocab: i64, penalty: impl Fn(f64) -> f64) -> Vec<Sequence> {
+        let free = SamplingParams::default();
+        let all = SamplingParams { top_k: 50, top_p: 0.9, min_p: 0.02, temperature: 1.3, ..free.clone() };
+        let ways = [
+            (free.clone(), 1.0),
+            (free.clone(), 1.3),
+            (free.clone(), 0.7),
+            (SamplingParams { temperature: 0.0, ..free.clone() }, 1.0),
+            (SamplingParams { temperature: 0.0, ..free.clone() }, 1.3),
+            (SamplingParams { top_k: 5, ..free.clone() }, 1.3),
+            (SamplingParams { top_k: 5, ..free.clone() }, 1.0),
+            (SamplingParams { top_p: 0.8, ..free.clone() }, 1.5),
+            (SamplingParams { top_p: 0.8, ..free.clone() }, 1.0),
+            (SamplingParams { min_p: 0.1, temperature: 0.7, ..free }, 1.2),
+            (all.clone(), 1.1),
+            (all, 1.0),
+        ];
+        let sequence = |(row, (way, of_way))| Sequence {
+            id: row,
+            // About half of all tokens, most of them more than once.
+            prompt: (0..vocab).map(|i| (i * i + row as i64) % vocab).collect(),
+            params: Arc::new(SamplingParams {
+                repetition_penalty: penalty(of_way),
+                max_new_tokens: 99,
+                ..way
+            }),
+            stop: None,
+            seed: 100 + row,
+            // It goes on.
+            completion: Completion { tokens: vec![row as i64 * 3 + 1; 2], ..Completion::default() },
+            blocks: Vec::new(),
+        };
+        (0..).zip(ways).map(sequence).collect()
+    }
+
+    /// What comes of each step's logits `[rows, V]`, without a look in between.
+    fn choose(recorder: &mut Recorder, logits: &[Tensor], sequences: &[Sequence]) -> Vec<Vec<Sampled>> {
+        let sequences: Vec<&Sequence> = sequences.iter().collect();
+        recorder.upload_choices(&sequences, logits.len()).unwrap();
+        for (step, logits) in logits.iter().enumerate() {
+            recorder.sample(&logits.to_device(recorder.tables.device()), &sequences, step).unwrap();
+        }
+        recorder.read(sequences.len(), logits.len()).unwrap()
+    }
+
+    fn check_choices(device: &Arc<dyn Device>, dtype: DType, vocab: i64) {
+        const STEPS: i64 = 6;
+        let mut sequences = sequences(vocab, |penalty| penalty);
+        let rows: Vec<usize> = (0..sequences.len()).collect();
+        let mut recorder = recorder(device, (dtype, vocab), rows.len());
+        // In bf16 first, so that many are equal.
+        let values = Tensor::arange(STEPS * rows.len() as i64 * vocab, (Kind::Double, tch::Device::Cpu));
+        let values = (&values * 0.37).sin() * 4.0 + (&values * &values * 0.011).cos() * 3.0;
+        let values = values.to_kind(Kind::BFloat16).to_kind(dtype.kind());
+        let logits = values.view([STEPS, -1, vocab]).unbind(0);
+        let found = choose(&mut recorder, &logits, &sequences);
+        let unpenalized = choose(&mut recorder, &logits, &self::sequences(vocab, |_| 1.0));
+        for (step, logits) in logits.iter().enumerate() {
+            let expected = choose_on_host(logits, &rows, &sequences.iter().collect::<Vec<_>>()).unwrap();
+            for (row, sequence) in sequences.iter_mut().enumerate() {
+                let (found, expected) = (found[step][row], expected[row]);
+                let what = format!("{dtype:?}, {vocab} tokens, step {step}, {:?}", sequence.params);
+                assert_eq!(found.token, expected.token, "{what}");
+                assert!((found.logprob - expected.logprob).abs() < 1e-4, "{found:?}, {expected:?}: {what}");
+                // Penalties of others change nothing.
+                assert!(sequence.params.penalizes() || found == unpenalized[step][row], "{found:?}: {what}");
+                sequence.extend(found, 0);
+            }
+        }
+        let penalties = sequences.iter().enumerate().filter(|(_, sequence)| sequence.params.penalizes());
+        let changed = penalties
+            .filter(|(row, _)| found.iter().zip(&unpenalized).any(|(a, b)| a[*row].token != b[*row].token));
+        assert!(changed.count() > 3, "the test needs penalties that change tokens");
+    }
+
+    #[test]
+    fn a_device_chooses_as_the_host_does() {
+        let Some(device) = device() else { return };
+        for dtype in [DType::F32, DType::Bf16] {
+            // Rows that packs are aligned in, and not.
+            check_choices(&device, dtype, 1003);
+            check_choices(&device, dtype, 20_000);
         }
     }
 }

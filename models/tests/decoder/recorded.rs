@@ -1,17 +1,19 @@
 //! Recorded decoding steps against the passes of a CPU. Without a GPU the tests say that they are skipped, and why.
 
-use std::{io::Write, sync::Arc};
+use std::{io::Write, iter::repeat_n, sync::Arc};
 
 use anyroll_backends::{
     BackendKind, DType, Device, DeviceId, Error, Stream, devices, open,
     ops::{self, AttentionParts, Causal, PagedCache},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Output, PackedBatch,
-    ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, Weights,
-    generation::Limits, init, model::Init,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, PackedBatch,
+    ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits,
+    init, model::Init,
 };
 use tch::{Kind, Tensor};
+
+use crate::holder::Holder;
 
 /// `heads` query heads of width `head_dim` on two key heads.
 fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
@@ -76,47 +78,74 @@ impl Shape {
         };
         decoder.strict(self.strict)
     }
+
+    fn weights(&self, decoder: &Decoder, (at, kind): (tch::Device, Kind)) -> Vec<Vec<Tensor>> {
+        let weight = |spec: &ParamSpec| {
+            // An adapter that begins as none would show nothing.
+            let init = if spec.init == Init::Zeros { Init::Normal { std: 0.2 } } else { spec.init };
+            let spec = ParamSpec { init, ..spec.clone() };
+            let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
+            values.to_kind(kind).to_device(at)
+        };
+        decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
+    }
 }
 
-fn weights(decoder: &Decoder, kind: Kind, at: tch::Device) -> Vec<Vec<Tensor>> {
-    let weight = |spec: &ParamSpec| {
-        // An adapter that begins as none would show nothing.
-        let init = if spec.init == Init::Zeros { Init::Normal { std: 0.2 } } else { spec.init };
-        let spec = ParamSpec { init, ..spec.clone() };
-        let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
-        values.to_kind(kind).to_device(at)
-    };
-    decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
+/// Prompts of 1 to 600 tokens, and of how many samples each.
+fn prompts(vocab_size: i64) -> impl Iterator<Item = (Vec<i64>, u64)> {
+    let prompt =
+        move |(number, len): (i64, i64)| (0..len).map(|i| (number * 131 + i * 37) % vocab_size).collect();
+    (0..).zip([1, 5, 255, 256, 257, 600, 17, 31, 100, 2]).map(move |of| (prompt(of), 1 + of.0 as u64 % 2))
 }
 
-fn prompts(config: &DecoderConfig) -> Vec<Vec<i64>> {
-    let lengths = [1, 5, 255, 256, 257, 600, 17, 31, 100, 2];
-    let token = |number: usize, i: i64| (number as i64 * 131 + i * 37) % config.vocab_size;
-    let prompt = |(number, len): (usize, i64)| (0..len).map(|i| token(number, i)).collect();
-    lengths.into_iter().enumerate().map(prompt).collect()
-}
-
-/// Completions of [`prompts`] on a device, whose tokens may be cut short by `stop_tokens`.
+/// Their completions on a device, which may be cut short by `stop_tokens`.
 fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) -> Option<Vec<Completion>> {
     let (id, dtype) = at;
     let device = device(id)?;
     let torch = device.torch_device().unwrap().tch().unwrap();
     let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
-    let weights = weights(&decoder, dtype.kind(), torch);
+    let weights = shape.weights(&decoder, (torch, dtype.kind()));
     let cache = KvCache::new(config, 400, dtype, &Stream::torch(&device).unwrap()).unwrap();
     // Fewer live sequences than there are, so that their number changes on the way.
     let limits = Limits { sequences: 7, prefill_tokens: shape.prefill_tokens };
     let mut engine = Engine::new(decoder, weights, 0, cache, limits).unwrap();
-    for (number, prompt) in prompts(config).into_iter().enumerate() {
+    for (number, (prompt, count)) in prompts(config.vocab_size).enumerate() {
         let params = SamplingParams { max_new_tokens: 20 + number * 3, ..params.clone() };
         let sample = |sample| Sample { seed: number as u64 * 10 + sample, begun: Completion::default() };
-        let samples = (0..1 + number as u64 % 2).map(sample).collect();
+        let samples = (0..count).map(sample).collect();
         engine.submit(Request { prompt, params: Arc::new(params), stop: None, samples }).unwrap();
     }
     let mut completions = vec![Completion::default(); 15];
     engine.run(|id, completion| completions[id as usize] = completion).unwrap();
     assert_eq!(engine.load().free_blocks, engine.load().blocks);
     Some(completions)
+}
+
+/// The log-probs of completions at a temperature by the training forward of the same device, of so many in a batch.
+fn scores(
+    shape: &Shape,
+    (id, dtype): (DeviceId, DType),
+    completions: &[Completion],
+    (temperature, at_once): (f64, usize),
+) -> Vec<f32> {
+    let device = device(id).unwrap();
+    let torch = device.torch_device().unwrap().tch().unwrap();
+    let decoder = Arc::new(shape.decoder(torch));
+    let weights = shape.weights(&decoder, (torch, dtype.kind()));
+    let holder = Holder { decoder, weights, grads: Vec::new() };
+    let prompts =
+        prompts(shape.config.vocab_size).flat_map(|(prompt, count)| repeat_n(prompt, count as usize));
+    let texts: Vec<(Vec<i64>, usize)> = prompts
+        .zip(completions)
+        .map(|(it, completion)| ([&it[..], &completion.tokens].concat(), it.len()))
+        .collect();
+    let of_batch = |texts: &[(Vec<i64>, usize)]| {
+        let sequences = texts.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len });
+        let batch = PackedBatch::new(&sequences.collect::<Vec<_>>(), temperature, torch).unwrap();
+        let scores = holder.forward(&batch, false).0;
+        Vec::<f32>::try_from(scores.logprobs.to_device(tch::Device::Cpu)).unwrap()
+    };
+    texts.chunks(at_once).flat_map(of_batch).collect()
 }
 
 const CPU: DeviceId = DeviceId { backend: BackendKind::Cpu, ordinal: 0 };
@@ -174,69 +203,35 @@ fn recorded_steps_equal_the_passes() {
         SamplingParams { min_p: 0.1, ..free.clone() },
         SamplingParams { top_k: 50, top_p: 0.9, min_p: 0.02, temperature: 1.3, ..free.clone() },
         SamplingParams { stop_tokens: (0..100).collect(), ..free.clone() },
-        // Not recorded: the tokens are chosen on the host.
-        SamplingParams { repetition_penalty: 1.3, ..free },
+        SamplingParams { repetition_penalty: 1.3, ..free.clone() },
+        SamplingParams { repetition_penalty: 1.3, ..greedy },
+        SamplingParams { repetition_penalty: 1.2, top_k: 20, top_p: 0.9, temperature: 0.8, ..free.clone() },
+        SamplingParams { repetition_penalty: 0.8, min_p: 0.05, ..free },
     ];
     choices.iter().for_each(|params| check(config.clone(), params));
 }
 
-/// In bf16 the passes of the same device are the reference: a penalty next to none makes the engine take them.
+/// In bf16 the training forward of the same device is the reference.
 #[test]
-fn recorded_steps_in_bf16_stay_near_the_passes() {
+fn recorded_steps_in_bf16_stay_near_training() {
     let adapted = Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL);
     let plain = [config(14, 64, false), config(12, 128, true), config(4, 32, false)].map(Shape::from);
     for shape in plain.into_iter().chain([adapted]) {
-        let params = SamplingParams::default();
-        let passes = SamplingParams { repetition_penalty: 1.0 + 1e-7, ..params.clone() };
-        let Some(recorded) = completions(&shape, (gpu(), DType::Bf16), &params) else { return };
-        let expected = completions(&shape, (gpu(), DType::Bf16), &passes).unwrap();
-        let (mut sum, mut count) = (0.0, 0);
-        for (recorded, expected) in recorded.iter().zip(&expected) {
-            let pairs = recorded.tokens.iter().zip(&expected.tokens);
-            let agreed = pairs.take_while(|(recorded, expected)| recorded == expected).count();
-            let agreed = recorded.logprobs.iter().zip(&expected.logprobs).take(agreed);
-            for (recorded, expected) in agreed {
-                sum += f64::from((recorded - expected).abs());
-                count += 1;
-            }
-        }
-        let mean = sum / f64::from(count);
-        eprintln!("bf16: log-probs of {count} tokens differ by {mean:.4} on average");
-        assert!(count > 20 && mean < 0.03, "log-probs of {count} tokens differ by {mean} on average");
-    }
-}
-
-/// Log-probs of completions by training's forward, of so many in a batch.
-fn trained(shape: &Shape, dtype: DType, completions: &[Completion], at_once: usize) -> Vec<f32> {
-    let device = device(gpu()).unwrap();
-    let torch = device.torch_device().unwrap().tch().unwrap();
-    let (decoder, prompts) = (shape.decoder(torch), prompts(&shape.config));
-    let weights = weights(&decoder, dtype.kind(), torch);
-    // Every second prompt has two samples.
-    let prompts = prompts.iter().enumerate().flat_map(|(number, it)| vec![it; 1 + number % 2]);
-    let texts: Vec<(Vec<i64>, usize)> = prompts
-        .zip(completions)
-        .map(|(prompt, completion)| ([&prompt[..], &completion.tokens].concat(), prompt.len()))
-        .collect();
-    let mut found = Vec::new();
-    for part in texts.chunks(at_once) {
-        let sequences: Vec<Sequence> =
-            part.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
-        let batch = PackedBatch::new(&sequences, 0.8, torch).unwrap();
-        let mut hidden = None;
-        for block in 0..decoder.blocks() {
-            let units: Vec<&[Tensor]> =
-                decoder.units_of(block).iter().map(|&unit| weights[unit].as_slice()).collect();
-            let output = decoder.forward(block, &Weights::new(&units), hidden.as_ref(), &batch, false);
-            match output.unwrap().0 {
-                Output::Hidden(x) => hidden = Some(x),
-                Output::Scores(scores) => {
-                    found.extend(Vec::<f32>::try_from(scores.logprobs.to_device(tch::Device::Cpu)).unwrap());
-                }
-            }
+        // A penalty chooses among the tokens, and is not in their log-probs.
+        for repetition_penalty in [1.0, 1.3] {
+            let params = SamplingParams { repetition_penalty, ..SamplingParams::default() };
+            let at = (gpu(), DType::Bf16);
+            let Some(recorded) = completions(&shape, at, &params) else { return };
+            let expected = scores(&shape, at, &recorded, (1.0, recorded.len()));
+            let found: Vec<f32> = recorded.into_iter().flat_map(|completion| completion.logprobs).collect();
+            assert_eq!(found.len(), expected.len());
+            let errors =
+                found.iter().zip(&expected).map(|(found, expected)| f64::from((found - expected).abs()));
+            let mean = errors.sum::<f64>() / found.len() as f64;
+            eprintln!("bf16, {params:?}: log-probs differ by {mean:.4} on average");
+            assert!(mean < 0.03, "log-probs differ by {mean} on average: {params:?}");
         }
     }
-    found
 }
 
 #[test]
@@ -253,20 +248,23 @@ fn strict_steps_have_the_log_probs_of_training_to_the_bit() {
         Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL),
         Shape::from(wide),
     ];
+    let logprobs = |completions: &[Completion]| -> Vec<f32> {
+        completions.iter().flat_map(|completion| completion.logprobs.clone()).collect()
+    };
     for (shape, dtype) in shapes.iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::Bf16)]) {
-        let strict = Shape { strict: true, ..shape.clone() };
-        let Some(sampled) = completions(&strict, (gpu(), dtype), &params) else { return };
-        let found: Vec<f32> = sampled.iter().flat_map(|it| it.logprobs.clone()).collect();
-        let what = format!("{dtype:?}, {:?}", shape.config);
+        let (strict, at) = (Shape { strict: true, ..shape.clone() }, (gpu(), dtype));
+        let Some(sampled) = completions(&strict, at, &params) else { return };
+        let (found, what) = (logprobs(&sampled), format!("{dtype:?}, {:?}", shape.config));
         for at_once in [1, 4, sampled.len()] {
-            assert_eq!(trained(&strict, dtype, &sampled, at_once), found, "{at_once} in a batch: {what}");
+            let expected = scores(&strict, at, &sampled, (0.8, at_once));
+            assert_eq!(expected, found, "{at_once} in a batch: {what}");
         }
         let in_pieces = Shape { prefill_tokens: 48, ..strict.clone() };
-        assert_eq!(completions(&in_pieces, (gpu(), dtype), &params).unwrap(), sampled, "in pieces: {what}");
+        assert_eq!(completions(&in_pieces, at, &params).unwrap(), sampled, "in pieces: {what}");
     }
-    let fast = completions(&shapes[0], (gpu(), DType::Bf16), &params).unwrap();
-    let found: Vec<f32> = fast.iter().flat_map(|it| it.logprobs.clone()).collect();
-    assert_ne!(trained(&shapes[0], DType::Bf16, &fast, 4), found, "nothing is asked of strict");
+    let at = (gpu(), DType::Bf16);
+    let fast = completions(&shapes[0], at, &params).unwrap();
+    assert_ne!(scores(&shapes[0], at, &fast, (0.8, 4)), logprobs(&fast), "nothing is asked of strict");
 }
 
 /// Attention over blocks in any order, of lengths around those of runs and splits; what is behind a sequence is NaN.
