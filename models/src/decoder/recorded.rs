@@ -187,16 +187,16 @@ impl Block {
             Branch::Mlp => (self.down, |lora| &lora.down),
         };
         let matrix = weights.get(0, matrix);
-        match (self.math, branch) {
-            (Math::Fast, _) if self.lora.is_none() => {
+        match self.math {
+            Math::Fast if self.lora.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
-            (Math::Fast, _) => {
+            Math::Fast => {
                 ops::add_linear_(x, y, matrix)?;
                 self.adapt_in_place(site, weights, y, scratch, x)?;
             }
             // Rounded where `forward` rounds, in the memory of the norm that comes next.
-            (Math::ByRows, _) => {
+            Math::ByRows => {
                 let mut product = h.values()?.shallow_clone();
                 ops::linear_by_rows_into(y, matrix, None, &mut product)?;
                 match branch {
