@@ -296,7 +296,8 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Bf16* keys, co
   float sums[DIM / 16][4] = {}, max[2] = {-INFINITE, -INFINITE}, sum[2] = {};
   int run = begin + warp * RUN_TOKENS;
   i64 place = tables.place(row, run < end ? run : begin);
-  // All tokens but the last one are of steps before, so that their keys need not wait for this one's.
+  // In a step of decoding all tokens but the last one are of steps before, so that their keys need not wait for this one's.
+  // Elsewhere the kernel is not started early.
   const bool is_old = run + RUN_TOKENS <= positions[row];
   if (!is_old) take_turn();
   read_keys(place);
