@@ -161,10 +161,12 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let rollout = rollout.map(|rollout| resolver.rollout(&policy, rollout)).transpose()?;
     let world_size = resolver.world_size(local_ranks)?;
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
-    resolver.strict("pipeline.rlvr.rollout.strict", &policy.backend)?;
-    if let Some(rollout) = &rollout {
-        resolver.strict("roles.rollout.backend", &rollout.backend)?;
-        resolver.strict_together(&policy.backend, &rollout.backend)?;
+    if matches!(&config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict) {
+        resolver.strict("pipeline.rlvr.rollout.strict", &policy.backend)?;
+        if let Some(rollout) = &rollout {
+            resolver.strict("roles.rollout.backend", &rollout.backend)?;
+            resolver.strict_together(&policy.backend, &rollout.backend)?;
+        }
     }
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
@@ -378,34 +380,22 @@ impl Resolver<'_> {
         Ok(facts)
     }
 
-    /// Sampling is training's to the bit only where a token is computed by itself.
+    /// Sampling is training's to the bit only where a token is computed by itself; devices do so in fp32 and bf16.
     fn strict(&self, field: &str, backend: &str) -> Result<(), Problem> {
-        let able = |facts: &&BackendFacts| facts.adds_by_rows;
-        if !self.is_strict() || self.machine.backends.iter().filter(able).any(|facts| facts.name == backend) {
-            return self.strict_precision(backend);
-        }
-        let names: Vec<&str> =
-            self.machine.backends.iter().filter(able).map(|facts| facts.name.as_str()).collect();
-        Err(self.check.problem(
-            field,
-            format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
-            format!(
-                "leave it out, or train on one of {}; `rollout/logprob_diff_max` says how far sampling and training are apart",
-                names.join(", ")
-            ),
-        ))
-    }
-
-    fn is_strict(&self) -> bool {
-        matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict)
-    }
-
-    /// Devices decode in fp32 and bf16.
-    fn strict_precision(&self, backend: &str) -> Result<(), Problem> {
-        let is_host = |facts: &BackendFacts| facts.name == backend && facts.devices.is_none();
-        let is_fp16 = matches!(self.config.strategy.precision, Precision::Fp16(_));
+        let able = self.machine.backends.iter().filter(|facts| facts.adds_by_rows);
+        let Some(facts) = able.clone().find(|facts| facts.name == backend) else {
+            let names: Vec<&str> = able.map(|facts| facts.name.as_str()).collect();
+            return Err(self.check.problem(
+                field,
+                format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
+                format!(
+                    "leave it out, or train on one of {}; `rollout/logprob_diff_max` says how far sampling and training are apart",
+                    names.join(", ")
+                ),
+            ));
+        };
         self.check.ensure(
-            !(self.is_strict() && is_fp16) || self.machine.backends.iter().any(is_host),
+            facts.devices.is_none() || !matches!(self.config.strategy.precision, Precision::Fp16(_)),
             "strategy.precision",
             format!("with `rollout.strict` `{backend}` computes in fp32 or bf16"),
             "write one of the two, or leave `strict` out",
@@ -415,7 +405,7 @@ impl Resolver<'_> {
     /// Two backends add in orders of their own.
     fn strict_together(&self, policy: &str, rollout: &str) -> Result<(), Problem> {
         self.check.ensure(
-            !self.is_strict() || policy == rollout,
+            policy == rollout,
             "roles.rollout.backend",
             format!("`rollout.strict` wants the bits of the policy's, which is on `{policy}`"),
             "leave it out, or leave `strict` out",
