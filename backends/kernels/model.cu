@@ -396,6 +396,21 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
   write(dweight + token * columns, i, columns, pack);
 }
 
+// ---- rows ----
+
+// Row `index[r]` of x to row r of y, which is dense; zeros where the index is negative. The blocks of a row follow one
+// another, each with a pack a thread.
+template <typename T>
+__device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 columns) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 blocks = (packs_of<T>(columns) + blockDim.x - 1) / blockDim.x;
+  const Place block(blockIdx.x, blocks);
+  const u64 i = (block.rest * blockDim.x + threadIdx.x) * LANES;
+  if (i >= columns) return;
+  const i64 from = index[block.row];
+  write(y + block.row * columns, i, columns, from < 0 ? Pack<T>{} : read(x.data + from * x.stride, i, columns));
+}
+
 // ---- entry points ----
 
 #define FOR_TYPE(T, SUFFIX)                                                                                            \
@@ -456,6 +471,10 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
       embedding_backward_##SUFFIX(const T* dy, const i64* tokens, const i64* order, T* dweight, int is_added,          \
                                   u64 rows, u64 vocab, u64 columns) {                                                  \
     embedding_backward(dy, tokens, order, dweight, is_added, rows, vocab, columns);                                    \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      take_rows_##SUFFIX(Heads<const T> x, const i64* index, T* y, u64 columns) {                                      \
+    take_rows(x, index, y, columns);                                                                                   \
   }
 
 FOR_TYPE(float, f32)

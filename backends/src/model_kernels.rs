@@ -47,7 +47,7 @@ macro_rules! kernels {
     };
 }
 
-kernels! { 12:
+kernels! { 13:
     RMS_NORM = "rms_norm";
     RMS_NORM_BACKWARD = "rms_norm_backward";
     SUM_ROWS = "sum_rows";
@@ -60,6 +60,7 @@ kernels! { 12:
     LOGPROBS = "logprobs";
     LOGPROBS_BACKWARD = "logprobs_backward";
     EMBEDDING_BACKWARD = "embedding_backward";
+    TAKE_ROWS = "take_rows";
 }
 
 const fn name(bytes: &'static str) -> &'static CStr {
@@ -386,6 +387,22 @@ pub(crate) unsafe fn embedding_backward(
             [dy, tokens, order, dweight, is_added, rows, vocab, columns]
         )
     }
+}
+
+/// The rows of `x` that `index` names, and zeros where it is negative, to a dense `y`.
+///
+/// # Safety
+/// As [`rms_norm`]; the int64 values of `index` that are not negative are rows of `x`.
+pub(crate) unsafe fn take_rows(
+    device: &dyn Device,
+    kind: Kind,
+    x: Heads,
+    (index, y): (*mut c_void, *mut c_void),
+    [rows, columns]: [i64; 2],
+) -> Result<()> {
+    let blocks = rows * blocks_of_row(kind, columns);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, typed(TAKE_ROWS, kind), grid(blocks, THREADS), [x, index, y, columns]) }
 }
 
 fn typed(kernel: Typed, kind: Kind) -> &'static CStr {

@@ -1,6 +1,6 @@
 //! What a decoder reads in training: sequences of unequal length, packed without padding.
 
-use anyroll_backends::ops::{Packing, upload};
+use anyroll_backends::ops::{Copies, Packing, upload};
 use tch::{Device, Tensor};
 
 use crate::{Error, Result};
@@ -15,16 +15,28 @@ pub struct Sequence<'a> {
     pub prompt_len: usize,
 }
 
+impl Sequence<'_> {
+    /// All tokens but the last one.
+    fn inputs(&self) -> &[i64] {
+        &self.tokens[..self.tokens.len() - 1]
+    }
+}
+
 /// Sequences back to back, on a device. The targets are the completion tokens, in the order of the sequences.
 ///
 /// The last token of a sequence predicts nothing that is known, so it is a target but not an input: a
-/// sequence of T tokens takes T - 1 rows.
+/// sequence of T tokens takes T - 1 rows; those that it has in common with the one before it may be that one's.
 #[derive(Debug)]
 pub struct PackedBatch {
     /// Input tokens: int64 `[N]`.
     pub(crate) tokens: Tensor,
+    /// Of the sequences as each would be by itself.
     pub(crate) packing: Packing,
-    /// The row whose output predicts each target: int64 `[M]`, ascending.
+    /// The rows that attention sees, in the order of `packing`, if some sequences have rows in common.
+    pub(crate) copies: Option<Copies>,
+    /// The place of each row in its sequences: int64 `[N]`.
+    pub(crate) positions: Tensor,
+    /// The row whose output predicts each target: int64 `[M]`.
     pub(crate) target_rows: Tensor,
     /// The target tokens: int64 `[M]`.
     pub(crate) targets: Tensor,
@@ -42,30 +54,46 @@ impl PackedBatch {
     /// # Errors
     /// A prompt length out of range, a temperature that is not a positive number, or libtorch's error.
     pub fn new(sequences: &[Sequence], temperature: f64, device: Device) -> Result<PackedBatch> {
+        PackedBatch::pack(sequences, false, temperature, device)
+    }
+
+    /// The same, but for the tokens that a sequence begins with as the one before it does, such as the prompt that samples
+    /// of a group have in common: they are computed once for both. No token sees those after it, so what comes out is the
+    /// same, up to the order of sums. As far as that saves less than attention's copies of these rows cost, it is [`Self::new`].
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn sharing(sequences: &[Sequence], temperature: f64, device: Device) -> Result<PackedBatch> {
+        PackedBatch::pack(sequences, true, temperature, device)
+    }
+
+    fn pack(sequences: &[Sequence], shares: bool, temperature: f64, device: Device) -> Result<PackedBatch> {
         if !(temperature > 0.0 && temperature.is_finite()) {
             return Err(input("temperature", format!("{temperature} is not a positive number")));
         }
-        let inputs = sequences.iter().map(|sequence| sequence.tokens.len().saturating_sub(1)).sum();
-        let (mut tokens, mut lengths) = (Vec::with_capacity(inputs), Vec::with_capacity(sequences.len()));
-        let (mut target_rows, mut targets) = (Vec::with_capacity(inputs), Vec::with_capacity(inputs));
-        for (index, &Sequence { tokens: sequence, prompt_len }) in sequences.iter().enumerate() {
-            if prompt_len == 0 || prompt_len > sequence.len() {
-                let problem = format!("is {prompt_len} in sequence {index} of {} tokens", sequence.len());
+        for (index, &Sequence { tokens, prompt_len }) in sequences.iter().enumerate() {
+            if prompt_len == 0 || prompt_len > tokens.len() {
+                let problem = format!("is {prompt_len} in sequence {index} of {} tokens", tokens.len());
                 return Err(input("prompt_len", problem));
             }
-            let start = tokens.len();
-            let (inputs, completion) = (&sequence[..sequence.len() - 1], &sequence[prompt_len..]);
-            tokens.extend_from_slice(inputs);
-            lengths.push(inputs.len() as i64);
-            targets.extend_from_slice(completion);
-            target_rows.extend((0..completion.len()).map(|t| (start + prompt_len - 1 + t) as i64));
         }
-        let to_device = |values: &[i64]| upload(values, device);
+        let rows = Rows::of(sequences, shares);
+        let packing = Packing::new(&rows.lengths, device)?;
+        let copies =
+            (rows.tokens.len() < rows.of.len()).then(|| Copies::new(&rows.of, device)).transpose()?;
+        let positions = match &copies {
+            Some(copies) => packing.positions().f_index_select(0, copies.first())?,
+            None => packing.positions().shallow_clone(),
+        };
+        let targets: Vec<i64> =
+            sequences.iter().flat_map(|it| it.tokens[it.prompt_len..].iter().copied()).collect();
         Ok(PackedBatch {
-            tokens: to_device(&tokens)?,
-            packing: Packing::new(&lengths, device)?,
-            target_rows: to_device(&target_rows)?,
-            targets: to_device(&targets)?,
+            tokens: upload(&rows.tokens, device)?,
+            target_rows: upload(&rows.of_targets(sequences), device)?,
+            targets: upload(&targets, device)?,
+            packing,
+            copies,
+            positions,
             temperature,
             adapters: true,
             row_keys: None,
@@ -82,8 +110,11 @@ impl PackedBatch {
     /// of a sequence is a function of its key in `keys` and of nothing else.
     ///
     /// # Errors
-    /// Another number of keys than of sequences, or libtorch's error.
+    /// Another number of keys than of sequences, sequences that have rows in common, or libtorch's error.
     pub fn with_dropout(self, keys: &[u64]) -> Result<PackedBatch> {
+        if self.copies.is_some() {
+            return Err(input("keys", "are of sequences that have rows in common".to_owned()));
+        }
         if keys.len() as i64 != self.sequences() {
             return Err(input("keys", format!("are {}, for {} sequences", keys.len(), self.sequences())));
         }
@@ -95,8 +126,13 @@ impl PackedBatch {
         Ok(PackedBatch { row_keys, ..self })
     }
 
-    /// The number of input tokens N.
+    /// The number of input tokens N; those that sequences have in common count once.
     pub fn tokens(&self) -> i64 {
+        self.tokens.numel() as i64
+    }
+
+    /// The number of input tokens as each sequence would have them by itself.
+    pub fn inputs(&self) -> i64 {
         self.packing.tokens()
     }
 
@@ -108,6 +144,59 @@ impl PackedBatch {
     /// The number of sequences.
     pub fn sequences(&self) -> i64 {
         self.packing.sequences()
+    }
+}
+
+/// The share of a batch's rows, one in so many, that has to be saved for rows to be shared: attention's copies cost about 2 % of
+/// a pass over them.
+const LEAST_SHARED: usize = 16;
+
+/// Whether rows that are computed once where they would be so many apart are worth the copies of them.
+pub(crate) fn is_worth_sharing(rows: usize, apart: usize) -> bool {
+    (apart - rows) * LEAST_SHARED >= apart
+}
+
+/// Which rows there are.
+struct Rows {
+    /// The token of each row.
+    tokens: Vec<i64>,
+    /// The row of each input of each sequence.
+    of: Vec<i64>,
+    /// How many inputs each sequence has.
+    lengths: Vec<i64>,
+}
+
+impl Rows {
+    /// Those of sequences that share what they begin with, if that is enough to be worth it, or share nothing.
+    fn of(sequences: &[Sequence], shares: bool) -> Rows {
+        let inputs: usize = sequences.iter().map(|it| it.inputs().len()).sum();
+        let mut rows =
+            Rows { tokens: Vec::with_capacity(inputs), of: Vec::with_capacity(inputs), lengths: Vec::new() };
+        let mut before: &[i64] = &[];
+        for sequence in sequences {
+            let own = sequence.inputs();
+            let common = if shares { own.iter().zip(before).take_while(|(a, b)| a == b).count() } else { 0 };
+            let start_before = rows.of.len() - before.len();
+            rows.of.extend_from_within(start_before..start_before + common);
+            rows.of.extend((rows.tokens.len() as i64..).take(own.len() - common));
+            rows.tokens.extend_from_slice(&own[common..]);
+            rows.lengths.push(own.len() as i64);
+            before = own;
+        }
+        let shared = rows.tokens.len();
+        if shared == inputs || is_worth_sharing(shared, inputs) { rows } else { Rows::of(sequences, false) }
+    }
+
+    /// The row that predicts each target of these sequences.
+    fn of_targets(&self, sequences: &[Sequence]) -> Vec<i64> {
+        let mut rows = Vec::with_capacity(self.of.len());
+        let mut of = self.of.as_slice();
+        for sequence in sequences {
+            let (own, others) = of.split_at(sequence.inputs().len());
+            rows.extend_from_slice(&own[sequence.prompt_len - 1..]);
+            of = others;
+        }
+        rows
     }
 }
 

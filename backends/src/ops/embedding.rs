@@ -13,8 +13,19 @@ use crate::model_kernels;
 /// [`super::Error::Argument`] for shapes that do not fit or a token outside of the vocabulary, or libtorch's
 /// error.
 pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, how: Store) -> Result<()> {
+    add_up("embedding_backward", dy, (tokens, None), dweight, how)
+}
+
+/// [`embedding_backward`] for `op`, with the tokens in ascending order and the rows that these are in, if somebody has them.
+pub(super) fn add_up(
+    op: &'static str,
+    dy: &Tensor,
+    (tokens, sorted): (&Tensor, Option<&(Tensor, Tensor)>),
+    dweight: &mut Tensor,
+    how: Store,
+) -> Result<()> {
     let Some(engine) = Engine::of(dy) else { return composite::embedding_backward(dy, tokens, dweight, how) };
-    let args = Args::new("embedding_backward", dy);
+    let args = Args::new(op, dy);
     let [rows, columns] = args.dims("dy", dy)?;
     let [vocab, _] = args.dims("dweight", dweight)?;
     let dy = args.values("dy", dy, &[rows, columns])?;
@@ -38,7 +49,8 @@ pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, ho
                 if how == Store::Write {
                     drop(dweight.f_zero_()?);
                 }
-                let (sorted, order) = tokens.f_sort_stable(true, 0, false)?;
+                let own = sorted.is_none().then(|| tokens.f_sort_stable(true, 0, false)).transpose()?;
+                let (sorted, order) = sorted.or(own.as_ref()).expect("one of them is there");
                 args.launched(model_kernels::embedding_backward(
                     &*device,
                     args.kind(),

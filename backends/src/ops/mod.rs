@@ -22,6 +22,7 @@ mod attention;
 mod by_rows;
 mod check;
 pub mod composite;
+mod copies;
 mod decode;
 mod dropout;
 mod embedding;
@@ -45,6 +46,7 @@ pub use by_rows::{
     attention_by_rows, attention_with_history_by_rows, decode_attention_by_rows, exist_by_rows,
     linear_by_rows, linear_by_rows_into,
 };
+pub use copies::Copies;
 pub use decode::{
     AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rope_into_cache_,
     sample_into, swiglu_into,

@@ -9,7 +9,7 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Causal, Packing, Rotation};
+use anyroll_backends::ops::{self, Causal, Copies, Packing, Rotation};
 use tch::Tensor;
 
 use super::lora::{Adapter, Drops, Lora};
@@ -78,6 +78,10 @@ pub(super) struct Projected {
 #[derive(Clone, Copy)]
 pub(super) struct Layer<'a> {
     pub packing: &'a Packing,
+    /// What attention sees of rows that sequences have in common, in the order of `packing`.
+    pub copies: Option<&'a Copies>,
+    /// The place of each row in its sequences: int64 `[N]`.
+    pub positions: &'a Tensor,
     /// See [`ops::rope_table`].
     pub rope_table: &'a Tensor,
     /// How many tokens a token sees, itself included; `None`: all before it.
@@ -184,12 +188,12 @@ impl Block {
         &self,
         weights: &Weights,
         x: &Tensor,
-        Layer { packing, rope_table, window, drops }: Layer,
+        layer: Layer,
         save: bool,
     ) -> Result<(Tensor, Saved)> {
-        let projected = self.project(weights, x, (packing.positions(), rope_table), drops)?;
-        let Projected { q, k, v, .. } = &projected;
-        let (attended, lse) = self.math.attention(q, k, v, packing, self.causal(window))?;
+        let drops = layer.drops;
+        let projected = self.project(weights, x, (layer.positions, layer.rope_table), drops)?;
+        let (attended, lse) = self.attend(&projected, layer)?;
         let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, drops, save)?;
         if !save {
             return Ok((out, Saved::default()));
@@ -228,6 +232,19 @@ impl Block {
             ops::rope_(&mut qk, positions, rope_table, Rotation::Forward)?;
         }
         Ok(Projected { q, k, v, rstd, qkv, qk_rstd })
+    }
+
+    /// The output of attention `[N, H D]`, and log-sum-exps for each row that attention saw.
+    fn attend(
+        &self,
+        Projected { q, k, v, .. }: &Projected,
+        Layer { packing, copies, window, .. }: Layer,
+    ) -> Result<(Tensor, Tensor)> {
+        let causal = self.causal(window);
+        let Some(copies) = copies else { return self.math.attention(q, k, v, packing, causal) };
+        let [q, k, v] = [q, k, v].map(|rows| copies.spread(rows));
+        let (out, lse) = self.math.attention(&q?, &k?, &v?, packing, causal)?;
+        Ok((copies.of_first(&out)?, lse))
     }
 
     /// From the output of attention `[N, H D]` to the output of the block.
@@ -392,35 +409,62 @@ impl Block {
         &self,
         weights: &Weights,
         grads: &mut Grads,
-        Attended { dout, out, lse, qkv }: Attended,
+        attended: Attended,
         qk_normed: Option<[Tensor; 4]>,
-        Layer { packing, rope_table, window, .. }: Layer,
+        layer: Layer,
     ) -> Result<Tensor> {
+        let Layer { positions, rope_table, .. } = layer;
+        let qkv = &attended.qkv;
         let mut dqkv = qkv.f_empty_like()?;
         let flat = [-1, (self.heads + 2 * self.kv_heads) * self.head_dim];
-        let [q, k, v] = self.split(&qkv)?;
+        let [q, k, v] = self.split(qkv)?;
         let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
-        let positions = packing.positions();
-        let how = (packing, self.causal(window), self.deterministic);
         let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
-            let gradients = (&mut dq, &mut dk, &mut dv);
-            ops::attention_backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients)?;
+            self.attend_backward([&q, &k, &v], &attended, layer, [&mut dq, &mut dk, &mut dv])?;
             let mut dqk = dqkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
             ops::rope_(&mut dqk, positions, rope_table, Rotation::Inverse)?;
             return Ok(dqkv.f_view(flat)?);
         };
 
         let (mut dq_normed, mut dk_normed) = (q_normed.f_empty_like()?, k_normed.f_empty_like()?);
-        let inputs = (&q_normed, &k_normed, &v);
-        let gradients = (&mut dq_normed, &mut dk_normed, &mut dv);
         drop(dqkv.f_zero_()?); // the norms add to what is there
-        ops::attention_backward(&dout, inputs, (&out, &lse), how, gradients)?;
+        let gradients = [&mut dq_normed, &mut dk_normed, &mut dv];
+        self.attend_backward([&q_normed, &k_normed, &v], &attended, layer, gradients)?;
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
         ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
         let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");
         self.norm_backward_(weights, grads, q_norm, (&mut dq_normed, &q, &q_rstd), &mut dq)?;
         self.norm_backward_(weights, grads, k_norm, (&mut dk_normed, &k, &k_rstd), &mut dk)?;
         Ok(dqkv.f_view(flat)?)
+    }
+
+    /// Backward of [`Self::attend`]: writes the gradients of queries, keys and values.
+    fn attend_backward(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        Attended { dout, out, lse, .. }: &Attended,
+        Layer { packing, copies, window, .. }: Layer,
+        [dq, dk, dv]: [&mut Tensor; 3],
+    ) -> Result<()> {
+        let how = (packing, self.causal(window), self.deterministic);
+        let Some(copies) = copies else {
+            return Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?);
+        };
+        let heads = self.heads + 2 * self.kv_heads;
+        let of_copies = {
+            let [q, k, v, out] = [q, k, v, out].map(|rows| copies.spread(rows));
+            let (q, k, v, out, dout) = (q?, k?, v?, out?, copies.to_first(dout)?);
+            let of_copies = Tensor::f_empty([q.size()[0], heads, self.head_dim], (q.kind(), q.device()))?;
+            let [mut dq, mut dk, mut dv] = self.split(&of_copies)?;
+            let gradients = (&mut dq, &mut dk, &mut dv);
+            ops::attention_backward(&dout, (&q, &k, &v), (&out, lse), how, gradients)?;
+            of_copies
+        };
+        let sums = copies.sum(&of_copies.f_flatten(1, 2)?)?.f_view([-1, heads, self.head_dim])?;
+        for (gradient, sum) in [dq, dk, dv].into_iter().zip(self.split(&sums)?) {
+            gradient.f_copy_(&sum)?;
+        }
+        Ok(())
     }
 
     /// What [`Self::forward`] saved: the tensors of every block, and those of qk-norm.

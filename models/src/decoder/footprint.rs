@@ -1,6 +1,7 @@
 //! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
 
 use super::{Decoder, head};
+use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::generation::LEAST_ROWS;
 use crate::model::Model;
@@ -14,8 +15,10 @@ pub struct PackedSize {
     pub sequences: usize,
     /// Rows of the longest one.
     pub longest: usize,
-    /// Rows N of all.
+    /// Rows N of all; those that sequences have in common count once.
     pub tokens: usize,
+    /// Rows that attention sees, which are more where sequences have some in common.
+    pub copies: usize,
     /// Targets M of all.
     pub targets: usize,
 }
@@ -24,8 +27,31 @@ impl PackedSize {
     /// So many sequences of equal length: `prompt` tokens, then `completion` ones, of which the last is no input.
     pub fn uniform(sequences: usize, prompt: usize, completion: usize) -> PackedSize {
         let longest = (prompt + completion).saturating_sub(1);
-        PackedSize { sequences, longest, tokens: sequences * longest, targets: sequences * completion }
+        let tokens = sequences * longest;
+        PackedSize { sequences, longest, tokens, copies: tokens, targets: sequences * completion }
     }
+
+    /// The most that so many sequences in a row can be of groups that have their prompt in common and are cut without regard
+    /// to them, packed by [`crate::PackedBatch::sharing`].
+    pub fn of_groups(sequences: usize, group: usize, prompt: usize, completion: usize) -> PackedSize {
+        let apart = PackedSize::uniform(sequences, prompt, completion);
+        // The first one is at the latest so far into its group.
+        let into = group - gcd(sequences, group);
+        let prompts = (into + sequences).div_ceil(group).min(sequences);
+        let common = prompt.min(apart.longest);
+        let tokens = apart.tokens - (sequences - prompts) * common;
+        if batch::is_worth_sharing(tokens, apart.tokens) { PackedSize { tokens, ..apart } } else { apart }
+    }
+}
+
+/// Off the host, indices are sorted before their rows are summed: values and order, and the library's own copies of both.
+pub(super) fn sorting_bytes(indices: usize, runs: Runs) -> usize {
+    if runs.on_host { 0 } else { 4 * indices * size_of::<i64>() }
+}
+
+/// Greatest common divisor, of numbers above 0.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Footprint for Decoder {
@@ -50,7 +76,8 @@ impl Decoder {
         longest: usize,
         runs: Runs,
     ) -> usize {
-        let size = PackedSize { sequences: 1, longest, tokens: prompt_tokens, targets: 0 };
+        let size =
+            PackedSize { sequences: 1, longest, tokens: prompt_tokens, copies: prompt_tokens, targets: 0 };
         // Beside the block's own, copies of the keys and values that are cached.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
         let prefill = self.layer_bytes(&size, runs);
@@ -62,8 +89,7 @@ impl Decoder {
 
     fn embedding_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
         let output = size.tokens * self.config.hidden_size as usize * runs.size();
-        // Off the host, the tokens are sorted: values and order, and the library's own copies of both.
-        let backward = if runs.on_host { 0 } else { 4 * size.tokens * size_of::<i64>() };
+        let backward = sorting_bytes(size.tokens, runs);
         BlockBytes {
             forward: output,
             scoring: output,
@@ -83,6 +109,9 @@ impl Decoder {
         let (q, kv) = (rows(heads * dim), rows(kv_heads * dim));
         let qkv = q + 2 * kv;
         let qk_norm = if config.qk_norm { q + kv + floats(heads + kv_heads) } else { 0 };
+        let lse = size.copies * heads * F32;
+        let copied =
+            |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
         let gate_up = 2 * mlp;
         let (adapters, rank) = self.block.adapters();
         let between = rows(rank);
@@ -90,18 +119,19 @@ impl Decoder {
         let dropped = |input: usize| if self.block.drops() { input } else { 0 };
 
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations.
-        let saved = x + floats(1) + qkv + q + floats(heads) + x + floats(1) + gate_up + qk_norm;
+        let saved = x + floats(1) + qkv + q + lse + x + floats(1) + gate_up + qk_norm;
         // All of it but x, and at the end the second norm's output, SwiGLU's, and the block's.
         let forward = saved - x + x + mlp + x + 2 * between + dropped(mlp);
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
-        let attending = floats(1) + qkv + qk_norm + q + floats(heads) + scores;
+        let attending = floats(1) + qkv + qk_norm + q + lse + copied(qkv + q) + scores;
         // SwiGLU's gradient and the second norm's output stay to the end. Beside them, attention's: its output's
         // gradient, that of the projection and of normed heads, and what the library needs.
         let qk_norm_backward = if config.qk_norm { q + kv } else { 0 };
-        let in_attention = (q + qkv + qk_norm_backward + scores_backward).max(q + 2 * dropped(q));
+        let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + scores_backward;
+        let in_attention = in_attention.max(q + 2 * dropped(q));
         // After it, all that it read is gone, and the first norm's output comes.
-        let after = (qkv + x + 2 * dropped(x)).saturating_sub(q + qkv + floats(heads) + qk_norm);
+        let after = (qkv + x + 2 * dropped(x)).saturating_sub(q + qkv + lse + qk_norm);
         let in_mlp = mlp + 2 * dropped(mlp);
         BlockBytes {
             input: x,
@@ -128,9 +158,9 @@ impl Decoder {
         }
         // FlashAttention-2: sums of the queries' gradients and one number a query in fp32, and gradients of keys and
         // values for each query head where several read one.
-        let sums = size.tokens * heads * (dim + 1) * F32;
+        let sums = size.copies * heads * (dim + 1) * F32;
         let is_grouped = self.config.num_key_value_heads != self.config.num_attention_heads;
-        (0, sums + if is_grouped { 2 * size.tokens * heads * dim * runs.size() } else { 0 })
+        (0, sums + if is_grouped { 2 * size.copies * heads * dim * runs.size() } else { 0 })
     }
 
     fn head_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
@@ -150,7 +180,7 @@ impl Decoder {
             scoring: forward,
             // Of log-probabilities and entropies, which themselves are still there.
             output_grad: 4 * per_target,
-            backward: rows + logits.max(rows + all),
+            backward: rows + logits.max(rows + all + sorting_bytes(size.targets, runs)),
         }
     }
 }

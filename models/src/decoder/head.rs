@@ -5,7 +5,7 @@
 //! sizes that matter they are the largest tensor of a model (8 k targets x 152 k tokens x 4 bytes = 5 GB), and
 //! the second product costs less than a tenth of a step.
 
-use anyroll_backends::ops::{self, LogProbs};
+use anyroll_backends::ops::{self, LogProbs, Store};
 use tch::Tensor;
 
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec};
@@ -100,8 +100,10 @@ impl Head {
             ops::rms_norm_backward_(&mut dh, &x_rows, &rstd, norm, &mut dx_rows, dweight, how)
         })?;
         let size = [batch.tokens(), norm.size()[0]];
-        let mut dx = Tensor::f_zeros(size, (dx_rows.kind(), dx_rows.device()))?;
-        Ok(dx.f_index_copy_(0, &batch.target_rows, &dx_rows)?)
+        let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
+        // Sequences that have rows in common may have several targets after one of them.
+        ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
+        Ok(dx)
     }
 
     /// The logits of each row of `x` `[B, C]`: `[B, V]`.

@@ -4,9 +4,10 @@
 //! The number of a token is read where the token is predicted, before it is seen: V(s) of the state that it is the
 //! action in. To have a text scored whole, append a token to it and read the number there.
 
-use anyroll_backends::ops;
+use anyroll_backends::ops::{self, Store};
 use tch::{Device, Kind, Tensor};
 
+use super::footprint::sorting_bytes;
 use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec};
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
@@ -97,8 +98,10 @@ impl ValueModel {
         })?;
         grads.put_linear(0, SCORE, &dvalues, &h)?;
         let size = [batch.tokens(), norm.size()[0]];
-        let mut dx = Tensor::f_zeros(size, (dx_rows.kind(), dx_rows.device()))?;
-        Ok(dx.f_index_copy_(0, &batch.target_rows, &dx_rows)?)
+        let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
+        // Sequences that have rows in common may have several targets after one of them.
+        ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
+        Ok(dx)
     }
 }
 
@@ -123,7 +126,7 @@ impl Footprint for ValueModel {
             scoring: forward,
             // Beside the values themselves.
             output_grad: 2 * per_target,
-            backward: values + 2 * rows + all,
+            backward: values + 2 * rows + all + sorting_bytes(size.targets, runs),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What must hold of any decoder, without a reference.
 
-use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence, SlidingWindow};
 use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
@@ -59,6 +59,66 @@ fn packed_sequences_do_not_see_each_other() {
     assert_eq!(logprobs.size(), [5 + 1 + 19 + 16]);
     assert!(largest_difference(&together.logprobs, &logprobs) <= 1e-5);
     assert!(largest_difference(&together.entropy, &entropy) <= 1e-5);
+}
+
+/// Two groups whose prompts begin alike: samples, one of them twice, and a prompt without a completion.
+fn groups() -> Vec<(Vec<i64>, usize)> {
+    let prompts: [&[i64]; 2] = [&[3, 1, 4, 1, 5, 9], &[3, 1, 4, 2, 6]];
+    let completions: [&[i64]; 6] = [&[2, 7], &[1, 8, 2, 8, 1], &[1, 8, 2, 8, 1], &[], &[1, 8, 11], &[0]];
+    let of = |prompt: &[i64], completion: &&[i64]| ([prompt, completion].concat(), prompt.len());
+    prompts.iter().flat_map(|prompt| completions.iter().map(|completion| of(prompt, completion))).collect()
+}
+
+#[test]
+fn rows_in_common_come_to_the_same() {
+    let sequences = groups();
+    let sequences: Vec<Sequence> =
+        sequences.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
+    let apart = PackedBatch::new(&sequences, 0.8, Device::Cpu).unwrap();
+    let shared = PackedBatch::sharing(&sequences, 0.8, Device::Cpu).unwrap();
+    assert_eq!(apart.tokens(), (7 + 10 + 10 + 5 + 8 + 6) + (6 + 9 + 9 + 4 + 7 + 5));
+    // What each has beyond the one before it. The one without a completion ends before its prompt does.
+    assert_eq!(shared.tokens(), (7 + 4 + 0 + 0 + 3 + 0) + (3 + 4 + 0 + 0 + 3 + 0));
+    assert_eq!(shared.targets(), apart.targets());
+    assert!(shared.with_dropout(&[0; 12]).is_err());
+
+    let window = SlidingWindow { tokens: 4, layers: vec![false, true] };
+    for (qk_norm, sliding_window) in [(true, None), (false, None), (false, Some(window.clone()))] {
+        let config = DecoderConfig { qk_norm, sliding_window, ..config() };
+        let [apart, shared] = [PackedBatch::new, PackedBatch::sharing].map(|pack| {
+            let batch = pack(&sequences, 0.8, Device::Cpu).unwrap();
+            let mut holder = holder(config.clone(), Kind::Double);
+            let (scores, saved) = holder.forward(&batch, true);
+            let gradient = |seed| {
+                tch::manual_seed(seed);
+                scores.logprobs.randn_like()
+            };
+            holder.backward(&batch, saved, gradient(0), Some(gradient(1)));
+            (scores, holder)
+        });
+        assert!(largest_difference(&apart.0.logprobs, &shared.0.logprobs) <= 1e-13);
+        assert!(largest_difference(&apart.0.entropy, &shared.0.entropy) <= 1e-13);
+        for (unit, (apart, shared)) in apart.1.grads.iter().zip(&shared.1.grads).enumerate() {
+            for (param, (apart, shared)) in apart.views().iter().zip(shared.views()).enumerate() {
+                let difference = largest_difference(apart, shared);
+                assert!(difference <= 1e-12, "unit {unit} param {param}: {difference}");
+            }
+        }
+        // Row by row there is no other order of sums.
+        let decoder = Decoder::new(config, Device::Cpu).unwrap().strict(true);
+        let strict = Holder::new(decoder, 1);
+        let [apart, shared] = [PackedBatch::new, PackedBatch::sharing]
+            .map(|pack| strict.forward(&pack(&sequences, 0.8, Device::Cpu).unwrap(), false).0);
+        assert!(apart.logprobs.equal(&shared.logprobs));
+    }
+}
+
+#[test]
+fn little_in_common_is_not_shared() {
+    let tokens: Vec<i64> = (0..18).collect();
+    let tokens = [[&[0, 1], &tokens[2..]].concat(), [&[0, 3], &tokens[2..]].concat()];
+    let sequences = tokens.each_ref().map(|tokens| Sequence { tokens, prompt_len: 1 });
+    assert_eq!(PackedBatch::sharing(&sequences, 1.0, Device::Cpu).unwrap().tokens(), 34);
 }
 
 /// A directional derivative of every unit's weights in fp64, where the composite operations run.

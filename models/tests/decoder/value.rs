@@ -40,7 +40,7 @@ fn weights(model: &ValueModel) -> Vec<Vec<Tensor>> {
 fn pack(sequences: &[(Vec<i64>, usize)]) -> PackedBatch {
     let sequences: Vec<Sequence> =
         sequences.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
-    PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap()
+    PackedBatch::sharing(&sequences, 1.0, Device::Cpu).unwrap()
 }
 
 fn forward(model: &ValueModel, weights: &[Vec<Tensor>], batch: &PackedBatch) -> (Tensor, Vec<Saved>) {
@@ -89,7 +89,9 @@ fn gradients_equal_finite_differences() {
     let model = ValueModel::new(config(), Device::Cpu).unwrap();
     let mut weights = weights(&model);
     let tokens = |length: i64| (0..length).map(|i| (i * i + 3 * length) % 19).collect();
-    let batch = pack(&[(tokens(9), 4), (tokens(2), 1), (tokens(17), 1)]);
+    // The last two have all rows in common, and targets after the same ones.
+    let batch = pack(&[(tokens(9), 4), (tokens(2), 1), (tokens(17), 1), (tokens(17), 9)]);
+    assert_eq!(batch.tokens(), 8 + 1 + 16);
     tch::manual_seed(0);
     let dvalues = Tensor::randn([batch.targets()], (Kind::Double, Device::Cpu));
     let loss = |values: &Tensor| (values * &dvalues).sum(None).double_value(&[]);

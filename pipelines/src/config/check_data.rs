@@ -102,6 +102,12 @@ impl Check<'_> {
                             "training drops values and sampling does not, and `rollout.strict` wants them equal",
                             "leave one of the two out",
                         )?;
+                        self.ensure(
+                            rlvr.share_prompts != Some(true) || lora.dropout == 0.0,
+                            "pipeline.rlvr.share_prompts",
+                            "adapters drop values of a prompt, for each of its samples others",
+                            "leave it out, or `model.lora.dropout`",
+                        )?;
                         self.lora(lora, folder, &config.roles.reference)
                     }
                     None => Ok(()),

@@ -573,6 +573,7 @@ impl Resolver<'_> {
             self.fill_diffusion(diffusion)?;
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
+            rlvr.share_prompts.get_or_insert(!config.model.drops());
             self.fill_data(&mut rlvr.data)?;
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for term in terms {

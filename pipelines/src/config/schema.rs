@@ -81,6 +81,13 @@ pub enum ModelConfig {
     Diffusers(DiffusersConfig),
 }
 
+impl ModelConfig {
+    /// Whether adapters drop values in training.
+    pub(super) fn drops(&self) -> bool {
+        matches!(self, Self::Folder(folder) if folder.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0))
+    }
+}
+
 /// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -369,6 +376,11 @@ pub struct RlvrConfig {
     /// Passes over a step's completions. Default 1.
     #[serde(default = "one")]
     pub epochs: usize,
+    /// Whether what a sequence begins with as the one before it does, such as the prompt of its group, goes through the model
+    /// once for both where samples are trained on and scored: the same gradients, up to the order of sums. Default true,
+    /// unless adapters drop values, of each sample others.
+    #[serde(default)]
+    pub share_prompts: Option<bool>,
     /// How completions are sampled.
     pub rollout: RolloutConfig,
     /// Advantages and the policy loss. Default: GRPO as in its fields.

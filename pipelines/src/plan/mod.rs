@@ -287,7 +287,11 @@ impl Planner {
     /// The largest micro-batch of samples.
     fn micro_batch(&self, strategy: &StrategyConfig) -> PackedSize {
         let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
-        PackedSize::uniform(sequences, self.longest.0, self.rlvr.rollout.max_new_tokens)
+        let (prompt, completion) = self.longest();
+        match self.rlvr.share_prompts {
+            Some(true) => PackedSize::of_groups(sequences, self.rlvr.group_size, prompt, completion),
+            _ => PackedSize::uniform(sequences, prompt, completion),
+        }
     }
 
     fn training(&self, policy: &StrategyConfig) -> usize {

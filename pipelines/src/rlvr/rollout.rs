@@ -87,7 +87,9 @@ impl Setup {
     /// Packs samples for a forward pass of a model on `device`.
     pub fn pack_for(&self, device: tch::Device, samples: &[Sample]) -> Result<PackedBatch> {
         let sequences: Vec<Sequence> = samples.iter().map(Sample::sequence).collect();
-        Ok(PackedBatch::new(&sequences, self.rlvr.rollout.temperature, device)?)
+        let pack =
+            if self.rlvr.share_prompts == Some(true) { PackedBatch::sharing } else { PackedBatch::new };
+        Ok(pack(&sequences, self.rlvr.rollout.temperature, device)?)
     }
 
     /// `batch` to train on for the `pass`-th time: what adapters drop of a sequence follows from its number in that

@@ -121,6 +121,7 @@ impl Setup {
             optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
         let numbers: Vec<usize> = self.share.samples_of(exchange.rank()).collect();
         let (mut stats, mut drift) = (LossStats::default(), Drift::default());
+        let (mut rows, mut inputs) = (0, 0);
         let mut steps: Vec<StepStats> = Vec::new();
         for epoch in 0..rlvr.epochs {
             for mini_batch in 0..self.share.mini_batches {
@@ -131,6 +132,7 @@ impl Setup {
                     let (pass, numbers) = (step * rlvr.epochs as u64 + epoch as u64, &numbers[part.clone()]);
                     let batch = self.pack(&samples[part])?;
                     let batch = self.to_train(batch, Purpose::Dropout, pass, numbers.iter().copied())?;
+                    (rows, inputs) = (rows + batch.tokens(), inputs + batch.inputs());
                     policy.accumulate(&batch, |scores| {
                         if epoch == 0 && mini_batch == 0 {
                             // The weights are still those of the step: what differs is the engine, or the weights
@@ -148,6 +150,7 @@ impl Setup {
         let stepped = finish_steps(policy, &steps)?;
         let mut metrics = self.loss_metrics(exchange, scored, &stats, &drift)?;
         metrics.insert("perf/allocated_bytes", train_bytes);
+        metrics.insert("perf/shared_rows", 1.0 - rows as f64 / inputs as f64);
         metrics.insert("time/load_s", policy.load_wait()?.as_secs_f64());
         metrics.merge(stepped);
         metrics.insert("learning_rate", learning_rate);

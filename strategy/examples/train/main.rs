@@ -90,7 +90,7 @@ fn planned_gib(
     };
     let longest = options.number("seq", 4096);
     let tokens = batch.tokens() as usize;
-    let size = PackedSize { sequences: tokens / longest, longest, tokens, targets: batch.targets() as usize };
+    let size = PackedSize::uniform(tokens / longest, 1, longest);
     let runs = Runs { dtype: config.precision.dtype(), on_host: device.id().backend.is_host() };
     let held = plan::held(&**model, config, true, ranks).device();
     let activations = plan::training_activations(&**model, &size, config, runs);

@@ -185,6 +185,46 @@ fn activations_are_those_that_are_planned() {
     }
 }
 
+/// Groups of four that have half of their tokens in common, cut in the middle of one.
+#[test]
+fn activations_of_groups_are_those_that_are_planned() {
+    const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
+    let (sequences, group, prompt, completion) = (6, 4, 24, 24);
+    let token = |index: usize| (index * index % 199) as i64;
+    let tokens: Vec<Vec<i64>> = (2..2 + sequences)
+        .map(|it| {
+            let common = (0..prompt).map(|index| token(index + 7 * (it / group)));
+            common.chain((0..completion).map(|index| token(index + 11 * it))).collect()
+        })
+        .collect();
+    let tokens: Vec<Sequence> = tokens.iter().map(|tokens| Sequence { tokens, prompt_len: prompt }).collect();
+    let size = PackedSize::of_groups(sequences, group, prompt, completion);
+    let batch = || PackedBatch::sharing(&tokens, 1.0, tch::Device::Cpu).unwrap();
+    assert_eq!([size.tokens, size.copies], [2 * 24 + 6 * 23, 6 * 47]);
+    assert_eq!([batch().tokens(), batch().inputs()], [size.tokens as i64, size.copies as i64]);
+    for (qk_norm, recompute) in [(false, Recompute::None), (true, Recompute::None), (false, Recompute::Full)]
+    {
+        let model = Arc::new(Decoder::new(wide(qk_norm, false), tch::Device::Cpu).unwrap());
+        let config = ZeroConfig { recompute, ..ZeroStage::Zero1.into() };
+        ranks(1, false, |device, group| {
+            let mut zero = Zero::new(model.clone(), config, Some(ADAMW), device, group, 7).unwrap();
+            let batch = batch();
+            let (_, measured) = tensor_peak_bytes(|| {
+                let gradient = |logprobs: &Tensor| logprobs.full_like(-0.01);
+                zero.accumulate(&batch, |scores| {
+                    Ok(ScoresGrad { logprobs: gradient(&scores.logprobs), entropy: None })
+                })
+                .unwrap();
+            })
+            .unwrap();
+            let planned = training_activations(&*model, &size, config, RUNS);
+            assert_close(planned, measured, &format!("qk-norm {qk_norm}, {recompute:?}"));
+            let (_, measured) = tensor_peak_bytes(|| drop(zero.score(&batch).unwrap())).unwrap();
+            assert_close(scoring_activations(&*model, &size, RUNS), measured, "scoring");
+        });
+    }
+}
+
 #[test]
 fn activations_under_a_value_head_are_those_that_are_planned() {
     const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
