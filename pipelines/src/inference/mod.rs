@@ -2,8 +2,12 @@
 
 mod loaded;
 mod room;
+mod sample;
+mod sampler;
 mod stop;
 
 pub use loaded::{LoadedModel, Options};
 pub use room::Room;
+pub use sample::Sample;
+pub use sampler::{Asked, Sampled, Sampler, Sampling};
 pub use stop::{cut, stop_condition};

@@ -9,8 +9,7 @@ use anyroll_strategy::{Weights, Zero};
 
 use super::{
     Decoder, Setup,
-    rollout::{Purpose, Sample, case, sample_seed},
-    sampler::{Asked, Sampling},
+    rollout::case,
     score::Scored,
     under_way::{Effort, Group, Rollout, UnderWay, open},
 };
@@ -18,10 +17,10 @@ use crate::{
     Result,
     config::Advantage,
     data::{Draw, Record},
-    inference::Room,
+    inference::{Asked, Room, Sample, Sampling},
     metrics::Metrics,
     reward::Scoring,
-    train::Exchange,
+    train::{Exchange, Purpose, sample_seed},
 };
 
 /// A step's completions.

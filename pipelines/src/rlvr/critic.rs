@@ -12,13 +12,13 @@ use tch::Tensor;
 use super::{
     Decoder, Setup,
     loss::{ValueStats, ValueTargets, count, value_loss},
-    rollout::Sample,
     score::Scored,
     targets::moments,
 };
 use crate::{
     Result,
     config::{CriticConfig, Run},
+    inference::Sample,
     metrics::Metrics,
     train::{Exchange, Place, adamw, finish_steps, hold, offloaded, schedule},
 };

@@ -17,10 +17,10 @@ use super::{
     Setup,
     collect::{Groups, Prompt},
     own_devices::Goal,
-    rollout::{Sample, case},
+    rollout::case,
     under_way::{Group, Rollout, UnderWay, open},
 };
-use crate::{Result, data::Record, reward::Scoring};
+use crate::{Result, data::Record, inference::Sample, reward::Scoring};
 
 impl Setup {
     /// Takes batch `number`, which step `step` trains on, once it is whole; the devices then go on with what is left.

@@ -6,19 +6,16 @@ use std::sync::Arc;
 
 use anyroll_strategy::{Weights, Zero};
 
-use super::{
-    Decoder, Setup,
-    rollout::{Purpose, Sample, case, sample_seed},
-    sampler::{Asked, Sampling},
-};
+use super::{Decoder, Setup, rollout::case};
 use crate::{
     Error, Result,
     algorithm::{majority, pass_at_k},
     data::Record,
+    inference::{Asked, Sample, Sampling},
     metrics::Metrics,
     reward::Outcome,
     samples::{Phase, Sample as SampleLine},
-    train::{Evaluation, Exchange},
+    train::{Evaluation, Exchange, Purpose, sample_seed},
 };
 
 /// Completions that go into `samples.jsonl` at each evaluation.

@@ -1,10 +1,9 @@
 //! Reinforcement learning with verifiable rewards: a language model as the loop's policy.
 //!
 //! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `collect` and `score`
-//! where its samples come from, `sampler` what makes them, `own_devices` where else it does, `elsewhere` what comes from
-//! there, and `under_way` which of them were begun before it; `targets` is what they are trained towards and `loss` by
-//! which gradient; `evaluate` is how it is measured, `warmup` what comes before it, `roles` who takes part and `critic` one
-//! of them.
+//! where its samples come from, `own_devices` where else they are made, `elsewhere` what comes from there, and `under_way`
+//! which of them were begun before it; `targets` is what they are trained towards and `loss` by which gradient; `evaluate` is
+//! how it is measured, `warmup` what comes before it, `roles` who takes part and `critic` one of them.
 
 mod collect;
 mod critic;
@@ -15,7 +14,6 @@ mod own_devices;
 mod pipeline;
 mod roles;
 mod rollout;
-mod sampler;
 mod score;
 mod step;
 mod targets;
@@ -24,6 +22,6 @@ mod warmup;
 
 pub use critic::Critic;
 pub use pipeline::Rlvr;
-pub use roles::{Reference, Roles, Setup};
+pub use roles::{Roles, Setup};
 
 use anyroll_models::Decoder;

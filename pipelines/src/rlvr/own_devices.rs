@@ -17,14 +17,11 @@ use anyroll_backends::{Stream, ops};
 use anyroll_strategy::{Weights, shared};
 use tch::Tensor;
 
-use super::{
-    Setup,
-    rollout::Sample,
-    sampler::{Asked, Sampled, Sampler},
-};
+use super::{Setup, roles::sampler};
 use crate::{
     Error, Result,
     config::RolloutRole,
+    inference::{Asked, Sample, Sampled, Sampler},
     train::{open_device, torch_device},
 };
 
@@ -110,13 +107,8 @@ impl OwnDevices {
         let devices = role.ordinals[local_rank].iter().map(|&ordinal| {
             let device = open_device(&role.backend, ordinal)?;
             let torch = torch_device(&*device)?;
-            let sampler = Sampler {
-                model: Arc::new(setup.model.on(torch)?),
-                compute: Stream::torch(&device)?,
-                tokenizer: setup.tokenizer.clone(),
-                rollout: setup.rlvr.rollout.clone(),
-                threads: None,
-            };
+            let (model, compute) = (Arc::new(setup.model.on(torch)?), Stream::torch(&device)?);
+            let sampler = sampler(&setup.rlvr.rollout, model, compute, setup.tokenizer.clone(), None);
             Ok(OwnDevice { sampler: Arc::new(sampler), torch, weights: Weights::new() })
         });
         Ok(Self { devices: devices.collect::<Result<_>>()?, running: None })

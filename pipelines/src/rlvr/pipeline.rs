@@ -12,8 +12,9 @@ use crate::{
     config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Role, Run, Scale},
     data::Dataset,
     launch::Rank,
+    metrics::Metrics,
     samples::Phase,
-    train::{Evaluation, Exchange, Pipeline, Place, Plan, StepOutcome, adamw, describe},
+    train::{Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
 };
 
 /// A language model that learns from verifiable rewards.
@@ -53,7 +54,8 @@ impl Rlvr {
         let beside = |name, role: &Option<Role>| {
             role.as_ref().map(|role| place.beside(name, role, &run, rank)).transpose()
         };
-        let reference_place = beside("reference", &run.reference)?;
+        let copied = run.reference.clone().filter(|_| !setup.has_adapters);
+        let reference_place = beside("reference", &copied)?;
         let critic_place = beside("critic", &run.critic)?;
         let critic = critic_place.map(|place| Critic::new(&run, &setup, &place)).transpose()?.flatten();
         let own_devices = |role| OwnDevices::open(&setup, role, rank.local_rank);
@@ -83,8 +85,8 @@ impl Pipeline for Rlvr {
         }
     }
 
-    fn keeps_best(&self) -> Option<&'static str> {
-        self.setup.rlvr.checkpoint.keep_best.then_some("eval/greedy")
+    fn best_by(&self, evaluation: &Metrics) -> Option<f64> {
+        evaluation.get("eval/greedy").filter(|_| self.setup.rlvr.checkpoint.keep_best)
     }
 
     fn description(&self) -> String {
@@ -105,15 +107,10 @@ impl Pipeline for Rlvr {
         if let Some(critic) = self.roles.critic.as_mut().filter(|_| !kept && !self.setup.has_adapters) {
             critic.begin_as(&mut self.roles.policy)?;
         }
-        let path = folder.join("reference");
-        let place = self.reference_place.as_ref();
-        let reference = place.map(|place| self.setup.reference(&self.run, place, &mut self.roles.policy));
-        self.roles.reference = reference.transpose()?.flatten();
-        match &mut self.roles.reference {
-            None => {}
-            Some(reference) if kept => drop(checkpoint::load(&mut reference.model, &path)?),
-            Some(reference) => checkpoint::save(&mut reference.model, &path, serde_json::Value::Null)?,
-        }
+        let (policy, weights) = (&mut self.roles.policy, &*self.setup.weights);
+        let reference = self.reference_place.as_ref().zip(self.run.reference.as_ref());
+        let freeze = |(place, role)| Reference::freeze(policy, role, place, weights, folder, kept);
+        self.roles.reference = reference.map(freeze).transpose()?;
         Ok(())
     }
 

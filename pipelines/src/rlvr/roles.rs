@@ -8,14 +8,15 @@ use anyroll_models::init::WeightSource;
 use anyroll_strategy::{State, Zero};
 use tch::Tensor;
 
-use super::{Critic, Decoder, sampler::Sampler};
+use super::{Critic, Decoder};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{OptimizerConfig, PipelineConfig, RlvrConfig, Run},
+    config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Run},
     data::{Dataset, Record, Tokenizer},
+    inference::Sampler,
     reward::{RewardSum, Scorer},
-    train::{Place, Share, adamw, hold, offloaded, zero_config},
+    train::{Place, Reference, Share, adamw, hold, offloaded, zero_config},
 };
 
 /// What a run is made of, apart from the weights.
@@ -65,17 +66,6 @@ pub struct Roles {
     pub critic: Option<Critic>,
 }
 
-/// The frozen copy.
-#[derive(Debug)]
-pub struct Reference {
-    /// Its weights.
-    pub model: Zero<Decoder>,
-    /// Sequences that a rank scores at a time.
-    pub micro_batch_size: usize,
-    /// What of it is on the device only while it scores.
-    pub offloaded: Vec<State>,
-}
-
 /// The math's threads while a host samples, if nothing else computes on it then: how many threads share a product of
 /// matrices may decide how it is rounded. Threads meet after each product of a decoding step, and where they sleep in
 /// between, that takes as long as one thread takes for some ten million multiplications.
@@ -87,6 +77,26 @@ fn threads(run: &Run, rlvr: &RlvrConfig, model: &Decoder) -> Option<usize> {
     let (width, inner) = (model.config().hidden_size, model.config().intermediate_size);
     let largest = rows * (width * 2 * inner) as usize;
     (is_host && is_alone).then(|| (largest / LEAST).clamp(1, run.threads))
+}
+
+/// What samples with `model` as `rollout` says.
+pub fn sampler(
+    rollout: &RolloutConfig,
+    model: Arc<Decoder>,
+    compute: Stream,
+    tokenizer: Arc<Tokenizer>,
+    threads: Option<usize>,
+) -> Sampler {
+    Sampler {
+        model,
+        compute,
+        tokenizer,
+        max_new_tokens: rollout.max_new_tokens,
+        batch_size: rollout.batch_size,
+        stop: rollout.stop.clone(),
+        cache_memory: rollout.kv_cache.memory,
+        threads,
+    }
 }
 
 impl Setup {
@@ -105,13 +115,8 @@ impl Setup {
             let (dim, vocab) = (model.config().head_dim, model.config().vocab_size);
             ops::exist_by_rows(&like, dim, vocab).map_err(|reason| Error::NoStrict { reason })?;
         }
-        let sampler = Sampler {
-            model: model.clone(),
-            compute: Stream::torch(&place.device)?,
-            tokenizer: base.tokenizer.clone(),
-            rollout: rlvr.rollout.clone(),
-            threads: threads(run, rlvr, &model),
-        };
+        let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
+        let sampler = sampler(&rlvr.rollout, model.clone(), compute, base.tokenizer.clone(), threads);
         let reward = RewardSum::new(&rlvr.reward, device)
             .map_err(|failure| Error::Start { name: "reward".into(), failure })?;
         let reward = Arc::new(reward);
@@ -146,20 +151,5 @@ impl Setup {
     /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
         hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
-    }
-
-    /// A frozen copy of `policy` on `place`, if there is a KL term and the policy has no adapters.
-    pub fn reference(
-        &self,
-        run: &Run,
-        place: &Place,
-        policy: &mut Zero<Decoder>,
-    ) -> Result<Option<Reference>> {
-        let Some(role) = run.reference.as_ref().filter(|_| !self.has_adapters) else { return Ok(None) };
-        let decoder = Arc::new(self.model.on(place.torch_device()?)?);
-        let mut model = hold(decoder, &role.strategy, place, None, &*self.weights)?;
-        model.copy_weights_from(policy)?;
-        let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Some(Reference { model, micro_batch_size, offloaded: offloaded(&role.strategy) }))
     }
 }

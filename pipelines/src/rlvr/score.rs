@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Setup, rollout::Sample};
+use super::Setup;
 use crate::{
     Result,
     algorithm::fill_missing,
     data::{shuffle, stream},
+    inference::Sample,
     metrics::Metrics,
     reward::{Outcome, Score, check_error_rates},
     train::{Exchange, Share},

@@ -9,7 +9,6 @@ use super::{
     collect::{Collected, Source},
     loss::{Drift, LARGEST, LossStats, SUMS, Targets, count, policy_loss},
     pipeline::Carried,
-    rollout::{Purpose, Sample},
     score::Scored,
     targets::Prepared,
     under_way::Rollout,
@@ -18,8 +17,9 @@ use crate::{
     Error, Result,
     algorithm::count_groups,
     config::{KlTerm, PolicyLoss},
+    inference::Sample,
     metrics::Metrics,
-    train::{Exchange, StepOutcome, finish_steps, schedule},
+    train::{Exchange, Purpose, StepOutcome, finish_steps, schedule},
 };
 
 impl Setup {

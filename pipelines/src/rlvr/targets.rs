@@ -5,19 +5,19 @@ use anyroll_strategy::Zero;
 use tch::Tensor;
 
 use super::{
-    Decoder, Reference, Roles, Setup,
+    Decoder, Roles, Setup,
     critic::Valued,
     loss::{Correction, CorrectionStats, Targets, ValueTargets, token_weights},
     pipeline::Carried,
-    rollout::Sample,
     score::Scored,
 };
 use crate::{
     Result,
     algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages},
     config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig},
+    inference::Sample,
     metrics::Metrics,
-    train::Exchange,
+    train::{Exchange, Reference},
 };
 
 /// A rank's samples of a step, ready to be trained on.

@@ -12,8 +12,8 @@ use std::{collections::BTreeMap, mem, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Setup, own_devices::OwnDevices, rollout::Sample};
-use crate::{Result, metrics::Metrics, reward::Scoring, train::Exchange};
+use super::{Setup, own_devices::OwnDevices};
+use crate::{Result, inference::Sample, metrics::Metrics, reward::Scoring, train::Exchange};
 
 /// The groups of a rank, in the order of their prompts. It is also that of their age, since the engine begins what was
 /// asked for first.

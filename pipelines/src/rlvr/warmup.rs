@@ -4,12 +4,12 @@ use anyroll_models::{PackedBatch, ScoresGrad, Sequence};
 use anyroll_strategy::Zero;
 use tch::Tensor;
 
-use super::{Decoder, Setup, rollout::Purpose};
+use super::{Decoder, Setup};
 use crate::{
     Result,
     config::WarmupConfig,
     data::{Draw, Record},
-    train::{Exchange, schedule},
+    train::{Exchange, Purpose, schedule},
 };
 
 impl Setup {

@@ -2,12 +2,15 @@
 //!
 //! A [`Pipeline`] says what a step is, how it is measured and what a checkpoint holds; the loop says when, keeps the
 //! run's place, writes its folder and ends when it is asked to. [`Exchange`] and [`Share`] are what pipelines have in
-//! common, [`Place`] where they run and `role` how a model is held there.
+//! common, [`Place`] where they run, `role` how a model is held there and
+//! [`Reference`] one that stays as it was.
 
 mod exchange;
 mod pipeline;
 mod place;
+mod reference;
 mod role;
+mod seed;
 mod share;
 
 use std::{
@@ -24,7 +27,9 @@ pub use exchange::Exchange;
 pub use pipeline::{Evaluation, Pipeline, Plan, StepOutcome};
 pub use place::Place;
 pub(crate) use place::{open_device, torch_device};
+pub use reference::Reference;
 pub(crate) use role::{adamw, describe, finish_steps, hold, offloaded, schedule, zero_config};
+pub use seed::{Purpose, sample_seed};
 pub use share::Share;
 
 use crate::{
@@ -244,7 +249,7 @@ impl<P: Pipeline> Training<P> {
 
     /// Writes a checkpoint beside the others if the policy is better than ever.
     fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
-        let score = self.pipeline.keeps_best().and_then(|name| metrics.get(name));
+        let score = self.pipeline.best_by(metrics);
         let Some(score) = score.filter(|score| self.position.best.is_none_or(|best| *score > best)) else {
             return Ok(());
         };

@@ -23,8 +23,8 @@ pub trait Pipeline {
     /// When things happen.
     fn plan(&self) -> Plan;
 
-    /// The metric of evaluations whose best policy so far is kept beside the checkpoints; `None` keeps none.
-    fn keeps_best(&self) -> Option<&'static str> {
+    /// How good an evaluation found the policy, if the best one so far is kept beside the checkpoints.
+    fn best_by(&self, _evaluation: &Metrics) -> Option<f64> {
         None
     }
 

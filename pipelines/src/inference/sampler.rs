@@ -7,13 +7,8 @@ use anyroll_backends::Stream;
 use anyroll_models::{Decoder, Request, SamplingParams, generation};
 use anyroll_strategy::Weights;
 
-use super::rollout::Sample;
-use crate::{
-    Result,
-    config::RolloutConfig,
-    data::Tokenizer,
-    inference::{Room, stop_condition},
-};
+use super::{Room, Sample, stop_condition};
+use crate::{Result, data::Tokenizer};
 
 /// What came of the completions that were asked for.
 #[derive(Clone, Debug)]
@@ -68,8 +63,14 @@ pub struct Sampler {
     pub compute: Stream,
     /// Text to tokens.
     pub tokenizer: Arc<Tokenizer>,
-    /// How much at a time, how long, and where completions end.
-    pub rollout: RolloutConfig,
+    /// Tokens of the longest completion, its end included.
+    pub max_new_tokens: usize,
+    /// Sequences at a time; as one ends, the next takes its place.
+    pub batch_size: usize,
+    /// Texts that end a completion.
+    pub stop: Vec<String>,
+    /// The most that the cache takes, as a part of the device's free memory.
+    pub cache_memory: f64,
     /// The math's CPU threads while it samples; `None` leaves them as they are.
     pub threads: Option<usize>,
 }
@@ -94,7 +95,7 @@ impl Drop for Threads {
 }
 
 impl Sampler {
-    /// The completions that are asked for, `rollout.batch_size` of them at a time. Those of equal prompts stand side by
+    /// The completions that are asked for, `batch_size` of them at a time. Those of equal prompts stand side by
     /// side. `version` is that of the weights. After each pass `look` gets the samples, and the numbers of those that
     /// ended in it; once it breaks, what has not ended is left as it is.
     pub fn sample(
@@ -107,7 +108,7 @@ impl Sampler {
         let _threads = self.threads.map(Threads::set);
         // Its cache lives no longer than this: in training there is none.
         let mut engine = self.room(asked).engine(&self.model, weights, version, &self.compute)?;
-        let stop = stop_condition(&self.tokenizer, &self.rollout.stop);
+        let stop = stop_condition(&self.tokenizer, &self.stop);
         for group in asked.chunk_by(|a, b| a.sample.prompt() == b.sample.prompt() && a.how == b.how) {
             let sample = |asked: &Asked| generation::Sample { seed: asked.seed, begun: asked.sample.begun() };
             let samples = group.iter().map(sample).collect();
@@ -134,17 +135,16 @@ impl Sampler {
     /// What it takes to sample these.
     pub fn room(&self, asked: &[Asked]) -> Room {
         let longest = asked.iter().map(|asked| asked.sample.prompt_len).max().unwrap_or(0);
-        let rollout = &self.rollout;
         Room {
-            sequences: rollout.batch_size.min(asked.len()).max(1),
-            longest: longest + rollout.max_new_tokens,
-            memory: rollout.kv_cache.memory,
+            sequences: self.batch_size.min(asked.len()).max(1),
+            longest: longest + self.max_new_tokens,
+            memory: self.cache_memory,
         }
     }
 
     fn params(&self, how: Sampling) -> SamplingParams {
         let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
-        let (max_new_tokens, stop_tokens) = (self.rollout.max_new_tokens, self.tokenizer.stop_tokens());
+        let (max_new_tokens, stop_tokens) = (self.max_new_tokens, self.tokenizer.stop_tokens());
         SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
     }
 }

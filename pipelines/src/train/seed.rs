@@ -1,0 +1,23 @@
+//! Seeds of single samples.
+
+use rand_chacha::rand_core::Rng;
+
+use crate::data::stream;
+
+/// The seed of one sample: a function of the run's seed, of what it is sampled for, and of its number there.
+pub fn sample_seed(purpose: Purpose, seed: u64, step: u64, number: usize) -> u64 {
+    stream(purpose as u64, seed ^ step.rotate_left(32), number as u64).next_u64()
+}
+
+/// What numbers are drawn for: each has random ones of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To train on.
+    Rollout = 0x726f_6c6c,
+    /// To measure.
+    Evaluation = 0x6576_616c,
+    /// What adapters drop of a completion that is trained on.
+    Dropout = 0x6472_6f70,
+    /// The same of an answer in the warm-up.
+    WarmupDropout = 0x7764_7270,
+}
