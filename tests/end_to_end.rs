@@ -10,6 +10,7 @@ mod diffusion;
 mod failures;
 mod inference;
 mod learning;
+mod offline;
 mod other_launchers;
 mod other_tools;
 mod own_devices;

@@ -8,10 +8,16 @@ pub const REWARD_STEPS: usize = 10;
 /// The metrics that say how fast a run is, and the unit of each.
 pub const SPEEDS: [(&str, &str); 2] = [("perf/tokens_per_s", "tokens/s"), ("perf/images_per_s", "images/s")];
 
+/// The name of the training reward among the comparisons.
+pub const REWARD: &str = "reward";
+
+/// The name of the one of which less is better.
+pub const LOSS: &str = "loss";
+
 /// What a run achieved. Numbers that the metrics do not hold are `None`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Headline {
-    /// The evaluations, and the training reward last.
+    /// The evaluations, and where samples earn something the training reward last.
     pub comparisons: Vec<Comparison>,
     /// The last step.
     pub step: u64,
@@ -44,15 +50,22 @@ impl Headline {
             let after = if values.len() > 1 { values.last().copied() } else { None };
             Comparison { name, before: values.first().copied(), after }
         };
-        let mut comparisons = match evaluation("held-out", "eval/reward") {
-            Comparison { before: None, .. } => vec![
+        let reward = || reward(&values(records, "reward/mean"));
+        let has = |metric: &str| records.iter().any(|record| record.metrics.get(metric).is_some());
+        let comparisons = if has("eval/reward") {
+            vec![evaluation("held-out", "eval/reward"), evaluation("drift", "eval/drift"), reward()]
+        } else if has("eval/loss") {
+            let found = [(LOSS, "eval/loss"), ("pairs", "eval/accuracy"), ("exact", "eval/exact")];
+            let found = found.into_iter().filter(|(_, metric)| has(metric));
+            found.map(|(name, metric)| evaluation(name, metric)).collect()
+        } else {
+            vec![
                 evaluation("greedy", "eval/greedy"),
                 evaluation("pass@1", "eval/pass@1"),
                 evaluation("pass@4", "eval/pass@4"),
-            ],
-            held_out => vec![held_out, evaluation("drift", "eval/drift")],
+                reward(),
+            ]
         };
-        comparisons.push(reward(&values(records, "reward/mean")));
         Headline {
             comparisons,
             step: records.last().map_or(0, |record| record.step),
@@ -70,7 +83,7 @@ fn values(records: &[Record], metric: &str) -> Vec<f64> {
 fn reward(values: &[f64]) -> Comparison {
     let count = REWARD_STEPS.min(values.len() / 2);
     let (first, last) = (&values[..count], &values[values.len() - count..]);
-    Comparison { name: "reward", before: mean(first), after: mean(last) }
+    Comparison { name: REWARD, before: mean(first), after: mean(last) }
 }
 
 fn mean(values: &[f64]) -> Option<f64> {
@@ -144,6 +157,20 @@ mod tests {
         assert_eq!((held_out.before, held_out.after), (Some(0.4), Some(0.9)));
         assert_eq!((drift.before, drift.after), (Some(0.0), Some(0.3)));
         assert_eq!(headline.speed, Some((64.0, "images/s")));
+    }
+
+    #[test]
+    fn a_run_on_written_texts_has_its_own_numbers() {
+        let records = [
+            record(0, &[("eval/loss", 2.0), ("eval/accuracy", 0.5)]),
+            record(9, &[("eval/loss", 0.5), ("eval/accuracy", 0.9), ("reward/margin", 1.0)]),
+        ];
+        let expected = [("loss", 2.0, 0.5), ("pairs", 0.5, 0.9)].map(|(name, before, after)| Comparison {
+            name,
+            before: Some(before),
+            after: Some(after),
+        });
+        assert_eq!(Headline::new(&records).comparisons, expected);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
 //!
 //! Read in this order: [`config`] is what a YAML says and what it comes to on a machine, [`launch`] how its ranks
-//! start and end, [`train`] the loop, [`rlvr`] and [`diffusion`] what it trains, with [`data`], [`reward`] and [`algorithm`] beside it, and
-//! [`journal`] what it writes and shows. Only this crate reads YAML, environment and arguments.
+//! start and end, [`train`] the loop, [`rlvr`], [`offline`] and [`diffusion`] what it trains, with [`data`], [`reward`] and [`algorithm`]
+//! beside it, and [`journal`] what it writes and shows. Only this crate reads YAML, environment and arguments.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +25,7 @@ pub(crate) mod json_lines;
 pub mod launch;
 pub(crate) mod measure;
 pub mod metrics;
+pub mod offline;
 pub mod output_error;
 pub mod picture;
 pub mod plan;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::format;
-use crate::headline::{Comparison, Headline, REWARD_STEPS, SPEEDS};
+use crate::headline::{Comparison, Headline, REWARD, REWARD_STEPS, SPEEDS};
 use crate::metrics::Metrics;
 use crate::run_dir::RunDir;
 
@@ -36,8 +36,8 @@ impl io::Write for Screen {
 /// What is shown of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shown {
-    /// The mean of its samples.
-    pub reward: f64,
+    /// The mean reward of its samples, or the loss where there are none, with its name.
+    pub learning: (&'static str, f64),
     /// The value of the evaluation after it, if there was one, with its name.
     pub held_out: Option<(&'static str, f64)>,
     /// What was done in a second, and of what.
@@ -47,12 +47,14 @@ pub struct Shown {
 impl Shown {
     /// What the metrics of a step tell; `None` if it was no training step.
     pub fn of(metrics: &Metrics) -> Option<Shown> {
-        let first = |names: [(&str, &'static str); 2]| {
-            names.into_iter().find_map(|(metric, name)| Some((name, metrics.get(metric)?)))
+        let first = |names: &[(&str, &'static str)]| {
+            names.iter().find_map(|(metric, name)| Some((*name, metrics.get(metric)?)))
         };
-        let (unit, speed) = first(SPEEDS)?;
-        let held_out = first([("eval/pass@1", "pass@1"), ("eval/reward", "held-out")]);
-        Some(Shown { reward: metrics.get("reward/mean")?, held_out, speed: (speed, unit) })
+        let (unit, speed) = first(&SPEEDS)?;
+        let learning = first(&[("reward/mean", "reward"), ("loss", "loss")])?;
+        let held_out =
+            first(&[("eval/pass@1", "pass@1"), ("eval/reward", "held-out"), ("eval/loss", "held-out")]);
+        Some(Shown { learning, held_out, speed: (speed, unit) })
     }
 }
 
@@ -116,7 +118,9 @@ impl Progress {
 pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
     let mut lines = vec![format!("{:<10}{:>8}{:>9}{:>10}", "", "before", "after", "change")];
     lines.extend(headline.comparisons.iter().map(comparison_line));
-    lines.push(format!("{:<10}reward: training prompts, mean of {REWARD_STEPS} steps", ""));
+    if headline.comparisons.iter().any(|comparison| comparison.name == REWARD) {
+        lines.push(format!("{:<10}{REWARD}: training prompts, mean of {REWARD_STEPS} steps", ""));
+    }
     lines.push(String::new());
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<10}{value}"));
     let time = headline.time_s.map(|time_s| format!(" in {}", format::duration(time_s)));
@@ -141,8 +145,9 @@ fn time_left_s(elapsed: Duration, done: u64, left: u64) -> Option<f64> {
     (done > 0).then(|| elapsed.as_secs_f64() / done as f64 * left as f64)
 }
 
-fn message(Shown { reward, held_out, speed: (speed, unit) }: Shown, left_s: Option<f64>) -> String {
-    let mut parts = vec![format!("reward {}", format::score(reward))];
+fn message(Shown { learning, held_out, speed: (speed, unit) }: Shown, left_s: Option<f64>) -> String {
+    let (name, value) = learning;
+    let mut parts = vec![format!("{name} {}", format::score(value))];
     parts.extend(held_out.map(|(name, value)| format!("{name} {}", format::score(value))));
     parts.push(format!("{} {unit}", format::count(speed)));
     parts.extend(left_s.map(|seconds| format!("{} left", format::clock(seconds))));
@@ -167,6 +172,8 @@ mod tests {
         check(&[reward, tokens, ("eval/pass@1", 0.388)], Some(31.2), expected);
         let images = [reward, ("perf/images_per_s", 99.0), ("eval/reward", 0.5)];
         check(&images, None, "reward 0.412  held-out 0.500  99 images/s");
+        let texts = [("loss", 0.5), ("reward/margin", 2.0), tokens, ("eval/loss", 0.6)];
+        check(&texts, None, "loss 0.500  held-out 0.600  12.3k tokens/s");
         check(&[("eval/reward", 0.5)], None, "");
     }
 

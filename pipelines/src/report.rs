@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::atomic_file::write_atomic;
 use crate::format;
-use crate::headline::{Comparison, Headline, REWARD_STEPS};
+use crate::headline::{Comparison, Headline, LOSS, REWARD, REWARD_STEPS};
 use crate::metrics::{Record, read_metrics};
 use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
@@ -129,13 +129,14 @@ fn tiles(headline: &Headline) -> Vec<Tile> {
 
 fn comparison_tile(&Comparison { name, before, after }: &Comparison) -> Option<Tile> {
     let before = before?;
-    let name = if name == "reward" { format!("reward, {REWARD_STEPS}-step mean") } else { name.to_owned() };
+    let less_is_better = name == LOSS;
+    let name = if name == REWARD { format!("reward, {REWARD_STEPS}-step mean") } else { name.to_owned() };
     let tile = |value, change, direction, detail| {
         Some(Tile { name, value: format::score(value), change, direction, detail })
     };
     let Some(after) = after else { return tile(before, None, "", "before training".into()) };
     let change = after - before;
-    let direction = if change >= 0.0 { "up" } else { "down" };
+    let direction = if (change >= 0.0) != less_is_better { "up" } else { "down" };
     tile(after, Some(format!("{change:+.3}")), direction, format!("from {}", format::score(before)))
 }
 

@@ -21,6 +21,7 @@ use crate::{
     diffusion::Diffusion,
     import::{Origin, import},
     launch::{self, LaunchPlan, Outcome, Rank},
+    offline::Offline,
     progress::Screen,
     rlvr::Rlvr,
     run_dir::RunDir,
@@ -122,6 +123,10 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         PipelineConfig::Rlvr(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for rlvr");
             train(Rlvr::new(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
+        }
+        PipelineConfig::Offline(_) => {
+            let dataset = loaded.dataset.expect("a checked config has data for offline");
+            train(Offline::new(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
         }
         PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, &screen, &stop)?,
     };

@@ -8,7 +8,7 @@ use super::model::LoraConfig;
 use super::schema::*;
 use super::stage::ZeroStage;
 use super::tree::Node;
-use crate::data::Dataset;
+use crate::data::{Dataset, Tokenizer};
 use crate::error_chain::one_line;
 
 /// The largest first loss scale: a loss of 1 overflows fp16 long before.
@@ -24,21 +24,30 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     let folder = check.model(&config.model)?;
     check.strategies(config)?;
     match (&config.pipeline, &config.model) {
-        (PipelineConfig::Rlvr(_), ModelConfig::Dit(_) | ModelConfig::Diffusers(_)) => {
-            Err(check.problem("model", "`rlvr` trains a language model", "write `decoder` or `path`"))
+        (pipeline, ModelConfig::Dit(_) | ModelConfig::Diffusers(_))
+            if !matches!(pipeline, PipelineConfig::Diffusion(_)) =>
+        {
+            let message = format!("`{}` trains a language model", pipeline.name());
+            Err(check.problem("model", message, "write `decoder` or `path`"))
+        }
+        (PipelineConfig::Offline(offline), _) => {
+            check.offline(config, offline)?;
+            let published = check.published(&config.model, folder)?;
+            let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
+            let evaluated = offline.evaluation.prompts;
+            let dataset = check.data("pipeline.offline", &offline.data, evaluated, tokenizer)?;
+            check.written(config, offline, published.as_ref(), &dataset)?;
+            Ok(Some(dataset))
         }
         (PipelineConfig::Rlvr(rlvr), _) => {
             check.rlvr(rlvr)?;
             if rlvr.critic.is_some() {
                 check.stages_are_said(config, "`auto` does not plan a critic's memory")?;
             }
-            let published = match (&config.model, folder) {
-                (ModelConfig::Folder(model), Some(folder)) => {
-                    Some((check.tokenizer(model, &folder)?, folder))
-                }
-                _ => None,
-            };
-            let dataset = check.data(rlvr, published.as_ref().map(|(tokenizer, _)| tokenizer))?;
+            let published = check.published(&config.model, folder)?;
+            let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
+            let dataset = check.data("pipeline.rlvr", &rlvr.data, rlvr.evaluation.prompts, tokenizer)?;
+            check.domains(rlvr, &dataset)?;
             check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
         }
@@ -127,6 +136,18 @@ impl Check<'_> {
                     Err(self.problem("model.path", one_line(&error), help))
                 }
             },
+        }
+    }
+
+    /// A published model's tokenizer beside its folder; `None` for a model made from scratch.
+    fn published(
+        &self,
+        model: &ModelConfig,
+        folder: Option<ModelFolder>,
+    ) -> Result<Option<(Tokenizer, ModelFolder)>, Problem> {
+        match (model, folder) {
+            (ModelConfig::Folder(model), Some(folder)) => Ok(Some((self.tokenizer(model, &folder)?, folder))),
+            _ => Ok(None),
         }
     }
 
@@ -267,11 +288,7 @@ impl Check<'_> {
         self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
         self.critic(rlvr)?;
         if let Some(warmup) = &rlvr.warmup {
-            self.positive(&field("warmup.batch_size"), warmup.batch_size)?;
-            if let Some(size) = warmup.micro_batch_size {
-                self.positive(&field("warmup.micro_batch_size"), size)?;
-            }
-            self.optimizer(&field("warmup.optimizer"), &warmup.optimizer, warmup.steps)?;
+            self.warmup(&field("warmup"), warmup)?;
         }
         for (name, value) in [
             ("evaluation.every", rlvr.evaluation.every),
@@ -283,6 +300,14 @@ impl Check<'_> {
             self.positive(&field(name), value)?;
         }
         Ok(())
+    }
+
+    pub(super) fn warmup(&self, path: &str, warmup: &WarmupConfig) -> Result<(), Problem> {
+        self.positive(&format!("{path}.batch_size"), warmup.batch_size)?;
+        if let Some(size) = warmup.micro_batch_size {
+            self.positive(&format!("{path}.micro_batch_size"), size)?;
+        }
+        self.optimizer(&format!("{path}.optimizer"), &warmup.optimizer, warmup.steps)
     }
 
     fn selection(&self, selection: &SelectionConfig) -> Result<(), Problem> {

@@ -31,15 +31,22 @@ const MEND_TABLE: &str =
     "write it anew: Parquet with Snappy, zstd or gzip, or Arrow with zstd, or either plain";
 
 impl Check<'_> {
-    /// `tokenizer` is a published model's; without one a token is a character.
-    pub(super) fn data(&self, rlvr: &RlvrConfig, tokenizer: Option<&Tokenizer>) -> Result<Dataset, Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.{name}");
-        self.data_ranges(&field("data"), &rlvr.data)?;
+    /// The data of the pipeline at `path`, of which `asked` prompts are evaluated. `tokenizer` is a published model's; without
+    /// one a token is a character.
+    pub(super) fn data(
+        &self,
+        path: &str,
+        data: &DataConfig,
+        asked: usize,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Dataset, Problem> {
+        let field = |name: &str| format!("{path}.{name}");
+        self.data_ranges(&field("data"), data)?;
         let tokens = |record: &Record| match tokenizer {
             Some(tokenizer) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
             None => Ok(record.prompt.chars().count()),
         };
-        let dataset = Dataset::open(&rlvr.data, &tokens).map_err(|error| {
+        let dataset = Dataset::open(data, &tokens).map_err(|error| {
             let (name, help) = match error {
                 data::Error::Tokens(error) => return self.not_read(&error),
                 data::Error::LongPrompt { .. } => {
@@ -56,8 +63,6 @@ impl Check<'_> {
             };
             self.problem(&field(&format!("data.file.{name}")), one_line(&error), help)
         })?;
-        self.domains(rlvr, &dataset)?;
-        let asked = rlvr.evaluation.prompts;
         self.ensure(
             asked <= MOST_EVALUATED,
             &field("evaluation.prompts"),
@@ -84,11 +89,7 @@ impl Check<'_> {
     ) -> Result<(), Problem> {
         match (&config.model, published) {
             (ModelConfig::Decoder(decoder), _) => {
-                let examples = dataset.examples();
-                if let Some(Record { id, .. }) = examples.iter().find(|it| !it.messages.is_empty()) {
-                    let error = TokenizerError::Messages { record: id.clone() };
-                    return Err(self.problem("model.decoder", one_line(&error), TEXTS_OR_CHAT));
-                }
+                self.texts(&dataset.examples())?;
                 let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
                 self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
             }
@@ -117,12 +118,21 @@ impl Check<'_> {
         }
     }
 
+    /// A model of characters reads no messages.
+    pub(super) fn texts(&self, records: &[Record]) -> Result<(), Problem> {
+        let messages = records.iter().find(|record| !record.messages.is_empty());
+        messages.map_or(Ok(()), |record| {
+            let error = TokenizerError::Messages { record: record.id.clone() };
+            Err(self.problem("model.decoder", one_line(&error), TEXTS_OR_CHAT))
+        })
+    }
+
     pub(super) fn tokenizer(&self, model: &FolderConfig, folder: &ModelFolder) -> Result<Tokenizer, Problem> {
         Tokenizer::of_folder(folder, model).map_err(|error| self.not_read(&error))
     }
 
     /// A published model's tokenizer cannot read the data.
-    fn not_read(&self, error: &TokenizerError) -> Problem {
+    pub(super) fn not_read(&self, error: &TokenizerError) -> Problem {
         match error {
             TokenizerError::Messages { .. } => self.problem("model.chat", one_line(error), TEXTS_OR_CHAT),
             _ => self.problem("model.path", one_line(error), MEND_FOLDER),
@@ -231,7 +241,7 @@ impl Check<'_> {
     }
 
     /// Every record has a reward.
-    fn domains(&self, rlvr: &RlvrConfig, dataset: &Dataset) -> Result<(), Problem> {
+    pub(super) fn domains(&self, rlvr: &RlvrConfig, dataset: &Dataset) -> Result<(), Problem> {
         let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
         for domain in dataset.domains() {
             let has =

@@ -171,10 +171,14 @@ pub struct NamedColumns {
     /// `model.chat`. Default `prompt`.
     #[serde(default = "prompt")]
     pub prompt: String,
-    /// The answer: a text or a number; a list or an object is what a reward reads, such as a program's tests. Default
-    /// `answer`.
+    /// The answer: a text or a number; a list or an object is what a reward reads, such as a program's tests. Messages that
+    /// end with the assistant's are a conversation: the last one is the answer, and those before it, if there are any, are the
+    /// prompt, whatever `prompt` says. Default `answer`.
     #[serde(default = "answer")]
     pub answer: String,
+    /// A worse answer, a text or a conversation too, for objectives that compare. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected: Option<String>,
     /// The record's domain, a text. Default: no domain.
     #[serde(default)]
     pub domain: Option<String>,
@@ -182,7 +186,7 @@ pub struct NamedColumns {
 
 impl Default for ColumnsConfig {
     fn default() -> Self {
-        Self::Named(NamedColumns { prompt: prompt(), answer: answer(), domain: None })
+        Self::Named(NamedColumns { prompt: prompt(), answer: answer(), rejected: None, domain: None })
     }
 }
 
@@ -193,6 +197,7 @@ impl ColumnsConfig {
             prompt: prompt.to_owned(),
             answer: answer.to_owned(),
             domain: domain.map(str::to_owned),
+            rejected: None,
         };
         match self {
             Self::Roll => columns("messages", "ground_truth", Some("tag")),

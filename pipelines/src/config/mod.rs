@@ -7,7 +7,7 @@
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
 //! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
-//! `algorithm`, `data` and `metrics` for those of their sections, and `diffusion` for those of models of images.
+//! `algorithm`, `data` and `metrics` for those of their sections, `offline` and `diffusion` for those of their pipelines.
 
 mod algorithm;
 mod check;
@@ -15,6 +15,7 @@ mod check_algorithm;
 mod check_data;
 mod check_diffusers;
 mod check_diffusion;
+mod check_offline;
 mod check_reward;
 mod data;
 mod de;
@@ -24,6 +25,7 @@ mod image_reward;
 mod include;
 mod metrics;
 mod model;
+mod offline;
 mod resolve;
 mod reward;
 mod schema;
@@ -39,6 +41,7 @@ pub use error::{Error, Invalid};
 pub use image_reward::*;
 pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
+pub use offline::*;
 pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
 pub use schema::*;

@@ -141,11 +141,12 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let check = Check { tree };
     let resolver = Resolver { check: &check, config, machine };
     let policy = resolver.role("roles.policy", &config.roles.policy)?;
-    let kl_coef = match &config.pipeline {
-        PipelineConfig::Rlvr(rlvr) => rlvr.algorithm.kl_coef,
-        PipelineConfig::Diffusion(diffusion) => diffusion.method.kl_coef(),
+    let has_reference = match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => rlvr.algorithm.kl_coef > 0.0,
+        PipelineConfig::Offline(offline) => offline.objective.has_reference(),
+        PipelineConfig::Diffusion(diffusion) => diffusion.method.kl_coef() > 0.0,
     };
-    let reference = match kl_coef > 0.0 {
+    let reference = match has_reference {
         true => Some(resolver.role("roles.reference", &config.roles.reference)?),
         false => None,
     };
@@ -194,8 +195,8 @@ fn absolute(path: &Path) -> PathBuf {
 
 /// What the ranks share of a step.
 struct Step {
-    /// The pipeline's name in YAML.
-    pipeline: &'static str,
+    /// The field that says how many prompts there are.
+    field: &'static str,
     warmup_batch_size: Option<usize>,
     prompts: usize,
     group_size: usize,
@@ -206,14 +207,21 @@ impl Step {
     fn of(pipeline: &PipelineConfig) -> Self {
         match pipeline {
             PipelineConfig::Rlvr(rlvr) => Self {
-                pipeline: "rlvr",
+                field: "prompts_per_step",
                 warmup_batch_size: rlvr.warmup.as_ref().map(|warmup| warmup.batch_size),
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,
                 mini_batches: rlvr.mini_batches,
             },
+            PipelineConfig::Offline(offline) => Self {
+                field: "batch_size",
+                warmup_batch_size: offline.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: offline.batch_size,
+                group_size: if offline.objective.compares() { 2 } else { 1 },
+                mini_batches: 1,
+            },
             PipelineConfig::Diffusion(diffusion) => Self {
-                pipeline: "diffusion",
+                field: "prompts_per_step",
                 warmup_batch_size: diffusion.warmup.as_ref().map(|warmup| warmup.batch_size),
                 prompts: diffusion.prompts_per_step,
                 group_size: diffusion.group_size,
@@ -282,7 +290,7 @@ impl Resolver<'_> {
             return Ok(());
         }
         self.check.ensure(
-            matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
+            !matches!(self.config.pipeline, PipelineConfig::Diffusion(_)),
             path,
             "models of images are held together, on the policy's devices",
             "leave its `backend`, `devices` and `collective_timeout_s` out",
@@ -301,8 +309,8 @@ impl Resolver<'_> {
         self.check.ensure(
             matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
             path,
-            "images have no rollout of their own",
-            "leave it out: they are sampled where they are trained on",
+            "only `rlvr` samples on devices of its own",
+            "leave it out",
         )?;
         let (facts, ordinals) = self.place(path, config.backend.as_ref(), config.devices.as_ref())?;
         let ranks = policy.ordinals.len();
@@ -490,12 +498,12 @@ impl Resolver<'_> {
                 ),
             )
         };
-        let field = |name: &str| format!("pipeline.{}.{name}", step.pipeline);
+        let field = |name: &str| format!("pipeline.{}.{name}", self.config.pipeline.name());
         if let Some(batch_size) = step.warmup_batch_size {
             shared(&field("warmup.batch_size"), batch_size, world_size, "records", "ranks")?;
         }
         let parts = world_size * step.mini_batches;
-        shared(&field("prompts_per_step"), step.prompts, parts, "prompts", "ranks x mini-batches")?;
+        shared(&field(step.field), step.prompts, parts, "prompts", "ranks x mini-batches")?;
         let prompts_per_rank = step.prompts / world_size;
         let sequences = prompts_per_rank * step.group_size;
         let sequences_per_update = sequences / step.mini_batches;
@@ -537,7 +545,8 @@ impl Resolver<'_> {
         match data {
             DataConfig::File(file) => {
                 let files = files(&file.path).map_err(|error| {
-                    self.check.problem("pipeline.rlvr.data", one_line(&error), "leave files where they are")
+                    let field = format!("pipeline.{}.data", self.config.pipeline.name());
+                    self.check.problem(&field, one_line(&error), "leave files where they are")
                 })?;
                 file.path = Paths(files.iter().map(|file| absolute(file)).collect());
                 Ok(())
@@ -571,6 +580,9 @@ impl Resolver<'_> {
         }
         if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
             self.fill_diffusion(diffusion)?;
+        }
+        if let PipelineConfig::Offline(offline) = &mut config.pipeline {
+            self.fill_data(&mut offline.data)?;
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
             rlvr.share_prompts.get_or_insert(!config.model.drops());

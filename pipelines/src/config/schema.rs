@@ -15,6 +15,7 @@ use super::data::DataConfig;
 use super::diffusion::{DiffusionConfig, DitConfig};
 use super::metrics::MetricsConfig;
 use super::model::{DiffusersConfig, FolderConfig, ModelFields};
+use super::offline::OfflineConfig;
 use super::reward::RewardConfig;
 use super::stage::ZeroStage;
 
@@ -83,7 +84,7 @@ pub enum ModelConfig {
 
 impl ModelConfig {
     /// Whether adapters drop values in training.
-    pub(super) fn drops(&self) -> bool {
+    pub fn drops(&self) -> bool {
         matches!(self, Self::Folder(folder) if folder.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0))
     }
 }
@@ -341,8 +342,21 @@ pub struct OffloadOverride {
 pub enum PipelineConfig {
     /// Reinforcement learning with a verifiable reward.
     Rlvr(Box<RlvrConfig>),
+    /// Training on texts that are there beforehand: supervised, or on pairs.
+    Offline(Box<OfflineConfig>),
     /// Reward training of a model of images.
     Diffusion(Box<DiffusionConfig>),
+}
+
+impl PipelineConfig {
+    /// Its name in YAML.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Rlvr(_) => "rlvr",
+            Self::Offline(_) => "offline",
+            Self::Diffusion(_) => "diffusion",
+        }
+    }
 }
 
 /// Reinforcement learning with a verifiable reward: a supervised warm-up, then policy gradients.

@@ -1,3 +1,4 @@
+mod sharing;
 mod strict;
 
 use std::path::PathBuf;

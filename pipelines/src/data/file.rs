@@ -109,15 +109,15 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
             format!("there is no `{name}`, but {names}: name its column in the config's `columns`")
         })
     };
-    let (prompt, messages) =
-        prompt(column(&columns.prompt)?).map_err(|problem| format!("`{}` {problem}", columns.prompt))?;
-    let answer = match column(&columns.answer)? {
-        Value::String(answer) => answer.clone(),
-        Value::Number(number) => number.to_string(),
-        // Tests of a program, say: the reward that needs them reads them.
-        value @ (Value::Object(_) | Value::Array(_)) => value.to_string(),
-        _ => return Err(format!("`{}` is neither a text, a number, a list nor an object", columns.answer)),
-    };
+    let (answer, before) = answer(column(&columns.answer)?)
+        .ok_or_else(|| format!("`{}` is neither a text, a number, a list nor an object", columns.answer))?;
+    let rejected = columns.rejected.as_ref();
+    let rejected = rejected.map(|name| rejected_answer(name, column(name)?, &before)).transpose()?;
+    let (prompt, messages) = match before {
+        Some(before) if !before.is_empty() => of_messages(&before),
+        _ => prompt(column(&columns.prompt)?),
+    }
+    .map_err(|problem| format!("`{}` {problem}", columns.prompt))?;
     let domain = match &columns.domain {
         None => String::new(),
         Some(name) => match column(name)? {
@@ -127,7 +127,36 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     };
     let mut columns_left = object;
     columns_left.shift_remove(&columns.prompt);
-    Ok(Record { id: row, prompt, messages, answer, domain, columns: columns_left })
+    Ok(Record { id: row, prompt, messages, answer, rejected, domain, columns: columns_left })
+}
+
+/// The answer's text, and, if it ends a conversation, the messages before it. `None` for what is no answer.
+fn answer(value: &Value) -> Option<(String, Option<Vec<Value>>)> {
+    match value {
+        Value::String(answer) => Some((answer.clone(), None)),
+        Value::Number(number) => Some((number.to_string(), None)),
+        Value::Array(messages) => Some(match messages.split_last() {
+            Some((last, before)) if last["role"] == "assistant" && last["content"].is_string() => {
+                (last["content"].as_str().unwrap_or_default().to_owned(), Some(before.to_vec()))
+            }
+            // Tests of a program, say: the reward that needs them reads them.
+            _ => (value.to_string(), None),
+        }),
+        Value::Object(_) => Some((value.to_string(), None)),
+        Value::Null | Value::Bool(_) => None,
+    }
+}
+
+/// The worse answer in the column `name`; of a conversation one that begins as the better one's does.
+fn rejected_answer(name: &str, value: &Value, better: &Option<Vec<Value>>) -> Result<String, String> {
+    let is_text = !matches!(value, Value::Array(_) | Value::Object(_));
+    match answer(value) {
+        Some((text, before)) if is_text || before.is_some() => match before == *better {
+            true => Ok(text),
+            false => Err(format!("`{name}` begins otherwise than the better answer")),
+        },
+        _ => Err(format!("`{name}` is neither a text, a number nor a conversation")),
+    }
 }
 
 /// The prompt's text, and its messages if it has any. The text of one message is its content; of several, each starts
@@ -192,6 +221,7 @@ mod tests {
         let columns = ColumnsConfig::Named(NamedColumns {
             prompt: "question".into(),
             answer: "reward_model.ground_truth".into(),
+            rejected: None,
             domain: Some("data_source".into()),
         });
         let line =
@@ -234,6 +264,55 @@ mod tests {
             ("1+1?", 1, "$2$", ""),
         );
         check(ColumnsConfig::Openrlhf, r#"{"input": "1+1?", "label": 2}"#, ("1+1?", 0, "2", ""));
+    }
+
+    #[test]
+    fn pairs_are_texts_or_conversations() {
+        let columns = ColumnsConfig::Named(NamedColumns {
+            answer: "chosen".into(),
+            rejected: Some("rejected".into()),
+            ..ColumnsConfig::default().named()
+        });
+        let check = |line: &str, expected: (&str, usize, &str, &str)| {
+            let record = parse(&columns, line).unwrap();
+            let rejected = record.rejected().unwrap();
+            assert_eq!(
+                (
+                    record.prompt.as_str(),
+                    record.messages.len(),
+                    record.answer.as_str(),
+                    rejected.answer.as_str()
+                ),
+                expected
+            );
+            assert_eq!((rejected.prompt, rejected.rejected), (record.prompt, None));
+        };
+        check(r#"{"prompt": "1+1?", "chosen": "2", "rejected": 3}"#, ("1+1?", 0, "2", "3"));
+        let turns = |content: &str| {
+            format!(
+                r#"[{{"role": "user", "content": "1+1?"}}, {{"role": "assistant", "content": "{content}"}}]"#
+            )
+        };
+        let line =
+            format!(r#"{{"prompt": "not read", "chosen": {}, "rejected": {}}}"#, turns("2"), turns("3"));
+        check(&line, ("1+1?", 1, "2", "3"));
+        // TRL's other form: a prompt apart, and each answer a message by itself.
+        check(
+            r#"{"prompt": [{"role": "user", "content": "1+1?"}], "chosen": [{"role": "assistant", "content": "2"}],
+                "rejected": [{"role": "assistant", "content": "3"}]}"#,
+            ("1+1?", 1, "2", "3"),
+        );
+        let refused = |line: &str, words: &str| {
+            let error = parse(&columns, line).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(r#"{"prompt": "1+1?", "chosen": "2"}"#, "there is no `rejected`");
+        refused(r#"{"prompt": "1+1?", "chosen": "2", "rejected": null}"#, "`rejected` is neither");
+        let other = turns("3").replace("1+1?", "1+2?");
+        refused(&format!(r#"{{"chosen": {}, "rejected": {other}}}"#, turns("2")), "begins otherwise");
+        // What a reward reads stays as it is.
+        let tests = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "answer": [["1", "2"]]}"#).unwrap();
+        assert_eq!((tests.answer.as_str(), tests.rejected), (r#"[["1","2"]]"#, None));
     }
 
     fn names(paths: &[PathBuf]) -> Result<Vec<String>, Error> {

@@ -39,7 +39,8 @@ impl Made {
                 (format!("{left:0width$}+{right:0width$}="), answer)
             }
         };
-        Record { id: number.to_string(), prompt, answer, ..Record::default() }
+        let rejected = Some(spoilt(&answer, number));
+        Record { id: number.to_string(), prompt, answer, rejected, ..Record::default() }
     }
 
     pub(super) fn characters(self) -> BTreeSet<char> {
@@ -67,15 +68,34 @@ impl Made {
     }
 }
 
+/// A wrong answer much like the right one, which is a function of the prompt's `number`: two neighbours that differ have
+/// changed places, or, where all are alike, the last one is another.
+fn spoilt(answer: &str, number: u64) -> String {
+    let mut characters: Vec<char> = answer.chars().collect();
+    let places: Vec<usize> =
+        (1..characters.len()).filter(|&at| characters[at - 1] != characters[at]).collect();
+    if places.is_empty() {
+        let last = characters.last_mut().expect("answers have digits");
+        *last = if *last == '0' { '1' } else { '0' };
+    } else {
+        let at = places[(number % places.len() as u64) as usize];
+        characters.swap(at - 1, at);
+    }
+    characters.into_iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn check(made: Made, number: u64, prompt: &str, answer: &str) {
         let (prompt_text, answer_text) = (prompt.to_owned(), answer.to_owned());
-        let id = number.to_string();
-        let expected = Record { id, prompt: prompt_text, answer: answer_text, ..Record::default() };
-        assert_eq!(made.record(number), expected);
+        let record = made.record(number);
+        let (id, rejected) = (number.to_string(), record.rejected.clone());
+        let wrong = rejected.as_ref().expect("there is a wrong answer");
+        assert!(*wrong != answer && wrong.len() == answer.len(), "{wrong}");
+        let expected = Record { id, prompt: prompt_text, answer: answer_text, rejected, ..Record::default() };
+        assert_eq!(record, expected);
         assert!(prompt.chars().chain(answer.chars()).all(|c| made.characters().contains(&c)));
     }
 

@@ -16,6 +16,7 @@ mod table;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
+use std::iter;
 use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
@@ -48,6 +49,8 @@ pub struct Record {
     pub messages: Vec<Value>,
     /// What it should write, without an end mark.
     pub answer: String,
+    /// A worse answer to compare with, if there is one.
+    pub rejected: Option<String>,
     /// Which of a mix's sources it is from; empty without a mix.
     pub domain: String,
     /// What else the file says of it, for rewards that read it.
@@ -55,6 +58,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// The same with the worse answer in the better one's place.
+    pub fn rejected(&self) -> Option<Record> {
+        self.rejected.clone().map(|answer| Record { answer, rejected: None, ..self.clone() })
+    }
+
     /// The prompt as messages: its own, or one of the user's.
     pub fn conversation(&self) -> Vec<Value> {
         match self.messages.is_empty() {
@@ -72,7 +80,7 @@ pub type PromptTokens<'a> = dyn Fn(&Record) -> Result<usize, TokenizerError> + '
 pub enum Draw {
     /// The supervised warm-up.
     Warmup,
-    /// The RL steps.
+    /// The steps behind it.
     Rollout,
 }
 
@@ -255,7 +263,12 @@ impl Dataset {
         match &self.0 {
             Source::Made(made) => made.characters(),
             Source::Listed { train, .. } => {
-                train.iter().flat_map(|record| record.prompt.chars().chain(record.answer.chars())).collect()
+                let answers =
+                    train.iter().flat_map(|record| iter::once(&record.answer).chain(&record.rejected));
+                answers
+                    .chain(train.iter().map(|record| &record.prompt))
+                    .flat_map(|text| text.chars())
+                    .collect()
             }
             Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
         }
@@ -277,9 +290,10 @@ impl Dataset {
         self.longest(&|made| made.prompt_length(), &|record| &record.prompt)
     }
 
-    /// Characters of the longest answer, held-out ones included.
+    /// Characters of the longest answer, held-out ones and worse ones included.
     pub fn longest_answer(&self) -> usize {
-        self.longest(&|made| made.longest_answer(), &|record| &record.answer)
+        let rejected = self.longest(&|_| 0, &|record| record.rejected.as_deref().unwrap_or_default());
+        self.longest(&|made| made.longest_answer(), &|record| &record.answer).max(rejected)
     }
 
     fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> &str) -> usize {

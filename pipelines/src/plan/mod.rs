@@ -2,7 +2,7 @@
 //!
 //! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
 //! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
-//! together as [`crate::rlvr`] goes through a step. Every sequence counts as the longest that there can be. What is held on
+//! together as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest that there can be. What is held on
 //! devices other than the policy's is not counted.
 
 mod choices;
@@ -23,10 +23,10 @@ use crate::{
     Error, Result,
     base_model::BaseModel,
     config::{
-        OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, RlvrConfig, Role, Run, StrategyConfig,
+        OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, Role, Run, StrategyConfig, WarmupConfig,
     },
     data::{Dataset, Tokenizer},
-    reward,
+    offline, reward,
     train::{offloaded, zero_config},
 };
 
@@ -137,17 +137,59 @@ impl RewardModel {
     }
 }
 
+/// What a step takes sequences through.
+struct Work {
+    /// Tokens of the longest prompt, of the longest gold answer with its end, and of the longest completion to train on.
+    prompt: usize,
+    answer: usize,
+    completion: usize,
+    /// Sequences in a row whose prompt is computed once; 1 where each is by itself.
+    sharing: usize,
+    warmup: Option<WarmupConfig>,
+    /// Sequences that are sampled at a time, and the part of free memory that their cache may take; `None` if none are.
+    sampling: Option<(usize, f64)>,
+}
+
+impl Work {
+    fn new(run: &Run, tokenizer: &Tokenizer, dataset: &Dataset) -> Result<Self> {
+        let (prompt, answer) = longest(tokenizer, dataset)?;
+        let per_rank = run.batches.sequences_per_step / run.world_size;
+        Ok(match &run.config.pipeline {
+            PipelineConfig::Rlvr(rlvr) => Self {
+                prompt,
+                answer,
+                completion: rlvr.rollout.max_new_tokens,
+                sharing: if rlvr.share_prompts == Some(true) { rlvr.group_size } else { 1 },
+                warmup: rlvr.warmup.clone(),
+                sampling: Some((rlvr.rollout.batch_size.min(per_rank), rlvr.rollout.kv_cache.memory)),
+            },
+            PipelineConfig::Offline(offline) => {
+                let completed = offline.evaluation.completions.div_ceil(run.world_size);
+                let pairs = offline.objective.compares() && !run.config.model.drops();
+                Self {
+                    prompt,
+                    answer,
+                    completion: answer,
+                    sharing: if pairs { 2 } else { 1 },
+                    warmup: offline.warmup.clone(),
+                    sampling: (completed > 0)
+                        .then_some((completed.min(offline::MOST_AT_A_TIME), offline::CACHE_MEMORY)),
+                }
+            }
+            PipelineConfig::Diffusion(_) => unreachable!("only a run of a language model has a dataset"),
+        })
+    }
+}
+
 /// Plans the memory of a run of a language model.
 pub struct Planner {
     model: Decoder,
     critic: Option<ValueModel>,
     rewards: Vec<RewardModel>,
-    rlvr: RlvrConfig,
+    work: Work,
     ranks: Ranks,
     on_host: bool,
     memory_bytes: Option<usize>,
-    /// Tokens of the longest prompt, and of the longest gold answer with its end.
-    longest: (usize, usize),
     samples_per_rank: usize,
     has_reference: bool,
     scores_itself: bool,
@@ -159,9 +201,6 @@ impl Planner {
     /// # Errors
     /// The model's folder's.
     pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
-        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else {
-            unreachable!("only a run of a language model has a dataset")
-        };
         let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
         let model = base.decoder(tch::Device::Cpu)?;
         let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
@@ -175,8 +214,10 @@ impl Planner {
         };
         let is_here = |role: &Option<Role>| role.as_ref().is_some_and(|role| role.is_with(&run.policy));
         let critic = is_here(&run.critic).then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu));
-        let models = rlvr.reward.models().map(|config| RewardModel::open(config, on_host));
-        let asks_itself = rlvr.algorithm.old_logprobs == OldLogprobs::Recompute;
+        let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
+        let models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models());
+        let models = models.map(|config| RewardModel::open(config, on_host));
+        let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         Ok(Self {
             model,
             critic: critic.transpose()?,
@@ -184,11 +225,10 @@ impl Planner {
             ranks,
             on_host,
             memory_bytes: run.memory_bytes,
-            longest: longest(&base.tokenizer, dataset)?,
+            work: Work::new(run, &base.tokenizer, dataset)?,
             samples_per_rank: run.batches.sequences_per_step / run.world_size,
             has_reference: is_here(&run.reference) && !has_adapters,
             scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
-            rlvr: (**rlvr).clone(),
         })
     }
 
@@ -199,7 +239,7 @@ impl Planner {
 
     /// Tokens of the longest prompt, and of the longest completion.
     pub fn longest(&self) -> (usize, usize) {
-        (self.longest.0, self.rlvr.rollout.max_new_tokens)
+        (self.work.prompt, self.work.completion)
     }
 
     /// Whether there is a frozen copy on the policy's devices.
@@ -264,7 +304,7 @@ impl Planner {
         let whole = whole_weights(&self.model, zero_config(policy), self.ranks);
         let phases = self.rewards.iter().filter(|reward| reward.on_policys_device).map(|reward| {
             let sequences = reward.batch_size.min(self.samples_per_rank);
-            let size = PackedSize::uniform(sequences, self.longest.0, self.rlvr.rollout.max_new_tokens);
+            let size = PackedSize::uniform(sequences, self.work.prompt, self.work.completion);
             let mut phase = *generate;
             phase.buffers += whole;
             // A host's weights are where they were.
@@ -287,19 +327,16 @@ impl Planner {
     /// The largest micro-batch of samples.
     fn micro_batch(&self, strategy: &StrategyConfig) -> PackedSize {
         let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
-        let (prompt, completion) = self.longest();
-        match self.rlvr.share_prompts {
-            Some(true) => PackedSize::of_groups(sequences, self.rlvr.group_size, prompt, completion),
-            _ => PackedSize::uniform(sequences, prompt, completion),
-        }
+        let Work { prompt, completion, sharing, .. } = self.work;
+        PackedSize::of_groups(sequences, sharing, prompt, completion)
     }
 
     fn training(&self, policy: &StrategyConfig) -> usize {
-        let (prompt, answer) = self.longest;
+        let Work { prompt, answer, .. } = self.work;
         let config = zero_config(policy);
         let micro_batch = policy.micro_batch_size;
         let rl = self.micro_batch(policy);
-        let warmup = self.rlvr.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
+        let warmup = self.work.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
             let own = warmup.batch_size / self.ranks.world_size;
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
         });
@@ -320,21 +357,21 @@ impl Planner {
         mut generate: PhaseBytes,
         busiest: usize,
     ) -> (PhaseBytes, usize) {
+        let Some((sequences, memory)) = self.work.sampling else { return (generate, 0) };
         generate.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
         let (shape, dtype) = (self.model.config(), self.runs(policy).dtype);
-        let rollout = &self.rlvr.rollout;
-        let sequences = rollout.batch_size.min(self.samples_per_rank).max(1);
-        let longest = self.longest.0 + rollout.max_new_tokens;
+        let sequences = sequences.max(1);
+        let (prompt, longest) = (self.work.prompt, self.work.prompt + self.work.completion);
         let limits = Limits::new(sequences);
-        let prompts = limits.prefill_tokens.min(sequences * self.longest.0);
-        let sampling = self.model.sampling_bytes(sequences, prompts, self.longest.0, self.runs(policy));
+        let prompts = limits.prefill_tokens.min(sequences * prompt);
+        let sampling = self.model.sampling_bytes(sequences, prompts, prompt, self.runs(policy));
         generate.activations = if self.on_host { sampling } else { sampling.max(busiest) };
 
         // As `inference::Room` shares out what is free.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
         let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
-        let room = self.memory_bytes.map_or(wanted, |memory| {
-            let free = memory.saturating_sub(generate.total()) as f64 * rollout.kv_cache.memory;
+        let room = self.memory_bytes.map_or(wanted, |memory_bytes| {
+            let free = memory_bytes.saturating_sub(generate.total()) as f64 * memory;
             KvCache::blocks_in(shape, dtype, free as usize)
         });
         generate.kv_cache = cache(wanted.min(room).max(least));
@@ -377,7 +414,9 @@ fn longest(tokenizer: &Tokenizer, dataset: &Dataset) -> Result<(usize, usize)> {
     let (mut prompt, mut answer) = (0, 0);
     for record in dataset.examples() {
         prompt = prompt.max(tokenizer.encode_prompt(&record)?.len());
-        answer = answer.max(tokenizer.encode_answer(&record)?.len());
+        for record in [Some(record.clone()), record.rejected()].into_iter().flatten() {
+            answer = answer.max(tokenizer.encode_answer(&record)?.len());
+        }
     }
     Ok((prompt, answer))
 }

@@ -21,7 +21,7 @@ struct Plan {
     series: &'static [(&'static str, &'static str)],
 }
 
-const PLANS: [Plan; 19] = [
+const PLANS: [Plan; 23] = [
     Plan {
         title: "Reward",
         note: "Mean of each step's samples, and its trend.",
@@ -45,6 +45,38 @@ const PLANS: [Plan; 19] = [
         range: Range::Data,
         unit: 1.0,
         series: &[("eval/reward", "reward"), ("eval/brightness", "brightness")],
+    },
+    Plan {
+        title: "Held-out loss",
+        note: "What the optimizer descends, on records that are never trained on, and of it the answers' likelihood alone.",
+        kind: Kind::Marked,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("eval/loss", "loss"), ("eval/nll", "answers, a token")],
+    },
+    Plan {
+        title: "Held-out answers",
+        note: "Fraction of greedy completions that equal the answer, and of pairs whose better one gained more.",
+        kind: Kind::Marked,
+        range: Range::Unit,
+        unit: 1.0,
+        series: &[("eval/exact", "to the letter"), ("eval/accuracy", "pairs")],
+    },
+    Plan {
+        title: "Training loss",
+        note: "Of each step's records, and its trend.",
+        kind: Kind::Noisy,
+        range: Range::Data,
+        unit: 1.0,
+        series: &[("loss", "loss"), ("loss/nll", "answers, a token")],
+    },
+    Plan {
+        title: "Better and worse answers",
+        note: "What the objective takes them to be worth; their level says little, and the margin is to rise.",
+        kind: Kind::Noisy,
+        range: Range::Data,
+        unit: 1.0,
+        series: &[("reward/chosen", "better"), ("reward/rejected", "worse"), ("reward/margin", "margin")],
     },
     Plan {
         title: "Drift",
@@ -144,7 +176,7 @@ const PLANS: [Plan; 19] = [
     },
     Plan {
         title: "Tokens per second",
-        note: "Generated tokens over the time of the whole step.",
+        note: "Generated, or trained on, over the time of the whole step.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,

@@ -3,7 +3,7 @@
 //! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `collect` and `score`
 //! where its samples come from, `own_devices` where else they are made, `elsewhere` what comes from there, and `under_way`
 //! which of them were begun before it; `targets` is what they are trained towards and `loss` by which gradient; `evaluate` is
-//! how it is measured, `warmup` what comes before it, `roles` who takes part and `critic` one of them.
+//! how it is measured, `roles` who takes part and `critic` one of them. The warm-up is that of [`crate::offline`].
 
 mod collect;
 mod critic;
@@ -18,7 +18,6 @@ mod score;
 mod step;
 mod targets;
 mod under_way;
-mod warmup;
 
 pub use critic::Critic;
 pub use pipeline::Rlvr;

@@ -94,8 +94,9 @@ impl Pipeline for Rlvr {
     }
 
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
-        let warmup = self.setup.rlvr.warmup.as_ref().expect("the plan has warm-up steps");
-        self.setup.warmup_step(&mut self.roles.policy, exchange, warmup, step)
+        let Self { setup, roles, .. } = self;
+        let warmup = setup.rlvr.warmup.as_ref().expect("the plan has warm-up steps");
+        setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {

@@ -15,6 +15,7 @@ use crate::{
     config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Run},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
+    offline::Lesson,
     reward::{RewardSum, Scorer},
     train::{Place, Reference, Share, adamw, hold, offloaded, zero_config},
 };
@@ -151,5 +152,10 @@ impl Setup {
     /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
         hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
+    }
+
+    /// What the warm-up draws records from.
+    pub fn lesson(&self) -> Lesson<'_> {
+        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed }
     }
 }

@@ -1,0 +1,119 @@
+//! What must hold for the `offline` pipeline.
+
+use anyroll_models::hf::ModelFolder;
+
+use super::check::Check;
+use super::error::Problem;
+use super::offline::*;
+use super::schema::{Config, ModelConfig, StrategyConfig};
+use crate::data::{Dataset, Tokenizer};
+
+impl Check<'_> {
+    pub(super) fn offline(&self, config: &Config, offline: &OfflineConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.offline.{name}");
+        for (name, value) in [
+            ("steps", offline.steps),
+            ("batch_size", offline.batch_size as u64),
+            ("evaluation.every", offline.evaluation.every),
+            ("evaluation.prompts", offline.evaluation.prompts as u64),
+            ("checkpoint.every", offline.checkpoint.every),
+            ("checkpoint.keep_last", offline.checkpoint.keep_last as u64),
+        ] {
+            self.positive(&field(name), value)?;
+        }
+        let OfflineEvaluationConfig { prompts, completions, .. } = offline.evaluation;
+        self.ensure(
+            completions <= prompts,
+            &field("evaluation.completions"),
+            format!("{completions} of {prompts} held-out prompts cannot be completed"),
+            format!("write {prompts} or fewer, or more `prompts`"),
+        )?;
+        self.objective(&field("objective"), &offline.objective)?;
+        self.optimizer(&field("optimizer"), &offline.optimizer, offline.steps)?;
+        if let Some(warmup) = &offline.warmup {
+            self.warmup(&field("warmup"), warmup)?;
+        }
+        let StrategyConfig { micro_batch_size, .. } = config.strategy;
+        let micro_batch_size = config.roles.policy.strategy.micro_batch_size.unwrap_or(micro_batch_size);
+        self.ensure(
+            micro_batch_size >= 2 || !offline.objective.compares(),
+            "strategy.micro_batch_size",
+            "a better and a worse answer are two sequences, and go through the model together",
+            "write 2 or above",
+        )
+    }
+
+    fn objective(&self, path: &str, objective: &Objective) -> Result<(), Problem> {
+        let (name, beta) = match *objective {
+            Objective::Sft => return Ok(()),
+            Objective::Dpo(DpoConfig { beta, label_smoothing, sft_weight }) => {
+                let holds = (0.0..0.5).contains(&label_smoothing);
+                let range = "from 0 to below 0.5";
+                self.number(&format!("{path}.dpo.label_smoothing"), label_smoothing, holds, range)?;
+                let field = format!("{path}.dpo.sft_weight");
+                self.number(&field, sft_weight, sft_weight >= 0.0, "0 or above")?;
+                ("dpo", beta)
+            }
+            Objective::Ipo(IpoConfig { beta }) => ("ipo", beta),
+            Objective::Hinge(HingeConfig { beta }) => ("hinge", beta),
+            Objective::Simpo(SimpoConfig { beta, gamma }) => {
+                self.number(&format!("{path}.simpo.gamma"), gamma, gamma >= 0.0, "0 or above")?;
+                ("simpo", beta)
+            }
+            Objective::Orpo(OrpoConfig { beta }) => ("orpo", beta),
+        };
+        self.number(&format!("{path}.{name}.beta"), beta, beta > 0.0, "above 0")
+    }
+
+    /// Whether every record has what the objective compares, and the model has room for the answers.
+    pub(super) fn written(
+        &self,
+        config: &Config,
+        offline: &OfflineConfig,
+        published: Option<&(Tokenizer, ModelFolder)>,
+        dataset: &Dataset,
+    ) -> Result<(), Problem> {
+        let examples = dataset.examples();
+        let lacks = |record: &&crate::data::Record| record.rejected.is_none();
+        if let Some(record) = examples.iter().find(lacks).filter(|_| offline.objective.compares()) {
+            return Err(self.problem(
+                "pipeline.offline.data",
+                format!("record {} has no worse answer to compare with", record.id),
+                "name its column, `columns: {answer: chosen, rejected: rejected}`, or write `objective: sft`",
+            ));
+        }
+        let (field, max_length, longest) = match (&config.model, published) {
+            (ModelConfig::Decoder(decoder), _) => {
+                self.texts(&examples)?;
+                let longest = dataset.longest_prompt() + dataset.longest_answer() + 1;
+                ("model.decoder.max_length", decoder.max_length, longest)
+            }
+            (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
+                if let Some(lora) = &model.lora {
+                    self.lora(lora, folder, &config.roles.reference)?;
+                }
+                let max_length = folder.decoder_config().max_position_embeddings as usize;
+                let mut longest = 0;
+                for record in &examples {
+                    let answers = [Some(record.clone()), record.rejected()].into_iter().flatten();
+                    let prompt = tokenizer.encode_prompt(record).map_err(|error| self.not_read(&error))?;
+                    for answer in answers {
+                        let answer =
+                            tokenizer.encode_answer(&answer).map_err(|error| self.not_read(&error))?;
+                        longest = longest.max(prompt.len() + answer.len());
+                    }
+                }
+                ("model.path", max_length, longest)
+            }
+            _ => unreachable!("a folder was opened, and a model of images refused"),
+        };
+        self.ensure(
+            longest <= max_length,
+            field,
+            format!(
+                "the longest prompt with its answer is {longest} tokens, and it has room for {max_length}"
+            ),
+            format!("allow {longest} or above, or leave longer records out of the data"),
+        )
+    }
+}

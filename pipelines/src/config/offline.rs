@@ -1,0 +1,161 @@
+//! The `offline` pipeline: what is learnt from texts that are there beforehand.
+
+use serde::{Deserialize, Serialize};
+
+use super::data::DataConfig;
+use super::schema::{CheckpointConfig, OptimizerConfig, WarmupConfig};
+
+/// Training on texts that are there beforehand: answers to be learnt, or pairs of a better and a worse one.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfflineConfig {
+    /// Where prompts and answers come from, and worse answers where the objective compares.
+    pub data: DataConfig,
+    /// What is learnt of them. Default sft.
+    #[serde(default)]
+    pub objective: Objective,
+    /// Supervised steps on the answers, the better ones, before the first step. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warmup: Option<WarmupConfig>,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Records of a step, over all ranks; a multiple of the number of ranks. Where the objective compares, a record is two
+    /// sequences of `strategy.micro_batch_size`.
+    pub batch_size: usize,
+    /// The optimizer; its schedule counts steps.
+    pub optimizer: OptimizerConfig,
+    /// When and on how many held-out records the policy is evaluated.
+    #[serde(default)]
+    pub evaluation: OfflineEvaluationConfig,
+    /// When the run is saved. `keep_best` keeps the policy with the least `eval/loss`.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
+}
+
+/// What is learnt of a record. c and r are the log-probs of the better (chosen) and the worse (rejected) answer, sums over
+/// their tokens; c' and r' are those of the frozen reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Objective {
+    /// The answers themselves: the mean of -log-prob over their tokens.
+    #[default]
+    Sft,
+    /// Direct preference optimization (Rafailov et al., 2023).
+    Dpo(DpoConfig),
+    /// Identity preference optimization (Azar et al., 2023): pairs to be a fixed margin apart.
+    Ipo(IpoConfig),
+    /// Sequence likelihood calibration by a hinge (Zhao et al., 2023), against a reference.
+    Hinge(HingeConfig),
+    /// Simple preference optimization (Meng et al., 2024): no reference, and lengths divided out.
+    Simpo(SimpoConfig),
+    /// Odds ratio preference optimization (Hong et al., 2024): no reference, beside the answers themselves.
+    Orpo(OrpoConfig),
+}
+
+impl Objective {
+    /// Whether it compares a better answer with a worse one.
+    pub fn compares(&self) -> bool {
+        *self != Self::Sft
+    }
+
+    /// Whether it asks what the policy was before training.
+    pub fn has_reference(&self) -> bool {
+        matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_))
+    }
+}
+
+/// -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), with h = (c - c') - (r - r').
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DpoConfig {
+    /// How much the distance from the reference counts; above 0. Default 0.1.
+    pub beta: f64,
+    /// e, the part of the pairs that may be the wrong way around, 0 to below 0.5 (cDPO). Default 0.
+    pub label_smoothing: f64,
+    /// Adds so many times what `sft` is of the better answers (RPO), so that they do not become unlikely as well. Default 0.
+    pub sft_weight: f64,
+}
+
+impl Default for DpoConfig {
+    fn default() -> Self {
+        Self { beta: 0.1, label_smoothing: 0.0, sft_weight: 0.0 }
+    }
+}
+
+/// (h - 1 / (2 beta))², with h as in DPO, but of means over tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IpoConfig {
+    /// The margin is 1 / (2 beta); above 0. Default 0.1.
+    pub beta: f64,
+}
+
+impl Default for IpoConfig {
+    fn default() -> Self {
+        Self { beta: 0.1 }
+    }
+}
+
+/// max(0, 1 - beta h), with h as in DPO.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HingeConfig {
+    /// Pairs count until they are 1 / beta apart; above 0. Default 0.1.
+    pub beta: f64,
+}
+
+impl Default for HingeConfig {
+    fn default() -> Self {
+        Self { beta: 0.1 }
+    }
+}
+
+/// -log sigmoid(beta (c - r) - gamma), of means over tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SimpoConfig {
+    /// How much the difference counts; above 0. Default 2.
+    pub beta: f64,
+    /// The margin, 0 or above. Default 1.
+    pub gamma: f64,
+}
+
+impl Default for SimpoConfig {
+    fn default() -> Self {
+        Self { beta: 2.0, gamma: 1.0 }
+    }
+}
+
+/// What `sft` is of the better answers, plus -beta log sigmoid(log odds(c) - log odds(r)), with odds(x) = p / (1 - p) of
+/// the mean's probability p = exp(x).
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OrpoConfig {
+    /// How much the odds count, the paper's lambda; above 0. Default 0.1.
+    pub beta: f64,
+}
+
+impl Default for OrpoConfig {
+    fn default() -> Self {
+        Self { beta: 0.1 }
+    }
+}
+
+/// When and on how many held-out records the policy is evaluated; before and after training always.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OfflineEvaluationConfig {
+    /// Steps from one evaluation to the next. Default 25.
+    pub every: u64,
+    /// Held-out records, the same ones each time. Default 500.
+    pub prompts: usize,
+    /// Of their prompts the policy also completes so many, greedily and up to the longest answer, for people to read;
+    /// `eval/exact` is the part that equals the answer. At most `prompts`; 0 for none. Default 16.
+    pub completions: usize,
+}
+
+impl Default for OfflineEvaluationConfig {
+    fn default() -> Self {
+        Self { every: 25, prompts: 500, completions: 16 }
+    }
+}

@@ -1,0 +1,113 @@
+//! Measuring the policy on records that it is never trained on.
+
+use std::ops::ControlFlow;
+
+use tch::{Device, Kind, Tensor};
+
+use super::{
+    Whole,
+    learn::{lengths, score},
+    objective::{Answers, SUMS, terms},
+    pipeline::{Roles, Setup},
+    step::answer_tokens,
+};
+use crate::{
+    Result,
+    data::Record,
+    inference::{Asked, Sample, Sampling},
+    metrics::Metrics,
+    samples::{Phase, Sample as SampleLine},
+    train::{Evaluation, Exchange},
+};
+
+/// Completions that go into `samples.jsonl` at each evaluation.
+const SHOWN: usize = 16;
+
+impl Setup {
+    /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
+    /// `eval/accuracy` and `eval/margin` of pairs; and greedy completions, of which `eval/exact` equal the answer.
+    pub fn evaluate(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        step: u64,
+        phase: Phase,
+    ) -> Result<Evaluation> {
+        let mut metrics = self.measure(roles, exchange)?;
+        let value = |name| metrics.get(name).unwrap_or(f64::NAN);
+        let mut summary = format!("held-out loss {:.4}", value("eval/loss"));
+        if self.config.objective.compares() {
+            summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
+        }
+        let completions = self.config.evaluation.completions;
+        let mut samples = Vec::new();
+        if completions > 0 {
+            samples = self.complete(roles, exchange, step, phase)?;
+            let right = samples.iter().map(|sample| sample.reward).sum();
+            let exact = exchange.sum(&[right])?[0] / completions as f64;
+            metrics.insert("eval/exact", exact);
+            summary += &format!(", {exact:.3} completed to the letter");
+            samples.truncate(SHOWN);
+        }
+        Ok(Evaluation { metrics, samples, picture: None, summary })
+    }
+
+    fn measure(&self, roles: &mut Roles, exchange: &Exchange) -> Result<Metrics> {
+        if roles.of_held_out.is_none() {
+            roles.of_held_out = self.reference_logprobs(roles, &self.held_out_own)?;
+        }
+        let logprobs = score(&mut roles.policy, &self.held_out_own, self.micro_batch_size, true)?;
+        let stride = self.answers_per_record();
+        let count = stride * self.held_out_count;
+        let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
+        let own = &self.held_out_own[..count];
+        let reference = roles.of_held_out.as_ref().map(first).transpose()?;
+        let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
+        let answers = Answers { logprobs: first(&logprobs)?, lengths, reference };
+        let alone = Whole { records: 1.0, tokens: 1.0 }; // its loss is not read
+        let sums = Vec::<f64>::try_from(terms(&self.config.objective, &answers, alone)?.sums)?;
+        let all = exchange.sum(&[&sums[..], &[answer_tokens(own, stride)]].concat())?;
+        let whole = Whole { records: self.held_out.len() as f64, tokens: all[SUMS.len()] };
+        let found = self.objective_metrics(&all[..SUMS.len()], whole);
+        let mut metrics = Metrics::new();
+        let mut rename = |from: &str, to: &str| {
+            if let Some(value) = found.get(from) {
+                metrics.insert(to, value);
+            }
+        };
+        rename("loss", "eval/loss");
+        rename("loss/nll", "eval/nll");
+        rename("reward/accuracy", "eval/accuracy");
+        rename("reward/margin", "eval/margin");
+        metrics.insert("eval/perplexity", found.get("loss/nll").unwrap_or(f64::NAN).exp());
+        Ok(metrics)
+    }
+
+    /// This rank's part of the greedy completions; one that equals its record's answer has the reward 1, others 0.
+    fn complete(
+        &self,
+        roles: &mut Roles,
+        exchange: &Exchange,
+        step: u64,
+        phase: Phase,
+    ) -> Result<Vec<SampleLine>> {
+        roles.policy.offload_states(&self.offloaded)?;
+        let weights = roles.policy.weights()?;
+        let completed = &self.held_out[..self.config.evaluation.completions];
+        let per_rank = completed.len().div_ceil(exchange.world_size());
+        let own = completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
+        let asked = own.iter().map(|record| {
+            let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
+            Ok(Asked { sample, seed: 0, how: Sampling::GREEDY })
+        });
+        let asked = asked.collect::<Result<Vec<_>>>()?;
+        let sampled = self.sampler.sample(&weights, step, &asked, |_, _| ControlFlow::Continue(()))?;
+        let line = |(record, sample): (&Record, &Sample)| {
+            let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
+            let completion = sample.text(&self.tokenizer);
+            let reward = f64::from(u8::from(sample.finished() && completion == answer));
+            SampleLine { step, phase, prompt, completion, answer, reward }
+        };
+        Ok(own.iter().zip(&sampled.samples).map(line).collect())
+    }
+}

@@ -1,0 +1,239 @@
+//! Objectives as functions of the log-probs of whole answers; `docs/offline.md` has their sources.
+//!
+//! Everything is fp64, and nothing here waits for the device. Where answers are compared, a better one stands before its
+//! worse one: `[S]` is `[pairs, 2]`.
+
+use tch::{Kind, TchError, Tensor};
+
+use crate::config::{DpoConfig, HingeConfig, IpoConfig, Objective, OrpoConfig, SimpoConfig};
+
+type Result<T> = std::result::Result<T, TchError>;
+
+/// A mean's log-prob counts as at most this for ORPO: the odds of what is certain are infinite.
+const MOST_LOGPROB: f64 = -1e-9;
+
+/// What sums over answers are divided by: numbers of a whole step, over all ranks and micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Whole {
+    /// Records.
+    pub records: f64,
+    /// Tokens of their answers, of the better ones where answers are compared.
+    pub tokens: f64,
+}
+
+/// The log-probs of some answers.
+#[derive(Debug)]
+pub struct Answers {
+    /// Of each the sum over its tokens, `[S]`.
+    pub logprobs: Tensor,
+    /// Of each the number of its tokens, `[S]`.
+    pub lengths: Tensor,
+    /// As `logprobs`, under the frozen reference; `None` where the objective has none.
+    pub reference: Option<Tensor>,
+}
+
+/// The names of [`Terms::sums`]: the first over the better answers' tokens, the others over pairs.
+pub const SUMS: [&str; 5] =
+    ["loss/nll", "loss/preference", "reward/chosen", "reward/rejected", "reward/accuracy"];
+
+/// What an objective says of some answers.
+#[derive(Debug)]
+pub struct Terms {
+    /// Their part of what the optimizer descends, with its gradient.
+    pub loss: Tensor,
+    /// Sums without one, in the order of [`SUMS`]; zeros where nothing is compared.
+    pub sums: Tensor,
+}
+
+/// How much of the loss is the better answers' negative log-likelihood.
+pub fn likelihood_weight(objective: &Objective) -> f64 {
+    match objective {
+        Objective::Sft | Objective::Orpo(_) => 1.0,
+        Objective::Dpo(DpoConfig { sft_weight, .. }) => *sft_weight,
+        Objective::Ipo(_) | Objective::Hinge(_) | Objective::Simpo(_) => 0.0,
+    }
+}
+
+/// The terms of `objective`.
+pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
+    let Some(pairs) = pairs(objective, answers)? else {
+        let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
+        let zeros = Tensor::f_zeros([SUMS.len() as i64 - 1], (Kind::Double, nll.device()))?;
+        let sums = Tensor::f_cat(&[nll.f_detach()?.f_reshape([1])?, zeros], 0)?;
+        return Ok(Terms { loss: nll.f_div_scalar(whole.tokens)?, sums });
+    };
+    let nll = side(&answers.logprobs, 0)?.f_sum(Kind::Double)?.f_neg()?;
+    let preference = pairs.loss.f_sum(Kind::Double)?;
+    let likelihood = nll.f_mul_scalar(likelihood_weight(objective) / whole.tokens)?;
+    let loss = preference.f_div_scalar(whole.records)?.f_add(&likelihood)?;
+    let (better, worse) = (side(&pairs.rewards, 0)?, side(&pairs.rewards, 1)?);
+    let right = better.f_gt_tensor(&worse)?;
+    let sum = |values: &Tensor| values.f_detach()?.f_sum(Kind::Double);
+    let sums = [nll.f_detach()?, preference.f_detach()?, sum(&better)?, sum(&worse)?, sum(&right)?];
+    Ok(Terms { loss, sums: Tensor::f_stack(&sums, 0)? })
+}
+
+/// What an objective says of pairs.
+struct Pairs {
+    /// `[pairs]`.
+    loss: Tensor,
+    /// What it takes answers to be worth, up to a constant of each prompt: `[S]`.
+    rewards: Tensor,
+}
+
+/// `None` for an objective that does not compare.
+fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
+    let gained = |logprobs: &Tensor| match &answers.reference {
+        Some(reference) => logprobs.f_sub(reference),
+        None => Ok(logprobs.shallow_clone()),
+    };
+    let mean = |sums: &Tensor| sums.f_div(&answers.lengths);
+    let pairs = match *objective {
+        Objective::Sft => return Ok(None),
+        Objective::Dpo(DpoConfig { beta, label_smoothing, .. }) => {
+            let rewards = gained(&answers.logprobs)?.f_mul_scalar(beta)?;
+            let margin = margin(&rewards)?;
+            let right = margin.f_log_sigmoid()?.f_mul_scalar(label_smoothing - 1.0)?;
+            let wrong = margin.f_neg()?.f_log_sigmoid()?.f_mul_scalar(label_smoothing)?;
+            Pairs { loss: right.f_sub(&wrong)?, rewards }
+        }
+        Objective::Ipo(IpoConfig { beta }) => {
+            let gained = mean(&gained(&answers.logprobs)?)?;
+            let loss = margin(&gained)?.f_sub_scalar(0.5 / beta)?.f_square()?;
+            Pairs { loss, rewards: gained.f_mul_scalar(beta)? }
+        }
+        Objective::Hinge(HingeConfig { beta }) => {
+            let rewards = gained(&answers.logprobs)?.f_mul_scalar(beta)?;
+            Pairs { loss: margin(&rewards)?.f_neg()?.f_add_scalar(1.0)?.f_relu()?, rewards }
+        }
+        Objective::Simpo(SimpoConfig { beta, gamma }) => {
+            let rewards = mean(&answers.logprobs)?.f_mul_scalar(beta)?;
+            Pairs { loss: margin(&rewards)?.f_sub_scalar(gamma)?.f_log_sigmoid()?.f_neg()?, rewards }
+        }
+        Objective::Orpo(OrpoConfig { beta }) => {
+            let mean = mean(&answers.logprobs)?;
+            let certain = mean.f_clamp_max(MOST_LOGPROB)?;
+            // log(p / (1 - p)) of p = exp(x) is x - log(1 - exp(x)).
+            let log_odds = certain.f_sub(&certain.f_expm1()?.f_neg()?.f_log()?)?;
+            let loss = margin(&log_odds)?.f_log_sigmoid()?.f_mul_scalar(-beta)?;
+            Pairs { loss, rewards: mean.f_mul_scalar(beta)? }
+        }
+    };
+    Ok(Some(pairs))
+}
+
+/// Of each pair that of the better answer less that of the worse.
+fn margin(values: &Tensor) -> Result<Tensor> {
+    side(values, 0)?.f_sub(&side(values, 1)?)
+}
+
+/// Those of the better answers, 0, or of the worse, 1.
+fn side(values: &Tensor, side: i64) -> Result<Tensor> {
+    values.f_view([-1, 2])?.f_select(1, side)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use tch::Device;
+
+    use super::*;
+
+    /// What tests/python/make_offline_golden.py writes: TRL's own losses and their gradients.
+    #[derive(Deserialize)]
+    struct Golden {
+        lengths: Vec<f64>,
+        logprobs: Vec<f64>,
+        reference: Vec<f64>,
+        cases: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        objective: Objective,
+        loss: f64,
+        chosen: f64,
+        rejected: f64,
+        gradient: Vec<f64>,
+    }
+
+    fn golden() -> Golden {
+        serde_json::from_str(include_str!("../../../tests/golden/offline.json")).unwrap()
+    }
+
+    fn answers(golden: &Golden, objective: &Objective) -> Answers {
+        Answers {
+            logprobs: Tensor::from_slice(&golden.logprobs).set_requires_grad(true),
+            lengths: Tensor::from_slice(&golden.lengths),
+            reference: objective.has_reference().then(|| Tensor::from_slice(&golden.reference)),
+        }
+    }
+
+    /// The whole loss, its gradient, and the sums.
+    fn found(objective: &Objective, answers: &Answers, whole: Whole) -> (f64, Vec<f64>, Vec<f64>) {
+        let terms = terms(objective, answers, whole).unwrap();
+        let gradient = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs], false, false);
+        let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor).unwrap();
+        (terms.loss.double_value(&[]), values(&gradient[0]), values(&terms.sums))
+    }
+
+    #[track_caller]
+    fn near(found: f64, expected: f64) {
+        assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{found}, not {expected}");
+    }
+
+    #[test]
+    fn losses_of_pairs_are_those_of_trl() {
+        let golden = golden();
+        let pairs = golden.lengths.len() as f64 / 2.0;
+        let whole = Whole { records: pairs, tokens: 7.0 };
+        for Case { objective, loss, chosen, rejected, gradient } in &golden.cases {
+            let answers = answers(&golden, objective);
+            let (found_loss, mut found_gradient, sums) = found(objective, &answers, whole);
+            let nll = likelihood_weight(objective) / whole.tokens;
+            near(found_loss - nll * sums[0], *loss);
+            near(sums[1] / pairs, *loss);
+            near(sums[2] / pairs, *chosen);
+            near(sums[3] / pairs, *rejected);
+            found_gradient.iter_mut().step_by(2).for_each(|of_better| *of_better += nll);
+            found_gradient.iter().zip(gradient).for_each(|(found, expected)| near(*found, *expected));
+        }
+        assert_eq!(golden.cases.len(), 6);
+    }
+
+    #[test]
+    fn likelihood_is_a_mean_over_tokens() {
+        let golden = golden();
+        let whole = Whole { records: 3.0, tokens: 8.0 };
+        let (loss, gradient, sums) = found(&Objective::Sft, &answers(&golden, &Objective::Sft), whole);
+        let nll: f64 = -golden.logprobs.iter().sum::<f64>();
+        near(loss, nll / 8.0);
+        near(sums[0], nll);
+        assert_eq!((sums[1..].iter().sum::<f64>(), sums.len()), (0.0, SUMS.len()));
+        gradient.iter().for_each(|of_answer| near(*of_answer, -1.0 / 8.0));
+        // Beside pairs only the better answers count.
+        let dpo = |sft_weight| Objective::Dpo(DpoConfig { sft_weight, ..DpoConfig::default() });
+        let of = |sft_weight| found(&dpo(sft_weight), &answers(&golden, &dpo(sft_weight)), whole);
+        let better: f64 = golden.logprobs.iter().step_by(2).sum();
+        near(of(0.5).0 - of(0.0).0, -0.5 * better / 8.0);
+        near(of(0.5).1[1], of(0.0).1[1]);
+    }
+
+    #[test]
+    fn certain_answers_have_finite_odds() {
+        let logprobs = Tensor::from_slice(&[0.0, -3.0]).set_requires_grad(true);
+        let answers = Answers { logprobs, lengths: Tensor::from_slice(&[2.0, 2.0]), reference: None };
+        let whole = Whole { records: 1.0, tokens: 2.0 };
+        let (loss, gradient, _) = found(&Objective::Orpo(OrpoConfig::default()), &answers, whole);
+        assert!(loss.is_finite() && gradient.iter().all(|it| it.is_finite()), "{loss} {gradient:?}");
+    }
+
+    #[test]
+    fn a_rank_may_have_no_answers() {
+        let none = || Tensor::zeros([0], (Kind::Double, Device::Cpu));
+        let answers = Answers { logprobs: none(), lengths: none(), reference: Some(none()) };
+        let whole = Whole { records: 1.0, tokens: 1.0 };
+        let terms = terms(&Objective::Dpo(DpoConfig::default()), &answers, whole).unwrap();
+        assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS.len()]);
+    }
+}

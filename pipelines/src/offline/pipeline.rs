@@ -1,0 +1,255 @@
+//! [`Offline`]: what the loop trains here.
+
+use std::{path::Path, sync::Arc};
+
+use anyroll_backends::Stream;
+use anyroll_models::{Decoder, init::WeightSource};
+use anyroll_strategy::{
+    State, Zero,
+    checkpoint::{self, Saver},
+};
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use super::{Written, learn::score, read, step::Lesson};
+use crate::{
+    Result,
+    base_model::BaseModel,
+    config::{Objective, OfflineConfig, PipelineConfig, Run},
+    data::{Dataset, Record, Tokenizer},
+    inference::Sampler,
+    launch::Rank,
+    metrics::Metrics,
+    samples::Phase,
+    train::{
+        Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe, hold, offloaded,
+    },
+};
+
+/// A language model that learns from texts that are there beforehand.
+pub struct Offline {
+    run: Run,
+    /// Where the reference will be.
+    reference_place: Option<Place>,
+    setup: Setup,
+    roles: Roles,
+}
+
+/// What a run is made of, apart from the weights.
+pub struct Setup {
+    /// The pipeline's part of the config.
+    pub config: OfflineConfig,
+    /// The run's seed.
+    pub seed: u64,
+    /// Prompts and answers.
+    pub dataset: Dataset,
+    /// Text to tokens.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The records of every evaluation.
+    pub held_out: Vec<Record>,
+    /// This rank's part of them, as the objective reads them: on every rank as many, and where there are too few the last
+    /// one again.
+    pub held_out_own: Vec<Written>,
+    /// How many of its records are no repetition.
+    pub held_out_count: usize,
+    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    pub has_adapters: bool,
+    /// The policy's first weights.
+    pub weights: Box<dyn WeightSource>,
+    /// Sequences that a rank puts through forward and backward at a time.
+    pub micro_batch_size: usize,
+    /// What of the policy is away while it completes prompts.
+    pub offloaded: Vec<State>,
+    /// What completes prompts.
+    pub sampler: Sampler,
+}
+
+/// The models of a run.
+pub struct Roles {
+    /// The one that is trained.
+    pub policy: Zero<Decoder>,
+    /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
+    pub reference: Option<Reference>,
+    /// What the reference says of this rank's held-out answers, once it was asked.
+    pub of_held_out: Option<Tensor>,
+}
+
+/// Nothing: every step is a function of its number, the weights and the seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Nothing {}
+
+impl Offline {
+    /// Prepares a run, its policy on `place`, with its first weights. Opens the reference's devices.
+    pub fn new(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
+        let PipelineConfig::Offline(config) = &run.config.pipeline else {
+            unreachable!("the command line starts the pipeline that the config names")
+        };
+        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+        let model = base.decoder(place.torch_device()?)?.deterministic(run.policy.strategy.deterministic);
+        let model = Arc::new(model);
+        let strategy = &run.policy.strategy;
+        let optimizer = match &config.warmup {
+            Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
+            _ => &config.optimizer,
+        };
+        let policy = hold(model.clone(), strategy, &place, Some(adamw(optimizer)), &*base.weights)?;
+        let held_out = dataset.held_out(config.evaluation.prompts)?;
+        let (own, held_out_count) = part(&held_out, place.group.rank(), place.group.world_size());
+        let held_out_own = read(&base.tokenizer, &config.objective, &own)?;
+        let completed = &held_out[..config.evaluation.completions];
+        let sampler = Sampler {
+            max_new_tokens: room_for_answers(&base, completed)?,
+            batch_size: completed.len().clamp(1, MOST_AT_A_TIME),
+            stop: Vec::new(),
+            cache_memory: CACHE_MEMORY,
+            model,
+            compute: Stream::torch(&place.device)?,
+            tokenizer: base.tokenizer.clone(),
+            threads: None,
+        };
+        let setup = Setup {
+            seed: run.config.seed,
+            tokenizer: base.tokenizer,
+            weights: base.weights,
+            has_adapters: base.lora.is_some(),
+            micro_batch_size: strategy.micro_batch_size,
+            offloaded: offloaded(strategy),
+            config: (**config).clone(),
+            held_out_own,
+            held_out_count,
+            held_out,
+            dataset,
+            sampler,
+        };
+        let reference = run.reference.as_ref().filter(|_| !setup.has_adapters);
+        let reference_place =
+            reference.map(|role| place.beside("reference", role, &run, rank)).transpose()?;
+        let roles = Roles { policy, reference: None, of_held_out: None };
+        Ok(Self { run, reference_place, setup, roles })
+    }
+}
+
+/// Prompts that are completed together.
+pub const MOST_AT_A_TIME: usize = 256;
+/// The most of the device's free memory that completing takes.
+pub const CACHE_MEMORY: f64 = 0.85;
+
+/// A rank's part of the records, on every rank as many, and how many of them are no repetition of the last.
+fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
+    let per_rank = records.len().div_ceil(world_size);
+    let last = records.len() - 1;
+    let own = (rank * per_rank..(rank + 1) * per_rank).map(|index| records[index.min(last)].clone());
+    (own.collect(), (records.len() - (rank * per_rank).min(records.len())).min(per_rank))
+}
+
+/// Tokens of the longest answer to one of these prompts, as far as the model has room for them behind the longest prompt.
+fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
+    let (mut prompt, mut answer) = (0, 1);
+    for record in records {
+        prompt = prompt.max(base.tokenizer.encode_prompt(record)?.len());
+        answer = answer.max(base.tokenizer.encode_answer(record)?.len());
+    }
+    let room = base.config.max_position_embeddings as usize - prompt;
+    Ok(answer.min(room))
+}
+
+impl Setup {
+    /// What steps draw records from.
+    pub fn lesson(&self) -> Lesson<'_> {
+        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed }
+    }
+
+    /// Sequences of a record.
+    pub fn answers_per_record(&self) -> usize {
+        if self.config.objective.compares() { 2 } else { 1 }
+    }
+
+    /// What the frozen copy, or the policy with its adapters off, says of the answers: fp64 `[S]` on the policy's device;
+    /// `None` where the objective does not ask.
+    pub fn reference_logprobs(&self, roles: &mut Roles, sequences: &[Written]) -> Result<Option<Tensor>> {
+        if !self.config.objective.has_reference() {
+            return Ok(None);
+        }
+        let Roles { policy, reference, .. } = roles;
+        let Some(Reference { model, micro_batch_size, offloaded }) = reference else {
+            return score(policy, sequences, self.micro_batch_size, false).map(Some);
+        };
+        model.load_states(offloaded)?;
+        let logprobs = score(model, sequences, *micro_batch_size, true)?;
+        model.offload_states(offloaded)?;
+        Ok(Some(logprobs.f_to_device(policy.torch_device())?))
+    }
+}
+
+impl Pipeline for Offline {
+    type Carried = Nothing;
+
+    fn plan(&self) -> Plan {
+        let config = &self.setup.config;
+        Plan {
+            warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
+            steps: config.steps,
+            evaluate_every: config.evaluation.every,
+            save_every: config.checkpoint.every,
+            keep_last: config.checkpoint.keep_last,
+        }
+    }
+
+    fn best_by(&self, evaluation: &Metrics) -> Option<f64> {
+        let loss = evaluation.get("eval/loss").filter(|_| self.setup.config.checkpoint.keep_best);
+        loss.map(|loss| -loss)
+    }
+
+    fn description(&self) -> String {
+        describe(title(&self.setup.config.objective), &**self.roles.policy.model(), &self.run)
+    }
+
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
+        let Self { setup, roles, .. } = self;
+        let warmup = setup.config.warmup.as_ref().expect("the plan has warm-up steps");
+        setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
+    }
+
+    fn end_warm_up(&mut self) -> Result<()> {
+        Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
+    }
+
+    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+        let (Some(place), Some(role)) = (&self.reference_place, &self.run.reference) else { return Ok(()) };
+        let policy = &mut self.roles.policy;
+        let reference = Reference::freeze(policy, role, place, &*self.setup.weights, folder, kept)?;
+        self.roles.reference = Some(reference);
+        Ok(())
+    }
+
+    fn step(&mut self, exchange: &Exchange, step: u64, _: &mut Nothing, stop: bool) -> Result<StepOutcome> {
+        self.setup.step(&mut self.roles, exchange, step, stop)
+    }
+
+    fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
+        self.setup.evaluate(&mut self.roles, exchange, step, phase)
+    }
+
+    fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
+        let policy = &mut self.roles.policy;
+        policy.load_states(&self.setup.offloaded)?;
+        Ok(saver.start(policy, path, position)?)
+    }
+
+    fn load(&mut self, path: &Path) -> Result<()> {
+        checkpoint::load(&mut self.roles.policy, path)?;
+        Ok(())
+    }
+}
+
+/// The objective as papers call it.
+fn title(objective: &Objective) -> &'static str {
+    match objective {
+        Objective::Sft => "SFT",
+        Objective::Dpo(_) => "DPO",
+        Objective::Ipo(_) => "IPO",
+        Objective::Hinge(_) => "SLiC-HF",
+        Objective::Simpo(_) => "SimPO",
+        Objective::Orpo(_) => "ORPO",
+    }
+}

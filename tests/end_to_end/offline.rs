@@ -1,0 +1,227 @@
+//! The `offline` pipeline: supervised, and on pairs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    Process, anyroll, assert_same, assert_same_steps, fail, interrupt, last_checkpoint, lasting_metrics,
+    metrics, resume, series, succeed,
+};
+
+const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
+const DPO: &str = "configs/offline_dpo_sort_cpu.yaml";
+
+/// A second or so of either config.
+const SMALL: [&str; 7] = [
+    "pipeline.offline.data.sort.digits=3",
+    "pipeline.offline.steps=12",
+    "pipeline.offline.batch_size=16",
+    "pipeline.offline.evaluation.every=4",
+    "pipeline.offline.evaluation.prompts=19",
+    "pipeline.offline.evaluation.completions=5",
+    "pipeline.offline.checkpoint.every=4",
+];
+
+fn small<'a>(config: &'a str, sets: &[&'a str]) -> Vec<&'a str> {
+    let schedule = match config {
+        SFT => vec!["pipeline.offline.optimizer.schedule.cosine.warmup_steps=2"],
+        _ => vec![
+            "pipeline.offline.optimizer.schedule.linear.warmup_steps=2",
+            "pipeline.offline.warmup.steps=30",
+            "pipeline.offline.warmup.optimizer.schedule.constant.warmup_steps=5",
+        ],
+    };
+    [&SMALL[..], &schedule, sets].concat()
+}
+
+fn command(config: &str, run: &Path, sets: &[&str]) -> std::process::Command {
+    let mut command = anyroll(["run", config]);
+    for set in small(config, sets) {
+        command.args(["--set", set]);
+    }
+    command.arg("--output").arg(run);
+    command
+}
+
+#[track_caller]
+fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
+    let run = folder.path().join(name);
+    succeed(command(config, &run, sets));
+    run
+}
+
+/// The same but for rounding, and for how many ranks had held-out records of their own.
+#[track_caller]
+fn assert_near(a: &Path, b: &Path) {
+    for (a, b) in lasting_metrics(a).iter().zip(lasting_metrics(b)) {
+        assert!(a.keys().eq(b.keys()), "{a:?} {b:?}");
+        for (name, value) in a {
+            let (value, other) = (value.as_f64().unwrap(), b[name].as_f64().unwrap());
+            assert!(
+                (value - other).abs() <= 2e-4 * value.abs().max(1.0),
+                "{name}: {value} and {other} in {a:?}"
+            );
+        }
+    }
+    assert_eq!(metrics(a).len(), metrics(b).len());
+}
+
+/// A step's loss and gradient are of the whole step, however it is split; with a part of the pairs for each rank, and of
+/// the held-out ones a rest that does not divide evenly.
+#[test]
+fn any_split_learns_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    for config in [SFT, DPO] {
+        let name = |what: &str| format!("{}-{what}", config.replace('/', "-"));
+        let whole = run(&folder, &name("whole"), config, &[]);
+        let parts = run(&folder, &name("parts"), config, &["strategy.micro_batch_size=6"]);
+        let ranks = run(&folder, &name("ranks"), config, &["devices=2", "strategy.zero_stage=3"]);
+        assert_near(&whole, &parts);
+        assert_near(&whole, &ranks);
+        assert!(series(&whole, "grad_norm").iter().all(|&norm| norm > 0.0));
+    }
+}
+
+#[test]
+fn stages_and_what_leaves_the_device_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let two = ["devices=2"];
+    let plain = run(&folder, "plain", DPO, &two);
+    let sets = [
+        "devices=2",
+        "strategy.zero_stage=3",
+        "strategy.recompute=full",
+        "strategy.offload.optimizer=none",
+        "roles.reference.strategy.offload.params=between_steps",
+    ];
+    let frugal = run(&folder, "frugal", DPO, &sets);
+    assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&frugal));
+    let host = run(&folder, "host", SFT, &["strategy.offload.optimizer=cpu_step", "devices=2"]);
+    let device = run(&folder, "device", SFT, &two);
+    assert_same_steps(&lasting_metrics(&host), &lasting_metrics(&device));
+}
+
+#[test]
+fn an_interrupted_run_goes_on_bitwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = ["devices=2", "pipeline.offline.steps=80", "pipeline.offline.checkpoint.every=40"];
+    let whole = run(&folder, "whole", DPO, &sets);
+    let cut = folder.path().join("cut");
+    interrupt(command(DPO, &cut, &sets), &cut, 10);
+    succeed(resume(&cut));
+    assert_same(&whole, &cut);
+    assert!(last_checkpoint(&cut).1.keys().any(|name| name.starts_with("rank_0001")));
+}
+
+#[test]
+fn answers_are_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run(
+        &folder,
+        "run",
+        SFT,
+        &[
+            "pipeline.offline.steps=150",
+            "pipeline.offline.batch_size=64",
+            "pipeline.offline.evaluation.every=50",
+            "pipeline.offline.evaluation.prompts=60",
+            "pipeline.offline.evaluation.completions=60",
+            "pipeline.offline.checkpoint.keep_best=true",
+        ],
+    );
+    let (loss, exact) = (series(&run, "eval/loss"), series(&run, "eval/exact"));
+    assert!(loss[0] > 2.0 && loss[3] < 0.2, "held-out loss went from {loss:?}");
+    assert!(exact[0] == 0.0 && exact[3] > 0.8, "completions went from {exact:?}");
+    // ln(vocabulary) at the beginning: digits, `>` and two special tokens.
+    assert!((loss[0] - 13f64.ln()).abs() < 0.1, "{loss:?}");
+    assert!(run.join("best").is_dir() && run.join("report.html").is_file());
+    let report = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(report.contains("Held-out loss") && report.contains("Training loss"), "charts");
+}
+
+/// With nothing but pairs, every objective widens the margin; what they have in common is not copied from the run's code.
+#[test]
+fn every_objective_tells_better_from_worse() {
+    let folder = tempfile::tempdir().unwrap();
+    for objective in
+        ["{dpo: {beta: 0.5}}", "{ipo: {}}", "{hinge: {beta: 0.5}}", "{simpo: {}}", "{orpo: {beta: 1.0}}"]
+    {
+        let set = format!("pipeline.offline.objective={objective}");
+        let sets = [&*set, "pipeline.offline.steps=40", "pipeline.offline.evaluation.every=40"];
+        let run = run(&folder, objective, DPO, &sets);
+        let (accuracy, margin) = (series(&run, "eval/accuracy"), series(&run, "eval/margin"));
+        assert!(accuracy[1] > 0.8 && margin[1] > margin[0], "{objective}: {accuracy:?} {margin:?}");
+        let compares_with_itself = margin[0] == 0.0;
+        let has_reference = ["dpo", "ipo", "hinge"].iter().any(|name| objective.contains(name));
+        assert_eq!(compares_with_itself, has_reference, "{objective}: {margin:?}");
+    }
+}
+
+/// TRL's own format, with a model in a folder and adapters whose reference is the model without them.
+#[test]
+fn conversations_train_adapters_of_a_published_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("pairs.jsonl");
+    let turn = |role: &str, content: &str| format!("{{\"role\": \"{role}\", \"content\": \"{content}\"}}");
+    let line = |number: usize| {
+        let question = turn("user", &format!("{number}+1="));
+        let [chosen, rejected] = [number + 1, number + 2]
+            .map(|answer| format!("[{question}, {}]", turn("assistant", &answer.to_string())));
+        format!("{{\"chosen\": {chosen}, \"rejected\": {rejected}}}\n")
+    };
+    fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
+    let run = folder.path().join("run");
+    let config = folder.path().join("config.yaml");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
+    let text = format!(
+        "\
+name: pairs
+backend: cpu
+model: {{path: {}, chat: true, lora: {{rank: 4, dropout: 0.1, targets: [q_proj, v_proj]}}}}
+strategy: {{micro_batch_size: 4}}
+pipeline:
+  offline:
+    data: {{file: {{path: {}, columns: {{answer: chosen, rejected: rejected}}}}}}
+    objective: {{dpo: {{}}}}
+    steps: 6
+    batch_size: 4
+    optimizer: {{adamw: {{learning_rate: 1.0e-2}}}}
+    evaluation: {{every: 6, prompts: 3, completions: 1}}
+",
+        model.display(),
+        data.display()
+    );
+    fs::write(&config, text).unwrap();
+    let mut command = anyroll(["run", config.to_str().unwrap()]);
+    command.arg("--output").arg(&run);
+    succeed(command);
+    assert_eq!(series(&run, "eval/margin")[0], 0.0, "the reference is the model without adapters");
+    assert!(series(&run, "reward/margin").last().is_some_and(|margin| margin.abs() > 0.0));
+    let exported = folder.path().join("exported");
+    succeed(anyroll(["export", run.to_str().unwrap(), "--to", exported.to_str().unwrap(), "--adapter"]));
+    assert!(exported.join("adapter_model.safetensors").is_file());
+}
+
+#[test]
+fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |config: &str, set: &str, words: &str| {
+        let ended = Process::start(command(config, &folder.path().join("refused"), &[set])).finish();
+        assert_eq!(ended.code, Some(1), "{set}: {ended:#?}");
+        assert!(ended.stderr.contains(words), "{set}: {}", ended.stderr);
+    };
+    check(DPO, "pipeline.offline.data={countdown: {numbers: 3}}", "has no worse answer to compare with");
+    check(DPO, "pipeline.offline.objective={dpo: {beta: 0.0}}", "pipeline.offline.objective.dpo.beta");
+    check(DPO, "pipeline.offline.objective={dpo: {label_smoothing: 0.5}}", "below 0.5");
+    check(DPO, "strategy.micro_batch_size=1", "are two sequences");
+    check(SFT, "pipeline.offline.evaluation.completions=20", "20 of 19 held-out prompts");
+    check(SFT, "pipeline.offline.batch_size=0", "pipeline.offline.batch_size");
+    check(SFT, "model.decoder.max_length=6", "has room for 6");
+    check(SFT, "roles.rollout={devices: 1}", "only `rlvr` samples on devices of its own");
+    let missing = fail(anyroll(["check", SFT, "--set", "devices=3"]));
+    assert!(missing.contains("64 prompts cannot be shared evenly by 3"), "{missing}");
+}

@@ -1,0 +1,75 @@
+"""Losses of pairs and their gradients by TRL's own functions: tests/golden/offline.json. Needs torch and trl 0.19
+(python -m pip install trl==0.19.1 datasets accelerate); python make_offline_golden.py > ../golden/offline.json"""
+
+import json
+from types import SimpleNamespace
+
+import torch
+from trl import CPOTrainer, DPOTrainer, ORPOTrainer
+
+torch.manual_seed(0)
+PAIRS = 6
+lengths = torch.randint(1, 40, (2, PAIRS)).double()
+logprobs = -lengths * torch.empty(2, PAIRS, dtype=torch.float64).uniform_(0.02, 2.5)
+reference = logprobs + torch.empty(2, PAIRS, dtype=torch.float64).uniform_(-6, 6)
+logprobs = logprobs.requires_grad_(True)
+
+CPU = SimpleNamespace(device="cpu")
+NO_DEVICES = dict(accelerator=CPU, f_divergence_type="reverse_kl", f_divergence_params=None, reference_free=False)
+
+
+def dpo(loss_type, beta, smoothing, divided):
+    """`divided`: DPOTrainer hands its loss means over tokens where loss_type is ipo."""
+    trainer = SimpleNamespace(**NO_DEVICES, beta=beta, label_smoothing=smoothing, loss_type=loss_type)
+    by = lengths if divided else torch.ones_like(lengths)
+    chosen, rejected, of_chosen, of_rejected = *(logprobs / by), *(reference / by)
+    args = (chosen, rejected, of_chosen, of_rejected)
+    losses, better, worse = DPOTrainer.dpo_loss(trainer, *args)
+    return losses, better, worse
+
+
+def simpo(beta, gamma):
+    trainer = SimpleNamespace(accelerator=CPU, beta=beta, simpo_gamma=gamma, loss_type="simpo", label_smoothing=0.0)
+    return CPOTrainer.cpo_loss(trainer, *(logprobs / lengths))
+
+
+def orpo(beta):
+    trainer = SimpleNamespace(accelerator=CPU, beta=beta)
+    losses, better, worse, _, _ = ORPOTrainer.odds_ratio_loss(trainer, *(logprobs / lengths))
+    return -losses, better, worse  # the trainer subtracts them
+
+
+def case(objective, found):
+    losses, better, worse = found
+    (gradient,) = torch.autograd.grad(losses.mean(), logprobs)
+    return {
+        "objective": objective,
+        "loss": losses.mean().item(),
+        "chosen": better.mean().item(),
+        "rejected": worse.mean().item(),
+        "gradient": gradient.t().reshape(-1).tolist(),
+    }
+
+
+def side_by_side(values):
+    return values.detach().t().reshape(-1).tolist()
+
+
+print(
+    json.dumps(
+        {
+            "lengths": side_by_side(lengths),
+            "logprobs": side_by_side(logprobs),
+            "reference": side_by_side(reference),
+            "cases": [
+                case({"dpo": {"beta": 0.1}}, dpo("sigmoid", 0.1, 0.0, False)),
+                case({"dpo": {"beta": 0.5, "label_smoothing": 0.2}}, dpo("sigmoid", 0.5, 0.2, False)),
+                case({"ipo": {"beta": 0.2}}, dpo("ipo", 0.2, 0.0, True)),
+                case({"hinge": {"beta": 0.3}}, dpo("hinge", 0.3, 0.0, False)),
+                case({"simpo": {"beta": 2.0, "gamma": 1.0}}, simpo(2.0, 1.0)),
+                case({"orpo": {"beta": 0.1}}, orpo(0.1)),
+            ],
+        },
+        indent=1,
+    )
+)
