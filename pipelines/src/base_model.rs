@@ -1,9 +1,9 @@
 //! What a model is made from: its shape, its tokenizer and its first weights.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, RopeScaling,
+    Decoder, DecoderConfig, LoraConfig, ParamSpec, RopeScaling, ValueModel,
     hf::{AdapterFolder, ModelFolder, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -70,6 +70,19 @@ impl BaseModel {
             Some(lora) => Decoder::with_lora(self.config.clone(), lora, device)?,
             None => Decoder::new(self.config.clone(), device)?,
         })
+    }
+}
+
+/// A model's weights under a head of numbers that is not among them, and begins at 0.
+pub struct UnderNewHead<'a>(pub &'a dyn WeightSource);
+
+impl WeightSource for UnderNewHead<'_> {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> anyroll_models::Result<()> {
+        match spec.name == ValueModel::HEAD {
+            true => values.fill(0.0),
+            false => self.0.read(spec, range, values)?,
+        }
+        Ok(())
     }
 }
 

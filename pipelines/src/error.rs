@@ -107,6 +107,15 @@ pub enum Error {
         /// The folder.
         path: std::path::PathBuf,
     },
+    /// A run's model that gives texts a number.
+    #[error(
+        "{} trained a reward model, which writes nothing: `anyroll export` makes the folder that the reward `model` reads",
+        run.display()
+    )]
+    RewardModel {
+        /// The run's folder.
+        run: std::path::PathBuf,
+    },
     /// No port is free to meet on.
     #[error("cannot find a free port")]
     Port(#[source] std::io::Error),
@@ -134,7 +143,8 @@ pub enum Error {
     Signals(#[source] std::io::Error),
     /// Only the memory of language models is planned.
     #[error(
-        "`anyroll plan` plans runs of `rlvr`: what the blocks of a model of images keep is not known before they run"
+        "`anyroll plan` plans runs of language models: what the blocks of a model of images keep is not known before they \
+         run, and a reward model's head is not planned"
     )]
     NoPlan,
     /// Ranks whose devices differ have settled `zero_stage: auto` differently.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyroll_models::{
-    Decoder, LoraConfig, Model, ParamSpec,
+    Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
     hf::{
         DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
         adapter_config_file, config_file, write_diffusers_folder, write_folder,
@@ -12,7 +12,7 @@ use anyroll_models::{
     init::{Seed, WeightSource},
 };
 use anyroll_strategy::checkpoint::{self, CheckpointWeights};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
     Error, Result,
@@ -65,14 +65,24 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     };
     let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
+    if loaded.config.trains_a_reward_model() {
+        if options.adapter {
+            return Err(refuse("it trains a reward model, which has no adapters"));
+        }
+        let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
+        let config =
+            scorer_config(config_json(&base, &loaded.config.model).map_err(anyroll_models::Error::from)?);
+        write_model(to, &base, &loaded.config.model, (model.units(), config), &weights, options.dtype)?;
+        return Ok(checkpoint);
+    }
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
         (Some(lora), true) => write_adapter(to, &base, lora, &loaded.config.model, &weights, options.dtype)?,
         (Some(lora), false) => {
             let merged = Merged { base: &*base.weights, adapter: &weights, lora };
-            write_model(to, &base, &loaded.config.model, &merged, options.dtype)?;
+            write_language_model(to, &base, &loaded.config.model, &merged, options.dtype)?;
         }
-        (None, false) => write_model(to, &base, &loaded.config.model, &weights, options.dtype)?,
+        (None, false) => write_language_model(to, &base, &loaded.config.model, &weights, options.dtype)?,
     }
     Ok(checkpoint)
 }
@@ -142,7 +152,7 @@ impl WeightSource for Trained<'_> {
     }
 }
 
-fn write_model(
+fn write_language_model(
     to: &Path,
     base: &BaseModel,
     model: &ModelConfig,
@@ -150,6 +160,19 @@ fn write_model(
     dtype: ExportDtype,
 ) -> Result<()> {
     let decoder = Decoder::new(base.config.clone(), tch::Device::Cpu)?;
+    let config = config_json(base, model).map_err(anyroll_models::Error::from)?;
+    write_model(to, base, model, (decoder.units(), config), weights, dtype)
+}
+
+/// A model of these units and this `config.json`, with the tokenizer of what it was trained from.
+fn write_model(
+    to: &Path,
+    base: &BaseModel,
+    model: &ModelConfig,
+    (units, config): (&[Unit], Map<String, Value>),
+    weights: &dyn WeightSource,
+    dtype: ExportDtype,
+) -> Result<()> {
     let copied = match model {
         ModelConfig::Folder(folder) => existing(&folder.path, &COPIED),
         _ => Vec::new(),
@@ -160,10 +183,10 @@ fn write_model(
     };
     let contents = FolderContents {
         kind: FolderKind::Model,
-        config: config_json(base, model).map_err(anyroll_models::Error::from)?,
+        config,
         copied: &copied,
         made: &made,
-        units: decoder.units(),
+        units,
         weights,
         dtype,
     };
@@ -200,6 +223,22 @@ fn config_json(base: &BaseModel, model: &ModelConfig) -> anyroll_models::hf::Res
         _ => config_file(&base.config, &base.tokenizer.stop_tokens()),
     }
 }
+
+/// The `config.json` of a sequence classifier with one label, from that of the language model below it. Without a token that
+/// pads, since a text that ends with it would be scored before its end.
+fn scorer_config(mut config: Map<String, Value>) -> Map<String, Value> {
+    let architectures = config.get("architectures").and_then(Value::as_array).cloned().unwrap_or_default();
+    let of_scorer = |name: &Value| Value::from(name.as_str().unwrap_or_default().replace(LANGUAGE, SCORER));
+    config.insert("architectures".to_owned(), architectures.iter().map(of_scorer).collect());
+    config.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
+    config.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
+    config.insert("pad_token_id".to_owned(), Value::Null);
+    config
+}
+
+/// How the architectures of language models end, and those of sequence classifiers.
+const LANGUAGE: &str = "ForCausalLM";
+const SCORER: &str = "ForSequenceClassification";
 
 fn existing(folder: &Path, names: &[&str]) -> Vec<PathBuf> {
     names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect()

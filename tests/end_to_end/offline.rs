@@ -161,6 +161,67 @@ fn every_objective_tells_better_from_worse() {
     }
 }
 
+/// A reward model that is trained, exported, and then RLVR's reward.
+#[test]
+fn a_reward_model_tells_better_from_worse() {
+    const MODEL: &str = "configs/offline_reward_model_sort_cpu.yaml";
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [
+        "pipeline.offline.data.sort.digits=3",
+        "pipeline.offline.steps=120",
+        "pipeline.offline.optimizer.schedule.cosine.warmup_steps=5",
+        "pipeline.offline.evaluation={every: 60, prompts: 51}",
+        "pipeline.offline.optimizer.adamw.eps=1.0e-5", // of a head of 0 the blocks have no gradient at first, but for rounding
+        "strategy.micro_batch_size=8",
+    ];
+    let train = |name: &str, more: &[&str]| {
+        let run = folder.path().join(name);
+        let mut command = anyroll(["run", MODEL]);
+        for set in sets.iter().chain(more) {
+            command.args(["--set", set]);
+        }
+        command.arg("--output").arg(&run);
+        succeed(command);
+        run
+    };
+    let one = train("one", &[]);
+    let accuracy = series(&one, "eval/accuracy");
+    assert!(accuracy[0] == 0.0 && accuracy[2] > 0.9, "a head of 0 tells nothing: {accuracy:?}");
+    assert!((series(&one, "eval/loss")[0] - 2f64.ln()).abs() < 1e-9);
+    // Rounding grows from step to step.
+    let few = "pipeline.offline.steps=12";
+    let [few_of_one, few_of_two] =
+        [train("few", &[few]), train("few-2", &[few, "devices=2", "strategy.zero_stage=3"])];
+    assert_near(&few_of_one, &few_of_two);
+
+    let exported = folder.path().join("exported");
+    succeed(anyroll([
+        "export",
+        one.to_str().unwrap(),
+        "--to",
+        exported.to_str().unwrap(),
+        "--dtype",
+        "fp32",
+    ]));
+    let cases = folder.path().join("cases.jsonl");
+    fs::write(
+        &cases,
+        "{\"prompt\": \"314>\", \"completion\": \"134\"}\n{\"prompt\": \"314>\", \"completion\": \"314\"}\n",
+    )
+    .unwrap();
+    let path = format!("path={}", exported.display());
+    let file = cases.to_str().unwrap();
+    let scored =
+        succeed(anyroll(["reward", "model", "--set", &path, "--set", "chat=false", "--file", file])).stdout;
+    let scores: Vec<f64> = scored
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["score"].as_f64().unwrap())
+        .collect();
+    assert!(scores[0] > scores[1] + 0.5, "{scores:?}");
+    let refused = fail(anyroll(["generate", one.to_str().unwrap(), "--prompt", "314>"]));
+    assert!(refused.contains("trained a reward model, which writes nothing"), "{refused}");
+}
+
 /// TRL's own format, with a model in a folder and adapters whose reference is the model without them.
 #[test]
 fn conversations_train_adapters_of_a_published_model() {

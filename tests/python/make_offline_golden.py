@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import torch
-from trl import CPOTrainer, DPOTrainer, ORPOTrainer
+from trl import CPOTrainer, DPOTrainer, ORPOTrainer, RewardTrainer
 
 torch.manual_seed(0)
 PAIRS = 6
@@ -39,6 +39,17 @@ def orpo(beta):
     return -losses, better, worse  # the trainer subtracts them
 
 
+def reward_model(center):
+    """The numbers of the answers are the log-probs of the other objectives."""
+    args = SimpleNamespace(center_rewards_coefficient=center)
+    trainer = SimpleNamespace(args=args, use_reward_data_collator=True)
+    numbers = {"chosen": logprobs[0].unsqueeze(1), "rejected": logprobs[1].unsqueeze(1)}
+    model = lambda input_ids, **_: {"logits": numbers[input_ids]}
+    inputs = {f"input_ids_{side}": side for side in numbers} | {f"attention_mask_{side}": None for side in numbers}
+    loss = RewardTrainer.compute_loss(trainer, model, inputs)
+    return loss, *logprobs
+
+
 def case(objective, found):
     losses, better, worse = found
     (gradient,) = torch.autograd.grad(losses.mean(), logprobs)
@@ -68,6 +79,7 @@ print(
                 case({"hinge": {"beta": 0.3}}, dpo("hinge", 0.3, 0.0, False)),
                 case({"simpo": {"beta": 2.0, "gamma": 1.0}}, simpo(2.0, 1.0)),
                 case({"orpo": {"beta": 0.1}}, orpo(0.1)),
+                case({"reward_model": {"center": 0.01}}, reward_model(0.01)),
             ],
         },
         indent=1,

@@ -86,28 +86,26 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     };
     let mut model = args.model.load(args.chat, args.system.clone())?;
     let tokenizer = model.tokenizer.clone();
-    let params = Arc::new(args.sampling.params(tokenizer.stop_tokens()));
     let mut encoded = Vec::with_capacity(prompts.len());
     for (line, prompt) in prompts {
         let record = Record { id: format!("prompt {line}"), prompt, ..Record::default() };
-        encoded.push((line, tokenizer.encode_prompt(&record)?));
+        let prompt = tokenizer.encode_prompt(&record)?;
+        let behind = model.max_length().saturating_sub(prompt.len());
+        encoded.push((line, prompt, Arc::new(args.sampling.params(tokenizer.stop_tokens(), behind))));
     }
-    let longest = encoded.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
+    let lengths = encoded.iter().map(|(_, prompt, params)| prompt.len() + params.max_new_tokens);
+    let longest = lengths.max().unwrap_or(0);
     let wanted = encoded.len() * args.samples as usize;
-    let room = Room {
-        sequences: args.room.sequences.min(wanted).max(1),
-        longest: longest + args.sampling.max_new_tokens,
-        memory: args.room.memory,
-    };
+    let room = Room { sequences: args.room.sequences.min(wanted).max(1), longest, memory: args.room.memory };
     let mut engine = model.engine(room)?;
     let mut asked = Vec::with_capacity(wanted);
-    for (index, (line, prompt)) in encoded.into_iter().enumerate() {
+    for (index, (line, prompt, params)) in encoded.into_iter().enumerate() {
         let first = index as u64 * args.samples;
         let seed = |sample| stream(PURPOSE, args.seed, first + sample).next_u64();
         let sample = |number| Sample { seed: seed(number), begun: Completion::default() };
         let samples = (0..args.samples).map(sample).collect();
         let stop = stop_condition(&tokenizer, &args.stops);
-        engine.submit(Request { prompt, params: params.clone(), stop, samples })?;
+        engine.submit(Request { prompt, params, stop, samples })?;
         asked.extend((0..args.samples).map(|sample| (line, sample)));
     }
     let mut out = io::stdout().lock();

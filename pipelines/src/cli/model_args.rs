@@ -63,15 +63,19 @@ pub(super) struct SamplingArgs {
     /// Makes tokens less likely that were there before; 1 for not
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f64,
-    /// The most tokens of a completion
-    #[arg(long, default_value_t = 256)]
-    pub max_new_tokens: usize,
+    /// The most tokens of a completion [default: 256, or as many as the model has room for behind the prompt]
+    #[arg(long)]
+    max_new_tokens: Option<usize>,
 }
 
+/// Tokens of a completion where nobody says how many.
+const NEW_TOKENS: usize = 256;
+
 impl SamplingArgs {
-    /// With the tokens that end a completion.
-    pub fn params(&self, stop_tokens: Vec<i64>) -> SamplingParams {
+    /// With the tokens that end a completion, for a prompt behind which there is room for so many.
+    pub fn params(&self, stop_tokens: Vec<i64>, room: usize) -> SamplingParams {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens } = *self;
+        let max_new_tokens = max_new_tokens.unwrap_or(NEW_TOKENS.min(room.max(1)));
         SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
     }
 }

@@ -58,7 +58,8 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let loaded = Loaded::read(&args.config, &sets)?;
     let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
     run.memory_bytes = args.memory.or(run.memory_bytes);
-    let dataset = loaded.dataset.as_ref().ok_or(Error::NoPlan)?;
+    let dataset = loaded.dataset.as_ref().filter(|_| !loaded.config.trains_a_reward_model());
+    let dataset = dataset.ok_or(Error::NoPlan)?;
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
     let configured = configured(&planner, &run, &settled);

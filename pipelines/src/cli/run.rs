@@ -126,7 +126,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
         }
         PipelineConfig::Offline(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for offline");
-            train(Offline::new(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
+            if loaded.config.trains_a_reward_model() {
+                train(Offline::of_numbers(run, dataset, place)?, exchange, job, &screen, &stop)?
+            } else {
+                train(Offline::of_language(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
+            }
         }
         PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, &screen, &stop)?,
     };

@@ -204,7 +204,7 @@ impl Check<'_> {
     }
 
     /// The memory of a model of images is not planned, nor is a critic's.
-    fn stages_are_said(&self, config: &Config, message: &str) -> Result<(), Problem> {
+    pub(super) fn stages_are_said(&self, config: &Config, message: &str) -> Result<(), Problem> {
         let RolesConfig { policy, reference, critic, rollout: _ } = &config.roles;
         for (path, stage) in [
             ("strategy", Some(config.strategy.zero_stage)),

@@ -6,7 +6,8 @@ use super::check::Check;
 use super::error::Problem;
 use super::offline::*;
 use super::schema::{Config, ModelConfig, StrategyConfig};
-use crate::data::{Dataset, Tokenizer};
+use crate::data::{Dataset, Record, Tokenizer};
+use crate::offline::read;
 
 impl Check<'_> {
     pub(super) fn offline(&self, config: &Config, offline: &OfflineConfig) -> Result<(), Problem> {
@@ -21,7 +22,7 @@ impl Check<'_> {
         ] {
             self.positive(&field(name), value)?;
         }
-        let OfflineEvaluationConfig { prompts, completions, .. } = offline.evaluation;
+        let (prompts, completions) = (offline.evaluation.prompts, offline.completions());
         self.ensure(
             completions <= prompts,
             &field("evaluation.completions"),
@@ -32,6 +33,9 @@ impl Check<'_> {
         self.optimizer(&field("optimizer"), &offline.optimizer, offline.steps)?;
         if let Some(warmup) = &offline.warmup {
             self.warmup(&field("warmup"), warmup)?;
+        }
+        if offline.objective.is_of_numbers() {
+            self.numbers(config, offline)?;
         }
         let StrategyConfig { micro_batch_size, .. } = config.strategy;
         let micro_batch_size = config.roles.policy.strategy.micro_batch_size.unwrap_or(micro_batch_size);
@@ -61,8 +65,23 @@ impl Check<'_> {
                 ("simpo", beta)
             }
             Objective::Orpo(OrpoConfig { beta }) => ("orpo", beta),
+            Objective::RewardModel(RewardModelObjective { center }) => {
+                let field = format!("{path}.reward_model.center");
+                return self.number(&field, center, center >= 0.0, "0 or above");
+            }
         };
         self.number(&format!("{path}.{name}.beta"), beta, beta > 0.0, "above 0")
+    }
+
+    /// A reward model writes nothing, and has no adapters.
+    fn numbers(&self, config: &Config, offline: &OfflineConfig) -> Result<(), Problem> {
+        let what = "the objective is a reward model's, which gives texts a number";
+        self.ensure(offline.warmup.is_none(), "pipeline.offline.warmup", what, "leave it out")?;
+        let field = "pipeline.offline.evaluation.completions";
+        self.ensure(offline.completions() == 0, field, what, "write 0, or leave it out")?;
+        let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
+        self.ensure(!adapts, "model.lora", "a reward model has no adapters", "leave it out")?;
+        self.stages_are_said(config, "`auto` plans the memory of language models only")
     }
 
     /// Whether every record has what the objective compares, and the model has room for the answers.
@@ -74,7 +93,7 @@ impl Check<'_> {
         dataset: &Dataset,
     ) -> Result<(), Problem> {
         let examples = dataset.examples();
-        let lacks = |record: &&crate::data::Record| record.rejected.is_none();
+        let lacks = |record: &&Record| record.rejected.is_none();
         if let Some(record) = examples.iter().find(lacks).filter(|_| offline.objective.compares()) {
             return Err(self.problem(
                 "pipeline.offline.data",
@@ -93,16 +112,9 @@ impl Check<'_> {
                     self.lora(lora, folder, &config.roles.reference)?;
                 }
                 let max_length = folder.decoder_config().max_position_embeddings as usize;
-                let mut longest = 0;
-                for record in &examples {
-                    let answers = [Some(record.clone()), record.rejected()].into_iter().flatten();
-                    let prompt = tokenizer.encode_prompt(record).map_err(|error| self.not_read(&error))?;
-                    for answer in answers {
-                        let answer =
-                            tokenizer.encode_answer(&answer).map_err(|error| self.not_read(&error))?;
-                        longest = longest.max(prompt.len() + answer.len());
-                    }
-                }
+                let read = read(tokenizer, &offline.objective, &examples);
+                let sequences = read.map_err(|error| self.not_read(&error))?;
+                let longest = sequences.iter().map(|it| it.tokens.len()).max().unwrap_or(0);
                 ("model.path", max_length, longest)
             }
             _ => unreachable!("a folder was opened, and a model of images refused"),

@@ -50,12 +50,20 @@ pub enum Objective {
     Simpo(SimpoConfig),
     /// Odds ratio preference optimization (Hong et al., 2024): no reference, beside the answers themselves.
     Orpo(OrpoConfig),
+    /// A number for each answer, such that the better one's is larger (Bradley and Terry, 1952): the model becomes the one of
+    /// the reward `model`, and c and r are its numbers.
+    RewardModel(RewardModelObjective),
 }
 
 impl Objective {
     /// Whether it compares a better answer with a worse one.
     pub fn compares(&self) -> bool {
         *self != Self::Sft
+    }
+
+    /// Whether what is trained gives a text a number, in place of the next token's odds.
+    pub fn is_of_numbers(&self) -> bool {
+        matches!(self, Self::RewardModel(_))
     }
 
     /// Whether it asks what the policy was before training.
@@ -141,6 +149,15 @@ impl Default for OrpoConfig {
     }
 }
 
+/// -log sigmoid(c - r) + center (c + r)².
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardModelObjective {
+    /// How much numbers are held around 0, since only their differences count otherwise (Eisenstein et al., 2023); 0 or
+    /// above. Default 0.
+    pub center: f64,
+}
+
 /// When and on how many held-out records the policy is evaluated; before and after training always.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -150,12 +167,23 @@ pub struct OfflineEvaluationConfig {
     /// Held-out records, the same ones each time. Default 500.
     pub prompts: usize,
     /// Of their prompts the policy also completes so many, greedily and up to the longest answer, for people to read;
-    /// `eval/exact` is the part that equals the answer. At most `prompts`; 0 for none. Default 16.
-    pub completions: usize,
+    /// `eval/exact` is the part that equals the answer. At most `prompts`; 0 for none. Default 16, or all `prompts` if they are
+    /// fewer; a reward model completes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completions: Option<usize>,
 }
 
 impl Default for OfflineEvaluationConfig {
     fn default() -> Self {
-        Self { every: 25, prompts: 500, completions: 16 }
+        Self { every: 25, prompts: 500, completions: None }
+    }
+}
+
+impl OfflineConfig {
+    /// How many prompts an evaluation completes.
+    pub fn completions(&self) -> usize {
+        const FEW: usize = 16;
+        let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(self.evaluation.prompts) };
+        self.evaluation.completions.unwrap_or(own)
     }
 }

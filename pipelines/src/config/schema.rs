@@ -348,6 +348,13 @@ pub enum PipelineConfig {
     Diffusion(Box<DiffusionConfig>),
 }
 
+impl Config {
+    /// Whether what is trained gives texts a number, and writes none.
+    pub fn trains_a_reward_model(&self) -> bool {
+        matches!(&self.pipeline, PipelineConfig::Offline(offline) if offline.objective.is_of_numbers())
+    }
+}
+
 impl PipelineConfig {
     /// Its name in YAML.
     pub fn name(&self) -> &'static str {

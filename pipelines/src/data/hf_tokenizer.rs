@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::UnknownCharacter;
 use super::chat_template::{ChatTemplate, Conversation};
+use super::{Record, UnknownCharacter};
 
 /// Text to tokens and back, as the model was taught.
 #[derive(Debug)]
@@ -128,6 +128,27 @@ impl HfTokenizer {
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
         let encoding = self.tokenizer.encode_fast(text, special).map_err(|error| self.failed(&*error))?;
         Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
+    }
+
+    /// The tokens of a record's prompt with a completion, as reward models read a text: the conversation in the chat template,
+    /// or both as they stand and, if the completion is `finished`, the end token.
+    pub fn encode_whole(
+        &self,
+        record: &Record,
+        completion: &str,
+        chat: bool,
+        finished: bool,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        if chat {
+            let mut messages = record.conversation();
+            messages.push(json!({"role": "assistant", "content": completion}));
+            let conversation =
+                Conversation { messages: &messages, tools: None, add_generation_prompt: false };
+            return self.encode_chat(conversation, &Map::new());
+        }
+        let mut tokens = self.encode(&format!("{}{completion}", record.prompt), true)?;
+        tokens.extend(self.eos().filter(|_| finished));
+        Ok(tokens)
     }
 
     /// The tokens of a conversation.

@@ -101,6 +101,18 @@ impl Tokenizer {
         }
     }
 
+    /// The tokens of a record's prompt with its answer and what ends them, as reward models read a text.
+    pub fn encode_whole(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
+        match self {
+            Tokenizer::Characters(_) => {
+                Ok([self.encode_prompt(record)?, self.encode_answer(record)?].concat())
+            }
+            Tokenizer::Folder(folder) => {
+                folder.tokenizer.encode_whole(record, &record.answer, folder.config.chat, true)
+            }
+        }
+    }
+
     /// The text of tokens; special tokens have none.
     pub fn decode(&self, tokens: &[i64]) -> String {
         match self {

@@ -137,6 +137,9 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::
         problem: "it has no checkpoint yet".to_owned(),
     })?;
     let loaded = Loaded::read(&dir.resolved(), &[])?;
+    if loaded.config.trains_a_reward_model() {
+        return Err(Error::RewardModel { run: run.to_owned() });
+    }
     let Some(dataset) = &loaded.dataset else { return Err(Error::NoModel { path: path.to_owned() }) };
     let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     Ok((base, Some(saved)))

@@ -2,11 +2,13 @@
 
 use std::ops::ControlFlow;
 
+use anyroll_models::Decoder;
+use anyroll_strategy::Zero;
 use tch::{Device, Kind, Tensor};
 
 use super::{
     Whole,
-    learn::{lengths, score},
+    learn::{Answering, lengths, score},
     objective::{Answers, SUMS, terms},
     pipeline::{Roles, Setup},
     step::answer_tokens,
@@ -14,7 +16,7 @@ use super::{
 use crate::{
     Result,
     data::Record,
-    inference::{Asked, Sample, Sampling},
+    inference::{Asked, Sample, Sampler, Sampling},
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine},
     train::{Evaluation, Exchange},
@@ -26,9 +28,9 @@ const SHOWN: usize = 16;
 impl Setup {
     /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
     /// `eval/accuracy` and `eval/margin` of pairs; and greedy completions, of which `eval/exact` equal the answer.
-    pub fn evaluate(
+    pub fn evaluate<M: Answering>(
         &self,
-        roles: &mut Roles,
+        roles: &mut Roles<M>,
         exchange: &Exchange,
         step: u64,
         phase: Phase,
@@ -39,10 +41,11 @@ impl Setup {
         if self.config.objective.compares() {
             summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
         }
-        let completions = self.config.evaluation.completions;
+        let completions = self.config.completions();
         let mut samples = Vec::new();
-        if completions > 0 {
-            samples = self.complete(roles, exchange, step, phase)?;
+        let writer = M::writer(&mut roles.policy);
+        if let (Some(policy), Some(sampler)) = (writer, self.sampler.as_ref().filter(|_| completions > 0)) {
+            samples = self.complete((policy, sampler), exchange, step, phase)?;
             let right = samples.iter().map(|sample| sample.reward).sum();
             let exact = exchange.sum(&[right])?[0] / completions as f64;
             metrics.insert("eval/exact", exact);
@@ -52,7 +55,7 @@ impl Setup {
         Ok(Evaluation { metrics, samples, picture: None, summary })
     }
 
-    fn measure(&self, roles: &mut Roles, exchange: &Exchange) -> Result<Metrics> {
+    fn measure<M: Answering>(&self, roles: &mut Roles<M>, exchange: &Exchange) -> Result<Metrics> {
         if roles.of_held_out.is_none() {
             roles.of_held_out = self.reference_logprobs(roles, &self.held_out_own)?;
         }
@@ -79,21 +82,23 @@ impl Setup {
         rename("loss/nll", "eval/nll");
         rename("reward/accuracy", "eval/accuracy");
         rename("reward/margin", "eval/margin");
-        metrics.insert("eval/perplexity", found.get("loss/nll").unwrap_or(f64::NAN).exp());
+        if let Some(nll) = found.get("loss/nll") {
+            metrics.insert("eval/perplexity", nll.exp());
+        }
         Ok(metrics)
     }
 
     /// This rank's part of the greedy completions; one that equals its record's answer has the reward 1, others 0.
     fn complete(
         &self,
-        roles: &mut Roles,
+        (policy, sampler): (&mut Zero<Decoder>, &Sampler),
         exchange: &Exchange,
         step: u64,
         phase: Phase,
     ) -> Result<Vec<SampleLine>> {
-        roles.policy.offload_states(&self.offloaded)?;
-        let weights = roles.policy.weights()?;
-        let completed = &self.held_out[..self.config.evaluation.completions];
+        policy.offload_states(&self.offloaded)?;
+        let weights = policy.weights()?;
+        let completed = &self.held_out[..self.config.completions()];
         let per_rank = completed.len().div_ceil(exchange.world_size());
         let own = completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
@@ -101,7 +106,7 @@ impl Setup {
             Ok(Asked { sample, seed: 0, how: Sampling::GREEDY })
         });
         let asked = asked.collect::<Result<Vec<_>>>()?;
-        let sampled = self.sampler.sample(&weights, step, &asked, |_, _| ControlFlow::Continue(()))?;
+        let sampled = sampler.sample(&weights, step, &asked, |_, _| ControlFlow::Continue(()))?;
         let line = |(record, sample): (&Record, &Sample)| {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
             let completion = sample.text(&self.tokenizer);

@@ -5,7 +5,9 @@
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::config::{DpoConfig, HingeConfig, IpoConfig, Objective, OrpoConfig, SimpoConfig};
+use crate::config::{
+    DpoConfig, HingeConfig, IpoConfig, Objective, OrpoConfig, RewardModelObjective, SimpoConfig,
+};
 
 type Result<T> = std::result::Result<T, TchError>;
 
@@ -21,10 +23,10 @@ pub struct Whole {
     pub tokens: f64,
 }
 
-/// The log-probs of some answers.
+/// The log-probs of some answers, or their numbers.
 #[derive(Debug)]
 pub struct Answers {
-    /// Of each the sum over its tokens, `[S]`.
+    /// Of each the sum over its tokens, or its number: `[S]`.
     pub logprobs: Tensor,
     /// Of each the number of its tokens, `[S]`.
     pub lengths: Tensor,
@@ -50,7 +52,7 @@ pub fn likelihood_weight(objective: &Objective) -> f64 {
     match objective {
         Objective::Sft | Objective::Orpo(_) => 1.0,
         Objective::Dpo(DpoConfig { sft_weight, .. }) => *sft_weight,
-        Objective::Ipo(_) | Objective::Hinge(_) | Objective::Simpo(_) => 0.0,
+        Objective::Ipo(_) | Objective::Hinge(_) | Objective::Simpo(_) | Objective::RewardModel(_) => 0.0,
     }
 }
 
@@ -117,6 +119,12 @@ fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
             let log_odds = certain.f_sub(&certain.f_expm1()?.f_neg()?.f_log()?)?;
             let loss = margin(&log_odds)?.f_log_sigmoid()?.f_mul_scalar(-beta)?;
             Pairs { loss, rewards: mean.f_mul_scalar(beta)? }
+        }
+        Objective::RewardModel(RewardModelObjective { center }) => {
+            let numbers = &answers.logprobs;
+            let apart = margin(numbers)?.f_log_sigmoid()?.f_neg()?;
+            let off_center = side(numbers, 0)?.f_add(&side(numbers, 1)?)?.f_square()?.f_mul_scalar(center)?;
+            Pairs { loss: apart.f_add(&off_center)?, rewards: numbers.shallow_clone() }
         }
     };
     Ok(Some(pairs))
@@ -198,7 +206,7 @@ mod tests {
             found_gradient.iter_mut().step_by(2).for_each(|of_better| *of_better += nll);
             found_gradient.iter().zip(gradient).for_each(|(found, expected)| near(*found, *expected));
         }
-        assert_eq!(golden.cases.len(), 6);
+        assert_eq!(golden.cases.len(), 7);
     }
 
     #[test]

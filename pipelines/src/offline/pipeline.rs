@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_backends::Stream;
-use anyroll_models::{Decoder, init::WeightSource};
+use anyroll_models::{Decoder, Model, ValueModel, init::WeightSource};
 use anyroll_strategy::{
     State, Zero,
     checkpoint::{self, Saver},
@@ -11,10 +11,15 @@ use anyroll_strategy::{
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{Written, learn::score, read, step::Lesson};
+use super::{
+    Written,
+    learn::{Answering, score},
+    read,
+    step::Lesson,
+};
 use crate::{
     Result,
-    base_model::BaseModel,
+    base_model::{BaseModel, UnderNewHead},
     config::{Objective, OfflineConfig, PipelineConfig, Run},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
@@ -26,13 +31,15 @@ use crate::{
     },
 };
 
-/// A language model that learns from texts that are there beforehand.
-pub struct Offline {
+/// A model that learns from texts that are there beforehand.
+pub struct Offline<M: Answering> {
     run: Run,
     /// Where the reference will be.
     reference_place: Option<Place>,
+    /// The policy's first weights.
+    weights: Box<dyn WeightSource>,
     setup: Setup,
-    roles: Roles,
+    roles: Roles<M>,
 }
 
 /// What a run is made of, apart from the weights.
@@ -52,22 +59,18 @@ pub struct Setup {
     pub held_out_own: Vec<Written>,
     /// How many of its records are no repetition.
     pub held_out_count: usize,
-    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
-    pub has_adapters: bool,
-    /// The policy's first weights.
-    pub weights: Box<dyn WeightSource>,
     /// Sequences that a rank puts through forward and backward at a time.
     pub micro_batch_size: usize,
     /// What of the policy is away while it completes prompts.
     pub offloaded: Vec<State>,
-    /// What completes prompts.
-    pub sampler: Sampler,
+    /// What completes prompts, if anything does.
+    pub sampler: Option<Sampler>,
 }
 
 /// The models of a run.
-pub struct Roles {
+pub struct Roles<M: Model> {
     /// The one that is trained.
-    pub policy: Zero<Decoder>,
+    pub policy: Zero<M>,
     /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
     pub reference: Option<Reference>,
     /// What the reference says of this rank's held-out answers, once it was asked.
@@ -78,55 +81,72 @@ pub struct Roles {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nothing {}
 
-impl Offline {
-    /// Prepares a run, its policy on `place`, with its first weights. Opens the reference's devices.
-    pub fn new(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
-        let PipelineConfig::Offline(config) = &run.config.pipeline else {
-            unreachable!("the command line starts the pipeline that the config names")
-        };
+impl Offline<Decoder> {
+    /// Prepares a run of a language model, its policy on `place`, with its first weights. Opens the reference's devices.
+    pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = base.decoder(place.torch_device()?)?.deterministic(run.policy.strategy.deterministic);
         let model = Arc::new(model);
-        let strategy = &run.policy.strategy;
-        let optimizer = match &config.warmup {
-            Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
-            _ => &config.optimizer,
-        };
-        let policy = hold(model.clone(), strategy, &place, Some(adamw(optimizer)), &*base.weights)?;
-        let held_out = dataset.held_out(config.evaluation.prompts)?;
-        let (own, held_out_count) = part(&held_out, place.group.rank(), place.group.world_size());
-        let held_out_own = read(&base.tokenizer, &config.objective, &own)?;
-        let completed = &held_out[..config.evaluation.completions];
-        let sampler = Sampler {
+        let has_adapters = base.lora.is_some();
+        let mut setup = Setup::new(&run, dataset, &base, &place)?;
+        let completed = &setup.held_out[..setup.config.completions()];
+        setup.sampler = Some(Sampler {
             max_new_tokens: room_for_answers(&base, completed)?,
             batch_size: completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
             cache_memory: CACHE_MEMORY,
-            model,
+            model: model.clone(),
             compute: Stream::torch(&place.device)?,
-            tokenizer: base.tokenizer.clone(),
-            threads: None,
-        };
-        let setup = Setup {
-            seed: run.config.seed,
             tokenizer: base.tokenizer,
-            weights: base.weights,
-            has_adapters: base.lora.is_some(),
-            micro_batch_size: strategy.micro_batch_size,
-            offloaded: offloaded(strategy),
-            config: (**config).clone(),
-            held_out_own,
-            held_out_count,
-            held_out,
-            dataset,
-            sampler,
-        };
-        let reference = run.reference.as_ref().filter(|_| !setup.has_adapters);
+            threads: None,
+        });
+        let reference = run.reference.as_ref().filter(|_| !has_adapters);
         let reference_place =
             reference.map(|role| place.beside("reference", role, &run, rank)).transpose()?;
-        let roles = Roles { policy, reference: None, of_held_out: None };
-        Ok(Self { run, reference_place, setup, roles })
+        let weights = base.weights;
+        let policy = held(&run, &setup, model, &place, &*weights)?;
+        Ok(Self::new(run, setup, policy, weights, reference_place))
     }
+}
+
+impl Offline<ValueModel> {
+    /// Prepares a run of a reward model on `place`: the blocks of a language model under a head of 0.
+    pub fn of_numbers(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
+        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+        let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
+        let model = Arc::new(model.deterministic(run.policy.strategy.deterministic));
+        let setup = Setup::new(&run, dataset, &base, &place)?;
+        let policy = held(&run, &setup, model, &place, &UnderNewHead(&*base.weights))?;
+        Ok(Self::new(run, setup, policy, base.weights, None))
+    }
+}
+
+impl<M: Answering> Offline<M> {
+    fn new(
+        run: Run,
+        setup: Setup,
+        policy: Zero<M>,
+        weights: Box<dyn WeightSource>,
+        reference_place: Option<Place>,
+    ) -> Self {
+        let roles = Roles { policy, reference: None, of_held_out: None };
+        Self { run, reference_place, weights, setup, roles }
+    }
+}
+
+/// The policy, ready for its first step.
+fn held<M: Model>(
+    run: &Run,
+    setup: &Setup,
+    model: Arc<M>,
+    place: &Place,
+    weights: &dyn WeightSource,
+) -> Result<Zero<M>> {
+    let optimizer = match &setup.config.warmup {
+        Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
+        _ => &setup.config.optimizer,
+    };
+    hold(model, &run.policy.strategy, place, Some(adamw(optimizer)), weights)
 }
 
 /// Prompts that are completed together.
@@ -154,6 +174,26 @@ fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
 }
 
 impl Setup {
+    fn new(run: &Run, dataset: Dataset, base: &BaseModel, place: &Place) -> Result<Self> {
+        let PipelineConfig::Offline(config) = &run.config.pipeline else {
+            unreachable!("the command line starts the pipeline that the config names")
+        };
+        let held_out = dataset.held_out(config.evaluation.prompts)?;
+        let (own, held_out_count) = part(&held_out, place.group.rank(), place.group.world_size());
+        Ok(Self {
+            config: (**config).clone(),
+            seed: run.config.seed,
+            tokenizer: base.tokenizer.clone(),
+            held_out_own: read(&base.tokenizer, &config.objective, &own)?,
+            held_out_count,
+            held_out,
+            dataset,
+            micro_batch_size: run.policy.strategy.micro_batch_size,
+            offloaded: offloaded(&run.policy.strategy),
+            sampler: None,
+        })
+    }
+
     /// What steps draw records from.
     pub fn lesson(&self) -> Lesson<'_> {
         Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed }
@@ -166,7 +206,11 @@ impl Setup {
 
     /// What the frozen copy, or the policy with its adapters off, says of the answers: fp64 `[S]` on the policy's device;
     /// `None` where the objective does not ask.
-    pub fn reference_logprobs(&self, roles: &mut Roles, sequences: &[Written]) -> Result<Option<Tensor>> {
+    pub fn reference_logprobs<M: Answering>(
+        &self,
+        roles: &mut Roles<M>,
+        sequences: &[Written],
+    ) -> Result<Option<Tensor>> {
         if !self.config.objective.has_reference() {
             return Ok(None);
         }
@@ -181,7 +225,7 @@ impl Setup {
     }
 }
 
-impl Pipeline for Offline {
+impl<M: Answering> Pipeline for Offline<M> {
     type Carried = Nothing;
 
     fn plan(&self) -> Plan {
@@ -207,7 +251,8 @@ impl Pipeline for Offline {
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
         let Self { setup, roles, .. } = self;
         let warmup = setup.config.warmup.as_ref().expect("the plan has warm-up steps");
-        setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
+        let policy = M::writer(&mut roles.policy).expect("only a model of language has a warm-up");
+        setup.lesson().warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
@@ -216,8 +261,8 @@ impl Pipeline for Offline {
 
     fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
         let (Some(place), Some(role)) = (&self.reference_place, &self.run.reference) else { return Ok(()) };
-        let policy = &mut self.roles.policy;
-        let reference = Reference::freeze(policy, role, place, &*self.setup.weights, folder, kept)?;
+        let policy = M::writer(&mut self.roles.policy).expect("only a model of language has a reference");
+        let reference = Reference::freeze(policy, role, place, &*self.weights, folder, kept)?;
         self.roles.reference = Some(reference);
         Ok(())
     }
@@ -251,5 +296,6 @@ fn title(objective: &Objective) -> &'static str {
         Objective::Hinge(_) => "SLiC-HF",
         Objective::Simpo(_) => "SimPO",
         Objective::Orpo(_) => "ORPO",
+        Objective::RewardModel(_) => "reward model",
     }
 }

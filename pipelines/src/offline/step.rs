@@ -7,7 +7,7 @@ use anyroll_strategy::Zero;
 
 use super::{
     Batch, Pass, Whole, Written, learn,
-    learn::Seen,
+    learn::{Answering, Seen},
     objective::{SUMS, likelihood_weight},
     pipeline::{Roles, Setup},
     read,
@@ -43,7 +43,7 @@ impl Lesson<'_> {
     ) -> Result<Vec<Written>> {
         let records = self.dataset.train_batch(draw, self.seed, step, count);
         let per_rank = count / exchange.world_size();
-        read(self.tokenizer, objective, &records[exchange.rank() * per_rank..][..per_rank])
+        Ok(read(self.tokenizer, objective, &records[exchange.rank() * per_rank..][..per_rank])?)
     }
 
     /// One supervised step of `policy` on the answers, as warm-ups have them: the mean negative log-likelihood of the
@@ -84,7 +84,13 @@ pub fn answer_tokens(sequences: &[Written], stride: usize) -> f64 {
 
 impl Setup {
     /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
-    pub fn step(&self, roles: &mut Roles, exchange: &Exchange, step: u64, stop: bool) -> Result<StepOutcome> {
+    pub fn step<M: Answering>(
+        &self,
+        roles: &mut Roles<M>,
+        exchange: &Exchange,
+        step: u64,
+        stop: bool,
+    ) -> Result<StepOutcome> {
         let started = Instant::now();
         let (config, objective) = (&self.config, &self.config.objective);
         roles.policy.load_states(&self.offloaded)?; // away since an evaluation, or a checkpoint that was loaded
@@ -129,7 +135,9 @@ impl Setup {
         let (sums, entropy) = seen.read()?;
         let all = exchange.sum(&[&sums[..], &[entropy]].concat())?;
         let mut metrics = self.objective_metrics(&all[..SUMS.len()], whole);
-        metrics.insert("entropy", all[SUMS.len()] / answered);
+        if !self.config.objective.is_of_numbers() {
+            metrics.insert("entropy", all[SUMS.len()] / answered);
+        }
         Ok(metrics)
     }
 
@@ -139,7 +147,9 @@ impl Setup {
         let (nll, preference) = (sums[0] / whole.tokens, sums[1] / whole.records);
         let mut metrics = Metrics::new();
         metrics.insert("loss", preference + likelihood_weight(objective) * nll);
-        metrics.insert(SUMS[0], nll);
+        if !objective.is_of_numbers() {
+            metrics.insert(SUMS[0], nll);
+        }
         if objective.compares() {
             for (name, sum) in SUMS.into_iter().zip(sums).skip(1) {
                 metrics.insert(name, sum / whole.records);

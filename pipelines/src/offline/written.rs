@@ -1,13 +1,13 @@
 //! Records as a model learns them: prompt and answer in tokens.
 
-use anyroll_models::{Decoder, PackedBatch, Sequence};
+use anyroll_models::{PackedBatch, Sequence};
 use tch::Device;
 
 use super::Pass;
 use crate::{
     Result,
     config::Objective,
-    data::{Record, Tokenizer},
+    data::{Record, Tokenizer, TokenizerError},
     train::sample_seed,
 };
 
@@ -28,33 +28,39 @@ impl Written {
 }
 
 /// What `objective` reads of the records: the prompt with its answer, and behind it, where answers are compared, the same
-/// prompt with the worse one.
-pub fn read(tokenizer: &Tokenizer, objective: &Objective, records: &[Record]) -> Result<Vec<Written>> {
+/// prompt with the worse one. Where it is a number that is learnt, all of that is the prompt, and behind it is the token
+/// whose number is the text's.
+pub fn read(
+    tokenizer: &Tokenizer,
+    objective: &Objective,
+    records: &[Record],
+) -> Result<Vec<Written>, TokenizerError> {
     let mut read = Vec::with_capacity(2 * records.len());
     for record in records {
         let prompt = tokenizer.encode_prompt(record)?;
         let worse = if objective.compares() { record.rejected() } else { None };
         for record in [Some(record), worse.as_ref()].into_iter().flatten() {
-            let tokens = [prompt.clone(), tokenizer.encode_answer(record)?].concat();
-            read.push(Written { tokens, prompt_len: prompt.len() });
+            let (prompt, answer) = match objective.is_of_numbers() {
+                true => (tokenizer.encode_whole(record)?, vec![ANY_TOKEN]),
+                false => (prompt.clone(), tokenizer.encode_answer(record)?),
+            };
+            read.push(Written { prompt_len: prompt.len(), tokens: [prompt, answer].concat() });
         }
     }
     Ok(read)
 }
+
+/// The number of a token is read before the token is: any will do.
+const ANY_TOKEN: i64 = 0;
 
 /// The sequences for a forward pass; what one begins with as the one before it does is computed once.
 pub fn pack(sequences: &[Written], device: Device) -> Result<PackedBatch> {
     Ok(PackedBatch::sharing(&borrowed(sequences), 1.0, device)?)
 }
 
-/// The sequences to train `model` on; where its adapters drop values, of each sequence others.
-pub fn pack_to_train(
-    model: &Decoder,
-    sequences: &[Written],
-    pass: Pass,
-    device: Device,
-) -> Result<PackedBatch> {
-    if !model.drops() {
+/// The sequences to train a model on; where its adapters drop values, of each sequence others.
+pub fn pack_to_train(drops: bool, sequences: &[Written], pass: Pass, device: Device) -> Result<PackedBatch> {
+    if !drops {
         return pack(sequences, device);
     }
     let numbers = pass.first..pass.first + sequences.len();

@@ -164,7 +164,7 @@ impl Work {
                 sampling: Some((rlvr.rollout.batch_size.min(per_rank), rlvr.rollout.kv_cache.memory)),
             },
             PipelineConfig::Offline(offline) => {
-                let completed = offline.evaluation.completions.div_ceil(run.world_size);
+                let completed = offline.completions().div_ceil(run.world_size);
                 let pairs = offline.objective.compares() && !run.config.model.drops();
                 Self {
                     prompt,

@@ -6,12 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use anyroll_models::{
     Model as _, Output, PackedBatch, ParamSpec, Sequence, ValueModel, Weights, hf::ModelFolder, init::whole,
 };
-use serde_json::{Map, json};
 use tch::{Device, Kind, Tensor};
 
 use super::{Completion, Error, Failure, Reward, Takes};
 use crate::config::RewardModelConfig;
-use crate::data::{Conversation, HfTokenizer, Record, TokenizerError};
+use crate::data::{HfTokenizer, Record};
 use crate::error_chain::one_line;
 
 /// What a reward model says of a completion: the score that it gives at the end of the text.
@@ -58,24 +57,11 @@ impl Model {
         Ok((folder, tokenizer))
     }
 
-    /// The text that is scored: the conversation in the model's template, or prompt and completion as they are, with the
-    /// end that the completion has.
-    fn tokens(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, TokenizerError> {
-        if self.config.chat {
-            let mut messages = record.conversation();
-            messages.push(json!({"role": "assistant", "content": completion.text}));
-            let conversation =
-                Conversation { messages: &messages, tools: None, add_generation_prompt: false };
-            return self.tokenizer.encode_chat(conversation, &Map::new());
-        }
-        let mut tokens = self.tokenizer.encode(&format!("{}{}", record.prompt, completion.text), true)?;
-        tokens.extend(self.tokenizer.eos().filter(|_| completion.finished));
-        Ok(tokens)
-    }
-
-    /// As [`Self::tokens`], of a text that the model can read.
+    /// The text that is scored, with the end that the completion has, if the model can read it.
     fn text(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, String> {
-        let tokens = self.tokens(record, completion).map_err(|error| one_line(&error))?;
+        let Completion { text, finished, .. } = *completion;
+        let tokens = self.tokenizer.encode_whole(record, text, self.config.chat, finished);
+        let tokens = tokens.map_err(|error| one_line(&error))?;
         let most = self.model.decoder().config().max_position_embeddings;
         match tokens.is_empty() || tokens.len() as i64 > most {
             true => Err(format!("the text is {} tokens, and the model reads 1 to {most}", tokens.len())),

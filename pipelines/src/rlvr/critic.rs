@@ -3,9 +3,9 @@
 //! It is the policy's model under a value head, held by a strategy of its own on the same ranks. In a step it has its
 //! turn before the policy is trained: it values the samples, is trained towards what followed, and leaves the device.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
-use anyroll_models::{ParamSpec, ValueModel, init::WeightSource};
+use anyroll_models::ValueModel;
 use anyroll_strategy::{State, StepStats, Zero, checkpoint};
 use tch::Tensor;
 
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Result,
+    base_model::UnderNewHead,
     config::{CriticConfig, Run},
     inference::Sample,
     metrics::Metrics,
@@ -75,19 +76,6 @@ impl Valued {
             }
         }
         Ok(metrics)
-    }
-}
-
-/// A model's weights under a head that is not among them, and begins at 0.
-struct UnderNewHead<'a>(&'a dyn WeightSource);
-
-impl WeightSource for UnderNewHead<'_> {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> anyroll_models::Result<()> {
-        match spec.name == ValueModel::HEAD {
-            true => values.fill(0.0),
-            false => self.0.read(spec, range, values)?,
-        }
-        Ok(())
     }
 }
 

@@ -6,8 +6,10 @@ use super::*;
 fn prompts_are_shared_unless_adapters_drop_values() {
     let model = std::path::absolute("../tests/golden/tiny_model").unwrap();
     let shared = |lora: &str, sets: &[&str]| {
-        let model =
-            format!("model={{path: {}, chat: false, lora: {{targets: [q_proj], {lora}}}}}", model.display());
+        let model = format!(
+            "model={{path: {}, chat: false, lora: {{rank: 2, targets: [q_proj], {lora}}}}}",
+            model.display()
+        );
         let data = "pipeline.rlvr.data={addition: {digits: 2}}";
         let config = read(SMALL, &[&[&*model, data], sets].concat())?.resolve(&machine())?.config;
         let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
