@@ -18,6 +18,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 mod trl;
+mod trl_offline;
 mod trlx;
 mod values;
 
@@ -41,6 +42,12 @@ pub enum Origin {
     Deepspeed,
     /// What `trl grpo --config` or `trl rloo --config` reads.
     Trl,
+    /// What `trl sft --config` reads.
+    TrlSft,
+    /// What `trl dpo --config` reads.
+    TrlDpo,
+    /// What `trl reward --config` reads.
+    TrlReward,
     /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
     Openrlhf,
     /// trlx's TRLConfig YAML.
@@ -70,7 +77,7 @@ pub enum Error {
     /// No system that we know has such a config.
     #[error(
         "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
-         openrlhf or trlx",
+         trl-sft, trl-dpo, trl-reward, openrlhf or trlx",
         path.display()
     )]
     Unknown {
@@ -115,6 +122,9 @@ pub fn import(path: &Path, origin: Option<Origin>) -> Result<Import, Error> {
         Origin::Accelerate => accelerate::apply(&mut ledger, path)?,
         Origin::Deepspeed => deepspeed::apply(&mut ledger, ""),
         Origin::Trl => trl::apply(&mut ledger),
+        Origin::TrlSft => trl_offline::apply(&mut ledger, trl_offline::Trainer::Sft),
+        Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
+        Origin::TrlReward => trl_offline::apply(&mut ledger, trl_offline::Trainer::Reward),
         Origin::Openrlhf => openrlhf::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }

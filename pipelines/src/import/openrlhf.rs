@@ -284,6 +284,7 @@ fn optimizer(ledger: &mut Ledger) {
         ledger.map("actor.adam.betas", &format!("{adamw}.betas"), betas);
     }
     let schedule = Schedule {
+        pipeline: R,
         name: "actor.lr_scheduler",
         warmup: ["actor.lr_warmup_steps", "actor.lr_warmup_ratio"],
         final_ratio: "actor.min_lr_ratio",

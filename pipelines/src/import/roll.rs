@@ -264,6 +264,7 @@ fn optimizer(ledger: &mut Ledger) {
         }
     }
     let schedule = Schedule {
+        pipeline: R,
         name: &args("lr_scheduler_type"),
         warmup: [&args("warmup_steps"), &args("warmup_ratio")],
         final_ratio: &args("min_lr_ratio"),

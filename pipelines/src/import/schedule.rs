@@ -2,19 +2,19 @@
 
 use super::ledger::Ledger;
 
-const SCHEDULE: &str = "pipeline.rlvr.optimizer.schedule";
-
 /// Foreign schedule keys, and how many of its steps are one of ours.
 pub(super) struct Schedule<'a> {
+    /// The pipeline that it is for.
+    pub(super) pipeline: &'a str,
     /// The key of the name.
     pub(super) name: &'a str,
     /// The key of the warm-up's steps, and of its share of all steps.
     pub(super) warmup: [&'a str; 2],
     /// The key of what is left of the peak at the end, as a ratio.
     pub(super) final_ratio: &'a str,
-    /// Foreign steps in one RL step.
+    /// Foreign steps in one step of ours.
     pub(super) updates_per_step: u64,
-    /// RL steps, if they are known.
+    /// Steps of ours, if they are known.
     pub(super) steps: Option<u64>,
 }
 
@@ -31,23 +31,27 @@ impl Schedule<'_> {
             }
         };
         self.warmup_steps(ledger, kind);
-        let ratio = format!("{SCHEDULE}.{kind}.final_ratio");
+        let ratio = self.field(kind, "final_ratio");
         match kind {
             _ if ledger.peek(self.final_ratio).is_none() => {}
             "constant" => ledger.idle(self.final_ratio, "a constant rate does not fall"),
             _ => ledger.copy_number(self.final_ratio, &ratio),
         }
-        ledger.map(self.name, &format!("{SCHEDULE}.{kind}.warmup_steps"), self.known_warmup(ledger, kind));
+        ledger.map(self.name, &self.field(kind, "warmup_steps"), self.known_warmup(ledger, kind));
+    }
+
+    fn field(&self, kind: &str, name: &str) -> String {
+        format!("{}.optimizer.schedule.{kind}.{name}", self.pipeline)
     }
 
     fn known_warmup(&self, ledger: &Ledger, kind: &str) -> u64 {
-        let known = ledger.draft(&format!("{SCHEDULE}.{kind}.warmup_steps"));
+        let known = ledger.draft(&self.field(kind, "warmup_steps"));
         known.and_then(serde_json::Value::as_u64).unwrap_or(0)
     }
 
     fn warmup_steps(&self, ledger: &mut Ledger, kind: &str) {
         let [steps_key, ratio_key] = self.warmup;
-        let field = format!("{SCHEDULE}.{kind}.warmup_steps");
+        let field = self.field(kind, "warmup_steps");
         let steps = ledger.whole(steps_key);
         if ledger.peek(steps_key).is_some() {
             match (steps, self.updates_per_step) {

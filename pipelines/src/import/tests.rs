@@ -29,11 +29,16 @@ fn check_rows(import: &Import, expected: &[(&str, &str)]) {
 /// That the YAML has our fields and nothing else: what is wrong with it first is that the model is not there.
 #[track_caller]
 fn check_loads(import: &Import) {
+    check_loads_as("rlvr", import);
+}
+
+#[track_caller]
+fn check_loads_as(pipeline: &str, import: &Import) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     fs::write(&path, import.yaml()).unwrap();
-    let error =
-        Loaded::read(&path, &["pipeline.rlvr.data={sort: {digits: 3}}".to_owned()]).unwrap_err().to_string();
+    let data = format!("pipeline.{pipeline}.data={{sort: {{digits: 3}}}}");
+    let error = Loaded::read(&path, &[data]).unwrap_err().to_string();
     assert!(error.contains("model.path: cannot read"), "{error}\n{}", import.yaml());
 }
 
@@ -205,6 +210,80 @@ fn what_is_refused_starts_no_run() {
     );
     let sets = import.sets("ds.json".as_ref()).unwrap();
     assert_eq!(sets, ["strategy.zero_stage=3", "strategy.precision=\"fp16\""]);
+}
+
+/// As `trl sft`, `trl dpo` and `trl reward` read them; nothing in a file tells them apart.
+#[test]
+fn trls_offline_trainers_with_their_defaults() {
+    const TEXT: &str = "\
+model_name_or_path: Qwen/Qwen2.5-0.5B
+dataset_name: trl-lib/ultrafeedback_binarized
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 8
+num_processes: 2
+max_steps: 200
+warmup_ratio: 0.1
+max_length: 2048
+bf16: true
+";
+    let import = |more: &str, origin| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.yaml");
+        fs::write(&path, format!("{TEXT}{more}")).unwrap();
+        import(&path, Some(origin)).unwrap()
+    };
+    let check = |import: &Import, lines: &[&str]| {
+        check_loads_as("offline", import);
+        let yaml = import.yaml();
+        for line in lines {
+            assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+        }
+    };
+    let sft =
+        import("packing: true\nassistant_only_loss: true\ncompletion_only_loss: false\n", Origin::TrlSft);
+    check_refused(&sft, &["completion_only_loss"]);
+    check(
+        &sft,
+        &[
+            "devices: 2\n",
+            "  micro_batch_size: 4\n",
+            "    objective: sft\n",
+            "    batch_size: 64\n",
+            "    steps: 200\n",
+            "        learning_rate: 0.00002\n",
+            "          warmup_steps: 20\n",
+            "          answer: messages\n",
+        ],
+    );
+    let dpo = import("beta: 0.2\nlabel_smoothing: 0.1\nrpo_alpha: 0.5\n", Origin::TrlDpo);
+    check_refused(&dpo, &[]);
+    check(
+        &dpo,
+        &[
+            "  micro_batch_size: 8\n",
+            "      dpo:\n        beta: 0.2\n        label_smoothing: 0.1\n        sft_weight: 0.5\n",
+            "          answer: chosen\n          rejected: rejected\n",
+            "        learning_rate: 1.0e-6\n",
+        ],
+    );
+    check_rows(
+        &dpo,
+        &[
+            (
+                "per_device_train_batch_size",
+                "changed   per_device_train_batch_size: 4 -> strategy.micro_batch_size: 8",
+            ),
+            (
+                "loss_type",
+                "mapped    loss_type: sigmoid by default -> pipeline.offline.objective.dpo.beta: 0.2",
+            ),
+            ("max_length", "no effect max_length: 2048 (a record that does not fit"),
+        ],
+    );
+    check(&import("loss_type: ipo\n", Origin::TrlDpo), &["      ipo:\n        beta: 0.1\n"]);
+    check_refused(&import("loss_type: exo_pair\n", Origin::TrlDpo), &["loss_type", "beta"]);
+    let reward = import("center_rewards_coefficient: 0.01\n", Origin::TrlReward);
+    check(&reward, &["      reward_model:\n        center: 0.01\n", "        learning_rate: 0.0001\n"]);
 }
 
 #[test]

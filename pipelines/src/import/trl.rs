@@ -28,7 +28,7 @@ fn defaults() -> [(&'static str, Value); 18] {
     ]
 }
 
-const IDLE: [(&str, &str); 34] = [
+pub(super) const IDLE: [(&str, &str); 34] = [
     ("use_vllm", ONE_ENGINE),
     ("vllm_*", ONE_ENGINE),
     ("ds3_gather_for_generation", ONE_ENGINE),
@@ -65,7 +65,7 @@ const IDLE: [(&str, &str); 34] = [
     ("main_process_port", "`anyroll run` starts the ranks"),
 ];
 
-const REFUSED: [(&str, &str); 15] = [
+pub(super) const REFUSED: [(&str, &str); 15] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -89,17 +89,18 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.fill("backend", "auto");
     model(ledger);
     let updates_per_step = batches(ledger);
-    optimizer(ledger, updates_per_step);
+    optimizer(ledger, R, updates_per_step);
     sampling(ledger);
     algorithm(ledger);
     rewards(ledger);
     data(ledger);
-    run(ledger);
+    run(ledger, R);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
 
-fn model(ledger: &mut Ledger) {
+/// Where the model is, its precision, its adapters and what it computes again.
+pub(super) fn model(ledger: &mut Ledger) {
     if let Some(name) = ledger.text("model_name_or_path") {
         ledger.change("model_name_or_path", "model.path", name, DOWNLOAD);
     }
@@ -162,12 +163,13 @@ fn batches(ledger: &mut Ledger) -> u64 {
         }
     }
     ledger.fill(&format!("{R}.mini_batches"), updates);
-    steps(ledger, updates * epochs);
+    steps(ledger, R, updates * epochs);
     updates * epochs
 }
 
-fn steps(ledger: &mut Ledger, updates_per_step: u64) {
-    let field = format!("{R}.steps");
+/// How long the run is.
+pub(super) fn steps(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
+    let field = format!("{pipeline}.steps");
     match ledger.whole("max_steps") {
         Some(steps @ 1..) if updates_per_step == 1 => ledger.map("max_steps", &field, steps),
         Some(steps @ 1..) => {
@@ -185,17 +187,19 @@ fn steps(ledger: &mut Ledger, updates_per_step: u64) {
     }
 }
 
-fn optimizer(ledger: &mut Ledger, updates_per_step: u64) {
-    let adamw = format!("{R}.optimizer.adamw");
+/// AdamW and its schedule.
+pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
+    let adamw = format!("{pipeline}.optimizer.adamw");
     ledger.copy_number("learning_rate", &format!("{adamw}.learning_rate"));
     ledger.copy_number("weight_decay", &format!("{adamw}.weight_decay"));
     ledger.copy_number("adam_epsilon", &format!("{adamw}.eps"));
-    ledger.copy_number("max_grad_norm", &format!("{R}.optimizer.max_grad_norm"));
+    ledger.copy_number("max_grad_norm", &format!("{pipeline}.optimizer.max_grad_norm"));
     let betas: Vec<f64> = ["adam_beta1", "adam_beta2"].iter().filter_map(|key| ledger.number(key)).collect();
     ledger.map("adam_beta1", &format!("{adamw}.betas"), betas.clone());
     ledger.map("adam_beta2", &format!("{adamw}.betas"), betas);
-    let steps = ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64);
+    let steps = ledger.draft(&format!("{pipeline}.steps")).and_then(Value::as_u64);
     let schedule = Schedule {
+        pipeline,
         name: "lr_scheduler_type",
         warmup: ["warmup_steps", "warmup_ratio"],
         final_ratio: "lr_scheduler_kwargs.min_lr_rate",
@@ -350,9 +354,10 @@ fn data(ledger: &mut Ledger) {
     }
 }
 
-fn run(ledger: &mut Ledger) {
+/// When it is saved and evaluated.
+pub(super) fn run(ledger: &mut Ledger, pipeline: &str) {
     ledger.copy_number("seed", "seed");
-    ledger.copy_number("save_steps", &format!("{R}.checkpoint.every"));
-    ledger.copy_number("save_total_limit", &format!("{R}.checkpoint.keep_last"));
-    ledger.copy_number("eval_steps", &format!("{R}.evaluation.every"));
+    ledger.copy_number("save_steps", &format!("{pipeline}.checkpoint.every"));
+    ledger.copy_number("save_total_limit", &format!("{pipeline}.checkpoint.keep_last"));
+    ledger.copy_number("eval_steps", &format!("{pipeline}.evaluation.every"));
 }

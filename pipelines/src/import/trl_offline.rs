@@ -1,0 +1,189 @@
+//! TRL's SFT, DPO and reward trainers: `SFTConfig`, `DPOConfig` or `RewardConfig` with the model's and the script's
+//! arguments in one YAML. Defaults are TRL's. Their keys do not tell them apart, so it has to be said whose a file is.
+
+use serde_json::{Value, json};
+
+use super::{ledger::Ledger, trl};
+
+/// The pipeline that they become.
+const P: &str = "pipeline.offline";
+
+/// Which of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trainer {
+    /// `SFTTrainer`.
+    Sft,
+    /// `DPOTrainer`.
+    Dpo,
+    /// `RewardTrainer`.
+    Reward,
+}
+
+const ERROR: &str = "a record that does not fit the model is an error before the run";
+const PACKED: &str = "sequences are packed without padding, and none sees another";
+
+const IDLE: [(&str, &str); 13] = [
+    ("max_length", ERROR),
+    ("max_prompt_length", ERROR),
+    ("truncation_mode", ERROR),
+    ("packing", PACKED),
+    ("packing_strategy", PACKED),
+    ("eval_packing", PACKED),
+    ("padding_free", PACKED),
+    ("pad_to_multiple_of", PACKED),
+    ("pad_token", PACKED),
+    ("label_pad_token_id", PACKED),
+    ("disable_dropout", "models have no dropout but that of adapters"),
+    ("precompute_ref_*", "the reference scores a step's answers before the step"),
+    ("model_adapter_name", "the reference is the model with its adapters off"),
+];
+
+const REFUSED: [(&str, &str); 9] = [
+    ("neftune_noise_alpha", "embeddings have no noise"),
+    ("chat_template_path", "the template is that of the model's folder"),
+    ("eos_token", "an answer ends with the model's end token"),
+    ("use_weighting", "pairs weigh alike"),
+    ("ld_alpha", "all tokens of an answer weigh alike"),
+    ("loss_weights", "there is one objective"),
+    ("reference_free", "without a reference there are `simpo` and `orpo`"),
+    ("f_divergence_*", "the divergence is the reverse KL"),
+    ("generate_during_eval", "`evaluation.completions` says how many prompts are completed"),
+];
+
+fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
+    let learning_rate = match trainer {
+        Trainer::Sft => 2e-5,
+        Trainer::Dpo => 1e-6,
+        Trainer::Reward => 1e-4,
+    };
+    let mut defaults = vec![
+        ("per_device_train_batch_size", json!(8)),
+        ("gradient_accumulation_steps", json!(1)),
+        ("learning_rate", json!(learning_rate)),
+        ("lr_scheduler_type", json!("linear")),
+        ("adam_beta1", json!(0.9)),
+        ("adam_beta2", json!(0.999)),
+        ("weight_decay", json!(0.0)),
+        ("max_grad_norm", json!(1.0)),
+        ("seed", json!(42)),
+    ];
+    if trainer == Trainer::Dpo {
+        defaults.extend([("loss_type", json!("sigmoid")), ("beta", json!(0.1))]);
+    }
+    defaults
+}
+
+pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
+    ledger.assume(&defaults(trainer));
+    ledger.fill("name", format!("imported_from_trl_{}", format!("{trainer:?}").to_lowercase()));
+    ledger.fill("backend", "auto");
+    trl::model(ledger);
+    batches(ledger, trainer);
+    trl::steps(ledger, P, 1);
+    trl::optimizer(ledger, P, 1);
+    match trainer {
+        Trainer::Sft => sft(ledger),
+        Trainer::Dpo => dpo(ledger),
+        Trainer::Reward => reward(ledger),
+    }
+    data(ledger, trainer);
+    trl::run(ledger, P);
+    ledger.idle_all(&IDLE);
+    ledger.idle_all(&trl::IDLE);
+    ledger.refuse_all(&REFUSED);
+    ledger.refuse_all(&trl::REFUSED);
+}
+
+/// TRL's batches are counted in records a device, ours in records a step over all ranks; of pairs a micro-batch counts both.
+fn batches(ledger: &mut Ledger, trainer: Trainer) {
+    let world = ledger.whole("num_processes").unwrap_or(1);
+    let per_device = ledger.whole("per_device_train_batch_size").unwrap_or(8);
+    let accumulation = ledger.whole("gradient_accumulation_steps").unwrap_or(1).max(1);
+    if ledger.peek("num_processes").is_some() {
+        ledger.map("num_processes", "devices", world);
+    }
+    let (key, field) = ("per_device_train_batch_size", "strategy.micro_batch_size");
+    match trainer {
+        Trainer::Sft => ledger.map(key, field, per_device),
+        Trainer::Dpo | Trainer::Reward => {
+            ledger.change(key, field, 2 * per_device, "a pair is two sequences")
+        }
+    }
+    let why = format!("{per_device} records, {accumulation} times, on {world} devices");
+    let records = per_device * accumulation * world;
+    ledger.change("gradient_accumulation_steps", &format!("{P}.batch_size"), records, why);
+    if ledger.peek("per_device_eval_batch_size").is_some() {
+        ledger.idle("per_device_eval_batch_size", "evaluation has the training's micro-batches");
+    }
+}
+
+fn sft(ledger: &mut Ledger) {
+    ledger.fill(&format!("{P}.objective"), "sft");
+    match ledger.text("loss_type").as_deref() {
+        Some("nll") => ledger.idle("loss_type", "the likelihood"),
+        Some(_) => ledger.refuse("loss_type", "the objective is the likelihood"),
+        None => {}
+    }
+    for key in ["completion_only_loss", "assistant_only_loss"] {
+        match (ledger.peek(key).is_some(), ledger.truth(key)) {
+            (false, _) => {}
+            (true, Some(false)) if key == "completion_only_loss" => {
+                ledger.refuse(key, "the answer alone is learnt, and not the prompt");
+            }
+            (true, Some(true)) if key == "assistant_only_loss" => {
+                ledger.fold(key, "of a conversation the last message is learnt, not each of the assistant's");
+            }
+            _ => ledger.idle(key, "the answer alone is learnt"),
+        }
+    }
+    if ledger.peek("dataset_text_field").is_some() {
+        ledger.refuse(
+            "dataset_text_field",
+            "there is a prompt and an answer: say their columns in `data.file.columns`",
+        );
+    }
+}
+
+fn dpo(ledger: &mut Ledger) {
+    let kind = match ledger.text("loss_type").as_deref() {
+        Some("sigmoid") => "dpo",
+        Some("ipo") => "ipo",
+        Some("hinge") => "hinge",
+        _ => {
+            return ledger
+                .refuse("loss_type", "losses are sigmoid, ipo and hinge; others are objectives of their own");
+        }
+    };
+    let field = format!("{P}.objective.{kind}");
+    ledger.copy_number("beta", &format!("{field}.beta"));
+    let beta = ledger.draft(&format!("{field}.beta")).cloned().unwrap_or(json!(0.1));
+    ledger.map("loss_type", &format!("{field}.beta"), beta);
+    for (key, name) in [("label_smoothing", "label_smoothing"), ("rpo_alpha", "sft_weight")] {
+        match ledger.number(key) {
+            _ if kind == "dpo" => ledger.copy_number(key, &format!("{field}.{name}")),
+            Some(0.0) => ledger.idle(key, "off"),
+            Some(_) => ledger.refuse(key, format!("`{kind}` has none")),
+            None => {}
+        }
+    }
+}
+
+fn reward(ledger: &mut Ledger) {
+    let field = format!("{P}.objective.reward_model.center");
+    ledger.copy_number("center_rewards_coefficient", &field);
+    ledger.fill(&field, 0.0);
+}
+
+/// Files have TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`.
+fn data(ledger: &mut Ledger, trainer: Trainer) {
+    let file = format!("{P}.data.file");
+    if let Some(name) = ledger.text("dataset_name") {
+        let why = "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns";
+        ledger.change("dataset_name", &format!("{file}.path"), format!("{name}.jsonl"), why);
+    }
+    let pairs = [("answer", "chosen"), ("rejected", "rejected")];
+    let columns = if trainer == Trainer::Sft { &[("answer", "messages")][..] } else { &pairs };
+    for (column, name) in columns {
+        ledger.fill(&format!("{file}.columns.{column}"), *name);
+    }
+}
