@@ -1,5 +1,5 @@
 """Losses of pairs and their gradients by TRL's own functions: tests/golden/offline.json. Needs torch and trl 0.19
-(python -m pip install trl==0.19.1 datasets accelerate); python make_offline_golden.py > ../golden/offline.json"""
+(python -m pip install trl==0.19.1 transformers==4.52.4 datasets accelerate); python make_offline_golden.py > ../golden/offline.json"""
 
 import json
 from types import SimpleNamespace

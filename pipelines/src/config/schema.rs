@@ -261,7 +261,8 @@ pub struct RolesConfig {
     /// The model that is trained.
     #[serde(default, skip_serializing_if = "is_default")]
     pub policy: RoleConfig,
-    /// The frozen copy that the KL term compares with; it exists only where `kl_coef` is above 0.
+    /// The frozen copy that the KL term, or an offline objective, compares with; it exists only where `kl_coef` is above 0, or
+    /// the objective has one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reference: RoleConfig,
     /// The model that values what is written; it exists only with `advantage: gae`.

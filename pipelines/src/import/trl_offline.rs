@@ -150,8 +150,10 @@ fn dpo(ledger: &mut Ledger) {
         Some("ipo") => "ipo",
         Some("hinge") => "hinge",
         _ => {
-            return ledger
-                .refuse("loss_type", "losses are sigmoid, ipo and hinge; others are objectives of their own");
+            return ledger.refuse(
+                "loss_type",
+                "losses are sigmoid, ipo and hinge; others are objectives of their own",
+            );
         }
     };
     let field = format!("{P}.objective.{kind}");

@@ -1,7 +1,7 @@
 //! Learning from texts that are there beforehand: answers, or pairs of a better and a worse one.
 //!
-//! `written` turns records into tokens, `objective` has the losses as functions of an answer's log-prob, and `learn` takes
-//! them through a model; RLVR's warm-up does the same. `pipeline` is what the loop trains, `step` a turn of it, `evaluate`
+//! `written` turns records into tokens, `objective` has the losses as functions of an answer's log-prob or number, and
+//! `learn` takes them through a model; RLVR's warm-up does the same. `pipeline` is what the loop trains, `step` a turn of it, `evaluate`
 //! how it is measured.
 
 mod evaluate;

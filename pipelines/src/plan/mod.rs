@@ -2,8 +2,8 @@
 //!
 //! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
 //! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
-//! together as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest that there can be. What is held on
-//! devices other than the policy's is not counted.
+//! together as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest that there can
+//! be. What is held on devices other than the policy's is not counted.
 
 mod choices;
 mod stage;
