@@ -107,7 +107,7 @@ fn a_plan_is_a_table_for_people() {
         succeed(anyroll(["plan", TWO_RANKS, "--memory", "1MiB", "--set", "strategy.zero_stage=auto"])).stdout;
     assert!(text.contains("auto finds no stage that fits") && text.contains('!'), "{text}");
     let error = fail(anyroll(["plan", "configs/diffusion_nft_shapes_cpu.yaml"]));
-    assert!(error.contains("plans runs of `rlvr`"), "{error}");
+    assert!(error.contains("plans runs of language models"), "{error}");
 }
 
 /// What a step allocates is what was planned, but for activations and the cache, which are libtorch's or gone by then.

@@ -6,8 +6,8 @@
 #     tests/gpu/forward.sh [GPUS] [PROGRAMS] [SHIMS] [LOGS]
 #
 # GPUS is how many ranks, 1 by default; PROGRAMS the folder of anyroll, anyroll-engine and stages (target/release); SHIMS
-# what tests/shims/forward/build has filled (target/shims-forward). Each step has 120 s and a log. FORWARD_BACKENDS and
-# FORWARD_STEPS choose among them.
+# what tests/shims/forward/build has filled (target/shims-forward). Each step has a log, and FORWARD_LIMIT_S, 120 by default.
+# FORWARD_BACKENDS and FORWARD_STEPS choose among them.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 gpus=${1:-1}
@@ -30,7 +30,7 @@ export LD_LIBRARY_PATH
 step() {
     local name=$1 start=$SECONDS
     shift
-    if timeout --kill-after 5 120 "$@" >"$logs/$name.log" 2>&1; then
+    if timeout --kill-after 5 "${FORWARD_LIMIT_S:-120}" "$@" >"$logs/$name.log" 2>&1; then
         echo "passed  $name, $((SECONDS - start)) s" >>"$scratch/passed"
     else
         echo "FAILED  $name, code $?, $((SECONDS - start)) s" >>"$scratch/failed"
@@ -71,7 +71,7 @@ backend() {
     for what in ${FORWARD_STEPS:-doctor quickstart stages conformance}; do
         case $what in
             doctor) step "$1-doctor" "$programs/anyroll" doctor ;;
-            conformance) step "$1-conformance" "$programs/anyroll" conformance --backend "$1" --world-size "$gpus" ;;
+            conformance) step "$1-conformance" env ANYROLL_LOG=info "$programs/anyroll" conformance --backend "$1" --world-size "$gpus" ;;
             stages) step "$1-stages" bash -c "ranks_of_stages $1 $2" ;;
             quickstart) step "$1-quickstart" bash -c "quickstart $1" ;;
         esac

@@ -1,7 +1,7 @@
 //! `anyroll conformance`: the contract of a backend, checked on this machine.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -14,7 +14,10 @@ use anyroll_conformance::{
 use clap::Args;
 use serde::Serialize;
 
-use super::doctor::{self, BackendReport, TorchReport};
+use super::{
+    doctor::{self, BackendReport, TorchReport},
+    log_to,
+};
 use crate::{
     Error, Result,
     atomic_file::write_atomic,
@@ -99,7 +102,7 @@ impl System {
     }
 }
 
-/// Exit code 0 only if no case failed.
+/// Exit code 0 only if no case failed. With `ANYROLL_LOG=info` each rank tells of a case as it begins.
 pub(super) fn conformance(args: &ConformanceArgs) -> Result<u8> {
     launch::watch_parent();
     match Rank::from_env()? {
@@ -160,6 +163,7 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
 
 /// Is a rank: checks, and on rank 0 hands over what all found.
 fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
+    log_to(io::stderr);
     let ordinal = match args.backend.shares_devices() {
         true => rank.local_rank % devices(args.backend)?.len(),
         false => rank.local_rank,

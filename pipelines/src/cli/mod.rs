@@ -15,9 +15,14 @@ mod run;
 mod score;
 mod serve;
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    io::{self, IsTerminal},
+    path::PathBuf,
+};
 
 use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 use crate::{
     Error, Result,
@@ -159,6 +164,17 @@ pub fn main() -> u8 {
         tell(&error);
         1
     })
+}
+
+/// Writes warnings, or what `ANYROLL_LOG` asks for, to what `writer` gives: a level such as `info`, or one for each crate.
+fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
+    let filter = EnvFilter::try_from_env("ANYROLL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(io::stderr().is_terminal())
+        .without_time()
+        .init();
 }
 
 /// Where what can be made again is kept between runs: `ANYROLL_CACHE`, or where the user keeps such things.

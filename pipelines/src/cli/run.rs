@@ -3,7 +3,6 @@
 use std::{
     env,
     ffi::OsString,
-    io::{self, IsTerminal},
     path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
@@ -12,9 +11,8 @@ use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
 };
-use tracing_subscriber::EnvFilter;
 
-use super::{RunArgs, machine};
+use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
     config::{Loaded, PipelineConfig, Run},
@@ -94,13 +92,7 @@ fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
 fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let screen = Screen::default();
     let writer = screen.clone();
-    let filter = EnvFilter::try_from_env("ANYROLL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(move || writer.clone())
-        .with_ansi(io::stderr().is_terminal())
-        .without_time()
-        .init();
+    log_to(move || writer.clone());
     tch::set_num_threads(run.threads as i32);
     // Rank 0 writes the folder. Under another launcher nobody has made it yet.
     let dir = match (rank.rank, env::var_os(RUN_DIR)) {

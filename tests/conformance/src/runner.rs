@@ -57,6 +57,8 @@ impl<C: Send + 'static> Case<C> {
     /// Runs the check. After `deadline` it is a failure, and its thread is left behind.
     pub(crate) fn run(self, group: &str, context: C, deadline: Duration) -> Outcome {
         let start = Instant::now();
+        // Of a suite that ends by force this is all there is.
+        tracing::info!("{group}: {}", self.name);
         let (verdict, ended) = mpsc::channel();
         let check = self.check;
         let spawned = thread::Builder::new().name(format!("case {}", self.name)).spawn(move || {
