@@ -87,6 +87,42 @@ fn stages_agree(backend: &str) {
     }
 }
 
+/// Pairs with a frozen reference, and a reward model: a few steps on two ranks, whose losses are the cpu's.
+#[test]
+fn written_texts_are_learnt_as_on_the_cpu() {
+    for backend in BACKENDS {
+        for name in ["offline_dpo_sort_cpu", "offline_reward_model_sort_cpu"] {
+            let folder = tempfile::tempdir().unwrap();
+            let few = |backend: &str| {
+                let mut command = anyroll(["run", &format!("configs/{name}.yaml")]);
+                for set in [
+                    &*format!("backend={backend}"),
+                    "devices=2",
+                    "strategy.zero_stage=3",
+                    "pipeline.offline.steps=3",
+                    "pipeline.offline.optimizer.schedule={constant: {}}",
+                    "pipeline.offline.evaluation={every: 3, prompts: 9}",
+                ] {
+                    command.args(["--set", set]);
+                }
+                command.arg("--output").arg(folder.path().join(backend));
+                command
+            };
+            let Some(command) = on_shims(backend, few(backend)) else { return };
+            succeed(command);
+            succeed(few("cpu"));
+            for metric in ["loss", "reward/margin", "grad_norm", "eval/loss"] {
+                let [found, expected] = [backend, "cpu"].map(|run| series(&folder.path().join(run), metric));
+                let near = found
+                    .iter()
+                    .zip(&expected)
+                    .all(|(found, expected)| (found - expected).abs() <= TOLERANCE * expected.abs().max(1.0));
+                assert!(found.len() > 1 && near, "{backend}, {name}, {metric}: {found:?}, not {expected:?}");
+            }
+        }
+    }
+}
+
 /// The quickstart up to its first step. The warm-up is whole: before it no sample is right, and nothing has a gradient.
 const FIRST_STEP: [&str; 3] = [
     "pipeline.rlvr.steps=1",
