@@ -71,14 +71,19 @@ fn anyroll<A: AsRef<str>>(args: impl IntoIterator<Item = A>) -> Command {
     command
 }
 
-/// A tiny run of `config` with changes to it.
-fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
+/// A run of `config` with changes to it.
+fn changed<'a>(config: &str, run: &Path, sets: impl IntoIterator<Item = &'a &'a str>) -> Command {
     let mut command = anyroll(["run", config]);
-    for set in TINY.iter().chain(sets) {
+    for set in sets {
         command.args(["--set", set]);
     }
     command.arg("--output").arg(run);
     command
+}
+
+/// A tiny run of `config` with changes to it.
+fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
+    changed(config, run, TINY.iter().chain(sets))
 }
 
 fn resume(run: &Path) -> Command {

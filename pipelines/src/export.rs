@@ -7,12 +7,12 @@ use anyroll_models::{
     Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
     hf::{
         DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
-        adapter_config_file, config_file, write_diffusers_folder, write_folder,
+        adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
     },
     init::{Seed, WeightSource},
 };
 use anyroll_strategy::checkpoint::{self, CheckpointWeights};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::{
     Error, Result,
@@ -70,8 +70,8 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             return Err(refuse("it trains a reward model, which has no adapters"));
         }
         let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
-        let config =
-            scorer_config(config_json(&base, &loaded.config.model).map_err(anyroll_models::Error::from)?);
+        let config = config_json(&base, &loaded.config.model).map_err(anyroll_models::Error::from)?;
+        let config = scorer_config_file(config);
         write_model(to, &base, &loaded.config.model, (model.units(), config), &weights, options.dtype)?;
         return Ok(checkpoint);
     }
@@ -223,22 +223,6 @@ fn config_json(base: &BaseModel, model: &ModelConfig) -> anyroll_models::hf::Res
         _ => config_file(&base.config, &base.tokenizer.stop_tokens()),
     }
 }
-
-/// The `config.json` of a sequence classifier with one label, from that of the language model below it. Without a token that
-/// pads, since a text that ends with it would be scored before its end.
-fn scorer_config(mut config: Map<String, Value>) -> Map<String, Value> {
-    let architectures = config.get("architectures").and_then(Value::as_array).cloned().unwrap_or_default();
-    let of_scorer = |name: &Value| Value::from(name.as_str().unwrap_or_default().replace(LANGUAGE, SCORER));
-    config.insert("architectures".to_owned(), architectures.iter().map(of_scorer).collect());
-    config.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
-    config.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
-    config.insert("pad_token_id".to_owned(), Value::Null);
-    config
-}
-
-/// How the architectures of language models end, and those of sequence classifiers.
-const LANGUAGE: &str = "ForCausalLM";
-const SCORER: &str = "ForSequenceClassification";
 
 fn existing(folder: &Path, names: &[&str]) -> Vec<PathBuf> {
     names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect()

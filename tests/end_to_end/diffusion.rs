@@ -7,7 +7,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::{
-    anyroll, assert_same, assert_same_steps, fail, interrupt, last_checkpoint, lasting_metrics, resume,
+    assert_same, assert_same_steps, changed, fail, interrupt, last_checkpoint, lasting_metrics, resume,
     series, succeed,
 };
 
@@ -47,12 +47,7 @@ const METHODS: [(&str, &[&str]); 3] = [
 ];
 
 fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
-    let mut command = anyroll(["run", config]);
-    for set in TINY.iter().chain(sets) {
-        command.args(["--set", set]);
-    }
-    command.arg("--output").arg(run);
-    command
+    changed(config, run, TINY.iter().chain(sets))
 }
 
 #[track_caller]

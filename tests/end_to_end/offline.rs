@@ -8,8 +8,8 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    Process, anyroll, assert_same, assert_same_steps, fail, interrupt, last_checkpoint, lasting_metrics,
-    metrics, resume, series, succeed,
+    Process, anyroll, assert_same, assert_same_steps, changed, fail, interrupt, last_checkpoint,
+    lasting_metrics, metrics, resume, series, succeed,
 };
 
 const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
@@ -39,12 +39,7 @@ fn small<'a>(config: &'a str, sets: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn command(config: &str, run: &Path, sets: &[&str]) -> std::process::Command {
-    let mut command = anyroll(["run", config]);
-    for set in small(config, sets) {
-        command.args(["--set", set]);
-    }
-    command.arg("--output").arg(run);
-    command
+    changed(config, run, &small(config, sets))
 }
 
 #[track_caller]
@@ -176,12 +171,7 @@ fn a_reward_model_tells_better_from_worse() {
     ];
     let train = |name: &str, more: &[&str]| {
         let run = folder.path().join(name);
-        let mut command = anyroll(["run", MODEL]);
-        for set in sets.iter().chain(more) {
-            command.args(["--set", set]);
-        }
-        command.arg("--output").arg(&run);
-        succeed(command);
+        succeed(changed(MODEL, &run, sets.iter().chain(more)));
         run
     };
     let one = train("one", &[]);

@@ -22,7 +22,7 @@ pub(super) enum Task {
 
 impl Task {
     /// How the names of architectures end.
-    fn suffix(self) -> &'static str {
+    pub(super) fn suffix(self) -> &'static str {
         match self {
             Task::Language => "ForCausalLM",
             Task::Score => "ForSequenceClassification",

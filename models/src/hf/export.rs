@@ -12,6 +12,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
+use super::config::Task;
 use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{DecoderConfig, RopeScaling, SlidingWindow, lora};
@@ -102,6 +103,19 @@ pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()>
     fs::rename(&aside, path).map_err(failed(path))?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
+}
+
+/// The `config.json` of a sequence classifier with one label, from that of the language model below it. Without a token that
+/// pads, since a text that ends with it would be scored before its end.
+pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> {
+    let [language, scorer] = [Task::Language, Task::Score].map(Task::suffix);
+    let architectures = config.get("architectures").and_then(Value::as_array).cloned().unwrap_or_default();
+    let of_scorer = |name: &Value| Value::from(name.as_str().unwrap_or_default().replace(language, scorer));
+    config.insert("architectures".to_owned(), architectures.iter().map(of_scorer).collect());
+    config.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
+    config.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
+    config.insert("pad_token_id".to_owned(), Value::Null);
+    config
 }
 
 /// The `config.json` of a decoder: of the family whose members have its shape.

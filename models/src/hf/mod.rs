@@ -27,7 +27,7 @@ pub use clip::ClipFolder;
 pub use diffusers::{DiffusersFolder, write_diffusers_folder};
 pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};
-pub use export::{ExportDtype, FolderContents, FolderKind, config_file, write_folder};
+pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
 
 use crate::decoder::{self, DecoderConfig, ValueModel};
 use crate::init::WeightSource;

@@ -61,6 +61,11 @@ impl Objective {
         *self != Self::Sft
     }
 
+    /// Answers of a record that it reads.
+    pub fn answers(&self) -> usize {
+        if self.compares() { 2 } else { 1 }
+    }
+
     /// Whether what is trained gives a text a number, in place of the next token's odds.
     pub fn is_of_numbers(&self) -> bool {
         matches!(self, Self::RewardModel(_))

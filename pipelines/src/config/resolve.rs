@@ -217,7 +217,7 @@ impl Step {
                 field: "batch_size",
                 warmup_batch_size: offline.warmup.as_ref().map(|warmup| warmup.batch_size),
                 prompts: offline.batch_size,
-                group_size: if offline.objective.compares() { 2 } else { 1 },
+                group_size: offline.objective.answers(),
                 mini_batches: 1,
             },
             PipelineConfig::Diffusion(diffusion) => Self {

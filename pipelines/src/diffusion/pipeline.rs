@@ -7,7 +7,6 @@ use anyroll_strategy::{
     Zero,
     checkpoint::{self, Saver},
 };
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
 
@@ -16,7 +15,7 @@ use crate::{
     Result,
     config::{MethodConfig, Run},
     samples::Phase,
-    train::{Evaluation, Exchange, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
+    train::{Evaluation, Exchange, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
 };
 
 /// A model of images that learns from rewards.
@@ -29,10 +28,6 @@ pub struct Diffusion {
     /// What the policy made of the evaluation's noise before its first RL step: this rank's part.
     base: Option<Tensor>,
 }
-
-/// Nothing: every step is a function of its number, the weights and the seed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Nothing {}
 
 impl Diffusion {
     /// Prepares a run on `place`.

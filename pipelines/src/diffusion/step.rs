@@ -16,7 +16,7 @@ use crate::{
     algorithm::{Earned, fill_missing, sample_advantages},
     config::{Advantage, GrpoConfig, MethodConfig, Scale},
     metrics::Metrics,
-    train::{Exchange, StepOutcome, finish_steps, schedule},
+    train::{Exchange, StepOutcome, allocated_bytes, finish_steps, learning_rate},
 };
 
 /// What all ranks know of the step's samples, in the step's order.
@@ -139,8 +139,7 @@ impl Setup {
 
     /// The learning rate of step `step`.
     pub fn learning_rate(&self, step: u64) -> f64 {
-        let optimizer = &self.config.optimizer;
-        optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, self.config.steps)
+        learning_rate(&self.config.optimizer, step, self.config.steps)
     }
 
     /// Waits for a step's optimizer steps and tells of it, its losses in `losses`.
@@ -159,8 +158,7 @@ impl Setup {
         metrics.merge(losses);
         metrics.merge(stepped);
         metrics.insert("learning_rate", self.learning_rate(step));
-        let device = roles.policy.group().stream().device().memory_info()?;
-        metrics.insert("perf/allocated_bytes", device.allocated_bytes as f64);
+        metrics.insert("perf/allocated_bytes", allocated_bytes(&roles.policy)?);
         let images = scored.rewards.len() as f64;
         let step_s = clock.started.elapsed().as_secs_f64();
         let generate_s = (clock.generated - clock.started).as_secs_f64();

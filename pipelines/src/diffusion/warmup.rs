@@ -12,7 +12,7 @@ use super::{
 use crate::{
     Result,
     config::FlowMatchingConfig,
-    train::{Exchange, schedule},
+    train::{Exchange, learning_rate},
 };
 
 impl Setup {
@@ -60,9 +60,7 @@ impl Setup {
                 Ok(off.f_mul_scalar(2.0 / velocities.numel() as f64)?)
             })?;
         }
-        let optimizer = &warmup.optimizer;
-        let factor = schedule(&optimizer.schedule).factor(step, warmup.steps);
-        let stats = policy.step(optimizer.adamw.learning_rate * factor)?;
+        let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
         policy.finish_step(&stats)?;
         Ok(exchange.sum(&[loss])?[0] / velocities.numel() as f64)
     }

@@ -60,7 +60,7 @@ impl Setup {
             roles.of_held_out = self.reference_logprobs(roles, &self.held_out_own)?;
         }
         let logprobs = score(&mut roles.policy, &self.held_out_own, self.micro_batch_size, true)?;
-        let stride = self.answers_per_record();
+        let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;
         let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
         let own = &self.held_out_own[..count];

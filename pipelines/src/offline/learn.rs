@@ -183,7 +183,8 @@ pub fn score<M: Answering>(
 
 /// So many sequences, but whole pairs, where they are compared.
 pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
-    if objective.compares() { (sequences / 2).max(1) * 2 } else { sequences }
+    let answers = objective.answers();
+    (sequences / answers).max(1) * answers
 }
 
 /// Tokens of each answer: int64 `[S]`.

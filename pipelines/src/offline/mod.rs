@@ -13,6 +13,6 @@ mod written;
 
 pub use learn::{Batch, Pass, learn};
 pub use objective::Whole;
-pub use pipeline::{CACHE_MEMORY, MOST_AT_A_TIME, Offline};
+pub use pipeline::{MOST_AT_A_TIME, Offline};
 pub use step::Lesson;
 pub use written::{Written, read};

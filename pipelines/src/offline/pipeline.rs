@@ -8,7 +8,6 @@ use anyroll_strategy::{
     State, Zero,
     checkpoint::{self, Saver},
 };
-use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{
@@ -20,14 +19,15 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{Objective, OfflineConfig, PipelineConfig, Run},
+    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig, Run},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe, hold, offloaded,
+        Evaluation, Exchange, Nothing, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe, hold,
+        offloaded,
     },
 };
 
@@ -77,10 +77,6 @@ pub struct Roles<M: Model> {
     pub of_held_out: Option<Tensor>,
 }
 
-/// Nothing: every step is a function of its number, the weights and the seed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Nothing {}
-
 impl Offline<Decoder> {
     /// Prepares a run of a language model, its policy on `place`, with its first weights. Opens the reference's devices.
     pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
@@ -94,7 +90,7 @@ impl Offline<Decoder> {
             max_new_tokens: room_for_answers(&base, completed)?,
             batch_size: completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
-            cache_memory: CACHE_MEMORY,
+            cache_memory: KvCacheConfig::default().memory,
             model: model.clone(),
             compute: Stream::torch(&place.device)?,
             tokenizer: base.tokenizer,
@@ -151,8 +147,6 @@ fn held<M: Model>(
 
 /// Prompts that are completed together.
 pub const MOST_AT_A_TIME: usize = 256;
-/// The most of the device's free memory that completing takes.
-pub const CACHE_MEMORY: f64 = 0.85;
 
 /// A rank's part of the records, on every rank as many, and how many of them are no repetition of the last.
 fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
@@ -199,11 +193,6 @@ impl Setup {
         Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed }
     }
 
-    /// Sequences of a record.
-    pub fn answers_per_record(&self) -> usize {
-        if self.config.objective.compares() { 2 } else { 1 }
-    }
-
     /// What the frozen copy, or the policy with its adapters off, says of the answers: fp64 `[S]` on the policy's device;
     /// `None` where the objective does not ask.
     pub fn reference_logprobs<M: Answering>(
@@ -215,12 +204,10 @@ impl Setup {
             return Ok(None);
         }
         let Roles { policy, reference, .. } = roles;
-        let Some(Reference { model, micro_batch_size, offloaded }) = reference else {
+        let Some(reference) = reference else {
             return score(policy, sequences, self.micro_batch_size, false).map(Some);
         };
-        model.load_states(offloaded)?;
-        let logprobs = score(model, sequences, *micro_batch_size, true)?;
-        model.offload_states(offloaded)?;
+        let logprobs = reference.score(|model, size| score(model, sequences, size, true))?;
         Ok(Some(logprobs.f_to_device(policy.torch_device())?))
     }
 }

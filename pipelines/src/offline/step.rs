@@ -17,7 +17,7 @@ use crate::{
     config::{Objective, WarmupConfig},
     data::{Dataset, Draw, Tokenizer},
     metrics::Metrics,
-    train::{Exchange, Purpose, StepOutcome, finish_steps, schedule},
+    train::{Exchange, Purpose, StepOutcome, allocated_bytes, finish_steps, learning_rate},
 };
 
 /// What records are drawn from, and by what they are read.
@@ -67,10 +67,7 @@ impl Lesson<'_> {
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::WarmupDropout, seed: self.seed, number: step, first };
         let seen = learn(policy, &Objective::Sft, &batch, pass)?;
-        let optimizer = &warmup.optimizer;
-        let learning_rate =
-            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, warmup.steps);
-        let stats = policy.step(learning_rate)?;
+        let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
         policy.finish_step(&stats)?;
         let (sums, _) = seen.read()?;
         Ok(exchange.sum(&sums[..1])?[0] / tokens)
@@ -97,7 +94,7 @@ impl Setup {
         let sequences = self.lesson().own(exchange, objective, Draw::Rollout, step, config.batch_size)?;
         let own = [
             answer_tokens(&sequences, 1),
-            answer_tokens(&sequences, self.answers_per_record()),
+            answer_tokens(&sequences, objective.answers()),
             sequences.iter().map(|sequence| sequence.tokens.len() as f64).sum(),
             f64::from(u8::from(stop)),
         ];
@@ -112,17 +109,15 @@ impl Setup {
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::Dropout, seed: self.seed, number: step, first };
         let seen = learn(&mut roles.policy, objective, &batch, pass)?;
-        let optimizer = &config.optimizer;
-        let learning_rate =
-            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, config.steps);
+        let learning_rate = learning_rate(&config.optimizer, step, config.steps);
         let stats = roles.policy.step(learning_rate)?;
-        let memory = roles.policy.group().stream().device().memory_info()?;
+        let train_bytes = allocated_bytes(&roles.policy)?;
         let stepped = finish_steps(&roles.policy, &[stats])?;
 
         let mut metrics = self.learnt(exchange, &seen, batch.whole, answered)?;
         metrics.merge(stepped);
         metrics.insert("learning_rate", learning_rate);
-        metrics.insert("perf/allocated_bytes", memory.allocated_bytes as f64);
+        metrics.insert("perf/allocated_bytes", train_bytes);
         metrics.insert("perf/shared_rows", 1.0 - seen.rows as f64 / seen.inputs as f64);
         let step_s = started.elapsed().as_secs_f64();
         metrics.insert("perf/tokens_per_s", all / step_s);

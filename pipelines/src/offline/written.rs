@@ -37,14 +37,20 @@ pub fn read(
 ) -> Result<Vec<Written>, TokenizerError> {
     let mut read = Vec::with_capacity(2 * records.len());
     for record in records {
-        let prompt = tokenizer.encode_prompt(record)?;
         let worse = if objective.compares() { record.rejected() } else { None };
-        for record in [Some(record), worse.as_ref()].into_iter().flatten() {
-            let (prompt, answer) = match objective.is_of_numbers() {
-                true => (tokenizer.encode_whole(record)?, vec![ANY_TOKEN]),
-                false => (prompt.clone(), tokenizer.encode_answer(record)?),
-            };
+        let records = [Some(record), worse.as_ref()].into_iter().flatten();
+        let mut push = |prompt: &[i64], answer: &[i64]| {
             read.push(Written { prompt_len: prompt.len(), tokens: [prompt, answer].concat() });
+        };
+        if objective.is_of_numbers() {
+            for record in records {
+                push(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]);
+            }
+        } else {
+            let prompt = tokenizer.encode_prompt(record)?;
+            for record in records {
+                push(&prompt, &tokenizer.encode_answer(record)?);
+            }
         }
     }
     Ok(read)

@@ -23,7 +23,8 @@ use crate::{
     Error, Result,
     base_model::BaseModel,
     config::{
-        OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, Role, Run, StrategyConfig, WarmupConfig,
+        KvCacheConfig, OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, Role, Run, StrategyConfig,
+        WarmupConfig,
     },
     data::{Dataset, Tokenizer},
     offline, reward,
@@ -165,15 +166,14 @@ impl Work {
             },
             PipelineConfig::Offline(offline) => {
                 let completed = offline.completions().div_ceil(run.world_size);
-                let pairs = offline.objective.compares() && !run.config.model.drops();
                 Self {
                     prompt,
                     answer,
                     completion: answer,
-                    sharing: if pairs { 2 } else { 1 },
+                    sharing: if run.config.model.drops() { 1 } else { offline.objective.answers() },
                     warmup: offline.warmup.clone(),
                     sampling: (completed > 0)
-                        .then_some((completed.min(offline::MOST_AT_A_TIME), offline::CACHE_MEMORY)),
+                        .then(|| (completed.min(offline::MOST_AT_A_TIME), KvCacheConfig::default().memory)),
                 }
             }
             PipelineConfig::Diffusion(_) => unreachable!("only a run of a language model has a dataset"),

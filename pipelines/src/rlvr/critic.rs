@@ -21,7 +21,7 @@ use crate::{
     config::{CriticConfig, Run},
     inference::Sample,
     metrics::Metrics,
-    train::{Exchange, Place, adamw, finish_steps, hold, offloaded, schedule},
+    train::{Exchange, Place, adamw, finish_steps, hold, learning_rate, offloaded},
 };
 
 /// Where the critic lies in a checkpoint.
@@ -151,10 +151,9 @@ impl Setup {
         scored: &Scored,
         step: u64,
     ) -> Result<Metrics> {
-        let (rlvr, optimizer) = (&self.rlvr, &critic.config.optimizer);
+        let rlvr = &self.rlvr;
         let (aggregation, clip) = (rlvr.algorithm.aggregation, critic.config.value_clip);
-        let learning_rate =
-            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
+        let learning_rate = learning_rate(&critic.config.optimizer, step, rlvr.steps);
         let device = critic.model.torch_device();
         let targets = targets.on(device)?;
         let mut stats = ValueStats::default();

@@ -32,15 +32,16 @@ impl Setup {
     pub fn to_train(
         &self,
         batch: PackedBatch,
-        purpose: Purpose,
         pass: u64,
         numbers: impl IntoIterator<Item = usize>,
     ) -> Result<PackedBatch> {
         if !self.model.drops() {
             return Ok(batch);
         }
-        let keys: Vec<u64> =
-            numbers.into_iter().map(|number| sample_seed(purpose, self.seed, pass, number)).collect();
+        let keys: Vec<u64> = numbers
+            .into_iter()
+            .map(|number| sample_seed(Purpose::Dropout, self.seed, pass, number))
+            .collect();
         Ok(batch.with_dropout(&keys)?)
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     config::{KlTerm, PolicyLoss},
     inference::Sample,
     metrics::Metrics,
-    train::{Exchange, Purpose, StepOutcome, finish_steps, schedule},
+    train::{Exchange, StepOutcome, allocated_bytes, finish_steps, learning_rate},
 };
 
 impl Setup {
@@ -116,9 +116,7 @@ impl Setup {
         step: u64,
     ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
-        let optimizer = &rlvr.optimizer;
-        let learning_rate =
-            optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, rlvr.steps);
+        let learning_rate = learning_rate(&rlvr.optimizer, step, rlvr.steps);
         let numbers: Vec<usize> = self.share.samples_of(exchange.rank()).collect();
         let (mut stats, mut drift) = (LossStats::default(), Drift::default());
         let (mut rows, mut inputs) = (0, 0);
@@ -131,7 +129,7 @@ impl Setup {
                     let targets = targets.part(part.clone())?;
                     let (pass, numbers) = (step * rlvr.epochs as u64 + epoch as u64, &numbers[part.clone()]);
                     let batch = self.pack(&samples[part])?;
-                    let batch = self.to_train(batch, Purpose::Dropout, pass, numbers.iter().copied())?;
+                    let batch = self.to_train(batch, pass, numbers.iter().copied())?;
                     (rows, inputs) = (rows + batch.tokens(), inputs + batch.inputs());
                     policy.accumulate(&batch, |scores| {
                         if epoch == 0 && mini_batch == 0 {
@@ -224,11 +222,6 @@ impl Setup {
         }
         metrics
     }
-}
-
-/// Of the device, by this process; libtorch's own memory is not in it.
-fn allocated_bytes(policy: &Zero<Decoder>) -> Result<f64> {
-    Ok(policy.group().stream().device().memory_info()?.allocated_bytes as f64)
 }
 
 fn mean(values: &[f64]) -> f64 {

@@ -17,7 +17,7 @@ use crate::{
     config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig},
     inference::Sample,
     metrics::Metrics,
-    train::{Exchange, Reference},
+    train::Exchange,
 };
 
 /// A rank's samples of a step, ready to be trained on.
@@ -117,12 +117,11 @@ impl Setup {
     /// Those of the frozen copy, or of the policy with its adapters off; `None` where nothing compares with them.
     fn reference_logprobs(&self, roles: &mut Roles, samples: &[Sample]) -> Result<Option<Tensor>> {
         match &mut roles.reference {
-            Some(Reference { model, micro_batch_size, offloaded }) => {
-                model.load_states(offloaded)?;
-                let device = model.torch_device();
-                let pack = |samples: &[Sample]| self.pack_for(device, samples);
-                let logprobs = logprobs(model, *micro_batch_size, samples, pack)?;
-                model.offload_states(offloaded)?;
+            Some(reference) => {
+                let logprobs = reference.score(|model, size| {
+                    let device = model.torch_device();
+                    logprobs(model, size, samples, |samples| self.pack_for(device, samples))
+                })?;
                 Ok(Some(logprobs.f_to_device(self.device)?))
             }
             None if self.has_adapters && self.rlvr.algorithm.kl_coef > 0.0 => {

@@ -2,8 +2,7 @@
 //!
 //! A [`Pipeline`] says what a step is, how it is measured and what a checkpoint holds; the loop says when, keeps the
 //! run's place, writes its folder and ends when it is asked to. [`Exchange`] and [`Share`] are what pipelines have in
-//! common, [`Place`] where they run, `role` how a model is held there and
-//! [`Reference`] one that stays as it was.
+//! common, [`Place`] where they run, `role` how a model is held there and [`Reference`] one that stays as it was.
 
 mod exchange;
 mod pipeline;
@@ -24,11 +23,13 @@ use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
-pub use pipeline::{Evaluation, Pipeline, Plan, StepOutcome};
+pub use pipeline::{Evaluation, Nothing, Pipeline, Plan, StepOutcome};
 pub use place::Place;
 pub(crate) use place::{open_device, torch_device};
 pub use reference::Reference;
-pub(crate) use role::{adamw, describe, finish_steps, hold, offloaded, schedule, zero_config};
+pub(crate) use role::{
+    adamw, allocated_bytes, describe, finish_steps, hold, learning_rate, offloaded, zero_config,
+};
 pub use seed::{Purpose, sample_seed};
 pub use share::Share;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyroll_strategy::checkpoint::Saver;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Exchange;
 use crate::{
@@ -60,6 +60,10 @@ pub trait Pipeline {
     /// Loads what [`Self::save`] has led to.
     fn load(&mut self, path: &Path) -> Result<()>;
 }
+
+/// What goes from step to step where every step is a function of its number, the weights and the seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Nothing {}
 
 /// When things happen in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

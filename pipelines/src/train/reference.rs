@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc};
 use anyroll_models::{Decoder, init::WeightSource};
 use anyroll_strategy::{State, Zero, checkpoint};
 use serde_json::Value;
+use tch::Tensor;
 
 use super::{Place, hold, offloaded};
 use crate::{Result, config::Role};
@@ -15,7 +16,7 @@ pub struct Reference {
     /// Its weights.
     pub model: Zero<Decoder>,
     /// Sequences that a rank scores at a time.
-    pub micro_batch_size: usize,
+    micro_batch_size: usize,
     /// What of it is on the device only while it scores.
     pub offloaded: Vec<State>,
 }
@@ -42,5 +43,16 @@ impl Reference {
         }
         let micro_batch_size = role.strategy.micro_batch_size;
         Ok(Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) })
+    }
+
+    /// What `score` makes of the model, so many sequences at a time; all of it is on the device for as long.
+    pub fn score(
+        &mut self,
+        score: impl FnOnce(&mut Zero<Decoder>, usize) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        self.model.load_states(&self.offloaded)?;
+        let scores = score(&mut self.model, self.micro_batch_size)?;
+        self.model.offload_states(&self.offloaded)?;
+        Ok(scores)
     }
 }

@@ -109,8 +109,18 @@ pub fn finish_steps<M: Model>(policy: &Zero<M>, steps: &[StepStats]) -> Result<M
     Ok(metrics)
 }
 
+/// The learning rate of step `step`, from 0, of so many.
+pub fn learning_rate(optimizer: &OptimizerConfig, step: u64, steps: u64) -> f64 {
+    optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, steps)
+}
+
+/// What this process has allocated on the model's device; libtorch's own memory is not in it.
+pub fn allocated_bytes<M: Model>(model: &Zero<M>) -> Result<f64> {
+    Ok(model.group().stream().device().memory_info()?.allocated_bytes as f64)
+}
+
 /// The learning rate's way.
-pub fn schedule(config: &ScheduleConfig) -> Schedule {
+fn schedule(config: &ScheduleConfig) -> Schedule {
     match config {
         ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
         ScheduleConfig::Linear(c) => {
