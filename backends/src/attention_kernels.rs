@@ -1,4 +1,4 @@
-//! The kernels of `kernels/attention.cu`: attention's backward. They run on libtorch's stream.
+//! The kernels of `kernels/attention.cu` and `kernels/attention_backward.cu`. They run on libtorch's stream.
 
 use std::ffi::{CStr, c_void};
 
@@ -14,23 +14,33 @@ pub(crate) const SOURCE: Source = Source {
     file: c"attention.cu",
     text: concat!(
         include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
         include_str!("../kernels/warpgroup.cuh"),
+        include_str!("../kernels/attention.cuh"),
         "\n#line 1 \"attention.cu\"\n",
         include_str!("../kernels/attention.cu")
     ),
-    kernels: &[
-        c"attention_stats_64",
-        c"attention_keys_64",
-        c"attention_queries_64",
-        c"attention_stats_128",
-        c"attention_keys_128",
-        c"attention_queries_128",
-    ],
+    kernels: &[NARROW.outputs, WIDE.outputs],
+    architecture: Some("sm_90a"),
+};
+
+/// The same.
+pub(crate) const BACKWARD_SOURCE: Source = Source {
+    file: c"attention_backward.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
+        include_str!("../kernels/warpgroup.cuh"),
+        include_str!("../kernels/attention.cuh"),
+        "\n#line 1 \"attention_backward.cu\"\n",
+        include_str!("../kernels/attention_backward.cu")
+    ),
+    kernels: &[NARROW.stats, NARROW.keys, NARROW.queries, WIDE.stats, WIDE.keys, WIDE.queries],
     architecture: Some("sm_90a"),
 };
 
 /// Keys or queries of a block.
-const TILE: i64 = 128;
+pub(crate) const TILE: i64 = 128;
 /// Two groups that multiply, and one that copies.
 const THREADS: u32 = 384;
 const STATS_THREADS: u32 = 256;
@@ -41,6 +51,7 @@ const PACK: i64 = 8;
 #[derive(Clone, Copy, Debug)]
 struct Kernels {
     dim: i64,
+    outputs: &'static CStr,
     stats: &'static CStr,
     keys: &'static CStr,
     queries: &'static CStr,
@@ -48,12 +59,14 @@ struct Kernels {
 
 const NARROW: Kernels = Kernels {
     dim: 64,
+    outputs: c"attention_outputs_64",
     stats: c"attention_stats_64",
     keys: c"attention_keys_64",
     queries: c"attention_queries_64",
 };
 const WIDE: Kernels = Kernels {
     dim: 128,
+    outputs: c"attention_outputs_128",
     stats: c"attention_stats_128",
     keys: c"attention_keys_128",
     queries: c"attention_queries_128",
@@ -64,8 +77,14 @@ impl Kernels {
         [NARROW, WIDE].into_iter().find(|kernels| kernels.dim == dim)
     }
 
-    /// Shared memory of a block that holds keys and values: these, three stages of 64 queries with their output's
-    /// gradients and two numbers each, and two barriers a stage.
+    /// Shared memory of a block that makes outputs: its queries, and five stages of 128 keys or values with two barriers each.
+    fn outputs_bytes(self) -> i64 {
+        let row = self.dim * 2;
+        TILE * row + 5 * (128 * row + 2 * 8)
+    }
+
+    /// Of one that holds keys and values: these, three stages of 64 queries with their output's gradients and two numbers each,
+    /// and two barriers a stage.
     fn keys_bytes(self) -> i64 {
         let row = self.dim * 2;
         2 * TILE * row + 3 * (2 * 64 * (row + 4) + 2 * 8)
@@ -78,75 +97,116 @@ impl Kernels {
     }
 }
 
-/// The tensors of attention's backward, bf16 `[N, heads, dim]`, as the kernels take them.
+/// Tiles of [`TILE`] tokens, each the number of its sequence and the place of its first token there: int32 `[count, 2]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiles {
+    pub(crate) places: *mut c_void,
+    pub(crate) count: i64,
+}
+
+/// What attention reads and makes, as the kernels take it: bf16 `[rows, heads, dim]`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tensors {
+pub(crate) struct Forward {
     pub(crate) q: Heads,
     pub(crate) k: Heads,
     pub(crate) v: Heads,
     pub(crate) out: Heads,
-    pub(crate) dout: Heads,
-    pub(crate) dq: Heads,
-    pub(crate) dk: Heads,
-    pub(crate) dv: Heads,
-}
-
-/// What is to be done, as the kernels take it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backward {
-    pub(crate) tensors: Tensors,
     /// Log-sum-exps in fp32, and how many elements they lie apart from one query and from one head to the next.
     pub(crate) lse: *mut f32,
     pub(crate) lse_strides: [i64; 2],
-    /// fp32 `[2, heads, tokens]`, written and read.
-    pub(crate) stats: *mut f32,
-    /// int32, where each sequence begins and the last one ends.
+    /// int32, where the tokens of each sequence begin and those of the last one end.
     pub(crate) offsets: *mut c_void,
-    pub(crate) tokens: i64,
-    pub(crate) sequences: i32,
+    /// int32, how many tokens each begins with that are no queries, or null where there are none.
+    pub(crate) common: *mut c_void,
+    /// int32, the row of each token, or null where token n has row n.
+    pub(crate) rows: *mut c_void,
+    /// Written here.
+    pub(crate) tiles: *mut c_void,
     pub(crate) heads: i32,
     pub(crate) kv_heads: i32,
     /// How many tokens a query sees, at most; `i32::MAX` is all.
     pub(crate) window: i32,
+    /// Above 0.
     pub(crate) scale: f32,
+}
+
+/// What backward reads and makes, as the kernels take it. `dk` and `dv` have a row for each token.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backward {
+    pub(crate) forward: Forward,
+    pub(crate) dout: Heads,
+    pub(crate) dq: Heads,
+    pub(crate) dk: Heads,
+    pub(crate) dv: Heads,
+    /// fp32 `[2, heads, rows]`, written and read.
+    pub(crate) stats: *mut f32,
+    pub(crate) rows: i64,
 }
 
 /// Whether a device has kernels for heads of this width.
 pub(crate) fn exist_on(device: &dyn Device, dim: i64) -> bool {
-    Kernels::of(dim).is_some() && SOURCE.exists_on(device)
+    Kernels::of(dim).is_some() && SOURCE.exists_on(device) && BACKWARD_SOURCE.exists_on(device)
 }
 
-impl Tensors {
+impl Forward {
     /// Whether rows begin where the kernels can read and write them.
-    pub(crate) fn fit(&self) -> bool {
-        let Self { q, k, v, out, dout, dq, dk, dv } = self;
-        [q, k, v, out, dout, dq, dk, dv]
-            .into_iter()
-            .all(|heads| (heads.data as usize).is_multiple_of(16) && heads.stride % PACK == 0)
+    pub(crate) fn fits(&self) -> bool {
+        [self.q, self.k, self.v, self.out].into_iter().all(is_aligned)
     }
+}
+
+impl Backward {
+    /// As [`Forward::fits`].
+    pub(crate) fn fits(&self) -> bool {
+        self.forward.fits() && [self.dout, self.dq, self.dk, self.dv].into_iter().all(is_aligned)
+    }
+}
+
+fn is_aligned(heads: Heads) -> bool {
+    (heads.data as usize).is_multiple_of(16) && heads.stride % PACK == 0
+}
+
+/// Writes the outputs and their log-sum-exps.
+///
+/// # Safety
+/// The kernels exist on the device for heads of `dim`, and `of` fits. Addresses are those of tensors on the device with these
+/// sizes, which live until the work is done; what is written overlaps with nothing else. `tiles` have every token but those
+/// that are no queries, once.
+pub(crate) unsafe fn forward(device: &dyn Device, of: Forward, dim: i64, tiles: Tiles) -> Result<()> {
+    let kernels = Kernels::of(dim).expect("kernels for heads of this width");
+    let grid = tiles.grid(of.heads, kernels.outputs_bytes());
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, kernels.outputs, grid, [Forward { tiles: tiles.places, ..of }]) }
 }
 
 /// Writes the gradients.
 ///
 /// # Safety
-/// The kernels exist on the device for heads of `dim`, and the tensors fit. Addresses are those of tensors on the device
-/// with these sizes, which live until the work is done; what is written overlaps with nothing else. The longest sequence
-/// has `max_len` tokens.
-pub(crate) unsafe fn backward(device: &dyn Device, of: Backward, dim: i64, max_len: i64) -> Result<()> {
+/// As [`forward`]; `of_keys` have every token once.
+pub(crate) unsafe fn backward(
+    device: &dyn Device,
+    of: Backward,
+    dim: i64,
+    [of_queries, of_keys]: [Tiles; 2],
+) -> Result<()> {
     let kernels = Kernels::of(dim).expect("kernels for heads of this width");
-    let (heads, kv_heads) = (i64::from(of.heads), i64::from(of.kv_heads));
-    let stats = grid(ceil_div(of.tokens * heads * (dim / PACK), i64::from(STATS_THREADS)), STATS_THREADS);
-    let tiles = |heads: i64, shared_bytes: i64| Grid {
-        shared_bytes: shared_bytes as u32,
-        ..grid(ceil_div(max_len, TILE) * i64::from(of.sequences) * heads, THREADS)
-    };
+    let Forward { heads, kv_heads, .. } = of.forward;
+    let each = ceil_div(of.rows * i64::from(heads) * (dim / PACK), i64::from(STATS_THREADS));
+    let over = |tiles: Tiles| Backward { forward: Forward { tiles: tiles.places, ..of.forward }, ..of };
     // SAFETY: the kernels' signature, and the caller's promise.
     unsafe {
-        launch!(device, kernels.stats, stats, [of])?;
-        launch!(device, kernels.keys, tiles(kv_heads, kernels.keys_bytes()), [of])?;
-        launch!(device, kernels.queries, tiles(heads, kernels.queries_bytes()), [of])
+        launch!(device, kernels.stats, grid(each, STATS_THREADS), [of])?;
+        launch!(device, kernels.keys, of_keys.grid(kv_heads, kernels.keys_bytes()), [over(of_keys)])?;
+        launch!(device, kernels.queries, of_queries.grid(heads, kernels.queries_bytes()), [over(of_queries)])
+    }
+}
+
+impl Tiles {
+    /// A block for each, and each of so many heads.
+    fn grid(self, heads: i32, shared_bytes: i64) -> Grid {
+        Grid { shared_bytes: shared_bytes as u32, ..grid(self.count * i64::from(heads), THREADS) }
     }
 }
 
@@ -154,15 +214,17 @@ pub(crate) unsafe fn backward(device: &dyn Device, of: Backward, dim: i64, max_l
 mod tests {
     use super::*;
 
-    /// The source asserts the same of its layouts.
+    /// The sources assert the same of their layouts.
     #[test]
-    fn shared_memory_is_what_the_source_lays_out() {
+    fn shared_memory_is_what_the_sources_lay_out() {
         for kernels in [NARROW, WIDE] {
-            for (layout, bytes) in
-                [("KeyGradients", kernels.keys_bytes()), ("QueryGradients", kernels.queries_bytes())]
-            {
+            for (source, layout, bytes) in [
+                (SOURCE, "Outputs", kernels.outputs_bytes()),
+                (BACKWARD_SOURCE, "KeyGradients", kernels.keys_bytes()),
+                (BACKWARD_SOURCE, "QueryGradients", kernels.queries_bytes()),
+            ] {
                 let asserted = format!("{layout}<{}>::BYTES == {bytes}", kernels.dim);
-                assert!(SOURCE.text.contains(&asserted), "{asserted}");
+                assert!(source.text.contains(&asserted), "{asserted}");
             }
         }
     }

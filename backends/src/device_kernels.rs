@@ -37,13 +37,14 @@ impl Source {
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 6] = [
+pub(crate) const SOURCES: [Source; 7] = [
     SOURCE,
     model_kernels::SOURCE,
     decode_kernels::SOURCE,
     sample_kernels::SOURCE,
     product_kernels::SOURCE,
     attention_kernels::SOURCE,
+    attention_kernels::BACKWARD_SOURCE,
 ];
 
 const SOURCE: Source = Source {

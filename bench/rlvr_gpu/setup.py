@@ -1,7 +1,7 @@
-"""Writes what both programs read: `setup.py FOLDER --size 1.5b`.
+"""Writes what both programs read: `setup.py FOLDER --size 1.5b --prompt-tokens 128`.
 
 A decoder of Qwen2.5's shape with random weights in bf16, a tokenizer of as many words as it has tokens, and prompts of
-128 of them. Wants torch and transformers.
+so many of them. Wants torch and transformers.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-PROMPTS, PROMPT_TOKENS = 2048, 128
+PROMPTS = 2048
 SHAPES = {
     "tiny": dict(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4),
     "0.5b": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14),
@@ -25,6 +25,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--size", default="1.5b", choices=SHAPES)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
     arguments = parser.parse_args()
     vocabulary = 1024 if arguments.size == "tiny" else 151936
     config = transformers.Qwen2Config(
@@ -48,7 +49,7 @@ def main():
     draw = random.Random(0)
     with open(arguments.folder / "prompts.jsonl", "w") as file:
         for _ in range(PROMPTS):
-            prompt = " ".join(f"w{draw.randrange(2, vocabulary)}" for _ in range(PROMPT_TOKENS))
+            prompt = " ".join(f"w{draw.randrange(2, vocabulary)}" for _ in range(arguments.prompt_tokens))
             file.write(json.dumps({"prompt": prompt, "answer": ""}) + "\n")
 
 

@@ -1,6 +1,6 @@
 //! What a decoder reads in training: sequences of unequal length, packed without padding.
 
-use anyroll_backends::ops::{Copies, Packing, upload};
+use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
 use crate::{Error, Result};
@@ -30,12 +30,7 @@ impl Sequence<'_> {
 pub struct PackedBatch {
     /// Input tokens: int64 `[N]`.
     pub(crate) tokens: Tensor,
-    /// Of the sequences as each would be by itself.
     pub(crate) packing: Packing,
-    /// The rows that attention sees, in the order of `packing`, if some sequences have rows in common.
-    pub(crate) copies: Option<Copies>,
-    /// The place of each row in its sequences: int64 `[N]`.
-    pub(crate) positions: Tensor,
     /// The row whose output predicts each target: int64 `[M]`.
     pub(crate) target_rows: Tensor,
     /// The target tokens: int64 `[M]`.
@@ -59,7 +54,7 @@ impl PackedBatch {
 
     /// The same, but for the tokens that a sequence begins with as the one before it does, such as the prompt that samples
     /// of a group have in common: they are computed once for both. No token sees those after it, so what comes out is the
-    /// same, up to the order of sums. As far as that saves less than attention's copies of these rows cost, it is [`Self::new`].
+    /// same, up to the order of sums. As far as that saves less than it may cost attention, it is [`Self::new`].
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -78,13 +73,7 @@ impl PackedBatch {
             }
         }
         let rows = Rows::of(sequences, shares);
-        let packing = Packing::new(&rows.lengths, device)?;
-        let copies =
-            (rows.tokens.len() < rows.of.len()).then(|| Copies::new(&rows.of, device)).transpose()?;
-        let positions = match &copies {
-            Some(copies) => packing.positions().f_index_select(0, copies.first())?,
-            None => packing.positions().shallow_clone(),
-        };
+        let packing = Packing::sharing(&rows.lengths, &rows.of, device)?;
         let targets: Vec<i64> =
             sequences.iter().flat_map(|it| it.tokens[it.prompt_len..].iter().copied()).collect();
         Ok(PackedBatch {
@@ -92,8 +81,6 @@ impl PackedBatch {
             target_rows: upload(&rows.of_targets(sequences), device)?,
             targets: upload(&targets, device)?,
             packing,
-            copies,
-            positions,
             temperature,
             adapters: true,
             row_keys: None,
@@ -112,7 +99,7 @@ impl PackedBatch {
     /// # Errors
     /// Another number of keys than of sequences, sequences that have rows in common, or libtorch's error.
     pub fn with_dropout(self, keys: &[u64]) -> Result<PackedBatch> {
-        if self.copies.is_some() {
+        if self.tokens() < self.inputs() {
             return Err(input("keys", "are of sequences that have rows in common".to_owned()));
         }
         if keys.len() as i64 != self.sequences() {
@@ -128,7 +115,7 @@ impl PackedBatch {
 
     /// The number of input tokens N; those that sequences have in common count once.
     pub fn tokens(&self) -> i64 {
-        self.tokens.numel() as i64
+        self.packing.rows()
     }
 
     /// The number of input tokens as each sequence would have them by itself.
@@ -147,8 +134,8 @@ impl PackedBatch {
     }
 }
 
-/// The share of a batch's rows, one in so many, that has to be saved for rows to be shared: attention's copies cost about 2 % of
-/// a pass over them.
+/// The share of a batch's rows, one in so many, that has to be saved for rows to be shared: where attention needs copies of them,
+/// these cost about 2 % of a pass.
 const LEAST_SHARED: usize = 16;
 
 /// Whether rows that are computed once where they would be so many apart are worth the copies of them.

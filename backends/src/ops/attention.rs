@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::check::{Args, Engine, is_narrow_on_host};
-use super::{Packing, Result, composite, flash, kernels};
+use super::{Packing, Result, composite, flash, kernels, tiled};
 
 /// How a query weighs the keys before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +31,7 @@ impl Causal {
     }
 }
 
-/// Causal attention within each sequence of a packed batch.
+/// Causal attention within each sequence of a packed batch, whose rows some of them may have in common.
 ///
 /// `q` `[N, H, D]`, `k` and `v` `[N, K, D]` may be views whose rows lie apart; K divides H, and query head `h`
 /// reads key head `h / (H / K)`. Returns the output, dense `[N, H D]`, and log(sum(exp(scale * scores))) of
@@ -54,20 +54,20 @@ pub fn attention(
         let (out, lse) = attention(&q_wide, &k, &v, packing, causal)?;
         return Ok((out.f_to_kind(q.kind())?, lse));
     }
-    match Engine::of(q) {
-        Some(Engine::Cpu) => {}
-        Some(Engine::Device(_)) if flash::takes(q, packing) => {
-            return flash::attention((q, k, v), packing, causal);
-        }
-        _ => return composite::attention(q, k, v, packing, causal),
+    if let Some(Engine::Device(device)) = Engine::of(q)
+        && (packing.copies().is_some() || !flash::has_plan(packing, causal))
+        && let Some(done) = tiled::attention(&*device, (q, k, v), packing, causal)?
+    {
+        return Ok(done);
     }
-    on_host(
-        args,
-        (q, k, v),
-        sizes,
-        Spans { offsets: packing.offsets(), longest: packing.max_len(), history: 0 },
-        causal,
-    )
+    packing.over_tokens([q, k, v], |q, k, v| match Engine::of(q) {
+        Some(Engine::Cpu) => {
+            let spans = Spans { offsets: packing.offsets(), longest: packing.max_len(), history: 0 };
+            on_host(args, (q, k, v), Sizes { rows: packing.tokens(), ..sizes }, spans, causal)
+        }
+        Some(Engine::Device(_)) if flash::takes(q, packing) => flash::attention((q, k, v), packing, causal),
+        _ => composite::attention(q, k, v, packing, causal),
+    })
 }
 
 /// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
@@ -99,7 +99,47 @@ pub fn attention_backward(
         dk.f_copy_(&of_k)?;
         return Ok(dv.f_copy_(&of_v)?);
     }
-    let (inputs, results) = ((q, k, v), (out, lse));
+    if let Some(Engine::Device(device)) = Engine::of(q)
+        && (deterministic || packing.copies().is_some() || !flash::has_plan(packing, causal))
+        && tiled::attention_backward(&*device, dout, (q, k, v), (out, lse), (packing, causal), (dq, dk, dv))?
+    {
+        return Ok(());
+    }
+    let Some(copies) = packing.copies() else {
+        return backward_of_tokens(args, sizes, dout, (q, k, v), (out, lse), how, (dq, dk, dv));
+    };
+    let Sizes { heads, kv_heads, dim, .. } = sizes;
+    let of_tokens = args.empty(&[packing.tokens(), heads + 2 * kv_heads, dim])?;
+    let split = |all: &Tensor| {
+        let part = |start, count| all.f_narrow(1, start, count);
+        Ok::<_, super::Error>([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
+    };
+    {
+        let [q, k, v, out, lse] = [q, k, v, out, lse].map(|rows| copies.spread(rows));
+        let (inputs, results, dout) = ((&q?, &k?, &v?), (&out?, &lse?), copies.to_first(dout)?);
+        let [mut dq, mut dk, mut dv] = split(&of_tokens)?;
+        let sizes = Sizes { rows: packing.tokens(), ..sizes };
+        let into = (&mut dq, &mut dk, &mut dv);
+        backward_of_tokens(args, sizes, &dout, inputs, results, how, into)?;
+    }
+    let sums = copies.sum(&of_tokens.f_flatten(1, 2)?)?.f_view([-1, heads + 2 * kv_heads, dim])?;
+    for (gradient, sum) in [dq, dk, dv].into_iter().zip(split(&sums)?) {
+        gradient.f_copy_(&sum)?;
+    }
+    Ok(())
+}
+
+/// [`attention_backward`] where each token has a row.
+fn backward_of_tokens(
+    args: Args,
+    Sizes { rows, heads, kv_heads, dim }: Sizes,
+    dout: &Tensor,
+    inputs: (&Tensor, &Tensor, &Tensor),
+    results: (&Tensor, &Tensor),
+    how: (&Packing, Causal, bool),
+    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+) -> Result<()> {
+    let ((q, k, v), (out, lse), (packing, causal, _)) = (inputs, results, how);
     match Engine::of(q) {
         Some(Engine::Cpu) => {}
         Some(Engine::Device(device)) if flash::takes(q, packing) => {
@@ -107,7 +147,6 @@ pub fn attention_backward(
         }
         _ => return composite::attention_backward(dout, inputs, results, how, (dq, dk, dv)),
     }
-    let Sizes { rows, heads, kv_heads, dim } = sizes;
     // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
     // gradients are borrowed mutably, and all outlive the call.
     let code = unsafe {
@@ -199,7 +238,8 @@ pub fn decode_attention(
 /// Causal attention of the last `n` tokens of one sequence over all its `m` tokens: `q` `[n, H, D]`, `k` and `v`
 /// `[m, K, D]`, m >= n. Returns `[n, H D]`.
 ///
-/// But for the kernel of a CPU the scores exist whole, H n m of them in fp32, so a long sequence comes in pieces.
+/// But for the kernels of a CPU and ours of a GPU the scores exist whole, H n m of them in fp32, so a long sequence comes in
+/// pieces.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
@@ -208,15 +248,22 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
         let [q_wide, k, v] = wide([q, k, v])?;
         return Ok(attention_with_history(&q_wide, &k, &v, causal)?.f_to_kind(q.kind())?);
     }
-    let Some(Engine::Cpu) = Engine::of(q) else {
-        return composite::attention_with_history(q, k, v, causal);
-    };
     let args = Args::new("attention_with_history", q);
     let [rows, heads, dim] = args.dims("q", q)?;
     let [tokens, kv_heads, _] = args.dims("k", k)?;
     check_groups(args, heads, kv_heads)?;
     if tokens < rows {
         return Err(args.refuse("k", format!("has {tokens} tokens, fewer than the {rows} of `q`")));
+    }
+    match Engine::of(q) {
+        Some(Engine::Cpu) => {}
+        Some(Engine::Device(device)) => {
+            return match tiled::attention_with_history(&*device, (q, k, v), causal)? {
+                Some(out) => Ok(out),
+                None => composite::attention_with_history(q, k, v, causal),
+            };
+        }
+        None => return composite::attention_with_history(q, k, v, causal),
     }
     let spans = Spans { offsets: &[0, rows], longest: rows, history: tokens - rows };
     Ok(on_host(args, (q, k, v), Sizes { rows, heads, kv_heads, dim }, spans, causal)?.0)
@@ -275,6 +322,7 @@ fn wide<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
     Ok(wide.try_into().expect("as many as came"))
 }
 
+#[derive(Clone, Copy)]
 struct Sizes {
     rows: i64,
     heads: i64,
@@ -287,8 +335,8 @@ impl Sizes {
         let [rows, heads, dim] = args.dims("q", q)?;
         let [_, kv_heads, _] = args.dims("k", k)?;
         check_groups(args, heads, kv_heads)?;
-        if rows != packing.tokens() {
-            let problem = format!("has {} tokens, expected {rows} as in `q`", packing.tokens());
+        if rows != packing.rows() {
+            let problem = format!("has {} rows, expected {rows} as in `q`", packing.rows());
             return Err(args.refuse("packing", problem));
         }
         Ok(Sizes { rows, heads, kv_heads, dim })

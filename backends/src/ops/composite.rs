@@ -161,7 +161,7 @@ impl Padded {
         let offsets = packing.offsets_tensor();
         let lengths = offsets.f_diff(1, -1, None::<&Tensor>, None::<&Tensor>)?;
         let sequence = Tensor::f_repeat_interleave(&lengths, packing.tokens())?;
-        let places = sequence.f_mul_scalar(max_len)?.f_add(packing.positions())?;
+        let places = sequence.f_mul_scalar(max_len)?.f_add(packing.positions_of_tokens())?;
         let (unseen, scale) = (unseen(max_len, max_len, causal, q.device())?, causal.scale);
         let kv_heads = k.size()[1];
         Ok(Padded { places, unseen, scale, sequences, max_len, kv_heads, kind: accumulator(q) })

@@ -1,13 +1,11 @@
-//! Attention of 16-bit floats on a device: by the libraries that its libtorch brings, cuDNN's and FlashAttention-2, and
-//! backward by kernels of ours where it has them ([`attention_kernels`]).
+//! Attention of 16-bit floats on a device by the libraries that its libtorch brings, cuDNN's and FlashAttention-2, where it is
+//! not by kernels of ours ([`super::tiled`]).
 //!
 //! cuDNN's is the fastest, but its backward never repeats itself to the bit, it has to build a plan for every shape that
 //! it has not seen, and plans know no windows. So it runs forward where all sequences have one length, as in training on
-//! packed text, and backward only if that need not be deterministic. Any other backward is ours, in bf16 and for the
-//! widths that there are, and takes what either forward leaves (docs/performance.md has all in figures). Everything else
-//! is FlashAttention-2's.
+//! packed text, and backward only if that need not be deterministic ([`has_plan`]). Everything else is FlashAttention-2's.
 //!
-//! Its own backward is deterministic by giving each head as many blocks, with a sum of queries' gradients each, as fill
+//! Its backward is deterministic by giving each head as many blocks, with a sum of queries' gradients each, as fill
 //! the device if every sequence and head counts alike: with 48 of them on 132 multiprocessors three blocks each, which
 //! are 144, and so take two rounds, the second nearly empty. [`Cut`] asks for fewer heads at a time, or adds sequences
 //! without tokens, which only change that count.
@@ -16,16 +14,8 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Kind, Tensor};
 
-use super::{
-    Causal, Error, Packing, Result,
-    check::{Args, Heads},
-};
-use crate::{
-    Device,
-    attention_kernels::{self, Backward, Tensors},
-    ffi,
-    model_kernels::ceil_div,
-};
+use super::{Causal, Error, Packing, Result};
+use crate::{Device, ffi, model_kernels::ceil_div};
 
 /// The multiple of tokens that sequences must be for a plan of their own: lengths that come from data seldom repeat.
 const PLANNED_LEN: i64 = 128;
@@ -97,12 +87,6 @@ pub(super) fn attention_backward(
     (packing, causal, deterministic): (&Packing, Causal, bool),
     (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
 ) -> Result<()> {
-    if deterministic || planned_len(packing, causal) == 0 {
-        let (results, into) = ((out, lse), (&mut *dq, &mut *dk, &mut *dv));
-        if wrote_by_our_kernels(device, dout, (q, k, v), results, (packing, causal), into)? {
-            return Ok(());
-        }
-    }
     let (heads, kv_heads) = (q.size()[1], k.size()[1]);
     let cut = match device.multiprocessors() {
         Some(multiprocessors) if deterministic => {
@@ -128,60 +112,6 @@ pub(super) fn attention_backward(
         )
     };
     if code == 0 { Ok(()) } else { Err(failed("attention_backward")) }
-}
-
-/// Writes the gradients by our kernels and says so, if there are some for these tensors.
-fn wrote_by_our_kernels(
-    device: &dyn Device,
-    dout: &Tensor,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (out, lse): (&Tensor, &Tensor),
-    (packing, causal): (&Packing, Causal),
-    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
-) -> Result<bool> {
-    let args = Args::new("attention_backward", q);
-    let (of_queries @ [tokens, heads, dim], [_, kv_heads, _]) = (args.dims("q", q)?, args.dims("k", k)?);
-    if args.kind() != Kind::BFloat16 || !attention_kernels::exist_on(device, dim) {
-        return Ok(false);
-    }
-    let of_keys = [tokens, kv_heads, dim];
-    let dense = |argument, tensor| {
-        let data = args.values(argument, tensor, &[tokens, heads * dim])?;
-        Ok::<_, Error>(Heads { data, stride: heads * dim })
-    };
-    let tensors = Tensors {
-        q: args.heads("q", q, of_queries)?,
-        k: args.heads("k", k, of_keys)?,
-        v: args.heads("v", v, of_keys)?,
-        out: dense("out", out)?,
-        dout: dense("dout", dout)?,
-        dq: args.heads("dq", dq, of_queries)?,
-        dk: args.heads("dk", dk, of_keys)?,
-        dv: args.heads("dv", dv, of_keys)?,
-    };
-    if !tensors.fit() {
-        return Ok(false);
-    }
-    let sequences = packing.sequences();
-    let (lse, lse_strides) = args.float_matrix("lse", lse, [tokens, heads])?;
-    let stats = args.empty_floats(&[2, heads, tokens])?;
-    let backward = Backward {
-        tensors,
-        lse,
-        lse_strides,
-        stats: stats.data_ptr().cast(),
-        offsets: args.dense("packing", packing.offsets_int32(), &[sequences + 1], Kind::Int)?,
-        tokens,
-        sequences: sequences as i32,
-        heads: heads as i32,
-        kv_heads: kv_heads as i32,
-        window: causal.window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX),
-        scale: causal.scale as f32,
-    };
-    // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to their rows, what is written is
-    // borrowed mutably, and libtorch takes memory back in the order of its stream.
-    args.launched(unsafe { attention_kernels::backward(device, backward, dim, packing.max_len()) })?;
-    Ok(true)
 }
 
 /// How a deterministic backward of FlashAttention-2 is called: for so many key heads at a time, with so many empty sequences.
@@ -212,6 +142,11 @@ impl Cut {
         };
         cuts.min_by(order).expect("there is at least one key head")
     }
+}
+
+/// Whether cuDNN makes a plan for such sequences.
+pub(super) fn has_plan(packing: &Packing, causal: Causal) -> bool {
+    planned_len(packing, causal) > 0
 }
 
 /// The length that all sequences have, or 0 if there is no plan for them: plans know no windows.

@@ -38,6 +38,7 @@ mod rope;
 mod swiglu;
 #[cfg(test)]
 mod tests;
+mod tiled;
 
 pub(crate) use check::Heads;
 
@@ -46,7 +47,6 @@ pub use by_rows::{
     attention_by_rows, attention_with_history_by_rows, decode_attention_by_rows, exist_by_rows,
     linear_by_rows, linear_by_rows_into,
 };
-pub use copies::Copies;
 pub use decode::{
     AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rope_into_cache_,
     sample_into, swiglu_into,

@@ -4,28 +4,46 @@ use std::cell::OnceCell;
 
 use tch::{Device, Kind, Tensor};
 
+use super::copies::Copies;
+use super::tiled::Layout;
 use super::{Error, Result};
 use crate::{TorchDevice, ffi, model_kernels::ceil_div};
 
-/// Sequences back to back: sequence `b` is the rows `offsets[b] .. offsets[b + 1]` of a batch.
+/// Sequences back to back: sequence `b` is the tokens `offsets[b] .. offsets[b + 1]` of a batch. Each token has a row, its own
+/// one unless sequences have tokens in common.
 ///
 /// Kernels index with these numbers unchecked, so they are made here from lengths and cannot be changed.
 #[derive(Debug)]
 pub struct Packing {
     offsets: Vec<i64>,
+    sharing: Option<Sharing>,
     offsets_tensor: Tensor,
     offsets_int32: Tensor,
     positions: Tensor,
     max_len: i64,
     pages: OnceCell<Pages>,
+    layout: OnceCell<Layout>,
 }
 
-/// Where the rows of a packing would lie in a cache of blocks.
+/// Tokens that have the rows of others.
+#[derive(Debug)]
+struct Sharing {
+    /// Of rows: one for each token.
+    copies: Copies,
+    /// The row of each token.
+    rows: Vec<i64>,
+    /// How many tokens each sequence begins with whose rows are those of sequences before it.
+    common: Vec<i64>,
+    /// The place of each row in its sequences: int64 `[N]`.
+    positions: Tensor,
+}
+
+/// Where the tokens of a packing would lie in a cache of blocks.
 #[derive(Debug)]
 pub(super) struct Pages {
-    /// int32 `[N, W]`: the blocks of each row's sequence.
+    /// int32 `[N, W]`: the blocks of each token's sequence.
     pub tables: Tensor,
-    /// int64 `[N]`: each row's place in the cache.
+    /// int64 `[N]`: each token's place in the cache.
     pub places: Tensor,
     pub blocks: i64,
 }
@@ -54,8 +72,41 @@ impl Packing {
             positions: upload(&positions, device)?,
             max_len: lengths.iter().copied().max().unwrap_or(0),
             offsets,
+            sharing: None,
             pages: OnceCell::new(),
+            layout: OnceCell::new(),
         })
+    }
+
+    /// The same for sequences that may begin with tokens of sequences before them: `rows` has the row of each token, which are
+    /// numbered as they come up.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; another number of rows than of tokens, a row that comes up before the one in front of it, or rows of
+    /// a sequence that do not rise.
+    pub fn sharing(lengths: &[i64], rows: &[i64], device: Device) -> Result<Packing> {
+        let packing = Packing::new(lengths, device)?;
+        let refuse = |problem: String| Error::Argument { op: "packing", argument: "rows", problem };
+        if rows.len() as i64 != packing.tokens() {
+            return Err(refuse(format!("are {}, of {} tokens", rows.len(), packing.tokens())));
+        }
+        let (mut common, mut next) = (Vec::with_capacity(lengths.len()), 0);
+        for (sequence, ends) in packing.offsets.windows(2).enumerate() {
+            let own = &rows[ends[0] as usize..ends[1] as usize];
+            if let Some(pair) = own.windows(2).find(|pair| pair[0] >= pair[1]) {
+                return Err(refuse(format!("hold {} behind {}, in sequence {sequence}", pair[1], pair[0])));
+            }
+            let shared = own.iter().take_while(|&&row| row < next).count();
+            common.push(shared as i64);
+            next += (own.len() - shared) as i64;
+        }
+        if next == packing.tokens() {
+            return Ok(packing);
+        }
+        let copies = Copies::new(rows, device)?;
+        let positions = packing.positions.f_index_select(0, copies.first())?;
+        let sharing = Some(Sharing { copies, rows: rows.to_vec(), common, positions });
+        Ok(Packing { sharing, ..packing })
     }
 
     /// The number of sequences B.
@@ -63,9 +114,35 @@ impl Packing {
         self.offsets.len() as i64 - 1
     }
 
-    /// The number of rows N of the batch.
+    /// The number of tokens of all sequences.
     pub fn tokens(&self) -> i64 {
         self.offsets[self.offsets.len() - 1]
+    }
+
+    /// The number of rows N of the batch, which is smaller where sequences have tokens in common.
+    pub fn rows(&self) -> i64 {
+        self.copies().map_or_else(|| self.tokens(), Copies::rows)
+    }
+
+    /// The rows' copies in the order of the tokens, if there are fewer rows.
+    pub(super) fn copies(&self) -> Option<&Copies> {
+        self.sharing.as_ref().map(|sharing| &sharing.copies)
+    }
+
+    /// Attention by what knows of no row in common: with a row for each token, made of `[N, heads, D]`. It gives outputs and
+    /// log-sum-exps of each, and this those of each row.
+    pub(super) fn over_tokens(
+        &self,
+        qkv: [&Tensor; 3],
+        attend: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<(Tensor, Tensor)>,
+    ) -> Result<(Tensor, Tensor)> {
+        let Some(copies) = self.copies() else {
+            let [q, k, v] = qkv;
+            return attend(q, k, v);
+        };
+        let [q, k, v] = qkv.map(|rows| copies.spread(rows));
+        let (out, lse) = attend(&q?, &k?, &v?)?;
+        Ok((copies.of_first(&out)?, copies.of_first(&lse.f_contiguous()?)?))
     }
 
     /// The length of the longest sequence.
@@ -102,6 +179,17 @@ impl Packing {
         Ok(self.pages.get().expect("just made"))
     }
 
+    /// What our kernels of attention are told of it, the same in every call.
+    pub(super) fn layout(&self) -> Result<&Layout> {
+        if self.layout.get().is_none() {
+            let (common, rows): (&[i64], &[i64]) =
+                self.sharing.as_ref().map_or((&[], &[]), |sharing| (&sharing.common, &sharing.rows));
+            let layout = Layout::new(&self.offsets, common, rows, self.positions.device())?;
+            self.layout.set(layout).expect("nobody else is here");
+        }
+        Ok(self.layout.get().expect("just made"))
+    }
+
     fn lay_out(&self, block_tokens: i64) -> Result<Pages> {
         let table_len = ceil_div(self.max_len, block_tokens).max(1);
         let (mut tables, mut sequences, mut places) = (Vec::new(), Vec::new(), Vec::new());
@@ -123,8 +211,13 @@ impl Packing {
         })
     }
 
-    /// The place of each row in its sequence, from 0, on the device: int64 `[N]`.
+    /// The place of each row in its sequences, from 0, on the device: int64 `[N]`.
     pub fn positions(&self) -> &Tensor {
+        self.sharing.as_ref().map_or(&self.positions, |sharing| &sharing.positions)
+    }
+
+    /// The place of each token in its sequence.
+    pub(super) fn positions_of_tokens(&self) -> &Tensor {
         &self.positions
     }
 }

@@ -292,7 +292,7 @@ fn attention_kernels_equal_composites() {
 
 /// In bf16 on a GPU, against fp32: by our kernels where the device has them, whose tiles have 64 and 128 rows.
 #[test]
-fn gradients_of_attention_repeat_and_are_those_of_wide_values() {
+fn attention_repeats_and_is_that_of_wide_values() {
     let lengths: [&[i64]; 3] = [&[300, 1, 0, 64, 129, 65], &[256, 256], &[700, 128]];
     let heads = [(6, 2, 128), (1, 1, 128), (7, 1, 64), (4, 4, 64)];
     let is_narrow = |place: &&(Kind, Device)| place.0 == Kind::BFloat16;
@@ -310,7 +310,7 @@ fn gradients_of_attention_repeat_and_are_those_of_wide_values() {
         let dout = random(&[rows, heads * dim], at);
         for window in [None, Some(1), Some(100), Some(129)] {
             let causal = Causal { scale: (*dim as f64).powf(-0.5), window };
-            let gradients = |qkv: &Tensor, dout: &Tensor, is_wide: bool| {
+            let run = |qkv: &Tensor, dout: &Tensor, is_wide: bool| {
                 let ([q, k, v], gradients) = (views(qkv), qkv.zeros_like());
                 let [mut dq, mut dk, mut dv] = views(&gradients);
                 let forward = if is_wide { composite::attention } else { super::attention };
@@ -319,12 +319,18 @@ fn gradients_of_attention_repeat_and_are_those_of_wide_values() {
                 let (out, lse) = forward(&q, &k, &v, &packing, causal).unwrap();
                 let (how, into) = ((&packing, causal, true), (&mut dq, &mut dk, &mut dv));
                 backward(dout, (&q, &k, &v), (&out, &lse), how, into).unwrap();
-                gradients
+                (out, lse, gradients)
             };
             let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}, {window:?}");
             let [wide_qkv, wide_dout] = [&qkv, &dout].map(|tensor| tensor.to_kind(Kind::Float));
-            let (found, expected) = (gradients(&qkv, &dout, false), gradients(&wide_qkv, &wide_dout, true));
-            assert!(found.equal(&gradients(&qkv, &dout, false)), "{what}: other bits");
+            let ((out, lse, found), again) = (run(&qkv, &dout, false), run(&qkv, &dout, false));
+            let (wide_out, wide_lse, expected) = run(&wide_qkv, &wide_dout, true);
+            assert!(
+                out.equal(&again.0) && lse.equal(&again.1) && found.equal(&again.2),
+                "{what}: other bits"
+            );
+            assert_close(&format!("out, {what}"), &out, &wide_out, tolerance(at.0, 4.0));
+            assert_close(&format!("lse, {what}"), &lse, &wide_lse, tolerance(at.0, 1.0));
             for ((name, found), expected) in
                 ["dq", "dk", "dv"].iter().zip(views(&found)).zip(views(&expected))
             {
@@ -699,12 +705,16 @@ fn arguments_that_do_not_fit_are_refused() {
     let packing = Packing::new(&[2, 3], Device::Cpu).unwrap();
     let attention =
         |q: &Tensor, k: &Tensor| super::attention(q, k, k, &packing, Causal::whole(1.0)).map(drop);
-    check("has 5 tokens, expected 6", attention(&x, &x));
+    check("has 5 rows, expected 6", attention(&x, &x));
     let x = x.narrow(0, 0, 5);
     check("3 heads, which do not divide the 2", attention(&x, &random(&[5, 3, 4], FLOAT)));
     check("expected Float on Cpu", attention(&x, &random(&[5, 1, 4], DOUBLE)));
     check("expected [5, 1, 4]", attention(&x, &random(&[5, 1, 6], FLOAT)));
     check("lengths", Packing::new(&[1, -1], Device::Cpu).map(drop));
+    let sharing = |rows: &[i64]| Packing::sharing(&[2, 3], rows, Device::Cpu).map(drop);
+    check("`rows` are 4, of 5 tokens", sharing(&[0, 1, 0, 2]));
+    check("`rows` hold 1 behind 2, in sequence 1", sharing(&[0, 1, 0, 2, 1]));
+    check("`of` holds 3 where at most 2", sharing(&[0, 1, 0, 3, 4]));
 
     let (logits, targets) = (random(&[3, 5], FLOAT), Tensor::from_slice(&[0i64, -1, 2]));
     check("`targets` holds -1", super::logprobs(&logits, &targets, 1.0).map(drop));

@@ -9,7 +9,7 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Causal, Copies, Packing, Rotation};
+use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
 use super::lora::{Adapter, Drops, Lora};
@@ -78,10 +78,6 @@ pub(super) struct Projected {
 #[derive(Clone, Copy)]
 pub(super) struct Layer<'a> {
     pub packing: &'a Packing,
-    /// What attention sees of rows that sequences have in common, in the order of `packing`.
-    pub copies: Option<&'a Copies>,
-    /// The place of each row in its sequences: int64 `[N]`.
-    pub positions: &'a Tensor,
     /// See [`ops::rope_table`].
     pub rope_table: &'a Tensor,
     /// How many tokens a token sees, itself included; `None`: all before it.
@@ -192,8 +188,11 @@ impl Block {
         save: bool,
     ) -> Result<(Tensor, Saved)> {
         let drops = layer.drops;
-        let projected = self.project(weights, x, (layer.positions, layer.rope_table), drops)?;
-        let (attended, lse) = self.attend(&projected, layer)?;
+        let projected = self.project(weights, x, (layer.packing.positions(), layer.rope_table), drops)?;
+        let (attended, lse) = {
+            let Projected { q, k, v, .. } = &projected;
+            self.math.attention(q, k, v, layer.packing, self.causal(layer.window))?
+        };
         let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, drops, save)?;
         if !save {
             return Ok((out, Saved::default()));
@@ -232,19 +231,6 @@ impl Block {
             ops::rope_(&mut qk, positions, rope_table, Rotation::Forward)?;
         }
         Ok(Projected { q, k, v, rstd, qkv, qk_rstd })
-    }
-
-    /// The output of attention `[N, H D]`, and log-sum-exps for each row that attention saw.
-    fn attend(
-        &self,
-        Projected { q, k, v, .. }: &Projected,
-        Layer { packing, copies, window, .. }: Layer,
-    ) -> Result<(Tensor, Tensor)> {
-        let causal = self.causal(window);
-        let Some(copies) = copies else { return self.math.attention(q, k, v, packing, causal) };
-        let [q, k, v] = [q, k, v].map(|rows| copies.spread(rows));
-        let (out, lse) = self.math.attention(&q?, &k?, &v?, packing, causal)?;
-        Ok((copies.of_first(&out)?, lse))
     }
 
     /// From the output of attention `[N, H D]` to the output of the block.
@@ -413,7 +399,7 @@ impl Block {
         qk_normed: Option<[Tensor; 4]>,
         layer: Layer,
     ) -> Result<Tensor> {
-        let Layer { positions, rope_table, .. } = layer;
+        let (positions, rope_table) = (layer.packing.positions(), layer.rope_table);
         let qkv = &attended.qkv;
         let mut dqkv = qkv.f_empty_like()?;
         let flat = [-1, (self.heads + 2 * self.kv_heads) * self.head_dim];
@@ -438,33 +424,16 @@ impl Block {
         Ok(dqkv.f_view(flat)?)
     }
 
-    /// Backward of [`Self::attend`]: writes the gradients of queries, keys and values.
+    /// Writes the gradients of queries, keys and values.
     fn attend_backward(
         &self,
         [q, k, v]: [&Tensor; 3],
         Attended { dout, out, lse, .. }: &Attended,
-        Layer { packing, copies, window, .. }: Layer,
+        Layer { packing, window, .. }: Layer,
         [dq, dk, dv]: [&mut Tensor; 3],
     ) -> Result<()> {
         let how = (packing, self.causal(window), self.deterministic);
-        let Some(copies) = copies else {
-            return Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?);
-        };
-        let heads = self.heads + 2 * self.kv_heads;
-        let of_copies = {
-            let [q, k, v, out] = [q, k, v, out].map(|rows| copies.spread(rows));
-            let (q, k, v, out, dout) = (q?, k?, v?, out?, copies.to_first(dout)?);
-            let of_copies = Tensor::f_empty([q.size()[0], heads, self.head_dim], (q.kind(), q.device()))?;
-            let [mut dq, mut dk, mut dv] = self.split(&of_copies)?;
-            let gradients = (&mut dq, &mut dk, &mut dv);
-            ops::attention_backward(&dout, (&q, &k, &v), (&out, lse), how, gradients)?;
-            of_copies
-        };
-        let sums = copies.sum(&of_copies.f_flatten(1, 2)?)?.f_view([-1, heads, self.head_dim])?;
-        for (gradient, sum) in [dq, dk, dv].into_iter().zip(self.split(&sums)?) {
-            gradient.f_copy_(&sum)?;
-        }
-        Ok(())
+        Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?)
     }
 
     /// What [`Self::forward`] saved: the tensors of every block, and those of qk-norm.

@@ -17,7 +17,7 @@ pub struct PackedSize {
     pub longest: usize,
     /// Rows N of all; those that sequences have in common count once.
     pub tokens: usize,
-    /// Rows that attention sees, which are more where sequences have some in common.
+    /// Rows that attention sees where it needs copies of those that sequences have in common: one for each of their tokens.
     pub copies: usize,
     /// Targets M of all.
     pub targets: usize,
@@ -109,7 +109,7 @@ impl Decoder {
         let (q, kv) = (rows(heads * dim), rows(kv_heads * dim));
         let qkv = q + 2 * kv;
         let qk_norm = if config.qk_norm { q + kv + floats(heads + kv_heads) } else { 0 };
-        let lse = size.copies * heads * F32;
+        let lse = floats(heads);
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
         let gate_up = 2 * mlp;
@@ -124,11 +124,11 @@ impl Decoder {
         let forward = saved - x + x + mlp + x + 2 * between + dropped(mlp);
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
-        let attending = floats(1) + qkv + qk_norm + q + lse + copied(qkv + q) + scores;
+        let attending = floats(1) + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
         // SwiGLU's gradient and the second norm's output stay to the end. Beside them, attention's: its output's
         // gradient, that of the projection and of normed heads, and what the library needs.
         let qk_norm_backward = if config.qk_norm { q + kv } else { 0 };
-        let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + scores_backward;
+        let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
         let in_attention = in_attention.max(q + 2 * dropped(q));
         // After it, all that it read is gone, and the first norm's output comes.
         let after = (qkv + x + 2 * dropped(x)).saturating_sub(q + qkv + lse + qk_norm);

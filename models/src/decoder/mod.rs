@@ -167,8 +167,6 @@ impl Decoder {
         let layer = block - 1;
         Layer {
             packing: &batch.packing,
-            copies: batch.copies.as_ref(),
-            positions: &batch.positions,
             rope_table,
             window: self.config.window_of(layer),
             drops: batch.row_keys.as_ref().map(|keys| Drops { keys, layer }),

@@ -104,10 +104,33 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
     }
     let unequal: Vec<i64> =
         (0..2 * sequences).map(|i| if i % 2 == 0 { seq - seq / 3 } else { seq / 3 }).collect();
+    let flops = 2.0 * (heads * dim * unequal.iter().map(|len| len * len).sum::<i64>()) as f64;
+    // Eight samples of each prompt, which is half of the rows.
+    let (prompt, completion) = (seq / 2, seq / 16);
+    let (mut rows_of, mut next) = (Vec::new(), 0);
+    for _ in 0..sequences {
+        let own = (0..8).flat_map(|i| {
+            [next..next + prompt, next + prompt + i * completion..next + prompt + (i + 1) * completion]
+        });
+        rows_of.extend(own.flatten());
+        next += seq;
+    }
+    let groups = Packing::sharing(&vec![prompt + completion; 8 * sequences as usize], &rows_of, at).unwrap();
+    let work_of_groups = 2.0
+        * (sequences * heads * dim * (prompt * prompt + 8 * completion * (2 * prompt + completion))) as f64;
     let unequal = Packing::new(&unequal, at).unwrap();
-    clock.time("attention, unequal lengths", 0, 0.0, || {
-        drop(ops::attention(&q, &k, &v, &unequal, causal).unwrap())
-    });
+    for (name, packing, flops) in
+        [("unequal lengths", &unequal, flops), ("groups with their prompts", &groups, work_of_groups)]
+    {
+        let (out, lse) = ops::attention(&q, &k, &v, packing, causal).unwrap();
+        clock.time(&format!("attention, {name}"), 0, flops, || {
+            drop(ops::attention(&q, &k, &v, packing, causal).unwrap());
+        });
+        clock.time(&format!("attention backward, {name}"), 0, 2.5 * flops, || {
+            let (how, gradients) = ((packing, causal, true), (&mut dq, &mut dk, &mut dv));
+            ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
+        });
+    }
     let mut bias = random(&[(heads + 2 * kv_heads) * dim]);
     let flat = qkv.flatten(1, 2);
     clock.time("sum_rows", layers, bytes(flat.numel() as i64), || {
