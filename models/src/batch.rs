@@ -113,6 +113,25 @@ impl PackedBatch {
         Ok(PackedBatch { row_keys, ..self })
     }
 
+    /// The same batch with some of its targets alone: `kept` are their numbers among all, from 0, which rise.
+    ///
+    /// # Errors
+    /// Numbers that do not rise or of no target, or libtorch's error.
+    pub fn keeping(self, kept: &[i64]) -> Result<PackedBatch> {
+        let rise = kept.windows(2).all(|pair| pair[0] < pair[1]);
+        let exist = kept.first().is_none_or(|&first| first >= 0)
+            && kept.last().is_none_or(|&last| last < self.targets());
+        if !(rise && exist) {
+            return Err(input("kept", format!("are no rising numbers below {}", self.targets())));
+        }
+        let kept = upload(kept, self.tokens.device())?;
+        Ok(PackedBatch {
+            target_rows: self.target_rows.f_index_select(0, &kept)?,
+            targets: self.targets.f_index_select(0, &kept)?,
+            ..self
+        })
+    }
+
     /// The number of input tokens N; those that sequences have in common count once.
     pub fn tokens(&self) -> i64 {
         self.packing.rows()

@@ -257,6 +257,53 @@ pipeline:
     assert!(exported.join("adapter_model.safetensors").is_file());
 }
 
+/// All of an assistant's messages, and the last one alone.
+#[test]
+fn every_turn_of_a_conversation_can_be_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("talks.jsonl");
+    let line = |number: usize| {
+        let said =
+            [format!("{number}+1="), (number + 1).to_string(), "And then?".into(), (number + 2).to_string()];
+        let turns = said.iter().enumerate().map(|(index, content)| {
+            let role = ["user", "assistant"][index % 2];
+            format!("{{\"role\": \"{role}\", \"content\": \"{content}\"}}")
+        });
+        format!("{{\"messages\": [{}]}}\n", turns.collect::<Vec<_>>().join(", "))
+    };
+    fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
+    let config = folder.path().join("config.yaml");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
+    let text = format!(
+        "\
+name: talks
+backend: cpu
+model: {{path: {}, chat: true}}
+strategy: {{micro_batch_size: 4}}
+pipeline:
+  offline:
+    data: {{file: {{path: {}, columns: {{answer: messages}}}}}}
+    turns: all
+    steps: 10
+    batch_size: 8
+    optimizer: {{adamw: {{learning_rate: 1.0e-2}}}}
+    evaluation: {{every: 10, prompts: 3, completions: 1}}
+",
+        model.display(),
+        data.display()
+    );
+    fs::write(&config, text).unwrap();
+    let losses = ["all", "last"].map(|turns| {
+        let run = folder.path().join(turns);
+        let mut command = anyroll(["run", config.to_str().unwrap()]);
+        command.args(["--set", &format!("pipeline.offline.turns={turns}"), "--output"]).arg(&run);
+        succeed(command);
+        series(&run, "eval/loss")
+    });
+    assert!(losses.iter().all(|of_run| of_run.last() < of_run.first()), "{losses:?}");
+    assert!(losses[0][0] != losses[1][0], "both learn the same: {losses:?}");
+}
+
 #[test]
 fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     let folder = tempfile::tempdir().unwrap();
@@ -270,6 +317,8 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     check(DPO, "pipeline.offline.objective={dpo: {label_smoothing: 0.5}}", "below 0.5");
     check(DPO, "strategy.micro_batch_size=1", "are two sequences");
     check(SFT, "pipeline.offline.evaluation.completions=20", "20 of 19 held-out prompts");
+    check(SFT, "pipeline.offline.turns=all", "has no chat template");
+    check(DPO, "pipeline.offline.turns=all", "only `sft` learns more than the last message");
     check(SFT, "pipeline.offline.batch_size=0", "pipeline.offline.batch_size");
     check(SFT, "model.decoder.max_length=6", "has room for 6");
     check(SFT, "roles.rollout={devices: 1}", "only `rlvr` samples on devices of its own");

@@ -5,11 +5,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
 
+use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use super::{
-    ONE_RANK, Process, anyroll, assert_same, checkpoints, fail, metrics, resume, run_tiny, succeed, tiny,
-    wait_for_steps, whole_lines,
+    ONE_RANK, Process, anyroll, assert_same, checkpoints, fail, metrics, processes_of, resume, run_tiny,
+    succeed, tiny, wait_for_steps, whole_lines,
 };
 
 #[test]
@@ -171,9 +172,14 @@ fn a_second_process_on_a_run_is_told_and_does_no_harm() {
     let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
     let process = Process::start(tiny(ONE_RANK, &run, &sets));
     wait_for_steps(&run, 10);
+    // Stopped, so that it does not end before the other one has looked.
+    let processes = processes_of(&run);
+    let send = |signal| processes.iter().for_each(|&pid| kill(pid, signal).unwrap());
+    send(Signal::SIGSTOP);
+    assert!(metrics(&run).len() < 61, "it had ended already");
     let error = fail(resume(&run));
     assert!(error.contains(run.to_str().unwrap()) && error.contains("another process"), "{error}");
-    assert!(metrics(&run).len() < 61, "the first one had ended already");
+    send(Signal::SIGCONT);
     assert_eq!(process.finish().code, Some(0));
     assert_same(&whole, &run);
     // Its lock went with it.

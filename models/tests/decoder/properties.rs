@@ -61,6 +61,24 @@ fn packed_sequences_do_not_see_each_other() {
     assert!(largest_difference(&together.entropy, &entropy) <= 1e-5);
 }
 
+#[test]
+fn targets_that_are_kept_score_as_among_all() {
+    let (holder, all) = (holder(config(), Kind::Float), sequences());
+    let whole = holder.forward(&pack(&all), false).0;
+    let kept = [0, 3, 4, 20, 40];
+    let batch = pack(&all).keeping(&kept).unwrap();
+    assert_eq!(batch.targets(), 5);
+    let some = holder.forward(&batch, false).0;
+    let kept = Tensor::from_slice(&kept);
+    for (some, whole) in [(some.logprobs, whole.logprobs), (some.entropy, whole.entropy)] {
+        assert!(largest_difference(&some, &whole.index_select(0, &kept)) <= 1e-6);
+    }
+    for wrong in [&[1, 1][..], &[2, 0], &[-1], &[41]] {
+        let message = pack(&all).keeping(wrong).unwrap_err().to_string();
+        assert!(message.contains("rising numbers below 41"), "{message}");
+    }
+}
+
 /// Two groups whose prompts begin alike: samples, one of them twice, and a prompt without a completion.
 fn groups() -> Vec<(Vec<i64>, usize)> {
     let prompts: [&[i64]; 2] = [&[3, 1, 4, 1, 5, 9], &[3, 1, 4, 2, 6]];

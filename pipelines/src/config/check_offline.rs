@@ -30,6 +30,7 @@ impl Check<'_> {
             format!("write {prompts} or fewer, or more `prompts`"),
         )?;
         self.objective(&field("objective"), &offline.objective)?;
+        self.turns(&field("turns"), config, offline)?;
         self.optimizer(&field("optimizer"), &offline.optimizer, offline.steps)?;
         if let Some(warmup) = &offline.warmup {
             self.warmup(&field("warmup"), warmup)?;
@@ -44,6 +45,25 @@ impl Check<'_> {
             "strategy.micro_batch_size",
             "a better and a worse answer are two sequences, and go through the model together",
             "write 2 or above",
+        )
+    }
+
+    fn turns(&self, path: &str, config: &Config, offline: &OfflineConfig) -> Result<(), Problem> {
+        if offline.turns == Turns::Last {
+            return Ok(());
+        }
+        self.ensure(
+            offline.objective == Objective::Sft,
+            path,
+            "only `sft` learns more than the last message of a conversation",
+            "leave it out",
+        )?;
+        let chats = matches!(&config.model, ModelConfig::Folder(folder) if folder.chat);
+        self.ensure(
+            chats,
+            path,
+            "the model has no chat template for conversations",
+            "name a folder that has one, with `model.chat: true`, or leave it out",
         )
     }
 
@@ -112,7 +132,7 @@ impl Check<'_> {
                     self.lora(lora, folder, &config.roles.reference)?;
                 }
                 let max_length = folder.decoder_config().max_position_embeddings as usize;
-                let read = read(tokenizer, &offline.objective, &examples);
+                let read = read(tokenizer, &offline.objective, offline.turns, &examples);
                 let sequences = read.map_err(|error| self.not_read(&error))?;
                 let longest = sequences.iter().map(|it| it.tokens.len()).max().unwrap_or(0);
                 ("model.path", max_length, longest)

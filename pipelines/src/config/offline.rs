@@ -14,6 +14,9 @@ pub struct OfflineConfig {
     /// What is learnt of them. Default sft.
     #[serde(default)]
     pub objective: Objective,
+    /// What is learnt of answers that are conversations: with `sft` also every message of the assistant's. Default last.
+    #[serde(default)]
+    pub turns: Turns,
     /// Supervised steps on the answers, the better ones, before the first step. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup: Option<WarmupConfig>,
@@ -53,6 +56,17 @@ pub enum Objective {
     /// A number for each answer, such that the better one's is larger (Bradley and Terry, 1952): the model becomes the one of
     /// the reward `model`, and c and r are its numbers.
     RewardModel(RewardModelObjective),
+}
+
+/// Which messages of a conversation are learnt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Turns {
+    /// The last one.
+    #[default]
+    Last,
+    /// All that are the assistant's, each behind those before it.
+    All,
 }
 
 impl Objective {

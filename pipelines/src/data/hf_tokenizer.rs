@@ -51,6 +51,17 @@ pub enum TokenizerError {
         /// The record.
         record: String,
     },
+    /// The chat template puts one of the assistant's messages otherwise than the model would write it.
+    #[error(
+        "message {message} of {record} stands otherwise in the chat template than the model would write it, and cannot be \
+         learnt: write `turns: last`, or leave the record out"
+    )]
+    Turn {
+        /// The record.
+        record: String,
+        /// Which of its messages, from 1.
+        message: usize,
+    },
     /// Nothing says which token ends a completion.
     #[error("{} names no eos_token_id in generation_config.json or config.json", path.display())]
     NoStop {

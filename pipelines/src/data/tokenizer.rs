@@ -1,5 +1,7 @@
 //! Records to tokens, by whichever tokenizer the model has.
 
+use std::ops::Range;
+
 use anyroll_models::hf::ModelFolder;
 use serde_json::{Map, Value, json};
 
@@ -85,20 +87,31 @@ impl Tokenizer {
         let Tokenizer::Folder(folder) = self else {
             return Err(TokenizerError::NoTemplate { path: "a model of single characters".into() });
         };
-        let conversation = Conversation { messages, tools, add_generation_prompt: true };
-        folder.tokenizer.encode_chat(conversation, &Map::new())
+        folder.encode_messages(messages, tools)
     }
 
     /// The tokens of a record's answer and an end: the completion that earns the reward.
     pub fn encode_answer(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
         match self {
             Tokenizer::Characters(tokenizer) => Ok(tokenizer.encode_answer(record)?),
-            Tokenizer::Folder(folder) => {
-                let mut tokens = folder.tokenizer.encode(&record.answer, false)?;
-                tokens.push(folder.stop_tokens[0]);
-                Ok(tokens)
-            }
+            Tokenizer::Folder(folder) => folder.encode_answer(&record.answer),
         }
+    }
+
+    /// The tokens of a record's prompt and answer, and where the assistant's messages lie among them, ends included: those of
+    /// the prompt, and behind them the answer.
+    ///
+    /// # Errors
+    /// As [`Self::encode_prompt`], or [`TokenizerError::Turn`].
+    pub fn encode_turns(&self, record: &Record) -> Result<(Vec<i64>, Vec<Range<usize>>), TokenizerError> {
+        let (mut tokens, answer) = (self.encode_prompt(record)?, self.encode_answer(record)?);
+        let mut turns = match self {
+            Tokenizer::Characters(_) => Vec::new(),
+            Tokenizer::Folder(folder) => folder.turns_of_prompt(record, &tokens)?,
+        };
+        turns.push(tokens.len()..tokens.len() + answer.len());
+        tokens.extend(answer);
+        Ok((tokens, turns))
     }
 
     /// The tokens of a record's prompt with its answer and what ends them, as reward models read a text.
@@ -132,6 +145,26 @@ impl FolderTokenizer {
             (false, false) => return Err(TokenizerError::Messages { record: record.id.clone() }),
             (true, _) => {}
         }
+        self.encode_messages(&self.conversation(record), None)
+    }
+
+    fn encode_messages(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        let conversation = Conversation { messages, tools, add_generation_prompt: true };
+        self.tokenizer.encode_chat(conversation, &Map::new())
+    }
+
+    fn encode_answer(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        let mut tokens = self.tokenizer.encode(text, false)?;
+        tokens.push(self.stop_tokens[0]);
+        Ok(tokens)
+    }
+
+    /// A record's prompt as messages.
+    fn conversation(&self, record: &Record) -> Vec<Value> {
         let mut messages = record.conversation();
         // A conversation that brings a system prompt of its own keeps it.
         if let Some(text) = &self.config.system_prompt
@@ -139,7 +172,26 @@ impl FolderTokenizer {
         {
             messages.insert(0, json!({"role": "system", "content": text}));
         }
-        let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
-        self.tokenizer.encode_chat(conversation, &Map::new())
+        messages
+    }
+
+    /// Where the assistant's messages lie in the prompt of a record, whose tokens are `prompt`: as the model would have
+    /// written them behind the messages before them. One that begins a conversation answers nothing.
+    fn turns_of_prompt(&self, record: &Record, prompt: &[i64]) -> Result<Vec<Range<usize>>, TokenizerError> {
+        let messages = if self.config.chat { self.conversation(record) } else { Vec::new() };
+        let mut turns = Vec::new();
+        for (number, message) in messages.iter().enumerate().skip(1) {
+            if message["role"] != "assistant" {
+                continue;
+            }
+            let before = self.encode_messages(&messages[..number], None)?;
+            let said = self.encode_answer(message["content"].as_str().unwrap_or_default())?;
+            let turn = before.len()..before.len() + said.len();
+            if !prompt.starts_with(&before) || prompt.get(turn.clone()) != Some(&said[..]) {
+                return Err(TokenizerError::Turn { record: record.id.clone(), message: number + 1 });
+            }
+            turns.push(turn);
+        }
+        Ok(turns)
     }
 }

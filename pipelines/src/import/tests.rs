@@ -248,6 +248,7 @@ bf16: true
             "devices: 2\n",
             "  micro_batch_size: 4\n",
             "    objective: sft\n",
+            "    turns: all\n",
             "    batch_size: 64\n",
             "    steps: 200\n",
             "        learning_rate: 0.00002\n",

@@ -131,7 +131,7 @@ fn sft(ledger: &mut Ledger) {
                 ledger.refuse(key, "the answer alone is learnt, and not the prompt");
             }
             (true, Some(true)) if key == "assistant_only_loss" => {
-                ledger.fold(key, "of a conversation the last message is learnt, not each of the assistant's");
+                ledger.map(key, &format!("{P}.turns"), "all");
             }
             _ => ledger.idle(key, "the answer alone is learnt"),
         }

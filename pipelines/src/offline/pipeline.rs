@@ -178,7 +178,7 @@ impl Setup {
             config: (**config).clone(),
             seed: run.config.seed,
             tokenizer: base.tokenizer.clone(),
-            held_out_own: read(&base.tokenizer, &config.objective, &own)?,
+            held_out_own: read(&base.tokenizer, &config.objective, config.turns, &own)?,
             held_out_count,
             held_out,
             dataset,
@@ -190,7 +190,8 @@ impl Setup {
 
     /// What steps draw records from.
     pub fn lesson(&self) -> Lesson<'_> {
-        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed }
+        let turns = self.config.turns;
+        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
     }
 
     /// What the frozen copy, or the policy with its adapters off, says of the answers: fp64 `[S]` on the policy's device;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Result,
-    config::{Objective, WarmupConfig},
+    config::{Objective, Turns, WarmupConfig},
     data::{Dataset, Draw, Tokenizer},
     metrics::Metrics,
     train::{Exchange, Purpose, StepOutcome, allocated_bytes, finish_steps, learning_rate},
@@ -29,6 +29,8 @@ pub struct Lesson<'a> {
     pub tokenizer: &'a Tokenizer,
     /// The run's seed.
     pub seed: u64,
+    /// What is learnt of conversations.
+    pub turns: Turns,
 }
 
 impl Lesson<'_> {
@@ -43,7 +45,7 @@ impl Lesson<'_> {
     ) -> Result<Vec<Written>> {
         let records = self.dataset.train_batch(draw, self.seed, step, count);
         let per_rank = count / exchange.world_size();
-        Ok(read(self.tokenizer, objective, &records[exchange.rank() * per_rank..][..per_rank])?)
+        Ok(read(self.tokenizer, objective, self.turns, &records[exchange.rank() * per_rank..][..per_rank])?)
     }
 
     /// One supervised step of `policy` on the answers, as warm-ups have them: the mean negative log-likelihood of the

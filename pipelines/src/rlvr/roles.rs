@@ -12,7 +12,7 @@ use super::{Critic, Decoder};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Run},
+    config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Run, Turns},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     offline::Lesson,
@@ -156,6 +156,7 @@ impl Setup {
 
     /// What the warm-up draws records from.
     pub fn lesson(&self) -> Lesson<'_> {
-        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed }
+        let turns = Turns::Last;
+        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
     }
 }
