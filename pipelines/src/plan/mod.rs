@@ -23,11 +23,13 @@ use crate::{
     Error, Result,
     base_model::BaseModel,
     config::{
-        KvCacheConfig, OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, Role, Run, StrategyConfig,
-        WarmupConfig,
+        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, Role, Run,
+        StrategyConfig, Turns, WarmupConfig,
     },
     data::{Dataset, Tokenizer},
-    offline, reward,
+    offline,
+    offline::Written,
+    reward,
     train::{offloaded, zero_config},
 };
 
@@ -166,6 +168,10 @@ impl Work {
             },
             PipelineConfig::Offline(offline) => {
                 let completed = offline.completions().div_ceil(run.world_size);
+                let (prompt, answer) = match offline.turns {
+                    Turns::Last => (prompt, answer),
+                    Turns::All => longest_turns(tokenizer, offline, dataset)?,
+                };
                 Self {
                     prompt,
                     answer,
@@ -404,6 +410,18 @@ fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
     let left = away(strategy, held);
     let moved = held.weights + held.optimizer - left.weights - left.optimizer;
     held.host + held.saved + moved
+}
+
+/// Of conversations of which every turn is learnt: the most tokens that are, behind as many as make them the longest one.
+fn longest_turns(
+    tokenizer: &Tokenizer,
+    offline: &OfflineConfig,
+    dataset: &Dataset,
+) -> Result<(usize, usize)> {
+    let read = offline::read(tokenizer, &offline.objective, offline.turns, &dataset.examples())?;
+    let most = |tokens: fn(&Written) -> usize| read.iter().map(tokens).max().unwrap_or(0);
+    let (all, answers) = (most(|it| it.tokens.len()), most(Written::answer_len));
+    Ok((all - answers, answers))
 }
 
 /// Tokens of the longest prompt and of the longest gold answer.
