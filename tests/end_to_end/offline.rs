@@ -247,6 +247,13 @@ pipeline:
         data.display()
     );
     fs::write(&config, text).unwrap();
+    let bound =
+        ["max_tokens=3", "long_prompts=refuse"].map(|set| format!("pipeline.offline.data.file.{set}"));
+    let too_long = fail(anyroll(["check", config.to_str().unwrap(), "--set", &bound[0], "--set", &bound[1]]));
+    assert!(
+        too_long.contains("line 1: the record has") && too_long.contains("`max_tokens` is 3"),
+        "{too_long}"
+    );
     let mut command = anyroll(["run", config.to_str().unwrap()]);
     command.arg("--output").arg(&run);
     succeed(command);

@@ -8,7 +8,7 @@ use super::error::Problem;
 use super::model::FolderConfig;
 use super::reward::{RewardConfig, RewardTerm};
 use super::schema::{Config, ModelConfig, RlvrConfig};
-use crate::data::{self, Dataset, Record, Tokenizer, TokenizerError};
+use crate::data::{self, Counted, Dataset, Record, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
@@ -42,15 +42,29 @@ impl Check<'_> {
     ) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("{path}.{name}");
         self.data_ranges(&field("data"), data)?;
-        let tokens = |record: &Record| match tokenizer {
-            Some(tokenizer) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
-            None => Ok(record.prompt.chars().count()),
+        let tokens = |record: &Record, counted: Counted| {
+            let of_prompt = match tokenizer {
+                Some(tokenizer) => tokenizer.encode_prompt(record)?.len(),
+                None => record.prompt.chars().count(),
+            };
+            if counted == Counted::Prompt {
+                return Ok(of_prompt);
+            }
+            let worse = record.rejected();
+            let mut of_answer = 0;
+            for record in [Some(record), worse.as_ref()].into_iter().flatten() {
+                of_answer = of_answer.max(match tokenizer {
+                    Some(tokenizer) => tokenizer.encode_answer(record)?.len(),
+                    None => record.answer.chars().count() + 1,
+                });
+            }
+            Ok(of_prompt + of_answer)
         };
         let dataset = Dataset::open(data, &tokens).map_err(|error| {
             let (name, help) = match error {
                 data::Error::Tokens(error) => return self.not_read(&error),
-                data::Error::LongPrompt { .. } => {
-                    ("long_prompts", "write `leave_out`, or allow prompts as long as this one")
+                data::Error::LongRecord { .. } => {
+                    ("long_prompts", "write `leave_out`, or allow records as long as this one")
                 }
                 data::Error::Line { .. } => {
                     ("path", "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`")
@@ -205,8 +219,11 @@ impl Check<'_> {
     fn file_data(&self, path: &str, file: &FileConfig) -> Result<(), Problem> {
         let help = "name a file, such as `train.jsonl`";
         self.ensure(!file.path.0.is_empty(), &format!("{path}.path"), "the list is empty", help)?;
-        let bounds =
-            [("max_prompt_chars", file.max_prompt_chars), ("max_prompt_tokens", file.max_prompt_tokens)];
+        let bounds = [
+            ("max_prompt_chars", file.max_prompt_chars),
+            ("max_prompt_tokens", file.max_prompt_tokens),
+            ("max_tokens", file.max_tokens),
+        ];
         for (name, bound) in bounds {
             self.positive(&format!("{path}.{name}"), bound.unwrap_or(1))?;
         }
@@ -214,7 +231,7 @@ impl Check<'_> {
         self.ensure(
             bounded || file.long_prompts == LongPrompts::LeaveOut,
             &format!("{path}.long_prompts"),
-            "no prompt is too long: there is no `max_prompt_tokens`",
+            "no record is too long: there is no `max_prompt_tokens` or `max_tokens`",
             "add it, or leave this out",
         )
     }

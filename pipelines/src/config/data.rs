@@ -84,7 +84,11 @@ pub struct FileConfig {
     /// has more is an error.
     #[serde(default)]
     pub max_prompt_tokens: Option<usize>,
-    /// What becomes of a record with a longer prompt. Default leave_out.
+    /// The most tokens of a prompt with its answer and an end; of two answers with the longer one. Default: as many as the
+    /// model has room for, and a record that has more is an error.
+    #[serde(default)]
+    pub max_tokens: Option<usize>,
+    /// What becomes of a longer record. Default leave_out.
     #[serde(default)]
     pub long_prompts: LongPrompts,
     /// Percent of the prompts that are held out, 1 to 99. Default 10.
@@ -92,7 +96,7 @@ pub struct FileConfig {
     pub held_out_percent: u32,
 }
 
-/// What becomes of a record whose prompt is too long.
+/// What becomes of a record that is too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongPrompts {

@@ -49,9 +49,9 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// A record's prompt is too long, and none may be.
+    /// A record is too long, and none may be.
     #[error("{}, {row}: {problem}", path.display())]
-    LongPrompt {
+    LongRecord {
         /// The file.
         path: PathBuf,
         /// The record.

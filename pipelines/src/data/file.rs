@@ -6,11 +6,11 @@ use std::{fs, io};
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::{Error, PromptTokens, Record, table};
+use super::{Counted, Error, Record, RecordTokens, table};
 use crate::config::{FileConfig, LongPrompts, NamedColumns, Paths};
 
 /// All records of the files, in their order.
-pub(super) fn read(config: &FileConfig, tokens: &PromptTokens) -> Result<Vec<Record>, Error> {
+pub(super) fn read(config: &FileConfig, tokens: &RecordTokens) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
     let paths = files(&config.path)?;
     let mut records = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn read(config: &FileConfig, tokens: &PromptTokens) -> Result<Vec<Rec
             match too_long(config, tokens, &record)? {
                 None => records.push(within(path, &paths, record)),
                 Some(problem) if config.long_prompts == LongPrompts::Refuse => {
-                    return Err(Error::LongPrompt { path: path.clone(), row: row.name(), problem });
+                    return Err(Error::LongRecord { path: path.clone(), row: row.name(), problem });
                 }
                 Some(_) => left_out += 1,
             }
@@ -29,7 +29,7 @@ pub(super) fn read(config: &FileConfig, tokens: &PromptTokens) -> Result<Vec<Rec
         })?;
         if left_out > 0 {
             let (path, of) = (path.display(), records.len() - before + left_out);
-            tracing::warn!(left_out, of, "{path}: prompts longer than allowed");
+            tracing::warn!(left_out, of, "{path}: records longer than allowed");
         }
     }
     Ok(records)
@@ -76,18 +76,28 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// In which way the prompt is too long.
-fn too_long(config: &FileConfig, tokens: &PromptTokens, record: &Record) -> Result<Option<String>, Error> {
-    let problem = |found: usize, unit: &str, most: usize, field: &str| {
-        (found > most).then(|| format!("the prompt has {found} {unit}, and `{field}` is {most}"))
+/// In which way the record is too long.
+fn too_long(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Result<Option<String>, Error> {
+    let problem = |what: &str, found: usize, unit: &str, (field, most): (&str, usize)| {
+        (found > most).then(|| format!("the {what} has {found} {unit}, and `{field}` is {most}"))
     };
-    if let Some(most) = config.max_prompt_chars
-        && let Some(problem) = problem(record.prompt.chars().count(), "characters", most, "max_prompt_chars")
-    {
-        return Ok(Some(problem));
+    if let Some(most) = config.max_prompt_chars {
+        let found = record.prompt.chars().count();
+        if let Some(problem) = problem("prompt", found, "characters", ("max_prompt_chars", most)) {
+            return Ok(Some(problem));
+        }
     }
-    let Some(most) = config.max_prompt_tokens else { return Ok(None) };
-    Ok(problem(tokens(record)?, "tokens", most, "max_prompt_tokens"))
+    let bounds = [
+        ("prompt", Counted::Prompt, "max_prompt_tokens", config.max_prompt_tokens),
+        ("record", Counted::Whole, "max_tokens", config.max_tokens),
+    ];
+    for (what, counted, field, most) in bounds {
+        let Some(most) = most else { continue };
+        if let Some(problem) = problem(what, tokens(record, counted)?, "tokens", (field, most)) {
+            return Ok(Some(problem));
+        }
+    }
+    Ok(None)
 }
 
 /// The record, named by its file where there are several.
@@ -106,7 +116,9 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     let column = |name: &str| {
         find(&object, name).ok_or_else(|| {
             let names = object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-            format!("there is no `{name}`, but {names}: name its column in the config's `columns`")
+            let has_pairs = ["chosen", "rejected"].iter().all(|name| object.contains_key(*name));
+            let such_as = if has_pairs { ", `{answer: chosen, rejected: rejected}`" } else { "" };
+            format!("there is no `{name}`, but {names}: name its column in the config's `columns`{such_as}")
         })
     };
     let (answer, before) = answer(column(&columns.answer)?)
@@ -310,6 +322,8 @@ mod tests {
         refused(r#"{"prompt": "1+1?", "chosen": "2", "rejected": null}"#, "`rejected` is neither");
         let other = turns("3").replace("1+1?", "1+2?");
         refused(&format!(r#"{{"chosen": {}, "rejected": {other}}}"#, turns("2")), "begins otherwise");
+        let unnamed = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
+        assert!(unnamed.unwrap_err().ends_with("`columns`, `{answer: chosen, rejected: rejected}`"));
         // What a reward reads stays as it is.
         let tests = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "answer": [["1", "2"]]}"#).unwrap();
         assert_eq!((tests.answer.as_str(), tests.rejected), (r#"[["1","2"]]"#, None));
@@ -352,7 +366,7 @@ mod tests {
             fs::write(folder.path().join(name), line).unwrap();
         }
         let config = FileConfig { path: Paths::from(&*folder.path().join("*.jsonl")), ..plain() };
-        let records = read(&config, &|_| Ok(0)).unwrap();
+        let records = read(&config, &|_, _| Ok(0)).unwrap();
         let ids: Vec<&str> = records.iter().map(|record| record.id.as_str()).collect();
         assert_eq!(ids, ["a.jsonl line 1", "b.jsonl line 1"]);
     }
@@ -363,6 +377,7 @@ mod tests {
             columns: ColumnsConfig::default(),
             max_prompt_chars: None,
             max_prompt_tokens: None,
+            max_tokens: None,
             long_prompts: LongPrompts::LeaveOut,
             held_out_percent: 10,
         }
@@ -374,7 +389,9 @@ mod tests {
         for prompt in ["a", "a b c", "a b", "a b c d"] {
             writeln!(file, "{{\"prompt\": \"{prompt}\", \"answer\": 1}}").unwrap();
         }
-        let words = |record: &Record| Ok(record.prompt.split(' ').count());
+        let words = |record: &Record, counted: Counted| {
+            Ok(record.prompt.split(' ').count() + if counted == Counted::Whole { 2 } else { 0 })
+        };
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
         let read = |config: &FileConfig| {
             let records = read(config, &words)?;
@@ -384,6 +401,10 @@ mod tests {
         assert_eq!(read(&by_tokens).unwrap(), ["a", "a b"]);
         let by_both = FileConfig { max_prompt_chars: Some(1), ..by_tokens.clone() };
         assert_eq!(read(&by_both).unwrap(), ["a"]);
+        let whole = FileConfig { max_tokens: Some(4), ..config.clone() };
+        assert_eq!(read(&whole).unwrap(), ["a", "a b"]);
+        let error = read(&FileConfig { long_prompts: LongPrompts::Refuse, ..whole }).unwrap_err().to_string();
+        assert!(error.contains("line 2: the record has 5 tokens, and `max_tokens` is 4"), "{error}");
         let strict = FileConfig { long_prompts: LongPrompts::Refuse, ..by_tokens };
         let error = read(&strict).unwrap_err().to_string();
         assert!(error.contains("line 2: the prompt has 3 tokens, and `max_prompt_tokens` is 2"), "{error}");

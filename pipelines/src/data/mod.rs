@@ -72,8 +72,17 @@ impl Record {
     }
 }
 
-/// How many tokens a record's prompt has.
-pub type PromptTokens<'a> = dyn Fn(&Record) -> Result<usize, TokenizerError> + 'a;
+/// What of a record is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// The prompt.
+    Prompt,
+    /// The prompt with the longest of its answers and an end.
+    Whole,
+}
+
+/// How many tokens a record has.
+pub type RecordTokens<'a> = dyn Fn(&Record, Counted) -> Result<usize, TokenizerError> + 'a;
 
 /// Which of a run's phases draws: each sees an order of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +114,8 @@ enum Source {
 
 impl Dataset {
     /// Reads the files, if there are any, and checks that both sides of the split have records. `tokens` is asked where
-    /// prompts may have so many and no more.
-    pub fn open(config: &DataConfig, tokens: &PromptTokens) -> Result<Self, Error> {
+    /// records may have so many and no more.
+    pub fn open(config: &DataConfig, tokens: &RecordTokens) -> Result<Self, Error> {
         match config {
             DataConfig::Sort(sort) => Ok(Self(Source::Made(Made::Sort { digits: sort.digits }))),
             DataConfig::Addition(addition) => {
@@ -369,7 +378,7 @@ mod tests {
     };
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
-        Dataset::open(config, &|record| Ok(record.prompt.chars().count()))
+        Dataset::open(config, &|record, _| Ok(record.prompt.chars().count()))
     }
 
     fn sort(digits: u32) -> DataConfig {
@@ -388,6 +397,7 @@ mod tests {
             columns: ColumnsConfig::default(),
             max_prompt_chars: None,
             max_prompt_tokens: None,
+            max_tokens: None,
             long_prompts: LongPrompts::LeaveOut,
             held_out_percent: 10,
         };

@@ -278,7 +278,10 @@ bf16: true
                 "loss_type",
                 "mapped    loss_type: sigmoid by default -> pipeline.offline.objective.dpo.beta: 0.2",
             ),
-            ("max_length", "no effect max_length: 2048 (a record that does not fit"),
+            (
+                "max_length",
+                "changed   max_length: 2048 -> pipeline.offline.data.file.max_tokens: 2048 (longer records",
+            ),
         ],
     );
     check(&import("loss_type: ipo\n", Origin::TrlDpo), &["      ipo:\n        beta: 0.1\n"]);

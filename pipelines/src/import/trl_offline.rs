@@ -19,13 +19,12 @@ pub(super) enum Trainer {
     Reward,
 }
 
-const ERROR: &str = "a record that does not fit the model is an error before the run";
+const UNCUT: &str = "records are not cut";
 const PACKED: &str = "sequences are packed without padding, and none sees another";
 
-const IDLE: [(&str, &str); 13] = [
-    ("max_length", ERROR),
-    ("max_prompt_length", ERROR),
-    ("truncation_mode", ERROR),
+const IDLE: [(&str, &str); 12] = [
+    ("max_prompt_length", UNCUT),
+    ("truncation_mode", UNCUT),
     ("packing", PACKED),
     ("packing_strategy", PACKED),
     ("eval_packing", PACKED),
@@ -65,6 +64,7 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         ("adam_beta2", json!(0.999)),
         ("weight_decay", json!(0.0)),
         ("max_grad_norm", json!(1.0)),
+        ("max_length", json!(1024)),
         ("seed", json!(42)),
     ];
     if trainer == Trainer::Dpo {
@@ -187,5 +187,12 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
     let columns = if trainer == Trainer::Sft { &[("answer", "messages")][..] } else { &pairs };
     for (column, name) in columns {
         ledger.fill(&format!("{file}.columns.{column}"), *name);
+    }
+    match ledger.whole("max_length") {
+        Some(most) => {
+            let why = "longer records are left out, and not cut";
+            ledger.change("max_length", &format!("{file}.max_tokens"), most, why);
+        }
+        None => ledger.idle("max_length", UNCUT),
     }
 }
