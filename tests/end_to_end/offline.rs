@@ -224,7 +224,8 @@ fn conversations_train_adapters_of_a_published_model() {
             .map(|answer| format!("[{question}, {}]", turn("assistant", &answer.to_string())));
         format!("{{\"chosen\": {chosen}, \"rejected\": {rejected}}}\n")
     };
-    fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
+    let long = line(7).replace("7+1=", &"7+1=".repeat(100));
+    fs::write(&data, (0..60).map(line).chain([long]).collect::<String>()).unwrap();
     let run = folder.path().join("run");
     let config = folder.path().join("config.yaml");
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
@@ -247,16 +248,19 @@ pipeline:
         data.display()
     );
     fs::write(&config, text).unwrap();
-    let bound =
-        ["max_tokens=3", "long_prompts=refuse"].map(|set| format!("pipeline.offline.data.file.{set}"));
-    let too_long = fail(anyroll(["check", config.to_str().unwrap(), "--set", &bound[0], "--set", &bound[1]]));
+    let bounds =
+        ["max_tokens=150", "long_prompts=refuse"].map(|set| format!("pipeline.offline.data.file.{set}"));
+    let too_long =
+        fail(anyroll(["check", config.to_str().unwrap(), "--set", &bounds[0], "--set", &bounds[1]]));
     assert!(
-        too_long.contains("line 1: the record has") && too_long.contains("`max_tokens` is 3"),
+        too_long.contains("line 61: the record has") && too_long.contains("`max_tokens` is 150"),
         "{too_long}"
     );
-    let mut command = anyroll(["run", config.to_str().unwrap()]);
+    let mut command = anyroll(["run", config.to_str().unwrap(), "--set", &bounds[0], "--set", "devices=2"]);
     command.arg("--output").arg(&run);
-    succeed(command);
+    let ended = succeed(command);
+    let told: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("longer than allowed")).collect();
+    assert!(told.len() == 1 && told[0].contains("left_out=1 of=61"), "{}", ended.stderr);
     assert_eq!(series(&run, "eval/margin")[0], 0.0, "the reference is the model without adapters");
     assert!(series(&run, "reward/margin").last().is_some_and(|margin| margin.abs() > 0.0));
     let exported = folder.path().join("exported");

@@ -145,7 +145,12 @@ pub fn main() -> u8 {
     if let Some(folder) = cache_folder() {
         anyroll_backends::cache_kernels_in(folder);
     }
-    let outcome = match Cli::parse().command {
+    let command = Cli::parse().command;
+    // Of several processes each says for itself when.
+    if !matches!(command, Command::Run(_) | Command::Conformance(_)) {
+        log_to(io::stderr);
+    }
+    let outcome = match command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
         Command::Plan(args) => plan::plan(&args),

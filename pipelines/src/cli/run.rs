@@ -32,16 +32,32 @@ const RUN_DIR: &str = "ANYROLL_RUN_DIR";
 pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
     let rank = Rank::from_env()?;
-    let loaded = match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
-        (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
-        (None, None) => unreachable!("clap requires one of them"),
+    let screen = Screen::default();
+    let writer = screen.clone();
+    let log = || log_to(move || writer.clone());
+    // Every process reads the config and its data, and one of them says what there is to say of these.
+    let speaks = rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
+    let loaded = if speaks {
+        log();
+        load(args)?
+    } else {
+        let loaded = load(args)?;
+        log();
+        loaded
     };
     let run = loaded.resolve(&machine(rank.clone()))?;
     match rank {
         None => supervise(args, &loaded, &run),
-        Some(rank) => work(args, loaded, run, rank),
+        Some(rank) => work(args, loaded, run, rank, &screen),
     }
+}
+
+fn load(args: &RunArgs) -> Result<Loaded> {
+    Ok(match (&args.config, &args.resume) {
+        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
+        (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
+        (None, None) => unreachable!("clap requires one of them"),
+    })
 }
 
 /// What changes the config: another system's file first, then what the user says.
@@ -89,10 +105,7 @@ fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
 }
 
 /// Is a rank.
-fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
-    let screen = Screen::default();
-    let writer = screen.clone();
-    log_to(move || writer.clone());
+fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -> Result<u8> {
     tch::set_num_threads(run.threads as i32);
     // Rank 0 writes the folder. Under another launcher nobody has made it yet.
     let dir = match (rank.rank, env::var_os(RUN_DIR)) {
@@ -114,17 +127,17 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank) -> Result<u8> {
     let ended = match &run.config.pipeline {
         PipelineConfig::Rlvr(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for rlvr");
-            train(Rlvr::new(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
+            train(Rlvr::new(run, dataset, place, &rank)?, exchange, job, screen, &stop)?
         }
         PipelineConfig::Offline(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for offline");
             if loaded.config.trains_a_reward_model() {
-                train(Offline::of_numbers(run, dataset, place)?, exchange, job, &screen, &stop)?
+                train(Offline::of_numbers(run, dataset, place)?, exchange, job, screen, &stop)?
             } else {
-                train(Offline::of_language(run, dataset, place, &rank)?, exchange, job, &screen, &stop)?
+                train(Offline::of_language(run, dataset, place, &rank)?, exchange, job, screen, &stop)?
             }
         }
-        PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, &screen, &stop)?,
+        PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, screen, &stop)?,
     };
     match ended {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
