@@ -24,8 +24,8 @@ pub struct Written {
 
 impl Written {
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
-        let tokens = [prompt, answer].concat();
-        Self { answers: vec![prompt.len()..tokens.len()], tokens }
+        let behind = prompt.len()..prompt.len() + answer.len();
+        Self { tokens: [prompt, answer].concat(), answers: vec![behind] }
     }
 
     /// Tokens of the answers, their ends included.
