@@ -42,23 +42,17 @@ impl Check<'_> {
     ) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("{path}.{name}");
         self.data_ranges(&field("data"), data)?;
-        let tokens = |record: &Record, counted: Counted| {
-            let of_prompt = match tokenizer {
-                Some(tokenizer) => tokenizer.encode_prompt(record)?.len(),
-                None => record.prompt.chars().count(),
-            };
-            if counted == Counted::Prompt {
-                return Ok(of_prompt);
+        let of_answer = |record: &Record| match tokenizer {
+            Some(tokenizer) => tokenizer.encode_answer(record).map(|tokens| tokens.len()),
+            None => Ok(record.answer.chars().count() + 1),
+        };
+        let tokens = |record: &Record, counted: Counted| match (counted, tokenizer) {
+            (Counted::Prompt, Some(tokenizer)) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
+            (Counted::Prompt, None) => Ok(record.prompt.chars().count()),
+            (Counted::Answer, _) => {
+                let of_worse = record.rejected().as_ref().map(of_answer).transpose()?;
+                Ok(of_answer(record)?.max(of_worse.unwrap_or(0)))
             }
-            let worse = record.rejected();
-            let mut of_answer = 0;
-            for record in [Some(record), worse.as_ref()].into_iter().flatten() {
-                of_answer = of_answer.max(match tokenizer {
-                    Some(tokenizer) => tokenizer.encode_answer(record)?.len(),
-                    None => record.answer.chars().count() + 1,
-                });
-            }
-            Ok(of_prompt + of_answer)
         };
         let dataset = Dataset::open(data, &tokens).map_err(|error| {
             let (name, help) = match error {

@@ -87,17 +87,18 @@ fn too_long(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Resu
             return Ok(Some(problem));
         }
     }
-    let bounds = [
-        ("prompt", Counted::Prompt, "max_prompt_tokens", config.max_prompt_tokens),
-        ("record", Counted::Whole, "max_tokens", config.max_tokens),
-    ];
-    for (what, counted, field, most) in bounds {
-        let Some(most) = most else { continue };
-        if let Some(problem) = problem(what, tokens(record, counted)?, "tokens", (field, most)) {
-            return Ok(Some(problem));
-        }
+    if config.max_prompt_tokens.is_none() && config.max_tokens.is_none() {
+        return Ok(None);
     }
-    Ok(None)
+    let of_prompt = tokens(record, Counted::Prompt)?;
+    if let Some(most) = config.max_prompt_tokens
+        && let Some(problem) = problem("prompt", of_prompt, "tokens", ("max_prompt_tokens", most))
+    {
+        return Ok(Some(problem));
+    }
+    let Some(most) = config.max_tokens else { return Ok(None) };
+    let whole = of_prompt + tokens(record, Counted::Answer)?;
+    Ok(problem("record", whole, "tokens", ("max_tokens", most)))
 }
 
 /// The record, named by its file where there are several.
@@ -389,8 +390,9 @@ mod tests {
         for prompt in ["a", "a b c", "a b", "a b c d"] {
             writeln!(file, "{{\"prompt\": \"{prompt}\", \"answer\": 1}}").unwrap();
         }
-        let words = |record: &Record, counted: Counted| {
-            Ok(record.prompt.split(' ').count() + if counted == Counted::Whole { 2 } else { 0 })
+        let words = |record: &Record, counted: Counted| match counted {
+            Counted::Prompt => Ok(record.prompt.split(' ').count()),
+            Counted::Answer => Ok(2),
         };
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
         let read = |config: &FileConfig| {

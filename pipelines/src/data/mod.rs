@@ -77,8 +77,8 @@ impl Record {
 pub enum Counted {
     /// The prompt.
     Prompt,
-    /// The prompt with the longest of its answers and an end.
-    Whole,
+    /// The longest of its answers, with an end.
+    Answer,
 }
 
 /// How many tokens a record has.
