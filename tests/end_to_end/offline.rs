@@ -212,11 +212,42 @@ fn a_reward_model_tells_better_from_worse() {
     assert!(refused.contains("trained a reward model, which writes nothing"), "{refused}");
 }
 
+/// A config, written to `folder`, that trains the tiny published model on these lines. `model`, `file` and `offline` are what
+/// it says of these besides.
+fn config_of_published_model(
+    folder: &TempDir,
+    records: &str,
+    model: &str,
+    file: &str,
+    offline: [&str; 4],
+) -> String {
+    let (data, config) = (folder.path().join("records.jsonl"), folder.path().join("config.yaml"));
+    fs::write(&data, records).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
+    let text = format!(
+        "\
+name: published
+backend: cpu
+model: {{path: {}, chat: true, {model}}}
+strategy: {{micro_batch_size: 4}}
+pipeline:
+  offline:
+    data: {{file: {{path: {}, {file}}}}}
+    optimizer: {{adamw: {{learning_rate: 1.0e-2}}}}
+    {}
+",
+        path.display(),
+        data.display(),
+        offline.join("\n    ")
+    );
+    fs::write(&config, text).unwrap();
+    config.to_str().unwrap().to_owned()
+}
+
 /// TRL's own format, with a model in a folder and adapters whose reference is the model without them.
 #[test]
 fn conversations_train_adapters_of_a_published_model() {
     let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().join("pairs.jsonl");
     let turn = |role: &str, content: &str| format!("{{\"role\": \"{role}\", \"content\": \"{content}\"}}");
     let line = |number: usize| {
         let question = turn("user", &format!("{number}+1="));
@@ -225,38 +256,28 @@ fn conversations_train_adapters_of_a_published_model() {
         format!("{{\"chosen\": {chosen}, \"rejected\": {rejected}}}\n")
     };
     let long = line(7).replace("7+1=", &"7+1=".repeat(100));
-    fs::write(&data, (0..60).map(line).chain([long]).collect::<String>()).unwrap();
-    let run = folder.path().join("run");
-    let config = folder.path().join("config.yaml");
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
-    let text = format!(
-        "\
-name: pairs
-backend: cpu
-model: {{path: {}, chat: true, lora: {{rank: 4, dropout: 0.1, targets: [q_proj, v_proj]}}}}
-strategy: {{micro_batch_size: 4}}
-pipeline:
-  offline:
-    data: {{file: {{path: {}, columns: {{answer: chosen, rejected: rejected}}}}}}
-    objective: {{dpo: {{}}}}
-    steps: 6
-    batch_size: 4
-    optimizer: {{adamw: {{learning_rate: 1.0e-2}}}}
-    evaluation: {{every: 6, prompts: 3, completions: 1}}
-",
-        model.display(),
-        data.display()
+    let records: String = (0..60).map(line).chain([long]).collect();
+    let config = config_of_published_model(
+        &folder,
+        &records,
+        "lora: {rank: 4, dropout: 0.1, targets: [q_proj, v_proj]}",
+        "columns: {answer: chosen, rejected: rejected}",
+        [
+            "objective: {dpo: {}}",
+            "steps: 6",
+            "batch_size: 4",
+            "evaluation: {every: 6, prompts: 3, completions: 1}",
+        ],
     );
-    fs::write(&config, text).unwrap();
+    let run = folder.path().join("run");
     let bounds =
         ["max_tokens=150", "long_prompts=refuse"].map(|set| format!("pipeline.offline.data.file.{set}"));
-    let too_long =
-        fail(anyroll(["check", config.to_str().unwrap(), "--set", &bounds[0], "--set", &bounds[1]]));
+    let too_long = fail(anyroll(["check", &config, "--set", &bounds[0], "--set", &bounds[1]]));
     assert!(
         too_long.contains("line 61: the record has") && too_long.contains("`max_tokens` is 150"),
         "{too_long}"
     );
-    let mut command = anyroll(["run", config.to_str().unwrap(), "--set", &bounds[0], "--set", "devices=2"]);
+    let mut command = anyroll(["run", &config, "--set", &bounds[0], "--set", "devices=2"]);
     command.arg("--output").arg(&run);
     let ended = succeed(command);
     let told: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("longer than allowed")).collect();
@@ -272,7 +293,6 @@ pipeline:
 #[test]
 fn every_turn_of_a_conversation_can_be_learnt() {
     let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().join("talks.jsonl");
     let line = |number: usize| {
         let said =
             [format!("{number}+1="), (number + 1).to_string(), "And then?".into(), (number + 2).to_string()];
@@ -282,31 +302,16 @@ fn every_turn_of_a_conversation_can_be_learnt() {
         });
         format!("{{\"messages\": [{}]}}\n", turns.collect::<Vec<_>>().join(", "))
     };
-    fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
-    let config = folder.path().join("config.yaml");
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
-    let text = format!(
-        "\
-name: talks
-backend: cpu
-model: {{path: {}, chat: true}}
-strategy: {{micro_batch_size: 4}}
-pipeline:
-  offline:
-    data: {{file: {{path: {}, columns: {{answer: messages}}}}}}
-    turns: all
-    steps: 10
-    batch_size: 8
-    optimizer: {{adamw: {{learning_rate: 1.0e-2}}}}
-    evaluation: {{every: 10, prompts: 3, completions: 1}}
-",
-        model.display(),
-        data.display()
+    let config = config_of_published_model(
+        &folder,
+        &(0..60).map(line).collect::<String>(),
+        "system_prompt: null",
+        "columns: {answer: messages}",
+        ["turns: all", "steps: 10", "batch_size: 8", "evaluation: {every: 10, prompts: 3, completions: 1}"],
     );
-    fs::write(&config, text).unwrap();
     let losses = ["all", "last"].map(|turns| {
         let run = folder.path().join(turns);
-        let mut command = anyroll(["run", config.to_str().unwrap()]);
+        let mut command = anyroll(["run", &config]);
         command.args(["--set", &format!("pipeline.offline.turns={turns}"), "--output"]).arg(&run);
         succeed(command);
         series(&run, "eval/loss")
