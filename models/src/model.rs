@@ -212,6 +212,11 @@ impl Saved {
         self.0.iter().map(Tensor::shallow_clone).collect()
     }
 
+    /// Takes what forward saved behind the first `count` tensors.
+    pub(crate) fn split_off(&mut self, count: usize) -> Vec<Tensor> {
+        self.0.split_off(count)
+    }
+
     /// The tensors in the order in which forward saved them.
     pub(crate) fn unpack<const N: usize>(self) -> [Tensor; N] {
         self.0.try_into().unwrap_or_else(|tensors: Vec<Tensor>| {

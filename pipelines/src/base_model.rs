@@ -10,7 +10,7 @@ use anyroll_models::{
 
 use crate::{
     Result,
-    config::{self, FolderConfig, ModelConfig},
+    config::{self, FolderConfig, ModelConfig, StrategyConfig},
     data::{CharTokenizer, Dataset, Tokenizer},
 };
 
@@ -62,6 +62,12 @@ impl BaseModel {
         let weights = Box::new(WithAdapter { base: folder, adapter });
         let lora = lora.shape().expect("a config whose targets match nothing is refused");
         Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
+    }
+
+    /// [`Self::decoder`], to be trained as `strategy` says.
+    pub fn policy(&self, device: tch::Device, strategy: &StrategyConfig) -> Result<Decoder> {
+        let StrategyConfig { deterministic, keep_logits, .. } = *strategy;
+        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits))
     }
 
     /// The decoder of this shape, with its adapters, on `device`.

@@ -168,19 +168,22 @@ impl Decoder {
         let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
         let per_target = size.targets * F32;
         let vocab = self.config.vocab_size as usize;
-        let logits = size.targets.min(head::chunk_rows(vocab, runs.size())) * vocab * runs.size();
+        let logits_of = |targets: usize| targets * vocab * runs.size();
+        let logits = logits_of(size.targets.min(head::chunk_rows(vocab, runs.size())));
+        let (kept, again) = if self.head.keeps_logits { (logits_of(size.targets), 0) } else { (0, logits) };
         // The rows of targets, their norm and deviations; logits of a chunk; log-probabilities, entropies and sums.
-        let forward = 2 * rows + per_target + logits + 3 * per_target;
-        let saved = 2 * rows + 3 * per_target;
+        let scoring = 2 * rows + per_target + logits + 3 * per_target;
+        let saved = 2 * rows + 3 * per_target + kept;
         BlockBytes {
             input: all,
             saved,
             thinned: saved,
-            forward,
-            scoring: forward,
+            forward: scoring.max(scoring - logits + kept),
+            scoring,
             // Of log-probabilities and entropies, which themselves are still there.
             output_grad: 4 * per_target,
-            backward: rows + logits.max(rows + all + sorting_bytes(size.targets, runs)),
+            // Kept logits are gone behind the products.
+            backward: rows + again.max((rows + all + sorting_bytes(size.targets, runs)).saturating_sub(kept)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The last block: final norm, projection on the vocabulary, and the log-probability and entropy of each
 //! target token. Only rows that predict a target are normed and projected.
 //!
-//! Logits are never kept: they are made for a chunk of rows at a time, and made again in backward. At the
+//! Logits are made for a chunk of rows at a time, and made again in backward, unless they are to be kept. At the
 //! sizes that matter they are the largest tensor of a model (8 k targets x 152 k tokens x 4 bytes = 5 GB), and
 //! the second product costs less than a tenth of a step.
 
@@ -26,6 +26,8 @@ pub(super) struct Head {
     pub eps: f64,
     /// How logits of a forward pass are made.
     pub math: Math,
+    /// Whether a forward pass that saves keeps them.
+    pub keeps_logits: bool,
 }
 
 /// The head's own unit, and the head.
@@ -38,10 +40,13 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
     }
     let lm_head = if config.tie_word_embeddings { (1, 0) } else { (0, 1) };
     let unit = Unit { name: "lm_head".to_owned(), params, trainable: true };
-    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps, math: Math::Fast })
+    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps, math: Math::Fast, keeps_logits: false })
 }
 
 impl Head {
+    /// Tensors that forward saves in front of logits.
+    const SAVED: usize = 5;
+
     /// `x` `[N, C]` to a log-probability and an entropy for each target.
     pub fn forward(
         &self,
@@ -52,16 +57,19 @@ impl Head {
     ) -> Result<(Scores, Saved)> {
         let x_rows = x.f_index_select(0, &batch.target_rows)?;
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
-        let mut chunks = Vec::new();
+        let (mut chunks, mut kept) = (Vec::new(), Vec::new());
         for (start, length) in chunks_of(batch.targets(), self.lm_head(weights)) {
             let rows = h.f_narrow(0, start, length)?;
             let logits = self.math.linear(&rows, self.lm_head(weights), None)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
+            if save && self.keeps_logits {
+                kept.push(logits);
+            }
         }
         let LogProbs { logprobs, entropy, lse } = join(chunks)?;
         let saved = match save {
-            true => Saved(vec![x_rows, rstd, h, lse, entropy.shallow_clone()]),
+            true => Saved([x_rows, rstd, h, lse, entropy.shallow_clone()].into_iter().chain(kept).collect()),
             false => Saved::default(),
         };
         Ok((Scores { logprobs, entropy }, saved))
@@ -72,16 +80,20 @@ impl Head {
         &self,
         weights: &Weights,
         grads: &mut Grads,
-        saved: Saved,
+        mut saved: Saved,
         (dlogprobs, dentropy): (&Tensor, Option<&Tensor>),
         batch: &PackedBatch,
     ) -> Result<Tensor> {
+        let mut kept = saved.split_off(Self::SAVED).into_iter();
         let [x_rows, rstd, h, lse, entropy] = saved.unpack();
         let lm_head = self.lm_head(weights);
         let mut dh = h.f_empty_like()?;
         for (start, length) in chunks_of(batch.targets(), lm_head) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
-            let mut dlogits = rows(&h)?.f_linear(lm_head, None::<&Tensor>)?;
+            let mut dlogits = match kept.next() {
+                Some(logits) => logits,
+                None => rows(&h)?.f_linear(lm_head, None::<&Tensor>)?,
+            };
             let dentropy = dentropy.map(rows).transpose()?;
             ops::logprobs_backward_(
                 &mut dlogits,

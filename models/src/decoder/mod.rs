@@ -108,6 +108,14 @@ impl Decoder {
         self
     }
 
+    /// The same decoder, which keeps logits from forward to backward, as it does not unless this says so: a product less,
+    /// for as much memory as all targets' logits take.
+    #[must_use]
+    pub fn keeping_logits(mut self, keeps_logits: bool) -> Decoder {
+        self.head.keeps_logits = keeps_logits;
+        self
+    }
+
     /// The same decoder, for weights and batches on `device`.
     ///
     /// # Errors

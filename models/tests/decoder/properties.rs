@@ -206,6 +206,26 @@ fn what_is_made_again_is_the_same_and_was_most_of_what_is_kept() {
     }
 }
 
+/// Of so large a vocabulary that logits come in several chunks.
+#[test]
+fn kept_logits_give_the_same_gradients() {
+    let config = DecoderConfig { vocab_size: 1_000_000, hidden_size: 8, num_hidden_layers: 1, ..config() };
+    let batch = pack(&[(vec![3; 60], 1), (vec![5; 60], 1), (vec![7; 60], 1)]);
+    let gradients = |keeps_logits: bool| {
+        let decoder = Decoder::new(config.clone(), Device::Cpu).unwrap().keeping_logits(keeps_logits);
+        let mut holder = Holder::new(decoder, 3);
+        let (scores, saved) = holder.forward(&batch, true);
+        let bytes = saved.last().unwrap().bytes();
+        holder.backward(&batch, saved, scores.logprobs.full_like(0.5), None);
+        (bytes, holder.grads)
+    };
+    let ((made, again), (kept, once)) = (gradients(false), gradients(true));
+    assert_eq!(kept - made, 3 * 59 * config.vocab_size as usize * size_of::<f32>());
+    for (again, once) in again.iter().zip(&once) {
+        assert!(again.views().iter().zip(once.views()).all(|(again, once)| again.equal(once)));
+    }
+}
+
 #[test]
 fn frozen_units_leave_the_other_gradients_as_they_are() {
     let batch = pack(&sequences());

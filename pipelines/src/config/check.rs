@@ -23,6 +23,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     }
     let folder = check.model(&config.model)?;
     check.strategies(config)?;
+    check.logits_exist(config)?;
     match (&config.pipeline, &config.model) {
         (pipeline, ModelConfig::Dit(_) | ModelConfig::Diffusers(_))
             if !matches!(pipeline, PipelineConfig::Diffusion(_)) =>
@@ -216,6 +217,21 @@ impl Check<'_> {
             self.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3")?;
         }
         Ok(())
+    }
+
+    /// Only a loss of tokens has logits.
+    fn logits_exist(&self, config: &Config) -> Result<(), Problem> {
+        let has_logits = match &config.pipeline {
+            PipelineConfig::Rlvr(_) => true,
+            PipelineConfig::Offline(offline) => !offline.objective.is_of_numbers(),
+            PipelineConfig::Diffusion(_) => false,
+        };
+        self.ensure(
+            has_logits || !config.strategy.keep_logits,
+            "strategy.keep_logits",
+            "what this trains makes no logits",
+            "leave it out",
+        )
     }
 
     /// The policy generates between its steps.

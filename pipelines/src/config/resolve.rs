@@ -246,6 +246,7 @@ impl Resolver<'_> {
             precision: own.precision.unwrap_or(top.precision),
             recompute: own.recompute.unwrap_or(top.recompute),
             deterministic: top.deterministic,
+            keep_logits: top.keep_logits,
             offload: OffloadConfig {
                 optimizer: own.offload.optimizer.unwrap_or(top.offload.optimizer),
                 params: own.offload.params.unwrap_or(top.offload.params),

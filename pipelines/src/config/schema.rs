@@ -141,6 +141,10 @@ pub struct StrategyConfig {
     /// it has any: attention in 16 bits on GPUs. Default true.
     #[serde(default = "yes")]
     pub deterministic: bool,
+    /// Whether a language model keeps the logits of a micro-batch's targets from forward to backward, in place of making them
+    /// twice. The result does not depend on it. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keep_logits: bool,
     /// What leaves the device while it is not needed; the result does not depend on it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadConfig,

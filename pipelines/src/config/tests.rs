@@ -1,3 +1,4 @@
+mod logits;
 mod sharing;
 mod strict;
 

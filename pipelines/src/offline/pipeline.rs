@@ -81,8 +81,7 @@ impl Offline<Decoder> {
     /// Prepares a run of a language model, its policy on `place`, with its first weights. Opens the reference's devices.
     pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
-        let model = base.decoder(place.torch_device()?)?.deterministic(run.policy.strategy.deterministic);
-        let model = Arc::new(model);
+        let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
         let has_adapters = base.lora.is_some();
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
         let completed = &setup.held_out[..setup.config.completions()];

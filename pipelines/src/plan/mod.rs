@@ -208,7 +208,7 @@ impl Planner {
     /// The model's folder's.
     pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
-        let model = base.decoder(tch::Device::Cpu)?;
+        let model = base.policy(tch::Device::Cpu, &run.policy.strategy)?;
         let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
         let on_host = backend.is_host();
         let has_adapters = base.lora.is_some();

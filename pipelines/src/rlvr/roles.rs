@@ -108,7 +108,7 @@ impl Setup {
         };
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let device = place.torch_device()?;
-        let model = base.decoder(device)?.deterministic(run.policy.strategy.deterministic);
+        let model = base.policy(device, &run.policy.strategy)?;
         let model = Arc::new(model.strict(rlvr.rollout.strict));
         if rlvr.rollout.strict {
             let kind = zero_config(&run.policy.strategy).precision.dtype().kind();

@@ -5,7 +5,7 @@
 //!
 //! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step alone;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: a rank's sequences of this many tokens;
-//! - `stage=1`, `recompute=none`, `deterministic=true`, `params=device` (or `host`);
+//! - `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
 //! - `steps=8`: timed ones, after two for warm-up;
 //! - `digest=true`: a number of all weights' bits; `offload=true`: how fast the optimizer's states leave and come back.
 
@@ -137,6 +137,7 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
     json!({
         "model": options.text("model", "0.5b"), "stage": options.number("stage", 1), "world_size": world_size,
         "recompute": options.text("recompute", "none"), "deterministic": options.text("deterministic", "true"),
+        "keep_logits": options.text("keep_logits", "false"),
         "tokens": batch.tokens(), "tokens_per_s_per_device": batch.tokens() as f64 / whole * 1e3,
         "step_ms": whole, "forward_ms": forward, "backward_ms": backward, "optimizer_ms": optimizer,
         "params": options.text("params", "device"), "used_gib": used,
@@ -198,8 +199,11 @@ fn prepare(
     let (seq, micro_batch) = (options.number("seq", 4096), options.number("micro_batch", 4));
     let shape = shapes::decoder(options.text("model", "0.5b"), seq as i64);
     let vocab = shape.vocab_size;
-    let model =
-        Decoder::new(shape, at).unwrap().deterministic(options.text("deterministic", "true") == "true");
+    let is_true = |key: &str, default: &str| options.text(key, default) == "true";
+    let model = Decoder::new(shape, at)
+        .unwrap()
+        .deterministic(is_true("deterministic", "true"))
+        .keeping_logits(is_true("keep_logits", "false"));
     let rank = group.rank() as u64;
     let tokens: Vec<i64> = (0..(micro_batch * (seq + 1)) as u64)
         .map(|index| (mix(index + (rank << 32)) % vocab as u64) as i64)

@@ -148,6 +148,7 @@ fn activations_are_those_that_are_planned() {
     let models = [
         ("plain", new(wide(false, false))),
         ("qk-norm, tied", new(wide(true, true))),
+        ("logits kept", new(wide(false, false)).keeping_logits(true)),
         ("upper half", new(wide(true, false)).freeze(|unit| !unit.name.ends_with(".2"))),
         ("adapters", Decoder::with_lora(wide(false, true), &lora, tch::Device::Cpu).unwrap()),
         (
