@@ -212,9 +212,10 @@ impl Saved {
         self.0.iter().map(Tensor::shallow_clone).collect()
     }
 
-    /// Takes what forward saved behind the first `count` tensors.
-    pub(crate) fn split_off(&mut self, count: usize) -> Vec<Tensor> {
-        self.0.split_off(count)
+    /// The first tensors that forward saved, and those behind them.
+    pub(crate) fn unpack_first<const N: usize>(mut self) -> ([Tensor; N], Vec<Tensor>) {
+        let behind = self.0.split_off(N.min(self.0.len()));
+        (self.unpack(), behind)
     }
 
     /// The tensors in the order in which forward saved them.

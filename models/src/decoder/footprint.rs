@@ -171,15 +171,15 @@ impl Decoder {
         let logits_of = |targets: usize| targets * vocab * runs.size();
         let logits = logits_of(size.targets.min(head::chunk_rows(vocab, runs.size())));
         let (kept, again) = if self.head.keeps_logits { (logits_of(size.targets), 0) } else { (0, logits) };
-        // The rows of targets, their norm and deviations; logits of a chunk; log-probabilities, entropies and sums.
-        let scoring = 2 * rows + per_target + logits + 3 * per_target;
+        // The rows of targets, their norm and deviations; log-probabilities, entropies and sums; logits come beside them.
+        let forward = 2 * rows + per_target + 3 * per_target;
         let saved = 2 * rows + 3 * per_target + kept;
         BlockBytes {
             input: all,
             saved,
             thinned: saved,
-            forward: scoring.max(scoring - logits + kept),
-            scoring,
+            forward: forward + logits.max(kept),
+            scoring: forward + logits,
             // Of log-probabilities and entropies, which themselves are still there.
             output_grad: 4 * per_target,
             // Kept logits are gone behind the products.

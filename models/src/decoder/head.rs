@@ -44,9 +44,6 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
 }
 
 impl Head {
-    /// Tensors that forward saves in front of logits.
-    const SAVED: usize = 5;
-
     /// `x` `[N, C]` to a log-probability and an entropy for each target.
     pub fn forward(
         &self,
@@ -80,13 +77,12 @@ impl Head {
         &self,
         weights: &Weights,
         grads: &mut Grads,
-        mut saved: Saved,
+        saved: Saved,
         (dlogprobs, dentropy): (&Tensor, Option<&Tensor>),
         batch: &PackedBatch,
     ) -> Result<Tensor> {
-        let mut kept = saved.split_off(Self::SAVED).into_iter();
-        let [x_rows, rstd, h, lse, entropy] = saved.unpack();
-        let lm_head = self.lm_head(weights);
+        let ([x_rows, rstd, h, lse, entropy], kept) = saved.unpack_first();
+        let (mut kept, lm_head) = (kept.into_iter(), self.lm_head(weights));
         let mut dh = h.f_empty_like()?;
         for (start, length) in chunks_of(batch.targets(), lm_head) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);

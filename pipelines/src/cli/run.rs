@@ -33,31 +33,28 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
     let rank = Rank::from_env()?;
     let screen = Screen::default();
-    let writer = screen.clone();
-    let log = || log_to(move || writer.clone());
+    let log = || {
+        let writer = screen.clone();
+        log_to(move || writer.clone());
+    };
     // Every process reads the config and its data, and one of them says what there is to say of these.
     let speaks = rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
-    let loaded = if speaks {
+    if speaks {
         log();
-        load(args)?
-    } else {
-        let loaded = load(args)?;
-        log();
-        loaded
+    }
+    let loaded = match (&args.config, &args.resume) {
+        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
+        (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
+        (None, None) => unreachable!("clap requires one of them"),
     };
+    if !speaks {
+        log();
+    }
     let run = loaded.resolve(&machine(rank.clone()))?;
     match rank {
         None => supervise(args, &loaded, &run),
         Some(rank) => work(args, loaded, run, rank, &screen),
     }
-}
-
-fn load(args: &RunArgs) -> Result<Loaded> {
-    Ok(match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
-        (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
-        (None, None) => unreachable!("clap requires one of them"),
-    })
 }
 
 /// What changes the config: another system's file first, then what the user says.

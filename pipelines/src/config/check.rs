@@ -221,13 +221,10 @@ impl Check<'_> {
 
     /// Only a loss of tokens has logits.
     fn logits_exist(&self, config: &Config) -> Result<(), Problem> {
-        let has_logits = match &config.pipeline {
-            PipelineConfig::Rlvr(_) => true,
-            PipelineConfig::Offline(offline) => !offline.objective.is_of_numbers(),
-            PipelineConfig::Diffusion(_) => false,
-        };
+        let has_none =
+            matches!(config.pipeline, PipelineConfig::Diffusion(_)) || config.trains_a_reward_model();
         self.ensure(
-            has_logits || !config.strategy.keep_logits,
+            !(has_none && config.strategy.keep_logits),
             "strategy.keep_logits",
             "what this trains makes no logits",
             "leave it out",

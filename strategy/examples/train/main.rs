@@ -48,6 +48,10 @@ impl Options {
     fn number(&self, key: &str, otherwise: usize) -> usize {
         self.0.get(key).map_or(otherwise, |text| text.parse().expect("a number"))
     }
+
+    fn switch(&self, key: &str, otherwise: bool) -> bool {
+        self.0.get(key).map_or(otherwise, |text| text.parse().expect("true or false"))
+    }
 }
 
 fn main() {
@@ -103,7 +107,7 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
     let rank = group.rank();
     let world_size = group.world_size();
     let (mut zero, batch) = prepare(device, group, options, Some(ADAMW));
-    let measures_offload = options.text("offload", "false") == "true";
+    let measures_offload = options.switch("offload", false);
     if measures_offload {
         zero.prepare_offload(&[State::Optimizer]);
     }
@@ -132,7 +136,7 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
         .collect();
     let [forward, backward, optimizer, whole] =
         [0, 1, 2, 3].map(|phase| median(phases.iter().map(|phases| phases[phase]).collect()));
-    let digest = options.text("digest", "false") == "true";
+    let digest = options.switch("digest", false);
     let offload = measures_offload.then(|| offload::times(&mut zero, &compute));
     json!({
         "model": options.text("model", "0.5b"), "stage": options.number("stage", 1), "world_size": world_size,
@@ -199,11 +203,10 @@ fn prepare(
     let (seq, micro_batch) = (options.number("seq", 4096), options.number("micro_batch", 4));
     let shape = shapes::decoder(options.text("model", "0.5b"), seq as i64);
     let vocab = shape.vocab_size;
-    let is_true = |key: &str, default: &str| options.text(key, default) == "true";
     let model = Decoder::new(shape, at)
         .unwrap()
-        .deterministic(is_true("deterministic", "true"))
-        .keeping_logits(is_true("keep_logits", "false"));
+        .deterministic(options.switch("deterministic", true))
+        .keeping_logits(options.switch("keep_logits", false));
     let rank = group.rank() as u64;
     let tokens: Vec<i64> = (0..(micro_batch * (seq + 1)) as u64)
         .map(|index| (mix(index + (rank << 32)) % vocab as u64) as i64)

@@ -95,8 +95,7 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
     clock.time("attention", layers, flops, || drop(ops::attention(&q, &k, &v, &packing, causal).unwrap()));
     for (name, deterministic) in [("deterministic", true), ("not deterministic", false)] {
         let name = format!("attention backward, {name}");
-        let calls =
-            if deterministic == (options.text("deterministic", "true") == "true") { layers } else { 0 };
+        let calls = if deterministic == options.switch("deterministic", true) { layers } else { 0 };
         clock.time(&name, calls, 2.5 * flops, || {
             let (how, gradients) = ((&packing, causal, deterministic), (&mut dq, &mut dk, &mut dv));
             ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
