@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 
 use crate::{
     Device, Grid, Result,
-    device_kernels::{Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch},
     model_kernels::ceil_div,
     ops::Heads,
 };
@@ -21,7 +21,7 @@ pub(crate) const SOURCE: Source = Source {
         include_str!("../kernels/attention.cu")
     ),
     kernels: &[NARROW.outputs, WIDE.outputs],
-    architecture: Some("sm_90a"),
+    architecture: Architecture::Only("sm_90a"),
 };
 
 /// The same.
@@ -36,7 +36,7 @@ pub(crate) const BACKWARD_SOURCE: Source = Source {
         include_str!("../kernels/attention_backward.cu")
     ),
     kernels: &[NARROW.stats, NARROW.keys, NARROW.queries, WIDE.stats, WIDE.keys, WIDE.queries],
-    architecture: Some("sm_90a"),
+    architecture: Architecture::Only("sm_90a"),
 };
 
 /// Keys or queries of a block.

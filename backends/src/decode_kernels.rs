@@ -1,12 +1,16 @@
-//! The kernels of `kernels/decode.cu`, for devices that compile them at run time. All run on libtorch's stream.
+//! The kernels of `kernels/decode.cu` and `kernels/decode_matrix.cu`, for devices that compile them at run time. All run on
+//! libtorch's stream.
 
-use std::ffi::{CStr, c_void};
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
 
 use tch::Kind;
 
 use crate::{
     Device, Grid, Result,
-    device_kernels::{Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch},
     ops::Heads,
 };
 
@@ -16,12 +20,11 @@ pub(crate) const SOURCE: Source = Source {
     text: concat!(
         include_str!("../kernels/elements.cuh"),
         include_str!("../kernels/block.cuh"),
+        include_str!("../kernels/decode.cuh"),
         "\n#line 1 \"decode.cu\"\n",
         include_str!("../kernels/decode.cu")
     ),
     kernels: &[
-        c"rope_into_cache_f32",
-        c"rope_into_cache_bf16",
         c"join_splits_f32",
         c"join_splits_bf16",
         c"attend_f32_16_4",
@@ -37,15 +40,31 @@ pub(crate) const SOURCE: Source = Source {
         c"attend_bf16_128_4",
         c"attend_bf16_128_8",
     ],
-    architecture: None,
+    architecture: Architecture::Any,
 };
 
-/// Tokens of a sequence that one block of `attend` goes through.
+/// The same on matrix units, in bf16 with heads of 64 and 128.
+pub(crate) const MATRIX_SOURCE: Source = Source {
+    file: c"decode_matrix.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
+        include_str!("../kernels/decode.cuh"),
+        "\n#line 1 \"decode_matrix.cu\"\n",
+        include_str!("../kernels/decode_matrix.cu")
+    ),
+    kernels: &[c"attend_matrix_64", c"attend_matrix_128", c"join_matrix"],
+    architecture: Architecture::NvidiaFrom(80),
+};
+
+/// Tokens of a sequence that one block goes through.
 pub(crate) const SPLIT_TOKENS: i64 = 512;
-/// Threads of a block of `attend`, by the width of a head.
+/// Threads of a block, by the width of a head.
 fn attention_threads(dim: i32) -> u32 {
     if dim < 64 { 128 } else { 256 }
 }
+/// What a block on matrix units keeps: of each of its 8 warps 3 runs of 16 tokens of 128 elements, or 6 of 64.
+const MATRIX_SHARED_BYTES: u32 = 8 * 3 * 16 * 128 * 2;
 
 /// The blocks that sequences lie in, as the kernels take them.
 #[repr(C)]
@@ -70,39 +89,28 @@ pub(crate) fn fit(kind: Kind, dim: i64) -> bool {
     matches!(kind, Kind::Float | Kind::BFloat16) && matches!(dim, 16 | 32 | 64 | 128)
 }
 
-/// Rotates (and norms, where there are weights) a step's queries in place and its keys on their way into the cache,
-/// where values go as well.
-///
-/// # Safety
-/// This and all below: addresses of as many values of `kind` (or of the type that the kernel says) on `device` as the
-/// sizes say, which live until the work is done; what is written overlaps with nothing else.
-#[expect(clippy::too_many_arguments, reason = "they are the kernel's")]
-pub(crate) unsafe fn rope_into_cache(
-    device: &dyn Device,
-    kind: Kind,
-    qkv: *mut c_void,
-    (q_norm, k_norm, eps): (*mut c_void, *mut c_void, f32),
-    positions: *mut c_void,
-    (table, table_rows): (*mut c_void, i64),
-    (keys, values, tables): (*mut c_void, *mut c_void, Tables),
-    rows: i64,
-    HeadSizes { heads, kv_heads, dim }: HeadSizes,
-) -> Result<()> {
-    let kernel = pick(kind, c"rope_into_cache_f32", c"rope_into_cache_bf16");
-    let threads = (dim as u32 / 2).next_power_of_two().max(32);
-    let blocks = rows * i64::from(heads + 2 * kv_heads);
-    // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe {
-        launch!(
-            device,
-            kernel,
-            grid(blocks, threads).early(),
-            [
-                qkv, q_norm, k_norm, eps, positions, table, table_rows, keys, values, tables, heads,
-                kv_heads, dim
-            ]
-        )
-    }
+/// How the rows of a step become queries and keys, as the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rotation {
+    /// `[dim]`; null where queries are not normed, and so for keys.
+    pub(crate) q_norm: *mut c_void,
+    pub(crate) k_norm: *mut c_void,
+    /// fp32 `[table_rows, dim]`; null where the queries are ready and the cache has all keys.
+    pub(crate) table: *mut c_void,
+    pub(crate) table_rows: i64,
+    pub(crate) eps: f32,
+}
+
+impl Rotation {
+    /// Of none.
+    pub(crate) const NONE: Self = Self {
+        q_norm: ptr::null_mut(),
+        k_norm: ptr::null_mut(),
+        table: ptr::null_mut(),
+        table_rows: 0,
+        eps: 0.0,
+    };
 }
 
 /// Where attention goes, as the kernels take it.
@@ -122,60 +130,94 @@ pub(crate) struct Attended {
     pub(crate) heads: i32,
 }
 
-/// Attention of a query a row over the last `window` tokens of a cache, cut in parts that are joined. Where it `is_early`, the
-/// kernel in front writes no keys and values but each row's last ones.
+/// Attention of a query a row over the last `window` tokens of a cache, cut in parts that are joined. With a `rotation` the
+/// queries have the row's key and value behind them, which go to the cache, and the kernel in front does not write to that.
 ///
 /// # Safety
-/// As [`rope_into_cache`].
+/// Addresses of as many values of `kind` (or of the type that the kernel says) on `device` as the sizes say, which live until
+/// the work is done; what is written overlaps with nothing else.
 #[expect(clippy::too_many_arguments, reason = "they are the kernels'")]
 pub(crate) unsafe fn attend(
     device: &dyn Device,
     kind: Kind,
     queries: Heads,
+    rotation: Rotation,
     (keys, values, tables): (*mut c_void, *mut c_void, Tables),
     positions: *mut c_void,
     (scale, window): (f32, Option<i64>),
     attended: Attended,
     HeadSizes { heads, kv_heads, dim }: HeadSizes,
-    is_early: bool,
 ) -> Result<()> {
     let group = heads / kv_heads;
-    let (kernel, width) = match (kind, dim, group <= 4) {
-        (Kind::Float, 16, _) => (c"attend_f32_16_4", 4),
-        (Kind::Float, 32, _) => (c"attend_f32_32_4", 4),
-        (Kind::Float, 64, true) => (c"attend_f32_64_4", 4),
-        (Kind::Float, 64, false) => (c"attend_f32_64_8", 8),
-        (Kind::Float, _, true) => (c"attend_f32_128_4", 4),
-        (Kind::Float, _, false) => (c"attend_f32_128_8", 8),
-        (_, 16, _) => (c"attend_bf16_16_4", 4),
-        (_, 32, _) => (c"attend_bf16_32_4", 4),
-        (_, 64, true) => (c"attend_bf16_64_4", 4),
-        (_, 64, false) => (c"attend_bf16_64_8", 8),
-        (_, _, true) => (c"attend_bf16_128_4", 4),
-        (_, _, false) => (c"attend_bf16_128_8", 8),
-    };
-    let tiles = i64::from((group as u32).div_ceil(width));
+    let kernel = Kernel::of(device, kind, (dim, group));
+    let tiles = i64::from((group as u32).div_ceil(kernel.heads));
     let blocks = i64::from(attended.splits) * tiles * i64::from(kv_heads) * i64::from(attended.rows);
     let window = window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX);
-    let turn = |grid: Grid| if is_early { grid.early() } else { grid };
+    let in_turn = Grid { shared_bytes: kernel.shared_bytes, ..grid(blocks, attention_threads(dim)) };
+    let in_turn = if rotation.table.is_null() { in_turn } else { in_turn.early() };
     // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
         launch!(
             device,
-            kernel,
-            turn(grid(blocks, attention_threads(dim))),
-            [queries, keys, values, tables, positions, scale, window, attended, kv_heads]
+            kernel.name,
+            in_turn,
+            [queries, rotation, keys, values, tables, positions, scale, window, attended, kv_heads]
         )?;
         if attended.splits == 1 {
             return Ok(());
         }
-        let kernel = pick(kind, c"join_splits_f32", c"join_splits_bf16");
         let blocks = i64::from(attended.rows) * i64::from(heads);
-        launch!(device, kernel, grid(blocks, dim as u32).early(), [attended, positions, window, dim])
+        let grid = grid(blocks, dim as u32).early();
+        launch!(device, kernel.join, grid, [attended, positions, window, dim])
+    }
+}
+
+/// One of the kernels of attention.
+struct Kernel {
+    name: &'static CStr,
+    join: &'static CStr,
+    /// Query heads of a block, at most.
+    heads: u32,
+    shared_bytes: u32,
+}
+
+impl Kernel {
+    /// For heads of so many elements, of which so many share a key head.
+    fn of(device: &dyn Device, kind: Kind, (dim, group): (i32, i32)) -> Kernel {
+        if kind == Kind::BFloat16 && dim >= 64 && MATRIX_SOURCE.exists_on(device) {
+            let name = if dim == 64 { c"attend_matrix_64" } else { c"attend_matrix_128" };
+            return Kernel { name, join: c"join_matrix", heads: 8, shared_bytes: MATRIX_SHARED_BYTES };
+        }
+        let (name, heads) = match (kind, dim, group <= 4) {
+            (Kind::Float, 16, _) => (c"attend_f32_16_4", 4),
+            (Kind::Float, 32, _) => (c"attend_f32_32_4", 4),
+            (Kind::Float, 64, true) => (c"attend_f32_64_4", 4),
+            (Kind::Float, 64, false) => (c"attend_f32_64_8", 8),
+            (Kind::Float, _, true) => (c"attend_f32_128_4", 4),
+            (Kind::Float, _, false) => (c"attend_f32_128_8", 8),
+            (_, 16, _) => (c"attend_bf16_16_4", 4),
+            (_, 32, _) => (c"attend_bf16_32_4", 4),
+            (_, 64, true) => (c"attend_bf16_64_4", 4),
+            (_, 64, false) => (c"attend_bf16_64_8", 8),
+            (_, _, true) => (c"attend_bf16_128_4", 4),
+            (_, _, false) => (c"attend_bf16_128_8", 8),
+        };
+        Kernel { name, join: pick(kind, c"join_splits_f32", c"join_splits_bf16"), heads, shared_bytes: 0 }
     }
 }
 
 /// A kernel by the type of its values.
 pub(crate) fn pick(kind: Kind, of_f32: &'static CStr, of_bf16: &'static CStr) -> &'static CStr {
     if kind == Kind::Float { of_f32 } else { of_bf16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The source asserts the same.
+    #[test]
+    fn shared_memory_is_what_the_source_lays_out() {
+        assert!(MATRIX_SOURCE.text.contains(&format!("sizeof(Run<DIM>) == {MATRIX_SHARED_BYTES}")));
+    }
 }

@@ -20,16 +20,35 @@ pub(crate) struct Source {
     pub(crate) text: &'static str,
     /// Every kernel in it.
     pub(crate) kernels: &'static [&'static CStr],
-    /// What it is written for, as the compiler names it, where that is one architecture alone.
-    pub(crate) architecture: Option<&'static str>,
+    /// What it is written for.
+    pub(crate) architecture: Architecture,
+}
+
+/// Devices that a file of kernels compiles for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Architecture {
+    Any,
+    /// One alone, as the compiler names it.
+    Only(&'static str),
+    /// NVIDIA's of this compute capability, times ten, and of later ones.
+    NvidiaFrom(u32),
+}
+
+impl Architecture {
+    /// Whether a device is one of these, by what the compiler calls it.
+    pub(crate) fn includes(self, name: &str) -> bool {
+        match self {
+            Architecture::Any => true,
+            Architecture::Only(only) => only == name,
+            Architecture::NvidiaFrom(least) => {
+                let capability = name.strip_prefix("sm_").map(|rest| rest.trim_end_matches('a'));
+                capability.and_then(|number| number.parse::<u32>().ok()).is_some_and(|number| number >= least)
+            }
+        }
+    }
 }
 
 impl Source {
-    /// Whether it compiles for an architecture.
-    pub(crate) fn is_for(&self, architecture: &str) -> bool {
-        self.architecture.is_none_or(|only| only == architecture)
-    }
-
     /// Whether a device has all of its kernels.
     pub(crate) fn exists_on(&self, device: &dyn Device) -> bool {
         self.kernels.iter().all(|kernel| device.has_kernel(kernel))
@@ -37,10 +56,11 @@ impl Source {
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 7] = [
+pub(crate) const SOURCES: [Source; 8] = [
     SOURCE,
     model_kernels::SOURCE,
     decode_kernels::SOURCE,
+    decode_kernels::MATRIX_SOURCE,
     sample_kernels::SOURCE,
     product_kernels::SOURCE,
     attention_kernels::SOURCE,
@@ -69,7 +89,7 @@ const SOURCE: Source = Source {
         c"sum_squares",
         c"sum_partial",
     ],
-    architecture: None,
+    architecture: Architecture::Any,
 };
 
 /// Launches a kernel on libtorch's stream with these values as its parameters; no blocks is no work.
@@ -283,6 +303,16 @@ pub(crate) mod tests {
             }
             Err(error) => panic!("{error}"),
         }
+    }
+
+    #[test]
+    fn architectures_are_told_by_their_names() {
+        let includes = |architecture: Architecture| {
+            ["sm_75", "sm_80", "sm_90a", "sm_100", "gfx942"].map(|name| architecture.includes(name))
+        };
+        assert_eq!(includes(Architecture::Any), [true; 5]);
+        assert_eq!(includes(Architecture::Only("sm_90a")), [false, false, true, false, false]);
+        assert_eq!(includes(Architecture::NvidiaFrom(80)), [false, true, true, true, false]);
     }
 
     /// Values of many sizes and both signs, from a fixed sequence (Knuth's MMIX).

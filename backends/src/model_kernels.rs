@@ -7,7 +7,7 @@ use tch::Kind;
 
 use crate::{
     Device, Result,
-    device_kernels::{Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch},
     ops::Heads,
 };
 
@@ -21,7 +21,7 @@ pub(crate) const SOURCE: Source = Source {
         include_str!("../kernels/model.cu")
     ),
     kernels: &NAMES,
-    architecture: None,
+    architecture: Architecture::Any,
 };
 
 /// The names of a kernel for fp32, bf16 and fp16 values.

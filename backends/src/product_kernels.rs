@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     Device, Grid, Result,
-    device_kernels::{Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch},
     model_kernels::ceil_div,
 };
 
@@ -21,7 +21,7 @@ pub(crate) const SOURCE: Source = Source {
         include_str!("../kernels/product.cu")
     ),
     kernels: &[NARROW_AND_DEEP.name, NARROW.name, WIDE.name, MANY],
-    architecture: Some("sm_90a"),
+    architecture: Architecture::Only("sm_90a"),
 };
 
 /// Rows of `x` that the kernels take, at most; but for the one that takes any number.

@@ -7,7 +7,7 @@ use tch::Kind;
 use crate::{
     Device, Result,
     decode_kernels::pick,
-    device_kernels::{Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch},
 };
 
 /// CUDA C++ that HIP compiles too.
@@ -20,7 +20,7 @@ pub(crate) const SOURCE: Source = Source {
         include_str!("../kernels/sample.cu")
     ),
     kernels: &[c"sample_f32", c"sample_bf16"],
-    architecture: None,
+    architecture: Architecture::Any,
 };
 
 const THREADS: u32 = 1024;

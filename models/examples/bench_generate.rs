@@ -13,7 +13,7 @@ use std::{
 
 use anyroll_backends::{
     BackendKind, DType, DeviceId, Graph, Stream, TorchDevice, devices, open,
-    ops::{self, AttentionParts, Normed, PagedCache},
+    ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Request, RopeScaling,
@@ -202,19 +202,16 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let caches: Vec<PagedCache> =
         caches.iter().map(|[keys, values]| PagedCache { keys, values, tables: &tables }).collect();
     let positions = Tensor::full([rows], length - 1, (Kind::Int64, at.1));
-    let mut qkv = random(&[rows, heads + 2 * kv_heads, head_dim]);
+    let qkv = random(&[rows, heads + 2 * kv_heads, head_dim]);
     let frequencies = ops::rope_frequencies(head_dim, config.rope_theta);
     let table = ops::rope_table(config.max_position_embeddings, &frequencies, 1.0, at.1).unwrap();
-    let mut next = caches.iter().cycle();
-    time("rope into cache", layers, layers, || {
-        ops::rope_into_cache_(&mut qkv, None, &positions, &table, *next.next().unwrap()).unwrap();
-    });
     let mut parts = AttentionParts::new(rows, heads, head_dim, length, at.1).unwrap();
     let mut out = random(&[rows, heads * head_dim]);
+    let rotation = StepRotation { norms: None, table: &table };
     let (causal, mut next) = (ops::Causal::whole(0.1), caches.iter().cycle());
-    time("attention", layers, layers, || {
+    time("rotation, attention", layers, layers, || {
         let cache = *next.next().unwrap();
-        ops::attend_into(&qkv.narrow(1, 0, heads), &positions, cache, causal, &mut parts, &mut out).unwrap();
+        ops::attend_into(&qkv, rotation, &positions, cache, causal, &mut parts, &mut out).unwrap();
     });
     let logits = random(&[rows, vocab_size]);
     let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0, 1.0]).repeat([rows, 1]).to_device(at.1);
@@ -252,5 +249,5 @@ fn time(name: &str, count: usize, copies: usize, mut body: impl FnMut()) {
     let end = stream.record_timed().unwrap();
     stream.synchronize().unwrap();
     let each = begin.elapsed(&end).unwrap().as_secs_f64() * 1e6 / f64::from(REPETITIONS) / copies as f64;
-    println!("{name:16} {each:8.1} us x {count:3} = {:8.3} ms", each * count as f64 / 1e3);
+    println!("{name:20} {each:8.1} us x {count:3} = {:8.3} ms", each * count as f64 / 1e3);
 }

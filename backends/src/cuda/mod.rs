@@ -14,6 +14,7 @@ use std::{
 
 use crate::{
     BackendKind, Diagnosis, Grid, Result,
+    device_kernels::Architecture,
     gpu::{Dialect, Driver, Handle, Opened, Vendor},
     library::{Failed, table},
 };
@@ -143,8 +144,7 @@ impl Dialect for Calls {
     }
 
     fn can_start_early(&self, architecture: &str) -> bool {
-        let number = architecture.trim_start_matches("sm_").trim_end_matches('a');
-        number.parse::<u32>().is_ok_and(|number| number >= 90)
+        Architecture::NvidiaFrom(90).includes(architecture)
     }
 
     unsafe fn launch(

@@ -428,7 +428,9 @@ unsafe impl Device for Gpu {
     }
 
     fn has_kernel(&self, kernel: &'static CStr) -> bool {
-        let is_for = |index: usize| SOURCES[index].is_for(&self.architecture) && self.module(index).is_ok();
+        let is_for = |index: usize| {
+            SOURCES[index].architecture.includes(&self.architecture) && self.module(index).is_ok()
+        };
         source_of(kernel).is_some_and(is_for)
     }
 

@@ -12,7 +12,9 @@ use super::{
     Causal, Packing, Result, attention, attention_with_history, decode_attention, device_of_kernels, kernels,
 };
 use crate::{
-    Device, model_kernels,
+    Device,
+    decode_kernels::Rotation,
+    model_kernels,
     model_kernels::ceil_div,
     product_kernels::{self, Product},
 };
@@ -188,7 +190,8 @@ fn attend_rows(
         let cache = PagedCache { tables: &of_rows(cache.tables)?, ..cache };
         let into = (&mut of_rows(&out)?, Some(&mut of_rows(&lse)?));
         let parts = parts.first(count)?;
-        attend(args, (&of_rows(q)?, &of_rows(positions)?), cache, causal, &parts, into, false)?;
+        let queries = (&of_rows(q)?, Rotation::NONE, &of_rows(positions)?);
+        attend(args, queries, cache, causal, &parts, into)?;
     }
     Ok((out, lse))
 }

@@ -9,7 +9,7 @@ use super::check::{Args, Engine, Heads};
 use super::{Causal, Result};
 use crate::{
     Device,
-    decode_kernels::{self, Attended, HeadSizes, SPLIT_TOKENS, Tables},
+    decode_kernels::{self, Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
     device_kernels,
     model_kernels::{self, NormSizes},
     sample_kernels,
@@ -147,71 +147,54 @@ pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
     args.launched(unsafe { model_kernels::swiglu(&*device, args.kind(), from, to, rows, size) })
 }
 
-/// Norms (with `norms`, the weights of queries and keys, and their epsilon), then rotates a step's queries, in place,
-/// and its keys, which go to the cache with the values. `qkv` is `[B, H + 2 K, D]`; `positions` int64 `[B]`; `table`
-/// from [`super::rope_table`].
-pub fn rope_into_cache_(
-    qkv: &mut Tensor,
-    norms: Option<(&Tensor, &Tensor, f64)>,
-    positions: &Tensor,
-    table: &Tensor,
-    cache: PagedCache,
-) -> Result<()> {
-    let args = Args::new("rope_into_cache_", qkv);
-    let device = device_of(args, qkv)?;
-    let [rows, all_heads, dim] = args.dims("qkv", qkv)?;
-    let [_, _, kv_heads, _] = args.dims("keys", cache.keys)?;
-    let (memory, sizes) = paged(args, &cache, [rows, all_heads - 2 * kv_heads, dim])?;
-    let qkv = args.values("qkv", qkv, &[rows, all_heads, dim])?;
-    let [table_rows, _] = args.dims("table", table)?;
-    let norms = match norms {
-        Some((q, k, eps)) => {
-            (args.values("q_norm", q, &[dim])?, args.values("k_norm", k, &[dim])?, eps as f32)
-        }
-        None => (ptr::null_mut(), ptr::null_mut(), 0.0),
-    };
-    let table = (args.floats("table", table, &[table_rows, dim])?.cast(), table_rows);
-    let positions = args.dense("positions", positions, &[rows], Kind::Int64)?;
-    // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
-    args.launched(unsafe {
-        decode_kernels::rope_into_cache(
-            &*device,
-            args.kind(),
-            qkv,
-            norms,
-            positions,
-            table,
-            memory,
-            rows,
-            sizes,
-        )
-    })
+/// How the rows of a step become queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct StepRotation<'a> {
+    /// The weights `[D]` of the norms of queries and of keys, and their epsilon.
+    pub norms: Option<(&'a Tensor, &'a Tensor, f64)>,
+    /// See [`super::rope_table`].
+    pub table: &'a Tensor,
 }
 
-/// Attention of a step's queries `q` `[B, H, D]`, whose rows may lie apart, over the first `positions + 1` tokens of their
-/// sequences, of which a window leaves the last, into `out` `[B, H D]`. `parts` were made for as many rows and tokens. The
-/// kernel in front has written no keys and values but those of this step.
+/// Attention of a step's rows `qkv` `[B, H + 2 K, D]`, which this norms and rotates and whose keys and values it puts into the
+/// cache, over the first `positions + 1` tokens of their sequences (int64 `[B]`), of which a window leaves the last, into `out`
+/// `[B, H D]`. `parts` were made for as many rows and tokens. The kernel in front does not write to the cache.
 pub fn attend_into(
-    q: &Tensor,
+    qkv: &Tensor,
+    rotation: StepRotation,
     positions: &Tensor,
     cache: PagedCache,
     causal: Causal,
     parts: &mut AttentionParts,
     out: &mut Tensor,
 ) -> Result<()> {
-    let args = Args::new("attend_into", q);
-    attend(args, (q, positions), cache, causal, parts, (out, None), true)
+    let args = Args::new("attend_into", qkv);
+    let [_, all_heads, dim] = args.dims("qkv", qkv)?;
+    let [_, _, kv_heads, _] = args.dims("keys", cache.keys)?;
+    let [table_rows, _] = args.dims("table", rotation.table)?;
+    let norm = |argument, norm: &Tensor| args.values(argument, norm, &[dim]);
+    let (q_norm, k_norm, eps) = match rotation.norms {
+        Some((q, k, eps)) => (norm("q_norm", q)?, norm("k_norm", k)?, eps as f32),
+        None => (ptr::null_mut(), ptr::null_mut(), 0.0),
+    };
+    let table = args.floats("table", rotation.table, &[table_rows, dim])?.cast();
+    let rotation = Rotation { q_norm, k_norm, table, table_rows, eps };
+    if all_heads <= 2 * kv_heads {
+        return Err(args.refuse("qkv", format!("has {all_heads} heads, {kv_heads} of them keys'")));
+    }
+    let queries = qkv.f_narrow(1, 0, all_heads - 2 * kv_heads)?;
+    attend(args, (&queries, rotation, positions), cache, causal, parts, (out, None))
 }
 
-/// The same, and if it is wanted log(sum(exp(scores))) into fp32 `[B, H]`.
+/// The same for queries `q` `[B, H, D]`, whose rows may lie apart, or with what lies behind them if there is a rotation. If it
+/// is wanted, log(sum(exp(scores))) goes into fp32 `[B, H]`.
 pub(super) fn attend(
     args: Args,
-    (q, positions): (&Tensor, &Tensor),
+    (q, rotation, positions): (&Tensor, Rotation, &Tensor),
     cache: PagedCache,
     causal: Causal,
     parts: &AttentionParts,
     (out, lse): (&mut Tensor, Option<&mut Tensor>),
-    is_early: bool,
 ) -> Result<()> {
     let device = device_of(args, q)?;
     let [rows, heads, dim] = args.dims("q", q)?;
@@ -232,18 +215,18 @@ pub(super) fn attend(
     let positions = args.dense("positions", positions, &[rows], Kind::Int64)?;
     let queries = args.heads("q", q, [rows, heads, dim])?;
     let how = (causal.scale as f32, causal.window);
-    // SAFETY: as in `rope_into_cache_`.
+    // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
     args.launched(unsafe {
         decode_kernels::attend(
             &*device,
             args.kind(),
             queries,
+            rotation,
             memory,
             positions,
             how,
             attended,
             sizes,
-            is_early,
         )
     })
 }

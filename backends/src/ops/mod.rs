@@ -48,7 +48,7 @@ pub use by_rows::{
     linear_by_rows, linear_by_rows_into,
 };
 pub use decode::{
-    AttentionParts, PagedCache, Sampling, attend_into, recording_device, records_steps, rope_into_cache_,
+    AttentionParts, PagedCache, Sampling, StepRotation, attend_into, recording_device, records_steps,
     sample_into, swiglu_into,
 };
 use decode::{device_of_kernels, rms_norm_into};

@@ -1,6 +1,6 @@
 //! A decoding step that can be recorded on a device and run again: the same blocks over memory that stays in place.
 
-use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache};
+use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, StepRotation};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -157,9 +157,8 @@ impl Block {
             self.adapt_in_place(|lora| &lora.qkv, weights, h.values()?, scratch, &qkv_rows)?;
         }
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
-        ops::rope_into_cache_(qkv, norms, positions, rope_table, cache)?;
-        let queries = qkv.f_narrow(1, 0, self.heads)?;
-        ops::attend_into(&queries, positions, cache, causal, parts, attended)?;
+        let rotation = StepRotation { norms, table: rope_table };
+        ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
         let norm = of(self.post_attention_norm);
         self.add_and_norm_in_place(Branch::Attention, weights, attended, norm, (x, h, scratch))?;
         if self.math == Math::ByRows || self.adapts(|lora| &lora.gate_up) {

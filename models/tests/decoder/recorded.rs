@@ -4,7 +4,7 @@ use std::{io::Write, iter::repeat_n, sync::Arc};
 
 use anyroll_backends::{
     BackendKind, DType, Device, DeviceId, Error, Stream, devices, open,
-    ops::{self, AttentionParts, Causal, PagedCache},
+    ops::{self, AttentionParts, Causal, PagedCache, StepRotation},
 };
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, PackedBatch,
@@ -267,57 +267,75 @@ fn strict_steps_have_the_log_probs_of_training_to_the_bit() {
     assert_ne!(scores(&shapes[0], at, &fast, (0.8, 4)), logprobs(&fast), "nothing is asked of strict");
 }
 
-/// Attention over blocks in any order, of lengths around those of runs and splits; what is behind a sequence is NaN.
+/// Attention over blocks in any order, of lengths around those of runs and splits. A step's own tokens get into the cache with
+/// the bits of the operations of training; until then these are NaN, as is what is behind a sequence.
 #[test]
-fn attention_in_parts_is_attention() {
+fn a_step_of_attention_is_rotation_and_attention() {
     let Some(device) = device(gpu()) else { return };
     let at = device.torch_device().unwrap().tch().unwrap();
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 8e-3)] {
-        for (heads, kv_heads, dim) in [
-            (12, 2, 128),
-            (14, 2, 64),
-            (28, 4, 128),
-            (8, 8, 64),
-            (20, 2, 64),
-            (6, 2, 128),
-            (4, 4, 16),
-            (18, 2, 32),
+        for (heads, kv_heads, dim, has_norms) in [
+            (12, 2, 128, false),
+            (14, 2, 64, true),
+            (28, 4, 128, true),
+            (8, 8, 64, false),
+            (20, 2, 64, true),
+            (6, 2, 128, false),
+            (4, 4, 16, true),
+            (18, 2, 32, false),
         ] {
             let lengths = [1i64, 7, 15, 16, 17, 64, 65, 255, 256, 257, 300, 511, 512, 513, 700];
             let (rows, table_len) = (lengths.len() as i64, 44);
             let random = |size: &[i64]| Tensor::randn(size, (kind, at));
             let qkv = random(&[rows, heads + 2 * kv_heads, dim]);
             let tables = Tensor::randperm(rows * table_len, (Kind::Int64, at)).view([rows, table_len]) + 1;
-            let caches = [(); 2].map(|()| {
-                let cache = random(&[rows * table_len + 1, 16, kv_heads, dim]);
-                for (row, &length) in lengths.iter().enumerate() {
-                    let block = tables.int64_value(&[row as i64, length / 16]);
-                    if length % 16 > 0 {
-                        drop(cache.get(block).narrow(0, length % 16, 16 - length % 16).fill_(f64::NAN));
-                    }
-                }
-                cache
-            });
             let lengths = Tensor::from_slice(&lengths).to_device(at);
             let (narrow_tables, positions) = (tables.to_kind(Kind::Int), &lengths - 1);
+            let blocks =
+                tables.gather(1, &positions.floor_divide_scalar(16).unsqueeze(1), false).squeeze_dim(1);
+            let places: Tensor = blocks * 16 + positions.remainder(16);
+            let behind: Vec<Tensor> = (0..16).map(|i| &places + i).collect();
+            let behind = Tensor::stack(&behind, 1).masked_select(
+                &(positions.remainder(16).unsqueeze(1) + Tensor::arange(16, (Kind::Int64, at))).lt(16),
+            );
+            let caches = [(); 2].map(|()| random(&[rows * table_len + 1, 16, kv_heads, dim]));
+            let tokens_of = |cache: &Tensor| cache.view([-1, kv_heads, dim]);
+            let forget =
+                || caches.iter().for_each(|cache| drop(tokens_of(cache).index_fill_(0, &behind, f64::NAN)));
+
+            let table = ops::rope_table(704, &ops::rope_frequencies(dim, 1e4), 1.0, at).unwrap();
+            let weights = [(); 2].map(|()| random(&[dim]));
+            let norms = has_norms.then_some((&weights[0], &weights[1], 1e-6));
+            let turned = |from: i64, count: i64, norm: &Tensor| {
+                let x = qkv.narrow(1, from, count);
+                let mut x = if has_norms { ops::rms_norm(&x, norm, 1e-6).unwrap().0 } else { x.copy() };
+                ops::rope_(&mut x, &positions, &table, ops::Rotation::Forward).unwrap();
+                x
+            };
+            let queries = turned(0, heads, &weights[0]);
+            let own = [turned(heads, kv_heads, &weights[1]), qkv.narrow(1, heads + kv_heads, kv_heads)];
+
             let cache = PagedCache { keys: &caches[0], values: &caches[1], tables: &narrow_tables };
+            let rotation = StepRotation { norms, table: &table };
             let mut parts = AttentionParts::new(rows, heads, dim, table_len * 16, at).unwrap();
             for window in [None, Some(1), Some(16), Some(100), Some(256), Some(500), Some(701)] {
+                let what = format!("{kind:?} {heads}/{kv_heads} x {dim}, {window:?}");
                 let causal = Causal { scale: 0.125, window };
                 let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
-                ops::attend_into(&qkv.narrow(1, 0, heads), &positions, cache, causal, &mut parts, &mut found)
-                    .unwrap();
-                let wide = |tensor: &Tensor| tensor.to_kind(Kind::Float);
-                let queries = wide(&qkv.narrow(1, 0, heads));
-                let (keys, values) = (wide(&caches[0]), wide(&caches[1]));
+                forget();
+                ops::attend_into(&qkv, rotation, &positions, cache, causal, &mut parts, &mut found).unwrap();
+                for (cache, own) in caches.iter().zip(&own) {
+                    assert!(tokens_of(cache).index_select(0, &places).equal(own), "{what}");
+                }
+                let [queries, keys, values] =
+                    [&queries, &caches[0], &caches[1]].map(|tensor| tensor.to_kind(Kind::Float));
                 let expected =
                     ops::composite::decode_attention(&queries, &keys, &values, &tables, &lengths, causal);
                 let expected = expected.unwrap();
-                let error = (wide(&found) - &expected).abs().max().double_value(&[]);
+                let error = (found.to_kind(Kind::Float) - &expected).abs().max().double_value(&[]);
                 let scale = expected.abs().max().double_value(&[]);
-                let what = format!("{kind:?} {heads}/{kv_heads} x {dim}, {window:?}: {error:e} of {scale}");
-                eprintln!("{what}");
-                assert!(error <= tolerance * scale, "{what}");
+                eprintln!("{what}: {error:e} of {scale}");
+                assert!(error <= tolerance * scale, "{what}: {error:e} of {scale}");
             }
         }
     }
