@@ -139,15 +139,15 @@ impl Product {
         [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
     }
 
-    /// The kernel and how many blocks share a tile's columns: as many blocks as are on the device at once, unless the parts
-    /// would be too short to be worth it. Whatever the rows, so that a sum is always made in the same order. The choices
-    /// are those that were quickest on an H200 for the matrices of Qwen2.5 of 0.5B to 7B.
+    /// The kernel and how many blocks share a tile's columns: one where tiles are enough for the device, else as many as are
+    /// on it at once, unless the parts would be too short to be worth it. Whatever the rows, so that a sum is always made in
+    /// the same order. The choices are those that were quickest on an H200 for the layers of Qwen2.5 of 0.5B to 7B.
     fn cut(&self, multiprocessors: i64) -> (Kernel, i64) {
         const TOO_FEW: i64 = 3; // chunks of a part
         let chunks = i64::from(self.inputs) / CHUNK;
         let tiles = self.tiles(NARROW);
-        let fits =
-            |parts: i64| (parts == 1 || chunks > TOO_FEW * parts) && tiles * parts <= 3 * multiprocessors;
+        let is_worth_it = |parts: i64| tiles < multiprocessors && chunks > TOO_FEW * parts;
+        let fits = |parts: i64| (parts == 1 || is_worth_it(parts)) && tiles * parts <= 3 * multiprocessors;
         match [8, 4, 2, 1].into_iter().find(|&parts| fits(parts)) {
             Some(parts) if tiles * parts <= 2 * multiprocessors => (NARROW_AND_DEEP, parts),
             Some(parts) => (NARROW, parts),
@@ -232,7 +232,7 @@ mod tests {
             (2048, 1536, false, NARROW_AND_DEEP, 4),
             (1536, 8960, false, NARROW_AND_DEEP, 8),
             (8960, 1536, true, NARROW, 1),
-            (4864, 896, true, NARROW, 2),
+            (4864, 896, true, NARROW_AND_DEEP, 1),
             (4608, 3584, false, NARROW, 4),
             (18944, 3584, true, WIDE, 1),
             (151_936, 1536, false, WIDE, 1),
