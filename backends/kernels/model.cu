@@ -24,11 +24,10 @@ struct Heads {
   T* data;
   i64 stride;
 
-  // Head `index` of all rows' heads.
-  __device__ T* at(u64 index, u64 heads, u64 dim) const {
-    const Place place(index, heads);
-    return data + (i64)place.row * stride + place.rest * dim;
-  }
+  // The head at a place among so many a row.
+  __device__ T* at(const Place& head, u64 dim) const { return data + (i64)head.row * stride + head.rest * dim; }
+  // Whether heads of a multiple of a pack begin where a pack may.
+  __device__ bool is_aligned() const { return aligned(data) && stride % Pack<T>::LANES == 0; }
 };
 
 // The elements of a row of `size` from `i` on, as many as a pack has. What is past the row reads as 0 and is not
@@ -79,7 +78,7 @@ __device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, 
                                 u64 heads, u64 dim) {
   constexpr int LANES = Pack<T>::LANES;
   for (u64 index = blockIdx.x; index < rows * heads; index += gridDim.x) {
-    T* x_row = x.at(index, heads, dim);
+    T* x_row = x.at(Place(index, heads), dim);
     float squares = 0;
     for (u64 i = threadIdx.x * LANES; i < dim; i += blockDim.x * LANES) {
       Pack<T> pack = read(x_row, i, dim);
@@ -101,37 +100,91 @@ __device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, 
   }
 }
 
-// Each block takes `chunk` heads, each thread a pack of every one, and leaves its part of the weight's gradient in a row
-// of `partial`.
+// The threads that share a head, a power of two: up to 32 side by side in a block, or all of a block.
+struct Sharers {
+  int count, lane, group, groups;
+
+  __device__ Sharers(int shift)
+      : count(1 << shift), lane(threadIdx.x & (count - 1)), group(threadIdx.x >> shift), groups(blockDim.x >> shift) {}
+  // As a tree; all threads of the block call.
+  __device__ float sum(float x) const {
+    if (groups == 1) return over_block<add>(x);
+    for (int mask = count / 2; mask > 0; mask /= 2) x = add(x, exchange(x, mask));
+    return x;
+  }
+};
+
+// The same for heads of up to 32 packs, one a thread, with as many heads in a block as there is room for.
+template <typename T>
+__device__ inline void rms_norm_narrow(Heads<const T> x, const T* weight, float eps, T* y, float* rstd, u64 rows,
+                                       u64 heads, u64 dim, Sharers sharers) {
+  constexpr int LANES = Pack<T>::LANES;
+  const u64 i = sharers.lane * LANES, all = rows * heads;
+  const Pack<T> w = read(weight, i, dim);
+  for (u64 base = blockIdx.x * (u64)sharers.groups; base < all; base += gridDim.x * (u64)sharers.groups) {
+    const u64 index = base + sharers.group, size = index < all ? dim : 0;
+    Pack<T> pack = read(x.at(Place(index, heads), dim), i, size);
+    float squares = 0;
+    for (int k = 0; k < LANES; k++) squares += widen(pack.lane[k]) * widen(pack.lane[k]);
+    const float scale = 1 / sqrtf(sharers.sum(squares) / dim + eps);
+    if (sharers.lane == 0 && size > 0) rstd[index] = scale;
+    for (int k = 0; k < LANES; k++) narrow(widen(pack.lane[k]) * scale * widen(w.lane[k]), pack.lane[k]);
+    write(y + index * dim, i, size, pack);
+  }
+}
+
+// Each block takes `chunk` heads, each thread a pack of those of its group, and leaves its part of the weight's gradient in
+// a row of `partial`.
 template <typename T>
 __device__ inline void rms_norm_backward(Heads<T> dy, Heads<const T> x, const float* rstd, const T* weight, Heads<T> dx,
-                                         float* partial, u64 rows, u64 heads, u64 dim, u64 chunk) {
-  constexpr int LANES = Pack<T>::LANES;
-  const u64 i = threadIdx.x * LANES;  // past the end in some threads, whose packs are all 0
+                                         float* partial, u64 rows, u64 heads, u64 dim, u64 chunk, Sharers sharers) {
+  constexpr int LANES = Pack<T>::LANES, MOST = 256;  // threads where there are groups
+  __shared__ float of_groups[MOST * LANES];
+  const int i = sharers.lane * LANES, left = (int)dim - i, count = left < LANES ? left : LANES;
+  const bool is_whole = count == LANES && dim % LANES == 0 && dy.is_aligned() && x.is_aligned() && dx.is_aligned();
+  const auto take = [&](const T* from) { return is_whole ? *(const Pack<T>*)from : read(from, 0, count); };
+  const auto put = [&](T* to, const Pack<T>& pack) {
+    if (is_whole) {
+      *(Pack<T>*)to = pack;
+    } else {
+      write(to, 0, count, pack);
+    }
+  };
   const Pack<T> w = read(weight, i, dim);
   float sums[LANES] = {};
   const u64 begin = blockIdx.x * chunk, end = begin + chunk < rows * heads ? begin + chunk : rows * heads;
-  for (u64 index = begin; index < end; index++) {
-    T *dy_row = dy.at(index, heads, dim), *dx_row = dx.at(index, heads, dim);
-    Pack<T> y = read(dy_row, i, dim), below = read(dx_row, i, dim);
-    const Pack<T> of_x = read(x.at(index, heads, dim), i, dim);
-    const float scale = rstd[index];
-    float normed[LANES], scaled[LANES], dot = 0;
-    for (int k = 0; k < LANES; k++) {
-      normed[k] = widen(of_x.lane[k]) * scale;
-      scaled[k] = widen(y.lane[k]) * widen(w.lane[k]);
-      sums[k] += widen(y.lane[k]) * normed[k];
-      dot += scaled[k] * normed[k];
+  for (u64 base = begin; base < end; base += sharers.groups) {
+    const u64 index = base + sharers.group;
+    const bool is_there = count > 0 && index < end;
+    const Place head(index, heads);
+    T *dy_row = dy.at(head, dim) + i, *dx_row = dx.at(head, dim) + i;
+    Pack<T> y = {}, below = {}, of_x = {};
+    float scale = 0, dot = 0;
+    const auto normed = [&](int k) { return widen(of_x.lane[k]) * scale; };
+    const auto scaled = [&](int k) { return widen(y.lane[k]) * widen(w.lane[k]); };
+    if (is_there) {
+      y = take(dy_row), of_x = take(x.at(head, dim) + i), below = take(dx_row), scale = rstd[index];
+      for (int k = 0; k < LANES; k++) {
+        sums[k] += widen(y.lane[k]) * normed(k);
+        dot += scaled(k) * normed(k);
+      }
     }
-    const float mean = over_block<add>(dot) / dim;
+    const float mean = sharers.sum(dot) / dim;
+    if (!is_there) continue;
     for (int k = 0; k < LANES; k++) {
-      narrow(widen(below.lane[k]) + (scaled[k] - normed[k] * mean) * scale, below.lane[k]);
-      narrow(normed[k] * widen(w.lane[k]), y.lane[k]);
+      narrow(widen(below.lane[k]) + (scaled(k) - normed(k) * mean) * scale, below.lane[k]);
+      narrow(normed(k) * widen(w.lane[k]), y.lane[k]);
     }
-    write(dx_row, i, dim, below);
-    write(dy_row, i, dim, y);
+    put(dx_row, below), put(dy_row, y);
   }
-  for (int k = 0; k < LANES && i + k < dim; k++) partial[blockIdx.x * dim + i + k] = sums[k];
+  if (sharers.groups > 1) {
+    for (int k = 0; k < LANES; k++) of_groups[threadIdx.x * LANES + k] = sums[k];
+    __syncthreads();
+    if (sharers.group > 0) return;
+    for (int group = 1; group < sharers.groups; group++)
+      for (int k = 0; k < LANES; k++) sums[k] += of_groups[(group * sharers.count + sharers.lane) * LANES + k];
+  }
+  for (int k = 0; k < count; k++) partial[blockIdx.x * dim + i + k] = sums[k];
 }
 
 // ---- sums over rows ----
@@ -420,10 +473,16 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
     take_turn();                                                                                                       \
     rms_norm(x, residual, weight, eps, y, rstd, rows, heads, dim);                                                     \
   }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256)                                                                    \
+      rms_norm_narrow_##SUFFIX(Heads<const T> x, const T* weight, float eps, T* y, float* rstd, u64 rows, u64 heads,   \
+                               u64 dim, int shift) {                                                                   \
+    take_turn();                                                                                                       \
+    rms_norm_narrow(x, weight, eps, y, rstd, rows, heads, dim, Sharers(shift));                                        \
+  }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
       rms_norm_backward_##SUFFIX(Heads<T> dy, Heads<const T> x, const float* rstd, const T* weight, Heads<T> dx,       \
-                                 float* partial, u64 rows, u64 heads, u64 dim, u64 chunk) {                            \
-    rms_norm_backward(dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk);                                      \
+                                 float* partial, u64 rows, u64 heads, u64 dim, u64 chunk, int shift) {                 \
+    rms_norm_backward(dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk, Sharers(shift));                      \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       sum_rows_##SUFFIX(const T* x, float* partial, u64 rows, u64 columns, u64 chunk) {                                \

@@ -47,8 +47,9 @@ macro_rules! kernels {
     };
 }
 
-kernels! { 13:
+kernels! { 14:
     RMS_NORM = "rms_norm";
+    RMS_NORM_NARROW = "rms_norm_narrow";
     RMS_NORM_BACKWARD = "rms_norm_backward";
     SUM_ROWS = "sum_rows";
     JOIN_PARTS = "join_parts";
@@ -106,6 +107,12 @@ impl NormSizes {
         row_parts(self.rows * self.heads)
     }
 
+    /// The power of two of threads that share a head, a pack each, if that is so narrow that a block has several.
+    fn sharers(self, kind: Kind) -> Option<u32> {
+        let packs = packs(kind, self.dim);
+        (packs <= 32).then(|| (packs as u32).next_power_of_two().ilog2())
+    }
+
     /// For so many packs of a head each.
     fn threads(self, kind: Kind, packs_each: i64) -> u32 {
         threads_up_to(1024, ceil_div(packs(kind, self.dim), packs_each))
@@ -148,6 +155,12 @@ pub(crate) unsafe fn rms_norm(
     sizes: NormSizes,
 ) -> Result<()> {
     let NormSizes { rows, heads, dim } = sizes;
+    if let (Some(shift), true) = (sizes.sharers(kind), residual.is_null()) {
+        let blocks = ceil_div(rows * heads, i64::from(THREADS >> shift)).min(MAX_BLOCKS);
+        let (kernel, grid) = (typed(RMS_NORM_NARROW, kind), grid(blocks, THREADS).early());
+        // SAFETY: the kernel's signature, and the caller's promise.
+        return unsafe { launch!(device, kernel, grid, [x, weight, eps, y, rstd, rows, heads, dim, shift]) };
+    }
     let blocks = (rows * heads).min(MAX_BLOCKS);
     let (kernel, threads) = (typed(RMS_NORM, kind), sizes.threads(kind, 2));
     // SAFETY: the kernel's signature, and the caller's promise.
@@ -174,14 +187,16 @@ pub(crate) unsafe fn rms_norm_backward(
 ) -> Result<()> {
     let NormSizes { rows, heads, dim } = sizes;
     let (parts, chunk) = (sizes.parts(), part_rows(rows * heads));
-    let (kernel, threads) = (typed(RMS_NORM_BACKWARD, kind), sizes.threads(kind, 1));
+    let kernel = typed(RMS_NORM_BACKWARD, kind);
+    let of_one = sizes.threads(kind, 1);
+    let (threads, shift) = sizes.sharers(kind).map_or((of_one, of_one.ilog2()), |shift| (THREADS, shift));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
             device,
             kernel,
             grid(parts, threads),
-            [dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk]
+            [dy, x, rstd, weight, dx, partial, rows, heads, dim, chunk, shift]
         )?;
         join_parts(device, kind, partial, parts, dim, dweight)
     }

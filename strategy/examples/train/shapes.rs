@@ -2,15 +2,17 @@
 
 use anyroll_models::{DecoderConfig, RopeScaling};
 
-/// `7b`, `1.5b` and `0.5b` are Qwen2.5's; `tiny` is for a try on a CPU.
+/// `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's; `tiny` is for a try on a CPU.
 pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
     let [vocab, hidden, layers, heads, kv_heads, dim, intermediate] = match name {
         "7b" => [152_064, 3584, 28, 28, 4, 128, 18_944],
         "1.5b" => [151_936, 1536, 28, 12, 2, 128, 8960],
         "0.5b" => [151_936, 896, 24, 14, 2, 64, 4864],
+        "qwen3-1.7b" => [151_936, 2048, 28, 16, 8, 128, 6144],
         "tiny" => [256, 64, 2, 4, 2, 16, 128],
-        other => panic!("no shape {other:?}: choose 7b, 1.5b, 0.5b or tiny"),
+        other => panic!("no shape {other:?}: choose 7b, 1.5b, 0.5b, qwen3-1.7b or tiny"),
     };
+    let is_qwen3 = name.starts_with("qwen3");
     DecoderConfig {
         vocab_size: vocab,
         hidden_size: hidden,
@@ -24,8 +26,8 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         rope_scaling: RopeScaling::None,
         sliding_window: None,
         max_position_embeddings: positions,
-        qkv_bias: true,
-        qk_norm: false,
+        qkv_bias: !is_qwen3,
+        qk_norm: is_qwen3,
         tie_word_embeddings: name != "7b",
         initializer_range: 0.02,
     }
