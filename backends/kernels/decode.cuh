@@ -53,7 +53,8 @@ __device__ inline int first_seen(int length, int window) { return length > windo
 // `window` count.
 template <int HEADS>
 struct Part {
-  // The first of `count` heads, and the tokens from `begin` on, of which those before `seen` are not seen.
+  // The first of `count` heads, and the tokens from `begin` on, of which those before `seen` are not seen, the row's last
+  // one among them or not.
   int row, kv_head, head, count, split, seen, begin, end;
   bool has_last;
 

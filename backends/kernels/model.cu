@@ -73,6 +73,20 @@ __device__ inline void refuse() {
 
 // ---- norms ----
 
+// The threads that share a head, a power of two: up to 32 side by side in a block, or all of a block.
+struct Sharers {
+  int count, lane, group, groups;
+
+  __device__ Sharers(int shift)
+      : count(1 << shift), lane(threadIdx.x & (count - 1)), group(threadIdx.x >> shift), groups(blockDim.x >> shift) {}
+  // As a tree; all threads of the block call.
+  __device__ float sum(float x) const {
+    if (groups == 1) return over_block<add>(x);
+    for (int mask = count / 2; mask > 0; mask /= 2) x = add(x, exchange(x, mask));
+    return x;
+  }
+};
+
 template <typename T>
 __device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,
                                 u64 heads, u64 dim) {
@@ -100,21 +114,7 @@ __device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, 
   }
 }
 
-// The threads that share a head, a power of two: up to 32 side by side in a block, or all of a block.
-struct Sharers {
-  int count, lane, group, groups;
-
-  __device__ Sharers(int shift)
-      : count(1 << shift), lane(threadIdx.x & (count - 1)), group(threadIdx.x >> shift), groups(blockDim.x >> shift) {}
-  // As a tree; all threads of the block call.
-  __device__ float sum(float x) const {
-    if (groups == 1) return over_block<add>(x);
-    for (int mask = count / 2; mask > 0; mask /= 2) x = add(x, exchange(x, mask));
-    return x;
-  }
-};
-
-// The same for heads of up to 32 packs, one a thread, with as many heads in a block as there is room for.
+// The same for heads of up to 32 packs, one a thread, with as many heads side by side in a block as there is room for.
 template <typename T>
 __device__ inline void rms_norm_narrow(Heads<const T> x, const T* weight, float eps, T* y, float* rstd, u64 rows,
                                        u64 heads, u64 dim, Sharers sharers) {

@@ -89,6 +89,18 @@ fn a_reward_model_is_planned() {
     }
 }
 
+/// A config that keeps logits comes to what one that does not is told of them.
+#[test]
+fn a_plan_says_what_keeping_logits_takes() {
+    let report = plan(&[], &["--memory", "80GiB"]);
+    let kept = plan(&["strategy.keep_logits=true"], &["--memory", "80GiB"]);
+    assert!(report["keeping_logits"]["fits"].as_bool().unwrap());
+    assert_eq!(report["keeping_logits"], kept["configured"]["plan"]);
+    assert!(kept["keeping_logits"].is_null());
+    let train = |plan: &Value| plan["train"]["activations"].as_u64().unwrap();
+    assert!(train(&report["keeping_logits"]) > train(&report["configured"]["plan"]));
+}
+
 #[test]
 fn a_plan_is_a_table_for_people() {
     let text = succeed(anyroll(["plan", TWO_RANKS])).stdout;
@@ -98,6 +110,7 @@ fn a_plan_is_a_table_for_people() {
         "train",
         "generate",
         "it fits",
+        "with `keep_logits: true`, which fits, train takes",
         "cpu_step",
         "every choice",
     ] {

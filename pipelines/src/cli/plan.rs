@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use super::machine;
 use crate::{
     Error, Result,
-    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
+    config::{
+        BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Role, Run,
+        StrategyConfig, ZeroStage,
+    },
     format::gib,
     plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Unsettled, choices, settle},
 };
@@ -62,9 +65,12 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let dataset = dataset.ok_or(Error::NoPlan)?;
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
-    let configured = configured(&planner, &run, &settled);
-    let report =
-        Report { auto: auto(&run, &settled), choices: choices(&planner, &run), planner, run, configured };
+    let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
+    let planner = planner.keeping_logits();
+    let keeping_logits = configured(&planner, &run, &settled).filter(|_| !run.policy.strategy.keep_logits);
+    let keeping_logits = keeping_logits.map(|(_, plan)| plan);
+    let auto = auto(&run, &settled);
+    let report = Report { auto, choices, planner, run, configured: own, keeping_logits };
     print!("{}", if args.json { report.json() } else { report.text() });
     Ok(0)
 }
@@ -95,16 +101,15 @@ fn configured(
     run: &Run,
     settled: &Result<Option<Settled>, Unsettled>,
 ) -> Option<(u8, MemoryPlan)> {
-    match settled {
-        Ok(Some(settled)) => Some((settled.policy, settled.plan)),
-        Ok(None) => {
-            let policy = &run.policy.strategy;
-            let reference = run.reference.as_ref().map(|role| &role.strategy);
-            let critic = run.critic.as_ref().map(|role| &role.strategy);
-            Some((policy.zero_stage.number(), planner.plan(policy, reference, critic)))
-        }
-        Err(_) => None,
-    }
+    let settled = settled.ok()?;
+    let at = |role: &Role, stage: Option<u8>| {
+        let zero_stage = stage.map_or(role.strategy.zero_stage, ZeroStage::Stage);
+        StrategyConfig { zero_stage, ..role.strategy.clone() }
+    };
+    let policy = at(&run.policy, settled.map(|it| it.policy));
+    let reference = run.reference.as_ref().map(|role| at(role, settled.and_then(|it| it.reference)));
+    let critic = run.critic.as_ref().map(|role| &role.strategy);
+    Some((policy.zero_stage.number(), planner.plan(&policy, reference.as_ref(), critic)))
 }
 
 /// What is to be said of `zero_stage: auto`.
@@ -126,6 +131,8 @@ struct Report {
     run: Run,
     auto: Option<String>,
     configured: Option<(u8, MemoryPlan)>,
+    /// The same with `keep_logits`, where the config does without.
+    keeping_logits: Option<MemoryPlan>,
     choices: Vec<Choice>,
 }
 
@@ -178,7 +185,15 @@ impl Report {
             }
             Some(memory) => format!("; it does not fit: {phase} needs {} more", gib(peak - memory)),
         };
-        text + &format!("\nhost memory {}{verdict}\n", gib(plan.host))
+        text += &format!("\nhost memory {}{verdict}\n", gib(plan.host));
+        if let (Some(memory), Some(plan)) = (self.run.memory_bytes, &self.keeping_logits)
+            && plan.fits(memory)
+        {
+            let needs = gib(plan.train.total());
+            text +=
+                &format!("with `keep_logits: true`, which fits, train takes {needs} and makes logits once\n");
+        }
+        text
     }
 
     /// All choices, one line each for those that differ in recomputation only.
@@ -218,7 +233,7 @@ impl Report {
     }
 
     fn json(&self) -> String {
-        let Self { planner, run, auto, configured, choices } = self;
+        let Self { planner, run, auto, configured, keeping_logits, choices } = self;
         let (prompt, completion) = planner.longest();
         let of = |plan: &MemoryPlan| {
             let mut value = serde_json::to_value(plan).expect("plain data");
@@ -247,6 +262,7 @@ impl Report {
             "auto": auto,
             "not_counted": run.elsewhere(),
             "configured": configured.as_ref().map(|(stage, plan)| json!({"zero_stage": stage, "plan": of(plan)})),
+            "keeping_logits": keeping_logits.as_ref().map(of),
             "choices": choices,
         });
         serde_json::to_string_pretty(&report).expect("plain data") + "\n"

@@ -238,6 +238,11 @@ impl Planner {
         })
     }
 
+    /// The same for a policy that keeps logits.
+    pub fn keeping_logits(self) -> Self {
+        Self { model: self.model.keeping_logits(true), ..self }
+    }
+
     /// The number of parameters.
     pub fn parameters(&self) -> usize {
         self.model.units().iter().flat_map(|unit| &unit.params).map(|param| param.elements()).sum()
