@@ -108,29 +108,21 @@ __device__ inline void attend(Queries<T> queries, const Rotation<T>& rotation, T
 
 // ---- entries ----
 
-#define JOIN(T, name)                                                                                                  \
-  extern "C" __global__ void name(Attended<T> of, const i64* positions, int window, int dim) {                         \
-    take_turn();                                                                                                       \
-    join_splits(of, positions, window, dim);                                                                           \
-  }
-JOIN(float, join_splits_f32)
-JOIN(Bf16, join_splits_bf16)
-
 #define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>) attend_##suffix##_##DIM##_##HEADS(              \
       Queries<T> queries, Rotation<T> rotation, T* keys, T* values, Tables tables, const i64* positions, float scale,  \
       int window, Attended<T> attended, int kv_heads) {                                                                \
     attend<DIM, HEADS>(queries, rotation, keys, values, tables, positions, scale, window, attended, kv_heads);         \
   }
-ATTENTION(float, f32, 16, 4)
-ATTENTION(float, f32, 32, 4)
-ATTENTION(float, f32, 64, 4)
-ATTENTION(float, f32, 64, 8)
-ATTENTION(float, f32, 128, 4)
-ATTENTION(float, f32, 128, 8)
-ATTENTION(Bf16, bf16, 16, 4)
-ATTENTION(Bf16, bf16, 32, 4)
-ATTENTION(Bf16, bf16, 64, 4)
-ATTENTION(Bf16, bf16, 64, 8)
-ATTENTION(Bf16, bf16, 128, 4)
-ATTENTION(Bf16, bf16, 128, 8)
+// Of one type, which whoever compiles this names behind it: compiling both takes twice as long.
+#define KERNELS(T, suffix)                                                                                             \
+  ATTENTION(T, suffix, 16, 4)                                                                                          \
+  ATTENTION(T, suffix, 32, 4)                                                                                          \
+  ATTENTION(T, suffix, 64, 4)                                                                                          \
+  ATTENTION(T, suffix, 64, 8)                                                                                          \
+  ATTENTION(T, suffix, 128, 4)                                                                                         \
+  ATTENTION(T, suffix, 128, 8)                                                                                         \
+  extern "C" __global__ void join_splits_##suffix(Attended<T> of, const i64* positions, int window, int dim) {         \
+    take_turn();                                                                                                       \
+    join_splits(of, positions, window, dim);                                                                           \
+  }

@@ -14,31 +14,48 @@ use crate::{
     ops::Heads,
 };
 
-/// CUDA C++ that HIP compiles too.
-pub(crate) const SOURCE: Source = Source {
+/// CUDA C++ that HIP compiles too, for fp32.
+pub(crate) const F32_SOURCE: Source = Source {
     file: c"decode.cu",
     text: concat!(
         include_str!("../kernels/elements.cuh"),
         include_str!("../kernels/block.cuh"),
         include_str!("../kernels/decode.cuh"),
         "\n#line 1 \"decode.cu\"\n",
-        include_str!("../kernels/decode.cu")
+        include_str!("../kernels/decode.cu"),
+        "KERNELS(float, f32)\n"
     ),
     kernels: &[
-        c"join_splits_f32",
-        c"join_splits_bf16",
         c"attend_f32_16_4",
         c"attend_f32_32_4",
         c"attend_f32_64_4",
         c"attend_f32_64_8",
         c"attend_f32_128_4",
         c"attend_f32_128_8",
+        c"join_splits_f32",
+    ],
+    architecture: Architecture::Any,
+};
+
+/// The same for bf16.
+pub(crate) const BF16_SOURCE: Source = Source {
+    file: c"decode.cu",
+    text: concat!(
+        include_str!("../kernels/elements.cuh"),
+        include_str!("../kernels/block.cuh"),
+        include_str!("../kernels/decode.cuh"),
+        "\n#line 1 \"decode.cu\"\n",
+        include_str!("../kernels/decode.cu"),
+        "KERNELS(Bf16, bf16)\n"
+    ),
+    kernels: &[
         c"attend_bf16_16_4",
         c"attend_bf16_32_4",
         c"attend_bf16_64_4",
         c"attend_bf16_64_8",
         c"attend_bf16_128_4",
         c"attend_bf16_128_8",
+        c"join_splits_bf16",
     ],
     architecture: Architecture::Any,
 };

@@ -56,10 +56,11 @@ impl Source {
 }
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 8] = [
+pub(crate) const SOURCES: [Source; 9] = [
     SOURCE,
     model_kernels::SOURCE,
-    decode_kernels::SOURCE,
+    decode_kernels::F32_SOURCE,
+    decode_kernels::BF16_SOURCE,
     decode_kernels::MATRIX_SOURCE,
     sample_kernels::SOURCE,
     product_kernels::SOURCE,

@@ -44,7 +44,7 @@ pub(super) struct Args {
 }
 
 /// The values of a `[rows, heads, dim]` view: each head is dense, rows lie `stride` elements apart. Mirrors `Heads` in
-/// `shim/vectors.h`, `kernels/model.cu` and `kernels/attention.cuh`, and `Queries` in `kernels/decode.cu`.
+/// `shim/vectors.h`, `kernels/model.cu` and `kernels/attention.cuh`, and `Queries` in `kernels/decode.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Heads {
