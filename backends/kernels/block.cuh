@@ -12,12 +12,20 @@ __device__ inline float exchange(float x, int mask) {
 #endif
 }
 
+// Joins one value of each of `count` neighbouring threads, a power of two up to 32, as a tree. All threads of a block
+// call.
+template <float (*join)(float, float)>
+__device__ inline float over_neighbours(float x, int count) {
+  for (int mask = count / 2; mask > 0; mask /= 2) x = join(x, exchange(x, mask));
+  return x;
+}
+
 // Joins one value of each of the block's threads, of which there are 32, 64, ... or 1024, as a tree. All threads call
 // and get the result.
 template <float (*join)(float, float)>
 __device__ inline float over_block(float x) {
   __shared__ float of_group[32];
-  for (int mask = 16; mask > 0; mask /= 2) x = join(x, exchange(x, mask));
+  x = over_neighbours<join>(x, 32);
   const int groups = blockDim.x / 32;
   if (groups == 1) return x;
   __syncthreads();  // the call before this one may still be reading

@@ -61,8 +61,7 @@ __device__ inline void attend(Queries<T> queries, const Rotation<T>& rotation, T
         float dot = 0;
 #pragma unroll
         for (int k = 0; k < ELEMENTS; k++) dot = fmaf(query[h][k], key[u][k], dot);
-#pragma unroll
-        for (int mask = SHARERS / 2; mask > 0; mask /= 2) dot += exchange(dot, mask);
+        dot = over_neighbours<add>(dot, SHARERS);
         score[u] = first + u < end && first + u >= seen ? dot : -INFINITE;
         largest = larger(largest, score[u]);
       }
@@ -122,7 +121,4 @@ __device__ inline void attend(Queries<T> queries, const Rotation<T>& rotation, T
   ATTENTION(T, suffix, 64, 8)                                                                                          \
   ATTENTION(T, suffix, 128, 4)                                                                                         \
   ATTENTION(T, suffix, 128, 8)                                                                                         \
-  extern "C" __global__ void join_splits_##suffix(Attended<T> of, const i64* positions, int window, int dim) {         \
-    take_turn();                                                                                                       \
-    join_splits(of, positions, window, dim);                                                                           \
-  }
+  JOIN(T, join_splits_##suffix)

@@ -103,8 +103,7 @@ __device__ inline void take_own(Own<DIM, HEADS, T>& own, const Part<HEADS>& part
         const Pack<T> pack = ((const Pack<T>*)x)[lane];
         for (int k = 0; k < LANES; k++) sum += widen(pack.lane[k]) * widen(pack.lane[k]);
       }
-      for (int mask = 16; mask > 0; mask /= 2) sum = add(sum, exchange(sum, mask));
-      scale = 1 / sqrtf(sum / DIM + how.eps);
+      scale = 1 / sqrtf(over_neighbours<add>(sum, 32) / DIM + how.eps);
     }
     if (!is_there) continue;
     T* const to = is_query ? own.queries[i] : is_value ? own.value : own.key;
@@ -172,3 +171,9 @@ __device__ inline void join_splits(const Attended<T>& of, const i64* positions, 
   narrow(joined / whole, of.out[head * dim + threadIdx.x]);
   if (of.lse && threadIdx.x == 0) of.lse[head] = largest + logf(whole);
 }
+
+#define JOIN(T, name)                                                                                                  \
+  extern "C" __global__ void name(Attended<T> of, const i64* positions, int window, int dim) {                         \
+    take_turn();                                                                                                       \
+    join_splits(of, positions, window, dim);                                                                           \
+  }

@@ -209,10 +209,7 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
 
 // ---- entries ----
 
-extern "C" __global__ void join_matrix(Attended<Bf16> of, const i64* positions, int window, int dim) {
-  take_turn();
-  join_splits(of, positions, window, dim);
-}
+JOIN(Bf16, join_matrix)
 
 // Two of its blocks share a multiprocessor.
 #define ATTENTION(DIM)                                                                                                \

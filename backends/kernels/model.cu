@@ -81,9 +81,7 @@ struct Sharers {
       : count(1 << shift), lane(threadIdx.x & (count - 1)), group(threadIdx.x >> shift), groups(blockDim.x >> shift) {}
   // As a tree; all threads of the block call.
   __device__ float sum(float x) const {
-    if (groups == 1) return over_block<add>(x);
-    for (int mask = count / 2; mask > 0; mask /= 2) x = add(x, exchange(x, mask));
-    return x;
+    return groups == 1 ? over_block<add>(x) : over_neighbours<add>(x, count);
   }
 };
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 
 use crate::{
     Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch, source_text},
     model_kernels::ceil_div,
     ops::Heads,
 };
@@ -12,14 +12,7 @@ use crate::{
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
 pub(crate) const SOURCE: Source = Source {
     file: c"attention.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        include_str!("../kernels/warpgroup.cuh"),
-        include_str!("../kernels/attention.cuh"),
-        "\n#line 1 \"attention.cu\"\n",
-        include_str!("../kernels/attention.cu")
-    ),
+    text: source_text!(["elements.cuh", "block.cuh", "warpgroup.cuh", "attention.cuh"], "attention.cu"),
     kernels: &[NARROW.outputs, WIDE.outputs],
     architecture: Architecture::Only("sm_90a"),
 };
@@ -27,13 +20,9 @@ pub(crate) const SOURCE: Source = Source {
 /// The same.
 pub(crate) const BACKWARD_SOURCE: Source = Source {
     file: c"attention_backward.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        include_str!("../kernels/warpgroup.cuh"),
-        include_str!("../kernels/attention.cuh"),
-        "\n#line 1 \"attention_backward.cu\"\n",
-        include_str!("../kernels/attention_backward.cu")
+    text: source_text!(
+        ["elements.cuh", "block.cuh", "warpgroup.cuh", "attention.cuh"],
+        "attention_backward.cu"
     ),
     kernels: &[NARROW.stats, NARROW.keys, NARROW.queries, WIDE.stats, WIDE.keys, WIDE.queries],
     architecture: Architecture::Only("sm_90a"),

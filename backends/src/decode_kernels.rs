@@ -10,21 +10,14 @@ use tch::Kind;
 
 use crate::{
     Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch, source_text},
     ops::Heads,
 };
 
 /// CUDA C++ that HIP compiles too, for fp32.
 pub(crate) const F32_SOURCE: Source = Source {
     file: c"decode.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        include_str!("../kernels/decode.cuh"),
-        "\n#line 1 \"decode.cu\"\n",
-        include_str!("../kernels/decode.cu"),
-        "KERNELS(float, f32)\n"
-    ),
+    text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode.cu", "KERNELS(float, f32)\n"),
     kernels: &[
         c"attend_f32_16_4",
         c"attend_f32_32_4",
@@ -40,14 +33,7 @@ pub(crate) const F32_SOURCE: Source = Source {
 /// The same for bf16.
 pub(crate) const BF16_SOURCE: Source = Source {
     file: c"decode.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        include_str!("../kernels/decode.cuh"),
-        "\n#line 1 \"decode.cu\"\n",
-        include_str!("../kernels/decode.cu"),
-        "KERNELS(Bf16, bf16)\n"
-    ),
+    text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode.cu", "KERNELS(Bf16, bf16)\n"),
     kernels: &[
         c"attend_bf16_16_4",
         c"attend_bf16_32_4",
@@ -63,13 +49,7 @@ pub(crate) const BF16_SOURCE: Source = Source {
 /// The same on matrix units, in bf16 with heads of 64 and 128.
 pub(crate) const MATRIX_SOURCE: Source = Source {
     file: c"decode_matrix.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        include_str!("../kernels/decode.cuh"),
-        "\n#line 1 \"decode_matrix.cu\"\n",
-        include_str!("../kernels/decode_matrix.cu")
-    ),
+    text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode_matrix.cu"),
     kernels: &[c"attend_matrix_64", c"attend_matrix_128", c"join_matrix"],
     architecture: Architecture::NvidiaFrom(80),
 };
@@ -170,8 +150,11 @@ pub(crate) unsafe fn attend(
     let tiles = i64::from((group as u32).div_ceil(kernel.heads));
     let blocks = i64::from(attended.splits) * tiles * i64::from(kv_heads) * i64::from(attended.rows);
     let window = window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX);
-    let in_turn = Grid { shared_bytes: kernel.shared_bytes, ..grid(blocks, attention_threads(dim)) };
-    let in_turn = if rotation.table.is_null() { in_turn } else { in_turn.early() };
+    let in_turn = Grid {
+        shared_bytes: kernel.shared_bytes,
+        starts_early: !rotation.table.is_null(),
+        ..grid(blocks, attention_threads(dim))
+    };
     // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
         launch!(
@@ -205,21 +188,16 @@ impl Kernel {
             let name = if dim == 64 { c"attend_matrix_64" } else { c"attend_matrix_128" };
             return Kernel { name, join: c"join_matrix", heads: 8, shared_bytes: MATRIX_SHARED_BYTES };
         }
-        let (name, heads) = match (kind, dim, group <= 4) {
-            (Kind::Float, 16, _) => (c"attend_f32_16_4", 4),
-            (Kind::Float, 32, _) => (c"attend_f32_32_4", 4),
-            (Kind::Float, 64, true) => (c"attend_f32_64_4", 4),
-            (Kind::Float, 64, false) => (c"attend_f32_64_8", 8),
-            (Kind::Float, _, true) => (c"attend_f32_128_4", 4),
-            (Kind::Float, _, false) => (c"attend_f32_128_8", 8),
-            (_, 16, _) => (c"attend_bf16_16_4", 4),
-            (_, 32, _) => (c"attend_bf16_32_4", 4),
-            (_, 64, true) => (c"attend_bf16_64_4", 4),
-            (_, 64, false) => (c"attend_bf16_64_8", 8),
-            (_, _, true) => (c"attend_bf16_128_4", 4),
-            (_, _, false) => (c"attend_bf16_128_8", 8),
+        let (of_f32, of_bf16, heads) = match (dim, group <= 4) {
+            (16, _) => (c"attend_f32_16_4", c"attend_bf16_16_4", 4),
+            (32, _) => (c"attend_f32_32_4", c"attend_bf16_32_4", 4),
+            (64, true) => (c"attend_f32_64_4", c"attend_bf16_64_4", 4),
+            (64, false) => (c"attend_f32_64_8", c"attend_bf16_64_8", 8),
+            (_, true) => (c"attend_f32_128_4", c"attend_bf16_128_4", 4),
+            (_, false) => (c"attend_f32_128_8", c"attend_bf16_128_8", 8),
         };
-        Kernel { name, join: pick(kind, c"join_splits_f32", c"join_splits_bf16"), heads, shared_bytes: 0 }
+        let join = pick(kind, c"join_splits_f32", c"join_splits_bf16");
+        Kernel { name: pick(kind, of_f32, of_bf16), join, heads, shared_bytes: 0 }
     }
 }
 

@@ -55,6 +55,19 @@ impl Source {
     }
 }
 
+/// A file of `kernels/` behind those that it shares with others, and what is to follow it.
+macro_rules! source_text {
+    ([$($shared:literal),+], $file:literal $(, $behind:literal)?) => {
+        concat!(
+            $(include_str!(concat!("../kernels/", $shared)),)+
+            "\n#line 1 \"", $file, "\"\n",
+            include_str!(concat!("../kernels/", $file)),
+            $($behind)?
+        )
+    };
+}
+pub(crate) use source_text;
+
 /// All there are; a device without the first counts as having none.
 pub(crate) const SOURCES: [Source; 9] = [
     SOURCE,
@@ -70,11 +83,7 @@ pub(crate) const SOURCES: [Source; 9] = [
 
 const SOURCE: Source = Source {
     file: c"strategy.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        "\n#line 1 \"strategy.cu\"\n",
-        include_str!("../kernels/strategy.cu")
-    ),
+    text: source_text!(["elements.cuh"], "strategy.cu"),
     kernels: &[
         c"reduce_f32",
         c"reduce_bf16",

@@ -7,19 +7,14 @@ use tch::Kind;
 
 use crate::{
     Device, Result,
-    device_kernels::{Architecture, Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch, source_text},
     ops::Heads,
 };
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
     file: c"model.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        "\n#line 1 \"model.cu\"\n",
-        include_str!("../kernels/model.cu")
-    ),
+    text: source_text!(["elements.cuh", "block.cuh"], "model.cu"),
     kernels: &NAMES,
     architecture: Architecture::Any,
 };

@@ -7,19 +7,14 @@ use std::{
 
 use crate::{
     Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch, source_text},
     model_kernels::ceil_div,
 };
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
 pub(crate) const SOURCE: Source = Source {
     file: c"product.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/warpgroup.cuh"),
-        "\n#line 1 \"product.cu\"\n",
-        include_str!("../kernels/product.cu")
-    ),
+    text: source_text!(["elements.cuh", "warpgroup.cuh"], "product.cu"),
     kernels: &[NARROW_AND_DEEP.name, NARROW.name, WIDE.name, MANY],
     architecture: Architecture::Only("sm_90a"),
 };
@@ -189,25 +184,23 @@ pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: b
     let (kernel, parts) = product.cut(multiprocessors);
     if i64::from(product.rows) > MAX_ROWS && product.many_blocks() > multiprocessors / 2 {
         let shared_bytes = (2 * MANY_TILE * CHUNK * 2 * MANY_STAGES) as u32;
-        let grid = Grid { shared_bytes, ..grid(product.many_blocks(), MANY_THREADS) };
+        let blocks = product.many_blocks();
+        let grid = Grid { shared_bytes, starts_early: is_early, ..grid(blocks, MANY_THREADS) };
         // SAFETY: the kernel's signature, and the caller's promise.
-        return unsafe { launch!(device, MANY, turn(grid, is_early), [product, parts as i32]) };
+        return unsafe { launch!(device, MANY, grid, [product, parts as i32]) };
     }
     // Few blocks that take more rows would leave most of the device idle.
     for first in (0..product.rows).step_by(MAX_ROWS as usize) {
         let grid = Grid {
             cluster: parts as u32,
             shared_bytes: kernel.shared_bytes() as u32,
+            starts_early: is_early,
             ..grid(product.tiles(kernel) * parts, THREADS)
         };
         // SAFETY: the kernels' signature, and the caller's promise, whose product has these rows.
-        unsafe { launch!(device, kernel.name, turn(grid, is_early), [product.rows_from(first)])? };
+        unsafe { launch!(device, kernel.name, grid, [product.rows_from(first)])? };
     }
     Ok(())
-}
-
-fn turn(grid: Grid, is_early: bool) -> Grid {
-    if is_early { grid.early() } else { grid }
 }
 
 #[cfg(test)]

@@ -7,18 +7,13 @@ use tch::Kind;
 use crate::{
     Device, Result,
     decode_kernels::pick,
-    device_kernels::{Architecture, Source, grid, launch},
+    device_kernels::{Architecture, Source, grid, launch, source_text},
 };
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
     file: c"sample.cu",
-    text: concat!(
-        include_str!("../kernels/elements.cuh"),
-        include_str!("../kernels/block.cuh"),
-        "\n#line 1 \"sample.cu\"\n",
-        include_str!("../kernels/sample.cu")
-    ),
+    text: source_text!(["elements.cuh", "block.cuh"], "sample.cu"),
     kernels: &[c"sample_f32", c"sample_bf16"],
     architecture: Architecture::Any,
 };
