@@ -8,26 +8,35 @@ use crate::{
     Device, Result,
     decode_kernels::pick,
     device_kernels::{Architecture, Source, grid, launch, source_text},
+    model_kernels::ceil_div,
 };
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
     file: c"sample.cu",
     text: source_text!(["elements.cuh", "block.cuh"], "sample.cu"),
-    kernels: &[c"sample_f32", c"sample_bf16"],
+    kernels: &[c"measure_stripes_f32", c"measure_stripes_bf16", c"sample_f32", c"sample_bf16"],
     architecture: Architecture::Any,
 };
 
 const THREADS: u32 = 1024;
 /// Stripes of 32 packs that a row of logits may have.
 const MAX_STRIPES: i64 = 2048;
+/// Stripes that a block measures, and its threads.
+const STRIPES_OF_A_BLOCK: i64 = 32;
+const STRIPE_THREADS: u32 = 256;
 
 /// Whether there are kernels for a vocabulary of this size.
 pub(crate) fn fit(kind: Kind, vocab: i64) -> bool {
-    matches!(kind, Kind::Float | Kind::BFloat16) && vocab <= MAX_STRIPES * 32 * lanes(kind)
+    matches!(kind, Kind::Float | Kind::BFloat16) && stripes(kind, vocab) <= MAX_STRIPES
 }
 
-/// Chooses a token for each row of logits `[rows, vocab]`.
+/// Stripes of a row of logits, of each of which the kernels keep two fp32 values.
+pub(crate) fn stripes(kind: Kind, vocab: i64) -> i64 {
+    ceil_div(vocab, 32 * lanes(kind))
+}
+
+/// Chooses a token for each row of logits `[rows, vocab]`; `measured`, fp32 `[rows, stripes, 2]`, is of no use then.
 ///
 /// # Safety
 /// Addresses of as many values of `kind` (or of the type that the kernel says) on `device` as the sizes say, which live
@@ -37,18 +46,25 @@ pub(crate) unsafe fn sample(
     kind: Kind,
     (logits, rows, vocab): (*mut c_void, i64, i64),
     (choices, uniforms): (*mut c_void, *mut c_void),
-    seen: *mut c_void,
+    (measured, seen): (*mut c_void, *mut c_void),
     (tokens, positions): (*mut c_void, *mut c_void),
     (chosen, logprobs): (*mut c_void, *mut c_void),
 ) -> Result<()> {
-    let (kernel, vocab) = (pick(kind, c"sample_f32", c"sample_bf16"), vocab as i32);
-    // SAFETY: the kernel's signature, and the caller's promise.
+    let blocks = rows * ceil_div(stripes(kind, vocab), STRIPES_OF_A_BLOCK);
+    let vocab = vocab as i32;
+    // SAFETY: the kernels' signatures, and the caller's promise.
     unsafe {
         launch!(
             device,
-            kernel,
+            pick(kind, c"measure_stripes_f32", c"measure_stripes_bf16"),
+            grid(blocks, STRIPE_THREADS).early(),
+            [logits, vocab, choices, measured]
+        )?;
+        launch!(
+            device,
+            pick(kind, c"sample_f32", c"sample_bf16"),
             grid(rows, THREADS).early(),
-            [logits, vocab, choices, uniforms, seen, tokens, positions, chosen, logprobs]
+            [logits, vocab, choices, measured, uniforms, seen, tokens, positions, chosen, logprobs]
         )
     }
 }

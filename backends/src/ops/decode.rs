@@ -250,6 +250,8 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
         of_rows("chosen", sampling.chosen, Kind::Int64)?,
         of_rows("logprobs", sampling.logprobs, Kind::Float)?,
     );
+    let stripes = sample_kernels::stripes(args.kind(), vocab);
+    let measured = Tensor::f_empty([rows, stripes, 2], (Kind::Float, logits.device()))?;
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
         sample_kernels::sample(
@@ -257,7 +259,7 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
             args.kind(),
             (values, rows, vocab),
             (choices, uniforms),
-            seen,
+            (measured.data_ptr(), seen),
             next,
             told,
         )
