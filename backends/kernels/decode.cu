@@ -98,7 +98,7 @@ __device__ inline void attend(Queries<T> queries, const Rotation<T>& rotation, T
     for (int i = threadIdx.x; i < DIM; i += THREADS) {
       float joined = 0;
       for (int s = 0; s < SUBS; s++) joined += of_values[s][i];
-      attended.put_value(place, DIM, i, joined, whole);
+      attended.put_values(place, DIM, i, Pack<float, 1>{joined}, whole);
     }
     if (threadIdx.x == 0) attended.put_softmax(place, largest, whole);
     __syncthreads();

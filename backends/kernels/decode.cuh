@@ -136,12 +136,16 @@ struct Attended {
   int splits, rows, heads;
 
   __device__ i64 place(int split, int row, int head) const { return ((i64)split * rows + row) * heads + head; }
-  __device__ void put_value(i64 place, int dim, int i, float value, float whole) const {
-    if (splits == 1) {
-      narrow(value / whole, out[place * dim + i]);
-    } else {
-      partial[place * dim + i] = value;
+  // Neighbouring values from `i` on.
+  template <int N>
+  __device__ void put_values(i64 place, int dim, int i, const Pack<float, N>& values, float whole) const {
+    if (splits > 1) {
+      *(Pack<float, N>*)(partial + place * dim + i) = values;
+      return;
     }
+    Pack<T, N> narrowed;
+    for (int k = 0; k < N; k++) narrow(values.lane[k] / whole, narrowed.lane[k]);
+    *(Pack<T, N>*)(out + place * dim + i) = narrowed;
   }
   __device__ void put_softmax(i64 place, float largest, float whole) const {
     if (splits > 1) {

@@ -103,8 +103,8 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
   };
 #pragma unroll
   for (int i = 0; i < SLOTS<DIM>; i++) copy_run(i);
-  take_turn();
   const i64 last = tables.place(row, position) * stride + column;
+  take_turn();
   take_own(own, part, queries, rotation, position, keys + last, values + last, heads, kv_heads);
 
   Words query[DIM / 32] = {};
@@ -178,18 +178,29 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
     if (over == 0) of_max[warp][within * 2 + h] = max[h], of_sum[warp][within * 2 + h] = sum[h];
   }
   __syncthreads();  // the slots' memory is free
-  const auto of_values = (float(*)[COLUMNS][DIM])shared;
+  // A row's length, and which half of 8 elements comes first, keep what 8 threads write at once in banks of its own.
+  constexpr int PITCH = DIM + 4;
+  const auto of_values = (float(*)[COLUMNS][PITCH])shared;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int column = within * 2 + h;
     float largest = of_max[0][column];
+#pragma unroll
     for (int w = 1; w < WARPS; w++) largest = larger(largest, of_max[w][column]);
     const float kept = __expf(max[h] - largest);
 #pragma unroll
-    for (int pair = 0; pair < DIM / 16; pair++)
+    for (int pair = 0; pair < DIM / 16; pair += 4)
 #pragma unroll
-      for (int k = 0; k < 2; k++)
-        of_values[warp][column][pair / 4 * 64 + over * 8 + pair % 4 * 2 + k] = sums[pair][k * 2 + h] * kept;
+      for (int half = 0; half < 2; half++) {
+        Pack<float> four;
+        const bool is_high = half != over % 2;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          const float low = sums[pair + k / 2][k % 2 * 2 + h], high = sums[pair + 2 + k / 2][k % 2 * 2 + h];
+          four.lane[k] = (is_high ? high : low) * kept;
+        }
+        *(Pack<float>*)&of_values[warp][column][pair * 16 + over * 8 + is_high * 4] = four;
+      }
   }
   if (threadIdx.x < count) {
     float most = of_max[0][threadIdx.x], whole = 0;
@@ -199,11 +210,16 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
     attended.put_softmax(attended.place(part.split, row, part.head + threadIdx.x), most, whole);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < count * DIM; i += THREADS) {
-    const int h = i / DIM;
-    float joined = 0;
-    for (int w = 0; w < WARPS; w++) joined += of_values[w][h][i % DIM];
-    attended.put_value(attended.place(part.split, row, part.head + h), DIM, i % DIM, joined, of_sum[0][h]);
+  for (int i = threadIdx.x; i < count * DIM / 4; i += THREADS) {
+    const int h = i / (DIM / 4), element = i % (DIM / 4) * 4;
+    Pack<float> joined = {};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      const Pack<float> part = *(const Pack<float>*)&of_values[w][h][element];
+#pragma unroll
+      for (int k = 0; k < 4; k++) joined.lane[k] += part.lane[k];
+    }
+    attended.put_values(attended.place(part.split, row, part.head + h), DIM, element, joined, of_sum[0][h]);
   }
 }
 
