@@ -37,9 +37,11 @@ __device__ inline void await_products() {
 // Operands of the instructions below: sums, and the names of their registers.
 #define SUM(i) "+f"(c[i])
 #define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
-#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
+#define SUMS_8(i) SUMS_4(i), SUMS_4(i + 4)
+#define SUMS_16(i) SUMS_8(i), SUMS_8(i + 8)
 #define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
-#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_64                                                                                                   \
   NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
@@ -62,8 +64,10 @@ __device__ inline void await_products(float (&c)[COUNT]) {
 // columns.
 template <int N>
 __device__ inline void multiply(float* c, u64 a, u64 b, bool keeps = true) {
-  static_assert(N == 32 || N == 64 || N == 128, "what there is");
-  if constexpr (N == 32) {
+  static_assert(N == 16 || N == 32 || N == 64 || N == 128, "what there is");
+  if constexpr (N == 16) {
+    asm volatile(MULTIPLY(16, NAMES_8, "%8", "%9", "%10") : SUMS_8(0) : "l"(a), "l"(b), "r"((int)keeps));
+  } else if constexpr (N == 32) {
     asm volatile(MULTIPLY(32, NAMES_16, "%16", "%17", "%18") : SUMS_16(0) : "l"(a), "l"(b), "r"((int)keeps));
   } else if constexpr (N == 64) {
     asm volatile(MULTIPLY(64, NAMES_32, "%32", "%33", "%34") : SUMS_32(0) : "l"(a), "l"(b), "r"((int)keeps));

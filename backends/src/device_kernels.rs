@@ -69,7 +69,7 @@ macro_rules! source_text {
 pub(crate) use source_text;
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 9] = [
+pub(crate) const SOURCES: [Source; 11] = [
     SOURCE,
     model_kernels::SOURCE,
     decode_kernels::F32_SOURCE,
@@ -77,6 +77,8 @@ pub(crate) const SOURCES: [Source; 9] = [
     decode_kernels::MATRIX_SOURCE,
     sample_kernels::SOURCE,
     product_kernels::SOURCE,
+    product_kernels::SOURCE_128,
+    product_kernels::SOURCE_MANY,
     attention_kernels::SOURCE,
     attention_kernels::BACKWARD_SOURCE,
 ];

@@ -11,35 +11,125 @@ use crate::{
     model_kernels::ceil_div,
 };
 
-/// CUDA C++ for NVIDIA's compute capability 9.0 alone.
+/// CUDA C++ for NVIDIA's compute capability 9.0 alone: products of up to 64 rows, each kernel by its rows of weights and its
+/// stages.
 pub(crate) const SOURCE: Source = Source {
     file: c"product.cu",
-    text: source_text!(["elements.cuh", "warpgroup.cuh"], "product.cu"),
-    kernels: &[NARROW_AND_DEEP.name, NARROW.name, WIDE.name, MANY],
+    text: source_text!(
+        ["elements.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
+        "product.cu",
+        "PRODUCT(product_48_5, 1, 48, 5)
+PRODUCT(product_48_8, 1, 48, 8)
+PRODUCT(product_64_6, 1, 64, 6)
+PRODUCT(product_80_6, 1, 80, 6)
+PRODUCT(product_96_3, 1, 96, 3)
+PRODUCT(product_112_4, 1, 112, 4)
+"
+    ),
+    kernels: &[
+        c"product_48_5",
+        c"product_48_8",
+        c"product_64_6",
+        c"product_80_6",
+        c"product_96_3",
+        c"product_112_4",
+    ],
     architecture: Architecture::Only("sm_90a"),
 };
 
-/// Rows of `x` that the kernels take, at most; but for the one that takes any number.
-pub(crate) const MAX_ROWS: i64 = 64;
+/// The same for up to 128 rows.
+pub(crate) const SOURCE_128: Source = Source {
+    file: c"product.cu",
+    text: source_text!(
+        ["elements.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
+        "product.cu",
+        "PRODUCT(product_128_rows_64_3, 2, 64, 3)
+PRODUCT(product_128_rows_128_6, 2, 128, 6)
+PRODUCT(product_128_rows_144_6, 2, 144, 6)
+"
+    ),
+    kernels: &[c"product_128_rows_64_3", c"product_128_rows_128_6", c"product_128_rows_144_6"],
+    architecture: Architecture::Only("sm_90a"),
+};
+
+/// For any number of rows, whose sums are made in the same order.
+pub(crate) const SOURCE_MANY: Source = Source {
+    file: c"product_many.cu",
+    text: source_text!(["elements.cuh", "warpgroup.cuh", "product.cuh"], "product_many.cu"),
+    kernels: &[MANY],
+    architecture: Architecture::Only("sm_90a"),
+};
+
+/// Rows of `x` that a product with a norm, or with gates, has at most.
+pub(crate) const MAX_ROWS: i64 = 128;
+/// Rows that four warps multiply.
+const GROUP_ROWS: i64 = 64;
+const GROUP_THREADS: u32 = 128;
 /// Columns of `x` and of the weights come in so many.
 const CHUNK: i64 = 64;
-const THREADS: u32 = 128;
 
 /// One of the kernels.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
     name: &'static CStr,
+    /// Groups of [`GROUP_ROWS`] rows.
+    groups: i64,
     /// Rows of weights of a block.
     tile: i64,
     /// Chunks that a block holds.
     stages: i64,
+    /// Its blocks that a multiprocessor has room for.
+    at_once: i64,
 }
 
-/// Two of its blocks share a multiprocessor.
-const NARROW_AND_DEEP: Kernel = Kernel { name: c"product_64_6", tile: 64, stages: 6 };
-/// Three do, of this one and of the next.
-const NARROW: Kernel = Kernel { name: c"product_64_4", tile: 64, stages: 4 };
-const WIDE: Kernel = Kernel { name: c"product_96_3", tile: 96, stages: 3 };
+impl Kernel {
+    const fn of(name: &'static CStr, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
+        Self { name, groups, tile, stages, at_once }
+    }
+
+    /// What a block of so many, which share a tile's columns, has of a multiprocessor.
+    fn shared_bytes(self, parts: i64) -> i64 {
+        let pairs = self.groups * GROUP_ROWS / 2;
+        let inbox = (parts - 1) * ceil_div(pairs, parts) * PAIR_BYTES;
+        (self.groups * GROUP_ROWS + self.tile) * CHUNK * 2 * self.stages + inbox
+    }
+}
+
+/// Sums of two rows of a tile that blocks share.
+const PAIR_BYTES: i64 = 2 * SHARED_TILE * 4;
+/// Rows of weights of such a tile, and of one that has a norm.
+const SHARED_TILE: i64 = 64;
+
+/// Kernels for so many rows.
+#[derive(Debug)]
+struct Kernels {
+    /// For tiles that blocks share, and those that have a norm.
+    shared: Kernel,
+    /// For all other products that some of them takes at once.
+    whole: &'static [Kernel],
+    /// For those that none does.
+    large: Kernel,
+}
+
+const UP_TO_64: Kernels = Kernels {
+    shared: Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]),
+    whole: &[
+        Kernel::of(c"product_48_5", [1, 48, 5, 3]),
+        LARGE,
+        Kernel::of(c"product_48_8", [1, 48, 8, 2]),
+        Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]),
+        Kernel::of(c"product_80_6", [1, 80, 6, 2]),
+        Kernel::of(c"product_112_4", [1, 112, 4, 2]),
+    ],
+    large: LARGE,
+};
+const LARGE: Kernel = Kernel::of(c"product_96_3", [1, 96, 3, 3]);
+const UP_TO_128: Kernels = Kernels {
+    shared: Kernel::of(c"product_128_rows_64_3", [2, SHARED_TILE, 3, 2]),
+    whole: &[LARGE_128, Kernel::of(c"product_128_rows_128_6", [2, 128, 6, 1])],
+    large: LARGE_128,
+};
+const LARGE_128: Kernel = Kernel::of(c"product_128_rows_144_6", [2, 144, 6, 1]);
 
 /// Makes sums in the order of the others, of any number of rows.
 const MANY: &CStr = c"product_many";
@@ -47,12 +137,6 @@ const MANY: &CStr = c"product_many";
 const MANY_TILE: i64 = 128;
 const MANY_THREADS: u32 = 256;
 const MANY_STAGES: i64 = 6;
-
-impl Kernel {
-    fn shared_bytes(self) -> i64 {
-        (MAX_ROWS + self.tile) * CHUNK * 2 * self.stages
-    }
-}
 
 /// Sums of the squares of a vector's parts, fp32 `[tiles, MAX_ROWS]`, of which a norm is made.
 #[repr(C)]
@@ -71,7 +155,7 @@ impl Squares {
 
 /// Sums of squares that a product leaves of so many columns.
 pub(crate) fn tiles(columns: i64) -> i64 {
-    ceil_div(columns, NARROW.tile)
+    ceil_div(columns, SHARED_TILE)
 }
 
 /// What is multiplied, as the kernels take it.
@@ -128,27 +212,50 @@ impl Product {
         i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0 && SOURCE.exists_on(device)
     }
 
+    /// Whether the kernels for its rows are quicker than a library's and what would follow it, of a layer whose residual
+    /// stream has so many elements.
+    pub(crate) fn is_quick(&self, stream: i64) -> bool {
+        const NARROW: i64 = 2048;
+        let rows = i64::from(self.rows);
+        rows <= GROUP_ROWS || rows <= MAX_ROWS && stream <= NARROW
+    }
+
     /// Whether its matrices begin where a copy of 16 bytes may.
     pub(crate) fn is_aligned(&self) -> bool {
         let is_aligned = |address: *mut c_void| (address as usize).is_multiple_of(16);
         [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
     }
 
-    /// The kernel and how many blocks share a tile's columns: one where tiles are enough for the device, else as many as are
-    /// on it at once, unless the parts would be too short to be worth it. Whatever the rows, so that a sum is always made in
-    /// the same order. The choices are those that were quickest on an H200 for the layers of Qwen2.5 of 0.5B to 7B.
-    fn cut(&self, multiprocessors: i64) -> (Kernel, i64) {
-        const TOO_FEW: i64 = 3; // chunks of a part
-        let chunks = i64::from(self.inputs) / CHUNK;
-        let tiles = self.tiles(NARROW);
-        let is_worth_it = |parts: i64| tiles < multiprocessors && chunks > TOO_FEW * parts;
-        let fits = |parts: i64| (parts == 1 || is_worth_it(parts)) && tiles * parts <= 3 * multiprocessors;
-        match [8, 4, 2, 1].into_iter().find(|&parts| fits(parts)) {
-            Some(parts) if tiles * parts <= 2 * multiprocessors => (NARROW_AND_DEEP, parts),
-            Some(parts) => (NARROW, parts),
-            None if self.norm.is_null() => (WIDE, 1),
-            None => (NARROW, 1), // whose tiles are those of the squares
+    /// How many blocks share a tile's columns: as many as clusters of any size find room for at once, unless their parts
+    /// would be too short to be worth it; one where tiles are enough for the device. Whatever the rows, so that a sum is
+    /// always made in the same order. This choice and those of kernels are those that were quickest on an H200, or nearly so,
+    /// in whole layers of Qwen2.5 of 0.5B, 1.5B and 7B, Qwen3 of 1.7B and 4B and Llama 3 of 8B.
+    fn parts(&self, multiprocessors: i64) -> i64 {
+        const FEWEST: i64 = 3; // chunks of a part
+        let (tiles, chunks) =
+            (ceil_div(i64::from(self.outputs), SHARED_TILE), i64::from(self.inputs) / CHUNK);
+        let fits = |parts: &i64| {
+            tiles * parts <= multiprocessors * 7 / 4 && chunks >= FEWEST * parts && self.is_gated == 0
+        };
+        [8, 6, 5, 4, 3, 2].into_iter().find(fits).unwrap_or(1)
+    }
+
+    /// The kernel for so many parts: of those that take all of a product at once the one that leaves least of the device
+    /// idle.
+    fn kernel(&self, kernels: &Kernels, parts: i64, multiprocessors: i64) -> Kernel {
+        if parts > 1 || !self.norm.is_null() {
+            return kernels.shared;
         }
+        let room = |kernel: &Kernel| kernel.at_once * multiprocessors;
+        let idle = |kernel: &Kernel| (room(kernel) - self.tiles(*kernel)) * 1000 / room(kernel);
+        let takes_all = |kernel: &&Kernel| self.tiles(**kernel) <= room(kernel);
+        kernels
+            .whole
+            .iter()
+            .filter(takes_all)
+            .min_by_key(|kernel| idle(kernel))
+            .copied()
+            .unwrap_or(kernels.large)
     }
 
     /// Blocks that take more rows.
@@ -157,13 +264,13 @@ impl Product {
         tiles(self.rows) * tiles(self.outputs)
     }
 
-    /// Up to [`MAX_ROWS`] of its rows.
+    /// Up to [`GROUP_ROWS`] of its rows.
     fn rows_from(self, first: i32) -> Self {
         let row = |matrix: *mut c_void, columns: i32| {
             matrix.wrapping_byte_add(first as usize * columns as usize * size_of::<u16>())
         };
         let (x, y) = (row(self.x, self.inputs), row(self.y, self.outputs));
-        Self { x, y, rows: (self.rows - first).min(MAX_ROWS as i32), ..self }
+        Self { x, y, rows: (self.rows - first).min(GROUP_ROWS as i32), ..self }
     }
 
     fn tiles(&self, kernel: Kernel) -> i64 {
@@ -172,35 +279,52 @@ impl Product {
     }
 }
 
-/// Multiplies bf16 values. A row has the same bits whatever the others are and however many; of more than [`MAX_ROWS`] there
-/// is the product alone with its bias, without gates, norms, or what `y` held.
+/// Multiplies bf16 values of up to [`MAX_ROWS`] rows. Of products of up to [`GROUP_ROWS`] a row has the same bits whatever the
+/// others are and however many, and of products of more.
 ///
 /// # Safety
 /// The product is aligned and its weights fit the device, on which its addresses are those of dense tensors of these sizes;
 /// they live until the work is done. `y` overlaps with nothing else. If it `is_early`, the weights are not written by the
 /// kernel in front, nor is that one of a library's that lets the next one start before it has waited for its own turn.
 pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
-    let multiprocessors = device.multiprocessors().expect("a device with these kernels counts them");
-    let (kernel, parts) = product.cut(multiprocessors);
-    if i64::from(product.rows) > MAX_ROWS && product.many_blocks() > multiprocessors / 2 {
+    let multiprocessors = multiprocessors_of(device);
+    let kernels = if i64::from(product.rows) > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
+    let parts = product.parts(multiprocessors);
+    let kernel = product.kernel(kernels, parts, multiprocessors);
+    let grid = Grid {
+        cluster: parts as u32,
+        shared_bytes: kernel.shared_bytes(parts) as u32,
+        starts_early: is_early,
+        ..grid(product.tiles(kernel) * parts, kernel.groups as u32 * GROUP_THREADS)
+    };
+    // SAFETY: the kernels' signature, and the caller's promise.
+    unsafe { launch!(device, kernel.name, grid, [product]) }
+}
+
+/// The product alone with its bias, of any number of rows, of which each has the bits that [`multiply`] makes of it among up to
+/// [`GROUP_ROWS`].
+///
+/// # Safety
+/// As of [`multiply`].
+pub(crate) unsafe fn multiply_by_rows(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
+    let multiprocessors = multiprocessors_of(device);
+    let blocks = product.many_blocks();
+    if i64::from(product.rows) > GROUP_ROWS && blocks > multiprocessors / 2 {
         let shared_bytes = (2 * MANY_TILE * CHUNK * 2 * MANY_STAGES) as u32;
-        let blocks = product.many_blocks();
         let grid = Grid { shared_bytes, starts_early: is_early, ..grid(blocks, MANY_THREADS) };
         // SAFETY: the kernel's signature, and the caller's promise.
-        return unsafe { launch!(device, MANY, grid, [product, parts as i32]) };
+        return unsafe { launch!(device, MANY, grid, [product, product.parts(multiprocessors) as i32]) };
     }
     // Few blocks that take more rows would leave most of the device idle.
-    for first in (0..product.rows).step_by(MAX_ROWS as usize) {
-        let grid = Grid {
-            cluster: parts as u32,
-            shared_bytes: kernel.shared_bytes() as u32,
-            starts_early: is_early,
-            ..grid(product.tiles(kernel) * parts, THREADS)
-        };
-        // SAFETY: the kernels' signature, and the caller's promise, whose product has these rows.
-        unsafe { launch!(device, kernel.name, grid, [product.rows_from(first)])? };
+    for first in (0..product.rows).step_by(GROUP_ROWS as usize) {
+        // SAFETY: the caller's promise, whose product has these rows.
+        unsafe { multiply(device, product.rows_from(first), is_early)? };
     }
     Ok(())
+}
+
+fn multiprocessors_of(device: &dyn Device) -> i64 {
+    device.multiprocessors().expect("a device with these kernels counts them")
 }
 
 #[cfg(test)]
@@ -221,19 +345,48 @@ mod tests {
 
     #[test]
     fn products_are_cut_to_fill_a_device() {
-        for (outputs, inputs, is_gated, kernel, parts) in [
-            (2048, 1536, false, NARROW_AND_DEEP, 4),
-            (1536, 8960, false, NARROW_AND_DEEP, 8),
-            (8960, 1536, true, NARROW, 1),
-            (4864, 896, true, NARROW_AND_DEEP, 1),
-            (4608, 3584, false, NARROW, 4),
-            (18944, 3584, true, WIDE, 1),
-            (151_936, 1536, false, WIDE, 1),
-            (96, 64, false, NARROW_AND_DEEP, 1),
+        for (rows, outputs, inputs, is_gated, kernel, parts) in [
+            (64, 2048, 1536, false, c"product_64_6", 6),
+            (64, 1536, 8960, false, c"product_64_6", 8),
+            (64, 8960, 1536, true, c"product_48_5", 1),
+            (64, 4864, 896, true, c"product_48_8", 1),
+            (64, 4608, 3584, false, c"product_64_6", 3),
+            (64, 18944, 3584, true, c"product_96_3", 1),
+            (64, 14336, 4096, true, c"product_112_4", 1),
+            (64, 151_936, 1536, false, c"product_96_3", 1),
+            (64, 96, 64, false, c"product_48_8", 1),
+            (65, 2048, 1536, false, c"product_128_rows_64_3", 6),
+            (65, 8960, 1536, true, c"product_128_rows_144_6", 1),
+            (65, 4864, 896, true, c"product_128_rows_128_6", 1),
+            (65, 151_936, 1536, false, c"product_128_rows_144_6", 1),
         ] {
-            let product = Product::new([ptr::null_mut(); 3], [64, outputs, inputs]);
-            let (found, found_parts) = Product { is_gated: i32::from(is_gated), ..product }.cut(132);
-            assert_eq!((found.name, found_parts), (kernel.name, parts), "{outputs} x {inputs}");
+            let product = Product::new([ptr::null_mut(); 3], [rows, outputs, inputs]);
+            let product = Product { is_gated: i32::from(is_gated), ..product };
+            let kernels = if rows > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
+            assert_eq!(product.parts(132), parts, "{outputs} x {inputs}");
+            assert_eq!(product.kernel(kernels, parts, 132).name, kernel, "{rows} x {outputs} x {inputs}");
+        }
+    }
+
+    /// As the kernels are called and as many as are said to, on an H200, whose multiprocessor has 228 KiB for blocks, of which
+    /// each takes 1 KiB for itself.
+    #[test]
+    fn kernels_are_what_their_sources_say() {
+        for (kernels, source) in [(UP_TO_64, SOURCE), (UP_TO_128, SOURCE_128)] {
+            for &kernel in kernels.whole.iter().chain([&kernels.shared, &kernels.large]) {
+                let Kernel { name, groups, tile, stages, at_once } = kernel;
+                let name = name.to_str().unwrap();
+                assert!(
+                    source.text.contains(&format!("PRODUCT({name}, {groups}, {tile}, {stages})")),
+                    "{name}"
+                );
+                let most_parts = if tile == SHARED_TILE { 8 } else { 1 };
+                for parts in 1..=most_parts {
+                    let fixed = groups * GROUP_ROWS * 4 + 8; // scales, and what counts arrivals
+                    let bytes = kernel.shared_bytes(parts) + fixed + 1024;
+                    assert!(bytes * at_once <= 228 << 10, "{name} in {parts} parts takes {bytes} bytes");
+                }
+            }
         }
     }
 }

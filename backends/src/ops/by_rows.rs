@@ -106,7 +106,7 @@ fn multiply(
         return Err(args.refuse("x", "or another argument begins at no multiple of 16 bytes"));
     }
     // SAFETY: as above; the weights are the caller's promise.
-    args.launched(unsafe { product_kernels::multiply(device, product, is_early) })
+    args.launched(unsafe { product_kernels::multiply_by_rows(device, product, is_early) })
 }
 
 /// [`attention()`], row by row.

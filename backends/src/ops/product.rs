@@ -91,7 +91,7 @@ pub fn linear_into(x: &mut Normed, weight: &Tensor, bias: Option<&Tensor>, y: &m
     let bias_at = bias.map(|bias| args.values("bias", bias, &[y.size()[1]])).transpose()?;
     let product = product(args, &x.values, weight, y, 1)?;
     let product = Product { bias: bias_at.unwrap_or(ptr::null_mut()), before, ..product };
-    if multiplied(args, &x.values, product)? {
+    if multiplied(args, &x.values, product, product.inputs)? {
         return Ok(());
     }
     let (x, weight) = (x.values()?, weight.f_tr()?);
@@ -113,7 +113,7 @@ pub fn swiglu_linear_into(
     let args = Args::new("swiglu_linear_into", &x.values);
     let before = x.squares(args, x.pending)?;
     let product = Product { before, is_gated: 1, ..product(args, &x.values, weight, y, 2)? };
-    if multiplied(args, &x.values, product)? {
+    if multiplied(args, &x.values, product, product.inputs)? {
         return Ok(());
     }
     drop(x.values()?.f_mm_out(gate_up, &weight.f_tr()?)?);
@@ -124,7 +124,7 @@ pub fn swiglu_linear_into(
 pub fn add_linear_(y: &mut Tensor, x: &Tensor, weight: &Tensor) -> Result<()> {
     let args = Args::new("add_linear_", x);
     let product = Product { is_added: 1, ..product(args, x, weight, y, 1)? };
-    if !multiplied(args, x, product)? {
+    if !multiplied(args, x, product, product.outputs)? {
         drop(y.f_addmm_(x, &weight.f_tr()?)?);
     }
     Ok(())
@@ -146,7 +146,7 @@ pub fn add_linear_and_norm_(
         is_added: 1,
         ..product(args, x, weight, y, 1)?
     };
-    if multiplied(args, x, product)? {
+    if multiplied(args, x, product, product.outputs)? {
         normed.pending = Some(eps);
         return Ok(());
     }
@@ -165,11 +165,11 @@ fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64)
     Ok(Product::new(addresses, [rows, outputs, inputs]))
 }
 
-/// Multiplies by our kernel and says so, if there is one for it.
-fn multiplied(args: Args, x: &Tensor, product: Product) -> Result<bool> {
+/// Multiplies by our kernel and says so, if there is one for it in a layer with `stream` elements in its residual stream.
+fn multiplied(args: Args, x: &Tensor, product: Product, stream: i32) -> Result<bool> {
     let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(false) };
-    let is_small = i64::from(product.rows) <= MAX_ROWS;
-    if args.kind() != Kind::BFloat16 || !is_small || !product.is_aligned() || !product.fits(&*device) {
+    let is_ours = args.kind() == Kind::BFloat16 && product.is_quick(stream.into()) && product.is_aligned();
+    if !is_ours || !product.fits(&*device) {
         return Ok(false);
     }
     // SAFETY: the sizes of all tensors were checked, what is written is borrowed mutably, and libtorch takes memory back in
