@@ -227,7 +227,7 @@ impl Packing {
 ///
 /// # Errors
 /// libtorch's error.
-pub fn upload(values: &[i64], device: Device) -> Result<Tensor> {
+pub fn upload<T: tch::kind::Element>(values: &[T], device: Device) -> Result<Tensor> {
     let host = Tensor::f_from_slice(values)?;
     if device == Device::Cpu {
         return Ok(host);

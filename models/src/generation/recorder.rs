@@ -124,11 +124,14 @@ impl Recorder {
         }
         let sequences: Vec<&Sequence> = live.iter().collect();
         self.upload_inputs(&sequences, key)?;
-        self.upload_choices(&sequences, steps)?;
         let stream = Stream::torch(&self.device)?;
         let logits = self.memory.first(live.len() as i64)?.logits;
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
+            if step == 0 {
+                // While the device computes.
+                self.upload_choices(&sequences, steps)?;
+            }
             self.sample(&logits, &sequences, step)?;
         }
         self.read(live.len(), steps)
@@ -254,9 +257,10 @@ fn of_rows(tensor: &Tensor, rows: i64, width: usize) -> Result<Tensor> {
     Ok(tensor.f_narrow(0, 0, rows * width)?.f_view([rows, width])?)
 }
 
-/// Writes values to the front of a tensor.
+/// Writes values to the front of a tensor, in the order of its device's stream.
 fn write_front<T: tch::kind::Element>(tensor: &Tensor, values: &[T]) -> Result<()> {
-    Ok(tensor.f_narrow(0, 0, values.len() as i64)?.f_copy_(&Tensor::f_from_slice(values)?)?)
+    let uploaded = ops::upload(values, tensor.device())?;
+    Ok(tensor.f_narrow(0, 0, values.len() as i64)?.f_copy_(&uploaded)?)
 }
 
 /// The rows of a recording for so many: powers of two and the steps half way between them.
