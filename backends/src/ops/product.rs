@@ -187,7 +187,7 @@ mod tests {
     };
 
     /// Sizes for which a product is cut in every way on an H200 (`product_kernels`), and some for which it is not.
-    const SIZES: [(i64, i64, i64); 8] = [
+    const SIZES: [(i64, i64, i64); 9] = [
         (1, 2048, 1536),
         (5, 1536, 8960),
         (64, 4864, 896),
@@ -195,6 +195,7 @@ mod tests {
         (17, 18944, 256),
         (64, 104, 64),
         (65, 128, 128),
+        (100, 1536, 1536),
         (7, 36, 50),
     ];
 
@@ -239,7 +240,9 @@ mod tests {
     #[test]
     fn a_norm_between_two_products_is_a_norm() {
         for &place in PLACES.iter().filter(|(_, device)| *device != Device::Cpu) {
-            for (rows, hidden, inputs) in [(1, 896, 896), (64, 1536, 256), (13, 3584, 64), (65, 128, 128)] {
+            for (rows, hidden, inputs) in
+                [(1, 896, 896), (64, 1536, 256), (13, 3584, 64), (65, 128, 128), (128, 1536, 1536)]
+            {
                 let what = format!("{rows} x {hidden} x {inputs} in {place:?}");
                 let [x, before, norm] =
                     [&[rows, inputs][..], &[rows, hidden], &[hidden]].map(|size| random(size, place));
