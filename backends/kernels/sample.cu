@@ -66,6 +66,13 @@ struct Logits {
   __device__ float penalized(float x) const { return x > 0 ? x / penalty : x * penalty; }
 };
 
+// The first of what the threads of a block have found, of which one that has found nothing has INFINITE; 0 where none has,
+// as among logits that are no numbers. Every vocabulary that is allowed is below 2^24.
+__device__ inline int first_of(float found) {
+  const float first = -over_block<larger>(-found);
+  return first < INFINITE ? (int)first : 0;
+}
+
 // The largest logit of a row, and of the tokens that have it the first.
 struct Likeliest {
   float logit;
@@ -83,9 +90,7 @@ __device__ APART Likeliest likeliest_of(const Logits<T, PENALIZES>& logits) {
   }
   const float of_thread = largest;
   largest = over_block<larger>(largest);
-  // Every vocabulary that is allowed is below 2^24.
-  first = -over_block<larger>(of_thread == largest ? -first : -INFINITE);
-  return {largest, (int)first};
+  return {largest, first_of(of_thread == largest ? first : INFINITE)};
 }
 
 // ---- stripes ----
@@ -145,7 +150,7 @@ __device__ inline int pick(int count, double& rest, int& ties, float of_tie, con
   for (int i = 0; i < count; i++) {
     const int kept = equal[i] < ties ? equal[i] : ties;
     const double mass = (double)above[i] + of_tie * (float)kept;
-    if (mass <= 0) continue;
+    if (!(mass > 0)) continue;  // or it is no number
     last = i, ties_at_last = ties;
     if (rest < mass) return i;
     rest -= mass, ties -= kept;
@@ -324,9 +329,9 @@ __device__ inline int choose_measured(const Logits<T, false>& logits, const Choi
     if (measured[i].largest == largest && first == INFINITE) first = i;
   }
   total = over_block<add>(mass);
-  const int begin = STRIPE<T> * (int)-over_block<larger>(-first), i = begin + threadIdx.x;
+  const int i = STRIPE<T> * first_of(first) + threadIdx.x;
   const bool is_largest = threadIdx.x < STRIPE<T> && i < logits.size && logits.at(i) == largest;
-  return (int)-over_block<larger>(is_largest ? -(float)i : -INFINITE);
+  return first_of(is_largest ? i : INFINITE);
 }
 
 // One row a block. `tokens` and `positions` are what the next step reads, and so is `seen`, bits of the tokens that a row

@@ -319,8 +319,12 @@ mod tests {
         }
     }
 
-    /// The first device with kernels; without one says so past the harness, which keeps what passing tests print.
+    /// The first device with kernels, a simulated one of AMD's where `ci/shims` names the folder of the shims; without one
+    /// says so past the harness, which keeps what passing tests print.
     fn device() -> Option<Arc<dyn Device>> {
+        if let Some(shims) = std::env::var_os("ANYROLL_SHIMS") {
+            anyroll_backends::prefer_folder(std::path::Path::new(&shims).join("rocm"));
+        }
         let kinds = BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
         let mut devices = kinds.filter_map(|backend| open(DeviceId { backend, ordinal: 0 }).ok());
         let device = devices.find(|device| device.has_kernels());
@@ -431,6 +435,22 @@ mod tests {
         let changed = penalties
             .filter(|(row, _)| found.iter().zip(&unpenalized).any(|(a, b)| a[*row].token != b[*row].token));
         assert!(changed.count() > 3, "the test needs penalties that change tokens");
+    }
+
+    /// As a model's that has diverged.
+    #[test]
+    fn logits_that_are_no_numbers_give_a_token() {
+        const VOCAB: i64 = 1003;
+        let Some(device) = device() else { return };
+        let sequences = sequences(VOCAB, |penalty| penalty);
+        let mut recorder = recorder(&device, (DType::F32, VOCAB), sequences.len());
+        let numbers = Tensor::zeros([sequences.len() as i64, VOCAB], (Kind::Float, tch::Device::Cpu));
+        let some = numbers.copy();
+        let _ = some.narrow(1, 300, 200).fill_(f64::NAN);
+        let steps = [numbers.full_like(f64::NAN), some, numbers.full_like(f64::NEG_INFINITY)];
+        for chosen in choose(&mut recorder, &steps, &sequences).concat() {
+            assert!((0..VOCAB).contains(&chosen.token), "{chosen:?}");
+        }
     }
 
     #[test]
