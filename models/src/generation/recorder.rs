@@ -319,12 +319,8 @@ mod tests {
         }
     }
 
-    /// The first device with kernels, a simulated one of AMD's where `ci/shims` names the folder of the shims; without one
-    /// says so past the harness, which keeps what passing tests print.
+    /// The first device with kernels; without one says so past the harness, which keeps what passing tests print.
     fn device() -> Option<Arc<dyn Device>> {
-        if let Some(shims) = std::env::var_os("ANYROLL_SHIMS") {
-            anyroll_backends::prefer_folder(std::path::Path::new(&shims).join("rocm"));
-        }
         let kinds = BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
         let mut devices = kinds.filter_map(|backend| open(DeviceId { backend, ordinal: 0 }).ok());
         let device = devices.find(|device| device.has_kernels());
