@@ -191,11 +191,6 @@ __device__ inline int own_column() { return threadIdx.x % 4 * 2; }
 __device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-__device__ inline u32 narrow_pair(float low, float high) {
-  u32 bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  return bits;
-}
 template <int N>
 __device__ inline void to_operand(const float (&c)[N], u32 (&a)[N / 2]) {
 #pragma unroll

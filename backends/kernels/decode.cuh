@@ -44,6 +44,10 @@ struct Rotation {
   const float* table;  // [table_rows, dim]: cosines and sines
   i64 table_rows;
   float eps;
+
+  __device__ const float* at(i64 position, int dim) const {
+    return table + (position < table_rows ? position : table_rows - 1) * dim;
+  }
 };
 
 // The first of `length` tokens that a sequence's last one sees.
@@ -88,7 +92,7 @@ __device__ inline void take_own(Own<DIM, HEADS, T>& own, const Part<HEADS>& part
                                 const Rotation<T>& how, i64 position, T* key, T* value, int heads, int kv_heads) {
   constexpr int LANES = Pack<T>::LANES, HALF = DIM / 2;
   const int lane = threadIdx.x % 32, all = part.count + (how.table && part.has_last ? 2 : 0);
-  const float* table = how.table + (position < how.table_rows ? position : how.table_rows - 1) * DIM;
+  const float* table = how.at(position, DIM);
   for (int base = 0; base < all; base += blockDim.x / 32) {
     const int i = base + threadIdx.x / 32;
     const bool is_there = i < all, is_query = i < part.count, is_value = i > part.count;

@@ -20,6 +20,17 @@ __device__ inline void multiply_all(float* c, u64 a, u32 b) {
 __device__ inline int row_of(int pair) { return pair / 8 * 16 + pair % 8; }
 __device__ inline int own_pair() { return threadIdx.x / 4; }
 
+// Leaves the squares of a pair of rows, of which so many neighbouring threads have parts.
+template <int COUNT>
+__device__ inline void put_squares(const Product& of, int tile, int row, float squares, float below) {
+#pragma unroll
+  for (int mask = 1; mask < COUNT; mask *= 2) {
+    squares += __shfl_xor_sync(0xffffffff, squares, mask);
+    below += __shfl_xor_sync(0xffffffff, below, mask);
+  }
+  if (threadIdx.x % COUNT == 0) of.after.put(tile, row, squares), of.after.put(tile, row + 8, below);
+}
+
 // ---- sums that are whole ----
 
 // Makes y of a tile's sums where the thread has them.
@@ -45,13 +56,7 @@ __device__ inline void put_own(const Product& of, int tile, const float (&sums)[
     squares += of.put(row, element, sums + i, scale, bias, of.added(row, element), norm);
     below += of.put(row + 8, element, sums + i + 2, scale_below, bias, of.added(row + 8, element), norm);
   }
-  if (!of.norm) return;
-#pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2) {
-    squares += __shfl_xor_sync(0xffffffff, squares, mask);
-    below += __shfl_xor_sync(0xffffffff, below, mask);
-  }
-  if (within == 0) of.after.put(tile, row, squares), of.after.put(tile, row + 8, below);
+  if (of.norm) put_squares<4>(of, tile, row, squares, below);
 }
 
 // ---- sums of several blocks ----
@@ -143,15 +148,9 @@ struct Shared {
         const int pair = first + i * WARPS, row = row_of(begin + pair);
         if (pair >= pairs) break;
         const Pack<float> sums = sum(pair);
-        float squares = of.put(row, element, sums.lane, scales[row], bias, added[i][0], norm);
-        float below = of.put(row + 8, element, sums.lane + 2, scales[row + 8], bias, added[i][1], norm);
-        if (!of.norm) continue;
-#pragma unroll
-        for (int mask = 1; mask < 32; mask *= 2) {
-          squares += __shfl_xor_sync(0xffffffff, squares, mask);
-          below += __shfl_xor_sync(0xffffffff, below, mask);
-        }
-        if (lane == 0) of.after.put(tile, row, squares), of.after.put(tile, row + 8, below);
+        const float squares = of.put(row, element, sums.lane, scales[row], bias, added[i][0], norm);
+        const float below = of.put(row + 8, element, sums.lane + 2, scales[row + 8], bias, added[i][1], norm);
+        if (of.norm) put_squares<32>(of, tile, row, squares, below);
       }
     }
   }

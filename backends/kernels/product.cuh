@@ -1,4 +1,4 @@
-// What a product with a matrix of weights is, and what becomes of it, behind `elements.cuh`: bf16 with sums in fp32.
+// What a product with a matrix of weights is, and what becomes of it, behind `warpgroup.cuh`: bf16 with sums in fp32.
 
 // Elements of k in a stage: a row of shared memory.
 constexpr int CHUNK = 64;
@@ -11,8 +11,7 @@ __device__ inline Two narrowed(float first, float second) {
   union {
     u32 word;
     Two two;
-  } out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out.word) : "f"(second), "f"(first));
+  } out = {narrow_pair(first, second)};
   return out.two;
 }
 

@@ -9,7 +9,7 @@ constexpr int AHEAD = MANY_STAGES - 2;
 constexpr int SIDE_BY_SIDE = 8;
 
 // y = x w^T + bias for any number of rows, whose sums are made in the order in which `parts` blocks of a cluster make
-// them above, so that a row has the same bits.
+// them in `product.cu`, so that a row has the same bits.
 __device__ inline void multiply_many(const Product& of, int parts) {
   constexpr int STAGE_BYTES = (MANY_ROWS + MANY_TILE) * ROW_BYTES, PITCH = MANY_TILE + 8;
   constexpr int AT_ONCE = MANY_THREADS / 8, COPIES = MANY_ROWS / AT_ONCE, SUMS = MANY_TILE / 2;

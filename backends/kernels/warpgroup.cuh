@@ -1,6 +1,13 @@
 // Instructions of four warps that multiply together, and of what feeds them, behind `elements.cuh`: for compute
 // capability 9.0a alone, whose matrix units read shared memory.
 
+// Two values in 16 bits each, the first one in the lower half.
+__device__ inline u32 narrow_pair(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
 // ---- copies into shared memory ----
 
 // 16 bytes, of which those past the first so many are zeros. (With a hint for the cache, ptxas of CUDA 13.0 makes

@@ -11,46 +11,42 @@ use crate::{
     model_kernels::ceil_div,
 };
 
-/// CUDA C++ for NVIDIA's compute capability 9.0 alone: products of up to 64 rows, each kernel by its rows of weights and its
-/// stages.
-pub(crate) const SOURCE: Source = Source {
-    file: c"product.cu",
-    text: source_text!(
-        ["elements.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
-        "product.cu",
-        "PRODUCT(product_48_5, 1, 48, 5)
+/// These kernels of `product.cu`: CUDA C++ for NVIDIA's compute capability 9.0 alone.
+macro_rules! products {
+    ($entries:literal, $kernels:expr) => {
+        Source {
+            file: c"product.cu",
+            text: source_text!(
+                ["elements.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
+                "product.cu",
+                $entries
+            ),
+            kernels: $kernels,
+            architecture: Architecture::Only("sm_90a"),
+        }
+    };
+}
+
+/// Products of up to 64 rows, each kernel by its rows of weights and its stages.
+pub(crate) const SOURCE: Source = products!(
+    "PRODUCT(product_48_5, 1, 48, 5)
 PRODUCT(product_48_8, 1, 48, 8)
 PRODUCT(product_64_6, 1, 64, 6)
 PRODUCT(product_80_6, 1, 80, 6)
 PRODUCT(product_96_3, 1, 96, 3)
 PRODUCT(product_112_4, 1, 112, 4)
-"
-    ),
-    kernels: &[
-        c"product_48_5",
-        c"product_48_8",
-        c"product_64_6",
-        c"product_80_6",
-        c"product_96_3",
-        c"product_112_4",
-    ],
-    architecture: Architecture::Only("sm_90a"),
-};
+",
+    &[c"product_48_5", c"product_48_8", c"product_64_6", c"product_80_6", c"product_96_3", c"product_112_4",]
+);
 
 /// The same for up to 128 rows.
-pub(crate) const SOURCE_128: Source = Source {
-    file: c"product.cu",
-    text: source_text!(
-        ["elements.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
-        "product.cu",
-        "PRODUCT(product_128_rows_64_3, 2, 64, 3)
+pub(crate) const SOURCE_128: Source = products!(
+    "PRODUCT(product_128_rows_64_3, 2, 64, 3)
 PRODUCT(product_128_rows_128_6, 2, 128, 6)
 PRODUCT(product_128_rows_144_6, 2, 144, 6)
-"
-    ),
-    kernels: &[c"product_128_rows_64_3", c"product_128_rows_128_6", c"product_128_rows_144_6"],
-    architecture: Architecture::Only("sm_90a"),
-};
+",
+    &[c"product_128_rows_64_3", c"product_128_rows_128_6", c"product_128_rows_144_6"]
+);
 
 /// For any number of rows, whose sums are made in the same order.
 pub(crate) const SOURCE_MANY: Source = Source {
@@ -112,17 +108,18 @@ struct Kernels {
 }
 
 const UP_TO_64: Kernels = Kernels {
-    shared: Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]),
+    shared: SHARED,
     whole: &[
         Kernel::of(c"product_48_5", [1, 48, 5, 3]),
         LARGE,
         Kernel::of(c"product_48_8", [1, 48, 8, 2]),
-        Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]),
+        SHARED,
         Kernel::of(c"product_80_6", [1, 80, 6, 2]),
         Kernel::of(c"product_112_4", [1, 112, 4, 2]),
     ],
     large: LARGE,
 };
+const SHARED: Kernel = Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]);
 const LARGE: Kernel = Kernel::of(c"product_96_3", [1, 96, 3, 3]);
 const UP_TO_128: Kernels = Kernels {
     shared: Kernel::of(c"product_128_rows_64_3", [2, SHARED_TILE, 3, 2]),
