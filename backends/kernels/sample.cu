@@ -109,8 +109,10 @@ __device__ inline void measure_stripes(const T* all_logits, int vocab, const Cho
   const int stripes = stripes_of<T>(vocab), blocks = (stripes + GROUPS * STRIPES_AT_ONCE - 1) / (GROUPS * STRIPES_AT_ONCE);
   const i64 row = blockIdx.x / blocks;
   const int first = blockIdx.x % blocks * GROUPS * STRIPES_AT_ONCE + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Choice choice = choices[row];
+  if (choice.penalizes() || choice.filters()) return;  // nobody asks for them
   const Logits<T, false> logits = {all_logits + row * vocab, vocab};
-  const float inverse_temperature = fabsf(choices[row].inverse_temperature);
+  const float inverse_temperature = fabsf(choice.inverse_temperature);
   float x[STRIPES_AT_ONCE][LANES];
 #pragma unroll
   for (int s = 0; s < STRIPES_AT_ONCE; s++) logits.read((first + s * GROUPS) * STRIPE<T> + lane * LANES, x[s]);
