@@ -29,6 +29,7 @@ fn main() {
             "shim/c10d.cpp",
             "shim/device.cpp",
             "shim/flash.cpp",
+            "shim/graph.cpp",
             "shim/kernels.cpp",
             "shim/linear.cpp",
             "shim/memory.cpp",

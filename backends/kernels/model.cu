@@ -1,22 +1,6 @@
-// Kernels that a decoder needs, behind `elements.cuh`; `ops` has their meaning and `ops::composite` the same formulas
-// in library calls. Sums run in fp32, in an order that depends on sizes alone, and nothing is added atomically.
-
-// ---- rows ----
-
-// Where `index` lies among rows of `size`. In 32 bits, where they hold it, a division is several times as fast, and what
-// is left of some kernels is not much more than that.
-struct Place {
-  u64 row, rest;
-
-  __device__ Place(u64 index, u64 size) {
-    if ((index | size) >> 32) {
-      row = index / size;
-    } else {
-      row = (u32)index / (u32)size;
-    }
-    rest = index - row * size;
-  }
-};
+// Kernels that a decoder needs, behind `elements.cuh`, `block.cuh` and `rows.cuh`; `ops` has their meaning and
+// `ops::composite` the same formulas in library calls. Sums run in fp32, in an order that depends on sizes alone, and
+// nothing is added atomically.
 
 // A [rows, heads, dim] view: a head is dense, rows lie `stride` elements apart.
 template <typename T>
@@ -30,38 +14,6 @@ struct Heads {
   __device__ bool is_aligned() const { return aligned(data) && stride % Pack<T>::LANES == 0; }
 };
 
-// The elements of a row of `size` from `i` on, as many as a pack has. What is past the row reads as 0 and is not
-// written.
-template <typename T>
-__device__ inline Pack<T> read(const T* row, u64 i, u64 size) {
-  constexpr int LANES = Pack<T>::LANES;
-  if (aligned(row + i) && i + LANES <= size) return *(const Pack<T>*)(row + i);
-  Pack<T> pack;
-  for (int k = 0; k < LANES; k++) {
-    if (i + k < size) {
-      pack.lane[k] = row[i + k];
-    } else {
-      narrow(0.0f, pack.lane[k]);
-    }
-  }
-  return pack;
-}
-
-template <typename T>
-__device__ inline void write(T* row, u64 i, u64 size, const Pack<T>& pack) {
-  constexpr int LANES = Pack<T>::LANES;
-  if (aligned(row + i) && i + LANES <= size) {
-    *(Pack<T>*)(row + i) = pack;
-    return;
-  }
-  for (int k = 0; k < LANES && i + k < size; k++) row[i + k] = pack.lane[k];
-}
-
-template <typename T>
-__device__ inline u64 packs_of(u64 size) {
-  return (size + Pack<T>::LANES - 1) / Pack<T>::LANES;
-}
-
 // Ends the kernel, and with it the context: libtorch does the same with an index that is out of range.
 __device__ inline void refuse() {
 #ifdef __HIP_DEVICE_COMPILE__
@@ -72,18 +24,6 @@ __device__ inline void refuse() {
 }
 
 // ---- norms ----
-
-// The threads that share a head, a power of two: up to 32 side by side in a block, or all of a block.
-struct Sharers {
-  int count, lane, group, groups;
-
-  __device__ Sharers(int shift)
-      : count(1 << shift), lane(threadIdx.x & (count - 1)), group(threadIdx.x >> shift), groups(blockDim.x >> shift) {}
-  // As a tree; all threads of the block call.
-  __device__ float sum(float x) const {
-    return groups == 1 ? over_block<add>(x) : over_neighbours<add>(x, count);
-  }
-};
 
 template <typename T>
 __device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,
@@ -203,24 +143,6 @@ __device__ inline void sum_rows(const T* x, float* partial, u64 rows, u64 column
     for (int k = 0; k < LANES; k++) sums[k] += widen(pack.lane[k]);
   }
   for (int k = 0; k < LANES && i + k < columns; k++) partial[part * columns + i + k] = sums[k];
-}
-
-// out[c] = the sum of column c of `partial`, or added to. A block has 32 groups of 32 threads, a column each.
-template <typename T>
-__device__ inline void join_parts(const float* partial, u64 parts, u64 columns, T* out, int is_added) {
-  __shared__ float sums[32][32];
-  const u64 column = blockIdx.x * (u64)32 + threadIdx.x % 32;
-  const int group = threadIdx.x / 32;
-  float sum = 0;
-  if (column < columns) {
-#pragma unroll 8
-    for (u64 part = group; part < parts; part += 32) sum += partial[part * columns + column];
-  }
-  sums[group][threadIdx.x % 32] = sum;
-  __syncthreads();
-  if (group > 0 || column >= columns) return;
-  for (int other = 1; other < 32; other++) sum += sums[other][threadIdx.x];
-  narrow(is_added ? widen(out[column]) + sum : sum, out[column]);
 }
 
 // ---- elementwise ----
@@ -488,7 +410,7 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
       join_parts_##SUFFIX(const float* partial, u64 parts, u64 columns, T* out, int is_added) {                        \
-    join_parts(partial, parts, columns, out, is_added);                                                                \
+    join_parts(partial, parts, columns, blockIdx.x * (u64)32, out, is_added);                                                                \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       rope_##SUFFIX(Heads<T> x, const i64* positions, const float* table, float sign, u64 rows, u64 heads, u64 dim,    \

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use crate::{
     Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream, TorchDevice, attention_kernels,
-    decode_kernels, model_kernels, open_devices, product_kernels, sample_kernels,
+    decode_kernels, diffusion_kernels, model_kernels, open_devices, product_kernels, sample_kernels,
 };
 
 /// A file of kernels, compiled when the first of them is wanted.
@@ -69,9 +69,10 @@ macro_rules! source_text {
 pub(crate) use source_text;
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 11] = [
+pub(crate) const SOURCES: [Source; 12] = [
     SOURCE,
     model_kernels::SOURCE,
+    diffusion_kernels::SOURCE,
     decode_kernels::F32_SOURCE,
     decode_kernels::BF16_SOURCE,
     decode_kernels::MATRIX_SOURCE,

@@ -105,3 +105,8 @@ pub(crate) unsafe fn own_tensor(tensor: *mut c_void) -> Result<tch::Tensor> {
 pub(crate) fn tensor_ptr(tensor: &tch::Tensor) -> *mut c_void {
     tensor.as_ptr().cast_mut().cast()
 }
+
+/// Gives a tensor to the shim, which deletes it.
+pub(crate) fn into_tensor_ptr(tensor: tch::Tensor) -> *mut c_void {
+    std::mem::ManuallyDrop::new(tensor).as_ptr().cast_mut().cast()
+}

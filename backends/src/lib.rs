@@ -18,6 +18,7 @@ mod cuda;
 mod decode_kernels;
 mod device;
 mod device_kernels;
+mod diffusion_kernels;
 mod dtype;
 mod error;
 pub mod faults;

@@ -14,22 +14,23 @@ use crate::{
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {
     file: c"model.cu",
-    text: source_text!(["elements.cuh", "block.cuh"], "model.cu"),
+    text: source_text!(["elements.cuh", "block.cuh", "rows.cuh"], "model.cu"),
     kernels: &NAMES,
     architecture: Architecture::Any,
 };
 
 /// The names of a kernel for fp32, bf16 and fp16 values.
-type Typed = [&'static CStr; 3];
+pub(crate) type Typed = [&'static CStr; 3];
 
-macro_rules! kernels {
+/// A constant for each kernel of a file, and `NAMES` of them all.
+macro_rules! typed_kernels {
     ($count:literal: $($constant:ident = $name:literal;)*) => {
-        $(const $constant: Typed = [
-            name(concat!($name, "_f32\0")),
-            name(concat!($name, "_bf16\0")),
-            name(concat!($name, "_f16\0")),
+        $(const $constant: $crate::model_kernels::Typed = [
+            $crate::model_kernels::name(concat!($name, "_f32\0")),
+            $crate::model_kernels::name(concat!($name, "_bf16\0")),
+            $crate::model_kernels::name(concat!($name, "_f16\0")),
         ];)*
-        const NAMES: [&CStr; 3 * $count] = {
+        const NAMES: [&std::ffi::CStr; 3 * $count] = {
             let typed = [$($constant),*];
             let mut names = [c""; 3 * $count];
             let mut index = 0;
@@ -41,8 +42,9 @@ macro_rules! kernels {
         };
     };
 }
+pub(crate) use typed_kernels;
 
-kernels! { 14:
+typed_kernels! { 14:
     RMS_NORM = "rms_norm";
     RMS_NORM_NARROW = "rms_norm_narrow";
     RMS_NORM_BACKWARD = "rms_norm_backward";
@@ -59,7 +61,7 @@ kernels! { 14:
     TAKE_ROWS = "take_rows";
 }
 
-const fn name(bytes: &'static str) -> &'static CStr {
+pub(crate) const fn name(bytes: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(bytes.as_bytes()) {
         Ok(name) => name,
         Err(_) => panic!("a kernel's name ends in NUL"),
@@ -67,21 +69,21 @@ const fn name(bytes: &'static str) -> &'static CStr {
 }
 
 /// Bytes of one access to memory.
-const PACK_BYTES: usize = 16;
+pub(crate) const PACK_BYTES: usize = 16;
 /// Threads of a block that has no shared sums.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 /// The most threads of a block that goes through one row of logits.
 const VOCABULARY_THREADS: u32 = 512;
 /// Threads and columns of a block of `join_parts`.
-const JOIN_THREADS: u32 = 1024;
-const JOINED_COLUMNS: i64 = 32;
+pub(crate) const JOIN_THREADS: u32 = 1024;
+pub(crate) const JOINED_COLUMNS: i64 = 32;
 /// Rows and columns of a product that a block of `linear_by_rows` makes.
 const LINEAR_TILE: i64 = 64;
 /// The fewest rows that one partial sum covers, and the most partial sums: enough blocks to hide the time of memory.
 const PART_ROWS: i64 = 16;
 const MAX_PARTS: i64 = 1024;
 /// Blocks of a kernel that goes around: many waves of any device.
-const MAX_BLOCKS: i64 = 1 << 16;
+pub(crate) const MAX_BLOCKS: i64 = 1 << 16;
 
 /// The `[rows, heads, dim]` of a norm.
 #[derive(Clone, Copy, Debug)]
@@ -102,20 +104,20 @@ impl NormSizes {
         row_parts(self.rows * self.heads)
     }
 
-    /// The power of two of threads that share a head, a pack each, if that is so narrow that a block has several.
-    fn sharers(self, kind: Kind) -> Option<u32> {
-        let packs = packs(kind, self.dim);
-        (packs <= 32).then(|| (packs as u32).next_power_of_two().ilog2())
-    }
-
     /// For so many packs of a head each.
     fn threads(self, kind: Kind, packs_each: i64) -> u32 {
         threads_up_to(1024, ceil_div(packs(kind, self.dim), packs_each))
     }
 }
 
+/// The power of two of threads that share a head, a pack each, if that is so narrow that a block has several.
+pub(crate) fn sharers(kind: Kind, dim: i64) -> Option<u32> {
+    let packs = packs(kind, dim);
+    (packs <= 32).then(|| (packs as u32).next_power_of_two().ilog2())
+}
+
 /// One for each of `items`, as far as a block of `most` goes: a power of two from 32 on.
-fn threads_up_to(most: u32, items: i64) -> u32 {
+pub(crate) fn threads_up_to(most: u32, items: i64) -> u32 {
     (items as u32).next_power_of_two().clamp(32, most)
 }
 
@@ -129,7 +131,7 @@ pub(crate) fn row_parts(rows: i64) -> i64 {
     ceil_div(rows, part_rows(rows))
 }
 
-fn part_rows(rows: i64) -> i64 {
+pub(crate) fn part_rows(rows: i64) -> i64 {
     ceil_div(rows, MAX_PARTS).max(PART_ROWS)
 }
 
@@ -150,7 +152,7 @@ pub(crate) unsafe fn rms_norm(
     sizes: NormSizes,
 ) -> Result<()> {
     let NormSizes { rows, heads, dim } = sizes;
-    if let (Some(shift), true) = (sizes.sharers(kind), residual.is_null()) {
+    if let (Some(shift), true) = (sharers(kind, dim), residual.is_null()) {
         let blocks = ceil_div(rows * heads, i64::from(THREADS >> shift)).min(MAX_BLOCKS);
         let (kernel, grid) = (typed(RMS_NORM_NARROW, kind), grid(blocks, THREADS).early());
         // SAFETY: the kernel's signature, and the caller's promise.
@@ -184,7 +186,7 @@ pub(crate) unsafe fn rms_norm_backward(
     let (parts, chunk) = (sizes.parts(), part_rows(rows * heads));
     let kernel = typed(RMS_NORM_BACKWARD, kind);
     let of_one = sizes.threads(kind, 1);
-    let (threads, shift) = sizes.sharers(kind).map_or((of_one, of_one.ilog2()), |shift| (THREADS, shift));
+    let (threads, shift) = sharers(kind, dim).map_or((of_one, of_one.ilog2()), |shift| (THREADS, shift));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
@@ -415,7 +417,7 @@ pub(crate) unsafe fn take_rows(
     unsafe { launch!(device, typed(TAKE_ROWS, kind), grid(blocks, THREADS), [x, index, y, columns]) }
 }
 
-fn typed(kernel: Typed, kind: Kind) -> &'static CStr {
+pub(crate) fn typed(kernel: Typed, kind: Kind) -> &'static CStr {
     match kind {
         Kind::Float => kernel[0],
         Kind::BFloat16 => kernel[1],
@@ -424,11 +426,11 @@ fn typed(kernel: Typed, kind: Kind) -> &'static CStr {
     }
 }
 
-fn lanes(kind: Kind) -> i64 {
+pub(crate) fn lanes(kind: Kind) -> i64 {
     (PACK_BYTES / kind.elt_size_in_bytes()) as i64
 }
 
-fn packs(kind: Kind, size: i64) -> i64 {
+pub(crate) fn packs(kind: Kind, size: i64) -> i64 {
     ceil_div(size, lanes(kind))
 }
 

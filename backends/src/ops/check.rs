@@ -5,7 +5,10 @@ use std::{ffi::c_void, sync::Arc};
 use tch::{Kind, Tensor};
 
 use super::{Error, Result};
-use crate::{Device, device_kernels};
+use crate::{
+    Device, device_kernels,
+    diffusion_kernels::{Images, Spread},
+};
 
 /// Whose kernels run an operation; the operations of [`super::composite`] are for everybody else.
 #[derive(Debug)]
@@ -132,6 +135,27 @@ impl Args {
             return Err(self.refuse(argument, format!("has strides {strides:?}, expected dense rows")));
         }
         Ok(Heads { data: tensor.data_ptr(), stride })
+    }
+
+    /// The values of `[images, tokens, channels]` where images may lie apart.
+    pub fn images(self, argument: &'static str, tensor: &Tensor, expected: [i64; 3]) -> Result<Images> {
+        self.matches(argument, tensor, &expected, self.kind)?;
+        let (strides, [_, tokens, channels]) = (tensor.stride(), expected);
+        if strides[2] != 1 || (tokens > 1 && strides[1] != channels) {
+            return Err(self.refuse(argument, format!("has strides {strides:?}, expected dense rows")));
+        }
+        Ok(Images { data: tensor.data_ptr(), stride: strides[0] })
+    }
+
+    /// The values of `[images, tokens, heads, dim]` of which the last dimension is dense.
+    pub fn spread(self, argument: &'static str, tensor: &Tensor, expected: [i64; 4]) -> Result<Spread> {
+        self.matches(argument, tensor, &expected, self.kind)?;
+        let [image, token, head, 1] = tensor.stride()[..] else {
+            return Err(
+                self.refuse(argument, format!("has strides {:?}, expected dense heads", tensor.stride()))
+            );
+        };
+        Ok(Spread { data: tensor.data_ptr(), strides: [image, token, head] })
     }
 
     /// The values of an fp32 matrix in any order, and its strides.

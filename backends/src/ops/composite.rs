@@ -4,7 +4,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Causal, Dropout, LogProbs, Packing, Result, Rotation, Store};
+use super::{Causal, Dropout, Error, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
 
 /// The dtype that sums run in.
 fn accumulator(tensor: &Tensor) -> Kind {
@@ -65,6 +65,44 @@ pub fn rms_norm_backward_(
     store(dweight, &per_row.f_sum_dim_intlist([0i64].as_slice(), false, None)?, how)?;
     dy.f_copy_(&normed.f_mul(&weight)?)?;
     Ok(())
+}
+
+/// See [`super::modulated_norm`].
+pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> Result<Tensor> {
+    let channels = x.size()[x.dim() - 1];
+    let normed = x.f_layer_norm([channels], None::<&Tensor>, None::<&Tensor>, eps, false)?;
+    Ok(normed.f_mul(&scale.f_add_scalar(1.0)?)?.f_add(shift)?)
+}
+
+/// See [`super::gated_sums_behind`], and [`super::gated_add`] where nothing is before.
+pub fn gated_sums(before: Option<&Tensor>, sums: &[GatedSum]) -> Result<Tensor> {
+    let mut all: Vec<Tensor> = before.into_iter().map(Tensor::shallow_clone).collect();
+    for GatedSum { x, y, gate } in sums {
+        all.push(x.f_add(&y.f_mul(gate)?)?);
+    }
+    Ok(if all.len() == 1 { all.swap_remove(0) } else { Tensor::f_cat(&all, 1)? })
+}
+
+/// See [`super::joint_heads`].
+pub fn joint_heads(kinds: &[TokenKind], heads: i64, eps: f64) -> Result<[Tensor; 3]> {
+    let mut parts = [const { Vec::new() }; 3];
+    for TokenKind { qkv, norms } in kinds {
+        let [images, tokens, width] = qkv.size()[..] else {
+            let problem = format!("has shape {:?}, expected 3 dimensions", qkv.size());
+            return Err(Error::Argument { op: "joint_heads", argument: "qkv", problem });
+        };
+        let dim = width / (3 * heads);
+        let all = qkv.f_view([images, tokens, 3, heads, dim])?;
+        for (which, part) in parts.iter_mut().enumerate() {
+            let of_kind = all.f_select(2, which as i64)?;
+            part.push(match norms.and_then(|norms| norms.get(which).copied()) {
+                Some(norm) => of_kind.f_rms_norm([dim], Some(norm), eps)?,
+                None => of_kind,
+            });
+        }
+    }
+    let [q, k, v] = parts.map(|part| Tensor::f_cat(&part, 1));
+    Ok([q?, k?, v?])
 }
 
 /// See [`super::rope_`].

@@ -2,6 +2,7 @@
 
 use tch::{Kind, Tensor};
 
+use super::adapted::{self, Adapter};
 use crate::Result;
 use crate::autograd::Layout;
 use crate::decoder::lora;
@@ -65,9 +66,7 @@ const PARTS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     weight: usize,
-    /// Of the linear layers that it is made of.
-    parts: usize,
-    /// Where the A of each of these lies, if it has an adapter; B is behind it.
+    /// Where the A of each layer that it is made of lies, if that has an adapter; B is behind it.
     adapters: [Option<usize>; PARTS],
     scale: f64,
 }
@@ -127,14 +126,14 @@ impl<'a> Params<'a> {
             let decay = kind == "weight";
             self.specs.push(ParamSpec { name: format!("{whole}.{kind}"), shape, parts, init, decay });
         }
-        Linear { weight, parts: names.len(), adapters: [None; PARTS], scale: 1.0 }
+        Linear { weight, adapters: [None; PARTS], scale: 1.0 }
     }
 
     /// The weight and bias of a norm of groups of channels, or of tokens.
     pub fn group_norm(&mut self, name: &str, channels: i64) -> Linear {
         let weight = self.table(&format!("{name}.weight"), &[channels], Init::Ones);
         self.table(&format!("{name}.bias"), &[channels], Init::Zeros);
-        Linear { weight, parts: 1, adapters: [None; PARTS], scale: 1.0 }
+        Linear { weight, adapters: [None; PARTS], scale: 1.0 }
     }
 
     /// The weight of an RMS norm.
@@ -162,18 +161,21 @@ impl Linear {
         let (weight, bias) = self.parameters(weights);
         // Of a strided input libtorch makes one product or many, by whether there is a gradient to be found: other bits.
         let x = &x.f_contiguous()?;
-        let out = x.f_linear(weight, Some(bias))?;
-        if weights.units().len() < 2 || self.adapters.iter().all(Option::is_none) {
-            return Ok(out);
+        let adapters: Vec<Adapter> = self.adapters_of(weights).collect();
+        if adapters.is_empty() {
+            return Ok(x.f_linear(weight, Some(bias))?);
         }
-        let mut parts = out.f_chunk(self.parts as i64, -1)?;
-        for (part, adapter) in parts.iter_mut().zip(self.adapters) {
-            if let Some(a) = adapter {
-                let between = x.f_linear(weights.get(1, a), None::<&Tensor>)?.f_mul_scalar(self.scale)?;
-                *part = part.f_add(&between.f_linear(weights.get(1, a + 1), None::<&Tensor>)?)?;
-            }
-        }
-        Ok(if parts.len() == 1 { parts.swap_remove(0) } else { Tensor::f_cat(&parts, -1)? })
+        adapted::linear(x, [weight, bias], &adapters, self.scale)
+    }
+
+    /// Those that its weights have, each with the part of the output that it adds to.
+    fn adapters_of<'w>(self, weights: &Weights<'w>) -> impl Iterator<Item = Adapter<'w>> {
+        let has_unit = weights.units().len() > 1;
+        let weights = *weights;
+        self.adapters.into_iter().enumerate().filter(move |_| has_unit).filter_map(move |(part, first)| {
+            let first = first?;
+            Some(Adapter { part, a: weights.get(1, first), b: weights.get(1, first + 1) })
+        })
     }
 
     /// As a convolution, with as much padding on each side.
@@ -212,15 +214,9 @@ impl Linear {
 /// Added to the variance or the mean square in all norms.
 pub(crate) const EPS: f64 = 1e-6;
 
-/// `norm(x)`, without weights, over the last dimension.
-pub(crate) fn layer_norm(x: &Tensor) -> Result<Tensor> {
-    let channels = x.size()[x.dim() - 1];
-    Ok(x.f_layer_norm([channels], None::<&Tensor>, None::<&Tensor>, EPS, false)?)
-}
-
-/// `x (1 + scale) + shift`.
-pub(crate) fn modulate(x: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor> {
-    Ok(x.f_mul(&scale.f_add_scalar(1.0)?)?.f_add(shift)?)
+/// Parts of `x` `[B, N, C]` with so many tokens each.
+pub(crate) fn split<const N: usize>(x: &Tensor, tokens: [i64; N]) -> Result<[Tensor; N]> {
+    Ok(x.f_split_with_sizes(tokens, 1)?.try_into().expect("as many as sizes"))
 }
 
 /// Cosines and sines that sigma is told by.

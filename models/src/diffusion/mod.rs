@@ -8,6 +8,7 @@
 //! [`transformer`] is any of them. [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a log-probability;
 //! [`guidance`] asks a model twice.
 
+mod adapted;
 pub mod dit;
 pub mod guidance;
 pub(crate) mod layers;

@@ -1,10 +1,11 @@
 //! A transformer block: attention and a feed-forward, each modulated and gated by the conditioning.
 
+use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
 
-use super::{DitConfig, conditioned, modulate};
+use super::{DitConfig, conditioned};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params};
+use crate::diffusion::layers::{EPS, Linear, Params};
 use crate::model::{Unit, Weights};
 
 /// Where each layer lies in a block's unit.
@@ -40,13 +41,14 @@ impl Block {
             unreachable!("six chunks")
         };
 
-        let attended = self.attention(config, weights, &modulate(&tokens, shift1, scale1)?)?;
-        let tokens = tokens.f_add(&attended.f_mul(gate1)?)?;
+        let (tokens, input) = modulated_norm(&tokens, shift1, scale1, EPS)?;
+        let attended = self.attention(config, weights, &input)?;
+        let tokens = gated_add(&tokens, &attended, gate1)?;
+        let (tokens, input) = modulated_norm(&tokens, shift2, scale2, EPS)?;
         let [fc1, fc2] = self.feed_forward;
-        let wide = fc1.forward(weights, &modulate(&tokens, shift2, scale2)?)?;
-        let out = fc2.forward(weights, &wide.f_gelu("tanh")?)?;
-        let tokens = tokens.f_add(&out.f_mul(gate2)?)?;
-        Ok(Tensor::f_cat(&[x.f_narrow(1, 0, 1)?, tokens], 1)?)
+        let out = fc2.forward(weights, &fc1.forward(weights, &input)?.f_gelu("tanh")?)?;
+        let sum = GatedSum { x: &tokens, y: &out, gate: gate2 };
+        Ok(gated_sums_behind(&x.f_narrow(1, 0, 1)?, &[sum])?)
     }
 
     /// Every patch attends to all of its image.

@@ -1,10 +1,11 @@
 //! The last block: patches back to an image of velocities.
 
+use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
-use super::{DitConfig, conditioned, modulate};
+use super::{DitConfig, conditioned};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params};
+use crate::diffusion::layers::{EPS, Linear, Params};
 use crate::model::{Unit, Weights};
 
 /// Where each layer lies in the head's unit.
@@ -30,8 +31,8 @@ impl Head {
     pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (condition, tokens) = conditioned(x)?;
         let modulation = self.modulation.forward(weights, &condition)?.f_chunk(2, -1)?;
-        let patches =
-            self.projection.forward(weights, &modulate(&tokens, &modulation[0], &modulation[1])?)?;
+        let (_, input) = modulated_norm(&tokens, &modulation[0], &modulation[1], EPS)?;
+        let patches = self.projection.forward(weights, &input)?;
         let (side, p, channels) = (config.patches_per_row(), config.patch_size, config.channels);
         let apart = patches.f_view([-1, side, side, channels, p, p])?.f_permute([0, 3, 1, 4, 2, 5])?;
         let size = config.image_size;

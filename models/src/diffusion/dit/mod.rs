@@ -16,7 +16,7 @@ use tch::Tensor;
 
 pub use config::DitConfig;
 
-use super::{DenoiseBatch, layers};
+use super::DenoiseBatch;
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::Weights;
 use crate::{Error, Result};
@@ -95,9 +95,4 @@ impl AutogradModel for Dit {
 /// The conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
 fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((x.f_narrow(1, 0, 1)?.f_silu()?, x.f_narrow(1, 1, x.size()[1] - 1)?))
-}
-
-/// `norm(x) (1 + scale) + shift`, the norm without weights.
-fn modulate(x: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor> {
-    layers::modulate(&layers::layer_norm(x)?, shift, scale)
 }

@@ -1,10 +1,11 @@
 //! A joint block: patches and text, each with weights of its own, attend to all of both.
 
+use anyroll_backends::ops::{GatedSum, TokenKind, gated_add, gated_sums_behind, joint_heads, modulated_norm};
 use tch::Tensor;
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Lora, Params, layer_norm, modulate};
+use crate::diffusion::layers::{EPS, Linear, Lora, Params, split};
 use crate::model::{ParamSpec, Unit, Weights};
 
 /// Where each layer lies in a block's unit.
@@ -71,67 +72,66 @@ impl Block {
     /// `x` `[B, 1 + S + T, C]`, of `text` text tokens, to the same shape, or from the last block on to
     /// `[B, 1 + T, C]`.
     pub fn forward(&self, config: &Sd3Config, weights: &Weights, x: &Tensor, text: i64) -> Result<Tensor> {
-        let condition = x.f_narrow(1, 0, 1)?;
+        let [condition, words, patches] = split(x, [1, text, x.size()[1] - 1 - text])?;
         let active = condition.f_silu()?;
-        let words = x.f_narrow(1, 1, text)?;
-        let patches = x.f_narrow(1, 1 + text, x.size()[1] - 1 - text)?;
         let of_patches =
             self.patches.modulation.forward(weights, &active)?.f_split(config.inner_dim(), -1)?;
         let of_words = self.text.modulation.forward(weights, &active)?.f_split(config.inner_dim(), -1)?;
 
-        let normed = layer_norm(&patches)?;
-        let patch_heads = self.patches.attention.heads(
-            config,
-            weights,
-            &modulate(&normed, &of_patches[0], &of_patches[1])?,
-        )?;
+        let (mut patches, input) = modulated_norm(&patches, &of_patches[0], &of_patches[1], EPS)?;
+        let patch_qkv = self.patches.attention.qkv.forward(weights, &input)?;
         // Where the text has no output, diffusers' norm has the scale before the shift.
         let (shift, scale) = if of_words.len() == 2 { (1, 0) } else { (0, 1) };
-        let word_input = modulate(&layer_norm(&words)?, &of_words[shift], &of_words[scale])?;
-        let word_heads = self.text.attention.heads(config, weights, &word_input)?;
-        let attended = attend(&[patch_heads, word_heads])?;
-        let (patch_count, word_count) = (patches.size()[1], words.size()[1]);
+        let (words, input) = modulated_norm(&words, &of_words[shift], &of_words[scale], EPS)?;
+        let word_qkv = self.text.attention.qkv.forward(weights, &input)?;
+        let kinds = [
+            self.patches.attention.tokens(weights, &patch_qkv),
+            self.text.attention.tokens(weights, &word_qkv),
+        ];
+        let attended = attend(config, &kinds)?;
+        let [patches_saw, words_saw] = split(&attended, [patches.size()[1], text])?;
 
-        let out = self.patches.attention.project(weights, &attended.f_narrow(1, 0, patch_count)?)?;
-        let mut patches = patches.f_add(&out.f_mul(&of_patches[2])?)?;
+        let mut of_dual = None;
         if let Some(dual) = &self.dual {
-            let input = modulate(&normed, &of_patches[6], &of_patches[7])?;
-            let out = dual.project(weights, &attend(&[dual.heads(config, weights, &input)?])?)?;
-            patches = patches.f_add(&out.f_mul(&of_patches[8])?)?;
+            let input;
+            (patches, input) = modulated_norm(&patches, &of_patches[6], &of_patches[7], EPS)?;
+            let qkv = dual.qkv.forward(weights, &input)?;
+            of_dual = Some(dual.project(weights, &attend(config, &[dual.tokens(weights, &qkv)])?)?);
         }
-        let patches = self.patches.feed_forward(weights, &patches, &of_patches)?;
+        let out = self.patches.attention.project(weights, &patches_saw)?;
+        patches = gated_add(&patches, &out, &of_patches[2])?;
+        if let Some(out) = of_dual {
+            patches = gated_add(&patches, &out, &of_patches[8])?;
+        }
+        let (patches, of_feed_forward) = self.patches.feed_forward(weights, &patches, &of_patches)?;
+        let patches = GatedSum { x: &patches, y: &of_feed_forward, gate: &of_patches[5] };
         if self.text.feed_forward.is_none() {
-            return Ok(Tensor::f_cat(&[condition, patches], 1)?);
+            return Ok(gated_sums_behind(&condition, &[patches])?);
         }
-        let out = self.text.attention.project(weights, &attended.f_narrow(1, patch_count, word_count)?)?;
-        let words = words.f_add(&out.f_mul(&of_words[2])?)?;
-        let words = self.text.feed_forward(weights, &words, &of_words)?;
-        Ok(Tensor::f_cat(&[condition, words, patches], 1)?)
+        let out = self.text.attention.project(weights, &words_saw)?;
+        let words = gated_add(&words, &out, &of_words[2])?;
+        let (words, of_feed_forward) = self.text.feed_forward(weights, &words, &of_words)?;
+        let words = GatedSum { x: &words, y: &of_feed_forward, gate: &of_words[5] };
+        Ok(gated_sums_behind(&condition, &[words, patches])?)
     }
 }
 
 impl Stream {
-    /// The second half, with the shift, scale and gate that are the fourth to sixth of `modulation`.
-    fn feed_forward(&self, weights: &Weights, x: &Tensor, modulation: &[Tensor]) -> Result<Tensor> {
+    /// The tokens, and what the second half adds to them, with the shift and scale that are the fourth and fifth of
+    /// `modulation`.
+    fn feed_forward(&self, weights: &Weights, x: &Tensor, modulation: &[Tensor]) -> Result<(Tensor, Tensor)> {
         let (wide, narrow) = self.feed_forward.expect("a stream with an output has a feed-forward");
-        let input = modulate(&layer_norm(x)?, &modulation[3], &modulation[4])?;
+        let (x, input) = modulated_norm(x, &modulation[3], &modulation[4], EPS)?;
         let out = narrow.forward(weights, &wide.forward(weights, &input)?.f_gelu("tanh")?)?;
-        Ok(x.f_add(&out.f_mul(&modulation[5])?)?)
+        Ok((x, out))
     }
 }
 
 impl Attention {
-    /// Queries, keys and values of `x` `[B, N, C]`: `[B, H, N, C / H]` each.
-    fn heads(&self, config: &Sd3Config, weights: &Weights, x: &Tensor) -> Result<[Tensor; 3]> {
-        let shape = [x.size()[0], x.size()[1], 3, config.num_attention_heads, config.attention_head_dim];
-        let qkv = self.qkv.forward(weights, x)?.f_view(shape)?.f_permute([2, 0, 3, 1, 4])?;
-        let [mut q, mut k, v] = [qkv.f_select(0, 0)?, qkv.f_select(0, 1)?, qkv.f_select(0, 2)?];
-        if let Some((q_norm, k_norm)) = self.qk_norm {
-            let size = [config.attention_head_dim];
-            q = q.f_rms_norm(size, Some(weights.get(0, q_norm)), EPS)?;
-            k = k.f_rms_norm(size, Some(weights.get(0, k_norm)), EPS)?;
-        }
-        Ok([q, k, v])
+    /// Tokens with these queries, keys and values.
+    fn tokens<'a>(&self, weights: &Weights<'a>, qkv: &'a Tensor) -> TokenKind<'a> {
+        let norms = self.qk_norm.map(|(q, k)| [weights.get(0, q), weights.get(0, k)]);
+        TokenKind { qkv, norms }
     }
 
     fn project(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
@@ -139,11 +139,11 @@ impl Attention {
     }
 }
 
-/// The heads of all kinds of tokens, attending to each other: `[B, N, C]`, the kinds one after another.
-fn attend(kinds: &[[Tensor; 3]]) -> Result<Tensor> {
-    let join = |which: usize| Tensor::f_cat(&kinds.iter().map(|kind| &kind[which]).collect::<Vec<_>>(), 2);
-    let (q, k, v) = (join(0)?, join(1)?, join(2)?);
-    let out = Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, false, None, false)?;
+/// All kinds of tokens, attending to each other: `[B, N, C]`, the kinds one after another.
+fn attend(config: &Sd3Config, kinds: &[TokenKind]) -> Result<Tensor> {
+    let [q, k, v] = joint_heads(kinds, config.num_attention_heads, EPS)?.map(|heads| heads.f_transpose(1, 2));
+    let out =
+        Tensor::f_scaled_dot_product_attention(&q?, &k?, &v?, None::<&Tensor>, 0.0, false, None, false)?;
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 

@@ -1,10 +1,11 @@
 //! The last block: patches back to velocities.
 
+use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, layer_norm, modulate};
+use crate::diffusion::layers::{EPS, Linear, Params};
 use crate::model::{Unit, Weights};
 
 /// Where each layer lies in the head's unit.
@@ -33,9 +34,10 @@ impl Head {
         latents: &[i64],
     ) -> Result<Tensor> {
         let modulation = self.modulation.forward(weights, &x.f_narrow(1, 0, 1)?.f_silu()?)?.f_chunk(2, -1)?;
-        let patches = layer_norm(&x.f_narrow(1, 1, x.size()[1] - 1)?)?;
+        let patches = x.f_narrow(1, 1, x.size()[1] - 1)?;
         // diffusers' continuous norm has the scale before the shift.
-        let out = self.projection.forward(weights, &modulate(&patches, &modulation[1], &modulation[0])?)?;
+        let (_, input) = modulated_norm(&patches, &modulation[1], &modulation[0], EPS)?;
+        let out = self.projection.forward(weights, &input)?;
         let (p, channels) = (config.patch_size, config.out_channels);
         let (rows, columns) = (latents[2] / p, latents[3] / p);
         let apart = out.f_view([-1, rows, columns, p, p, channels])?.f_permute([0, 5, 1, 3, 2, 4])?;

@@ -1,10 +1,11 @@
 //! A block: patches attend to each other and to the text, and go through a feed-forward.
 
+use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
 
 use super::{ROWS, WanConfig, rotary};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Lora, Params, modulate};
+use crate::diffusion::layers::{Linear, Lora, Params, split};
 use crate::model::{Init, ParamSpec, Unit, Weights};
 
 /// Where each layer lies in a block's unit.
@@ -62,29 +63,26 @@ impl Block {
         text: i64,
         turns: &[Tensor; 2],
     ) -> Result<Tensor> {
-        let before = x.f_narrow(1, 0, ROWS + text)?;
+        let [before, patches] = split(x, [ROWS + text, x.size()[1] - ROWS - text])?;
         let words = before.f_narrow(1, ROWS, text)?;
-        let patches = x.f_narrow(1, ROWS + text, x.size()[1] - ROWS - text)?;
         let table = weights.get(0, self.modulation);
         let modulation = before.f_narrow(1, 1, 6)?.f_add(table)?.f_split(1, 1)?;
         let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
             unreachable!("six rows")
         };
 
-        let normed = layer_norm(config, &patches)?;
-        let attended = self.attend(config, weights, &modulate(&normed, shift1, scale1)?, turns)?;
-        let patches = patches.f_add(&attended.f_mul(gate1)?)?;
+        let (patches, input) = modulated_norm(&patches, shift1, scale1, config.eps)?;
+        let attended = self.attend(config, weights, &input, turns)?;
+        let patches = gated_add(&patches, &attended, gate1)?;
         let input = match self.norm {
             Some(norm) => norm.layer_norm(weights, &patches, config.eps)?,
             None => patches.shallow_clone(),
         };
         let patches = patches.f_add(&self.read(config, weights, &input, &words)?)?;
-        let normed = layer_norm(config, &patches)?;
+        let (patches, input) = modulated_norm(&patches, shift2, scale2, config.eps)?;
         let [wide, narrow] = self.feed_forward;
-        let out = wide.forward(weights, &modulate(&normed, shift2, scale2)?)?.f_gelu("tanh")?;
-        let out = narrow.forward(weights, &out)?;
-        let patches = patches.f_add(&out.f_mul(gate2)?)?;
-        Ok(Tensor::f_cat(&[before, patches], 1)?)
+        let out = narrow.forward(weights, &wide.forward(weights, &input)?.f_gelu("tanh")?)?;
+        Ok(gated_sums_behind(&before, &[GatedSum { x: &patches, y: &out, gate: gate2 }])?)
     }
 
     /// Every patch attends to all.
@@ -133,9 +131,4 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// Over all heads together.
 fn rms_norm(config: &WanConfig, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(x.f_rms_norm([config.inner_dim()], Some(weight), config.eps)?)
-}
-
-pub(super) fn layer_norm(config: &WanConfig, x: &Tensor) -> Result<Tensor> {
-    let none = None::<&Tensor>;
-    Ok(x.f_layer_norm([config.inner_dim()], none, none, config.eps, false)?)
 }

@@ -1,11 +1,11 @@
 //! The last block: patches back to velocities.
 
+use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
-use super::block::layer_norm;
 use super::{ROWS, WanConfig};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, modulate};
+use crate::diffusion::layers::{Linear, Params};
 use crate::model::{Init, Unit, Weights};
 
 /// Where each layer lies in the head's unit.
@@ -39,8 +39,8 @@ impl Head {
     ) -> Result<Tensor> {
         let patches = x.f_narrow(1, ROWS + text, x.size()[1] - ROWS - text)?;
         let modulation = weights.get(0, self.modulation).f_add(&x.f_narrow(1, 0, 1)?)?.f_split(1, 1)?;
-        let normed = layer_norm(config, &patches)?;
-        let out = self.projection.forward(weights, &modulate(&normed, &modulation[0], &modulation[1])?)?;
+        let (_, input) = modulated_norm(&patches, &modulation[0], &modulation[1], config.eps)?;
+        let out = self.projection.forward(weights, &input)?;
         let ([t, h, w], channels) = (config.patch_size, config.in_channels);
         let apart = out.f_view(&[-1, frames, rows, columns, t, h, w, channels][..])?;
         let apart = apart.f_permute([0, 7, 1, 4, 2, 5, 3, 6])?;

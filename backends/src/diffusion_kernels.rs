@@ -1,0 +1,298 @@
+//! The kernels of `kernels/diffusion.cu`. They run on libtorch's stream; an address is that of a tensor whose memory libtorch
+//! takes back in that stream's order.
+
+use std::ffi::c_void;
+
+use tch::Kind;
+
+use crate::{
+    Device, Result,
+    device_kernels::{Architecture, Source, grid, launch, source_text},
+    model_kernels::{
+        JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, PACK_BYTES, THREADS, ceil_div, lanes, packs, part_rows,
+        row_parts, sharers, threads_up_to, typed, typed_kernels,
+    },
+};
+
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCE: Source = Source {
+    file: c"diffusion.cu",
+    text: source_text!(["elements.cuh", "block.cuh", "rows.cuh"], "diffusion.cu"),
+    kernels: &NAMES,
+    architecture: Architecture::Any,
+};
+
+typed_kernels! { 8:
+    MODULATED_NORM = "modulated_norm";
+    MODULATED_NORM_NARROW = "modulated_norm_narrow";
+    MODULATED_NORM_BACKWARD = "modulated_norm_backward";
+    GATED_ADD = "gated_add";
+    GATED_ADD_BACKWARD = "gated_add_backward";
+    JOIN_IMAGES = "join_images";
+    SPLIT_HEADS = "split_heads";
+    SPLIT_HEADS_BACKWARD = "split_heads_backward";
+}
+
+/// Packs of a row that a thread has, and the most threads that share one.
+const EACH: i64 = 2;
+const ROW_THREADS: u32 = 512;
+/// Of rows that neighbouring threads share, 32 of them.
+const EACH_NARROW: i64 = 8;
+const NARROW_SHARERS: u32 = 5;
+/// Tokens of an image that one partial sum covers.
+const CHUNK: i64 = 16;
+
+/// Values `[images, tokens, channels]`: an image's tokens are dense rows, images lie `stride` elements apart.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Images {
+    pub(crate) data: *mut c_void,
+    pub(crate) stride: i64,
+}
+
+impl Images {
+    /// Whether rows begin with packs if they consist of them.
+    fn is_aligned(self, kind: Kind) -> bool {
+        (self.data as usize).is_multiple_of(PACK_BYTES) && self.stride % lanes(kind) == 0
+    }
+}
+
+/// Values `[images, tokens, heads, dim]` of which the last dimension is dense; the others lie so many elements apart.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Spread {
+    pub(crate) data: *mut c_void,
+    pub(crate) strides: [i64; 3],
+}
+
+/// The `[images, tokens, channels]` of rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSizes {
+    pub(crate) images: i64,
+    pub(crate) tokens: i64,
+    pub(crate) channels: i64,
+}
+
+impl RowSizes {
+    /// Whether a block holds a row.
+    pub(crate) fn fit(self, kind: Kind) -> bool {
+        packs(kind, self.channels) <= i64::from(ROW_THREADS) * EACH
+    }
+
+    /// Partial sums over the tokens of an image.
+    pub(crate) fn parts(self) -> i64 {
+        ceil_div(self.tokens, CHUNK)
+    }
+
+    /// Threads of a block that has a row.
+    fn threads(self, kind: Kind) -> u32 {
+        threads_up_to(ROW_THREADS, ceil_div(packs(kind, self.channels), EACH))
+    }
+
+    /// Whether neighbours have a row of packs alone.
+    fn is_narrow(self, kind: Kind) -> bool {
+        packs(kind, self.channels) <= EACH_NARROW << NARROW_SHARERS && self.channels % lanes(kind) == 0
+    }
+}
+
+/// The `[images, tokens, heads, dim]` of heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadSizes {
+    pub(crate) images: i64,
+    pub(crate) tokens: i64,
+    pub(crate) heads: i64,
+    pub(crate) dim: i64,
+}
+
+impl HeadSizes {
+    /// Whether neighbouring threads share a head.
+    pub(crate) fn fit(self, kind: Kind) -> bool {
+        sharers(kind, self.dim).is_some()
+    }
+
+    /// Partial sums over the heads of queries, and over those of keys.
+    pub(crate) fn parts(self) -> i64 {
+        row_parts(self.count())
+    }
+
+    fn count(self) -> i64 {
+        self.images * self.tokens * self.heads
+    }
+}
+
+/// `y`, and the fp32 `stats` `[images, tokens, 2]` that backward needs.
+///
+/// # Safety
+/// This and all below: addresses of values of `kind` (of fp32 where it says so) on `device`, as many as the sizes say, that
+/// live until the work is done; what is written overlaps with nothing else. Sizes fit.
+pub(crate) unsafe fn modulated_norm(
+    device: &dyn Device,
+    kind: Kind,
+    (x, shift, scale): (Images, Images, Images),
+    eps: f32,
+    (y, stats): (*mut c_void, *mut f32),
+    sizes: RowSizes,
+) -> Result<()> {
+    let RowSizes { images, tokens, channels } = sizes;
+    let are_aligned = [x, shift, scale].into_iter().all(|rows| rows.is_aligned(kind));
+    let (kernel, threads, sharers) = if sizes.is_narrow(kind) && are_aligned {
+        (typed(MODULATED_NORM_NARROW, kind), THREADS, NARROW_SHARERS)
+    } else {
+        let threads = sizes.threads(kind);
+        (typed(MODULATED_NORM, kind), threads, threads.ilog2())
+    };
+    let blocks = ceil_div(images * tokens, i64::from(threads >> sharers)).min(MAX_BLOCKS);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel,
+            grid(blocks, threads),
+            [x, shift, scale, eps, y, stats, images, tokens, channels, sharers]
+        )
+    }
+}
+
+/// `dx`, to which `below` is added, and `[images, 2, channels]` gradients of shift and scale.
+///
+/// # Safety
+/// As [`modulated_norm`]; `partial` has room for `[images, parts, 2, channels]` of fp32.
+pub(crate) unsafe fn modulated_norm_backward(
+    device: &dyn Device,
+    kind: Kind,
+    (dy, x, below, scale): (Images, Images, Images, Images),
+    stats: *mut f32,
+    partial: *mut f32,
+    (dx, of_modulation): (*mut c_void, *mut c_void),
+    sizes: RowSizes,
+) -> Result<()> {
+    let RowSizes { images, tokens, channels } = sizes;
+    let threads = sizes.threads(kind);
+    let (grid, sharers) = (grid(images * sizes.parts(), threads), threads.ilog2());
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            typed(MODULATED_NORM_BACKWARD, kind),
+            grid,
+            [dy, x, below, stats, scale, dx, partial, tokens, channels, CHUNK, sharers]
+        )?;
+        join_images(device, kind, partial, [images, sizes.parts(), 2 * channels], of_modulation)
+    }
+}
+
+/// # Safety
+/// As [`modulated_norm`].
+pub(crate) unsafe fn gated_add(
+    device: &dyn Device,
+    kind: Kind,
+    (x, y, gate): (Images, *mut c_void, Images),
+    out: Images,
+    sizes: RowSizes,
+) -> Result<()> {
+    let RowSizes { images, tokens, channels } = sizes;
+    let threads = sizes.threads(kind);
+    let (grid, sharers) = (grid((images * tokens).min(MAX_BLOCKS), threads), threads.ilog2());
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(device, typed(GATED_ADD, kind), grid, [x, y, gate, out, images, tokens, channels, sharers])
+    }
+}
+
+/// `dy`, and `[images, channels]` gradients of the gate.
+///
+/// # Safety
+/// As [`modulated_norm`]; `partial` has room for `[images, parts, channels]` of fp32.
+pub(crate) unsafe fn gated_add_backward(
+    device: &dyn Device,
+    kind: Kind,
+    (dout, y, gate): (Images, *mut c_void, Images),
+    partial: *mut f32,
+    (dy, of_gate): (*mut c_void, *mut c_void),
+    sizes: RowSizes,
+) -> Result<()> {
+    let RowSizes { images, tokens, channels } = sizes;
+    let threads = sizes.threads(kind);
+    let (grid, sharers) = (grid(images * sizes.parts(), threads), threads.ilog2());
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            typed(GATED_ADD_BACKWARD, kind),
+            grid,
+            [dout, y, gate, dy, partial, tokens, channels, CHUNK, sharers]
+        )?;
+        join_images(device, kind, partial, [images, sizes.parts(), channels], of_gate)
+    }
+}
+
+/// Of fp32 `[images, parts, columns]` the sums over parts.
+///
+/// # Safety
+/// As [`modulated_norm`].
+unsafe fn join_images(
+    device: &dyn Device,
+    kind: Kind,
+    partial: *mut f32,
+    [images, parts, columns]: [i64; 3],
+    out: *mut c_void,
+) -> Result<()> {
+    let grid = grid(images * ceil_div(columns, JOINED_COLUMNS), JOIN_THREADS);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe { launch!(device, typed(JOIN_IMAGES, kind), grid, [partial, parts, columns, out]) }
+}
+
+/// Queries, keys and values, from a dense `[images, tokens, 3, heads, dim]`; the norms' weights are null where there are none.
+///
+/// # Safety
+/// As [`modulated_norm`].
+pub(crate) unsafe fn split_heads(
+    device: &dyn Device,
+    kind: Kind,
+    qkv: *mut c_void,
+    norms: [*mut c_void; 2],
+    eps: f32,
+    to: [Spread; 3],
+    HeadSizes { images, tokens, heads, dim }: HeadSizes,
+) -> Result<()> {
+    let shift = sharers(kind, dim).expect("sizes that fit");
+    let blocks = ceil_div(images * tokens * heads, i64::from(THREADS >> shift)).min(MAX_BLOCKS);
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            typed(SPLIT_HEADS, kind),
+            grid(blocks, THREADS),
+            [qkv, norms, eps, to, images, tokens, heads, dim, shift]
+        )
+    }
+}
+
+/// `dqkv` from the gradients of queries, keys and values, and `[2, dim]` gradients of the norms' weights, which mean nothing
+/// where there are none.
+///
+/// # Safety
+/// As [`split_heads`]; `partial` has room for `[parts, 2, dim]` of fp32.
+pub(crate) unsafe fn split_heads_backward(
+    device: &dyn Device,
+    kind: Kind,
+    from: [Spread; 3],
+    (qkv, norms, eps): (*mut c_void, [*mut c_void; 2], f32),
+    partial: *mut f32,
+    (dqkv, of_norms): (*mut c_void, *mut c_void),
+    sizes: HeadSizes,
+) -> Result<()> {
+    let HeadSizes { images, tokens, heads, dim } = sizes;
+    let shift = sharers(kind, dim).expect("sizes that fit");
+    let chunk = part_rows(sizes.count());
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            typed(SPLIT_HEADS_BACKWARD, kind),
+            grid(sizes.parts(), THREADS),
+            [from, qkv, norms, eps, dqkv, partial, images, tokens, heads, dim, chunk, shift]
+        )?;
+        join_images(device, kind, partial, [1, sizes.parts(), 2 * dim], of_norms)
+    }
+}
