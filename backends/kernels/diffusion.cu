@@ -1,6 +1,6 @@
 // Kernels that transformers of images need, behind `elements.cuh`, `block.cuh` and `rows.cuh`; `ops::modulation` and
-// `ops::joint` have their meaning. Sums run in fp32, in an order that depends on sizes alone, and nothing is added
-// atomically.
+// `ops::joint` have their meaning. Sums run in fp32, in an order that depends on sizes and on alignment alone, and nothing is
+// added atomically.
 
 // [images, tokens, channels]: the tokens of an image are dense rows, images lie `stride` elements apart. With a single token
 // it is what the tokens of an image have in common.
@@ -145,7 +145,8 @@ __device__ inline void modulated_norm_backward(Images<const T> dy, Images<const 
 template <int EACH, typename T>
 __device__ inline void gated_add(Images<const T> x, const T* y, Images<const T> gate, Images<T> out, u64 images,
                                  u64 tokens, u64 channels, Sharers sharers) {
-  const OwnPacks<T, EACH> own(channels, sharers, x.is_aligned() && gate.is_aligned() && out.is_aligned());
+  const OwnPacks<T, EACH> own(channels, sharers,
+                              x.is_aligned() && aligned(y) && gate.is_aligned() && out.is_aligned());
   for (u64 index = blockIdx.x; index < images * tokens; index += gridDim.x) {
     const Place token(index, tokens);
     const T *x_row = x.row(token.row, token.rest, channels), *y_row = y + index * channels;
@@ -169,7 +170,7 @@ template <int EACH, typename T>
 __device__ inline void gated_add_backward(Images<const T> dout, const T* y, Images<const T> gate, T* dy, float* partial,
                                           u64 tokens, u64 channels, u64 chunk, Sharers sharers) {
   const Chunk of(blockIdx.x, tokens, chunk);
-  const OwnPacks<T, EACH> own(channels, sharers, dout.is_aligned() && gate.is_aligned());
+  const OwnPacks<T, EACH> own(channels, sharers, dout.is_aligned() && aligned(y) && gate.is_aligned());
   for (int e = 0; e < EACH; e++) {
     const Pack<T> g = own.take(gate.row(of.image, 0, 0), e);
     float sums[own.LANES] = {};
@@ -261,8 +262,7 @@ __device__ inline void split_heads(const T* qkv, Norms<T> norms, float eps, Thre
   }
 }
 
-// A block has `chunk` heads, and leaves its part of the gradients of the weights in two rows of `partial`, which mean nothing
-// where there are none.
+// A block has `chunk` heads, and leaves its part of the gradients of the weights in two rows of `partial`, unless that is null.
 template <typename T>
 __device__ inline void split_heads_backward(Three<const T> from, const T* qkv, Norms<T> norms, float eps, T* dqkv,
                                             float* partial, u64 images, u64 tokens, u64 heads, u64 dim, u64 chunk,
@@ -307,6 +307,7 @@ __device__ inline void split_heads_backward(Three<const T> from, const T* qkv, N
 #pragma unroll
     for (int which = 0; which < 3; which++) write(dqkv + at + which * heads * dim, i, size, grads[which]);
   }
+  if (!partial) return;
 #pragma unroll
   for (int which = 0; which < 2; which++) {
     for (int k = 0; k < LANES; k++) of_groups[which][threadIdx.x * LANES + k] = sums[which][k];
@@ -333,12 +334,12 @@ constexpr int EACH_NARROW = 8, EACH_WIDE = 2;
   extern "C" __global__ void __launch_bounds__(512)                                                                    \
       modulated_norm_##SUFFIX(Images<const T> x, Images<const T> shift, Images<const T> scale, float eps, T* y,        \
                               float* stats, u64 images, u64 tokens, u64 channels, int sharers) {                       \
-    modulated_norm<EACH_WIDE, false>(x, shift, scale, eps, y, stats, images, tokens, channels, Sharers(sharers));             \
+    modulated_norm<EACH_WIDE, false>(x, shift, scale, eps, y, stats, images, tokens, channels, Sharers(sharers));      \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256, 2)                                                                 \
       modulated_norm_narrow_##SUFFIX(Images<const T> x, Images<const T> shift, Images<const T> scale, float eps, T* y, \
                                      float* stats, u64 images, u64 tokens, u64 channels, int sharers) {                \
-    modulated_norm<EACH_NARROW, true>(x, shift, scale, eps, y, stats, images, tokens, channels, Sharers(sharers));           \
+    modulated_norm<EACH_NARROW, true>(x, shift, scale, eps, y, stats, images, tokens, channels, Sharers(sharers));     \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(512)                                                                    \
       modulated_norm_backward_##SUFFIX(Images<const T> dy, Images<const T> x, Images<const T> below,                   \

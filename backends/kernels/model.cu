@@ -410,7 +410,7 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
       join_parts_##SUFFIX(const float* partial, u64 parts, u64 columns, T* out, int is_added) {                        \
-    join_parts(partial, parts, columns, blockIdx.x * (u64)32, out, is_added);                                                                \
+    join_parts(partial, parts, columns, blockIdx.x * (u64)32, out, is_added);                                          \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       rope_##SUFFIX(Heads<T> x, const i64* positions, const float* table, float sign, u64 rows, u64 heads, u64 dim,    \

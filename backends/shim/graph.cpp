@@ -12,8 +12,8 @@
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// Takes over `context`. Gets the gradient of each output, and of which inputs gradients are wanted; leaves new tensors, or
-// null for one without influence, in `results`. Returns 0, or -1 with the reason in `message`.
+// Takes over `context`. Gets the gradient of each output, or null where it is zero, and of which inputs gradients are wanted;
+// leaves new tensors, or null for one without influence, in `results`. Returns 0, or -1 with the reason in `message`.
 using Backward = int (*)(void* context, void* const* grads, const bool* wanted, void** results, char* message,
                          size_t capacity);
 using Release = void (*)(void* context);
@@ -28,12 +28,12 @@ struct Recorded : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     void* const taken = std::exchange(context, nullptr);
     if (taken == nullptr) throw std::runtime_error("a function was differentiated a second time");
-    std::vector<void*> from;
-    for (size_t i = 0; i < grads.size(); i++) {
-      // One that does not count is zeros.
-      if (!grads[i].defined()) grads[i] = input_metadata(i).zeros_like();
-      from.push_back(&grads[i]);
+    if (at::GradMode::is_enabled()) {
+      let_go(taken);
+      throw std::runtime_error("the gradients of this function have no graph of their own");
     }
+    std::vector<void*> from;
+    for (Tensor& grad : grads) from.push_back(grad.defined() ? &grad : nullptr);
     std::vector<void*> results(num_outputs(), nullptr);
     const std::unique_ptr<bool[]> wanted(new bool[num_outputs()]);
     for (size_t i = 0; i < num_outputs(); i++) wanted[i] = task_should_compute_output(i);
@@ -77,7 +77,7 @@ int anyroll_is_recorded(void* const* inputs, int count) {
   return 0;
 }
 
-// Makes `outputs` a function of `inputs`. Takes over `context`, also if it fails.
+// Makes `outputs`, which are no differentiable views, a function of `inputs`. Takes over `context`, also if it fails.
 int anyroll_record(void* const* inputs, int input_count, void* const* outputs, int output_count, void* context,
                    Backward backward, Release release) {
   return guarded(-1, [&] {

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_void};
 use crate::{
     Device, Grid, Result,
     device_kernels::{Architecture, Source, grid, launch, source_text},
-    model_kernels::ceil_div,
     ops::Heads,
+    row_kernels::ceil_div,
 };
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.

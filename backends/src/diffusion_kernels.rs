@@ -8,7 +8,7 @@ use tch::Kind;
 use crate::{
     Device, Result,
     device_kernels::{Architecture, Source, grid, launch, source_text},
-    model_kernels::{
+    row_kernels::{
         JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, PACK_BYTES, THREADS, ceil_div, lanes, packs, part_rows,
         row_parts, sharers, threads_up_to, typed, typed_kernels,
     },
@@ -42,7 +42,8 @@ const NARROW_SHARERS: u32 = 5;
 /// Tokens of an image that one partial sum covers.
 const CHUNK: i64 = 16;
 
-/// Values `[images, tokens, channels]`: an image's tokens are dense rows, images lie `stride` elements apart.
+/// Values `[images, tokens, channels]`: an image's tokens are dense rows, images lie `stride` elements apart. Mirrors `Images`
+/// in `kernels/diffusion.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Images {
@@ -51,13 +52,17 @@ pub(crate) struct Images {
 }
 
 impl Images {
+    /// None.
+    pub(crate) const NULL: Images = Images { data: std::ptr::null_mut(), stride: 0 };
+
     /// Whether rows begin with packs if they consist of them.
     fn is_aligned(self, kind: Kind) -> bool {
         (self.data as usize).is_multiple_of(PACK_BYTES) && self.stride % lanes(kind) == 0
     }
 }
 
-/// Values `[images, tokens, heads, dim]` of which the last dimension is dense; the others lie so many elements apart.
+/// Values `[images, tokens, heads, dim]` of which the last dimension is dense; the others lie so many elements apart. Mirrors
+/// `Spread` in `kernels/diffusion.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Spread {
@@ -153,7 +158,7 @@ pub(crate) unsafe fn modulated_norm(
     }
 }
 
-/// `dx`, to which `below` is added, and `[images, 2, channels]` gradients of shift and scale.
+/// `dx`, to which `below` is added if it is not null, and `[images, 2, channels]` gradients of shift and scale.
 ///
 /// # Safety
 /// As [`modulated_norm`]; `partial` has room for `[images, parts, 2, channels]` of fp32.
@@ -268,23 +273,24 @@ pub(crate) unsafe fn split_heads(
     }
 }
 
-/// `dqkv` from the gradients of queries, keys and values, and `[2, dim]` gradients of the norms' weights, which mean nothing
-/// where there are none.
+/// `dqkv` from the gradients of queries, keys and values; and where there is an `of_norms` the gradients of the norms' weights,
+/// `[2, dim]`, by way of as many partial sums.
 ///
 /// # Safety
-/// As [`split_heads`]; `partial` has room for `[parts, 2, dim]` of fp32.
+/// As [`split_heads`]; the first of `of_norms` has room for `[parts, 2, dim]` of fp32, the second for the gradients.
 pub(crate) unsafe fn split_heads_backward(
     device: &dyn Device,
     kind: Kind,
     from: [Spread; 3],
     (qkv, norms, eps): (*mut c_void, [*mut c_void; 2], f32),
-    partial: *mut f32,
-    (dqkv, of_norms): (*mut c_void, *mut c_void),
+    dqkv: *mut c_void,
+    of_norms: Option<(*mut f32, *mut c_void)>,
     sizes: HeadSizes,
 ) -> Result<()> {
     let HeadSizes { images, tokens, heads, dim } = sizes;
     let shift = sharers(kind, dim).expect("sizes that fit");
     let chunk = part_rows(sizes.count());
+    let partial = of_norms.map_or(std::ptr::null_mut(), |(partial, _)| partial);
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
@@ -293,6 +299,9 @@ pub(crate) unsafe fn split_heads_backward(
             grid(sizes.parts(), THREADS),
             [from, qkv, norms, eps, dqkv, partial, images, tokens, heads, dim, chunk, shift]
         )?;
-        join_images(device, kind, partial, [1, sizes.parts(), 2 * dim], of_norms)
+        match of_norms {
+            Some((partial, out)) => join_images(device, kind, partial, [1, sizes.parts(), 2 * dim], out),
+            None => Ok(()),
+        }
     }
 }

@@ -41,6 +41,7 @@ mod pinned_ranges;
 mod product_kernels;
 mod rendezvous;
 mod rocm;
+mod row_kernels;
 mod sample_kernels;
 mod stream;
 mod tensor_meter;

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     Device, Grid, Result,
     device_kernels::{Architecture, Source, grid, launch, source_text},
-    model_kernels::ceil_div,
+    row_kernels::ceil_div,
 };
 
 /// These kernels of `product.cu`: CUDA C++ for NVIDIA's compute capability 9.0 alone.

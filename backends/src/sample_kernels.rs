@@ -8,7 +8,7 @@ use crate::{
     Device, Result,
     decode_kernels::pick,
     device_kernels::{Architecture, Source, grid, launch, source_text},
-    model_kernels::ceil_div,
+    row_kernels::ceil_div,
 };
 
 /// CUDA C++ that HIP compiles too.

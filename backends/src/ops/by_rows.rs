@@ -15,8 +15,8 @@ use crate::{
     Device,
     decode_kernels::Rotation,
     model_kernels,
-    model_kernels::ceil_div,
     product_kernels::{self, Product},
+    row_kernels::ceil_div,
 };
 
 /// Tokens of a block of keys and values that are laid out here.

@@ -198,6 +198,11 @@ impl Args {
         Ok(tensor.data_ptr())
     }
 
+    /// That a tensor has this shape, and the dtype and device of the others.
+    pub fn matches_values(self, argument: &'static str, tensor: &Tensor, expected: &[i64]) -> Result<()> {
+        self.matches(argument, tensor, expected, self.kind)
+    }
+
     fn matches(self, argument: &'static str, tensor: &Tensor, expected: &[i64], kind: Kind) -> Result<()> {
         let size = tensor.size();
         if size != expected {

@@ -4,7 +4,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Causal, Dropout, Error, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
+use super::{Causal, Dropout, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
 
 /// The dtype that sums run in.
 fn accumulator(tensor: &Tensor) -> Kind {
@@ -87,12 +87,9 @@ pub fn gated_sums(before: Option<&Tensor>, sums: &[GatedSum]) -> Result<Tensor> 
 pub fn joint_heads(kinds: &[TokenKind], heads: i64, eps: f64) -> Result<[Tensor; 3]> {
     let mut parts = [const { Vec::new() }; 3];
     for TokenKind { qkv, norms } in kinds {
-        let [images, tokens, width] = qkv.size()[..] else {
-            let problem = format!("has shape {:?}, expected 3 dimensions", qkv.size());
-            return Err(Error::Argument { op: "joint_heads", argument: "qkv", problem });
-        };
-        let dim = width / (3 * heads);
-        let all = qkv.f_view([images, tokens, 3, heads, dim])?;
+        let size = qkv.size();
+        let dim = size[2] / (3 * heads);
+        let all = qkv.f_reshape([size[0], size[1], 3, heads, dim])?;
         for (which, part) in parts.iter_mut().enumerate() {
             let of_kind = all.f_select(2, which as i64)?;
             part.push(match norms.and_then(|norms| norms.get(which).copied()) {

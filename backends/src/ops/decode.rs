@@ -12,7 +12,7 @@ use crate::{
     decode_kernels::{self, Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
     device_kernels,
     model_kernels::{self, NormSizes},
-    sample_kernels,
+    row_kernels, sample_kernels,
 };
 
 /// A layer's keys and values in blocks, and the blocks of each row's sequence.
@@ -82,7 +82,7 @@ impl AttentionParts {
 
 /// Parts that sequences of up to `tokens` tokens are cut in.
 fn splits(tokens: i64) -> i64 {
-    model_kernels::ceil_div(tokens, SPLIT_TOKENS)
+    row_kernels::ceil_div(tokens, SPLIT_TOKENS)
 }
 
 /// The device that a step can be recorded on for weights like `like`, heads of width `dim` and `vocab` tokens; the
@@ -240,7 +240,7 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     let values = args.values("logits", logits, &[rows, vocab])?;
     let choices = args.floats("choices", sampling.choices, &[rows, 5])?.cast();
     let uniforms = of_rows("uniforms", sampling.uniforms, Kind::Double)?;
-    let words = model_kernels::ceil_div(vocab, 32);
+    let words = row_kernels::ceil_div(vocab, 32);
     let seen = args.dense("seen", sampling.seen, &[rows, words], Kind::Int)?;
     let next = (
         of_rows("tokens", sampling.tokens, Kind::Int64)?,

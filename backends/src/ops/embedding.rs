@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::check::{Args, Engine};
 use super::{Result, Store, composite, kernels};
-use crate::model_kernels;
+use crate::{model_kernels, row_kernels};
 
 /// The gradient of an embedding: row `v` of `dweight` `[V, C]` is the sum of the rows of `dy` `[N, C]` whose
 /// token is `v`, in the order of the rows. `tokens` is int64 `[N]`.
@@ -82,7 +82,7 @@ pub fn sum_rows(x: &Tensor, out: &mut Tensor, how: Store) -> Result<()> {
                 args.ran(kernels::anyroll_sum_rows(from.cast(), to.cast(), is_added, rows, columns))
             }
             Engine::Device(device) => {
-                let partial = args.empty_floats(&[model_kernels::row_parts(rows), columns])?;
+                let partial = args.empty_floats(&[row_kernels::row_parts(rows), columns])?;
                 let (partial, sizes) = (partial.data_ptr(), [rows, columns]);
                 args.launched(model_kernels::sum_rows(
                     &*device,

@@ -1,6 +1,7 @@
 //! Functions that libtorch's autograd differentiates by a backward of their own.
 
 use std::{
+    error::Error as _,
     ffi::{c_char, c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
     slice,
@@ -21,8 +22,9 @@ type Backward = extern "C" fn(
 ) -> c_int;
 
 unsafe extern "C" {
-    // shim/graph.cpp: 0, or -1 with the reason in anyroll_last_error
+    // shim/graph.cpp
     fn anyroll_is_recorded(inputs: *const *mut c_void, count: c_int) -> c_int;
+    // 0, or -1 with the reason in anyroll_last_error
     fn anyroll_record(
         inputs: *const *mut c_void,
         input_count: c_int,
@@ -37,8 +39,8 @@ unsafe extern "C" {
 /// What a backward is asked.
 #[derive(Debug)]
 pub struct Asked {
-    /// The gradient of each output, in its shape; rows may lie apart.
-    pub grads: Vec<Tensor>,
+    /// The gradient of each output, in its shape, with strides of libtorch's choice; `None` where it is zero.
+    pub grads: Vec<Option<Tensor>>,
     /// Of which inputs gradients are wanted.
     pub wanted: Vec<bool>,
 }
@@ -57,7 +59,8 @@ struct Context {
 /// autograd follows none of the inputs this does nothing, and drops `backward`.
 ///
 /// What `backward` keeps must not be outputs themselves, which would keep each other, but may be what
-/// [`Tensor::detach`] makes of them.
+/// [`Tensor::detach`] makes of them. Nobody may write to it in between, which libtorch would tell of its own functions.
+/// Outputs are no views but such. Gradients have no graph of their own.
 ///
 /// # Errors
 /// libtorch's. Those of `backward` are errors of the differentiation.
@@ -104,10 +107,11 @@ extern "C" fn run(
 ) -> c_int {
     // SAFETY: as in `release`.
     let Context { outputs, inputs, run } = *unsafe { Box::from_raw(context.cast::<Context>()) };
-    // SAFETY: as many tensors as there are outputs, of which each is cloned, and as many flags and places as inputs.
+    // SAFETY: as many tensors or nulls as there are outputs, which are cloned, and as many flags and places as inputs.
     let (asked, results) = unsafe {
         let grads = slice::from_raw_parts(grads, outputs).iter();
-        let grads = grads.map(|grad| Tensor::clone_from_ptr(grad.cast())).collect();
+        let grads =
+            grads.map(|grad| (!grad.is_null()).then(|| Tensor::clone_from_ptr(grad.cast()))).collect();
         let wanted = slice::from_raw_parts(wanted, inputs).to_vec();
         (Asked { grads, wanted }, slice::from_raw_parts_mut(results, inputs))
     };
@@ -121,13 +125,25 @@ extern "C" fn run(
             }
             return 0;
         }
-        Ok(Err(error)) => error.to_string(),
+        Ok(Err(error)) => with_sources(&error),
         Err(_) => "the backward of a function panicked".to_owned(),
     };
-    let bytes = &problem.as_bytes()[..problem.len().min(capacity - 1)];
+    let room = (0..capacity).rev().find(|&end| problem.is_char_boundary(end)).unwrap_or(0);
+    let bytes = &problem.as_bytes()[..room];
     // SAFETY: there is room for so many bytes, and the one behind them is 0.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), message.cast(), bytes.len()) };
     -1
+}
+
+/// An error and what caused it.
+fn with_sources(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]
@@ -136,9 +152,11 @@ mod tests {
 
     use tch::{Device, Kind};
 
+    use super::super::tests::before_autograd;
     use super::*;
 
     fn leaf(values: &[f64]) -> Tensor {
+        before_autograd();
         Tensor::from_slice(values).set_requires_grad(true)
     }
 
@@ -150,7 +168,11 @@ mod tests {
         differentiable(&[x, y], &[&product, &sum], move |Asked { grads, wanted }| {
             let _kept = kept;
             let [of_product, of_sum] = &grads[..] else { panic!("two outputs") };
-            let gradient = |other: &Tensor| of_product * other + of_sum;
+            let gradient = |other: &Tensor| {
+                let of_product = of_product.as_ref().map(|grad| grad * other);
+                let all = [of_product, of_sum.as_ref().map(Tensor::shallow_clone)];
+                all.into_iter().flatten().reduce(|a, b| a + b).expect("one counts")
+            };
             Ok(vec![wanted[0].then(|| gradient(&from_y)), wanted[1].then(|| gradient(&from_x))])
         })
         .unwrap();
@@ -204,5 +226,11 @@ mod tests {
         };
         check("ran away", |_| Err(Error::Kernel { op: "test", message: "ran away".to_owned() }));
         check("panicked", |_| panic!("as this test wants"));
+        check("what libtorch says", |_| Err(tch::TchError::Torch("what libtorch says".to_owned()).into()));
+        let x = leaf(&[3.0]);
+        let y = x.detach() * 2.0;
+        differentiable(&[&x], &[&y], |_| unreachable!("it is not asked for")).unwrap();
+        let error = Tensor::f_run_backward(&[y.sum(Kind::Double)], &[&x], true, true).unwrap_err();
+        assert!(error.to_string().contains("no graph of their own"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! Queries, keys and values of several kinds of tokens that attend to each other (Esser et al., 2024). libtorch's autograd
 //! differentiates them.
 
-use std::{ptr, sync::Arc};
+use std::ptr;
 
 use tch::Tensor;
 
@@ -29,33 +29,53 @@ pub fn joint_heads(kinds: &[TokenKind], heads: i64, eps: f64) -> Result<[Tensor;
     let [first, ..] = kinds else { return composite::joint_heads(kinds, heads, eps) };
     let args = Args::new("joint_heads", first.qkv);
     let [images, _, width] = args.dims("qkv", first.qkv)?;
+    if heads < 1 || width % (3 * heads) != 0 {
+        return Err(args.refuse("heads", format!("is {heads}, must divide a third of the {width} of `qkv`")));
+    }
     let dim = width / (3 * heads);
-    let of_kind = |tokens| HeadSizes { images, tokens, heads, dim };
-    let Some(Engine::Device(device)) = Engine::of(first.qkv).filter(|_| of_kind(0).fit(args.kind())) else {
+    let mut sizes = Vec::with_capacity(kinds.len());
+    for TokenKind { qkv, norms } in kinds {
+        let [_, tokens, _] = args.dims("qkv", qkv)?;
+        args.matches_values("qkv", qkv, &[images, tokens, width])?;
+        for norm in norms.iter().flatten() {
+            args.matches_values("norms", norm, &[dim])?;
+        }
+        sizes.push(HeadSizes { images, tokens, heads, dim });
+    }
+    let Some(Engine::Device(device)) = Engine::of(first.qkv).filter(|_| sizes[0].fit(args.kind())) else {
         return composite::joint_heads(kinds, heads, eps);
     };
     let mut parts = Vec::with_capacity(kinds.len());
     let mut tokens = 0;
-    for kind in kinds {
-        let [_, count, _] = args.dims("qkv", kind.qkv)?;
-        parts.push(Part::new(args, kind, tokens, of_kind(count))?);
-        tokens += count;
+    for (kind, sizes) in kinds.iter().zip(sizes) {
+        parts.push(Part::new(args, kind, tokens, sizes)?);
+        tokens += sizes.tokens;
     }
     let shape = [images, tokens, heads, dim];
     let all = [args.empty(&shape)?, args.empty(&shape)?, args.empty(&shape)?];
     for part in &parts {
-        part.split(args, &*device, eps as f32, &all)?;
+        part.split(&*device, eps as f32, &all)?;
     }
     let norms = kinds.iter().flat_map(|kind| kind.norms.into_iter().flatten());
     let inputs: Vec<&Tensor> = kinds.iter().map(|kind| kind.qkv).chain(norms).collect();
-    differentiable(&inputs, &all.each_ref(), move |Asked { grads, .. }| {
+    differentiable(&inputs, &all.each_ref(), move |Asked { grads, wanted }| {
+        let dense = |grad: Option<Tensor>| match grad {
+            Some(grad) if grad.stride()[3] == 1 => Ok(grad),
+            Some(grad) => Ok(grad.f_contiguous()?),
+            None => Ok::<_, super::Error>(args.empty(&shape)?.f_zero_()?),
+        };
+        let grads = grads.into_iter().map(dense).collect::<Result<Vec<Tensor>>>()?;
         let grads: [Tensor; 3] = grads.try_into().expect("three outputs");
+        let mut wanted_norms = wanted[parts.len()..].chunks(2);
         let (mut of_qkv, mut of_norms) = (Vec::new(), Vec::new());
         for part in &parts {
-            let (dqkv, of_weights) = part.join(args, &device, eps as f32, &grads)?;
+            let wanted =
+                part.norms.is_some() && wanted_norms.next().is_some_and(|wanted| wanted.contains(&true));
+            let (dqkv, of_weights) = part.backward(&*device, eps as f32, &grads, wanted)?;
             of_qkv.push(Some(dqkv));
-            if part.norms.is_some() {
-                of_norms.extend([Some(of_weights.f_get(0)?), Some(of_weights.f_get(1)?)]);
+            match of_weights {
+                Some(of_weights) => of_norms.extend([Some(of_weights.f_get(0)?), Some(of_weights.f_get(1)?)]),
+                None => of_norms.extend(part.norms.iter().flatten().map(|_| None)),
             }
         }
         of_qkv.append(&mut of_norms);
@@ -66,6 +86,7 @@ pub fn joint_heads(kinds: &[TokenKind], heads: i64, eps: f64) -> Result<[Tensor;
 
 /// A kind of tokens, without a graph.
 struct Part {
+    args: Args,
     qkv: Tensor,
     norms: Option<[Tensor; 2]>,
     /// Of the tokens of all kinds.
@@ -75,20 +96,15 @@ struct Part {
 
 impl Part {
     fn new(args: Args, kind: &TokenKind, first: i64, sizes: HeadSizes) -> Result<Part> {
-        let HeadSizes { images, tokens, heads, dim } = sizes;
         let qkv = kind.qkv.f_detach()?.f_contiguous()?;
-        args.values("qkv", &qkv, &[images, tokens, 3 * heads * dim])?;
         let norms = match kind.norms {
             Some(norms) => {
-                for norm in norms {
-                    args.values("norms", norm, &[dim])?;
-                }
-                let [q, k] = norms.map(Tensor::f_detach);
+                let [q, k] = norms.map(|norm| norm.f_detach()?.f_contiguous());
                 Some([q?, k?])
             }
             None => None,
         };
-        Ok(Part { qkv, norms, first, sizes })
+        Ok(Part { args, qkv, norms, first, sizes })
     }
 
     /// Those of the norms.
@@ -97,47 +113,52 @@ impl Part {
     }
 
     /// Its rows of a tensor of all kinds.
-    fn rows(&self, args: Args, all: &Tensor) -> Result<Spread> {
+    fn rows(&self, all: &Tensor) -> Result<Spread> {
         let HeadSizes { images, tokens, heads, dim } = self.sizes;
-        args.spread("heads", &all.f_narrow(1, self.first, tokens)?, [images, tokens, heads, dim])
+        self.args.spread("heads", &all.f_narrow(1, self.first, tokens)?, [images, tokens, heads, dim])
     }
 
-    fn split(&self, args: Args, device: &dyn Device, eps: f32, to: &[Tensor; 3]) -> Result<()> {
-        let [q, k, v] = to.each_ref().map(|all| self.rows(args, all));
+    fn split(&self, device: &dyn Device, eps: f32, to: &[Tensor; 3]) -> Result<()> {
+        let [q, k, v] = to.each_ref().map(|all| self.rows(all));
         let to = [q?, k?, v?];
         let qkv = self.qkv.data_ptr();
         // SAFETY: the sizes of all tensors were checked; libtorch takes memory back in the order of its stream.
-        args.launched(unsafe {
-            diffusion_kernels::split_heads(device, args.kind(), qkv, self.weights(), eps, to, self.sizes)
+        self.args.launched(unsafe {
+            diffusion_kernels::split_heads(device, self.args.kind(), qkv, self.weights(), eps, to, self.sizes)
         })
     }
 
-    /// The gradients of `qkv` and of the norms' weights, `[2, D]`.
-    fn join(
+    /// The gradient of `qkv`, and where it is `wanted` that of the norms' weights, `[2, D]`.
+    fn backward(
         &self,
-        args: Args,
-        device: &Arc<dyn Device>,
+        device: &dyn Device,
         eps: f32,
         grads: &[Tensor; 3],
-    ) -> Result<(Tensor, Tensor)> {
-        let [q, k, v] = grads.each_ref().map(|all| self.rows(args, all));
+        wanted: bool,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let Part { args, sizes, .. } = *self;
+        let [q, k, v] = grads.each_ref().map(|all| self.rows(all));
         let from = [q?, k?, v?];
         let dqkv = args.empty(&self.qkv.size())?;
-        let of_weights = args.empty(&[2, self.sizes.dim])?;
-        let partial = args.empty_floats(&[self.sizes.parts(), 2, self.sizes.dim])?;
+        let of_norms = if wanted {
+            Some((args.empty_floats(&[sizes.parts(), 2, sizes.dim])?, args.empty(&[2, sizes.dim])?))
+        } else {
+            None
+        };
+        let of_weights = of_norms.as_ref().map(|(partial, sum)| (partial.data_ptr().cast(), sum.data_ptr()));
         // SAFETY: as in `split`.
         args.launched(unsafe {
             diffusion_kernels::split_heads_backward(
-                &**device,
+                device,
                 args.kind(),
                 from,
                 (self.qkv.data_ptr(), self.weights(), eps),
-                partial.data_ptr().cast(),
-                (dqkv.data_ptr(), of_weights.data_ptr()),
-                self.sizes,
+                dqkv.data_ptr(),
+                of_weights,
+                sizes,
             )
         })?;
-        Ok((dqkv, of_weights))
+        Ok((dqkv, of_norms.map(|(_, sum)| sum)))
     }
 }
 
@@ -145,7 +166,7 @@ impl Part {
 mod tests {
     use tch::Kind;
 
-    use super::super::tests::{PLACES, assert_close, random, tolerance};
+    use super::super::tests::{PLACES, assert_close, autograd_of, random, tolerance};
     use super::*;
 
     #[test]
@@ -174,13 +195,16 @@ mod tests {
                     let of: Vec<TokenKind> = (0..kinds).map(of).collect();
                     let function = if is_plain { composite::joint_heads } else { joint_heads };
                     let all = function(&of, heads, 1e-6).unwrap();
-                    let terms = all.each_ref().map(|x| {
-                        let grad = random(&x.size(), (Kind::Float, at.1)).to_kind(x.kind());
-                        // As attention has them: a head's tokens in a row.
-                        (x.transpose(1, 2).to_kind(Kind::Float) * grad.transpose(1, 2)).sum(Kind::Float)
-                    });
-                    let [q, k, v] = &terms;
-                    let mut found = Tensor::run_backward(&[q + k + v], &leaves, false, false);
+                    let [q, k, v] = &all;
+                    let grad = |x: &Tensor| random(&x.size(), (Kind::Float, at.1)).to_kind(x.kind());
+                    let sum = |x: Tensor| x.to_kind(Kind::Float).sum(Kind::Float);
+                    // As attention may have them: a head's tokens in a row, and values across; and one for all.
+                    let of_q = sum(q.transpose(1, 2) * grad(q).transpose(1, 2));
+                    let across = q.size().iter().product::<i64>();
+                    let of_k =
+                        sum(k.transpose(1, 3).contiguous().view([across]) * grad(&k.reshape([across])));
+                    let loss = of_q + of_k + sum(v.shallow_clone());
+                    let mut found = autograd_of(&loss, &leaves);
                     found.extend(all);
                     found
                 };

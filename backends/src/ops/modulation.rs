@@ -20,7 +20,9 @@ use crate::diffusion_kernels::{self, Images, RowSizes};
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
 pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    let Some((device, rows)) = Rows::of("modulated_norm", x)? else {
+    let rows = Rows::of(Args::new("modulated_norm", x), "x", x)?;
+    rows.check_images([("shift", shift), ("scale", scale)])?;
+    let Some(device) = rows.device(x) else {
         return Ok((x.shallow_clone(), composite::modulated_norm(x, shift, scale, eps)?));
     };
     let [from, shift_rows, scale_rows] = [x, shift, scale].map(dense_rows);
@@ -39,14 +41,17 @@ pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> R
         diffusion_kernels::modulated_norm(&*device, args.kind(), inputs, eps as f32, made, sizes)
     })?;
     differentiable(&[x, shift, scale], &[&same, &y], move |Asked { grads, .. }| {
-        let (below, dy) = (dense_rows(&grads[0])?, dense_rows(&grads[1])?);
+        let [below, Some(dy)] = &grads[..] else {
+            return Ok(vec![grads.into_iter().next().flatten(), None, None]);
+        };
+        let (below, dy) = (below.as_ref().map(dense_rows).transpose()?, dense_rows(dy)?);
         let dx = args.empty(&rows.shape())?;
         let of_modulation = args.empty(&[sizes.images, 2, sizes.channels])?;
         let partial = args.empty_floats(&[sizes.images, sizes.parts(), 2, sizes.channels])?;
         let inputs = (
             rows.of_tokens("dy", &dy)?,
             rows.of_tokens("x", &from)?,
-            rows.of_tokens("below", &below)?,
+            below.as_ref().map_or(Ok(Images::NULL), |below| rows.of_tokens("below", below))?,
             rows.of_images("scale", &scale_rows)?,
         );
         // SAFETY: as above.
@@ -96,23 +101,28 @@ pub fn gated_sums_behind(before: &Tensor, sums: &[GatedSum]) -> Result<Tensor> {
 }
 
 fn gated_sums(before: Option<&Tensor>, sums: &[GatedSum]) -> Result<Tensor> {
-    let some = before.or(sums.first().map(|sum| sum.x));
-    let Some((device, Rows { args, sizes })) = some.map(|x| Rows::of("gated_add", x)).transpose()?.flatten()
-    else {
+    let Some(like) = before.or(sums.first().map(|sum| sum.x)) else {
         return composite::gated_sums(before, sums);
     };
-    let RowSizes { images, channels, .. } = sizes;
-    let first = before.map_or(0, |_| sizes.tokens);
+    let args = Args::new("gated_sums_behind", like);
+    let rows = Rows::of(args, "before", like)?;
+    let first = before.map_or(0, |_| rows.sizes.tokens);
     let mut tokens = first;
     let mut parts = Vec::with_capacity(sums.len());
-    for sum in sums {
-        let [_, count, _] = args.dims("x", sum.x)?;
-        let rows = Rows { args, sizes: RowSizes { tokens: count, ..sizes } };
-        let (y, gate) = (sum.y.f_detach()?.f_contiguous()?, dense_rows(sum.gate)?);
-        parts.push(GatedPart { rows, first: tokens, y, gate });
+    for &GatedSum { x, y, gate } in sums {
+        let of_sum = Rows::of(args, "x", x)?;
+        let [images, count, channels] = of_sum.shape();
+        args.matches_values("x", x, &[rows.sizes.images, count, rows.sizes.channels])?;
+        args.matches_values("y", y, &[images, count, channels])?;
+        of_sum.check_images([("gate", gate)])?;
+        let (y, gate) = (y.f_detach()?.f_contiguous()?, dense_rows(gate)?);
+        parts.push(GatedPart { rows: of_sum, first: tokens, y, gate });
         tokens += count;
     }
-    let out = args.empty(&[images, tokens, channels])?;
+    let Some(device) = rows.device(like) else {
+        return composite::gated_sums(before, sums);
+    };
+    let out = args.empty(&[rows.sizes.images, tokens, rows.sizes.channels])?;
     if let Some(before) = before {
         out.f_narrow(1, 0, first)?.f_copy_(&before.f_detach()?)?;
     }
@@ -121,13 +131,14 @@ fn gated_sums(before: Option<&Tensor>, sums: &[GatedSum]) -> Result<Tensor> {
     }
     let has_before = before.is_some();
     let inputs = before.into_iter().chain(sums.iter().flat_map(|sum| [sum.x, sum.y, sum.gate]));
-    differentiable(&inputs.collect::<Vec<_>>(), &[&out], move |Asked { grads, .. }| {
+    differentiable(&inputs.collect::<Vec<_>>(), &[&out], move |Asked { mut grads, wanted }| {
+        let Some(grad) = grads.pop().flatten() else { return Ok(wanted.iter().map(|_| None).collect()) };
         let mut found = Vec::new();
         if has_before {
-            found.push(Some(grads[0].f_narrow(1, 0, first)?));
+            found.push(Some(grad.f_narrow(1, 0, first)?));
         }
         for part in &parts {
-            found.extend(part.backward(&*device, &grads[0])?.map(Some));
+            found.extend(part.backward(&*device, &grad)?.map(Some));
         }
         Ok(found)
     })?;
@@ -188,7 +199,7 @@ impl GatedPart {
     }
 }
 
-/// The checks of rows `[B, N, C]` that kernels take.
+/// The checks of rows `[B, N, C]`.
 #[derive(Clone, Copy)]
 struct Rows {
     args: Args,
@@ -196,15 +207,26 @@ struct Rows {
 }
 
 impl Rows {
-    /// Those of `x`, and the device that has kernels for them, if there is one.
-    fn of(op: &'static str, x: &Tensor) -> Result<Option<(Arc<dyn Device>, Rows)>> {
-        let args = Args::new(op, x);
-        let [images, tokens, channels] = args.dims("x", x)?;
-        let sizes = RowSizes { images, tokens, channels };
-        Ok(match Engine::of(x) {
-            Some(Engine::Device(device)) if sizes.fit(x.kind()) => Some((device, Rows { args, sizes })),
+    /// Those of a tensor.
+    fn of(args: Args, argument: &'static str, x: &Tensor) -> Result<Rows> {
+        let [images, tokens, channels] = args.dims(argument, x)?;
+        Ok(Rows { args, sizes: RowSizes { images, tokens, channels } })
+    }
+
+    /// Who has kernels for them where `x` lies, if anybody.
+    fn device(self, x: &Tensor) -> Option<Arc<dyn Device>> {
+        match Engine::of(x) {
+            Some(Engine::Device(device)) if self.sizes.fit(x.kind()) => Some(device),
             _ => None,
-        })
+        }
+    }
+
+    /// That tensors have a row for each image.
+    fn check_images<const N: usize>(self, tensors: [(&'static str, &Tensor); N]) -> Result<()> {
+        let expected = [self.sizes.images, 1, self.sizes.channels];
+        tensors
+            .into_iter()
+            .try_for_each(|(argument, tensor)| self.args.matches_values(argument, tensor, &expected))
     }
 
     fn shape(self) -> [i64; 3] {
@@ -234,7 +256,7 @@ fn dense_rows(x: &Tensor) -> Result<Tensor> {
 mod tests {
     use tch::Kind;
 
-    use super::super::tests::{PLACES, assert_close, random, tolerance};
+    use super::super::tests::{PLACES, assert_close, autograd_of, random, tolerance};
     use super::*;
 
     /// Values and gradients of `function`, and those of `plain` in fp32, on inputs that are parts of wider tensors.
@@ -251,7 +273,7 @@ mod tests {
             let joined = Tensor::cat(&[&out.narrow(1, 0, 1), &out], 1);
             let grad = random(&joined.size(), (Kind::Float, inputs[0].device())).to_kind(out.kind());
             let loss = (joined.to_kind(Kind::Float) * grad).sum(Kind::Float);
-            let mut found = Tensor::run_backward(&[loss], &leaves, false, false);
+            let mut found = autograd_of(&loss, &leaves);
             found.push(out);
             found
         };
@@ -268,6 +290,24 @@ mod tests {
     }
 
     #[test]
+    fn arguments_that_do_not_fit_are_refused() {
+        let at = (Kind::Float, tch::Device::Cpu);
+        let (x, row) = (random(&[2, 3, 4], at), random(&[2, 1, 4], at));
+        let error = |result: Result<Tensor>| result.unwrap_err().to_string();
+        let norm =
+            |shift: &Tensor, scale: &Tensor| error(modulated_norm(&x, shift, scale, 1e-6).map(|(_, y)| y));
+        assert!(norm(&x, &row).contains("`shift` has shape [2, 3, 4], expected [2, 1, 4]"));
+        assert!(norm(&row, &row.to_kind(Kind::Double)).contains("`scale` is (Double, Cpu)"));
+        assert!(error(gated_add(&x, &row, &row)).contains("`y` has shape [2, 1, 4], expected [2, 3, 4]"));
+        let sum = GatedSum { x: &x, y: &x, gate: &row };
+        let narrow = random(&[2, 1, 3], at);
+        assert!(error(gated_sums_behind(&narrow, &[sum])).contains("`x` has shape"));
+        let empty = x.narrow(1, 0, 0);
+        let nothing = GatedSum { x: &empty, y: &empty, gate: &row };
+        assert_eq!(gated_sums_behind(&x, &[nothing, sum]).unwrap().size(), [2, 6, 4]);
+    }
+
+    #[test]
     fn norms_and_sums_equal_the_plain_formulas_forward_and_backward() {
         for &at in PLACES.iter() {
             for [images, tokens, channels] in
@@ -275,7 +315,10 @@ mod tests {
             {
                 let what = format!("{images} images of {tokens} tokens of {channels}, {at:?}");
                 let whole = random(&[images, tokens + 2, channels], at);
-                let [x, y] = [whole.narrow(1, 1, tokens), random(&[images, tokens, channels], at) * 0.5];
+                // Added values lie where no pack begins.
+                let added = random(&[images * tokens * channels + 1], at) * 0.5;
+                let y = added.narrow(0, 1, images * tokens * channels).view([images, tokens, channels]);
+                let x = whole.narrow(1, 1, tokens);
                 let of_image = random(&[images, 1, 3 * channels], at) * 0.3;
                 let [shift, scale, gate] = [0, 1, 2].map(|i| of_image.narrow(2, i * channels, channels));
                 compare(

@@ -511,12 +511,22 @@ fn narrow_attention_on_a_cpu_is_the_wide_one_rounded() {
     }
 }
 
-/// The gradients of `sum(output * doutput)` by libtorch's autograd.
-///
-/// Autograd looks for GPUs, and would keep what it finds: the library for them must have been opened before.
-fn autograd(inputs: &[&Tensor], output: &Tensor, doutput: &Tensor) -> Vec<Tensor> {
+/// To be called before libtorch's autograd first runs: it looks for GPUs, and keeps what it finds, so that the library for
+/// them must have been opened.
+pub(super) fn before_autograd() {
     LazyLock::force(&GPU);
+}
+
+/// The gradients of `sum(output * doutput)` by libtorch's autograd.
+fn autograd(inputs: &[&Tensor], output: &Tensor, doutput: &Tensor) -> Vec<Tensor> {
+    before_autograd();
     Tensor::run_backward(&[(output * doutput).sum(None)], inputs, false, false)
+}
+
+/// The gradients of `loss` by libtorch's autograd.
+pub(super) fn autograd_of(loss: &Tensor, leaves: &[Tensor]) -> Vec<Tensor> {
+    before_autograd();
+    Tensor::run_backward(&[loss], leaves, false, false)
 }
 
 fn leaf(size: &[i64]) -> Tensor {
