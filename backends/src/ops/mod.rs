@@ -3,7 +3,9 @@
 //! Every operation is here once, as a function that checks its arguments and then takes one of three ways:
 //! a C++ kernel (`shim/`) for fp32 tensors on a CPU, a kernel compiled at run time (`kernels/`) on a device that has
 //! them, or [`composite`], the same formula in plain ATen calls, for every other dtype and device. They agree to
-//! rounding, and the tests hold them to it.
+//! rounding, and the tests hold them to it. Those of transformers of images ([`modulated_norm`], [`gated_sums_behind`],
+//! [`joint_heads`]) have no kernel for CPUs, and are differentiated by libtorch's autograd, with a backward of their own where
+//! they have kernels ([`differentiable`]); all else knows no graph, and has its backward beside it.
 //!
 //! What holds for all of them:
 //! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
@@ -16,7 +18,7 @@
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!
 //! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
-//! F intermediate, V vocabulary, M targets, B sequences.
+//! F intermediate, V vocabulary, M targets, B sequences; of images B, and N tokens of each.
 
 mod attention;
 mod by_rows;
