@@ -27,7 +27,8 @@ fn run_config(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> (Pat
     let data = folder.path().join("data.jsonl");
     let mut lines = String::new();
     for number in 0..400 {
-        writeln!(lines, "{{\"prompt\": \"2 x {number}?\", \"answer\": {}}}", 2 * number).unwrap();
+        writeln!(lines, "{{\"question\": \"2 x {number}?\", \"answer\": \"so #### {}\"}}", 2 * number)
+            .unwrap();
     }
     fs::write(&data, lines).unwrap();
     let run = folder.path().join(name);

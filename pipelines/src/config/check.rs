@@ -19,7 +19,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     let check = Check { tree };
     check.name(&config.name)?;
     if let Some(threads) = config.threads {
-        check.positive("threads", threads)?;
+        check.number_of_threads("threads", threads)?;
     }
     let folder = check.model(&config.model)?;
     check.strategies(config)?;
@@ -36,6 +36,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             let evaluated = offline.evaluation.prompts;
+            check.answers("pipeline.offline.data", &offline.data, ("objective", "learns from answers"))?;
             let dataset = check.data("pipeline.offline", &offline.data, evaluated, tokenizer)?;
             check.written(config, offline, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
@@ -47,6 +48,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             }
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
+            check.rewards_have_answers(rlvr)?;
             let dataset = check.data("pipeline.rlvr", &rlvr.data, rlvr.evaluation.prompts, tokenizer)?;
             check.domains(rlvr, &dataset)?;
             check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
@@ -109,6 +111,13 @@ impl Check<'_> {
             message,
             format!("write a whole number, 1 or above, at most {MOST}"),
         )
+    }
+
+    /// Threads or processes that this machine shall start.
+    pub(super) fn number_of_threads(&self, field: &str, value: usize) -> Result<(), Problem> {
+        const MOST: usize = 4096;
+        let help = format!("write a whole number, 1 or above, at most {MOST}");
+        self.ensure((1..=MOST).contains(&value), field, format!("{value} is out of range"), help)
     }
 
     /// `range` says in words what `holds` tests.
@@ -293,7 +302,7 @@ impl Check<'_> {
             "write a divisor of `prompts_per_step`",
         )?;
         self.reward(&field("reward"), &rlvr.reward)?;
-        self.positive(&field("scoring.workers"), rlvr.scoring.workers)?;
+        self.number_of_threads(&field("scoring.workers"), rlvr.scoring.workers)?;
         self.selection(&rlvr.selection)?;
         self.rollout(&rlvr.rollout)?;
         self.asynchronous(rlvr)?;
@@ -336,8 +345,9 @@ impl Check<'_> {
     fn rollout(&self, rollout: &RolloutConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.rlvr.rollout.{name}");
         let RolloutConfig { temperature, top_p, min_p, repetition_penalty, kv_cache, .. } = *rollout;
-        let range = "above 0; evaluation is greedy beside";
-        self.number(&field("temperature"), temperature, temperature > 0.0, range)?;
+        // Logits are divided by it.
+        let range = "0.001 or above; evaluation is greedy beside";
+        self.number(&field("temperature"), temperature, temperature >= 1e-3, range)?;
         self.number(&field("top_p"), top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1")?;
         self.number(&field("min_p"), min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
         let name = "repetition_penalty";

@@ -198,7 +198,7 @@ impl Check<'_> {
             DataConfig::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
             DataConfig::File(file) => {
                 self.file_data(&format!("{path}.file"), file)?;
-                ("file.held_out_percent", file.held_out_percent, 1..=99)
+                ("file.held_out_percent", file.held_out_percent.unwrap_or(1), 1..=99)
             }
             DataConfig::Mix(sources) => return self.mix(&format!("{path}.mix"), sources),
         };
@@ -213,6 +213,13 @@ impl Check<'_> {
     fn file_data(&self, path: &str, file: &FileConfig) -> Result<(), Problem> {
         let help = "name a file, such as `train.jsonl`";
         self.ensure(!file.path.0.is_empty(), &format!("{path}.path"), "the list is empty", help)?;
+        if let Some(held_out) = &file.held_out {
+            let field = format!("{path}.held_out");
+            self.ensure(!held_out.0.is_empty(), &field, "the list is empty", help)?;
+            let message = "with `held_out` none of these prompts is";
+            let percent = format!("{path}.held_out_percent");
+            self.ensure(file.held_out_percent.is_none(), &percent, message, "leave one of the two out")?;
+        }
         let bounds = [
             ("max_prompt_chars", file.max_prompt_chars),
             ("max_prompt_tokens", file.max_prompt_tokens),
@@ -247,6 +254,49 @@ impl Check<'_> {
             let nested = matches!(data, DataConfig::Mix(_));
             self.ensure(!nested, &format!("{field}.data"), "it is a mix itself", "list its sources here")?;
             self.data_ranges(&format!("{field}.data"), data)?;
+        }
+        Ok(())
+    }
+
+    /// Whoever reads answers has some: `reader` is a field and what it wants with them.
+    pub(super) fn answers(&self, path: &str, data: &DataConfig, reader: (&str, &str)) -> Result<(), Problem> {
+        let named = |path: &str, file: &FileConfig| {
+            let (field, wants) = reader;
+            let message = format!("`{field}` {wants}, and records have no answers");
+            let help = "name the column of their answers";
+            let has = file.columns.named().answer.is_some();
+            self.ensure(has, &format!("{path}.file.columns.answer"), message, help)
+        };
+        match data {
+            DataConfig::File(file) => named(path, file),
+            DataConfig::Mix(sources) => sources.iter().enumerate().try_for_each(|(index, source)| {
+                self.answers(&format!("{path}.mix[{index}].data"), &source.data, reader)
+            }),
+            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
+        }
+    }
+
+    /// Whatever compares with answers has some.
+    pub(super) fn rewards_have_answers(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let path = "pipeline.rlvr.data";
+        if rlvr.warmup.is_some() {
+            self.answers(path, &rlvr.data, ("warmup", "learns answers"))?;
+        }
+        let RewardConfig::Sum(terms) = &rlvr.reward else {
+            return self.answers(path, &rlvr.data, ("reward: exact", "compares with an answer"));
+        };
+        for RewardTerm { kind, domains, .. } in terms {
+            let Some(name) = kind.compares() else { continue };
+            let reader = (name, "compares with an answer");
+            let DataConfig::Mix(sources) = &rlvr.data else {
+                self.answers(path, &rlvr.data, reader)?;
+                continue;
+            };
+            for (index, source) in sources.iter().enumerate() {
+                if domains.is_empty() || domains.contains(&source.domain) {
+                    self.answers(&format!("{path}.mix[{index}].data"), &source.data, reader)?;
+                }
+            }
         }
         Ok(())
     }

@@ -97,6 +97,14 @@ impl Check<'_> {
                 "write `brightness` or `lit`",
             )?;
         }
+        if let Some(warmup) = &diffusion.warmup {
+            self.ensure(
+                diffusion.sampler.guidance == 1.0 || warmup.class_dropout > 0.0,
+                &field("sampler.guidance"),
+                "it leads away from what the model says of no class, which it never learns",
+                "write 1, or `warmup.class_dropout` above 0, such as 0.1",
+            )?;
+        }
         let images = diffusion.evaluation.images;
         self.ensure(
             images >= images::CLASSES,

@@ -74,7 +74,8 @@ pub struct FileConfig {
     /// so, by name.
     pub path: Paths,
     /// Where a record's parts are: `roll`, `verl`, `trl` or `openrlhf` for a file made for that system, or their columns,
-    /// such as `{prompt: question, answer: gold}`. Default `{prompt: prompt, answer: answer}`.
+    /// such as `{prompt: question, answer: gold}`. Default `{prompt: prompt, answer: answer}`; whatever a file has beside these
+    /// comes to rewards as it is.
     #[serde(default)]
     pub columns: ColumnsConfig,
     /// The most characters of a prompt. Default: any number.
@@ -91,9 +92,13 @@ pub struct FileConfig {
     /// What becomes of a longer record. Default leave_out.
     #[serde(default)]
     pub long_prompts: LongPrompts,
-    /// Percent of the prompts that are held out, 1 to 99. Default 10.
-    #[serde(default = "ten")]
-    pub held_out_percent: u32,
+    /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out`.
+    #[serde(default)]
+    pub held_out_percent: Option<u32>,
+    /// Files of their own whose prompts are held out, as in `path` and with the same columns; of those in `path` none is then,
+    /// and one that is in both is not trained on. Default: none.
+    #[serde(default)]
+    pub held_out: Option<Paths>,
 }
 
 /// What becomes of a record that is too long.
@@ -177,9 +182,9 @@ pub struct NamedColumns {
     pub prompt: String,
     /// The answer: a text or a number; a list or an object is what a reward reads, such as a program's tests. Messages that
     /// end with the assistant's are a conversation: the last one is the answer, and those before it, if there are any, are the
-    /// prompt, whatever `prompt` says. Default `answer`.
+    /// prompt, whatever `prompt` says. `null`: records have no answers, and no reward may compare with one. Default `answer`.
     #[serde(default = "answer")]
-    pub answer: String,
+    pub answer: Option<String>,
     /// A worse answer, a text or a conversation too, for objectives that compare. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<String>,
@@ -199,7 +204,7 @@ impl ColumnsConfig {
     pub fn named(&self) -> NamedColumns {
         let columns = |prompt: &str, answer: &str, domain: Option<&str>| NamedColumns {
             prompt: prompt.to_owned(),
-            answer: answer.to_owned(),
+            answer: Some(answer.to_owned()),
             domain: domain.map(str::to_owned),
             rejected: None,
         };
@@ -250,14 +255,10 @@ fn one_f64() -> f64 {
     1.0
 }
 
-fn ten() -> u32 {
-    10
-}
-
 fn prompt() -> String {
     "prompt".to_owned()
 }
 
-fn answer() -> String {
-    "answer".to_owned()
+fn answer() -> Option<String> {
+    Some("answer".to_owned())
 }

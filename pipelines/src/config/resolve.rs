@@ -545,11 +545,13 @@ impl Resolver<'_> {
     fn fill_data(&self, data: &mut DataConfig) -> Result<(), Problem> {
         match data {
             DataConfig::File(file) => {
-                let files = files(&file.path).map_err(|error| {
-                    let field = format!("pipeline.{}.data", self.config.pipeline.name());
-                    self.check.problem(&field, one_line(&error), "leave files where they are")
-                })?;
-                file.path = Paths(files.iter().map(|file| absolute(file)).collect());
+                for paths in [Some(&mut file.path), file.held_out.as_mut()].into_iter().flatten() {
+                    let files = files(paths).map_err(|error| {
+                        let field = format!("pipeline.{}.data", self.config.pipeline.name());
+                        self.check.problem(&field, one_line(&error), "leave files where they are")
+                    })?;
+                    *paths = Paths(files.iter().map(|file| absolute(file)).collect());
+                }
                 Ok(())
             }
             DataConfig::Mix(sources) => {

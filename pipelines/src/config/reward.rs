@@ -95,6 +95,26 @@ pub enum RewardKind {
     Repetition(RepetitionConfig),
 }
 
+impl RewardKind {
+    /// Its name in YAML, if it compares with a record's answer.
+    pub fn compares(&self) -> Option<&'static str> {
+        match self {
+            Self::Exact(_) => Some("exact"),
+            Self::Math(_) => Some("math"),
+            Self::Choice(_) => Some("choice"),
+            Self::Countdown(_) => Some("countdown"),
+            Self::Code(_) => Some("code"),
+            Self::Regex(_)
+            | Self::Ifeval(_)
+            | Self::Judge(_)
+            | Self::Model(_)
+            | Self::Python(_)
+            | Self::Length(_)
+            | Self::Repetition(_) => None,
+        }
+    }
+}
+
 /// `{}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]

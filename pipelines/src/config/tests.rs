@@ -134,7 +134,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "mix: [{domain: a, data: {sort: {digits: 1}}}]", "9:47", "pipeline.rlvr.data.mix[0].data.sort.digits", "1 is out of range", "from 2 to 18";
     "sort: {digits: 6}" => "sort: {digits: 6}\n    reward: [{exact: {}, domains: [a]}]", "10:5", "pipeline.rlvr.reward", "no term is for the records of the domain ``", "leave a term's `domains` out";
     "batch_size: 16" => "batch_size: 16, async: {ahead: 2, max_staleness: 1}", "13:83", "pipeline.rlvr.rollout.async.max_staleness", "what is begun 2 steps ahead", "write 2 or above";
-    "    steps: 20" => "    scoring: {workers: 0}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "it is 0", "1 or above";
+    "    steps: 20" => "    scoring: {workers: 0}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "0 is out of range", "1 or above";
     "    steps: 20" => "    reward: [{exact: {}}, {math: {tolerance: 1}}]\n    steps: 20", "10:46", "pipeline.rlvr.reward[1].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
     "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is no pattern: unclosed group", "mend the pattern";
     "    steps: 20" => "    reward: [{regex: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].regex.pattern", "it is missing", "add `pattern:`";
@@ -183,13 +183,14 @@ const MALFORMED: &[Malformed] = malformed! {
     "{micro_batch_size: 8}" => "{micro_batch_size: 0}", "5:30", "strategy.micro_batch_size", "it is 0", "1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, collective_timeout_s: 0}", "5:55", "strategy.collective_timeout_s", "0.0 is out of range", "seconds above 0";
     "backend: cpu" => "backend: cpu\nroles:\n  reference: {strategy: {micro_batch_size: 0}}", "4:44", "roles.reference.strategy.micro_batch_size", "it is 0", "1 or above";
-    "backend: cpu" => "backend: cpu\nthreads: 0", "3:10", "threads", "it is 0", "1 or above";
+    "backend: cpu" => "backend: cpu\nthreads: 0", "3:10", "threads", "0 is out of range", "1 or above, at most 4096";
+    "    steps: 20" => "    scoring: {workers: 1000000}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "1000000 is out of range", "1 or above, at most 4096";
     "digits: 6" => "digits: 19", "9:22", "pipeline.rlvr.data.sort.digits", "19 is out of range", "from 2 to 18";
     "steps: 20" => "steps: 0", "10:12", "pipeline.rlvr.steps", "it is 0", "1 or above";
     "group_size: 4" => "group_size: 1", "12:17", "pipeline.rlvr.group_size", "a group of 1 has no mean", "2 or above";
     "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";
     "max_new_tokens: 8" => "max_new_tokens: 6", "13:31", "pipeline.rlvr.rollout.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
-    "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "above 0";
+    "batch_size: 16" => "batch_size: 16, temperature: 0", "13:63", "pipeline.rlvr.rollout.temperature", "0.0 is out of range", "0.001 or above";
     "batch_size: 16" => "batch_size: 16, kv_cache: {memory: 0}", "13:69", "pipeline.rlvr.rollout.kv_cache.memory", "0.0 is out of range", "above 0, at most 1";
     "batch_size: 16" => "batch_size: 16, stop: [a, '']", "13:50", "pipeline.rlvr.rollout.stop", "a text is empty", "</answer>";
     "batch_size: 16" => "batch_size: 16, min_p: 2", "13:57", "pipeline.rlvr.rollout.min_p", "2.0 is out of range", "from 0 to 1";
@@ -236,6 +237,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no `answer`, but `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {promt: a}}", "9:45", "pipeline.rlvr.data.file.columns.promt", "no such field", "did you mean `prompt`?";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {answer: null}}", "9:53", "pipeline.rlvr.data.file.columns.answer", "`reward: exact` compares with an answer, and records have no answers", "name the column of their answers";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl, held_out: also.jsonl, held_out_percent: 5}", "9:75", "pipeline.rlvr.data.file.held_out_percent", "with `held_out` none of these prompts is", "leave one of the two out";
     "      sort: {digits: 6}\n" => "      file: {path: ../tests/golden/tables/verl.parquet, columns: verl, held_out_percent: 40}\n    evaluation: {prompts: 5}\n", "4:3", "model.decoder", "the prompt of row", "name a column of texts";
 
     // YAML itself.
@@ -789,7 +792,11 @@ fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
     if !text.contains("path: models/") {
         return (data, Vec::new());
     }
-    let problem = |number: u32| format!("{{\"prompt\": \"2 x {number}?\", \"answer\": {}}}\n", 2 * number);
+    // By either name of the configs.
+    let problem = |number: u32| {
+        let prompt = format!("2 x {number}?");
+        format!("{{\"prompt\": \"{prompt}\", \"question\": \"{prompt}\", \"answer\": {}}}\n", 2 * number)
+    };
     std::fs::write(data.path(), (0..3000).map(problem).collect::<String>()).unwrap();
     let sets = vec![
         format!("model.path={golden}/tiny_model"),

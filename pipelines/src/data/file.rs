@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 use super::{Counted, Error, Record, RecordTokens, table};
 use crate::config::{FileConfig, LongPrompts, NamedColumns, Paths};
 
-/// All records of the files, in their order.
-pub(super) fn read(config: &FileConfig, tokens: &RecordTokens) -> Result<Vec<Record>, Error> {
+/// All records of the files that `paths` names, in their order.
+pub(super) fn read(config: &FileConfig, paths: &Paths, tokens: &RecordTokens) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
-    let paths = files(&config.path)?;
+    let paths = files(paths)?;
     let mut records = Vec::new();
     for path in &paths {
         let (before, mut left_out) = (records.len(), 0);
@@ -118,12 +118,21 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
         find(&object, name).ok_or_else(|| {
             let names = object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
             let has_pairs = ["chosen", "rejected"].iter().all(|name| object.contains_key(*name));
-            let such_as = if has_pairs { ", `{answer: chosen, rejected: rejected}`" } else { "" };
+            let such_as = match has_pairs {
+                true => ", `{answer: chosen, rejected: rejected}`",
+                false if columns.answer.as_deref() == Some(name) => {
+                    "; `answer: null` there if records have none"
+                }
+                false => "",
+            };
             format!("there is no `{name}`, but {names}: name its column in the config's `columns`{such_as}")
         })
     };
-    let (answer, before) = answer(column(&columns.answer)?)
-        .ok_or_else(|| format!("`{}` is neither a text, a number, a list nor an object", columns.answer))?;
+    let (answer, before) = match &columns.answer {
+        Some(name) => answer(column(name)?)
+            .ok_or_else(|| format!("`{name}` is neither a text, a number, a list nor an object"))?,
+        None => Default::default(),
+    };
     let rejected = columns.rejected.as_ref();
     let rejected = rejected.map(|name| rejected_answer(name, column(name)?, &before)).transpose()?;
     let (prompt, messages) = match before {
@@ -233,7 +242,7 @@ mod tests {
     fn columns_may_be_paths_and_name_a_domain() {
         let columns = ColumnsConfig::Named(NamedColumns {
             prompt: "question".into(),
-            answer: "reward_model.ground_truth".into(),
+            answer: Some("reward_model.ground_truth".into()),
             rejected: None,
             domain: Some("data_source".into()),
         });
@@ -248,6 +257,25 @@ mod tests {
         assert!(!record.columns.contains_key("question"));
         let error = parse(&columns, r#"{"question": "1+1", "reward_model": {}}"#).unwrap_err();
         assert!(error.contains("no `reward_model.ground_truth`"), "{error}");
+    }
+
+    #[test]
+    fn records_may_have_no_answers() {
+        let columns = ColumnsConfig::Named(NamedColumns {
+            prompt: "prompt".into(),
+            answer: None,
+            rejected: None,
+            domain: None,
+        });
+        let line = r#"{"prompt": "Say no more.", "instruction_id_list": ["a"], "kwargs": [{}]}"#;
+        let record = parse(&columns, line).unwrap();
+        assert_eq!((record.prompt.as_str(), record.answer.as_str()), ("Say no more.", ""));
+        assert!(record.columns.contains_key("instruction_id_list"));
+        let error = parse(&ColumnsConfig::default(), line).unwrap_err();
+        assert!(
+            error.contains("no `answer`") && error.contains("`answer: null` there if records have none"),
+            "{error}"
+        );
     }
 
     /// A row as each system's own documentation has it.
@@ -282,7 +310,7 @@ mod tests {
     #[test]
     fn pairs_are_texts_or_conversations() {
         let columns = ColumnsConfig::Named(NamedColumns {
-            answer: "chosen".into(),
+            answer: Some("chosen".into()),
             rejected: Some("rejected".into()),
             ..ColumnsConfig::default().named()
         });
@@ -367,7 +395,7 @@ mod tests {
             fs::write(folder.path().join(name), line).unwrap();
         }
         let config = FileConfig { path: Paths::from(&*folder.path().join("*.jsonl")), ..plain() };
-        let records = read(&config, &|_, _| Ok(0)).unwrap();
+        let records = read(&config, &config.path, &|_, _| Ok(0)).unwrap();
         let ids: Vec<&str> = records.iter().map(|record| record.id.as_str()).collect();
         assert_eq!(ids, ["a.jsonl line 1", "b.jsonl line 1"]);
     }
@@ -380,7 +408,8 @@ mod tests {
             max_prompt_tokens: None,
             max_tokens: None,
             long_prompts: LongPrompts::LeaveOut,
-            held_out_percent: 10,
+            held_out_percent: None,
+            held_out: None,
         }
     }
 
@@ -396,7 +425,7 @@ mod tests {
         };
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
         let read = |config: &FileConfig| {
-            let records = read(config, &words)?;
+            let records = read(config, &config.path, &words)?;
             Ok::<_, Error>(records.into_iter().map(|record| record.prompt).collect::<Vec<_>>())
         };
         let by_tokens = FileConfig { max_prompt_tokens: Some(2), ..config.clone() };

@@ -34,8 +34,8 @@ use crate::config::DataConfig;
 use made::Made;
 use mix::Mix;
 
-/// Percent of the prompts made in code that are held out.
-const MADE_HELD_OUT_PERCENT: u32 = 10;
+/// Percent of the prompts made in code that are held out, and of those of files unless they say otherwise.
+const HELD_OUT_PERCENT: u32 = 10;
 
 /// A prompt and the answer that is right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,9 +123,15 @@ impl Dataset {
                 Ok(Self(Source::Made(Made::Addition { digits, reversed })))
             }
             DataConfig::Countdown(countdown) => {
-                Self::listed(countdown::records(countdown.numbers), MADE_HELD_OUT_PERCENT)
+                Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
-            DataConfig::File(file) => Self::listed(file::read(file, tokens)?, file.held_out_percent),
+            DataConfig::File(file) => {
+                let records = file::read(file, &file.path, tokens)?;
+                match &file.held_out {
+                    None => Self::listed(records, file.held_out_percent.unwrap_or(HELD_OUT_PERCENT)),
+                    Some(paths) => Self::apart(records, file::read(file, paths, tokens)?),
+                }
+            }
             DataConfig::Mix(sources) => {
                 let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
                 let opened: Result<Vec<_>, Error> = sources
@@ -140,6 +146,22 @@ impl Dataset {
     fn listed(records: Vec<Record>, held_out_percent: u32) -> Result<Self, Error> {
         let (held_out, train): (Vec<_>, Vec<_>) =
             records.into_iter().partition(|record| is_held_out(&record.prompt, held_out_percent));
+        Self::split(train, held_out)
+    }
+
+    /// Records of files of their own, of which a prompt in both is held out.
+    fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
+        let prompts: HashSet<&str> = held_out.iter().map(|record| record.prompt.as_str()).collect();
+        let before = train.len();
+        train.retain(|record| !prompts.contains(record.prompt.as_str()));
+        let left_out = before - train.len();
+        if left_out > 0 {
+            tracing::warn!(left_out, of = before, "prompts that are held out are not trained on");
+        }
+        Self::split(train, held_out)
+    }
+
+    fn split(train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
         if train.is_empty() || held_out.is_empty() {
             let records = train.len() + held_out.len();
             return Err(Error::Split { records, held_out: held_out.len() });
@@ -166,7 +188,7 @@ impl Dataset {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
                     let record = made.record(below(&mut rng, made.size()));
-                    if !is_held_out(&record.prompt, MADE_HELD_OUT_PERCENT) {
+                    if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
                         return record;
                     }
                 };
@@ -223,9 +245,7 @@ impl Dataset {
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
                     let record = made.record(below(&mut rng, made.size()));
-                    if is_held_out(&record.prompt, MADE_HELD_OUT_PERCENT)
-                        && seen.insert(record.prompt.clone())
-                    {
+                    if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
                         records.push(record);
                     }
                 }
@@ -254,7 +274,7 @@ impl Dataset {
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
             Source::Made(made) => (0..made.size())
-                .filter(|&number| is_held_out(&made.record(number).prompt, MADE_HELD_OUT_PERCENT))
+                .filter(|&number| is_held_out(&made.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
             Source::Listed { held_out, .. } => held_out.len(),
@@ -399,7 +419,8 @@ mod tests {
             max_prompt_tokens: None,
             max_tokens: None,
             long_prompts: LongPrompts::LeaveOut,
-            held_out_percent: 10,
+            held_out_percent: None,
+            held_out: None,
         };
         (file, DataConfig::File(config))
     }
@@ -508,6 +529,25 @@ mod tests {
             error,
             format!("{} held-out prompts are asked for, and there are {held_out}", held_out + 1)
         );
+    }
+
+    #[test]
+    fn files_of_their_own_are_held_out_and_not_trained_on() {
+        let (_train, config) = jsonl(&questions(20));
+        let (held_out, _) = jsonl(&(questions(5) + "\u{20}\n{\"prompt\": \"99*2=\", \"answer\": 198}\n"));
+        let DataConfig::File(file) = config else { panic!("a file") };
+        let config = FileConfig { held_out: Some(Paths::from(held_out.path())), ..file };
+        let data = open(&DataConfig::File(config.clone())).unwrap();
+        assert_eq!(data.held_out_available(usize::MAX), 6);
+        let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
+        assert_eq!(train.len(), 15);
+        let held_out = data.held_out(6).unwrap();
+        assert!(held_out.iter().any(|record| record.prompt == "99*2="));
+        assert!(train.iter().all(|record| held_out.iter().all(|other| other.prompt != record.prompt)));
+        // A file that is wholly in the other one leaves nothing to train on.
+        let all = FileConfig { held_out: Some(config.path.clone()), ..config };
+        let error = open(&DataConfig::File(all)).unwrap_err().to_string();
+        assert!(error.contains("of 20 records 20 are held out"), "{error}");
     }
 
     #[test]

@@ -86,8 +86,10 @@ impl<'a> Rows<'a> {
         for text in BufReader::new(file).lines() {
             let text = text.map_err(|source| Error::Read { path: self.path.to_owned(), source })?;
             self.number += 1;
+            // Some editors mark a file as UTF-8 by its first character.
+            let text = if self.number == 1 { text.trim_start_matches('\u{feff}') } else { &text };
             if !text.trim().is_empty() {
-                let object = serde_json::from_str(&text);
+                let object = serde_json::from_str(text);
                 let row = self.row("line");
                 let object =
                     object.map_err(|error| row.error(format!("the line is no JSON object: {error}")))?;

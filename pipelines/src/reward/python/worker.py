@@ -52,6 +52,8 @@ def call_trl(function, case):
     else:
         lists.update(completions=[case["completion"]])
     scores = function(**accepted(function, lists))
+    if not hasattr(scores, "__len__"):
+        raise ValueError(f"it returned {scores!r}: return a list with a score for each completion")
     if len(scores) != 1:
         raise ValueError(f"it returned {len(scores)} scores for one completion")
     return scores[0]
