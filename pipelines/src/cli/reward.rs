@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::{
     Error, Result,
     config::read_reward,
-    data::Record,
+    data::{Record, without_mark},
     error_chain::one_line,
     output_error::OutputError,
     reward::{Completion, Reward, build},
@@ -56,7 +56,7 @@ struct Scored {
     extracted: Option<String>,
 }
 
-/// Exit code 0 only if every line was scored.
+/// Exit code 0 only if every line was scored, and there was one.
 pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     let reward = build(&read_reward(&args.name, &args.sets)?, tch::Device::Cpu)
         .map_err(|failure| Error::Start { name: args.name.clone(), failure })?;
@@ -65,10 +65,11 @@ pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     let (mut count, mut sum, mut failed) = (0, 0.0, 0);
     for (index, text) in lines(&args.file).map_err(unreadable)?.enumerate() {
         let text = text.map_err(unreadable)?;
+        let text = if index == 0 { without_mark(&text) } else { &text };
         if text.trim().is_empty() {
             continue;
         }
-        match score(&*reward, index + 1, &text) {
+        match score(&*reward, index + 1, text) {
             Ok(scored) => {
                 count += 1;
                 sum += scored.score;
@@ -86,7 +87,7 @@ pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     }
     let mean = if count > 0 { format!(", mean {:.4}", sum / f64::from(count)) } else { String::new() };
     eprintln!("{}: {count} scored{mean}, {failed} failed", reward.name());
-    Ok(u8::from(failed > 0))
+    Ok(u8::from(failed > 0 || count == 0))
 }
 
 fn lines(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>> {

@@ -260,6 +260,14 @@ mod tests {
     }
 
     #[test]
+    fn a_files_first_character_may_mark_it() {
+        let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
+        file.write_all("\u{feff}{\"prompt\": \"1+1\", \"answer\": 2}\n".as_bytes()).unwrap();
+        let config = FileConfig { path: Paths::from(file.path()), ..plain() };
+        assert_eq!(read(&config, &config.path, &|_, _| Ok(0)).unwrap()[0].prompt, "1+1");
+    }
+
+    #[test]
     fn records_may_have_no_answers() {
         let columns = ColumnsConfig::Named(NamedColumns {
             prompt: "prompt".into(),

@@ -16,7 +16,6 @@ mod table;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
-use std::iter;
 use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
@@ -28,6 +27,7 @@ pub use chat_template::{ChatTemplate, Conversation};
 pub use error::Error;
 pub(crate) use file::files;
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
+pub(crate) use table::without_mark;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use crate::config::DataConfig;
@@ -287,17 +287,20 @@ impl Dataset {
         }
     }
 
-    /// Every character of the training records: what a character tokenizer has to know.
+    /// Every character of the records, held-out ones included: what a character tokenizer has to know.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
             Source::Made(made) => made.characters(),
-            Source::Listed { train, .. } => {
-                let answers =
-                    train.iter().flat_map(|record| iter::once(&record.answer).chain(&record.rejected));
-                answers
-                    .chain(train.iter().map(|record| &record.prompt))
-                    .flat_map(|text| text.chars())
-                    .collect()
+            Source::Listed { train, held_out } => {
+                let texts = |record: &Record| {
+                    let Record { prompt, answer, rejected, .. } = record;
+                    [prompt, answer]
+                        .into_iter()
+                        .chain(rejected)
+                        .flat_map(|text| text.chars())
+                        .collect::<Vec<_>>()
+                };
+                train.iter().chain(held_out).flat_map(texts).collect()
             }
             Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
         }

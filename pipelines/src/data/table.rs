@@ -73,6 +73,11 @@ pub(super) fn each_row(path: &Path, visit: &mut Visit) -> Result<(), Error> {
     }
 }
 
+/// A file's first line without the character by which some editors mark a file as UTF-8.
+pub(crate) fn without_mark(line: &str) -> &str {
+    line.strip_prefix('\u{feff}').unwrap_or(line)
+}
+
 /// A file's rows on their way.
 struct Rows<'a> {
     path: &'a Path,
@@ -86,8 +91,7 @@ impl<'a> Rows<'a> {
         for text in BufReader::new(file).lines() {
             let text = text.map_err(|source| Error::Read { path: self.path.to_owned(), source })?;
             self.number += 1;
-            // Some editors mark a file as UTF-8 by its first character.
-            let text = if self.number == 1 { text.trim_start_matches('\u{feff}') } else { &text };
+            let text = if self.number == 1 { without_mark(&text) } else { &text };
             if !text.trim().is_empty() {
                 let object = serde_json::from_str(text);
                 let row = self.row("line");
