@@ -8,7 +8,7 @@ use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
 
 use super::ball::{Balls, Domain};
-use super::evaluate::{Field, Fuel, constant_value, evaluate};
+use super::evaluate::{Field, Fuel, PRIMES, constant_value, evaluate};
 use super::expr::{Brackets, Constant, Expr, Number, Relation, Scale};
 use super::parse::{Answer, literal};
 
@@ -276,17 +276,17 @@ impl Comparison {
 
     /// `None` if they are not both rational functions.
     fn is_rational_identity(&self, gold: &Expr, predicted: &Expr) -> Option<bool> {
-        let mut compared = 0;
-        for point in 0..POINTS {
-            let field = Field { point };
+        let mut compared = PRIMES.map(|_| 0);
+        for (point, which) in (0..POINTS).zip((0..PRIMES.len()).cycle()) {
+            let field = Field { point, prime: PRIMES[which] };
             let values = (evaluate(gold, &field, &self.fuel), evaluate(predicted, &field, &self.fuel));
             match values {
                 (Some(value), Some(other)) if value != other => return Some(false),
-                (Some(_), Some(_)) => compared += 1,
+                (Some(_), Some(_)) => compared[which] += 1,
                 _ => {}
             }
         }
-        (compared >= ENOUGH_POINTS).then_some(true)
+        compared.iter().all(|&compared| compared >= ENOUGH_POINTS).then_some(true)
     }
 
     fn is_numeric_identity(&self, gold: &Expr, predicted: &Expr) -> bool {

@@ -231,42 +231,45 @@ impl Arithmetic for Exact {
     }
 }
 
-/// The integers modulo 2^61 - 1, with a random one for each variable: two rational functions that are not the same
-/// agree at such a point with a chance of about their degree in 2^61.
+/// The integers modulo a prime, with a random one for each variable: two rational functions that are not the same
+/// agree at such a point with a chance of about their degree in 2^61, unless the prime divides their difference.
 pub(super) struct Field {
     /// Which random numbers the variables have.
     pub(super) point: u64,
+    /// One of [`PRIMES`].
+    pub(super) prime: u64,
 }
 
-const PRIME: u64 = (1 << 61) - 1;
+/// Two, since a formula may hold one of them as a number, which is then zero.
+pub(super) const PRIMES: [u64; 2] = [(1 << 61) - 1, (1 << 61) - 31];
 
 impl Field {
-    fn residue(value: &BigInt) -> u64 {
-        let prime = BigInt::from(PRIME);
+    fn residue(&self, value: &BigInt) -> u64 {
+        let prime = BigInt::from(self.prime);
         let residue = value % &prime;
         let residue = if residue.is_negative() { residue + prime } else { residue };
         residue.to_u64().expect("a residue of a 61-bit prime")
     }
 
-    fn times(a: u64, b: u64) -> u64 {
-        (u128::from(a) * u128::from(b) % u128::from(PRIME)) as u64
+    fn times(&self, a: u64, b: u64) -> u64 {
+        (u128::from(a) * u128::from(b) % u128::from(self.prime)) as u64
     }
 
-    fn power(base: u64, mut exponent: u64) -> u64 {
+    fn power(&self, base: u64, mut exponent: u64) -> u64 {
         let (mut result, mut square) = (1, base);
         while exponent > 0 {
             if exponent % 2 == 1 {
-                result = Self::times(result, square);
+                result = self.times(result, square);
             }
-            square = Self::times(square, square);
+            square = self.times(square, square);
             exponent /= 2;
         }
         result
     }
 
-    fn inverse(value: u64) -> Option<u64> {
+    fn inverse(&self, value: u64) -> Option<u64> {
         // Fermat's little theorem.
-        (value != 0).then(|| Self::power(value, PRIME - 2))
+        (value != 0).then(|| self.power(value, self.prime - 2))
     }
 }
 
@@ -274,7 +277,7 @@ impl Arithmetic for Field {
     type Value = u64;
 
     fn number(&self, number: &BigRational) -> Option<u64> {
-        Some(Self::times(Self::residue(number.numer()), Self::inverse(Self::residue(number.denom()))?))
+        Some(self.times(self.residue(number.numer()), self.inverse(self.residue(number.denom()))?))
     }
 
     fn constant(&self, _constant: Constant) -> Option<u64> {
@@ -282,19 +285,19 @@ impl Arithmetic for Field {
     }
 
     fn symbol(&self, name: &str) -> Option<u64> {
-        Some(draw(self.point, name) % PRIME)
+        Some(draw(self.point, name) % self.prime)
     }
 
     fn add(&self, a: &u64, b: &u64) -> Option<u64> {
-        Some((a + b) % PRIME)
+        Some((a + b) % self.prime)
     }
 
     fn mul(&self, a: &u64, b: &u64) -> Option<u64> {
-        Some(Self::times(*a, *b))
+        Some(self.times(*a, *b))
     }
 
     fn div(&self, a: &u64, b: &u64) -> Option<u64> {
-        Some(Self::times(*a, Self::inverse(*b)?))
+        Some(self.times(*a, self.inverse(*b)?))
     }
 
     fn powi(&self, base: &u64, exponent: i64) -> Option<u64> {
@@ -303,8 +306,8 @@ impl Arithmetic for Field {
         if exponent.unsigned_abs() > MOST_DEGREE || (*base == 0 && exponent <= 0) {
             return None;
         }
-        let base = if exponent < 0 { Self::inverse(*base)? } else { *base };
-        Some(Self::power(base, exponent.unsigned_abs()))
+        let base = if exponent < 0 { self.inverse(*base)? } else { *base };
+        Some(self.power(base, exponent.unsigned_abs()))
     }
 
     fn pow(&self, _base: &u64, _exponent: &u64) -> Option<u64> {
