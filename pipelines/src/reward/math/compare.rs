@@ -74,11 +74,11 @@ impl Comparison {
             (Union(gold), Union(predicted)) => self.equal_unordered(gold, predicted),
             (Relation(..), Relation(..)) => self.equal_relations(gold, predicted),
             (Sequence(..) | Union(_), Relation(..)) if solution_set(predicted).is_some() => {
-                solution_set(predicted).is_some_and(|set| self.equal(gold, &set))
+                solution_set(predicted)
+                    .is_some_and(|set| is_list(gold) == is_list(&set) && self.equal(gold, &set))
             }
-            (Relation(..), Sequence(..) | Union(_)) if solution_set(gold).is_some() => {
-                solution_set(gold).is_some_and(|set| self.equal(&set, predicted))
-            }
+            (Relation(..), Sequence(..) | Union(_)) if solution_set(gold).is_some() => solution_set(gold)
+                .is_some_and(|set| is_list(&set) == is_list(predicted) && self.equal(&set, predicted)),
             (gold, Relation(..)) => self.value(predicted).is_some_and(|value| self.equal(gold, value)),
             (Relation(..), predicted) => self.value(gold).is_some_and(|value| self.equal(value, predicted)),
             // The only element of a set.
@@ -103,8 +103,9 @@ impl Comparison {
                 let named = |items: &[Expr]| names_differ(items);
                 named(gold) == named(predicted) && self.equal_unordered(gold, predicted)
             }
-            (Bare, Round | Square) => in_order(gold) && self.equal_ordered(gold, predicted),
-            (Round | Square, Bare) => in_order(predicted) && self.equal_ordered(gold, predicted),
+            // Square ones would be a closed interval.
+            (Bare, Round) => in_order(gold) && self.equal_ordered(gold, predicted),
+            (Round, Bare) => in_order(predicted) && self.equal_ordered(gold, predicted),
             // Two values in square brackets may be a closed interval, which round ones are not.
             (Round, Square) | (Square, Round) => gold.len() > 2 && self.equal_ordered(gold, predicted),
             _ => kind == other && self.equal_ordered(gold, predicted),
@@ -365,10 +366,15 @@ fn names_differ(items: &[Expr]) -> bool {
     names.windows(2).any(|pair| pair[0] != pair[1])
 }
 
-/// Whether `x = 1, y = 2` lists its names as a tuple would.
+/// Whether `x = 1, y = 2` lists its names as a tuple would. `x = 1, x = 2` has two values of one name, and is none.
 fn in_order(items: &[Expr]) -> bool {
     let names: Vec<&str> = items.iter().filter_map(assigned).collect();
-    names.is_sorted()
+    names.is_empty() || (names.len() == items.len() && names.windows(2).all(|pair| pair[0] < pair[1]))
+}
+
+/// Whether values are listed one by one, as an interval never does.
+fn is_list(expr: &Expr) -> bool {
+    matches!(expr, Expr::Sequence(Brackets::Bare | Brackets::Braces, _))
 }
 
 fn is_rational(gold: &Expr, predicted: &Expr) -> bool {
