@@ -43,7 +43,7 @@ pub(super) fn parse(text: &str) -> Option<Answer> {
         return None;
     }
     let mut tokens = lex(text)?;
-    let unit = take_unit(&mut tokens);
+    let unit = take_unit(&mut tokens)?;
     let mut parser =
         Parser { tokens: &tokens, position: 0, depth: 0, nodes: 0, sign: Sign::Upper, forked: false };
     let expr = parser.list()?;

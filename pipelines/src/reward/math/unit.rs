@@ -1,10 +1,101 @@
 //! Units behind a number, and currencies before it.
 
+use num_bigint::BigInt;
+use num_rational::BigRational;
+
+use super::expr::Number;
 use super::lex::Token;
 
-/// Takes the unit out of `tokens`; its spelling becomes one of each unit's.
-pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<String> {
-    take_currency(tokens).or_else(|| take_words(tokens))
+/// Words behind a number that multiply it.
+const COUNTS: [(&str, i64); 9] = [
+    ("ten", 10),
+    ("dozen", 12),
+    ("hundred", 100),
+    ("thousand", 1000),
+    ("lakh", 100_000),
+    ("million", 1_000_000),
+    ("crore", 10_000_000),
+    ("billion", 1_000_000_000),
+    ("trillion", 1_000_000_000_000),
+];
+
+/// Words behind a number that divide it. The singular is not among them: `5 third graders` are five.
+const PARTS: [(&str, i64); 12] = [
+    ("halves", 2),
+    ("thirds", 3),
+    ("fourths", 4),
+    ("fifths", 5),
+    ("sixths", 6),
+    ("sevenths", 7),
+    ("eighths", 8),
+    ("ninths", 9),
+    ("tenths", 10),
+    ("twelfths", 12),
+    ("hundredths", 100),
+    ("thousandths", 1000),
+];
+
+/// Other words that change a number, or that may: a quarter is also a coin.
+const NUMBERS: &str = "zero one two three four five six seven eight nine eleven twelve thirteen fourteen fifteen \
+    sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half quarter quarters \
+    ones millionths billionths quadrillion gross";
+
+/// What changes a number only directly behind it: `5 squared` is 25, and `5 cm squared` has a unit.
+const OPERATIONS: [&str; 8] = ["squared", "cubed", "factorial", "k", "mil", "mln", "mn", "bn"];
+
+/// Takes the unit out of `tokens`; its spelling becomes one of each unit's. A word that counts, as `million`, becomes a
+/// factor. `None` if there is one whose meaning is not known here: without it the number would be another.
+pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
+    let currency = take_currency(tokens);
+    let Some(start) = start_of_words(tokens) else { return Some(currency) };
+    let mut words = tokens.split_off(start);
+    words.drain(..take_factors(tokens, &words));
+    let counts = |token: &Token| matches!(token, Token::Word(word) if is_number_word(word));
+    let operates = |token: &Token| matches!(token, Token::Word(word) if OPERATIONS.contains(&&**word));
+    if words.iter().any(counts) || words.first().is_some_and(operates) {
+        return None;
+    }
+    if currency.is_some() {
+        tokens.append(&mut words);
+        return Some(currency);
+    }
+    Some((!words.is_empty()).then(|| spell(&words)))
+}
+
+fn is_number_word(word: &str) -> bool {
+    let is_part = |name: &str| name == word || name.strip_suffix('s') == Some(word);
+    count(word).is_some()
+        || PARTS.iter().any(|(name, _)| is_part(name))
+        || NUMBERS.split(' ').any(|name| name == word)
+}
+
+fn count(word: &str) -> Option<i64> {
+    let found = COUNTS.iter().find(|(name, _)| word == *name || word.strip_suffix('s') == Some(name));
+    found.map(|(_, count)| *count)
+}
+
+/// Multiplies `tokens` by the first of `words`, and tells how many of them these are.
+fn take_factors(tokens: &mut Vec<Token>, words: &[Token]) -> usize {
+    let mut taken = 0;
+    while let Some(factor) = factor(&words[taken..]) {
+        tokens.extend([Token::Times, Token::Number(Number { value: factor, places: None })]);
+        taken += 1;
+    }
+    taken
+}
+
+fn factor(words: &[Token]) -> Option<BigRational> {
+    let (Token::Word(word), rest) = words.split_first()? else { return None };
+    if rest.first() == Some(&Token::Power) {
+        return None;
+    }
+    if let Some(count) = count(word) {
+        return Some(BigRational::from(BigInt::from(count)));
+    }
+    // `3 halves of it`, but not `3 halves lost`.
+    let ends = rest.first().is_none_or(|next| *next == Token::Word("of".to_owned()));
+    let (_, parts) = PARTS.iter().find(|(name, _)| ends && name == word)?;
+    Some(BigRational::new(BigInt::from(1), BigInt::from(*parts)))
 }
 
 fn take_currency(tokens: &mut Vec<Token>) -> Option<String> {
@@ -15,8 +106,8 @@ fn take_currency(tokens: &mut Vec<Token>) -> Option<String> {
     Some(singular(&sign).to_owned())
 }
 
-/// The words at the end, with their powers and what they are divided by.
-fn take_words(tokens: &mut Vec<Token>) -> Option<String> {
+/// Where the words at the end begin, with their powers and what they are divided by, if a value stands before them.
+fn start_of_words(tokens: &[Token]) -> Option<usize> {
     let mut start = tokens.len();
     while start > 0 {
         let length = part_of_unit(&tokens[..start]);
@@ -32,12 +123,7 @@ fn take_words(tokens: &mut Vec<Token>) -> Option<String> {
         before,
         Token::Number(_) | Token::Symbol(_) | Token::Constant(_) | Token::Close(_) | Token::Factorial
     );
-    if !ends_value {
-        return None;
-    }
-    let unit = spell(&tokens[start..]);
-    tokens.truncate(start);
-    Some(unit)
+    ends_value.then_some(start)
 }
 
 /// How many of the last tokens are one part of a unit.
