@@ -4,11 +4,18 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
+use super::expr::Expr;
+use super::parse::parse;
+use super::unit::changes_number;
+
+static PHRASE: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?i)answer\s*(?:is\b|:)(?:\s|:|\*)*").expect("a pattern of this file"));
+
 /// The text that is taken for the answer. In a completion that was cut, or if `only_boxed`, nothing but a box counts.
 ///
 /// What is inside of `<think>` is not read. Then the first of these that is there counts, and of several the last:
-/// `\boxed{...}` or `\fbox{...}`; `#### ...`; `... answer is ...` or `answer: ...`; a formula between dollars or in
-/// `\(...\)` or `\[...\]`; a number.
+/// `\boxed{...}` or `\fbox{...}`; `<answer>...</answer>`, or what the following find in it; `#### ...`;
+/// `... answer is ...` or `answer: ...`; a formula between dollars or in `\(...\)` or `\[...\]`; a number.
 pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<&str> {
     let text = completion.rsplit("</think>").next().unwrap_or(completion);
     if let Some(boxed) = last_boxed(text) {
@@ -17,6 +24,11 @@ pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<&str> {
     if only_boxed {
         return None;
     }
+    let tagged = last_tagged(text);
+    if let Some(whole) = tagged.map(clean).filter(|inner| parse(inner).is_some()) {
+        return Some(whole);
+    }
+    let text = tagged.unwrap_or(text);
     let found = after_hashes(text).or_else(|| after_phrase(text)).or_else(|| last_formula(text));
     found.or_else(|| last_number(text)).map(clean).filter(|answer| !answer.is_empty())
 }
@@ -57,33 +69,85 @@ fn last_boxed(text: &str) -> Option<&str> {
     last
 }
 
-/// GSM8K's mark.
-fn after_hashes(text: &str) -> Option<&str> {
-    text.rsplit_once("####")?.1.trim_start().lines().next()
+/// The content of the last `<answer>` that is closed.
+fn last_tagged(text: &str) -> Option<&str> {
+    let (before, _) = text.rsplit_once("</answer>")?;
+    Some(before.rsplit_once("<answer>")?.1)
 }
 
-/// What is said to be the answer, up to the end of the sentence.
-fn after_phrase(text: &str) -> Option<&str> {
-    static PHRASE: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"(?i)answer\s*(?:is\b|:)(?:\s|:|\*)*").expect("a pattern of this file"));
-    let rest = &text[PHRASE.find_iter(text).last()?.end()..];
+/// GSM8K's mark. Markdown's headings look the same, so that it stands in the last line or before a bare value.
+fn after_hashes(text: &str) -> Option<&str> {
+    let rest = text.rsplit_once("####")?.1.trim_start();
     let line = rest.lines().next()?;
+    // `#### The answer is 5` is left to the phrase.
+    if PHRASE.is_match(line) {
+        return None;
+    }
+    let is_last = rest[line.len()..].trim().is_empty();
+    (is_last || is_bare_value(clean(line))).then_some(line)
+}
+
+/// Whether `text` is mathematics without a word: `2. Add the two` is none.
+fn is_bare_value(text: &str) -> bool {
+    parse(text).is_some_and(|answer| {
+        let is_money = text.contains(['$', '€', '£']);
+        (answer.unit.is_none() || is_money) && !answer.expr.any(&|part| matches!(part, Expr::Words(_)))
+    })
+}
+
+/// What is said to be the answer, up to the end of the sentence or to where it is explained.
+fn after_phrase(text: &str) -> Option<&str> {
+    static REASON: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r",\s+(?:as|because|hence|since|so|which)\b").expect("a pattern of this file")
+    });
+    let phrase = PHRASE.find_iter(text).last()?;
+    let line = text[phrase.end()..].lines().next()?;
+    let line = bold(phrase.as_str(), line).unwrap_or(line);
+    let line = REASON.split(line).next().unwrap_or(line);
     if let Some(formula) = line.find(['$', '\\']).and_then(|_| first_formula(line)) {
         return Some(formula);
     }
     Some(line.split(". ").next().unwrap_or(line))
 }
 
+/// What is bold in `line`, if `phrase` before it ends with the stars that open it.
+fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
+    let (inner, after) = line.split_once("**").filter(|_| phrase.ends_with("**"))?;
+    // `2**10` is a power, and `**3** million` another number.
+    let is_power = after.starts_with(|c: char| c.is_alphanumeric() || c == '(');
+    (!is_power && words_of_number(after) == 0).then_some(inner)
+}
+
+/// How many bytes at the start of `text`, which follows a number, are words that make it another, as
+/// ` hundred thousand`, with the marks of a formula or of bold before them.
+fn words_of_number(text: &str) -> usize {
+    let mut rest = text;
+    loop {
+        let word =
+            rest.trim_start_matches(|c: char| c.is_whitespace() || [')', ']', '$', '*', '\\'].contains(&c));
+        let length = word.bytes().take_while(u8::is_ascii_alphabetic).count();
+        if !changes_number(&word[..length].to_ascii_lowercase()) {
+            return text.len() - rest.len();
+        }
+        rest = &word[length..];
+    }
+}
+
 fn first_formula(line: &str) -> Option<&str> {
-    formulas(line).next()
+    formulas(line).next().and_then(whole_formula)
 }
 
 fn last_formula(text: &str) -> Option<&str> {
-    formulas(text).last()
+    formulas(text).last().and_then(whole_formula)
 }
 
-/// All formulas between marks, in their order.
-fn formulas(text: &str) -> impl Iterator<Item = &str> {
+/// A formula whose value the text behind it does not change, as in `$3$ million`.
+fn whole_formula<'a>((formula, after): (&'a str, &'a str)) -> Option<&'a str> {
+    (words_of_number(after) == 0).then_some(formula)
+}
+
+/// All formulas between marks with what follows them, in their order.
+fn formulas(text: &str) -> impl Iterator<Item = (&str, &str)> {
     const MARKS: [(&str, &str); 4] = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")];
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -99,22 +163,57 @@ fn formulas(text: &str) -> impl Iterator<Item = &str> {
             let inner = &at[open.len()..];
             let end = inner.find(close)?;
             rest = &inner[end + close.len()..];
-            return Some(&inner[..end]);
+            return Some((&inner[..end], rest));
         }
     })
 }
 
+/// The last number in prose with its sign, and the words behind it that make it another; `None` if it is a part of
+/// something larger, as the 42 of `2^42` and `\sqrt{42}`.
 fn last_number(text: &str) -> Option<&str> {
+    const MINUS: [char; 3] = ['-', '−', '–'];
     static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"-?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
+        let whole = r"[0-9]+ [0-9]+/[0-9]+|(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)";
+        Regex::new(&format!(r"[-−–]?(?:\\?[$€£])?(?:{whole}(?:[eE][-+]?[0-9]+|/[0-9]+)?)%?"))
             .expect("a pattern of this file")
     });
-    let found = NUMBER.find_iter(text).last()?;
-    let before = text[..found.start()].chars().next_back();
+    let number = NUMBER.find_iter(text).last()?;
+    let (before, after) = (&text[..number.start()], &text[number.end()..]);
+    let end = number.end() + words_of_number(after);
+    let unsigned = number.as_str().trim_start_matches(MINUS);
+    let is_signed = unsigned.len() < number.len();
     // In `x-5` the minus is an operator, and in `2024-05` a hyphen.
-    let is_operator =
-        found.as_str().starts_with('-') && before.is_some_and(|c| c.is_alphanumeric() || c == ')');
-    Some(&found.as_str()[usize::from(is_operator)..])
+    let is_operator = is_signed && before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
+    // `US$5` is no product.
+    let is_money = unsigned.starts_with(['$', '€', '£', '\\']);
+    let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
+    if continues(after) || (!is_operator && is_begun(before)) {
+        return None;
+    }
+    let start = if is_operator { number.end() - unsigned.len() } else { number.start() };
+    Some(&text[start..end])
+}
+
+/// Whether a number behind `before` is an exponent, an index, an argument or a factor, or has a sign apart from it.
+fn is_begun(before: &str) -> bool {
+    const MOST_CHARS: usize = 16;
+    static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
+        // Two stars behind a number or variable are a power, others open what is bold.
+        let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
+        let sign = r"−\s+|(?:=|\bis)\s*[-–]\s+";
+        Regex::new(&format!(r"(?:[\p{{L}}\p{{N}}_^{{√/]|{power}|[\p{{L}}√]\(|[0-9]:|{sign})$"))
+            .expect("a pattern of this file")
+    });
+    let start = before.char_indices().rev().take(MOST_CHARS).last().map_or(0, |(start, _)| start);
+    BEGUN.is_match(&before[start..])
+}
+
+/// Whether a number before `after` has a power or is a factor, as in `42x`.
+fn continues(after: &str) -> bool {
+    static CONTINUED: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"^(?:[\^√π²³]|\*\*[0-9(]|\\[A-Za-z]|/?[einxyz]\b)").expect("a pattern of this file")
+    });
+    CONTINUED.is_match(after)
 }
 
 /// `text` without what stands around an answer in prose: spaces, dollars, stars, the end of the sentence.
@@ -128,7 +227,8 @@ fn clean(text: &str) -> &str {
             let inner = text.strip_prefix(open).and_then(|text| text.strip_suffix(close));
             text = inner.filter(|inner| !inner.contains(open)).unwrap_or(text);
         }
-        text = text.strip_suffix("**").unwrap_or(text).strip_suffix('.').unwrap_or(text).trim();
+        text = text.strip_suffix("**").unwrap_or(text);
+        text = text.strip_suffix('.').unwrap_or(text).trim();
         if let Some(boxed) = last_boxed(text) {
             text = boxed;
         }

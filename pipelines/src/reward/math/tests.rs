@@ -80,8 +80,79 @@ fn finds_the_answer() {
     check("it is -5", Some("-5"));
     check("3/4 of it", Some("3/4"));
     check("12% of it", Some("12%"));
+    check("The answer is **18**", Some("18"));
+    check("The answer is **18**.", Some("18"));
+    check("**Answer: 18**", Some("18"));
+    check("The answer is **18** dollars.", Some("18"));
+    check("The answer is **3** million.", Some("3** million"));
+    check("The answer is $3$ million.", Some("$3$ million"));
+    check("The answer is 2**10", Some("2**10"));
+    check("The answer is 42, as shown in step 3.", Some("42"));
+    check("The answer is 42, since $x=2$.", Some("42"));
+    check("The answer is x=1, y=2", Some("x=1, y=2"));
+    check(r"<answer>\frac{1}{2}</answer>", Some(r"\frac{1}{2}"));
+    check("<answer>1</answer> <answer>The answer is 2.</answer> 3", Some("2"));
+    check("<answer>so we have 2</answer>", Some("2"));
     check("nothing here", None);
     check("", None);
+}
+
+#[test]
+fn a_heading_is_no_answer() {
+    let check = |text: &str, expected: Option<&str>| {
+        assert_eq!(extract::extract(text, false), expected, "{text}");
+    };
+    check("#### Step 1: add\n40+2=42\n\nThe final answer is 42.", Some("42"));
+    check("#### 2. Add the two\nThe answer is 42.", Some("42"));
+    check("#### 2 cases\nThe answer is 42.", Some("42"));
+    check("#### Conclusion\nThe total is 42.", Some("42"));
+    check("#### The answer is 42", Some("42"));
+    check("#### 42\n\nI hope that the answer is helpful.", Some("42"));
+    check("#### $18\nThat is 3 times 6.", Some("$18"));
+    check("####\n42", Some("42"));
+    check("#### no solution\n", Some("no solution"));
+    check("#### 3 million", Some("3 million"));
+}
+
+#[test]
+fn the_last_number_is_taken_whole_or_not_at_all() {
+    let check = |text: &str, expected: Option<&str>| {
+        assert_eq!(extract::extract(text, false), expected, "{text}");
+        assert_eq!(score("42", text, true), f64::from(u8::from(expected == Some("42"))), "{text}");
+    };
+    check("It is −42", Some("−42"));
+    check("She owes -$42", Some("-$42"));
+    check("She owes −€42.", Some("−€42"));
+    check("It is − 42", None);
+    check("It is - 42", None);
+    check("Total:\n- 42", Some("42"));
+    check("They made $42$ million.", Some("$42$ million"));
+    check("They made **42** million.", Some("42** million"));
+    check(r"x=\sqrt{42}", None);
+    check("x=√42", None);
+    check("x=sqrt(42)", None);
+    check("It is 2^42", None);
+    check("It is 2^{42}", None);
+    check("It is 2**42", None);
+    check("It is 10^-42", None);
+    check("It is 3.5e42", Some("3.5e42"));
+    check("It is x_42", None);
+    check("It is x/42", None);
+    check("It is 42x", None);
+    check("It is 42^x", None);
+    check(r"It is 42\pi", None);
+    check("The ratio is 3:42", None);
+    check("It is 3 1/42", Some("3 1/42"));
+    check("They made 42 million dollars", Some("42 million"));
+    check("It is 42 squared", Some("42 squared"));
+    check("It is 42", Some("42"));
+    check("It is **42**.", Some("42"));
+    check("It is 40+2 = 42.", Some("42"));
+    check("It is x-42", Some("42"));
+    assert_eq!(score("-42", "It is −42", true), 1.0);
+    assert_eq!(score("-42", "She owes -$42.", true), 1.0);
+    assert_eq!(score("42", "It is US$42.", true), 1.0);
+    assert_eq!(score("42000000", "They made 42 million dollars", true), 1.0);
 }
 
 #[test]

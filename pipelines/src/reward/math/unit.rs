@@ -62,6 +62,11 @@ pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
     Some((!words.is_empty()).then(|| spell(&words)))
 }
 
+/// Whether the number before `word` is another one with it.
+pub(super) fn changes_number(word: &str) -> bool {
+    is_number_word(word) || OPERATIONS.contains(&word)
+}
+
 fn is_number_word(word: &str) -> bool {
     let is_part = |name: &str| name == word || name.strip_suffix('s') == Some(word);
     count(word).is_some()
