@@ -10,39 +10,67 @@ use crate::data::Record;
 /// 1 if the completion chooses the record's letter, else 0.
 ///
 /// The letter is that of the last `\boxed{...}`, or else of the last "answer is ..." or "answer: ...", after the last
-/// `</think>`: an upper-case letter alone, in parentheses, or before its option's text as in `B. 12`. In a completion
-/// that was cut only a box counts.
+/// `</think>`: an upper-case letter alone, in parentheses, behind "option", or before its option's text as in `B. 12`.
+/// Several letters, as in `A or B`, choose none. In a completion that was cut only a box counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choice;
 
 impl Choice {
     fn find(completion: &Completion) -> Option<char> {
-        static BOXED: LazyLock<Regex> = LazyLock::new(|| {
-            Regex::new(r"\\(?:boxed|fbox)\s*\{\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\s*\(?([A-Z])(?:[^A-Za-z0-9]|$)")
-                .expect("a pattern of this file")
-        });
-        // `A` and `I` before another word are words themselves.
-        static SAID: LazyLock<Regex> = LazyLock::new(|| {
-            Regex::new(
-                r"(?i:answer\s*(?:is\b|:))(?:\s|[:*$(\[])*(?:\\(?:text|textbf|mathrm|mathbf)\{\(?)?(?:([A-Z])(?:[^A-Za-z0-9\s]|\s*$|\s*\n)|([B-HJ-Z])\s)",
-            )
-            .expect("a pattern of this file")
-        });
         let text = completion.text.rsplit("</think>").next().unwrap_or(completion.text);
-        let last = |pattern: &Regex| {
-            let found = pattern.captures_iter(text).last()?;
-            found.get(1).or_else(|| found.get(2))?.as_str().chars().next()
-        };
         // A box that holds no letter is an answer all the same, and a wrong one.
-        if text.contains(r"\boxed") || text.contains(r"\fbox") || !completion.finished {
-            let start = text.rfind(r"\boxed").max(text.rfind(r"\fbox"))?;
-            let found = BOXED
-                .captures_at(text, start)
-                .filter(|found| found.get(0).is_some_and(|m| m.start() == start))?;
-            return found[1].chars().next();
-        }
-        last(&SAID)
+        let is_boxed = text.contains(r"\boxed") || text.contains(r"\fbox");
+        let found = if is_boxed || !completion.finished { boxed(text) } else { said(text) };
+        found.filter(|(_, rest)| !lists_another(rest)).map(|(letter, _)| letter)
     }
+}
+
+/// The letter of the last box, and the rest of what is in the box.
+fn boxed(text: &str) -> Option<(char, &str)> {
+    static BOXED: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"^\\(?:boxed|fbox)\s*\{\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\s*(?:(?i:option|choice)\s+)?\(?([A-Z])(?:[^A-Za-z0-9]|$)")
+            .expect("a pattern of this file")
+    });
+    let text = &text[text.rfind(r"\boxed").max(text.rfind(r"\fbox"))?..];
+    let letter = BOXED.captures(text)?.get(1)?;
+    let mut depth = 0;
+    let end = text.find(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == '}' && depth == 0
+    });
+    let inner = &text[..end.unwrap_or(text.len())];
+    Some((letter.as_str().chars().next()?, &inner[letter.end()..]))
+}
+
+/// The letter that is said last to be the answer, and the rest of its line.
+fn said(text: &str) -> Option<(char, &str)> {
+    static SAID: LazyLock<Regex> = LazyLock::new(|| {
+        let opening = r"(?:\s|[:*$(\[])";
+        let upright = r"(?:\\(?:text|textbf|mathrm|mathbf)\{\(?)?";
+        let option = format!(r"(?i:(?:the\s+)?(?:option|choice|letter)){opening}+([A-Z])(?:[^A-Za-z0-9]|$)");
+        // `A` and `I` before another word are words themselves, but not behind `option`.
+        let letter = r"([A-Z])(?:[^A-Za-z0-9\s]|\s*$|\s*\n)|([B-HJ-Z])\s";
+        Regex::new(&format!(r"(?i:answer\s*(?:is\b|:)){opening}*{upright}(?:{option}|{letter})"))
+            .expect("a pattern of this file")
+    });
+    let found = SAID.captures_iter(text).last()?;
+    let letter = found.iter().skip(1).flatten().next()?;
+    let rest = text[letter.end()..].lines().next().unwrap_or_default();
+    Some((letter.as_str().chars().next()?, rest))
+}
+
+/// Whether what follows a letter begins with another: ` or B`, `, B`, `/B`, `)(B)`.
+fn lists_another(rest: &str) -> bool {
+    static LISTED: LazyLock<Regex> = LazyLock::new(|| {
+        let around =
+            r"(?:[\s(){}\[\]*$~]|\\(?:text(?:bf)?|math(?:rm|bf)|q?quad|[,; ])|(?i:option|choice)\s)*";
+        let between = r"(?:[,;/&+|]|\\[&|]|\\l(?:or|and)\b|and\b|or\b)";
+        // `A` and `I` before another word are words themselves: `B, I think`.
+        let letter = r"(?:[B-HJ-Z](?:[^A-Za-z0-9]|$)|[AI](?:[^A-Za-z0-9\s]|\s*$|\s+(?:and|or)\b))";
+        Regex::new(&format!(r"^(?:{around}(?:{between}{around})+|\s+|\)\s*\(){letter}"))
+            .expect("a pattern of this file")
+    });
+    LISTED.is_match(rest)
 }
 
 impl Reward for Choice {
@@ -100,8 +128,51 @@ mod tests {
         check("The answer is Blue", None);
         check("answer: B, then I saw that the answer is C.", Some('C'));
         check("The answer is B</think> I do not know", None);
+        check("The answer is option B", Some('B'));
+        check("The correct answer is **Option A** because it fits", Some('A'));
+        check("The answer is the choice (C).", Some('C'));
+        check("The answer is optional", None);
+        check(r"\boxed{\text{Option D}}", Some('D'));
         check("B", None);
         check("", None);
+    }
+
+    #[test]
+    fn several_letters_choose_none() {
+        let check = |text: &str, expected: Option<char>| {
+            let completion = Completion { text, tokens: None, finished: true };
+            assert_eq!(Choice::find(&completion), expected, "{text}");
+        };
+        for text in [
+            r"\boxed{A or B}",
+            r"\boxed{A, B, C}",
+            r"\boxed{A and B}",
+            r"\boxed{A,B}",
+            r"\boxed{A/B}",
+            r"\boxed{A \& B}",
+            r"\boxed{A B}",
+            r"\boxed{(A)(B)}",
+            r"\boxed{\text{A or B}}",
+            r"\boxed{\text{A}, \text{B}}",
+            r"\boxed{A \text{ and } B}",
+            r"\boxed{A, or option B}",
+            "Answer: A, B",
+            "Answer: (A) or (B).",
+            "The answer is **A** and **B**.",
+            "The answer is B or C because both fit",
+            "The answer is option A or B",
+            "The answer is B, A or C",
+        ] {
+            check(text, None);
+        }
+        check(r"\boxed{B, 12}", Some('B'));
+        check(r"\boxed{A} or B", Some('A'));
+        check("The answer is B, I think.", Some('B'));
+        check("The answer is B; A is too small.", Some('B'));
+        check("The answer is B. C is wrong.", Some('B'));
+        check("The answer is B, not C.", Some('B'));
+        check("The answer is (B) and it fits", Some('B'));
+        check("Answer: A\nB and C are wrong", Some('A'));
     }
 
     #[test]
