@@ -32,7 +32,7 @@ const TINY: [&str; 12] = [
 ];
 
 /// What each method needs to be as small, with all that its step can have.
-const METHODS: [(&str, &[&str]); 3] = [
+pub(super) const METHODS: [(&str, &[&str]); 3] = [
     (REFL, &["pipeline.diffusion.method.refl.mid_step=2", "pipeline.diffusion.prompts_per_step=8"]),
     (FLOW_GRPO, &["pipeline.diffusion.group_size=4", "pipeline.diffusion.method.flow_grpo.kl_coef=0.01"]),
     (
@@ -51,7 +51,7 @@ fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
 }
 
 #[track_caller]
-fn run_tiny(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
+pub(super) fn run_tiny(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
     let run = folder.path().join(name);
     succeed(tiny(config, &run, sets));
     run

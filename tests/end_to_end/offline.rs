@@ -12,7 +12,7 @@ use super::{
     lasting_metrics, metrics, resume, series, succeed,
 };
 
-const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
+pub(super) const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
 const DPO: &str = "configs/offline_dpo_sort_cpu.yaml";
 
 /// A second or so of either config.
@@ -43,7 +43,7 @@ fn command(config: &str, run: &Path, sets: &[&str]) -> std::process::Command {
 }
 
 #[track_caller]
-fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
+pub(super) fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
     let run = folder.path().join(name);
     succeed(command(config, &run, sets));
     run

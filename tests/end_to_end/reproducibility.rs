@@ -1,10 +1,10 @@
 //! Runs that have to come to the same numbers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
-    ONE_RANK, TWO_RANKS, anyroll, assert_same, assert_same_steps, last_checkpoint, lasting_metrics, run_tiny,
-    series, succeed,
+    ONE_RANK, TWO_RANKS, anyroll, assert_same, assert_same_steps, diffusion, last_checkpoint,
+    lasting_metrics, offline, run_tiny, series, succeed,
 };
 
 /// A second model and several passes over each batch: all that a step can have.
@@ -80,6 +80,31 @@ fn bf16_learns_what_fp32_learns() {
     let [exact, rounded] = ["fp32", "bf16"].map(run);
     let [exact, rounded] = [exact, rounded].map(|run| series(&run, "warmup/loss")[0]);
     assert!((exact - rounded).abs() < 0.05 * exact, "warm-up losses {exact} and {rounded}");
+}
+
+/// In a run of each pipeline a norm of 0 is as one that no gradient has, and not as one that all have.
+#[test]
+fn a_norm_of_0_clips_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [refl, ..] = diffusion::METHODS;
+    let runs: [(&str, &dyn Fn(&str, &[&str]) -> PathBuf); 3] = [
+        ("rlvr", &|name, sets| run_tiny(&folder, name, ONE_RANK, sets)),
+        ("offline", &|name, sets| offline::run(&folder, name, offline::SFT, sets)),
+        ("diffusion", &|name, sets| diffusion::run_tiny(&folder, name, refl.0, &[refl.1, sets].concat())),
+    ];
+    for (pipeline, run) in runs {
+        let run = |norm: &str| {
+            run(
+                &format!("{pipeline}-{norm}"),
+                &[&format!("pipeline.{pipeline}.optimizer.max_grad_norm={norm}")],
+            )
+        };
+        let [free, wide, narrow] = ["0", "1e30", "1e-3"].map(run);
+        assert_same_steps(&lasting_metrics(&free), &lasting_metrics(&wide));
+        assert!(last_checkpoint(&free) == last_checkpoint(&wide), "{pipeline}: the checkpoints differ");
+        let [free, narrow] = [&free, &narrow].map(|run| series(run, "grad_norm"));
+        assert_ne!(free, narrow, "{pipeline}");
+    }
 }
 
 /// The published configs, cut after 20 steps.

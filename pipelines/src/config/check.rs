@@ -410,7 +410,7 @@ impl Check<'_> {
         self.number(&field("adamw.eps"), eps, eps > 0.0, "above 0")?;
         self.number(&field("adamw.weight_decay"), weight_decay, weight_decay >= 0.0, "0 or above")?;
         let norm = optimizer.max_grad_norm;
-        self.number(&field("max_grad_norm"), norm, norm > 0.0, "above 0")?;
+        self.number(&field("max_grad_norm"), norm, norm >= 0.0, "0 or above")?;
         let (kind, warmup_steps, ratio) = match &optimizer.schedule {
             ScheduleConfig::Constant(_) => return Ok(()),
             ScheduleConfig::Linear(decay) => ("linear", decay.warmup_steps, decay.final_ratio),

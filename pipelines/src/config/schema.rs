@@ -574,7 +574,7 @@ impl Default for KvCacheConfig {
 pub struct OptimizerConfig {
     /// The update rule.
     pub adamw: AdamWConfig,
-    /// Gradients are scaled down to this global norm; above 0. Default 1.
+    /// Gradients are scaled down to this global norm; 0 leaves them as they are. Default 1.
     #[serde(default = "one_f64")]
     pub max_grad_norm: f64,
     /// The learning rate over the steps. Default: constant from the first step.

@@ -85,7 +85,10 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
             config::Decays::Matrices => Decays::Matrices,
             config::Decays::All => Decays::All,
         },
-        max_grad_norm: optimizer.max_grad_norm,
+        max_grad_norm: match optimizer.max_grad_norm {
+            0.0 => f64::INFINITY,
+            norm => norm,
+        },
     }
 }
 
