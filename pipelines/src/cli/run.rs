@@ -17,7 +17,7 @@ use crate::{
     Error, Result,
     config::{Loaded, PipelineConfig, Run},
     diffusion::Diffusion,
-    import::{Origin, import},
+    import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
     progress::Screen,
@@ -43,7 +43,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         log();
     }
     let loaded = match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &sets(args)?)?,
+        (Some(config), _) => Loaded::read(config, &sets(args, config)?)?,
         (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
         (None, None) => unreachable!("clap requires one of them"),
     };
@@ -58,12 +58,12 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
 }
 
 /// What changes the config: another system's file first, then what the user says.
-fn sets(args: &RunArgs) -> Result<Vec<String>> {
+fn sets(args: &RunArgs, config: &Path) -> Result<Vec<String>> {
     let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
     let mut sets = Vec::new();
     for (file, origin) in files {
         if let Some(file) = file {
-            sets.extend(import(file, Some(origin))?.sets(file)?);
+            sets.extend(import::sets(file, origin, config)?);
         }
     }
     sets.extend_from_slice(&args.sets);

@@ -61,12 +61,13 @@ const REFUSED: [(&str, &str); 8] = [
     ("deepspeed_config.offload_param_nvme_path", "nothing is offloaded to disks; use cpu"),
 ];
 
-pub(super) fn apply(ledger: &mut Ledger, path: &Path) -> Result<(), Error> {
-    include_deepspeed(ledger, path)?;
+/// Takes all keys; what a deepspeed section says of the optimizer is for that of `pipeline`.
+pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
+    include_deepspeed(ledger, path, pipeline)?;
     processes(ledger);
     precision(ledger);
     distributed_type(ledger);
-    deepspeed_section(ledger);
+    deepspeed_section(ledger, pipeline);
     fsdp_section(ledger);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
@@ -74,7 +75,7 @@ pub(super) fn apply(ledger: &mut Ledger, path: &Path) -> Result<(), Error> {
 }
 
 /// `deepspeed_config_file`, relative to the file that names it or to the current folder.
-fn include_deepspeed(ledger: &mut Ledger, path: &Path) -> Result<(), Error> {
+fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
     let key = "deepspeed_config.deepspeed_config_file";
     let Some(name) = ledger.text(key).filter(|_| !ledger.peek(key).is_some_and(values::is_off)) else {
         if ledger.peek(key).is_some() {
@@ -90,7 +91,7 @@ fn include_deepspeed(ledger: &mut Ledger, path: &Path) -> Result<(), Error> {
     ledger.include(
         document.flat().into_iter().map(|(name, value)| (format!("{section}{name}"), value)).collect(),
     );
-    deepspeed::apply(ledger, section);
+    deepspeed::apply(ledger, section, pipeline);
     Ok(())
 }
 
@@ -136,7 +137,7 @@ fn distributed_type(ledger: &mut Ledger) {
     }
 }
 
-fn deepspeed_section(ledger: &mut Ledger) {
+fn deepspeed_section(ledger: &mut Ledger, pipeline: &str) {
     let key = |name: &str| format!("deepspeed_config.{name}");
     let stage = ledger.whole(&key("zero_stage"));
     match stage {
@@ -144,7 +145,7 @@ fn deepspeed_section(ledger: &mut Ledger) {
         Some(_) => ledger.refuse(&key("zero_stage"), "stages are 0, 1, 2 and 3"),
         None => {}
     }
-    ledger.copy_number(&key("gradient_clipping"), "pipeline.rlvr.optimizer.max_grad_norm");
+    ledger.copy_number(&key("gradient_clipping"), &format!("{pipeline}.optimizer.max_grad_norm"));
     deepspeed::offloaded_states(ledger, &key("offload_optimizer_device"));
     deepspeed::offloaded_parameters(ledger, &key("offload_param_device"), stage.unwrap_or(2));
     if ledger.peek("deepspeed_config").is_some() {

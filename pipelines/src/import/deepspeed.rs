@@ -1,5 +1,7 @@
 //! DeepSpeed's JSON, also where another config contains it. Old names of its keys are known as well.
 
+use serde_json::json;
+
 use super::ledger::Ledger;
 use super::values;
 
@@ -59,14 +61,16 @@ const REFUSED: [(&str, &str); 15] = [
     ("wandb.*", "TensorBoard events and metrics.jsonl are what is written"),
 ];
 
-/// Takes the keys below `prefix`, which is empty or ends in a dot.
-pub(super) fn apply(ledger: &mut Ledger, prefix: &str) {
+/// Takes the keys below `prefix`, which is empty or ends in a dot, for the optimizer of `pipeline`.
+pub(super) fn apply(ledger: &mut Ledger, prefix: &str, pipeline: &str) {
     let key = |name: &str| format!("{prefix}{name}");
+    let field = |name: &str| format!("{pipeline}.optimizer.{name}");
     stage(ledger, &key);
     precision(ledger, &key);
-    batches(ledger, &key);
-    optimizer(ledger, &key);
-    schedule(ledger, &key);
+    batches(ledger, &key, &field);
+    scheduler_defaults(ledger, &key);
+    optimizer(ledger, &key, &field);
+    schedule(ledger, &key, &field);
     let with_prefix = |table: &[(&str, &'static str)]| -> Vec<(String, &'static str)> {
         table.iter().map(|(name, why)| (key(name), *why)).collect()
     };
@@ -157,16 +161,16 @@ fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     }
 }
 
-fn batches(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+fn batches(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&str) -> String) {
     ledger.copy_number(&key("train_micro_batch_size_per_gpu"), "strategy.micro_batch_size");
-    ledger.copy_number(&key("gradient_clipping"), "pipeline.rlvr.optimizer.max_grad_norm");
+    ledger.copy_number(&key("gradient_clipping"), &field("max_grad_norm"));
     ledger.idle_all(&[
         (&key("train_batch_size"), "prompts_per_step, group_size and mini_batches decide it"),
         (&key("gradient_accumulation_steps"), "as many micro-batches as an update needs"),
     ]);
 }
 
-fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&str) -> String) {
     let kind = key("optimizer.type");
     match ledger.text(&kind).map(|kind| kind.to_ascii_lowercase()).as_deref() {
         Some("adamw" | "adam" | "fusedadam" | "cpuadam") => {
@@ -180,13 +184,18 @@ fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
         None => {}
     }
     let params = |name: &str| key(&format!("optimizer.params.{name}"));
-    for (name, field) in [("lr", "learning_rate"), ("eps", "eps"), ("weight_decay", "weight_decay")] {
-        ledger.copy_number(&params(name), &format!("pipeline.rlvr.optimizer.adamw.{field}"));
+    learning_rate(
+        ledger,
+        [&params("lr"), &key("scheduler.params.warmup_max_lr")],
+        &field("adamw.learning_rate"),
+    );
+    for name in ["eps", "weight_decay"] {
+        ledger.copy_number(&params(name), &field(&format!("adamw.{name}")));
     }
     let betas = params("betas");
     match ledger.peek(&betas).cloned() {
         Some(value) if values::is_unset(&value) => ledger.idle(&betas, "left to its default"),
-        Some(value) => ledger.map(&betas, "pipeline.rlvr.optimizer.adamw.betas", value),
+        Some(value) => ledger.map(&betas, &field("adamw.betas"), value),
         None => {}
     }
     ledger.idle_all(&[
@@ -195,7 +204,28 @@ fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     ]);
 }
 
-fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+/// The optimizer's own rate, unless the scheduler has a peak: it then sets the rate of every step.
+fn learning_rate(ledger: &mut Ledger, [own, peak]: [&str; 2], field: &str) {
+    if ledger.number(peak).is_some() && ledger.number(own).is_some() {
+        ledger.idle(own, "the scheduler's warmup_max_lr is the rate in DeepSpeed as well");
+    }
+    ledger.copy_number(own, field);
+    ledger.copy_number(peak, field);
+}
+
+/// What DeepSpeed takes for parameters that its scheduler is not given.
+fn scheduler_defaults(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    let own = match ledger.text(&key("scheduler.type")).as_deref() {
+        Some("WarmupLR" | "WarmupDecayLR") => ("warmup_max_lr", json!(1e-3)),
+        Some("WarmupCosineLR") => ("cos_min_ratio", json!(1e-4)),
+        _ => return,
+    };
+    for (name, value) in [own, ("warmup_num_steps", json!(1000)), ("warmup_type", json!("log"))] {
+        ledger.assume(&[(&key(&format!("scheduler.params.{name}")), value)]);
+    }
+}
+
+fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&str) -> String) {
     let kind_key = key("scheduler.type");
     let Some(kind) = ledger.text(&kind_key) else { return };
     let ours = match kind.as_str() {
@@ -207,16 +237,28 @@ fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
                 .refuse(&kind_key, "schedules here are constant, linear and cosine, with a warm-up");
         }
     };
-    let field = format!("pipeline.rlvr.optimizer.schedule.{ours}.warmup_steps");
-    let warmup = key("scheduler.params.warmup_num_steps");
+    let params = |name: &str| key(&format!("scheduler.params.{name}"));
+    let steps_field = field(&format!("schedule.{ours}.warmup_steps"));
+    let warmup = params("warmup_num_steps");
     let steps = ledger.whole(&warmup).unwrap_or(0);
-    ledger.map(&kind_key, &field, steps);
-    ledger.copy_number(&warmup, &field);
+    ledger.map(&kind_key, &steps_field, steps);
+    ledger.copy_number(&warmup, &steps_field);
+    if ours == "cosine" {
+        ledger.copy_number(&params("cos_min_ratio"), &field("schedule.cosine.final_ratio"));
+    }
+    for start in ["warmup_min_lr", "warmup_min_ratio"].map(params) {
+        match ledger.number(&start) {
+            Some(rate) if rate != 0.0 => ledger.fold(&start, "the rise begins at 0"),
+            _ => ledger.idle_all(&[(&start, "the rise begins at 0")]),
+        }
+    }
+    let shape = params("warmup_type");
+    match ledger.text(&shape).as_deref() {
+        Some("linear") | None => ledger.idle_all(&[(&shape, "the rise is a straight line")]),
+        Some(_) => ledger.fold(&shape, "the rise is a straight line"),
+    }
     ledger.idle_all(&[
-        (&key("scheduler.params.total_num_steps"), "the schedule ends with the run"),
-        (&key("scheduler.params.warmup_min_lr"), "the rise begins at 0"),
-        (&key("scheduler.params.warmup_max_lr"), "the peak is the learning rate"),
-        (&key("scheduler.params.warmup_type"), "the rise is a straight line"),
-        (&key("scheduler.params.last_batch_iteration"), BY_LAUNCHER),
+        (&params("total_num_steps"), "the schedule ends with the run"),
+        (&params("last_batch_iteration"), BY_LAUNCHER),
     ]);
 }

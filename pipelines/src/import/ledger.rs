@@ -83,8 +83,20 @@ impl Draft {
         serde_saphyr::to_string(&Value::Object(root)).expect("plain values")
     }
 
+    /// A schedule is set as a whole: beside the kind that a config has, a field of another kind would be a second one.
     pub(super) fn sets(&self) -> Vec<String> {
-        self.fields.iter().map(|(field, value)| format!("{field}={value}")).collect()
+        let mut sets = Map::new();
+        for (field, value) in &self.fields {
+            match field.split_once(".schedule.") {
+                Some((above, below)) => {
+                    let schedule = sets.entry(format!("{above}.schedule"));
+                    let schedule = schedule.or_insert_with(|| Value::Object(Map::new()));
+                    insert(schedule.as_object_mut().expect("just made"), below, value.clone());
+                }
+                None => drop(sets.insert(field.clone(), value.clone())),
+            }
+        }
+        sets.iter().map(|(field, value)| format!("{field}={value}")).collect()
     }
 }
 

@@ -25,6 +25,7 @@ mod values;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use serde_json::Value;
 
 pub use ledger::{Fate, Row};
 
@@ -111,6 +112,27 @@ pub struct Import {
 /// # Errors
 /// The file cannot be read or parsed, or it cannot be told whose it is.
 pub fn import(path: &Path, origin: Option<Origin>) -> Result<Import, Error> {
+    import_for(path, origin, shared::R)
+}
+
+/// What `origin`'s file at `path` changes in a run of our config `config`, as `--set` arguments.
+///
+/// # Errors
+/// As [`import`], and [`Error::Refused`] if a setting has no counterpart here: a run must not start without it.
+pub fn sets(path: &Path, origin: Origin, config: &Path) -> Result<Vec<String>, Error> {
+    import_for(path, Some(origin), &pipeline_of(config))?.sets(path)
+}
+
+/// The pipeline that our config at `path` is for. Where it says none, reading it as a config tells what is wrong.
+fn pipeline_of(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let config = serde_saphyr::from_str::<Value>(&text).unwrap_or_default();
+    let name = config["pipeline"].as_object().and_then(|pipeline| pipeline.keys().next());
+    name.map_or_else(|| shared::R.to_owned(), |name| format!("pipeline.{name}"))
+}
+
+/// As [`import`]; what accelerate and DeepSpeed say of the optimizer is for that of `pipeline`.
+fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Import, Error> {
     let document = Document::read(path, origin)?;
     let origin = match origin {
         Some(origin) => origin,
@@ -119,8 +141,8 @@ pub fn import(path: &Path, origin: Option<Origin>) -> Result<Import, Error> {
     let mut ledger = Ledger::new(document.flat());
     match origin {
         Origin::Roll => roll::apply(&mut ledger),
-        Origin::Accelerate => accelerate::apply(&mut ledger, path)?,
-        Origin::Deepspeed => deepspeed::apply(&mut ledger, ""),
+        Origin::Accelerate => accelerate::apply(&mut ledger, path, pipeline)?,
+        Origin::Deepspeed => deepspeed::apply(&mut ledger, "", pipeline),
         Origin::Trl => trl::apply(&mut ledger),
         Origin::TrlSft => trl_offline::apply(&mut ledger, trl_offline::Trainer::Sft),
         Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
@@ -139,10 +161,7 @@ impl Import {
     }
 
     /// The same as `--set` arguments, for `anyroll run --accelerate-config FILE`.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] if a setting has no counterpart here: a run with it must not start without it.
-    pub fn sets(&self, path: &Path) -> Result<Vec<String>, Error> {
+    fn sets(&self, path: &Path) -> Result<Vec<String>, Error> {
         let mut refused = self.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. }));
         let count = refused.clone().count();
         match refused.next() {

@@ -157,7 +157,7 @@ fn strategy(ledger: &mut Ledger) {
         Some(_) => ledger.refuse(name, "layers are not split over ranks; say `strategy.zero_stage`"),
         None => {}
     }
-    deepspeed::apply(ledger, "actor_train.strategy_args.strategy_config.");
+    deepspeed::apply(ledger, "actor_train.strategy_args.strategy_config.", R);
     ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it is another system's strategy")]);
     devices(ledger);
 }

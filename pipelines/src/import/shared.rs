@@ -1,6 +1,6 @@
 //! What several importers say.
 
-/// The pipeline that all of their configs are for.
+/// The pipeline that most of their configs are for.
 pub(super) const R: &str = "pipeline.rlvr";
 pub(super) const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
 pub(super) const ONE_PLACE: &str = "every rank holds its part of every role";

@@ -1,6 +1,8 @@
 //! One file of each system, as its documentation has them, and what it comes to.
 
-use std::fs;
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
 
 use super::{Fate, Import, Origin, import};
 use crate::config::Loaded;
@@ -175,6 +177,7 @@ pipeline:
     optimizer:
       max_grad_norm: 1
       adamw:
+        learning_rate: 0.001
         eps: 1.0e-8
         weight_decay: 0.1
         betas:
@@ -193,9 +196,86 @@ pipeline:
                 "no effect zero_optimization.offload_param.device: cpu (DeepSpeed",
             ),
             ("zero_optimization.reduce_bucket_size", "no effect"),
+            (
+                "scheduler.params.warmup_max_lr",
+                "mapped    scheduler.params.warmup_max_lr: 0.001 by default -> pipeline.rlvr.optimizer.adamw.learning_rate",
+            ),
+            ("scheduler.params.warmup_type", "changed   scheduler.params.warmup_type: log by default"),
             ("my_own_key", "refused   my_own_key: 1 (the importer does not know this key)"),
         ],
     );
+}
+
+#[test]
+fn deepspeeds_scheduler_sets_the_rate() {
+    let import = |lr: &str, kind: &str, params: &str| {
+        let optimizer = format!(r#"{{"type": "AdamW", "params": {{"lr": {lr}}}}}"#);
+        let scheduler = format!(r#"{{"type": "{kind}", "params": {{"warmup_num_steps": 5, {params}}}}}"#);
+        let text = format!(
+            r#"{{"zero_optimization": {{"stage": 1}}, "optimizer": {optimizer}, "scheduler": {scheduler}}}"#
+        );
+        imported("ds.json", &text, Origin::Deepspeed)
+    };
+    let peak = r#""warmup_min_lr": 1e-5, "warmup_max_lr": 2e-3, "warmup_type": "linear""#;
+    for (lr, fate) in
+        [("1e-4", "no effect optimizer.params.lr"), (r#""auto""#, "no effect optimizer.params.lr")]
+    {
+        let import = import(lr, "WarmupLR", peak);
+        check_rows(
+            &import,
+            &[
+                ("optimizer.params.lr", fate),
+                ("scheduler.params.warmup_max_lr", "mapped"),
+                ("scheduler.params.warmup_min_lr", "changed"),
+                ("scheduler.params.warmup_type", "no effect"),
+            ],
+        );
+        assert!(import.yaml().contains("learning_rate: 0.002\n"), "{}", import.yaml());
+    }
+    let own = import("1e-4", "WarmupLR", r#""warmup_max_lr": "auto""#);
+    assert!(own.yaml().contains("learning_rate: 0.0001\n"), "{}", own.yaml());
+    let cosine = import("1e-4", "WarmupCosineLR", r#""total_num_steps": 50"#);
+    check_refused(&cosine, &[]);
+    for line in
+        ["learning_rate: 0.0001\n", "cosine:\n          warmup_steps: 5\n          final_ratio: 0.0001\n"]
+    {
+        assert!(cosine.yaml().contains(line), "no\n{line}in\n{}", cosine.yaml());
+    }
+}
+
+/// The published configs have schedules of other kinds than the file.
+#[test]
+fn the_optimizer_is_that_of_the_runs_own_pipeline() {
+    const DEEPSPEED: &str = r#"{
+      "zero_optimization": {"stage": 2},
+      "gradient_clipping": 0.0,
+      "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.25}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 2e-3, "warmup_num_steps": 1}}
+    }"#;
+    const ACCELERATE: &str = "deepspeed_config: {gradient_clipping: 0.5, zero_stage: 2}\n";
+    let folder = tempfile::tempdir().unwrap();
+    let optimizer = |text: &str, origin, pipeline: &str, config: &str| {
+        let path = folder.path().join("theirs");
+        fs::write(&path, text).unwrap();
+        let config = Path::new("../configs").join(config);
+        let loaded = Loaded::read(&config, &super::sets(&path, origin, &config).unwrap()).unwrap();
+        let yaml: Value = serde_saphyr::from_str(&loaded.config.to_yaml()).unwrap();
+        assert_eq!(yaml["strategy"]["zero_stage"], 2);
+        yaml["pipeline"][pipeline]["optimizer"].clone()
+    };
+    for (pipeline, config) in [
+        ("rlvr", "rlvr_sort_cpu.yaml"),
+        ("offline", "offline_sft_sort_cpu.yaml"),
+        ("diffusion", "diffusion_nft_shapes_cpu.yaml"),
+    ] {
+        let theirs = optimizer(DEEPSPEED, Origin::Deepspeed, pipeline, config);
+        assert_eq!(theirs["max_grad_norm"].as_f64(), Some(0.0), "{pipeline}");
+        assert_eq!(theirs["adamw"]["learning_rate"].as_f64(), Some(2e-3), "{pipeline}");
+        assert_eq!(theirs["adamw"]["weight_decay"].as_f64(), Some(0.25), "{pipeline}");
+        assert_eq!(theirs["schedule"], json!({"constant": {"warmup_steps": 1}}), "{pipeline}");
+        let clipped = optimizer(ACCELERATE, Origin::Accelerate, pipeline, config);
+        assert_eq!(clipped["max_grad_norm"].as_f64(), Some(0.5), "{pipeline}");
+    }
 }
 
 #[test]
