@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::{Error, Origin, deepspeed, document::Document, ledger::Ledger, values};
 
 const LAUNCHER: &str =
@@ -9,7 +11,7 @@ const LAUNCHER: &str =
 const SHARDED: &str = "weights are made and kept in their shards; `anyroll export` gathers them";
 const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
 
-const IDLE: [(&str, &str); 38] = [
+const IDLE: [(&str, &str); 37] = [
     ("compute_environment", LAUNCHER),
     ("debug", "every collective is always checked and has a deadline"),
     ("machine_rank", LAUNCHER),
@@ -46,7 +48,6 @@ const IDLE: [(&str, &str); 38] = [
     ("fsdp_config.fsdp_state_dict_type", SHARDED),
     ("parallelism_config.parallelism_config_dp_replicate_size", "the ranks are those that there are"),
     ("parallelism_config.parallelism_config_dp_shard_size", "the ranks are those that there are"),
-    ("gpu_ids", "`devices` counts from the first; name others with `devices: [0, 2]`"),
     ("mixed_precision_config.*", "`strategy.precision` is what there is"),
 ];
 
@@ -97,18 +98,53 @@ fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result
 
 fn processes(ledger: &mut Ledger) {
     let hosts = ledger.whole("num_machines").unwrap_or(1).max(1);
-    match ledger.whole("num_processes") {
-        Some(all) if hosts > 1 => {
-            ledger.change("num_processes", "devices", all / hosts, format!("on each of {hosts} hosts"));
-        }
-        Some(all) => ledger.map("num_processes", "devices", all),
-        None => {}
+    let mut processes = ledger.whole("num_processes");
+    if processes.is_some_and(|all| !all.is_multiple_of(hosts)) {
+        ledger.refuse("num_processes", format!("each of {hosts} hosts has as many; say `devices`"));
+        processes = None;
     }
+    devices(ledger, processes.map(|all| all / hosts), hosts);
     match ledger.truth("use_cpu") {
         Some(true) => ledger.map("use_cpu", "backend", "cpu"),
         Some(false) => ledger.change("use_cpu", "backend", "auto", "the first usable accelerator"),
         None => {}
     }
+}
+
+/// Devices of a host: the first so many, or of those that `gpu_ids` lists.
+fn devices(ledger: &mut Ledger, count: Option<u64>, hosts: u64) {
+    let (key, field) = ("gpu_ids", "devices");
+    let named = ledger.text(key).filter(|text| !text.eq_ignore_ascii_case("all"));
+    let named = named.filter(|_| ledger.truth("use_cpu") != Some(true));
+    let listed = named.map(|text| ordinals(&text));
+    let devices = match (listed, count) {
+        (None, None) => None,
+        (None, Some(count)) => Some(count.into()),
+        (Some(Some(ids)), count) if count.is_none_or(|count| count <= ids.len() as u64) => {
+            let used = &ids[..count.map_or(ids.len(), |count| count as usize)];
+            match used == ids {
+                true => ledger.map(key, field, used),
+                false => ledger.change(key, field, used, "a process has a device"),
+            }
+            Some(used.into())
+        }
+        (Some(_), count) => {
+            ledger.refuse(key, "say `devices`, a list of numbers with one for each process of a host");
+            count.map(Value::from)
+        }
+    };
+    if let (Some(devices), Some(_)) = (devices, count) {
+        match hosts {
+            1 => ledger.map("num_processes", field, devices),
+            _ => ledger.change("num_processes", field, devices, format!("on each of {hosts} hosts")),
+        }
+    }
+    ledger.idle_all(&[(key, "`devices` counts from the first")]);
+}
+
+/// The numbers of `0,2` or `[0, 2]`.
+fn ordinals(text: &str) -> Option<Vec<u64>> {
+    text.trim_matches(['[', ']']).split(',').map(|id| id.trim().parse().ok()).collect()
 }
 
 fn precision(ledger: &mut Ledger) {

@@ -100,6 +100,28 @@ pipeline:
 }
 
 #[test]
+fn accelerates_processes_have_the_devices_it_names() {
+    let import = |more: &str| {
+        imported("gpus.yaml", &format!("distributed_type: MULTI_GPU\n{more}"), Origin::Accelerate)
+    };
+    let zero = "strategy:\n  zero_stage: 0\n";
+    for (more, devices) in [
+        ("gpu_ids: 0,2\nnum_processes: 2\n", "devices:\n- 0\n- 2\n"),
+        ("gpu_ids: [3]\n", "devices:\n- 3\n"),
+        ("gpu_ids: '1,2,3'\nnum_processes: 4\nnum_machines: 2\n", "devices:\n- 1\n- 2\n"),
+        ("gpu_ids: all\nnum_processes: 2\n", "devices: 2\n"),
+        ("gpu_ids: '0,1'\nnum_processes: 2\nuse_cpu: true\n", "backend: cpu\ndevices: 2\n"),
+    ] {
+        let import = import(more);
+        check_refused(&import, &[]);
+        assert_eq!(import.yaml(), format!("{devices}{zero}"), "{more}");
+    }
+    check_refused(&import("gpu_ids: 0,2\nnum_processes: 3\n"), &["gpu_ids"]);
+    check_refused(&import("gpu_ids: GPU-5d2c\nnum_processes: 1\n"), &["gpu_ids"]);
+    check_refused(&import("num_machines: 2\nnum_processes: 15\n"), &["num_processes"]);
+}
+
+#[test]
 fn a_bare_no_is_no_precision_of_its_own() {
     for no in ["no", "'no'", "false"] {
         let text = format!("distributed_type: 'NO'\nmixed_precision: {no}\n");
