@@ -13,6 +13,9 @@ const MOST_DEVICES: u64 = 1 << 16;
 
 const ROLLOUT_DEVICES: &str = "roles.rollout.devices";
 
+/// The reward that scores in one of three ways and takes something off for short answers.
+const CROSS_THINK: &str = "CrossThinkQARuleRewardWorker";
+
 const DEAD: &str = "ROLL reads it nowhere";
 
 fn defaults() -> [(&'static str, Value); 21] {
@@ -93,7 +96,7 @@ const IDLE: [(&str, &str); 49] = [
     ("reward_pretrain", "rewards here are functions"),
 ];
 
-const REFUSED: [(&str, &str); 19] = [
+const REFUSED: [(&str, &str); 17] = [
     ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
     ("async_generation_ratio", "say `rollout.async.ahead`"),
     ("use_additional_prompts", "as many prompts as asked for are sampled"),
@@ -109,8 +112,6 @@ const REFUSED: [(&str, &str); 19] = [
     ("use_topr_loss", "ROLL reads it nowhere"),
     ("global_template", "the model's folder has its chat template"),
     ("tag_to_template*", "the model's folder has its chat template"),
-    ("norm_mean_type", "say `algorithm.advantage`"),
-    ("norm_std_type", "say `algorithm.advantage`"),
     ("whiten_rewards", "advantages are whitened, by `whiten_advantages`"),
     ("reward_model*", "name a reward that can be verified in `pipeline.rlvr.reward`"),
 ];
@@ -323,6 +324,7 @@ fn algorithm(ledger: &mut Ledger) {
         None => {}
     }
     ledger.idle_all(&[("gamma", "with the advantage"), ("lambd", "with the advantage, where that is `gae`")]);
+    reward_norm(ledger, &a);
     for name in ["reward_clip", "advantage_clip"] {
         ledger.copy_number(name, &format!("{a}.{name}"));
     }
@@ -368,6 +370,28 @@ fn selection(ledger: &mut Ledger) {
     ledger.idle_all(&thresholds.map(|(key, ..)| (key, "difficulty_mask is off")));
 }
 
+/// ROLL normalizes the rewards of each domain by themselves.
+fn reward_norm(ledger: &mut Ledger, a: &str) {
+    let is_grpo =
+        ledger.draft(&format!("{a}.advantage")).is_some_and(|advantage| advantage.get("grpo").is_some());
+    let has_groups = ledger.draft(&format!("{R}.group_size")).and_then(Value::as_u64) > Some(1);
+    let has_domains = workers(ledger).len() > 1;
+    for (key, statistic) in [("norm_mean_type", "mean"), ("norm_std_type", "std")] {
+        let field = format!("{a}.reward_norm.{statistic}");
+        match ledger.text(key).as_deref() {
+            None => {}
+            Some(_) if is_grpo => ledger.idle(key, "ROLL's grpo overwrites it"),
+            Some(_) if ledger.peek(key).is_some_and(values::is_unset) => ledger.idle(key, "off"),
+            Some("group") if !has_groups => ledger.refuse(key, "a group of 1 has no statistics"),
+            Some(over @ ("batch" | "running")) if has_domains => {
+                ledger.change(key, &field, over, "over all domains, where ROLL has a statistic for each");
+            }
+            Some(over @ ("group" | "batch" | "running")) => ledger.map(key, &field, over),
+            Some(_) => ledger.refuse(key, "statistics are of the group, the batch, or running"),
+        }
+    }
+}
+
 fn kl(ledger: &mut Ledger, a: &str) {
     let field = format!("{a}.kl_coef");
     match ledger.truth("use_kl_loss") {
@@ -378,7 +402,7 @@ fn kl(ledger: &mut Ledger, a: &str) {
         }
         _ => {
             if ledger.truth("add_token_level_kl") == Some(true) {
-                ledger.map("add_token_level_kl", &format!("{a}.kl_in"), json!({"reward": {}}));
+                kl_in_reward(ledger, &format!("{a}.kl_in"));
                 ledger.copy_number("init_kl_coef", &field);
             } else {
                 ledger.idle("init_kl_coef", "no KL term uses it");
@@ -386,7 +410,25 @@ fn kl(ledger: &mut Ledger, a: &str) {
             ledger.idle_all(&[("kl_loss_coef", "use_kl_loss is off")]);
         }
     }
-    ledger.idle_all(&[("enable_reference", "the reference is there where a KL term needs it")]);
+    ledger.idle_all(&[
+        ("enable_reference", "the reference is there where a KL term needs it"),
+        ("target_kl", "no coefficient moves"),
+        ("kl_horizon", "no coefficient moves"),
+    ]);
+}
+
+/// With a target the coefficient moves after each step.
+fn kl_in_reward(ledger: &mut Ledger, field: &str) {
+    let mut kl_in = json!({"reward": {}});
+    if let Some(target) = ledger.number("target_kl") {
+        let horizon = ledger.number("kl_horizon").unwrap_or(10_000.0);
+        kl_in = json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}});
+        ledger.map("target_kl", field, kl_in.clone());
+        if ledger.peek("kl_horizon").is_some() {
+            ledger.map("kl_horizon", field, kl_in.clone());
+        }
+    }
+    ledger.map("add_token_level_kl", field, kl_in);
 }
 
 fn loss(ledger: &mut Ledger, a: &str) {
@@ -458,21 +500,16 @@ fn aggregation(ledger: &mut Ledger, a: &str) {
 }
 
 fn rewards(ledger: &mut Ledger) {
-    let workers: Vec<(String, String)> = ledger
-        .keys()
-        .filter(|key| key.starts_with("rewards.") && key.ends_with(".worker_cls"))
-        .filter_map(|key| Some((key.clone(), ledger.text(key)?)))
-        .collect();
+    let workers = workers(ledger);
     let has_domains = workers.len() > 1;
     let mut terms = Vec::new();
     let mut taken = Vec::new();
     for (key, worker) in workers {
-        let reward = match worker.rsplit('.').next().unwrap_or_default() {
-            "MathRuleRewardWorker" => json!({"math": {"only_boxed": true}}),
-            "MultipleChoiceBoxedRuleRewardWorker" | "CrossThinkQARuleRewardWorker" => json!({"choice": {}}),
-            "GeneralRuleRewardWorker" => json!({"ifeval": {}}),
-            _ => {
-                ledger.refuse(&key, "see docs/rewards.md for what there is");
+        scoring(ledger, key.trim_end_matches("worker_cls"), &worker);
+        let (reward, why) = match reward_of(&worker) {
+            Ok(reward) => reward,
+            Err(why) => {
+                ledger.refuse(&key, why);
                 continue;
             }
         };
@@ -482,17 +519,20 @@ fn rewards(ledger: &mut Ledger) {
                 let mut term = reward;
                 term["domains"] = domains;
                 terms.push(term);
-                taken.push((key, Some(tags)));
+                taken.push((key, why, Some(tags)));
             }
             None if has_domains => ledger.refuse(&key, "say the tags of its records in the term's `domains`"),
             _ => {
                 terms.push(reward);
-                taken.push((key, None));
+                taken.push((key, why, None));
             }
         }
     }
-    for (key, tags) in taken {
-        ledger.map(&key, &format!("{R}.reward"), terms.clone());
+    for (key, why, tags) in taken {
+        match why {
+            "" => ledger.map(&key, &format!("{R}.reward"), terms.clone()),
+            why => ledger.change(&key, &format!("{R}.reward"), terms.clone(), why),
+        }
         if let Some(tags) = tags {
             ledger.fold(&tags, "in the term's `domains`");
         }
@@ -501,6 +541,56 @@ fn rewards(ledger: &mut Ledger) {
         ledger.fill(&format!("{R}.data.file.columns.domain"), "tag");
     }
     ledger.idle_all(&[("rewards.*", "rewards here are functions in the ranks' processes")]);
+}
+
+/// The keys of rewards' workers, and their classes without modules.
+fn workers(ledger: &Ledger) -> Vec<(String, String)> {
+    let keys = ledger.keys().filter(|key| key.starts_with("rewards.") && key.ends_with(".worker_cls"));
+    let class = |text: String| text.rsplit('.').next().unwrap_or_default().to_owned();
+    keys.filter_map(|key| Some((key.clone(), class(ledger.text(key)?)))).collect()
+}
+
+/// The reward of a worker and what differs, if anything does; or why there is none.
+fn reward_of(worker: &str) -> Result<(Value, &'static str), &'static str> {
+    match worker {
+        "MathRuleRewardWorker" => Ok((json!({"math": {"only_boxed": true}}), "")),
+        "MultipleChoiceBoxedRuleRewardWorker" => {
+            Ok((json!({"choice": {}}), "without a box the letter of `answer is B` counts"))
+        }
+        CROSS_THINK => {
+            Ok((json!({"choice": {}}), "1 or 0, and no penalty for what repeats: `repetition` has that"))
+        }
+        "GeneralRuleRewardWorker" => {
+            Err("its records name functions in `func_name`; `ifeval` reads IFEval's `instruction_id_list`")
+        }
+        "CodeSandboxRewardWorker" => {
+            Err("its records have `test_cases`; `code` reads the tests in the answer, see docs/rewards.md")
+        }
+        "LLMJudgeRewardWorker" => {
+            Err("its judge answers YES or NO; say `judge` with a template that asks for a number")
+        }
+        _ => Err("see docs/rewards.md for what there is"),
+    }
+}
+
+/// What changes a worker's scores or the prompts that are kept for them, below `section`, which ends in a dot.
+fn scoring(ledger: &mut Ledger, section: &str, worker: &str) {
+    let key = |name: &str| format!("{section}{name}");
+    let [kind, penalty] = ["reward_type", "response_length_penalty_coef"].map(key);
+    if worker == CROSS_THINK {
+        if ledger.peek(&kind).is_some() {
+            ledger.fold(&kind, "the right letter is 1, and anything else 0");
+        }
+        ledger.refuse_all(&[(&penalty, "shape lengths with the `length` reward")]);
+    }
+    let why = "this worker of ROLL's does not read it";
+    ledger.idle_all(&[(&kind, why), (&penalty, why)]);
+    let filter = key("query_filter_config.type");
+    match ledger.text(&filter).as_deref() {
+        None => {}
+        Some("no_filter") => ledger.idle(&filter, "off"),
+        Some(_) => ledger.refuse(&filter, "say `selection.mixed_groups` or `selection.difficulty`"),
+    }
 }
 
 fn data(ledger: &mut Ledger) {
@@ -518,5 +608,9 @@ fn data(ledger: &mut Ledger) {
     // It leaves longer ones out, too.
     ledger.copy_number("prompt_length", &format!("{R}.data.file.max_prompt_tokens"));
     ledger.fill(&format!("{R}.data.file.max_prompt_tokens"), PROMPT_LENGTH);
+    let validation = "validation.data_args.file_name";
+    if ledger.peek(validation).is_some_and(|files| !values::is_off(files)) {
+        ledger.fold(validation, "evaluation is on prompts held out of those to train on");
+    }
     ledger.refuse_all(&[("actor_train.data_args.domain_interleave_probs*", "a run has one file of prompts")]);
 }

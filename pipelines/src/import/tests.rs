@@ -635,6 +635,68 @@ fn check_elsewhere(text: &str) {
     assert!(shared.yaml().contains("devices: 4\n") && !shared.yaml().contains("roles:"), "{}", shared.yaml());
 }
 
+/// Enough of a run of ROLL's to load, with `more` below the top and `rewards`.
+#[track_caller]
+fn roll(more: &str, rewards: &str) -> Import {
+    let text = format!(
+        "rollout_batch_size: 8\nresponse_length: 64\nnum_return_sequences_in_group: 4\npretrain: models/qwen\n\
+         adv_estimator: reinforce\n{more}rewards:\n{rewards}"
+    );
+    let import = imported("roll.yaml", &text, Origin::Roll);
+    check_loads(&import);
+    import
+}
+
+const MATH: &str = "  math: {worker_cls: a.MathRuleRewardWorker}\n";
+
+#[test]
+fn rolls_rewards_that_score_otherwise() {
+    for (worker, why) in [
+        ("GeneralRuleRewardWorker", "`instruction_id_list`"),
+        ("CodeSandboxRewardWorker", "`test_cases`"),
+        ("LLMJudgeRewardWorker", "YES or NO"),
+    ] {
+        let import = roll("", &format!("  some: {{worker_cls: a.{worker}, reward_type: soft}}\n"));
+        check_refused(&import, &["rewards.some.worker_cls"]);
+        let row = import.rows.iter().find(|row| row.key == "rewards.some.worker_cls").unwrap().to_string();
+        assert!(row.contains(why), "{row}");
+        check_rows(&import, &[("rewards.some.reward_type", "no effect")]);
+    }
+    let fields =
+        "reward_type: soft, response_length_penalty_coef: 0.5, query_filter_config: {type: mean_filter}";
+    let import = roll("", &format!("  qa: {{worker_cls: a.CrossThinkQARuleRewardWorker, {fields}}}\n"));
+    check_refused(
+        &import,
+        &["rewards.qa.response_length_penalty_coef", "rewards.qa.query_filter_config.type"],
+    );
+    check_rows(&import, &[("rewards.qa.worker_cls", "changed"), ("rewards.qa.reward_type", "changed")]);
+    let import = roll("validation: {data_args: {file_name: [data/aime.jsonl]}}\n", MATH);
+    check_refused(&import, &[]);
+    check_rows(&import, &[("validation.data_args.file_name", "changed")]);
+}
+
+#[test]
+fn rolls_statistics_of_rewards_and_its_moving_coefficient() {
+    let norms = "norm_mean_type: batch\nnorm_std_type: group\n";
+    let import = roll(norms, MATH);
+    check_refused(&import, &[]);
+    let lines = "      reward_norm:\n        mean: batch\n        std: group\n";
+    assert!(import.yaml().contains(lines), "{}", import.yaml());
+    let domains = "  math: {worker_cls: a.MathRuleRewardWorker, tag_included: [a]}\n  \
+                   more: {worker_cls: a.MathRuleRewardWorker, tag_included: [b]}\n";
+    let rows = [("norm_mean_type", "changed"), ("norm_std_type", "mapped")];
+    check_rows(&roll(norms, domains), &rows);
+    let off = roll("norm_mean_type: ~\ntarget_kl: ~\n", MATH);
+    check_refused(&off, &[]);
+    assert!(!off.yaml().contains("reward_norm") && !off.yaml().contains("kl_in"), "{}", off.yaml());
+
+    let import = roll("add_token_level_kl: true\ninit_kl_coef: 0.1\ntarget_kl: 0.05\n", MATH);
+    check_refused(&import, &[]);
+    let lines = "      kl_in:\n        reward:\n          adaptive:\n            target: 0.05\n            horizon: 10000";
+    assert!(import.yaml().contains(lines), "{}", import.yaml());
+    check_rows(&roll("target_kl: 0.05\n", MATH), &[("target_kl", "no effect")]);
+}
+
 #[test]
 fn trlx_sections() {
     let text = "\
