@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use super::{Error, Origin};
+use super::{Error, Origin, shell};
 
 /// A parsed file.
 pub(super) struct Document {
@@ -20,7 +20,7 @@ impl Document {
         let is_command = origin == Some(Origin::Openrlhf) || text.contains("openrlhf.cli.");
         let problem = |problem: String| Error::Syntax { path: path.to_owned(), problem };
         let mut root = match is_command {
-            true => flags(&text),
+            true => flags(&text).map_err(problem)?,
             false => match serde_saphyr::from_str::<Value>(&text) {
                 Ok(Value::Object(root)) => root,
                 Ok(_) => return Err(problem("it is not a mapping of keys to values".to_owned())),
@@ -172,20 +172,58 @@ fn placeholder(text: &str) -> Option<(usize, usize)> {
     Some((start, start + text[start..].find('}')?))
 }
 
-/// `--a.b 1 2 --c` as `a.b: [1, 2], c: true`, from a shell script or a line: what precedes the first flag is the
-/// program, comments and line ends are skipped.
-fn flags(text: &str) -> Map<String, Value> {
-    let command: String = text
-        .lines()
-        .map(|line| line.trim().trim_end_matches('\\'))
-        .filter(|line| !line.starts_with('#'))
-        .collect::<Vec<_>>()
-        .join(" ");
-    let command = command.split_once("openrlhf.cli.").map_or(command.as_str(), |(_, rest)| rest);
+/// The program whose commands are imported; OpenRLHF's others train otherwise, with the same flags.
+const PROGRAM: &str = "train_ppo_ray";
+
+/// `--a.b 1 2 --c` as `a.b: [1, 2], c: true`, from the one command of a shell script that calls the program.
+fn flags(script: &str) -> Result<Map<String, Value>, String> {
+    let mut calls = calls(script)?;
+    let other = calls.first().map(|(name, _)| name.clone());
+    calls.retain(|(name, _)| name == PROGRAM);
+    match (calls.len(), calls.pop(), other) {
+        (1, Some((_, arguments)), _) => arguments_by_flag(arguments),
+        (0, _, Some(other)) => Err(format!(
+            "it calls `openrlhf.cli.{other}`, and only commands of `openrlhf.cli.{PROGRAM}` are imported"
+        )),
+        (0, ..) => Err(format!("it has no command that calls `openrlhf.cli.{PROGRAM}`")),
+        (count, ..) => {
+            Err(format!("it calls `openrlhf.cli.{PROGRAM}` {count} times: leave one of the commands in"))
+        }
+    }
+}
+
+/// OpenRLHF's programs that a script calls, each with its arguments.
+fn calls(script: &str) -> Result<Vec<(String, Vec<String>)>, String> {
+    let mut found = Vec::new();
+    for mut words in shell::commands(script)? {
+        // The shell would end the program's command before it, and train without these flags.
+        if words[0].starts_with("--") {
+            return Err(format!("a line begins with `{}`: end the one before it with a backslash", words[0]));
+        }
+        if let Some(place) = words.iter().position(|word| program(word).is_some()) {
+            let arguments = words.split_off(place + 1);
+            found.extend(program(&words[place]).map(|name| (name.to_owned(), arguments)));
+            continue;
+        }
+        // A command may be a word of another: `bash -c "python -m ..."`.
+        for word in words.iter().filter(|word| word.contains("openrlhf.cli.") && *word != script) {
+            found.extend(calls(word)?);
+        }
+    }
+    Ok(found)
+}
+
+fn program(word: &str) -> Option<&str> {
+    if word.contains(char::is_whitespace) {
+        return None;
+    }
+    word.split_once("openrlhf.cli.").map(|(_, name)| name)
+}
+
+fn arguments_by_flag(arguments: Vec<String>) -> Result<Map<String, Value>, String> {
     let mut found: Map<String, Value> = Map::new();
     let mut current: Option<String> = None;
-    for word in command.split_whitespace() {
-        let word = word.trim_matches(['"', '\'']);
+    for word in arguments {
         if let Some(flag) = word.strip_prefix("--") {
             let (flag, value) =
                 flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value)));
@@ -194,15 +232,16 @@ fn flags(text: &str) -> Map<String, Value> {
                 value.map_or(Value::Bool(true), |value| Value::String(value.to_owned())),
             );
             current = Some(flag.to_owned());
-        } else if let Some(flag) = &current {
-            let slot = &mut found[flag.as_str()];
-            let word = Value::String(word.to_owned());
-            *slot = match slot.take() {
-                Value::Array(items) => items.into_iter().chain([word]).collect(),
-                Value::Bool(_) => word,
-                first => Value::Array(vec![first, word]),
-            };
+            continue;
         }
+        let flag = current.as_ref().ok_or_else(|| format!("`{word}` belongs to no flag of the program"))?;
+        let slot = &mut found[flag.as_str()];
+        let word = Value::String(word);
+        *slot = match slot.take() {
+            Value::Array(items) => items.into_iter().chain([word]).collect(),
+            Value::Bool(_) => word,
+            first => Value::Array(vec![first, word]),
+        };
     }
-    found
+    Ok(found)
 }

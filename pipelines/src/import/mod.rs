@@ -15,6 +15,7 @@ mod openrlhf;
 mod roll;
 mod schedule;
 mod shared;
+mod shell;
 #[cfg(test)]
 mod tests;
 mod trl;

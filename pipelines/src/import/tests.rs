@@ -754,3 +754,5 @@ fn what_is_no_config_is_said() {
         assert!(error.contains(expected), "{text}: {error}");
     }
 }
+
+mod openrlhf_trl;
