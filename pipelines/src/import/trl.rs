@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use super::{ledger::Ledger, schedule::Schedule, values};
+use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 fn defaults() -> [(&'static str, Value); 18] {
     [
@@ -94,7 +94,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     algorithm(ledger);
     rewards(ledger);
     data(ledger);
-    run(ledger, R);
+    run(ledger, R, updates_per_step);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
@@ -121,14 +121,21 @@ pub(super) fn model(ledger: &mut Ledger) {
 }
 
 fn lora(ledger: &mut Ledger) {
-    let used = ledger.truth("use_peft") == Some(true);
-    if ledger.peek("use_peft").is_some() {
-        let why = if used { "by `model.lora`" } else { "off" };
-        ledger.idle("use_peft", why);
+    let key = "use_peft";
+    rules::leave_unset(ledger, &[key]);
+    match (ledger.peek(key).is_some(), ledger.truth(key)) {
+        (false, _) => {}
+        (true, Some(true)) => {
+            ledger.idle(key, "by `model.lora`");
+            return adapters(ledger);
+        }
+        (true, Some(false)) => ledger.idle(key, "off"),
+        (true, None) => ledger.refuse(key, "neither true nor false"),
     }
-    if !used {
-        return ledger.idle_all(&[("lora_*", "use_peft is off")]);
-    }
+    ledger.idle_all(&[("lora_*", "use_peft is not on")]);
+}
+
+fn adapters(ledger: &mut Ledger) {
     ledger.copy_number("lora_r", "model.lora.rank");
     ledger.copy_number("lora_alpha", "model.lora.alpha");
     ledger.copy_number("lora_dropout", "model.lora.dropout");
@@ -138,46 +145,70 @@ fn lora(ledger: &mut Ledger) {
 /// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its
 /// optimizer steps are one step of ours.
 fn batches(ledger: &mut Ledger) -> u64 {
-    let world = ledger.whole("num_processes").unwrap_or(1);
-    let per_device = ledger.whole("per_device_train_batch_size").unwrap_or(8);
-    let accumulation = ledger.whole("gradient_accumulation_steps").unwrap_or(1).max(1);
-    let group = ledger.whole("num_generations").unwrap_or(8).max(1);
-    let per_generation = ledger.whole("steps_per_generation").unwrap_or(accumulation);
-    let completions = ledger.whole("generation_batch_size").unwrap_or(per_device * world * per_generation);
-    let updates = (completions / (per_device * world * accumulation).max(1)).max(1);
-    let epochs = ledger.whole("num_iterations").unwrap_or(1).max(1);
+    rules::leave_unset(ledger, &["num_processes", "steps_per_generation", "generation_batch_size"]);
+    let world = rules::map_count(ledger, "num_processes", "devices", 1);
+    let micro_batch = "strategy.micro_batch_size";
+    let per_device = rules::map_count(ledger, "per_device_train_batch_size", micro_batch, 8);
+    let epochs = rules::map_count(ledger, "num_iterations", &format!("{R}.epochs"), 1);
+    let accumulation = rules::count(ledger, "gradient_accumulation_steps", 1);
+    let per_generation = rules::count(ledger, "steps_per_generation", accumulation);
+    let ranks = per_device.saturating_mul(world);
+    let completions = ranks.saturating_mul(per_generation);
+    let completions = rules::count(ledger, "generation_batch_size", completions);
+    let update = ranks.saturating_mul(accumulation);
+    let updates = (completions / update).max(1);
 
-    if ledger.peek("num_processes").is_some() {
-        ledger.map("num_processes", "devices", world);
-    }
-    ledger.map("num_generations", &format!("{R}.group_size"), group);
-    ledger.map("per_device_train_batch_size", "strategy.micro_batch_size", per_device);
-    ledger.map("num_iterations", &format!("{R}.epochs"), epochs);
-    let field = format!("{R}.prompts_per_step");
-    let why = format!("{completions} completions in groups of {group}, on {world} devices");
-    ledger.change("gradient_accumulation_steps", &field, completions / group, why);
+    let prompts = groups(ledger, completions, world);
+    let field = format!("{R}.mini_batches");
     for key in ["steps_per_generation", "generation_batch_size"] {
-        if ledger.peek(key).is_some() {
-            let why = format!("{updates} updates a step");
-            ledger.change(key, &format!("{R}.mini_batches"), updates, why);
+        match prompts {
+            _ if ledger.peek(key).is_none() => {}
+            _ if !completions.is_multiple_of(update) => {
+                let why = format!("{completions} completions a step are no updates of {update}");
+                ledger.refuse(key, why);
+            }
+            Some(prompts) if !prompts.is_multiple_of(updates) => {
+                let why = format!("{prompts} groups a step cannot be shared by {updates} updates");
+                ledger.refuse(key, why);
+            }
+            _ => ledger.change(key, &field, updates, format!("{updates} updates a step")),
         }
     }
-    ledger.fill(&format!("{R}.mini_batches"), updates);
-    steps(ledger, R, updates * epochs);
-    updates * epochs
+    if prompts.is_some_and(|prompts| prompts.is_multiple_of(updates)) {
+        ledger.fill(&field, updates);
+    }
+    let updates_per_step = updates.saturating_mul(epochs);
+    steps(ledger, R, updates_per_step);
+    updates_per_step
+}
+
+/// How many prompts the completions of a step are of, if they are whole groups.
+fn groups(ledger: &mut Ledger, completions: u64, world: u64) -> Option<u64> {
+    let (key, accumulation) = ("num_generations", "gradient_accumulation_steps");
+    let group = rules::count(ledger, key, 8);
+    let is_whole = completions.is_multiple_of(group);
+    if ledger.peek(key).is_some() {
+        match is_whole {
+            true => ledger.map(key, &format!("{R}.group_size"), group),
+            false => ledger.refuse(key, format!("{completions} completions a step are no groups of {group}")),
+        }
+    }
+    if ledger.peek(accumulation).is_some() {
+        let why = format!("{completions} completions in groups of {group}, on {world} devices");
+        match is_whole {
+            true => ledger.change(accumulation, &format!("{R}.prompts_per_step"), completions / group, why),
+            false => ledger.fold(accumulation, format!("{completions} completions a step")),
+        }
+    }
+    is_whole.then_some(completions / group)
 }
 
 /// How long the run is.
 pub(super) fn steps(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
     let field = format!("{pipeline}.steps");
-    match ledger.whole("max_steps") {
-        Some(steps @ 1..) if updates_per_step == 1 => ledger.map("max_steps", &field, steps),
-        Some(steps @ 1..) => {
-            let why = format!("{updates_per_step} updates make a step of ours");
-            ledger.change("max_steps", &field, steps.div_ceil(updates_per_step), why);
-        }
-        _ if ledger.peek("max_steps").is_some() => ledger.idle("max_steps", "no bound"),
-        _ => {}
+    match ledger.number("max_steps") {
+        Some(steps) if steps <= 0.0 && steps.fract() == 0.0 => ledger.idle("max_steps", "no bound"),
+        _ => rules::updates_to_steps(ledger, "max_steps", &field, updates_per_step),
     }
     if ledger.peek("num_train_epochs").is_some() {
         match ledger.draft(&field) {
@@ -193,7 +224,7 @@ pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, updates_per_step: u
     ledger.copy_number("learning_rate", &format!("{adamw}.learning_rate"));
     ledger.copy_number("weight_decay", &format!("{adamw}.weight_decay"));
     ledger.copy_number("adam_epsilon", &format!("{adamw}.eps"));
-    ledger.copy_number("max_grad_norm", &format!("{pipeline}.optimizer.max_grad_norm"));
+    rules::max_grad_norm(ledger, "max_grad_norm", &format!("{pipeline}.optimizer.max_grad_norm"));
     let betas: Vec<f64> = ["adam_beta1", "adam_beta2"].iter().filter_map(|key| ledger.number(key)).collect();
     ledger.map("adam_beta1", &format!("{adamw}.betas"), betas.clone());
     ledger.map("adam_beta2", &format!("{adamw}.betas"), betas);
@@ -222,9 +253,6 @@ fn sampling(ledger: &mut Ledger) {
         None => {}
     }
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
-    if ledger.peek("max_prompt_length").is_some() {
-        ledger.idle("max_prompt_length", "a prompt that does not fit the model is an error before the run");
-    }
     if ledger.peek("generation_kwargs").is_some() {
         ledger.refuse_all(&[("generation_kwargs", "say these in `rollout`")]);
     }
@@ -295,14 +323,20 @@ fn clips(ledger: &mut Ledger, field: &str, loss: &str) {
     match loss {
         "clipped" | "gspo" => {
             ledger.copy_number("epsilon", &format!("{field}.clip_low"));
-            match high {
-                Some(_) => ledger.copy_number("epsilon_high", &format!("{field}.clip_high")),
-                None => ledger.fill(&format!("{field}.clip_high"), low.map_or(Value::Null, values::json)),
+            ledger.copy_number("epsilon_high", &format!("{field}.clip_high"));
+            if let (Some(low), None) = (low, high) {
+                ledger.fill(&format!("{field}.clip_high"), values::json(low));
             }
         }
-        "cispo" => {
+        "cispo" if high.is_some() => {
             ledger.copy_number("epsilon_high", &format!("{field}.max_ratio"));
             ledger.idle("epsilon", "CISPO has an upper bound alone");
+        }
+        "cispo" => {
+            rules::leave_unset(ledger, &["epsilon_high"]);
+            let why = "without `epsilon_high` TRL bounds the ratio itself by it; 5 is usual";
+            let most = low.map_or(Value::Null, values::json);
+            ledger.change("epsilon", &format!("{field}.max_ratio"), most, why);
         }
         _ => {
             ledger.copy_number("sapo_temperature_pos", &format!("{field}.tau_positive"));
@@ -348,16 +382,20 @@ fn rewards(ledger: &mut Ledger) {
 }
 
 fn data(ledger: &mut Ledger) {
-    if let Some(name) = ledger.text("dataset_name") {
-        let why = "a JSONL, Parquet or Arrow file with prompt and answer: write the dataset to it first";
-        ledger.change("dataset_name", &format!("{R}.data.file.path"), format!("{name}.jsonl"), why);
+    let file = format!("{R}.data.file");
+    if ledger.peek("dataset_name").is_some() {
+        let why = "a JSONL, Parquet or Arrow file with prompt and solution: write the dataset to it first";
+        rules::data_file(ledger, "dataset_name", &format!("{file}.path"), why);
+        ledger.fill(&format!("{file}.columns"), "trl");
     }
+    rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
 }
 
 /// When it is saved and evaluated.
-pub(super) fn run(ledger: &mut Ledger, pipeline: &str) {
+pub(super) fn run(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
     ledger.copy_number("seed", "seed");
-    ledger.copy_number("save_steps", &format!("{pipeline}.checkpoint.every"));
     ledger.copy_number("save_total_limit", &format!("{pipeline}.checkpoint.keep_last"));
-    ledger.copy_number("eval_steps", &format!("{pipeline}.evaluation.every"));
+    for (key, name) in [("save_steps", "checkpoint"), ("eval_steps", "evaluation")] {
+        rules::updates_to_steps(ledger, key, &format!("{pipeline}.{name}.every"), updates_per_step);
+    }
 }

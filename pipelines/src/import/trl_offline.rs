@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ledger::Ledger, trl};
+use super::{ledger::Ledger, rules, trl, values};
 
 /// The pipeline that they become.
 const P: &str = "pipeline.offline";
@@ -22,8 +22,7 @@ pub(super) enum Trainer {
 const UNCUT: &str = "records are not cut";
 const PACKED: &str = "sequences are packed without padding, and none sees another";
 
-const IDLE: [(&str, &str); 12] = [
-    ("max_prompt_length", UNCUT),
+const IDLE: [(&str, &str); 11] = [
     ("truncation_mode", UNCUT),
     ("packing", PACKED),
     ("packing_strategy", PACKED),
@@ -87,7 +86,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Reward => reward(ledger),
     }
     data(ledger, trainer);
-    trl::run(ledger, P);
+    trl::run(ledger, P, 1);
     ledger.idle_all(&IDLE);
     ledger.idle_all(&trl::IDLE);
     ledger.refuse_all(&REFUSED);
@@ -96,22 +95,24 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
 
 /// TRL's batches are counted in records a device, ours in records a step over all ranks; of pairs a micro-batch counts both.
 fn batches(ledger: &mut Ledger, trainer: Trainer) {
-    let world = ledger.whole("num_processes").unwrap_or(1);
-    let per_device = ledger.whole("per_device_train_batch_size").unwrap_or(8);
-    let accumulation = ledger.whole("gradient_accumulation_steps").unwrap_or(1).max(1);
-    if ledger.peek("num_processes").is_some() {
-        ledger.map("num_processes", "devices", world);
-    }
+    rules::leave_unset(ledger, &["num_processes"]);
+    let world = rules::map_count(ledger, "num_processes", "devices", 1);
     let (key, field) = ("per_device_train_batch_size", "strategy.micro_batch_size");
+    let per_device = rules::count(ledger, key, 8);
     match trainer {
+        _ if ledger.peek(key).is_none() => {}
         Trainer::Sft => ledger.map(key, field, per_device),
         Trainer::Dpo | Trainer::Reward => {
-            ledger.change(key, field, 2 * per_device, "a pair is two sequences")
+            ledger.change(key, field, per_device.saturating_mul(2), "a pair is two sequences")
         }
     }
-    let why = format!("{per_device} records, {accumulation} times, on {world} devices");
-    let records = per_device * accumulation * world;
-    ledger.change("gradient_accumulation_steps", &format!("{P}.batch_size"), records, why);
+    let key = "gradient_accumulation_steps";
+    let accumulation = rules::count(ledger, key, 1);
+    if ledger.peek(key).is_some() {
+        let why = format!("{per_device} records, {accumulation} times, on {world} devices");
+        let records = per_device.saturating_mul(accumulation).saturating_mul(world);
+        ledger.change(key, &format!("{P}.batch_size"), records, why);
+    }
     if ledger.peek("per_device_eval_batch_size").is_some() {
         ledger.idle("per_device_eval_batch_size", "evaluation has the training's micro-batches");
     }
@@ -127,6 +128,9 @@ fn sft(ledger: &mut Ledger) {
     for key in ["completion_only_loss", "assistant_only_loss"] {
         match (ledger.peek(key).is_some(), ledger.truth(key)) {
             (false, _) => {}
+            (true, None) if !ledger.peek(key).is_some_and(values::is_unset) => {
+                ledger.refuse(key, "neither true nor false");
+            }
             (true, Some(false)) if key == "completion_only_loss" => {
                 ledger.refuse(key, "the answer alone is learnt, and not the prompt");
             }
@@ -179,10 +183,9 @@ fn reward(ledger: &mut Ledger) {
 /// Files have TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
-    if let Some(name) = ledger.text("dataset_name") {
-        let why = "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns";
-        ledger.change("dataset_name", &format!("{file}.path"), format!("{name}.jsonl"), why);
-    }
+    let why = "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns";
+    rules::data_file(ledger, "dataset_name", &format!("{file}.path"), why);
+    rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
     let pairs = [("answer", "chosen"), ("rejected", "rejected")];
     let columns = if trainer == Trainer::Sft { &[("answer", "messages")][..] } else { &pairs };
     for (column, name) in columns {

@@ -59,3 +59,63 @@ fn a_script_without_one_ppo_command_is_refused() {
         assert!(error.contains(expected), "{script}: {error}");
     }
 }
+
+const TRL: &str = "model_name_or_path: m\ndataset_name: a/b\nreward_funcs: [accuracy_reward]\n";
+
+#[test]
+fn trls_values_that_are_none_are_refused() {
+    for (text, keys) in [
+        ("num_generations: -3\n", &["num_generations"][..]),
+        ("use_peft: maybe\nlora_r: 4\n", &["use_peft"]),
+        ("max_steps: 1.5\n", &["max_steps"]),
+        ("per_device_train_batch_size: 2\n", &["num_generations"]),
+        ("per_device_train_batch_size: 16\nnum_generations: 7\n", &["num_generations"]),
+        ("steps_per_generation: 2\nnum_generations: 16\n", &["steps_per_generation"]),
+        ("gradient_accumulation_steps: 2\nsteps_per_generation: 3\n", &["steps_per_generation"]),
+        ("save_steps: 0.1\n", &["save_steps"]),
+    ] {
+        check_refused(&imported_from(&format!("{TRL}{text}"), Origin::Trl), keys);
+    }
+    for (text, origin) in
+        [("per_device_train_batch_size: -3", Origin::TrlDpo), ("max_steps: 1.5", Origin::TrlSft)]
+    {
+        let import = imported_from(text, origin);
+        check_refused(&import, &[text.split(':').next().unwrap()]);
+    }
+    let maybe = imported_from("assistant_only_loss: maybe\n", Origin::TrlSft);
+    check_refused(&maybe, &["assistant_only_loss"]);
+}
+
+#[test]
+fn what_trl_means_by_what_it_leaves_out() {
+    let text = "loss_type: cispo\nmax_grad_norm: 0\nmax_prompt_length: 300\nmax_steps: 100\nsave_steps: 100\n\
+        steps_per_generation: 4\nnum_generations: 4\neval_steps: null\nuse_peft: null\n";
+    let import = imported_from(&format!("{TRL}{text}"), Origin::Trl);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    check_lines(
+        &import,
+        &[
+            "          max_ratio: 0.2\n",
+            "      max_grad_norm: 1000000000\n",
+            "        path: a/b.jsonl\n        columns: trl\n        max_prompt_tokens: 300\n",
+            "      every: 25\n",
+        ],
+    );
+    let ratio =
+        "changed   epsilon: 0.2 by default -> pipeline.rlvr.algorithm.loss.cispo.max_ratio: 0.2 (without";
+    check_rows(
+        &import,
+        &[
+            ("epsilon", ratio),
+            ("max_grad_norm", "changed"),
+            ("max_steps", "changed   max_steps: 100 -> pipeline.rlvr.steps: 25 (4 updates"),
+            ("save_steps", "changed   save_steps: 100 -> pipeline.rlvr.checkpoint.every: 25 (4 updates"),
+        ],
+    );
+    check_rows(&imported_from("max_steps: -1\n", Origin::Trl), &[("max_steps", "no effect")]);
+    let bounded = imported_from(&format!("{TRL}loss_type: cispo\nepsilon_high: 5\n"), Origin::Trl);
+    check_lines(&bounded, &["          max_ratio: 5\n"]);
+    let file = imported_from("dataset_name: data/a.parquet\nmax_grad_norm: 0.0\n", Origin::TrlDpo);
+    check_lines(&file, &["        path: data/a.parquet\n", "      max_grad_norm: 1000000000\n"]);
+}
