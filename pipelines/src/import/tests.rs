@@ -726,7 +726,7 @@ method:
     let yaml = import.yaml();
     for line in [
         "seed: 7\n",
-        "    steps: 1000\n",
+        "    steps: 32\n",
         "    epochs: 4\n",
         "          final_ratio: 0.1\n",
         "target: 6",

@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::shared::{DOWNLOAD, R, REPORTS};
-use super::{ledger::Ledger, values};
+use super::{ledger::Ledger, rules, values};
 
 const FOLDER: &str = "the model's folder says it";
 
-const IDLE: [(&str, &str); 24] = [
+const IDLE: [(&str, &str); 21] = [
     ("train.tracker", REPORTS),
     ("train.project_name", REPORTS),
     ("train.entity_name", REPORTS),
@@ -20,26 +20,22 @@ const IDLE: [(&str, &str); 24] = [
     ("train.save_best", "the last ones are kept"),
     ("train.resume_from_checkpoint", "`anyroll run --resume DIR`"),
     ("train.pipeline", "prompts come from `data`"),
-    ("train.trainer", "the method is `algorithm`"),
     ("train.trainer_kwargs*", "the method is `algorithm`"),
-    ("train.epochs", "`total_steps` is the run's length"),
     ("train.seq_length", "a prompt that does not fit the model is an error before the run"),
     ("model.model_arch_type", FOLDER),
     ("model.model_extra_configs*", FOLDER),
     ("tokenizer.*", FOLDER),
-    ("method.name", "the rest of the method says it"),
     ("method.gen_experience_kwargs", "rollouts are sampled as `gen_kwargs` say"),
     ("method.gen_kwargs.do_sample", "completions are sampled"),
     ("method.gen_kwargs.eos_token_id", FOLDER),
     ("method.gen_kwargs.pad_token_id", FOLDER),
 ];
 
-const REFUSED: [(&str, &str); 14] = [
+const REFUSED: [(&str, &str); 13] = [
     ("model.num_layers_unfrozen", "layers are trained all, or by `model.lora`"),
     ("model.peft_config*", "say `model.lora`"),
     ("model.delta_kwargs*", "say `model.lora`"),
     ("method.num_value_layers_unfrozen", "the critic is a model of its own, trained whole"),
-    ("method.scale_reward", "center within the group instead, by the advantage"),
     ("method.ref_mean", "center within the group instead, by the advantage"),
     ("method.ref_std", "center within the group instead, by the advantage"),
     ("method.two_qs", "ILQL is not there"),
@@ -66,6 +62,9 @@ pub(super) fn apply(ledger: &mut Ledger) {
             None => {}
         }
     }
+    if !is_ppo(ledger) {
+        return ledger.idle_all(&[("*", "nothing is imported of another method than PPO")]);
+    }
     train(ledger);
     optimizer(ledger);
     method(ledger);
@@ -73,24 +72,68 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-fn train(ledger: &mut Ledger) {
-    for (key, field) in [
-        ("train.seed", "seed".to_owned()),
-        ("train.total_steps", format!("{R}.steps")),
-        ("train.checkpoint_interval", format!("{R}.checkpoint.every")),
-        ("train.eval_interval", format!("{R}.evaluation.every")),
-    ] {
-        ledger.copy_number(key, &field);
-    }
-    match ledger.whole("train.minibatch_size") {
-        Some(size) => {
-            ledger.map("train.minibatch_size", "strategy.micro_batch_size", size);
-            if ledger.peek("train.batch_size").is_some() {
-                ledger.idle("train.batch_size", "`mini_batches` says how many updates a step has");
+/// Whether it is PPO: another method must not come out as a run of it.
+fn is_ppo(ledger: &mut Ledger) -> bool {
+    let mut is_ppo = true;
+    for (key, name) in [("method.name", "ppoconfig"), ("train.trainer", "accelerateppotrainer")] {
+        match ledger.text(key).map(|text| text.to_ascii_lowercase()) {
+            None => {}
+            Some(text) if text == name => ledger.idle(key, "it is PPO, as `algorithm` is"),
+            Some(_) => {
+                ledger.refuse(key, "PPO is what is imported");
+                is_ppo = false;
             }
         }
-        None => ledger.copy_number("train.batch_size", "strategy.micro_batch_size"),
     }
+    is_ppo
+}
+
+/// trlx's steps are optimizer updates, of which a round of rollouts has several.
+fn train(ledger: &mut Ledger) {
+    ledger.copy_number("train.seed", "seed");
+    let updates = updates_per_step(ledger);
+    for (key, name) in [("checkpoint_interval", "checkpoint"), ("eval_interval", "evaluation")] {
+        let field = format!("{R}.{name}.every");
+        rules::updates_to_steps(ledger, &format!("train.{key}"), &field, updates);
+    }
+    length(ledger, updates);
+}
+
+/// The run ends with its last round of rollouts or its last update, whichever comes first.
+fn length(ledger: &mut Ledger, updates_per_step: u64) {
+    let (epochs, total) = ("train.epochs", "train.total_steps");
+    let field = format!("{R}.steps");
+    let rounds = rules::count(ledger, epochs, u64::MAX);
+    let steps = rules::count(ledger, total, u64::MAX).div_ceil(updates_per_step);
+    if rounds < steps {
+        ledger.change(epochs, &field, rounds, "a round of rollouts is a step");
+        ledger.idle_all(&[(total, "`epochs` ends the run first")]);
+    } else {
+        rules::updates_to_steps(ledger, total, &field, updates_per_step);
+        ledger.idle_all(&[(epochs, "`total_steps` ends the run first")]);
+    }
+}
+
+/// Cuts a round of rollouts into updates, and returns how many there are with the passes over it.
+fn updates_per_step(ledger: &mut Ledger) -> u64 {
+    let micro_batch = "strategy.micro_batch_size";
+    rules::leave_unset(ledger, &["train.minibatch_size"]);
+    if ledger.peek("train.minibatch_size").is_some() {
+        rules::map_count(ledger, "train.minibatch_size", micro_batch, 1);
+    }
+    let rollouts = ledger.whole("method.num_rollouts").unwrap_or(0).max(1);
+    let key = "train.batch_size";
+    let batch = rules::count(ledger, key, rollouts);
+    let mini_batches = rollouts.div_ceil(batch);
+    if ledger.peek(key).is_some() {
+        ledger.fill(micro_batch, batch);
+        let why = format!("{rollouts} rollouts a step in updates of {batch}");
+        match rollouts % mini_batches {
+            0 => ledger.change(key, &format!("{R}.mini_batches"), mini_batches, why),
+            _ => ledger.refuse(key, format!("{why}: they are not of one size")),
+        }
+    }
+    mini_batches.saturating_mul(ledger.whole("method.ppo_epochs").unwrap_or(1).max(1))
 }
 
 fn optimizer(ledger: &mut Ledger) {
@@ -156,6 +199,7 @@ fn method(ledger: &mut Ledger) {
         ledger.fill(&format!("{a}.loss.clipped.clip_high"), clip);
         ledger.copy_number("method.cliprange", &format!("{a}.loss.clipped.clip_low"));
     }
+    scale_reward(ledger, &a);
     ledger.copy_number("method.cliprange_reward", &format!("{a}.reward_clip"));
     ledger.copy_number("method.init_kl_coef", &format!("{a}.kl_coef"));
     match (ledger.number("method.target"), ledger.number("method.horizon")) {
@@ -175,6 +219,21 @@ fn method(ledger: &mut Ledger) {
         ("top_p", "top_p"),
     ] {
         ledger.copy_number(&format!("method.gen_kwargs.{key}"), &format!("{R}.rollout.{field}"));
+    }
+}
+
+/// trlx divides by the deviation, and takes no mean off.
+fn scale_reward(ledger: &mut Ledger, a: &str) {
+    let (key, field) = ("method.scale_reward", format!("{a}.reward_norm.std"));
+    let clips = ledger.number("method.cliprange_reward").is_some();
+    match ledger.text(key).map(|scale| scale.to_ascii_lowercase()).as_deref() {
+        None => {}
+        Some("running") if clips => {
+            ledger.change(key, &field, "running", "rewards are clipped after it, and not before");
+        }
+        Some("running") => ledger.map(key, &field, "running"),
+        Some("ignored" | "none" | "null" | "false") => ledger.idle(key, "off"),
+        Some(_) => ledger.refuse(key, "rewards are scaled by the deviation of all so far, `running`"),
     }
 }
 

@@ -60,6 +60,63 @@ fn a_script_without_one_ppo_command_is_refused() {
     }
 }
 
+const TRLX: &str = "\
+train: {epochs: 100, total_steps: 1000, batch_size: 32, checkpoint_interval: 100, eval_interval: 8, minibatch_size: null}
+model: {model_path: models/gpt}
+optimizer: {name: adamw, kwargs: {lr: 2.0e-4}}
+method: {name: PPOConfig, num_rollouts: 128, chunk_size: 32, ppo_epochs: 4, init_kl_coef: 0.2,
+  scale_reward: running, gen_kwargs: {max_new_tokens: 8}}
+";
+
+#[test]
+fn trlxs_updates_become_steps() {
+    let import = imported("ppo.yml", TRLX, Origin::Trlx);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    check_lines(
+        &import,
+        &[
+            "  micro_batch_size: 32\n",
+            "    mini_batches: 4\n",
+            "    steps: 63\n",
+            "      every: 7\n",
+            "      every: 1\n",
+            "      reward_norm:\n        std: running\n",
+        ],
+    );
+    let why = "(16 updates make a step of ours)";
+    check_rows(
+        &import,
+        &[
+            (
+                "train.total_steps",
+                format!("changed   train.total_steps: 1000 -> pipeline.rlvr.steps: 63 {why}").as_str(),
+            ),
+            (
+                "train.batch_size",
+                "changed   train.batch_size: 32 -> pipeline.rlvr.mini_batches: 4 (128 rollouts",
+            ),
+            ("train.epochs", "no effect"),
+            ("train.checkpoint_interval", "changed"),
+        ],
+    );
+    let epochs = imported("ppo.yml", &TRLX.replace("total_steps: 1000", "total_steps: 10000"), Origin::Trlx);
+    check_lines(&epochs, &["    steps: 100\n"]);
+    check_rows(&epochs, &[("train.epochs", "changed"), ("train.total_steps", "no effect")]);
+    let clipped = TRLX.replace("ppo_epochs: 4", "ppo_epochs: 4, cliprange_reward: 10");
+    check_rows(&imported("ppo.yml", &clipped, Origin::Trlx), &[("method.scale_reward", "changed")]);
+    let uneven = imported("ppo.yml", &TRLX.replace("batch_size: 32, ch", "batch_size: 48, ch"), Origin::Trlx);
+    check_refused(&uneven, &["train.batch_size"]);
+}
+
+#[test]
+fn trlxs_other_methods_are_no_ppo() {
+    let text = TRLX.replace("train: {", "train: {trainer: AccelerateILQLTrainer, ");
+    let import = imported("ilql.yml", &text.replace("PPOConfig", "ilqlconfig"), Origin::Trlx);
+    check_refused(&import, &["train.trainer", "method.name"]);
+    assert!(!import.yaml().contains("rlvr"), "{}", import.yaml());
+}
+
 const TRL: &str = "model_name_or_path: m\ndataset_name: a/b\nreward_funcs: [accuracy_reward]\n";
 
 #[test]
