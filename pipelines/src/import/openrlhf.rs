@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use super::{ledger::Ledger, schedule::Schedule, values};
+use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 const PACKED: &str = "sequences are always packed";
 
@@ -71,7 +71,12 @@ const RENAMED: [(&str, &str); 60] = [
     ("prompt_data", "data.prompt_dataset"),
 ];
 
-const MORE_RENAMED: [(&str, &str); 10] = [
+const MORE_RENAMED: [(&str, &str); 15] = [
+    ("reward_clip_range", "reward.clip_range"),
+    ("overlong_buffer_len", "reward.overlong_buffer_len"),
+    ("overlong_penalty_factor", "reward.overlong_penalty_factor"),
+    ("value_clip", "critic.value_clip"),
+    ("freezing_actor_steps", "critic.freezing_steps"),
     ("input_key", "data.input_key"),
     ("label_key", "data.label_key"),
     ("apply_chat_template", "data.apply_chat_template"),
@@ -84,7 +89,7 @@ const MORE_RENAMED: [(&str, &str); 10] = [
     ("num_episodes", "train.num_episodes"),
 ];
 
-fn defaults() -> [(&'static str, Value); 15] {
+fn defaults() -> [(&'static str, Value); 16] {
     [
         ("train.batch_size", json!(128)),
         ("train.micro_batch_size", json!(1)),
@@ -101,6 +106,7 @@ fn defaults() -> [(&'static str, Value); 15] {
         ("algo.advantage.estimator", json!("gae")),
         ("algo.kl.init_coef", json!(0.01)),
         ("ds.zero_stage", json!(2)),
+        ("data.input_key", json!("input")),
     ]
 }
 
@@ -142,12 +148,12 @@ const IDLE: [(&str, &str); 37] = [
     ("wandb*", REPORTS),
     ("use_tensorboard", REPORTS),
     ("logg*", REPORTS),
-    ("prompt_max_len", "a prompt that does not fit the model is an error before the run"),
+    ("reward.offload", "a reward model computes on the host unless its `backend` says otherwise"),
     ("data.max_len", "a prompt that does not fit the model is an error before the run"),
     ("actor.gradient_checkpointing_reentrant", "recomputation is per block"),
 ];
 
-const REFUSED: [(&str, &str); 20] = [
+const REFUSED: [(&str, &str); 15] = [
     ("ds.zpg", "ZeRO++ is not there"),
     ("ds.load_in_4bit", "weights are not quantised"),
     ("ds.ring_attn_*", "sequences are not split over ranks"),
@@ -161,12 +167,7 @@ const REFUSED: [(&str, &str); 20] = [
     ("train.agent_func_path", "there are no agents with turns"),
     ("train.enable_ema", "there is no average of weights"),
     ("enable_ema", "there is no average of weights"),
-    ("reward.normalize_enable", "center within the group instead, by the advantage"),
-    ("reward.clip_range", "say `algorithm.reward_clip`"),
-    ("reward.overlong_*", "use the `length` reward"),
-    ("reward.model_name_or_path", "name a reward that can be verified in `pipeline.rlvr.reward`"),
     ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
-    ("value_clip", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
     ("aux_loss_coef", "there are no mixtures of experts"),
     ("actor.aux_loss_coef", "there are no mixtures of experts"),
     ("data.input_template", "prompts are rendered by the model's chat template"),
@@ -184,6 +185,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     optimizer(ledger);
     algorithm(ledger);
     data(ledger);
+    rewards(ledger);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
@@ -226,14 +228,21 @@ fn strategy(ledger: &mut Ledger) {
 
 /// OpenRLHF's rollout batch is in prompts, its training batch in completions.
 fn batches(ledger: &mut Ledger) {
-    let prompts = ledger.whole("rollout.batch_size").unwrap_or(1024);
-    let group = ledger.whole("rollout.n_samples_per_prompt").unwrap_or(1);
-    let update = ledger.whole("train.batch_size").unwrap_or(128).max(1);
-    ledger.map("rollout.batch_size", &format!("{R}.prompts_per_step"), prompts);
-    ledger.map("rollout.n_samples_per_prompt", &format!("{R}.group_size"), group);
-    let mini_batches = (prompts * group).div_ceil(update);
-    let why = format!("{} completions a step in updates of {update}", prompts * group);
-    ledger.change("train.batch_size", &format!("{R}.mini_batches"), mini_batches, why);
+    let field = |name: &str| format!("{R}.{name}");
+    let prompts = rules::map_count(ledger, "rollout.batch_size", &field("prompts_per_step"), 1024);
+    let group = rules::map_count(ledger, "rollout.n_samples_per_prompt", &field("group_size"), 1);
+    let key = "train.batch_size";
+    let update = rules::count(ledger, key, 128);
+    let completions = prompts.saturating_mul(group);
+    let mini_batches = completions.div_ceil(update);
+    let why = format!("{completions} completions a step in updates of {update}");
+    match (ledger.peek(key).is_some(), prompts % mini_batches) {
+        (false, _) => {}
+        (true, 0) => ledger.change(key, &field("mini_batches"), mini_batches, why),
+        (true, _) => {
+            ledger.refuse(key, format!("{why}: {prompts} groups cannot be shared by {mini_batches} of them"));
+        }
+    }
     ledger.copy_number("train.max_epochs", &format!("{R}.epochs"));
     ledger.copy_number("train.seed", "seed");
     ledger.copy_number("rollout.max_new_tokens", &format!("{R}.rollout.max_new_tokens"));
@@ -247,6 +256,11 @@ fn batches(ledger: &mut Ledger) {
             ledger.fold("train.partial_rollout_enable", "what is unfinished goes on in the next step");
         }
     }
+    run(ledger, prompts);
+}
+
+/// How long the run is, and when it is saved and evaluated.
+fn run(ledger: &mut Ledger, prompts: u64) {
     for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
         match ledger.number(key) {
             Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{field}")),
@@ -278,7 +292,7 @@ fn optimizer(ledger: &mut Ledger) {
     ledger.copy_number("actor.adam.lr", &format!("{adamw}.learning_rate"));
     ledger.copy_number("actor.adam.eps", &format!("{adamw}.eps"));
     ledger.copy_number("actor.adam.weight_decay", &format!("{adamw}.weight_decay"));
-    ledger.copy_number("actor.max_norm", &format!("{R}.optimizer.max_grad_norm"));
+    rules::max_grad_norm(ledger, "actor.max_norm", &format!("{R}.optimizer.max_grad_norm"));
     if let Some(Value::Array(betas)) = ledger.peek("actor.adam.betas").cloned() {
         let betas: Vec<f64> = betas.iter().filter_map(values::number).collect();
         ledger.map("actor.adam.betas", &format!("{adamw}.betas"), betas);
@@ -357,6 +371,11 @@ fn dynamic_filtering(ledger: &mut Ledger) {
 
 fn estimator(ledger: &mut Ledger, a: &str) {
     let key = "algo.advantage.estimator";
+    let freezing = "critic.freezing_steps";
+    if ledger.number(freezing).is_some_and(|steps| steps <= 0.0) {
+        ledger.idle(freezing, "the policy is trained from the first step on");
+    }
+    reward_clip(ledger, a);
     let advantage = format!("{a}.advantage");
     let whiten = format!("{a}.whiten_advantages");
     let gamma = ledger.number("algo.advantage.gamma").unwrap_or(1.0);
@@ -397,7 +416,11 @@ fn critic(ledger: &mut Ledger) {
     for key in ["critic.adam.lr", "critic_learning_rate"] {
         ledger.copy_number(key, &learning_rate);
     }
-    ledger.copy_number("value_clip", &format!("{critic}.value_clip"));
+    ledger.copy_number("critic.value_clip", &format!("{critic}.value_clip"));
+    let freezing = "critic.freezing_steps";
+    if ledger.whole(freezing).is_some() {
+        ledger.copy_number(freezing, &format!("{critic}.warmup_steps"));
+    }
     ledger.fill(&learning_rate, 9e-6);
     ledger.fill(&format!("{critic}.value_clip"), 0.5);
     ledger.idle_all(&[("critic.model_name_or_path", "the critic begins with the policy's weights")]);
@@ -430,34 +453,122 @@ fn loss(ledger: &mut Ledger, field: &str) {
 }
 
 fn data(ledger: &mut Ledger) {
-    let path = format!("{R}.data.file.path");
-    if let Some(name) = ledger.text("data.prompt_dataset") {
-        let is_file = [".jsonl", ".parquet", ".arrow"].iter().any(|end| name.ends_with(end));
-        let ours = if is_file { name } else { format!("{name}.jsonl") };
-        let why = "a JSONL, Parquet or Arrow file with prompt and answer: write the dataset to it first";
-        match is_file {
-            true => ledger.map("data.prompt_dataset", &path, ours),
-            false => ledger.change("data.prompt_dataset", &path, ours, why),
-        }
+    let file = format!("{R}.data.file");
+    let why = "a JSONL, Parquet or Arrow file with prompt and answer: write the dataset to it first";
+    rules::data_file(ledger, "data.prompt_dataset", &format!("{file}.path"), why);
+    ledger.copy_text("data.input_key", &format!("{file}.columns.prompt"));
+    ledger.copy_text("data.label_key", &format!("{file}.columns.answer"));
+    rules::longest_prompt(ledger, "prompt_max_len", &format!("{file}.max_prompt_tokens"));
+}
+
+/// What a completion earns, and the penalty for its length beside it.
+fn rewards(ledger: &mut Ledger) {
+    let field = format!("{R}.reward");
+    let (buffer, factor) = ("reward.overlong_buffer_len", "reward.overlong_penalty_factor");
+    let scorer = scorer(ledger);
+    normalize_reward(ledger, scorer.as_ref().is_some_and(|(key, ..)| *key == REWARD_MODEL));
+    let penalty = overlong(ledger, buffer, factor);
+    match (ledger.peek(factor).is_some(), &penalty) {
+        (false, _) => {}
+        (true, Some(_)) => ledger.fold(factor, "the weight of the `length` reward"),
+        (true, None) => ledger.idle(factor, "with the buffer"),
     }
-    ledger.copy_text("data.input_key", &format!("{R}.data.file.columns.prompt"));
-    ledger.copy_text("data.label_key", &format!("{R}.data.file.columns.answer"));
+    match (scorer, penalty) {
+        (Some((key, term, why)), Some(penalty)) => {
+            ledger.change(key, &field, json!([term, penalty]), why);
+            ledger.map(buffer, &field, json!([term, penalty]));
+        }
+        (Some((key, term, why)), None) => ledger.change(key, &field, json!([term]), why),
+        (None, Some(_)) => ledger.refuse(buffer, "name the reward that the `length` reward stands beside"),
+        (None, None) => {}
+    }
     let template = "data.apply_chat_template";
     if ledger.peek(template).is_some() {
         ledger.idle(template, "a model that has a chat template is prompted by it");
     }
-    let reward = "reward.remote_url";
-    match ledger.text(reward) {
-        Some(path) if path.ends_with(".py") => {
-            let why = "its signature is another: see docs/rewards.md";
-            ledger.change(
-                reward,
-                &format!("{R}.reward"),
-                json!([{"python": {"path": path, "function": "reward_func"}}]),
-                why,
-            );
+}
+
+const REWARD_MODEL: &str = "reward.model_name_or_path";
+
+/// The key that says what scores, the reward that it becomes, and what is to be done for it.
+fn scorer(ledger: &mut Ledger) -> Option<(&'static str, Value, &'static str)> {
+    let remote = "reward.remote_url";
+    if let Some(path) = ledger.text(remote) {
+        ledger.idle_all(&[(REWARD_MODEL, "`reward.remote_url` is what scores")]);
+        if !path.ends_with(".py") {
+            ledger.refuse(remote, "a reward is a function, not a server: see docs/rewards.md");
+            return None;
         }
-        Some(_) => ledger.refuse(reward, "a reward is a function, not a server: see docs/rewards.md"),
-        None => {}
+        let term = json!({"python": {"path": path, "function": "reward_func"}});
+        return Some((remote, term, "its signature is another: see docs/rewards.md"));
     }
+    let path = ledger.text(REWARD_MODEL)?;
+    if path.contains(',') {
+        ledger.refuse(REWARD_MODEL, "name each of the models in a term of `pipeline.rlvr.reward`");
+        return None;
+    }
+    // Without a template OpenRLHF scores prompt and completion as one text.
+    let chat = ledger.truth("data.apply_chat_template") == Some(true);
+    Some((REWARD_MODEL, json!({"model": {"path": path, "chat": chat}}), DOWNLOAD))
+}
+
+fn normalize_reward(ledger: &mut Ledger, is_model: bool) {
+    let key = "reward.normalize_enable";
+    match (ledger.peek(key).is_some(), ledger.truth(key)) {
+        (false, _) => {}
+        (true, Some(true)) if is_model => {
+            let why = "of all rewards so far; OpenRLHF's are those that the reward model was saved with";
+            let norm = json!({"mean": "running", "std": "running"});
+            ledger.change(key, &format!("{R}.algorithm.reward_norm"), norm, why);
+        }
+        (true, Some(true)) => ledger.idle(key, "only a reward model's scores are normalized"),
+        (true, Some(false)) => ledger.idle(key, "off"),
+        (true, None) => ledger.refuse(key, "neither true nor false"),
+    }
+}
+
+/// OpenRLHF clips to -10 and 10 where nothing is said. Where rewards are compared within a group it clips what is left
+/// of them after that, which these bounds leave alone.
+fn reward_clip(ledger: &mut Ledger, a: &str) {
+    let (key, field) = ("reward.clip_range", format!("{a}.reward_clip"));
+    let estimator = ledger.text("algo.advantage.estimator");
+    let is_plain = matches!(estimator.as_deref(), Some("gae" | "reinforce"));
+    if is_plain {
+        ledger.assume(&[(key, json!([-10, 10]))]);
+    }
+    let bounds: Vec<f64> = match ledger.peek(key) {
+        None => return,
+        Some(Value::Array(bounds)) => bounds.iter().filter_map(values::number).collect(),
+        Some(_) => Vec::new(),
+    };
+    match bounds[..] {
+        [low, high] if low == -high && is_plain => ledger.map(key, &field, values::json(high)),
+        [low, high] if low == -high => {
+            let why = "before rewards are compared within the group, and not after";
+            ledger.change(key, &field, values::json(high), why);
+        }
+        _ => ledger.refuse(key, "rewards are clipped to minus and plus one number, `algorithm.reward_clip`"),
+    }
+}
+
+/// The penalty as a term; its key stays for who adds it to the reward.
+fn overlong(ledger: &mut Ledger, buffer: &str, factor: &str) -> Option<Value> {
+    let weight = match ledger.peek(factor) {
+        Some(_) => ledger.number(factor),
+        None => Some(1.0),
+    };
+    rules::leave_unset(ledger, &[buffer]);
+    ledger.peek(buffer)?;
+    let longest = ledger.draft(&format!("{R}.rollout.max_new_tokens")).and_then(Value::as_u64);
+    match (ledger.whole(buffer), longest, weight) {
+        (_, _, Some(0.0)) => ledger.idle(buffer, "its factor is 0"),
+        (Some(tokens @ 1..), Some(longest), Some(weight)) if tokens <= longest => {
+            let length = json!({"max_tokens": longest, "buffer_tokens": tokens});
+            return Some(json!({"length": length, "weight": values::json(weight)}));
+        }
+        (.., None) => ledger.refuse(buffer, format!("`{factor}` is not a number")),
+        (_, None, _) => ledger.refuse(buffer, "the longest completion is not known: say it as well"),
+        _ => ledger.refuse(buffer, "not a whole number of tokens that a completion may have"),
+    }
+    None
 }

@@ -60,6 +60,56 @@ fn a_script_without_one_ppo_command_is_refused() {
     }
 }
 
+#[test]
+fn openrlhfs_reward_model() {
+    let flags = "--reward_pretrain models/rm --normalize_reward --reward_clip_range -5 5 --apply_chat_template \
+        --prompt_max_len 512 --generate_max_len 1024 --freezing_actor_steps 3 --value_clip 0.3 \
+        --overlong_buffer_len 256 --overlong_penalty_factor 0.5 --max_norm 0 --prompt_data a.jsonl --max_samples 1280";
+    let import = imported_from(&format!("{PPO} {flags}"), Origin::Openrlhf);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    check_lines(
+        &import,
+        &[
+            "    reward:\n    - model:\n        path: models/rm\n        chat: true\n    - length:\n",
+            "        max_tokens: 1024\n        buffer_tokens: 256\n      weight: 0.5\n",
+            "      reward_norm:\n        mean: running\n        std: running\n",
+            "      reward_clip: 5\n",
+            "        max_prompt_tokens: 512\n",
+            "      value_clip: 0.3\n",
+            "      warmup_steps: 3\n",
+            "      max_grad_norm: 1000000000\n",
+            "          prompt: input\n",
+        ],
+    );
+    let lines = [("prompt_max_len", "changed   prompt_max_len: 512"), ("reward.normalize_enable", "changed")];
+    check_rows(&import, &lines);
+    let plain = imported_from(PPO, Origin::Openrlhf);
+    let clip = "mapped    reward.clip_range: [-10,10] by default -> pipeline.rlvr.algorithm.reward_clip: 10";
+    check_rows(&plain, &[("reward.clip_range", clip)]);
+    let remote = format!("{PPO} {flags} --remote_rm_url a.py --advantage_estimator group_norm");
+    let remote = imported_from(&remote, Origin::Openrlhf);
+    check_refused(&remote, &["critic.freezing_steps", "critic.value_clip"]);
+    let lines = [("reward.normalize_enable", "no effect"), ("reward.clip_range", "changed")];
+    check_rows(&remote, &lines);
+}
+
+#[test]
+fn what_openrlhf_says_and_we_have_not_is_refused() {
+    for (flags, keys) in [
+        ("--reward_clip_range -1 5", &["reward.clip_range"][..]),
+        ("--reward_pretrain a,b", &["reward.model_name_or_path"]),
+        ("--remote_rm_url a.py --overlong_buffer_len 64", &["reward.overlong_buffer_len"]),
+        ("--overlong_buffer_len 64 --generate_max_len 128", &["reward.overlong_buffer_len"]),
+        ("--train_batch_size 48", &["train.batch_size"]),
+        ("--n_samples_per_prompt -3", &["rollout.n_samples_per_prompt"]),
+    ] {
+        let import = imported_from(&format!("{PPO} {flags}"), Origin::Openrlhf);
+        check_refused(&import, keys);
+        assert!(!import.yaml().contains("reward:\n    - length"), "{}", import.yaml());
+    }
+}
+
 const TRLX: &str = "\
 train: {epochs: 100, total_steps: 1000, batch_size: 32, checkpoint_interval: 100, eval_interval: 8, minibatch_size: null}
 model: {model_path: models/gpt}
