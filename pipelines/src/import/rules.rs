@@ -2,9 +2,6 @@
 
 use super::{ledger::Ledger, values};
 
-/// A gradient's norm that is never reached, for systems where clipping can be off: here it always has a norm.
-const UNREACHED_NORM: u64 = 1_000_000_000;
-
 /// The count that a key says. What is no count is refused, and `default` stands in where others are made from it.
 pub(super) fn count(ledger: &mut Ledger, key: &str, default: u64) -> u64 {
     match (ledger.peek(key).is_some(), ledger.whole(key)) {
@@ -51,9 +48,8 @@ pub(super) fn updates_to_steps(ledger: &mut Ledger, key: &str, field: &str, upda
 
 /// The norm that gradients are scaled down to; 0 and none are no clipping.
 pub(super) fn max_grad_norm(ledger: &mut Ledger, key: &str, field: &str) {
-    let is_off = ledger.peek(key).is_some_and(values::is_unset) || ledger.number(key) == Some(0.0);
-    match is_off {
-        true => ledger.change(key, field, UNREACHED_NORM, "no clipping: a norm that is never reached"),
+    match ledger.peek(key).is_some_and(values::is_unset) || ledger.number(key) == Some(0.0) {
+        true => ledger.map(key, field, 0),
         false => ledger.copy_number(key, field),
     }
 }

@@ -78,7 +78,7 @@ fn openrlhfs_reward_model() {
             "        max_prompt_tokens: 512\n",
             "      value_clip: 0.3\n",
             "      warmup_steps: 3\n",
-            "      max_grad_norm: 1000000000\n",
+            "      max_grad_norm: 0\n",
             "          prompt: input\n",
         ],
     );
@@ -204,7 +204,7 @@ fn what_trl_means_by_what_it_leaves_out() {
         &import,
         &[
             "          max_ratio: 0.2\n",
-            "      max_grad_norm: 1000000000\n",
+            "      max_grad_norm: 0\n",
             "        path: a/b.jsonl\n        columns: trl\n        max_prompt_tokens: 300\n",
             "      every: 25\n",
         ],
@@ -215,7 +215,7 @@ fn what_trl_means_by_what_it_leaves_out() {
         &import,
         &[
             ("epsilon", ratio),
-            ("max_grad_norm", "changed"),
+            ("max_grad_norm", "mapped"),
             ("max_steps", "changed   max_steps: 100 -> pipeline.rlvr.steps: 25 (4 updates"),
             ("save_steps", "changed   save_steps: 100 -> pipeline.rlvr.checkpoint.every: 25 (4 updates"),
         ],
@@ -224,5 +224,5 @@ fn what_trl_means_by_what_it_leaves_out() {
     let bounded = imported_from(&format!("{TRL}loss_type: cispo\nepsilon_high: 5\n"), Origin::Trl);
     check_lines(&bounded, &["          max_ratio: 5\n"]);
     let file = imported_from("dataset_name: data/a.parquet\nmax_grad_norm: 0.0\n", Origin::TrlDpo);
-    check_lines(&file, &["        path: data/a.parquet\n", "      max_grad_norm: 1000000000\n"]);
+    check_lines(&file, &["        path: data/a.parquet\n", "      max_grad_norm: 0\n"]);
 }
