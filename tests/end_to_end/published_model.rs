@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{anyroll, assert_same, fail, resume, series, succeed, whole_lines};
@@ -27,8 +27,11 @@ fn run_config(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> (Pat
     let data = folder.path().join("data.jsonl");
     let mut lines = String::new();
     for number in 0..400 {
-        writeln!(lines, "{{\"question\": \"2 x {number}?\", \"answer\": \"so #### {}\"}}", 2 * number)
-            .unwrap();
+        // By either name of the configs.
+        let prompt = format!("2 x {number}?");
+        let record =
+            json!({"prompt": prompt, "question": prompt, "answer": format!("so #### {}", 2 * number)});
+        writeln!(lines, "{record}").unwrap();
     }
     fs::write(&data, lines).unwrap();
     let run = folder.path().join(name);
