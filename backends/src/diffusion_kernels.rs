@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use tch::Kind;
 
 use crate::{
-    Device, Result,
+    Device, Grid, Result,
     device_kernels::{Architecture, Source, grid, launch, source_text},
     row_kernels::{
         JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, PACK_BYTES, THREADS, ceil_div, lanes, packs, part_rows,
@@ -89,9 +89,10 @@ impl RowSizes {
         ceil_div(self.tokens, CHUNK)
     }
 
-    /// Threads of a block that has a row.
-    fn threads(self, kind: Kind) -> u32 {
-        threads_up_to(ROW_THREADS, ceil_div(packs(kind, self.channels), EACH))
+    /// So many blocks that have a row at a time, and the power of two of their threads, which share it.
+    fn blocks(self, kind: Kind, count: i64) -> (Grid, u32) {
+        let threads = threads_up_to(ROW_THREADS, ceil_div(packs(kind, self.channels), EACH));
+        (grid(count, threads), threads.ilog2())
     }
 
     /// Whether neighbours have a row of packs alone.
@@ -140,19 +141,18 @@ pub(crate) unsafe fn modulated_norm(
 ) -> Result<()> {
     let RowSizes { images, tokens, channels } = sizes;
     let are_aligned = [x, shift, scale].into_iter().all(|rows| rows.is_aligned(kind));
-    let (kernel, threads, sharers) = if sizes.is_narrow(kind) && are_aligned {
-        (typed(MODULATED_NORM_NARROW, kind), THREADS, NARROW_SHARERS)
+    let (kernel, (grid, sharers)) = if sizes.is_narrow(kind) && are_aligned {
+        let blocks = ceil_div(images * tokens, i64::from(THREADS >> NARROW_SHARERS)).min(MAX_BLOCKS);
+        (MODULATED_NORM_NARROW, (grid(blocks, THREADS), NARROW_SHARERS))
     } else {
-        let threads = sizes.threads(kind);
-        (typed(MODULATED_NORM, kind), threads, threads.ilog2())
+        (MODULATED_NORM, sizes.blocks(kind, (images * tokens).min(MAX_BLOCKS)))
     };
-    let blocks = ceil_div(images * tokens, i64::from(threads >> sharers)).min(MAX_BLOCKS);
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
             device,
-            kernel,
-            grid(blocks, threads),
+            typed(kernel, kind),
+            grid,
             [x, shift, scale, eps, y, stats, images, tokens, channels, sharers]
         )
     }
@@ -172,8 +172,7 @@ pub(crate) unsafe fn modulated_norm_backward(
     sizes: RowSizes,
 ) -> Result<()> {
     let RowSizes { images, tokens, channels } = sizes;
-    let threads = sizes.threads(kind);
-    let (grid, sharers) = (grid(images * sizes.parts(), threads), threads.ilog2());
+    let (grid, sharers) = sizes.blocks(kind, images * sizes.parts());
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
@@ -196,8 +195,7 @@ pub(crate) unsafe fn gated_add(
     sizes: RowSizes,
 ) -> Result<()> {
     let RowSizes { images, tokens, channels } = sizes;
-    let threads = sizes.threads(kind);
-    let (grid, sharers) = (grid((images * tokens).min(MAX_BLOCKS), threads), threads.ilog2());
+    let (grid, sharers) = sizes.blocks(kind, (images * tokens).min(MAX_BLOCKS));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(device, typed(GATED_ADD, kind), grid, [x, y, gate, out, images, tokens, channels, sharers])
@@ -217,8 +215,7 @@ pub(crate) unsafe fn gated_add_backward(
     sizes: RowSizes,
 ) -> Result<()> {
     let RowSizes { images, tokens, channels } = sizes;
-    let threads = sizes.threads(kind);
-    let (grid, sharers) = (grid(images * sizes.parts(), threads), threads.ilog2());
+    let (grid, sharers) = sizes.blocks(kind, images * sizes.parts());
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(

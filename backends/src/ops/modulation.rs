@@ -107,21 +107,25 @@ fn gated_sums(before: Option<&Tensor>, sums: &[GatedSum]) -> Result<Tensor> {
     let args = Args::new("gated_sums_behind", like);
     let rows = Rows::of(args, "before", like)?;
     let first = before.map_or(0, |_| rows.sizes.tokens);
-    let mut tokens = first;
-    let mut parts = Vec::with_capacity(sums.len());
+    let mut of_sums = Vec::with_capacity(sums.len());
     for &GatedSum { x, y, gate } in sums {
-        let of_sum = Rows::of(args, "x", x)?;
-        let [images, count, channels] = of_sum.shape();
-        args.matches_values("x", x, &[rows.sizes.images, count, rows.sizes.channels])?;
-        args.matches_values("y", y, &[images, count, channels])?;
+        let tokens = Rows::of(args, "x", x)?.sizes.tokens;
+        let of_sum = Rows { args, sizes: RowSizes { tokens, ..rows.sizes } };
+        args.matches_values("x", x, &of_sum.shape())?;
+        args.matches_values("y", y, &of_sum.shape())?;
         of_sum.check_images([("gate", gate)])?;
-        let (y, gate) = (y.f_detach()?.f_contiguous()?, dense_rows(gate)?);
-        parts.push(GatedPart { rows: of_sum, first: tokens, y, gate });
-        tokens += count;
+        of_sums.push(of_sum);
     }
     let Some(device) = rows.device(like) else {
         return composite::gated_sums(before, sums);
     };
+    let mut tokens = first;
+    let mut parts = Vec::with_capacity(sums.len());
+    for (sum, rows) in sums.iter().zip(of_sums) {
+        let (y, gate) = (sum.y.f_detach()?.f_contiguous()?, dense_rows(sum.gate)?);
+        parts.push(GatedPart { rows, first: tokens, y, gate });
+        tokens += rows.sizes.tokens;
+    }
     let out = args.empty(&[rows.sizes.images, tokens, rows.sizes.channels])?;
     if let Some(before) = before {
         out.f_narrow(1, 0, first)?.f_copy_(&before.f_detach()?)?;

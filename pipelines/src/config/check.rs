@@ -36,7 +36,12 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             let evaluated = offline.evaluation.prompts;
-            check.answers("pipeline.offline.data", &offline.data, ("objective", "learns from answers"))?;
+            check.answers(
+                "pipeline.offline.data",
+                &offline.data,
+                ("objective", "learns from answers"),
+                &[],
+            )?;
             let dataset = check.data("pipeline.offline", &offline.data, evaluated, tokenizer)?;
             check.written(config, offline, published.as_ref(), &dataset)?;
             Ok(Some(dataset))

@@ -258,20 +258,30 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Whoever reads answers has some: `reader` is a field and what it wants with them.
-    pub(super) fn answers(&self, path: &str, data: &DataConfig, reader: (&str, &str)) -> Result<(), Problem> {
-        let named = |path: &str, file: &FileConfig| {
-            let (field, wants) = reader;
-            let message = format!("`{field}` {wants}, and records have no answers");
-            let help = "name the column of their answers";
-            let has = file.columns.named().answer.is_some();
-            self.ensure(has, &format!("{path}.file.columns.answer"), message, help)
-        };
+    /// Whoever reads answers has some: `reader` is a field and what it wants with them, of those `domains` of a mix or, if
+    /// there are none, of all.
+    pub(super) fn answers(
+        &self,
+        path: &str,
+        data: &DataConfig,
+        reader: (&str, &str),
+        domains: &[String],
+    ) -> Result<(), Problem> {
         match data {
-            DataConfig::File(file) => named(path, file),
-            DataConfig::Mix(sources) => sources.iter().enumerate().try_for_each(|(index, source)| {
-                self.answers(&format!("{path}.mix[{index}].data"), &source.data, reader)
-            }),
+            DataConfig::File(file) => {
+                let (field, wants) = reader;
+                let message = format!("`{field}` {wants}, and records have no answers");
+                let help = "name the column of their answers";
+                let has = file.columns.named().answer.is_some();
+                self.ensure(has, &format!("{path}.file.columns.answer"), message, help)
+            }
+            DataConfig::Mix(sources) => {
+                let read = |source: &MixedConfig| domains.is_empty() || domains.contains(&source.domain);
+                let mut read = sources.iter().enumerate().filter(|(_, source)| read(source));
+                read.try_for_each(|(index, source)| {
+                    self.answers(&format!("{path}.mix[{index}].data"), &source.data, reader, &[])
+                })
+            }
             DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
         }
     }
@@ -280,22 +290,14 @@ impl Check<'_> {
     pub(super) fn rewards_have_answers(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let path = "pipeline.rlvr.data";
         if rlvr.warmup.is_some() {
-            self.answers(path, &rlvr.data, ("warmup", "learns answers"))?;
+            self.answers(path, &rlvr.data, ("warmup", "learns answers"), &[])?;
         }
         let RewardConfig::Sum(terms) = &rlvr.reward else {
-            return self.answers(path, &rlvr.data, ("reward: exact", "compares with an answer"));
+            return self.answers(path, &rlvr.data, ("reward: exact", "compares with an answer"), &[]);
         };
         for RewardTerm { kind, domains, .. } in terms {
-            let Some(name) = kind.compares() else { continue };
-            let reader = (name, "compares with an answer");
-            let DataConfig::Mix(sources) = &rlvr.data else {
-                self.answers(path, &rlvr.data, reader)?;
-                continue;
-            };
-            for (index, source) in sources.iter().enumerate() {
-                if domains.is_empty() || domains.contains(&source.domain) {
-                    self.answers(&format!("{path}.mix[{index}].data"), &source.data, reader)?;
-                }
+            if let Some(name) = kind.compares() {
+                self.answers(path, &rlvr.data, (name, "compares with an answer"), domains)?;
             }
         }
         Ok(())

@@ -292,15 +292,11 @@ impl Dataset {
         match &self.0 {
             Source::Made(made) => made.characters(),
             Source::Listed { train, held_out } => {
-                let texts = |record: &Record| {
-                    let Record { prompt, answer, rejected, .. } = record;
-                    [prompt, answer]
-                        .into_iter()
-                        .chain(rejected)
-                        .flat_map(|text| text.chars())
-                        .collect::<Vec<_>>()
-                };
-                train.iter().chain(held_out).flat_map(texts).collect()
+                let texts = train
+                    .iter()
+                    .chain(held_out)
+                    .flat_map(|record| [&record.prompt, &record.answer].into_iter().chain(&record.rejected));
+                texts.flat_map(|text| text.chars()).collect()
             }
             Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
         }
