@@ -153,7 +153,8 @@ struct Walk<'a, M: Model> {
     model: &'a M,
     layouts: &'a [Layout],
     gathers: bool,
-    sums_in_rank_order: bool,
+    /// Whether ranks send each other their gradients, and add them up themselves.
+    receives: bool,
     whole: Vec<bool>,
     gathered: PoolSize,
     writing: Vec<bool>,
@@ -168,7 +169,7 @@ impl<'a, M: Model> Walk<'a, M> {
             model,
             layouts,
             gathers: config.gathers(),
-            sums_in_rank_order: ranks.sums_in_rank_order,
+            receives: ranks.sums_in_rank_order && ranks.world_size > 1,
             whole: vec![false; layouts.len()],
             gathered: PoolSize::default(),
             writing: vec![false; layouts.len()],
@@ -236,7 +237,7 @@ impl<'a, M: Model> Walk<'a, M> {
         }
         for &unit in trained().filter(|&&unit| first_reader(model, unit) == block) {
             self.writing[unit] = false;
-            if self.sums_in_rank_order {
+            if self.receives {
                 self.received.take(&self.layouts[unit]);
             }
             self.reducing.push_back(unit);
@@ -248,7 +249,7 @@ impl<'a, M: Model> Walk<'a, M> {
         while self.reducing.len() > in_flight {
             let unit = self.reducing.pop_front().expect("not empty");
             self.gradients.put(&self.layouts[unit]);
-            if self.sums_in_rank_order {
+            if self.receives {
                 self.received.put(&self.layouts[unit]);
             }
         }

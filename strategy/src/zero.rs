@@ -81,9 +81,11 @@ pub(crate) struct Training {
 struct Reducing {
     unit: usize,
     whole: Buffer,
-    /// This rank's slice of every rank's gradient, or of their sum where the group adds up itself.
-    arriving: Buffer,
-    work: Work,
+    /// This rank's slice of every rank's gradient, where that is not in `whole`: not of their sum, where the group adds up
+    /// itself, nor of one rank's own.
+    received: Option<Buffer>,
+    /// `None` where there is nobody to send to.
+    work: Option<Work>,
 }
 
 impl<M: Model> Zero<M> {
@@ -406,16 +408,17 @@ impl<M: Model> Zero<M> {
         let training = self.training.as_mut().expect("checked by `accumulate`");
         let (whole, grads) = training.writing[unit].take().expect("a gradient was opened");
         assert!(grads.all_written(), "a block left a gradient of unit {unit} unwritten");
-        let (arriving, work) = if group.sums_in_rank_order() {
+        let (received, work) = if group.world_size() == 1 {
+            (None, None)
+        } else if group.sums_in_rank_order() {
             let received = training.received.take(layout, whole.dtype())?;
             let work = group.all_to_all(&received, &whole, &self.compute)?;
-            (received, work)
+            (Some(received), Some(work))
         } else {
             let sum = whole.slice(layout.shard(group.rank()));
-            let work = group.reduce_scatter(&sum, &whole, ReduceOp::Sum, &self.compute)?;
-            (sum, work)
+            (None, Some(group.reduce_scatter(&sum, &whole, ReduceOp::Sum, &self.compute)?))
         };
-        training.reducing.push_back(Reducing { unit, whole, arriving, work });
+        training.reducing.push_back(Reducing { unit, whole, received, work });
         // Whole gradients are scarce: one is in flight while the next is written.
         self.settle(1)
     }
@@ -426,17 +429,18 @@ impl<M: Model> Zero<M> {
         let training = self.training.as_mut().expect("public calls check that there is an optimizer");
         let how = if training.accumulated { Store::Add } else { Store::Write };
         while training.reducing.len() > in_flight {
-            let Reducing { unit, whole, arriving, work } = training.reducing.pop_front().expect("not empty");
+            let Reducing { unit, whole, received, work } = training.reducing.pop_front().expect("not empty");
             let layout = &self.units[unit].layout;
-            work.wait_stream(&self.compute)?;
+            work.iter().try_for_each(|work| work.wait_stream(&self.compute))?;
             let state = training.states[unit].as_mut().expect("only trained units are reduced");
             state.gradient_memory.ready(&self.compute)?;
-            let slices = arriving.len() / layout.shard_len();
-            let by_rank = arriving.tensor(&[slices as i64, layout.shard_len() as i64])?;
+            let arrived = received.clone().unwrap_or_else(|| whole.slice(layout.shard(rank)));
+            let slices = arrived.len() / layout.shard_len();
+            let by_rank = arrived.tensor(&[slices as i64, layout.shard_len() as i64])?;
             ops::sum_ranks(&by_rank, &mut state.own_gradient(layout.shard(rank))?, how)?;
             training.gradients.put(layout, whole);
-            if self.group.sums_in_rank_order() {
-                training.received.put(layout, arriving);
+            if let Some(received) = received {
+                training.received.put(layout, received);
             }
         }
         Ok(())

@@ -1,7 +1,12 @@
 // SHIM of libascendcl, for tests: Huawei's ACL runtime over NVIDIA's driver. Written from acl_rt.h 1.17, the documentation
 // of CANN 8.5 and that of the CUDA driver API.
+#include <atomic>
 #include <chrono>
 #include <climits>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
 #include <set>
 #include <string>
 #include <thread>
@@ -65,6 +70,68 @@ cuda::Address address(const void* at) { return (cuda::Address)at; }
 struct Own {
   cuda::Handle stream = nullptr, copy = nullptr;
 };
+// Host work in the order of a stream. CUDA has a call for it, and one thread for all streams, for which its driver waits with
+// locks held: a copy by another thread, which that work waits for, then waits for the driver. Here a stream says in memory of
+// the host's how far it has come, and waits there until a thread of its own says that the work is done.
+class HostWork {
+ public:
+  // `turns` are two words of page-locked memory, zeroed.
+  explicit HostWork(std::atomic<uint32_t>* turns) : turns(turns), thread([this] { run(); }) {}
+  // Once nothing is pending.
+  ~HostWork() {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      ended = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+  // A driver whose queue is full keeps everybody out until there is room, also whom the work waits for. So there is an end to
+  // how much is pending, and whoever comes then waits here.
+  aclError enqueue(cuda::Handle stream, aclrtHostFunc work, void* data) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return last - turns[DONE] < MOST; });
+    const uint32_t turn = last + 1;
+    TRY(cuStreamWriteValue32_v2, stream, address(&turns[REACHED]), turn, 0);
+    pending.push_back({work, data, turn});
+    last = turn;
+    changed.notify_all();
+    TRY(cuStreamWaitValue32_v2, stream, address(&turns[DONE]), turn, 0);  // 0: as much, or more
+    return ACL_SUCCESS;
+  }
+  std::atomic<uint32_t>* const turns;
+
+ private:
+  enum { REACHED, DONE };
+  static constexpr uint32_t MOST = 64;
+  struct Work {
+    aclrtHostFunc work;
+    void* data;
+    uint32_t turn;
+  };
+  void run() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait(lock, [this] { return ended || !pending.empty(); });
+      if (pending.empty()) return;
+      const Work next = pending.front();
+      pending.pop_front();
+      lock.unlock();
+      while (turns[REACHED] < next.turn) std::this_thread::sleep_for(std::chrono::microseconds(10));
+      next.work(next.data);
+      lock.lock();
+      turns[DONE] = next.turn;
+      changed.notify_all();
+    }
+  }
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> pending;
+  uint32_t last = 0;
+  bool ended = false;
+  std::thread thread;
+};
+
 // What the library knows by itself and CUDA wants to be told, or the other way round.
 struct Known {
   std::mutex mutex;
@@ -73,6 +140,7 @@ struct Known {
   std::multimap<size_t, void*> free;               // host memory that nobody has, by its length
   std::map<int, std::set<void*>> streams;          // of a device
   std::map<int, Own> own;                          // of a device
+  std::map<std::pair<int, void*>, HostWork*> host_work;  // of a device's stream
 };
 Known& known() {
   static auto* all = new Known;
@@ -380,16 +448,50 @@ aclError aclrtCreateStream(aclrtStream* stream) {
 aclError aclrtDestroyStream(aclrtStream stream) {
   USABLE();
   TRY(cuStreamSynchronize, stream);
+  HostWork* work = nullptr;
   {
     std::lock_guard<std::mutex> lock(known().mutex);
     known().streams[cuda::get_device()].erase(stream);
+    auto found = known().host_work.find({cuda::get_device(), stream});
+    if (found != known().host_work.end()) {
+      work = found->second;
+      known().host_work.erase(found);
+    }
+  }
+  if (work) {
+    void* turns = work->turns;
+    delete work;
+    if (aclError error = aclrtFreeHost(turns)) return error;
   }
   TRY(cuStreamDestroy_v2, stream);
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeStream(aclrtStream stream) { FORWARD(cuStreamSynchronize, stream); }
+}
+// What runs the host work of a stream, from its first on.
+static aclError host_work(aclrtStream stream, HostWork** found) {
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> alone(one_at_a_time);
+  const auto key = std::make_pair(cuda::get_device(), stream);
+  {
+    std::lock_guard<std::mutex> lock(known().mutex);
+    auto it = known().host_work.find(key);
+    if (it != known().host_work.end()) return *found = it->second, ACL_SUCCESS;
+  }
+  void* turns = nullptr;
+  if (aclError error = aclrtMallocHost(&turns, PAGE)) return error;
+  memset(turns, 0, PAGE);
+  *found = new HostWork((std::atomic<uint32_t>*)turns);
+  std::lock_guard<std::mutex> lock(known().mutex);
+  known().host_work[key] = *found;
+  return ACL_SUCCESS;
+}
+extern "C" {
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc work, void* data) {
-  FORWARD(cuLaunchHostFunc, stream, work, data);
+  USABLE();
+  HostWork* of_stream = nullptr;
+  if (aclError error = host_work(stream, &of_stream)) return error;
+  return of_stream->enqueue(stream, work, data);
 }
 
 // ---- events ----

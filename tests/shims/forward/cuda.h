@@ -96,6 +96,8 @@ inline AccessDesc access_by(int device) { return {{1, device}, 3}; }
   CALL(cuStreamSynchronize, Handle)                                                                                   \
   CALL(cuStreamWaitEvent, Handle, Handle, unsigned)                                                                   \
   CALL(cuLaunchHostFunc, Handle, void (*)(void*), void*)                                                              \
+  CALL(cuStreamWriteValue32_v2, Handle, Address, unsigned, unsigned)                                                  \
+  CALL(cuStreamWaitValue32_v2, Handle, Address, unsigned, unsigned)                                                   \
   CALL(cuEventCreate, Handle*, unsigned)                                                                              \
   CALL(cuEventDestroy_v2, Handle)                                                                                     \
   CALL(cuEventRecord, Handle, Handle)                                                                                 \
