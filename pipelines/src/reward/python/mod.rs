@@ -65,8 +65,8 @@ impl Python {
             Some(worker) => worker,
             None => Worker::start(&self.config)?,
         };
-        let line = serde_json::to_string(case).expect("plain data");
-        let answer = worker.ask(&line, Duration::from_secs_f64(self.config.timeout_s))?;
+        let line = serde_json::to_string(case).expect("plain data") + "\n";
+        let answer = worker.ask(line, Duration::from_secs_f64(self.config.timeout_s))?;
         // Only a worker that has answered is asked again.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         match answer {
@@ -121,6 +121,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def sizes(images, prompts, bonus):
     assert images[0] != b"bad"
     return [len(images[0]) + bonus[0] if images[0].startswith(b"\x89PNG") and prompts == ["2+2="] else None]
+
+def stops(images):
+    import signal, threading
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    return [0.5]
 
 async def later(completions):
     return [0.25]
@@ -194,6 +199,18 @@ def moody(completions):
         assert_eq!(python.score_image(&record(), b"\x89PNG\x00").unwrap(), Some(5.0 + 0.5));
         assert_eq!(python.score_image(&record(), b"").unwrap(), None);
         assert!(python.score_image(&record(), b"bad").is_err());
+    }
+
+    /// The image is larger than a pipe, so that it cannot even be handed over.
+    #[test]
+    fn a_process_that_reads_no_more_is_given_up() {
+        let (_folder, python) = python("stops", Signature::Trl);
+        let python = python.unwrap();
+        let score = || python.score_image(&record(), &[0; 1 << 20]);
+        assert_eq!(score().unwrap(), Some(0.5));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(score().unwrap_err().failure.is_timeout());
+        assert_eq!(score().unwrap(), Some(0.5));
     }
 
     #[test]
