@@ -3,7 +3,7 @@
 use super::check::Check;
 use super::diffusion::*;
 use super::error::Problem;
-use super::image_reward::{ImageReward, ImageRewardConfig};
+use super::image_reward::ImageReward;
 use crate::diffusion as images;
 
 impl Check<'_> {
@@ -126,17 +126,6 @@ impl Check<'_> {
         self.positive(&field("batch_size"), sampler.batch_size)
     }
 
-    fn image_rewards(&self, path: &str, reward: &ImageRewardConfig) -> Result<(), Problem> {
-        let ImageRewardConfig::Sum(terms) = reward else { return Ok(()) };
-        let help = "add a term, such as `- torchscript: {path: scorer.pt}`";
-        self.ensure(!terms.is_empty(), path, "the list is empty", help)?;
-        for (index, term) in terms.iter().enumerate() {
-            let field = format!("{path}[{index}]");
-            self.weight_and_error_rate(&field, term.weight, term.max_error_rate)?;
-        }
-        Ok(())
-    }
-
     fn method(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
         let method = &diffusion.method;
         let name = method.name();
@@ -186,25 +175,6 @@ impl Check<'_> {
             }
             MethodConfig::DiffusionNft(nft) => self.nft(&field, nft, &diffusion.sampler),
         }
-    }
-
-    /// What following a reward's gradient needs of the reward.
-    fn followed_reward(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
-        let name = diffusion.method.name();
-        for (at, reward) in diffusion.reward.fields() {
-            self.ensure(
-                reward.is_differentiable(),
-                &format!("pipeline.diffusion.reward{at}"),
-                format!("`{name}` follows the reward's gradient, and this one has none"),
-                "write `brightness`, `clip` or `torchscript`",
-            )?;
-        }
-        self.ensure(
-            !diffusion.shuffle_rewards,
-            "pipeline.diffusion.shuffle_rewards",
-            format!("`{name}` follows the reward's gradient, which cannot be another image's"),
-            "leave it out, or choose another method",
-        )
     }
 
     fn clips(

@@ -63,11 +63,11 @@ impl ImageRewardConfig {
         }
     }
 
-    /// All rewards, to be changed.
-    pub fn kinds_mut(&mut self) -> Vec<&mut ImageReward> {
+    /// The files and folders of all rewards, to be changed.
+    pub fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
         match self {
-            Self::One(kind) => vec![kind],
-            Self::Sum(terms) => terms.iter_mut().map(|term| &mut term.kind).collect(),
+            Self::One(kind) => kind.paths_mut(),
+            Self::Sum(terms) => terms.iter_mut().flat_map(|term| term.kind.paths_mut()).collect(),
         }
     }
 }
@@ -81,8 +81,8 @@ pub enum ImageReward {
     Brightness,
     /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
     Lit,
-    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one, the image as the bytes
-    /// of a PNG file, to a list of one number, or of None for an image that is not to count. Not differentiable.
+    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one to a list of one number,
+    /// or of None for an image that is not to count. Not differentiable.
     Python(PythonConfig),
     /// The cosine of the image and its text in the eyes of a CLIP. Differentiable.
     Clip(ClipRewardConfig),
@@ -104,7 +104,43 @@ impl ImageReward {
 
     /// Whether it has a gradient.
     pub fn is_differentiable(&self) -> bool {
-        matches!(self, Self::Brightness | Self::Clip(_) | Self::Torchscript(_))
+        match self {
+            Self::Brightness | Self::Clip(_) | Self::Torchscript(_) => true,
+            Self::Lit | Self::Python(_) => false,
+        }
+    }
+
+    fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
+        match self {
+            Self::Brightness | Self::Lit => Vec::new(),
+            Self::Python(python) => vec![&mut python.path],
+            Self::Clip(clip) => vec![&mut clip.path],
+            Self::Torchscript(script) => vec![&mut script.path],
+        }
+    }
+}
+
+/// How a user's function gets an image, of C channels: 3, or 1 where images are grey.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageForm {
+    /// The bytes of a PNG file.
+    #[default]
+    Png,
+    /// A numpy array `[height, width, C]` of 0 to 255.
+    Uint8,
+    /// The same of 0 to 1, which is not rounded.
+    Float32,
+}
+
+impl ImageForm {
+    /// Its name in YAML; of arrays that of their dtype.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Png => "png",
+            Self::Uint8 => "uint8",
+            Self::Float32 => "float32",
+        }
     }
 }
 
@@ -255,5 +291,24 @@ impl Serialize for ImageTerm {
         map.serialize_entry("weight", &self.weight)?;
         map.serialize_entry("max_error_rate", &self.max_error_rate)?;
         map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reward_reads_as_it_was_written() {
+        for yaml in [
+            "brightness",
+            "{python: {path: a.py, function: f, images: float32}}",
+            "[{lit: {}}, {clip: {path: folder}, weight: -2}, {torchscript: {path: a.pt, input: latents}}]",
+            "[{python: {path: a.py, function: f}, max_error_rate: 0.5}]",
+        ] {
+            let read: ImageRewardConfig = serde_saphyr::from_str(yaml).unwrap();
+            let written = serde_saphyr::to_string(&read).unwrap();
+            assert_eq!(serde_saphyr::from_str::<ImageRewardConfig>(&written).unwrap(), read, "{written}");
+        }
     }
 }

@@ -50,6 +50,7 @@ impl Worker {
             .args(["-c", PROGRAM])
             .arg(absolute(&config.path))
             .args([config.function.as_str(), config.signature.name()])
+            .arg(config.images.unwrap_or_default().name())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

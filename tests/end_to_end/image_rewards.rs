@@ -1,0 +1,67 @@
+//! Rewards of images: what a function gets of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tch::{CModule, Device, Kind, Tensor};
+
+use super::diffusers::Case;
+use super::{python_with, series};
+
+const FIELD: &str = "pipeline.diffusion.reward";
+
+/// The same redness of arrays of either dtype, and of what each text's record says.
+const ARRAYS: &str = r#"
+def redness(image, most):
+    assert image.shape == (16, 16, 3)
+    image *= 1  # it can be written to
+    red, green, blue = (image[..., colour].mean() / most for colour in range(3))
+    return [red - (green + blue) / 2]
+
+def of_bytes(images):
+    assert images[0].dtype == "uint8"
+    return redness(images[0], 255)
+
+def of_floats(images, prompts):
+    assert images[0].dtype == "float32" and 0 <= images[0].min() and images[0].max() <= 1
+    return [None] if prompts == ["1"] else redness(images[0], 1)
+"#;
+
+/// A network of the images that `sample` is like, in `folder`.
+fn network(folder: &Path, sample: &[i64], mut of: impl FnMut(&Tensor) -> Tensor) -> PathBuf {
+    let path = folder.join("scorer.pt");
+    let sample = [Tensor::ones(sample, (Kind::Float, Device::Cpu))];
+    let mut closure = |inputs: &[Tensor]| vec![of(&inputs[0])];
+    CModule::create_by_tracing("scorer", "forward", &sample, &mut closure).unwrap().save(&path).unwrap();
+    path
+}
+
+#[test]
+fn arrays_have_the_pixels_that_a_network_reads() {
+    let Some(python) = python_with("numpy", "no function got images as arrays") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("reward.py");
+    fs::write(&path, ARRAYS).unwrap();
+    let scorer = network(folder.path(), &[2, 3, 16, 16], |images| {
+        let means = images.clamp(0.0, 1.0).mean_dim([2, 3].as_slice(), false, None);
+        means.select(1, 0) - (means.select(1, 1) + means.select(1, 2)) * 0.5
+    });
+    let function = |name: &str, images: &str| {
+        let path = path.display();
+        format!("{{python: {{path: {path}, function: {name}, python: {python}, images: {images}}}}}")
+    };
+    let [bytes, floats] = [function("of_bytes", "uint8"), function("of_floats", "float32")];
+    let sum = format!("{FIELD}=[{bytes}, {floats}, {{torchscript: {{path: {}}}}}]", scorer.display());
+    let case = Case { folder, sets: vec![sum] };
+    let run = case.run("run", &["devices=2", "pipeline.diffusion.steps=6"]);
+    let means = |name: &str| series(&run, &format!("reward/{name}/mean"));
+    let dropped = series(&run, "reward/dropped");
+    assert_eq!(dropped.iter().sum::<f64>(), series(&run, "reward/python_2/dropped").iter().sum::<f64>());
+    for (step, of_bytes) in means("python").into_iter().enumerate() {
+        let (of_floats, of_network) = (means("python_2")[step], means("torchscript")[step]);
+        assert!((of_bytes - of_network).abs() < 1.0 / 255.0, "{of_bytes} {of_network}");
+        // The function has no score of images of one text.
+        assert!(dropped[step] > 0.0 || (of_floats - of_network).abs() < 1e-6, "{of_floats} {of_network}");
+    }
+    assert!(dropped.contains(&0.0) && dropped.iter().any(|&count| count > 0.0), "{dropped:?}");
+}
