@@ -1,4 +1,4 @@
-//! Rewards of images: what a function gets of them.
+//! Rewards of images: what a function gets of them, and functions and networks of shapes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use tch::{CModule, Device, Kind, Tensor};
 
 use super::diffusers::Case;
-use super::{python_with, series};
+use super::diffusion::{METHODS, run_tiny, tiny};
+use super::{fail, python_with, series};
 
 const FIELD: &str = "pipeline.diffusion.reward";
 
@@ -25,6 +26,18 @@ def of_bytes(images):
 def of_floats(images, prompts):
     assert images[0].dtype == "float32" and 0 <= images[0].min() and images[0].max() <= 1
     return [None] if prompts == ["1"] else redness(images[0], 1)
+"#;
+
+/// Light of grey images in a PNG file; of the top left none counts.
+const SHAPES: &str = r#"
+import struct, zlib
+NAMES = ["top left", "top right", "bottom left", "bottom right"]
+
+def light(images, prompts, label):
+    data = images[0]
+    assert prompts == [NAMES[label[0]]]
+    assert struct.unpack(">IIBB", data[16:26]) == (8, 8, 8, 0)
+    return [None] if label == [0] else [zlib.crc32(data) % 1000 / 1000]
 "#;
 
 /// A network of the images that `sample` is like, in `folder`.
@@ -64,4 +77,42 @@ fn arrays_have_the_pixels_that_a_network_reads() {
         assert!(dropped[step] > 0.0 || (of_floats - of_network).abs() < 1e-6, "{of_floats} {of_network}");
     }
     assert!(dropped.contains(&0.0) && dropped.iter().any(|&count| count > 0.0), "{dropped:?}");
+}
+
+#[test]
+fn shapes_are_scored_by_functions_and_networks() {
+    let folder = tempfile::tempdir().unwrap();
+    let [(refl, of_refl), (flow_grpo, of_flow_grpo), _] = METHODS;
+    let path = folder.path().join("reward.py");
+    fs::write(&path, SHAPES).unwrap();
+    let function = format!("{{python: {{path: {}, function: light}}}}", path.display());
+    let alone =
+        run_tiny(&folder, "function", flow_grpo, &[of_flow_grpo, &[&format!("{FIELD}={function}")]].concat());
+    // A quarter of the images that are evaluated are of the class that does not count.
+    assert!(series(&alone, "eval/dropped").iter().all(|&count| count == 8.0));
+    assert!(series(&alone, "eval/reward").iter().all(|&reward| reward > 0.0 && reward < 1.0));
+    assert!(series(&alone, "eval/brightness").is_empty(), "what was not asked for is not measured");
+
+    let sum = format!("{FIELD}=[{{lit: {{}}}}, {function}]");
+    let summed = run_tiny(&folder, "sum", flow_grpo, &[of_flow_grpo, &[&sum]].concat());
+    for name in ["eval/reward", "eval/lit", "eval/python"] {
+        assert_eq!(series(&summed, name).len(), series(&alone, "eval/reward").len(), "{name}");
+    }
+
+    let light = |images: &Tensor| images.mean_dim([1, 2, 3].as_slice(), false, None);
+    let scorer = network(folder.path(), &[2, 1, 8, 8], light);
+    let network = format!("{FIELD}={{torchscript: {{path: {}}}}}", scorer.display());
+    let fast = "pipeline.diffusion.optimizer.adamw.learning_rate=0.01";
+    let followed = run_tiny(&folder, "network", refl, &[of_refl, &[&network, fast]].concat());
+    let rewards = series(&followed, "eval/reward");
+    assert!(rewards.last().unwrap() > &(rewards[0] + 0.01), "{rewards:?}");
+
+    let refused = |reward: &str, words: &str| {
+        let set = format!("{FIELD}={reward}");
+        let error = fail(tiny(flow_grpo, &folder.path().join("never"), &[of_flow_grpo, &[&set]].concat()));
+        assert!(error.contains(FIELD) && error.contains(words), "{error}");
+    };
+    refused("{clip: {path: tests/golden/clip/plain}}", "it reads texts, and the shapes have classes");
+    refused("{python: {path: none.py, function: f}}", "there is no file none.py");
+    refused("{torchscript: {path: README.md}}", "README.md");
 }

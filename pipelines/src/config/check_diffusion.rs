@@ -3,7 +3,6 @@
 use super::check::Check;
 use super::diffusion::*;
 use super::error::Problem;
-use super::image_reward::ImageReward;
 use crate::diffusion as images;
 
 impl Check<'_> {
@@ -90,12 +89,7 @@ impl Check<'_> {
             "write `shapes`, or `model: {diffusers: DIR}`",
         )?;
         for (at, reward) in diffusion.reward.fields() {
-            self.ensure(
-                matches!(reward, ImageReward::Brightness | ImageReward::Lit),
-                &format!("{}{at}", field("reward")),
-                "the shapes have rewards of their own",
-                "write `brightness` or `lit`",
-            )?;
+            self.reward_of_shapes(&format!("{}{at}", field("reward")), reward)?;
         }
         if let Some(warmup) = &diffusion.warmup {
             self.ensure(

@@ -42,6 +42,19 @@ impl Check<'_> {
         )
     }
 
+    /// A reward of classes, whose images are grey.
+    pub(super) fn reward_of_shapes(&self, path: &str, reward: &ImageReward) -> Result<(), Problem> {
+        let refused = |message: &str| {
+            Err(self.problem(path, message, "write `brightness`, `lit`, `python` or `torchscript`"))
+        };
+        match reward {
+            ImageReward::Brightness | ImageReward::Lit => Ok(()),
+            ImageReward::Python(python) => self.image_function(path, python),
+            ImageReward::Torchscript(script) => self.torchscript(path, script),
+            ImageReward::Clip(_) => refused("it reads texts, and the shapes have classes"),
+        }
+    }
+
     /// A reward of texts.
     pub(super) fn reward_of_texts(
         &self,

@@ -95,7 +95,7 @@ pub fn load_script(path: &Path, device: Device) -> Result<CModule> {
 }
 
 impl Scorer {
-    /// What `reward` says; `records` are those of the texts.
+    /// What `reward` says; `records` are those of the classes or texts.
     pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let terms = reward.terms();
         let names = distinct(&terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>());
@@ -160,7 +160,7 @@ impl Scorer {
         Ok((Scores { total: total.f_detach()?, parts, failures }, gradients))
     }
 
-    /// What evaluations measure; the first is the reward. Of shapes these are always the same.
+    /// What evaluations measure; the first is the reward. With rewards of shapes alone these are always the same.
     pub fn measured(&self) -> Vec<String> {
         let mut names = vec!["reward".to_owned()];
         match self.quadrants() {
@@ -182,12 +182,13 @@ impl Scorer {
         Ok((measured.collect(), failures))
     }
 
-    /// Those of shapes, whose terms are all about them.
+    /// Those of shapes, if all terms are about them.
     fn quadrants(&self) -> Option<&Quadrants> {
-        match &self.0[0].rule {
+        let of_terms = self.0.iter().map(|term| match &term.rule {
             Rule::Shapes { quadrants, .. } => Some(quadrants),
             Rule::Function(_) | Rule::Clip(_) | Rule::Script { .. } => None,
-        }
+        });
+        of_terms.collect::<Option<Vec<_>>>()?.pop()
     }
 }
 
