@@ -1,4 +1,4 @@
-//! Rewards of images: what a function gets of them, and functions and networks of shapes.
+//! Rewards of images: what a function gets of them, a head on a CLIP, and functions and networks of shapes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,6 +79,52 @@ fn arrays_have_the_pixels_that_a_network_reads() {
     assert!(dropped.contains(&0.0) && dropped.iter().any(|&count| count > 0.0), "{dropped:?}");
 }
 
+/// A tiny head on a tiny CLIP.
+fn by_aesthetics() -> Case {
+    let reward = "aesthetic: {clip: tests/golden/clip/plain, head: tests/golden/aesthetic/head.safetensors}";
+    Case { folder: tempfile::tempdir().unwrap(), sets: vec![format!("{FIELD}={{{reward}}}")] }
+}
+
+#[test]
+fn a_head_on_a_clip_scores_and_is_followed_back() {
+    let case = by_aesthetics();
+    let scored = case.run("by policy gradient", &["devices=2"]);
+    assert!(series(&scored, "reward/std").iter().all(|&deviation| deviation > 0.0));
+    let followed = case.run(
+        "followed",
+        &[
+            "pipeline.diffusion.steps=10",
+            "pipeline.diffusion.prompts_per_step=8",
+            "pipeline.diffusion.group_size=1",
+            "pipeline.diffusion.sampler.guidance=1",
+            "pipeline.diffusion.method={refl: {mid_step: 1}}",
+            "pipeline.diffusion.optimizer.adamw.learning_rate=0.03",
+            "pipeline.diffusion.evaluation={every: 10, images: 16}",
+        ],
+    );
+    let rewards = series(&followed, "eval/reward");
+    assert!(rewards.last().unwrap() > &(rewards[0] + 0.01), "{rewards:?}");
+}
+
+#[test]
+fn a_head_that_cannot_be_used_is_refused_by_its_field() {
+    let case = by_aesthetics();
+    let check = |set: &str, field: &str, problem: &str| {
+        let error =
+            fail(case.command(&case.folder.path().join("never"), &[&format!("{FIELD}.aesthetic.{set}")]));
+        assert!(error.contains(&format!("aesthetic.{field}")) && error.contains(problem), "{error}");
+    };
+    check("clip=configs", "clip", "config.json");
+    check("head=configs/none.safetensors", "head", "cannot read configs/none.safetensors");
+    check("head=README.md", "head", "README.md");
+    check("head=tests/golden/clip/plain/model.safetensors", "head", "is no part of a head");
+    let path = case.folder.path().join("wide.safetensors");
+    let [weight, bias] = [&[1, 768][..], &[1]].map(|size| Tensor::zeros(size, (Kind::Float, Device::Cpu)));
+    Tensor::write_safetensors(&[("layers.0.weight", weight), ("layers.0.bias", bias)], &path).unwrap();
+    let words = "wide.safetensors: tensor `layers.0.weight` has shape [1, 768], must be [1, 6]";
+    check(&format!("head={}", path.display()), "head", words);
+}
+
 #[test]
 fn shapes_are_scored_by_functions_and_networks() {
     let folder = tempfile::tempdir().unwrap();
@@ -113,6 +159,7 @@ fn shapes_are_scored_by_functions_and_networks() {
         assert!(error.contains(FIELD) && error.contains(words), "{error}");
     };
     refused("{clip: {path: tests/golden/clip/plain}}", "it reads texts, and the shapes have classes");
+    refused("{aesthetic: {clip: a, head: b}}", "it reads colours, and the shapes are grey");
     refused("{python: {path: none.py, function: f}}", "there is no file none.py");
     refused("{torchscript: {path: README.md}}", "README.md");
 }

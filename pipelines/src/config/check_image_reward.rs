@@ -1,6 +1,6 @@
 //! What must hold for rewards of images.
 
-use anyroll_models::hf::DiffusersFolder;
+use anyroll_models::hf::{ClipFolder, DiffusersFolder, HeadFile};
 
 use super::check::Check;
 use super::diffusion::{DiffusionConfig, PromptsConfig};
@@ -31,7 +31,7 @@ impl Check<'_> {
                 reward.is_differentiable(),
                 &format!("pipeline.diffusion.reward{at}"),
                 format!("`{name}` follows the reward's gradient, and this one has none"),
-                "write `brightness`, `clip` or `torchscript`",
+                "write `brightness`, `clip`, `aesthetic` or `torchscript`",
             )?;
         }
         self.ensure(
@@ -52,6 +52,7 @@ impl Check<'_> {
             ImageReward::Python(python) => self.image_function(path, python),
             ImageReward::Torchscript(script) => self.torchscript(path, script),
             ImageReward::Clip(_) => refused("it reads texts, and the shapes have classes"),
+            ImageReward::Aesthetic(_) => refused("it reads colours, and the shapes are grey"),
         }
     }
 
@@ -74,10 +75,11 @@ impl Check<'_> {
             ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
                 path,
                 "it is for the classes of `shapes`",
-                "write `python`, `clip` or `torchscript`",
+                "write `python`, `clip`, `aesthetic` or `torchscript`",
             )),
             ImageReward::Python(python) => self.image_function(path, python),
             ImageReward::Clip(clip) => self.clip(path, clip, prompts),
+            ImageReward::Aesthetic(aesthetic) => self.aesthetic(path, aesthetic),
             ImageReward::Torchscript(script) => self.torchscript(path, script),
         }
     }
@@ -103,6 +105,21 @@ impl Check<'_> {
         open_clip(clip)
             .map(|_| ())
             .map_err(|error| self.problem(&format!("{path}.clip.path"), one_line(&error), help))
+    }
+
+    fn aesthetic(&self, path: &str, aesthetic: &AestheticConfig) -> Result<(), Problem> {
+        let folder = ClipFolder::open(&aesthetic.clip).map_err(|error| {
+            let help = "name the folder of a CLIP as `transformers` saves it";
+            self.problem(&format!("{path}.aesthetic.clip"), one_line(&error), help)
+        })?;
+        let width = folder.config().projection_dim;
+        HeadFile::open(&aesthetic.head, width).map(|_| ()).map_err(|error| {
+            let help = format!(
+                "name the safetensors file of a head for vectors of {width} values, those of the CLIP; \
+                 docs/diffusion.md has the line that writes it"
+            );
+            self.problem(&format!("{path}.aesthetic.head"), one_line(&error), help)
+        })
     }
 
     fn torchscript(&self, path: &str, script: &TorchscriptConfig) -> Result<(), Problem> {

@@ -86,6 +86,8 @@ pub enum ImageReward {
     Python(PythonConfig),
     /// The cosine of the image and its text in the eyes of a CLIP. Differentiable.
     Clip(ClipRewardConfig),
+    /// How much people like it, as a head on a CLIP sees it. Differentiable.
+    Aesthetic(AestheticConfig),
     /// What a network in a file says of it. Differentiable.
     Torchscript(TorchscriptConfig),
 }
@@ -98,6 +100,7 @@ impl ImageReward {
             Self::Lit => "lit",
             Self::Python(_) => "python",
             Self::Clip(_) => "clip",
+            Self::Aesthetic(_) => "aesthetic",
             Self::Torchscript(_) => "torchscript",
         }
     }
@@ -105,7 +108,7 @@ impl ImageReward {
     /// Whether it has a gradient.
     pub fn is_differentiable(&self) -> bool {
         match self {
-            Self::Brightness | Self::Clip(_) | Self::Torchscript(_) => true,
+            Self::Brightness | Self::Clip(_) | Self::Aesthetic(_) | Self::Torchscript(_) => true,
             Self::Lit | Self::Python(_) => false,
         }
     }
@@ -115,6 +118,7 @@ impl ImageReward {
             Self::Brightness | Self::Lit => Vec::new(),
             Self::Python(python) => vec![&mut python.path],
             Self::Clip(clip) => vec![&mut clip.path],
+            Self::Aesthetic(aesthetic) => vec![&mut aesthetic.clip, &mut aesthetic.head],
             Self::Torchscript(script) => vec![&mut script.path],
         }
     }
@@ -151,6 +155,21 @@ pub struct ClipRewardConfig {
     /// Its folder, with its tokenizer; a relative path starts at the current folder.
     pub path: PathBuf,
     /// The dtype of its weights and activations. Default fp32.
+    #[serde(default)]
+    pub dtype: RewardDtype,
+}
+
+/// A CLIP as `transformers` publishes it, of which only the images' tower is held, and a head, as LAION's aesthetic
+/// predictor is made. It needs no texts.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AestheticConfig {
+    /// The CLIP's folder; a relative path starts at the current folder.
+    pub clip: PathBuf,
+    /// A safetensors file with linear layers, `layers.N.weight` and `layers.N.bias`, in the order of their numbers and with
+    /// nothing in between; they compute in fp32.
+    pub head: PathBuf,
+    /// The dtype of the CLIP's weights and activations. Default fp32.
     #[serde(default)]
     pub dtype: RewardDtype,
 }
@@ -234,6 +253,7 @@ enum Key {
     Lit,
     Python,
     Clip,
+    Aesthetic,
     Torchscript,
     Weight,
     MaxErrorRate,
@@ -264,6 +284,7 @@ impl<'de> Deserialize<'de> for ImageTerm {
                         }
                         Key::Python => kinds.push(ImageReward::Python(entries.next_value()?)),
                         Key::Clip => kinds.push(ImageReward::Clip(entries.next_value()?)),
+                        Key::Aesthetic => kinds.push(ImageReward::Aesthetic(entries.next_value()?)),
                         Key::Torchscript => kinds.push(ImageReward::Torchscript(entries.next_value()?)),
                         Key::Weight => weight = entries.next_value()?,
                         Key::MaxErrorRate => max_error_rate = entries.next_value()?,
@@ -286,6 +307,7 @@ impl Serialize for ImageTerm {
             }
             ImageReward::Python(config) => map.serialize_entry(self.kind.name(), config)?,
             ImageReward::Clip(config) => map.serialize_entry(self.kind.name(), config)?,
+            ImageReward::Aesthetic(config) => map.serialize_entry(self.kind.name(), config)?,
             ImageReward::Torchscript(config) => map.serialize_entry(self.kind.name(), config)?,
         }
         map.serialize_entry("weight", &self.weight)?;
@@ -303,8 +325,9 @@ mod tests {
         for yaml in [
             "brightness",
             "{python: {path: a.py, function: f, images: float32}}",
+            "{aesthetic: {clip: folder, head: head.safetensors, dtype: bf16}}",
             "[{lit: {}}, {clip: {path: folder}, weight: -2}, {torchscript: {path: a.pt, input: latents}}]",
-            "[{python: {path: a.py, function: f}, max_error_rate: 0.5}]",
+            "[{aesthetic: {clip: folder, head: head.safetensors}, max_error_rate: 0.5}]",
         ] {
             let read: ImageRewardConfig = serde_saphyr::from_str(yaml).unwrap();
             let written = serde_saphyr::to_string(&read).unwrap();

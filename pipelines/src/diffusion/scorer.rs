@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::{CModule, Device, Kind, Tensor};
 
+use super::aesthetic::AestheticScorer;
 use super::clip::ClipScorer;
 use super::function::FunctionScorer;
 use super::quadrants::{Light, Quadrants};
@@ -78,6 +79,8 @@ enum Rule {
     Function(FunctionScorer),
     /// By how well the image goes with its text.
     Clip(Box<ClipScorer>),
+    /// By how much people like it.
+    Aesthetic(Box<AestheticScorer>),
     /// By a network.
     Script {
         /// The network. Behind a lock only because tch's modules are not `Sync`.
@@ -186,7 +189,7 @@ impl Scorer {
     fn quadrants(&self) -> Option<&Quadrants> {
         let of_terms = self.0.iter().map(|term| match &term.rule {
             Rule::Shapes { quadrants, .. } => Some(quadrants),
-            Rule::Function(_) | Rule::Clip(_) | Rule::Script { .. } => None,
+            Rule::Function(_) | Rule::Clip(_) | Rule::Aesthetic(_) | Rule::Script { .. } => None,
         });
         of_terms.collect::<Option<Vec<_>>>()?.pop()
     }
@@ -200,6 +203,9 @@ impl Rule {
             ImageReward::Lit => shapes(Light::Lit),
             ImageReward::Python(config) => Ok(Self::Function(FunctionScorer::new(config, records)?)),
             ImageReward::Clip(config) => Ok(Self::Clip(Box::new(ClipScorer::new(config, records, device)?))),
+            ImageReward::Aesthetic(config) => {
+                Ok(Self::Aesthetic(Box::new(AestheticScorer::new(config, device)?)))
+            }
             ImageReward::Torchscript(config) => {
                 let module = Mutex::new(load_script(&config.path, device)?);
                 Ok(Self::Script { module, config: config.clone() })
@@ -214,6 +220,7 @@ impl Rule {
                 Ok((quadrants.score(*reward, &painted.images, &painted.labels)?, Vec::new()))
             }
             Self::Clip(clip) => Ok((clip.score(&painted.images, &painted.labels)?, Vec::new())),
+            Self::Aesthetic(aesthetic) => Ok((aesthetic.score(&painted.images)?, Vec::new())),
             Self::Function(function) => function.score(painted),
             Self::Script { module, config } => {
                 let module = module.lock().unwrap_or_else(PoisonError::into_inner);
