@@ -8,6 +8,7 @@ mod critic;
 mod diffusers;
 mod diffusion;
 mod failures;
+mod image_rewards;
 mod inference;
 mod learning;
 mod offline;
@@ -25,6 +26,7 @@ mod strict;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -88,6 +90,19 @@ fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
 
 fn resume(run: &Path) -> Command {
     anyroll(["run", "--resume", run.to_str().unwrap()])
+}
+
+/// A Python that has these modules: `ANYROLL_TEST_PYTHON` or `python3`. Where it has not, what is `untested` is said aloud.
+fn python_with(modules: &str, untested: &str) -> Option<String> {
+    let python = std::env::var("ANYROLL_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let found = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    let words = format!("SKIPPED: {untested}: set ANYROLL_TEST_PYTHON to a Python that has {modules}\n");
+    // Past the harness, which shows nothing of a test that passes.
+    io::stderr().write_all(words.as_bytes()).unwrap();
+    None
 }
 
 /// A process whose output goes to files, so that nobody who holds a pipe open can keep a test waiting.

@@ -68,6 +68,11 @@ pub struct Clip {
     texts: Texts,
 }
 
+/// What makes a number of an image's vector, such as how much people like it: linear layers with nothing in between, as
+/// LAION's aesthetic predictor has them. Each is a weight `[outputs, inputs]` and a bias `[outputs]`.
+#[derive(Debug)]
+pub struct Head(pub Vec<[Tensor; 2]>);
+
 /// Where the parameters of the images' tower lie.
 #[derive(Debug)]
 struct Images {
@@ -180,6 +185,20 @@ impl Clip {
                 .f_to_device(images.device())?)
         });
         Ok(images.f_sub(&mean?)?.f_div(&deviation?)?)
+    }
+}
+
+impl Head {
+    /// The number of each of the vectors `[B, inputs]`: `[B]`.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn score(&self, vectors: &Tensor) -> Result<Tensor> {
+        let mut x = vectors.shallow_clone();
+        for [weight, bias] in &self.0 {
+            x = x.f_linear(weight, Some(bias))?;
+        }
+        Ok(x.f_squeeze_dim(-1)?)
     }
 }
 

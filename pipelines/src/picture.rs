@@ -51,23 +51,34 @@ pub fn grid(images: &[Picture], columns: usize) -> Picture {
     Picture { width: width as u32, height: height as u32, channels: channels as u32, pixels }
 }
 
+/// The values of images `[B, channels, height, width]` on the host, fp32 and pixel by pixel, `[B, height, width, channels]`;
+/// and the last three of these sizes. Of a number of channels other than 3 there is the first.
+pub fn pixels(images: &Tensor) -> Result<(Vec<f32>, [usize; 3])> {
+    let &[_, channels, height, width] = &images.size()[..] else {
+        unreachable!("images have four dimensions")
+    };
+    let channels = if channels == 3 { 3 } else { 1 };
+    let shown = images.f_narrow(1, 0, channels)?.f_permute([0, 2, 3, 1])?.f_to_kind(Kind::Float)?;
+    let values = Vec::<f32>::try_from(shown.f_to_device(Device::Cpu)?.f_flatten(0, -1)?)?;
+    Ok((values, [height, width, channels].map(|size| size as usize)))
+}
+
 impl Picture {
-    /// One of each of the images `[B, channels, height, width]`, -1 (black) to 1 (white); what is no number is black. Of
-    /// a number of channels other than 3 the first is shown.
+    /// One of each of the images `[B, channels, height, width]`.
     pub fn of_images(images: &Tensor) -> Result<Vec<Picture>> {
-        let &[_, channels, height, width] = &images.size()[..] else {
-            unreachable!("images have four dimensions")
-        };
-        let channels = if channels == 3 { 3 } else { 1 };
-        let shown = images.f_narrow(1, 0, channels)?.f_permute([0, 2, 3, 1])?.f_to_kind(Kind::Float)?;
-        let values = Vec::<f32>::try_from(shown.f_to_device(Device::Cpu)?.f_flatten(0, -1)?)?;
-        let picture = |values: &[f32]| Picture {
+        let (values, shape) = pixels(images)?;
+        let size = shape.iter().product::<usize>().max(1);
+        Ok(values.chunks_exact(size).map(|image| Picture::new(image, shape)).collect())
+    }
+
+    /// That of an image's [`pixels`], -1 (black) to 1 (white); what is no number is black.
+    pub fn new(values: &[f32], [height, width, channels]: [usize; 3]) -> Picture {
+        Picture {
             width: width as u32,
             height: height as u32,
             channels: channels as u32,
             pixels: values.iter().map(|&value| byte(value)).collect(),
-        };
-        Ok(values.chunks_exact((channels * height * width).max(1) as usize).map(picture).collect())
+        }
     }
 
     /// As a PNG file.

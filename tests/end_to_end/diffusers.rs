@@ -53,9 +53,9 @@ def score(images, prompts):
     return [None if prompts[0] == "1" else sum(zlib.decompress(packed)) % 1000 / 1000]
 "#;
 
-struct Case {
-    folder: TempDir,
-    sets: Vec<String>,
+pub(super) struct Case {
+    pub(super) folder: TempDir,
+    pub(super) sets: Vec<String>,
 }
 
 /// The rewards of a function.
@@ -87,7 +87,7 @@ fn by_network() -> Case {
 }
 
 impl Case {
-    fn command(&self, run: &Path, sets: &[&str]) -> Command {
+    pub(super) fn command(&self, run: &Path, sets: &[&str]) -> Command {
         let mut command = anyroll(["run", CONFIG]);
         let own = self.sets.iter().map(String::as_str);
         for set in TINY.into_iter().chain(own).chain(sets.iter().copied()) {
@@ -98,7 +98,7 @@ impl Case {
     }
 
     #[track_caller]
-    fn run(&self, name: &str, sets: &[&str]) -> PathBuf {
+    pub(super) fn run(&self, name: &str, sets: &[&str]) -> PathBuf {
         let run = self.folder.path().join(name);
         succeed(self.command(&run, sets));
         run

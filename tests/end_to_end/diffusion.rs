@@ -46,7 +46,7 @@ pub(super) const METHODS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
+pub(super) fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
     changed(config, run, TINY.iter().chain(sets))
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -162,15 +161,7 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
 /// The greedy completion of each prompt by the model in a folder, with an adapter if there is one, as `transformers`
 /// has it; `None`, said aloud, where there is no such package.
 fn in_transformers(prompts: &[&str], model: &Path, adapter: Option<&Path>) -> Option<Vec<String>> {
-    let python = std::env::var("ANYROLL_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let found = Command::new(&python).args(["-c", "import transformers, peft"]).output();
-    if !found.is_ok_and(|output| output.status.success()) {
-        let words = "SKIPPED: exported folders were not opened by transformers and peft: \
-                     set ANYROLL_TEST_PYTHON to a Python that has them\n";
-        // Past the harness, which shows nothing of a test that passes.
-        std::io::stderr().write_all(words.as_bytes()).unwrap();
-        return None;
-    }
+    let python = super::python_with("transformers, peft", "exported folders were not opened by others")?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/greedy_of_folder.py");
     let mut command = Command::new(&python);
     command.args([script, &serde_json::to_string(prompts).unwrap()]).arg(model).args(adapter);

@@ -35,6 +35,15 @@ fn a_python_function_trains_as_the_same_reward_in_rust() {
 }
 
 #[test]
+fn a_function_of_texts_gets_no_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let own =
+        python(folder.path(), "exact", 0.0).replace("function: exact", "function: exact, images: uint8");
+    let error = fail(tiny(ONE_RANK, &folder.path().join("never"), &[&own]));
+    assert!(error.contains("reward[0].python.images: completions are no images"), "{error}");
+}
+
+#[test]
 fn a_mix_of_domains_is_trained_on_and_measured_apart() {
     let folder = tempfile::tempdir().unwrap();
     let sources = "[{domain: sorting, weight: 3, data: {sort: {digits: 3}}}, \

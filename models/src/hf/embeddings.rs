@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Tensor};
 
+use super::Result;
 use super::weights::WeightFiles;
-use super::{Error, Result};
 use crate::diffusion::Texts;
 
 const PROMPTS: [&str; 2] = ["prompt_embeds", "pooled_prompt_embeds"];
@@ -25,25 +25,18 @@ impl TextEmbeddings {
     /// Opens the file at `path`, whose texts must have `widths`: of tokens and, if the model reads it, of the whole.
     ///
     /// # Errors
-    /// [`Error`], which names the tensor that is missing or of another shape.
+    /// [`Error`](super::Error), which names the tensor that is missing or of another shape.
     pub fn open(path: &Path, widths: (i64, Option<i64>)) -> Result<TextEmbeddings> {
         let files = WeightFiles::open_file(path)?;
-        let problem = |name: &str, problem: String| Error::Tensor {
-            path: path.to_owned(),
-            name: name.to_owned(),
-            problem,
-        };
-        let missing = || problem(PROMPTS[0], "is missing, or not F32, BF16 or F16".into());
+        let missing = || files.problem(PROMPTS[0], "is missing, or not F32, BF16 or F16".into());
         let whole = files.shape(PROMPTS[0]).ok_or_else(missing)?.to_vec();
         let &[count, tokens, width] = &whole[..] else {
-            return Err(problem(PROMPTS[0], format!("has shape {whole:?}, must have 3 dimensions")));
+            return Err(files.problem(PROMPTS[0], format!("has shape {whole:?}, must have 3 dimensions")));
         };
         if count == 0 || width != widths.0 {
             let wanted = widths.0;
-            return Err(problem(
-                PROMPTS[0],
-                format!("has shape {whole:?}, must be [prompts, tokens, {wanted}]"),
-            ));
+            return Err(files
+                .problem(PROMPTS[0], format!("has shape {whole:?}, must be [prompts, tokens, {wanted}]")));
         }
         let has_negative = files.contains(NEGATIVE[0]);
         let expect = |[embeds, pooled]: [&str; 2], rows: i64| {
@@ -53,7 +46,7 @@ impl TextEmbeddings {
                 let (Some(wanted), found) = (shape, files.shape(name)) else { continue };
                 if found != Some(&wanted[..]) {
                     let found = found.map_or("is missing".to_owned(), |found| format!("has shape {found:?}"));
-                    return Err(problem(name, format!("{found}, must be {wanted:?}")));
+                    return Err(files.problem(name, format!("{found}, must be {wanted:?}")));
                 }
             }
             Ok(())
@@ -78,11 +71,12 @@ impl TextEmbeddings {
     /// The texts on `device`, and behind them the negative one if there is one.
     ///
     /// # Errors
-    /// [`Error::Read`] if the file cannot be read any more, or libtorch's (out of memory).
+    /// [`Error::Read`](super::Error::Read) if the file cannot be read any more, or libtorch's (out of memory).
     pub fn load(&self, device: Device) -> crate::Result<Texts> {
         let read = |prompt: &str, negative: &str| -> crate::Result<Tensor> {
             let names = [prompt, negative].into_iter().take(if self.has_negative { 2 } else { 1 });
-            let tensors = names.map(|name| self.tensor(name, device)).collect::<crate::Result<Vec<_>>>()?;
+            let tensors =
+                names.map(|name| self.files.tensor(name, device)).collect::<crate::Result<Vec<_>>>()?;
             Ok(Tensor::f_cat(&tensors, 0)?)
         };
         let pooled = match self.files.contains(PROMPTS[1]) {
@@ -95,13 +89,5 @@ impl TextEmbeddings {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    fn tensor(&self, name: &str, device: Device) -> crate::Result<Tensor> {
-        let shape = self.files.shape(name).expect("checked when the file was opened");
-        let mut values = vec![0.0; shape.iter().product::<i64>() as usize];
-        self.files.read_tensor(name, 0, &mut values)?;
-        let tensor = Tensor::f_from_slice(&values)?.f_view(shape)?;
-        Ok(tensor.f_to_kind(self.files.kind(name))?.f_to_device(device)?)
     }
 }

@@ -1,7 +1,7 @@
 //! Models as Hugging Face publishes them: a folder with `config.json`, safetensors files and a tokenizer.
 //!
 //! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads; [`DiffusersFolder`] and
-//! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP. Opening a folder reads the
+//! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP, [`HeadFile`] a head of one. Opening a folder reads the
 //! configuration and the headers of the weights, and checks that every tensor of the model is there in its shape;
 //! the weights themselves are read range by range, as ranks need them, and never whole.
 
@@ -12,6 +12,7 @@ mod diffusers;
 mod embeddings;
 mod error;
 mod export;
+mod head;
 mod weights;
 
 use std::fs;
@@ -28,6 +29,7 @@ pub use diffusers::{DiffusersFolder, write_diffusers_folder};
 pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
+pub use head::HeadFile;
 
 use crate::decoder::{self, DecoderConfig, ValueModel};
 use crate::init::WeightSource;

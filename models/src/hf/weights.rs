@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
-use tch::Kind;
+use tch::{Device, Kind, Tensor};
 
 use super::{Error, Result, read_json};
 use crate::model::{ParamSpec, Unit};
@@ -87,6 +87,13 @@ impl WeightFiles {
         Ok(weights)
     }
 
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
@@ -98,7 +105,7 @@ impl WeightFiles {
     }
 
     /// How libtorch calls the dtype of a tensor; its [`Self::shape`] is known.
-    pub fn kind(&self, name: &str) -> Kind {
+    fn kind(&self, name: &str) -> Kind {
         match self.tensors[name].dtype {
             Dtype::BF16 => Kind::BFloat16,
             Dtype::F16 => Kind::Half,
@@ -158,7 +165,7 @@ impl WeightFiles {
     }
 
     /// Reads the values of a tensor from the `first` on; its [`Self::shape`] is known.
-    pub fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
+    fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
         let place = &self.tensors[name];
         let (path, file) = &self.files[place.file];
         let width = bytes_of(place.dtype).expect("checked when the folder was opened");
@@ -171,6 +178,15 @@ impl WeightFiles {
             offset += bytes.len() as u64;
         }
         Ok(())
+    }
+
+    /// A whole tensor on `device`, of the dtype that it has in the file; its [`Self::shape`] is known.
+    pub fn tensor(&self, name: &str, device: Device) -> crate::Result<Tensor> {
+        let shape = self.shape(name).expect("checked when the file was opened");
+        let mut values = vec![0.0; shape.iter().product::<i64>() as usize];
+        self.read_tensor(name, 0, &mut values)?;
+        let tensor = Tensor::f_from_slice(&values)?.f_view(shape)?;
+        Ok(tensor.f_to_kind(self.kind(name))?.f_to_device(device)?)
     }
 
     fn add_file(&mut self, path: &Path) -> Result<()> {
@@ -205,7 +221,8 @@ impl WeightFiles {
         Ok(())
     }
 
-    fn problem(&self, name: &str, problem: String) -> Error {
+    /// What is wrong with a tensor, with the file that has it; the folder if none does.
+    pub fn problem(&self, name: &str, problem: String) -> Error {
         let file = self.tensors.get(name).map(|place| &self.files[place.file].0);
         Error::Tensor { path: file.unwrap_or(&self.path).clone(), name: name.to_owned(), problem }
     }

@@ -1,18 +1,26 @@
-//! CLIP against `transformers`.
+//! CLIP and its heads against `transformers` and PyTorch.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyroll_models::clip::{Clip, ClipConfig};
-use anyroll_models::hf::ClipFolder;
+use anyroll_models::hf::{ClipFolder, HeadFile};
 use anyroll_models::init;
 use tch::{Device, Kind, Tensor};
 
 use crate::passes::assert_close;
 
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+}
+
 fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/clip").join(name)
+    golden("clip").join(name)
+}
+
+fn read(path: &Path) -> HashMap<String, Tensor> {
+    Tensor::read_safetensors(path).unwrap().into_iter().collect()
 }
 
 /// A model, and the weights of its two towers.
@@ -30,8 +38,7 @@ fn open(name: &str) -> (Clip, [Vec<Tensor>; 2]) {
 fn vectors_and_gradients_equal_transformers() {
     for name in ["plain", "first"] {
         let (clip, [of_images, of_texts]) = open(name);
-        let tensors = Tensor::read_safetensors(path(name).join("golden.safetensors")).unwrap();
-        let tensors: HashMap<String, Tensor> = tensors.into_iter().collect();
+        let tensors = read(&path(name).join("golden.safetensors"));
         let get = |what: &str, number: usize| &tensors[&format!("{what}.{number}")];
         // Texts of three lengths, at once.
         let texts: Vec<Vec<i64>> = (0..3).map(|number| get("tokens", number).try_into().unwrap()).collect();
@@ -49,6 +56,47 @@ fn vectors_and_gradients_equal_transformers() {
             assert_close(&what("gradient"), &gradient[0], get("gradient", number));
         }
     }
+}
+
+#[test]
+fn scores_of_a_head_and_their_gradients_equal_pytorch() {
+    let (clip, [of_images, _]) = open("plain");
+    let file = HeadFile::open(&golden("aesthetic/head.safetensors"), clip.config().projection_dim).unwrap();
+    let head = file.load(Device::Cpu).unwrap();
+    let tensors = read(&golden("aesthetic/golden.safetensors"));
+    for number in 0..3 {
+        let get = |what: &str| &tensors[&format!("{what}.{number}")];
+        let images = get("images").detach().set_requires_grad(true);
+        let scores = head.score(&clip.embed_images(&of_images, &images).unwrap()).unwrap();
+        assert_close(&format!("scores {number}"), &scores, get("scores"));
+        let gradient = Tensor::run_backward(&[scores.sum(Kind::Float)], &[&images], false, false);
+        // They are a hundredth at most, and what is compared is to be near 1.
+        assert_close(&format!("gradient {number}"), &(&gradient[0] * 100), &(get("gradient") * 100));
+    }
+}
+
+#[test]
+fn a_head_that_does_not_fit_names_its_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("head.safetensors");
+    let check = |tensors: &[(&str, &[i64])], words: &str| {
+        let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+        let tensors: Vec<_> = tensors.iter().map(|&(name, shape)| (name, zeros(shape))).collect();
+        Tensor::write_safetensors(&tensors, &path).unwrap();
+        let error = HeadFile::open(&path, 6).unwrap_err().to_string();
+        assert!(error.contains("head.safetensors: tensor") && error.contains(words), "{error}");
+    };
+    let first: [(&str, &[i64]); 2] = [("layers.0.weight", &[4, 6]), ("layers.0.bias", &[4])];
+    let and = |more: &[(&'static str, &'static [i64])]| [&first[..], more].concat();
+    check(&[("layers.0.weight", &[4, 7]), first[1]], "`layers.0.weight` has shape [4, 7], must be [1, 6]");
+    check(&first, "`layers.0.weight` has shape [4, 6], must be [1, 6]");
+    let last: &[i64] = &[1, 5];
+    check(&and(&[("layers.2.weight", last)]), "`layers.2.weight` has shape [1, 5], must be [1, 4]");
+    check(&and(&[("layers.10.weight", &[1, 4])]), "`layers.10.bias` is missing");
+    check(&and(&[("layers.10.weight", &[1, 4]), ("layers.10.bias", &[2])]), "[2], must be [1]");
+    let foreign = "is no part of a head, whose names are `layers.N.weight` and `layers.N.bias`";
+    check(&and(&[("layers.final.weight", &[1, 4])]), &format!("`layers.final.weight` {foreign}"));
+    check(&[("weight", &[1, 6]), ("bias", &[1])], &format!("`bias` {foreign}"));
 }
 
 #[test]

@@ -5,11 +5,9 @@ use anyroll_models::hf::{DiffusersFolder, TextEmbeddings};
 use super::check::Check;
 use super::diffusion::*;
 use super::error::{Problem, list};
-use super::image_reward::{ImageReward, ScorerInput};
 use super::model::{DiffusersConfig, LoraConfig};
-use super::reward::Signature;
 use super::schema::RoleConfig;
-use crate::diffusion::{load_script, open_clip, read_records};
+use crate::diffusion::read_records;
 use crate::error_chain::one_line;
 
 impl Check<'_> {
@@ -131,59 +129,5 @@ impl Check<'_> {
             format!("it has {} lines, and there are {} texts", records.len(), texts.count()),
             "write a line for each text, in their order",
         )
-    }
-
-    fn reward_of_texts(
-        &self,
-        path: &str,
-        reward: &ImageReward,
-        (prompts, folder): (&PromptsConfig, &DiffusersFolder),
-    ) -> Result<(), Problem> {
-        let field = |name: &str| format!("{path}.{name}");
-        let of_latents =
-            matches!(reward, ImageReward::Torchscript(script) if script.input == ScorerInput::Latents);
-        self.ensure(
-            folder.vae().is_some() || of_latents,
-            path,
-            "this model's latents are not decoded here",
-            "write `torchscript: {path: FILE, input: latents}`, a network that decodes what it needs",
-        )?;
-        match reward {
-            ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
-                path,
-                "it is for the classes of `shapes`",
-                "write `python`, `clip` or `torchscript`",
-            )),
-            ImageReward::Python(python) => {
-                self.python(&field("python"), python)?;
-                self.ensure(
-                    python.signature == Signature::Trl,
-                    &field("python.signature"),
-                    "verl's functions read texts, and no images",
-                    "leave it out: the function is called with `images`, `prompts` and the columns",
-                )
-            }
-            ImageReward::Clip(clip) => {
-                self.ensure(
-                    prompts.records.is_some(),
-                    path,
-                    "it reads the texts, and only what encoders made of them is there",
-                    "name a file of texts in `pipeline.diffusion.data.prompts.records`",
-                )?;
-                let help = "name the folder of a CLIP as `transformers` saves it, with its tokenizer";
-                match open_clip(clip) {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(self.problem(&field("clip.path"), one_line(&error), help)),
-                }
-            }
-            ImageReward::Torchscript(script) => {
-                self.file(&field("torchscript.path"), &script.path)?;
-                let help = "write the file with `torch.jit.save`";
-                match load_script(&script.path, tch::Device::Cpu) {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(self.problem(&field("torchscript.path"), one_line(&error), help)),
-                }
-            }
-        }
     }
 }

@@ -3,7 +3,6 @@
 use super::check::Check;
 use super::diffusion::*;
 use super::error::Problem;
-use super::image_reward::{ImageReward, ImageRewardConfig};
 use crate::diffusion as images;
 
 impl Check<'_> {
@@ -90,12 +89,7 @@ impl Check<'_> {
             "write `shapes`, or `model: {diffusers: DIR}`",
         )?;
         for (at, reward) in diffusion.reward.fields() {
-            self.ensure(
-                matches!(reward, ImageReward::Brightness | ImageReward::Lit),
-                &format!("{}{at}", field("reward")),
-                "the shapes have rewards of their own",
-                "write `brightness` or `lit`",
-            )?;
+            self.reward_of_shapes(&format!("{}{at}", field("reward")), reward)?;
         }
         if let Some(warmup) = &diffusion.warmup {
             self.ensure(
@@ -124,17 +118,6 @@ impl Check<'_> {
         self.number(&field("guidance"), sampler.guidance, sampler.guidance >= 0.0, "0 or above")?;
         self.positive(&field("decode_batch_size"), sampler.decode_batch_size)?;
         self.positive(&field("batch_size"), sampler.batch_size)
-    }
-
-    fn image_rewards(&self, path: &str, reward: &ImageRewardConfig) -> Result<(), Problem> {
-        let ImageRewardConfig::Sum(terms) = reward else { return Ok(()) };
-        let help = "add a term, such as `- torchscript: {path: scorer.pt}`";
-        self.ensure(!terms.is_empty(), path, "the list is empty", help)?;
-        for (index, term) in terms.iter().enumerate() {
-            let field = format!("{path}[{index}]");
-            self.weight_and_error_rate(&field, term.weight, term.max_error_rate)?;
-        }
-        Ok(())
     }
 
     fn method(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
@@ -186,25 +169,6 @@ impl Check<'_> {
             }
             MethodConfig::DiffusionNft(nft) => self.nft(&field, nft, &diffusion.sampler),
         }
-    }
-
-    /// What following a reward's gradient needs of the reward.
-    fn followed_reward(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
-        let name = diffusion.method.name();
-        for (at, reward) in diffusion.reward.fields() {
-            self.ensure(
-                reward.is_differentiable(),
-                &format!("pipeline.diffusion.reward{at}"),
-                format!("`{name}` follows the reward's gradient, and this one has none"),
-                "write `brightness`, `clip` or `torchscript`",
-            )?;
-        }
-        self.ensure(
-            !diffusion.shuffle_rewards,
-            "pipeline.diffusion.shuffle_rewards",
-            format!("`{name}` follows the reward's gradient, which cannot be another image's"),
-            "leave it out, or choose another method",
-        )
     }
 
     fn clips(

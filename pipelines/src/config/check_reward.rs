@@ -69,7 +69,11 @@ impl Check<'_> {
                     self.problem(&format!("{path}model.path"), error.to_string(), help)
                 })
             }
-            RewardKind::Python(python) => self.python(&format!("{path}python"), python),
+            RewardKind::Python(python) => {
+                self.python(&format!("{path}python"), python)?;
+                let field = format!("{path}python.images");
+                self.ensure(python.images.is_none(), &field, "completions are no images", "leave it out")
+            }
             RewardKind::Length(length) => {
                 self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
                 let field = format!("{path}length.buffer_tokens");

@@ -63,11 +63,11 @@ impl ImageRewardConfig {
         }
     }
 
-    /// All rewards, to be changed.
-    pub fn kinds_mut(&mut self) -> Vec<&mut ImageReward> {
+    /// The files and folders of all rewards, to be changed.
+    pub fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
         match self {
-            Self::One(kind) => vec![kind],
-            Self::Sum(terms) => terms.iter_mut().map(|term| &mut term.kind).collect(),
+            Self::One(kind) => kind.paths_mut(),
+            Self::Sum(terms) => terms.iter_mut().flat_map(|term| term.kind.paths_mut()).collect(),
         }
     }
 }
@@ -81,11 +81,13 @@ pub enum ImageReward {
     Brightness,
     /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
     Lit,
-    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one, the image as the bytes
-    /// of a PNG file, to a list of one number, or of None for an image that is not to count. Not differentiable.
+    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one to a list of one number,
+    /// or of None for an image that is not to count. Not differentiable.
     Python(PythonConfig),
     /// The cosine of the image and its text in the eyes of a CLIP. Differentiable.
     Clip(ClipRewardConfig),
+    /// How much people like it, as a head on a CLIP sees it. Differentiable.
+    Aesthetic(AestheticConfig),
     /// What a network in a file says of it. Differentiable.
     Torchscript(TorchscriptConfig),
 }
@@ -98,13 +100,51 @@ impl ImageReward {
             Self::Lit => "lit",
             Self::Python(_) => "python",
             Self::Clip(_) => "clip",
+            Self::Aesthetic(_) => "aesthetic",
             Self::Torchscript(_) => "torchscript",
         }
     }
 
     /// Whether it has a gradient.
     pub fn is_differentiable(&self) -> bool {
-        matches!(self, Self::Brightness | Self::Clip(_) | Self::Torchscript(_))
+        match self {
+            Self::Brightness | Self::Clip(_) | Self::Aesthetic(_) | Self::Torchscript(_) => true,
+            Self::Lit | Self::Python(_) => false,
+        }
+    }
+
+    fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
+        match self {
+            Self::Brightness | Self::Lit => Vec::new(),
+            Self::Python(python) => vec![&mut python.path],
+            Self::Clip(clip) => vec![&mut clip.path],
+            Self::Aesthetic(aesthetic) => vec![&mut aesthetic.clip, &mut aesthetic.head],
+            Self::Torchscript(script) => vec![&mut script.path],
+        }
+    }
+}
+
+/// How a user's function gets an image, of C channels: 3, or 1 where images are grey.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageForm {
+    /// The bytes of a PNG file.
+    #[default]
+    Png,
+    /// A numpy array `[height, width, C]` of 0 to 255.
+    Uint8,
+    /// The same of 0 to 1, which is not rounded.
+    Float32,
+}
+
+impl ImageForm {
+    /// Its name in YAML; of arrays that of their dtype.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Png => "png",
+            Self::Uint8 => "uint8",
+            Self::Float32 => "float32",
+        }
     }
 }
 
@@ -115,6 +155,21 @@ pub struct ClipRewardConfig {
     /// Its folder, with its tokenizer; a relative path starts at the current folder.
     pub path: PathBuf,
     /// The dtype of its weights and activations. Default fp32.
+    #[serde(default)]
+    pub dtype: RewardDtype,
+}
+
+/// A CLIP as `transformers` publishes it, of which only the images' tower is held, and a head, as LAION's aesthetic
+/// predictor is made. It needs no texts.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AestheticConfig {
+    /// The CLIP's folder; a relative path starts at the current folder.
+    pub clip: PathBuf,
+    /// A safetensors file with linear layers, `layers.N.weight` and `layers.N.bias`, in the order of their numbers and with
+    /// nothing in between; they compute in fp32.
+    pub head: PathBuf,
+    /// The dtype of the CLIP's weights and activations. Default fp32.
     #[serde(default)]
     pub dtype: RewardDtype,
 }
@@ -198,6 +253,7 @@ enum Key {
     Lit,
     Python,
     Clip,
+    Aesthetic,
     Torchscript,
     Weight,
     MaxErrorRate,
@@ -228,6 +284,7 @@ impl<'de> Deserialize<'de> for ImageTerm {
                         }
                         Key::Python => kinds.push(ImageReward::Python(entries.next_value()?)),
                         Key::Clip => kinds.push(ImageReward::Clip(entries.next_value()?)),
+                        Key::Aesthetic => kinds.push(ImageReward::Aesthetic(entries.next_value()?)),
                         Key::Torchscript => kinds.push(ImageReward::Torchscript(entries.next_value()?)),
                         Key::Weight => weight = entries.next_value()?,
                         Key::MaxErrorRate => max_error_rate = entries.next_value()?,
@@ -250,10 +307,31 @@ impl Serialize for ImageTerm {
             }
             ImageReward::Python(config) => map.serialize_entry(self.kind.name(), config)?,
             ImageReward::Clip(config) => map.serialize_entry(self.kind.name(), config)?,
+            ImageReward::Aesthetic(config) => map.serialize_entry(self.kind.name(), config)?,
             ImageReward::Torchscript(config) => map.serialize_entry(self.kind.name(), config)?,
         }
         map.serialize_entry("weight", &self.weight)?;
         map.serialize_entry("max_error_rate", &self.max_error_rate)?;
         map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reward_reads_as_it_was_written() {
+        for yaml in [
+            "brightness",
+            "{python: {path: a.py, function: f, images: float32}}",
+            "{aesthetic: {clip: folder, head: head.safetensors, dtype: bf16}}",
+            "[{lit: {}}, {clip: {path: folder}, weight: -2}, {torchscript: {path: a.pt, input: latents}}]",
+            "[{aesthetic: {clip: folder, head: head.safetensors}, max_error_rate: 0.5}]",
+        ] {
+            let read: ImageRewardConfig = serde_saphyr::from_str(yaml).unwrap();
+            let written = serde_saphyr::to_string(&read).unwrap();
+            assert_eq!(serde_saphyr::from_str::<ImageRewardConfig>(&written).unwrap(), read, "{written}");
+        }
     }
 }

@@ -15,6 +15,7 @@ mod check_algorithm;
 mod check_data;
 mod check_diffusers;
 mod check_diffusion;
+mod check_image_reward;
 mod check_offline;
 mod check_reward;
 mod data;

@@ -8,7 +8,6 @@ use super::check::Check;
 use super::data::{DataConfig, Paths};
 use super::diffusion::{DiffusionConfig, ImageDataConfig};
 use super::error::{Problem, suggestion};
-use super::image_reward::ImageReward;
 use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::stage::ZeroStage;
@@ -529,13 +528,8 @@ impl Resolver<'_> {
             prompts.embeddings = absolute(&prompts.embeddings);
             prompts.records = prompts.records.as_deref().map(absolute);
         }
-        for reward in diffusion.reward.kinds_mut() {
-            match reward {
-                ImageReward::Python(python) => python.path = absolute(&python.path),
-                ImageReward::Clip(clip) => clip.path = absolute(&clip.path),
-                ImageReward::Torchscript(script) => script.path = absolute(&script.path),
-                ImageReward::Brightness | ImageReward::Lit => {}
-            }
+        for path in diffusion.reward.paths_mut() {
+            *path = absolute(path);
         }
         Ok(())
     }

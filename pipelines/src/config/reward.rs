@@ -9,6 +9,8 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::image_reward::ImageForm;
+
 /// What a completion earns: a word, or a list of terms whose weighted sum it is.
 ///
 /// ```yaml
@@ -422,6 +424,9 @@ pub struct PythonConfig {
     /// Seconds for loading the file. Default 120.
     #[serde(default = "two_minutes")]
     pub start_timeout_s: f64,
+    /// How it gets images, if it is of images. Default `png`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<ImageForm>,
 }
 
 /// How a user's function is called; a column that it has no parameter for is left out.

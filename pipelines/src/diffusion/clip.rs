@@ -1,11 +1,11 @@
-//! How well an image goes with its text, as a CLIP sees them.
+//! What a CLIP sees in an image, and how well it goes with its text.
 
 use anyroll_models::{Unit, clip::Clip, hf::ClipFolder, init::whole};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{
     Error, Result,
-    config::ClipRewardConfig,
+    config::{ClipRewardConfig, RewardDtype},
     data::{HfTokenizer, Record},
     error_chain::one_line,
     reward::Failure,
@@ -14,11 +14,32 @@ use crate::{
 /// Texts that are read at a time.
 const TEXTS: usize = 64;
 
+/// The half of a CLIP that sees images.
+#[derive(Debug)]
+pub struct ImageTower {
+    clip: Clip,
+    weights: Vec<Tensor>,
+}
+
+impl ImageTower {
+    /// Reads that of `folder` on `device`.
+    pub fn read(folder: &ClipFolder, dtype: RewardDtype, device: Device) -> Result<Self> {
+        let clip = Clip::new(folder.config().clone())?;
+        let weights = read(folder, &clip.units()[0], dtype, device)?;
+        Ok(Self { clip, weights })
+    }
+
+    /// The vectors of images, of length 1: fp32 `[B, projection]`. `images` are -1 to 1, and what is beyond is cut off.
+    pub fn vectors(&self, images: &Tensor) -> Result<Tensor> {
+        let images = images.f_mul_scalar(0.5)?.f_add_scalar(0.5)?.f_clamp(0.0, 1.0)?;
+        Ok(self.clip.embed_images(&self.weights, &images)?)
+    }
+}
+
 /// A CLIP that has read its texts.
 #[derive(Debug)]
 pub struct ClipScorer {
-    clip: Clip,
-    weights: Vec<Tensor>,
+    tower: ImageTower,
     /// The vector of each text: fp32 `[texts, projection]`.
     texts: Tensor,
 }
@@ -28,27 +49,20 @@ impl ClipScorer {
     pub fn new(config: &ClipRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let (folder, tokenizer) =
             open(config).map_err(|failure| Error::Start { name: "clip".into(), failure })?;
-        let clip = Clip::new(folder.config().clone())?;
-        let kind = config.dtype.dtype().kind();
-        let read = |unit: &Unit| {
-            let params = unit.params.iter().map(|spec| whole(&folder, spec, kind, device));
-            params.collect::<anyroll_models::Result<Vec<Tensor>>>()
-        };
-        let [images, texts] = clip.units();
-        let of_texts = read(texts)?;
-        let tokens = tokens(&tokenizer, records, &clip)?;
+        let tower = ImageTower::read(&folder, config.dtype, device)?;
+        let of_texts = read(&folder, &tower.clip.units()[1], config.dtype, device)?;
+        let tokens = tokens(&tokenizer, records, &tower.clip)?;
         let vectors = no_grad(|| {
-            let vectors = tokens.chunks(TEXTS).map(|texts| clip.embed_texts(&of_texts, texts));
+            let vectors = tokens.chunks(TEXTS).map(|texts| tower.clip.embed_texts(&of_texts, texts));
             vectors.collect::<anyroll_models::Result<Vec<_>>>()
         })?;
-        Ok(Self { weights: read(images)?, texts: Tensor::f_cat(&vectors, 0)?, clip })
+        Ok(Self { texts: Tensor::f_cat(&vectors, 0)?, tower })
     }
 
     /// The cosine of each image and its text: fp32 `[B]`. `images` are -1 to 1, what is beyond is cut off, and `labels` are
     /// the numbers of the texts.
     pub fn score(&self, images: &Tensor, labels: &Tensor) -> Result<Tensor> {
-        let images = images.f_mul_scalar(0.5)?.f_add_scalar(0.5)?.f_clamp(0.0, 1.0)?;
-        let seen = self.clip.embed_images(&self.weights, &images)?;
+        let seen = self.tower.vectors(images)?;
         let said = self.texts.f_index_select(0, labels)?;
         Ok(seen.f_mul(&said)?.f_sum_dim_intlist([-1i64].as_slice(), false, Kind::Float)?)
     }
@@ -59,6 +73,12 @@ pub fn open(config: &ClipRewardConfig) -> Result<(ClipFolder, HfTokenizer), Fail
     let folder = ClipFolder::open(&config.path).map_err(|error| one_line(&error))?;
     let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
     Ok((folder, tokenizer))
+}
+
+/// The weights of a tower.
+fn read(folder: &ClipFolder, unit: &Unit, dtype: RewardDtype, device: Device) -> Result<Vec<Tensor>> {
+    let params = unit.params.iter().map(|spec| whole(folder, spec, dtype.dtype().kind(), device));
+    Ok(params.collect::<anyroll_models::Result<_>>()?)
 }
 
 /// Each text as CLIP's own code reads it: one that is too long is cut off, and ends as all do.

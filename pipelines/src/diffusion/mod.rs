@@ -3,14 +3,16 @@
 //! [`Diffusion`] is what the [loop](crate::train) trains. `step` is one turn of it by any method, with what methods
 //! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
 //! formulas. `subject` is what is painted and what with, `setup` says who takes part and samples, `decoder` makes pixels
-//! of what was sampled, `scorer` says what an image earns, `evaluate` how the policy is measured and `warmup` what comes
-//! before.
+//! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
+//! `evaluate` how the policy is measured and `warmup` what comes before.
 
+mod aesthetic;
 mod backpropagation;
 mod clip;
 mod decoder;
 mod evaluate;
 mod forward_process;
+mod function;
 mod loss;
 mod noise;
 mod pipeline;

@@ -1,24 +1,20 @@
 //! What an image earns.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 
 use tch::{CModule, Device, Kind, Tensor};
 
+use super::aesthetic::AestheticScorer;
 use super::clip::ClipScorer;
+use super::function::FunctionScorer;
 use super::quadrants::{Light, Quadrants};
 use crate::{
     Error, Result,
-    config::{ImageReward, ImageRewardConfig, ImageTerm, PythonConfig, ScorerInput, TorchscriptConfig},
+    config::{ImageReward, ImageRewardConfig, ImageTerm, ScorerInput, TorchscriptConfig},
     data::Record,
-    picture::Picture,
-    reward::{self, Python, check_error_rates, distinct},
+    reward::{self, check_error_rates, distinct},
 };
-
-/// Images that are scored by processes at a time.
-const WORKERS: usize = 4;
 
 /// Images, with what they show.
 #[derive(Debug)]
@@ -80,14 +76,11 @@ enum Rule {
         reward: Light,
     },
     /// By a function of the user's.
-    Python {
-        /// The function.
-        python: Python,
-        /// What is known of each text.
-        records: Vec<Record>,
-    },
+    Function(FunctionScorer),
     /// By how well the image goes with its text.
     Clip(Box<ClipScorer>),
+    /// By how much people like it.
+    Aesthetic(Box<AestheticScorer>),
     /// By a network.
     Script {
         /// The network. Behind a lock only because tch's modules are not `Sync`.
@@ -105,7 +98,7 @@ pub fn load_script(path: &Path, device: Device) -> Result<CModule> {
 }
 
 impl Scorer {
-    /// What `reward` says; `records` are those of the texts.
+    /// What `reward` says; `records` are those of the classes or texts.
     pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let terms = reward.terms();
         let names = distinct(&terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>());
@@ -170,7 +163,7 @@ impl Scorer {
         Ok((Scores { total: total.f_detach()?, parts, failures }, gradients))
     }
 
-    /// What evaluations measure; the first is the reward. Of shapes these are always the same.
+    /// What evaluations measure; the first is the reward. With rewards of shapes alone these are always the same.
     pub fn measured(&self) -> Vec<String> {
         let mut names = vec!["reward".to_owned()];
         match self.quadrants() {
@@ -192,12 +185,13 @@ impl Scorer {
         Ok((measured.collect(), failures))
     }
 
-    /// Those of shapes, whose terms are all about them.
+    /// Those of shapes, if all terms are about them.
     fn quadrants(&self) -> Option<&Quadrants> {
-        match &self.0[0].rule {
+        let of_terms = self.0.iter().map(|term| match &term.rule {
             Rule::Shapes { quadrants, .. } => Some(quadrants),
-            Rule::Python { .. } | Rule::Clip(_) | Rule::Script { .. } => None,
-        }
+            Rule::Function(_) | Rule::Clip(_) | Rule::Aesthetic(_) | Rule::Script { .. } => None,
+        });
+        of_terms.collect::<Option<Vec<_>>>()?.pop()
     }
 }
 
@@ -207,10 +201,11 @@ impl Rule {
         match reward {
             ImageReward::Brightness => shapes(Light::Brightness),
             ImageReward::Lit => shapes(Light::Lit),
-            ImageReward::Python(config) => {
-                Ok(Self::Python { python: start(config)?, records: records.to_vec() })
-            }
+            ImageReward::Python(config) => Ok(Self::Function(FunctionScorer::new(config, records)?)),
             ImageReward::Clip(config) => Ok(Self::Clip(Box::new(ClipScorer::new(config, records, device)?))),
+            ImageReward::Aesthetic(config) => {
+                Ok(Self::Aesthetic(Box::new(AestheticScorer::new(config, device)?)))
+            }
             ImageReward::Torchscript(config) => {
                 let module = Mutex::new(load_script(&config.path, device)?);
                 Ok(Self::Script { module, config: config.clone() })
@@ -225,9 +220,10 @@ impl Rule {
                 Ok((quadrants.score(*reward, &painted.images, &painted.labels)?, Vec::new()))
             }
             Self::Clip(clip) => Ok((clip.score(&painted.images, &painted.labels)?, Vec::new())),
-            Self::Python { python, records } => score_by_processes(python, records, painted),
+            Self::Aesthetic(aesthetic) => Ok((aesthetic.score(&painted.images)?, Vec::new())),
+            Self::Function(function) => function.score(painted),
             Self::Script { module, config } => {
-                let module = lock(module);
+                let module = module.lock().unwrap_or_else(PoisonError::into_inner);
                 let input = match config.input {
                     ScorerInput::Latents => painted.latents.shallow_clone(),
                     ScorerInput::Images => painted.images.f_mul_scalar(0.5)?.f_add_scalar(0.5)?,
@@ -245,43 +241,6 @@ impl Rule {
             }
         }
     }
-}
-
-fn start(config: &PythonConfig) -> Result<Python> {
-    Python::new(config).map_err(|failure| Error::Start { name: "python".into(), failure })
-}
-
-/// Each image as a PNG file for the function, several at a time.
-fn score_by_processes(
-    python: &Python,
-    records: &[Record],
-    painted: &Painted,
-) -> Result<(Tensor, Vec<reward::Error>)> {
-    let labels = Vec::<i64>::try_from(painted.labels.f_to_device(Device::Cpu)?)?;
-    let pictures = Picture::of_images(&painted.images)?;
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![f32::NAN; labels.len()]));
-    let failures = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..WORKERS.min(labels.len()) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&label) = labels.get(index) else { break };
-                    match python.score_image(&records[label as usize], &pictures[index].png()) {
-                        Ok(score) => lock(&found)[index] = score.map_or(f32::NAN, |score| score as f32),
-                        Err(error) => lock(&failures).push(error),
-                    }
-                }
-            });
-        }
-    });
-    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let scores = Tensor::f_from_slice(&found)?.f_to_device(painted.images.device())?;
-    Ok((scores, failures.into_inner().unwrap_or_else(PoisonError::into_inner)))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,12 +4,16 @@ use rand_chacha::{ChaCha8Rng, rand_core::Rng};
 use tch::{Device, Kind, Tensor};
 
 use super::noise::Purpose;
-use crate::{Result, data::stream};
+use crate::{
+    Result,
+    data::{Record, stream},
+};
 
 /// Height and width of an image; it has one channel, of -1 (black) to 1.
 pub const SIZE: usize = 8;
-/// The quadrants: top left, top right, bottom left, bottom right.
-pub const CLASSES: usize = 4;
+/// The quadrants, in rows.
+pub const CLASSES: usize = NAMES.len();
+const NAMES: [&str; 4] = ["top left", "top right", "bottom left", "bottom right"];
 
 /// The images of a warm-up step, over all ranks: fp32 `[count, 1, SIZE, SIZE]`, and the class of each.
 pub fn train_batch(seed: u64, step: u64, count: usize, device: Device) -> Result<(Tensor, Vec<i64>)> {
@@ -28,6 +32,17 @@ pub fn train_batch(seed: u64, step: u64, count: usize, device: Device) -> Result
 pub fn prompts(seed: u64, step: u64, count: usize, labels: usize) -> Vec<i64> {
     let mut random = stream(Purpose::Prompts as u64, seed, step);
     (0..count).map(|_| below(&mut random, labels) as i64).collect()
+}
+
+/// What is known of each class: its name, as a prompt, and its number, in a column `label`.
+pub fn records() -> Vec<Record> {
+    let record = |(label, name): (usize, &&str)| Record {
+        id: (*name).to_owned(),
+        prompt: (*name).to_owned(),
+        columns: [("label".to_owned(), label.into())].into_iter().collect(),
+        ..Record::default()
+    };
+    NAMES.iter().enumerate().map(record).collect()
 }
 
 /// Where each class's quadrant is 1 and all else 0: fp32 `[CLASSES, SIZE, SIZE]`.

@@ -37,7 +37,7 @@ pub struct Subject {
     pub evaluated: Range<usize>,
     /// The label that guidance leads away from.
     pub no_class: i64,
-    /// What is known of each text.
+    /// What is known of each class or text.
     pub records: Vec<Record>,
 }
 
@@ -74,7 +74,7 @@ impl Subject {
             trained: classes,
             evaluated: 0..classes,
             no_class: classes as i64,
-            records: Vec::new(),
+            records: shapes::records(),
         })
     }
 

@@ -33,9 +33,17 @@ struct Case<'a> {
     finished: bool,
     answer: &'a str,
     columns: &'a Map<String, Value>,
-    /// Instead of a completion: a PNG file in base64.
+    /// Instead of a completion.
     #[serde(skip_serializing_if = "Option::is_none")]
-    image: Option<String>,
+    image: Option<Image>,
+}
+
+/// See [`Case::image`].
+#[derive(Serialize)]
+struct Image {
+    /// In base64.
+    bytes: String,
+    shape: [usize; 3],
 }
 
 impl Python {
@@ -48,13 +56,20 @@ impl Python {
         Ok(Self { config: config.clone(), idle: Mutex::new(vec![first]) })
     }
 
-    /// The score of an image of `record`'s prompt, a PNG file; `None` for one that the function says is not to count.
+    /// The score of an image of `record`'s prompt; `None` for one that the function says is not to count. `bytes` are the
+    /// image in the form that the config asks for: a PNG file, or the values of an array; `shape` is height, width and
+    /// channels.
     ///
     /// # Errors
     /// If the function raises, says no number, or does not answer.
-    pub fn score_image(&self, record: &Record, png: &[u8]) -> Result<Option<f64>, Error> {
+    pub fn score_image(
+        &self,
+        record: &Record,
+        bytes: &[u8],
+        shape: [usize; 3],
+    ) -> Result<Option<f64>, Error> {
         let Record { prompt, answer, columns, .. } = record;
-        let image = Some(BASE64.encode(png));
+        let image = Some(Image { bytes: BASE64.encode(bytes), shape });
         let case = Case { prompt, completion: "", finished: true, answer, columns, image };
         self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
     }
@@ -65,8 +80,8 @@ impl Python {
             Some(worker) => worker,
             None => Worker::start(&self.config)?,
         };
-        let line = serde_json::to_string(case).expect("plain data");
-        let answer = worker.ask(&line, Duration::from_secs_f64(self.config.timeout_s))?;
+        let line = serde_json::to_string(case).expect("plain data") + "\n";
+        let answer = worker.ask(line, Duration::from_secs_f64(self.config.timeout_s))?;
         // Only a worker that has answered is asked again.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         match answer {
@@ -99,10 +114,11 @@ fn absolute(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
 
     use super::*;
-    use crate::config::Signature;
+    use crate::config::{ImageForm, Signature};
 
     const FUNCTIONS: &str = r#"
 import os, time, sys
@@ -121,6 +137,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def sizes(images, prompts, bonus):
     assert images[0] != b"bad"
     return [len(images[0]) + bonus[0] if images[0].startswith(b"\x89PNG") and prompts == ["2+2="] else None]
+
+def stops(images):
+    import signal, threading
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    return [0.5]
 
 async def later(completions):
     return [0.25]
@@ -148,15 +169,20 @@ def moody(completions):
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rewards.py");
         std::fs::File::create(&path).unwrap().write_all(FUNCTIONS.as_bytes()).unwrap();
-        let config = PythonConfig {
+        let config = PythonConfig { signature, ..config(path, function) };
+        (folder, Python::new(&config))
+    }
+
+    fn config(path: PathBuf, function: &str) -> PythonConfig {
+        PythonConfig {
             path,
             function: function.to_owned(),
-            signature,
+            signature: Signature::Trl,
             python: "python3".to_owned(),
             timeout_s: 1.0,
             start_timeout_s: 30.0,
-        };
-        (folder, Python::new(&config))
+            images: None,
+        }
     }
 
     fn record() -> Record {
@@ -191,9 +217,41 @@ def moody(completions):
     fn images_come_as_png_files_and_may_be_refused() {
         let (_folder, python) = python("sizes", Signature::Trl);
         let python = python.unwrap();
-        assert_eq!(python.score_image(&record(), b"\x89PNG\x00").unwrap(), Some(5.0 + 0.5));
-        assert_eq!(python.score_image(&record(), b"").unwrap(), None);
-        assert!(python.score_image(&record(), b"bad").is_err());
+        let score = |png: &[u8]| python.score_image(&record(), png, [1, 1, 1]);
+        assert_eq!(score(b"\x89PNG\x00").unwrap(), Some(5.0 + 0.5));
+        assert_eq!(score(b"").unwrap(), None);
+        assert!(score(b"bad").is_err());
+    }
+
+    /// The image is larger than a pipe, so that it cannot even be handed over.
+    #[test]
+    fn a_process_that_reads_no_more_is_given_up() {
+        let (_folder, python) = python("stops", Signature::Trl);
+        let python = python.unwrap();
+        let score = || python.score_image(&record(), &[0; 1 << 20], [1, 1, 1]);
+        assert_eq!(score().unwrap(), Some(0.5));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(score().unwrap_err().failure.is_timeout());
+        assert_eq!(score().unwrap(), Some(0.5));
+    }
+
+    #[test]
+    fn arrays_without_numpy_are_told_at_the_start() {
+        let (folder, _) = python("sizes", Signature::Trl);
+        // One that sees no packages, whatever there is.
+        let bare = folder.path().join("python");
+        std::fs::write(&bare, "#!/bin/sh\nexec python3 -I -S \"$@\"\n").unwrap();
+        std::fs::set_permissions(&bare, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let config = |images| PythonConfig {
+            python: bare.to_str().unwrap().to_owned(),
+            images,
+            ..config(folder.path().join("rewards.py"), "sizes")
+        };
+        assert!(Python::new(&config(Some(ImageForm::Png))).is_ok());
+        let error = Python::new(&config(Some(ImageForm::Uint8))).unwrap_err().to_string();
+        for words in ["`images: uint8` needs numpy", "install it there", "write `images: png`"] {
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]
@@ -227,14 +285,7 @@ def moody(completions):
         let (folder, _) = python("moody", Signature::Trl);
         let path = folder.path().join("broken.py");
         std::fs::write(&path, "def f(:\n").unwrap();
-        let config = PythonConfig {
-            path,
-            function: "f".into(),
-            signature: Signature::Trl,
-            python: "python3".into(),
-            timeout_s: 1.0,
-            start_timeout_s: 30.0,
-        };
+        let config = config(path, "f");
         assert!(Python::new(&config).unwrap_err().to_string().contains("SyntaxError"));
         let config = PythonConfig { python: "no-such-python".into(), ..config };
         assert!(Python::new(&config).unwrap_err().to_string().contains("no-such-python"));

@@ -1,8 +1,9 @@
 """A reward worker of anyroll: the user's function in a process of its own, one JSON object a line in and out.
 
-Started as `python -c <this file> FILE FUNCTION SIGNATURE`. It says {"ready": true} once, then answers each
+Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It says {"ready": true} once, then answers each
 {"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. A case with an
-"image", a PNG file in base64, is of that and not of the completion, and may also be answered with {"refused": true}.
+"image" is of that and not of the completion, and may also be answered with {"refused": true}. An image is {"bytes",
+"shape"}: in base64 what IMAGES says, a PNG file or the values of an array of this dtype, and height, width and channels.
 """
 
 import asyncio
@@ -33,6 +34,21 @@ def load(path, name):
     return function
 
 
+def image_reader(form):
+    """What makes of a case's image what the function gets."""
+    if form == "png":
+        return lambda image: base64.b64decode(image["bytes"])
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError(
+            f"`images: {form}` needs numpy, and {sys.executable} does not have it ({error}): install it there, name an "
+            "interpreter that has it in `python`, or write `images: png`"
+        ) from error
+    # Of a bytearray, since nobody can write to an array of bytes.
+    return lambda image: numpy.frombuffer(bytearray(base64.b64decode(image["bytes"])), form).reshape(image["shape"])
+
+
 def accepted(function, arguments):
     """The arguments that `function` has a parameter for: all of them if it takes any."""
     parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
@@ -42,13 +58,13 @@ def accepted(function, arguments):
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def call_trl(function, case):
-    """TRL's: lists of prompts, of completions and of each column, and a list of scores back."""
+def call_trl(function, case, read_image):
+    """TRL's: lists of prompts, of completions or images and of each column, and a list of scores back."""
     columns = {"answer": case["answer"], "finished": case["finished"], **case["columns"]}
     lists = {name: [value] for name, value in columns.items()}
     lists.update(prompts=[case["prompt"]])
     if "image" in case:
-        lists.update(images=[base64.b64decode(case["image"])])
+        lists.update(images=[read_image(case["image"])])
     else:
         lists.update(completions=[case["completion"]])
     scores = function(**accepted(function, lists))
@@ -59,7 +75,7 @@ def call_trl(function, case):
     return scores[0]
 
 
-def call_verl(function, case):
+def call_verl(function, case, _):
     """verl's: compute_score(data_source, solution_str, ground_truth, extra_info), and a number or a dict back."""
     columns = case["columns"]
     score = function(
@@ -87,7 +103,7 @@ def number(score):
 
 
 def main():
-    path, name, signature = sys.argv[1:4]
+    path, name, signature, images = sys.argv[1:5]
     # What the user's code prints must not get between the lines.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -97,7 +113,7 @@ def main():
         out.flush()
 
     try:
-        function = load(path, name)
+        function, read_image = load(path, name), image_reader(images)
     except BaseException as error:
         say(error="".join(traceback.format_exception_only(error)).strip())
         return
@@ -106,7 +122,7 @@ def main():
     for line in sys.stdin:
         try:
             case = json.loads(line)
-            score = call(function, case)
+            score = call(function, case, read_image)
             if score is None and "image" in case:
                 say(refused=True)
             else:

@@ -1,8 +1,8 @@
 //! A Python process that scores completions, spoken with in lines of JSON.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const PROGRAM: &str = include_str!("worker.py");
 #[derive(Debug)]
 pub(super) struct Worker {
     child: Child,
-    input: ChildStdin,
+    cases: Sender<String>,
     lines: Receiver<String>,
 }
 
@@ -50,16 +50,20 @@ impl Worker {
             .args(["-c", PROGRAM])
             .arg(absolute(&config.path))
             .args([config.function.as_str(), config.signature.name()])
+            .arg(config.images.unwrap_or_default().name())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| format!("`{}` does not start: {error}", config.python))?;
-        let input = child.stdin.take().expect("a pipe");
+        let mut input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let (line, lines) = mpsc::channel();
-        // Reads until the process ends, so that a wait for a line can have a deadline.
+        let (cases, waiting) = mpsc::channel::<String>();
+        // Both go on until the process ends, so that a wait for it can have a deadline: to read a line, and to be rid of a
+        // case that is larger than a pipe.
         thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
-        let mut worker = Self { child, input, lines };
+        thread::spawn(move || waiting.iter().try_for_each(|case| input.write_all(case.as_bytes())));
+        let mut worker = Self { child, cases, lines };
         let said = worker.line(Duration::from_secs_f64(config.start_timeout_s))?;
         match said {
             Line { ready: true, .. } => Ok(worker),
@@ -70,10 +74,10 @@ impl Worker {
         }
     }
 
-    /// Hands over a case, a line of JSON, and waits for what it scores.
-    pub(super) fn ask(&mut self, case: &str, timeout: Duration) -> Result<Answer, Failure> {
+    /// Hands over a case, a line of JSON with its end, and waits for what it scores.
+    pub(super) fn ask(&mut self, case: String, timeout: Duration) -> Result<Answer, Failure> {
         // A process that has died reads nothing; why is said below.
-        let _ = self.input.write_all(case.as_bytes()).and_then(|()| self.input.write_all(b"\n"));
+        let _ = self.cases.send(case);
         match self.line(timeout)? {
             Line { score: Some(score), .. } => Ok(Answer::Score(score)),
             Line { refused: true, .. } => Ok(Answer::Refused),

@@ -1,0 +1,32 @@
+//! How much people like an image, as a head on a CLIP sees it.
+
+use anyroll_models::{
+    clip::Head,
+    hf::{ClipFolder, HeadFile},
+};
+use tch::{Device, Tensor};
+
+use super::clip::ImageTower;
+use crate::{Result, config::AestheticConfig};
+
+/// The images' tower of a CLIP, and a head on it.
+#[derive(Debug)]
+pub struct AestheticScorer {
+    tower: ImageTower,
+    head: Head,
+}
+
+impl AestheticScorer {
+    /// Reads both on `device`.
+    pub fn new(config: &AestheticConfig, device: Device) -> Result<Self> {
+        let folder = ClipFolder::open(&config.clip).map_err(anyroll_models::Error::from)?;
+        let head = HeadFile::open(&config.head, folder.config().projection_dim)
+            .map_err(anyroll_models::Error::from)?;
+        Ok(Self { tower: ImageTower::read(&folder, config.dtype, device)?, head: head.load(device)? })
+    }
+
+    /// The score of each image: fp32 `[B]`. `images` are -1 to 1, and what is beyond is cut off.
+    pub fn score(&self, images: &Tensor) -> Result<Tensor> {
+        Ok(self.head.score(&self.tower.vectors(images)?)?)
+    }
+}

@@ -1,0 +1,98 @@
+//! What a function of the user's says of an image.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use tch::{Device, Tensor};
+
+use super::scorer::Painted;
+use crate::{
+    Error, Result,
+    config::{ImageForm, PythonConfig},
+    data::Record,
+    picture::{Picture, pixels},
+    reward::{self, Python},
+};
+
+/// Images that are scored at a time, each by a process.
+const WORKERS: usize = 4;
+
+/// A function that is asked of one image at a time, with what is known of its class or text.
+#[derive(Debug)]
+pub struct FunctionScorer {
+    python: Python,
+    form: ImageForm,
+    records: Vec<Record>,
+}
+
+impl FunctionScorer {
+    /// Starts a first process; `records` are those of the classes or texts.
+    pub fn new(config: &PythonConfig, records: &[Record]) -> Result<Self> {
+        let python =
+            Python::new(config).map_err(|failure| Error::Start { name: "python".into(), failure })?;
+        Ok(Self { python, form: config.images.unwrap_or_default(), records: records.to_vec() })
+    }
+
+    /// The score of each image: fp32 `[B]`, not a number where it is refused or could not be scored; and why it could not.
+    pub fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
+        let labels = Vec::<i64>::try_from(painted.labels.f_to_device(Device::Cpu)?)?;
+        let (values, shape) = pixels(&painted.images)?;
+        let size = values.len() / labels.len().max(1);
+        let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![f32::NAN; labels.len()]));
+        let failures = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for _ in 0..WORKERS.min(labels.len()) {
+                scope.spawn(|| {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(&label) = labels.get(index) else { break };
+                        let bytes = encoded(self.form, &values[index * size..][..size], shape);
+                        match self.python.score_image(&self.records[label as usize], &bytes, shape) {
+                            Ok(score) => lock(&found)[index] = score.map_or(f32::NAN, |score| score as f32),
+                            Err(error) => lock(&failures).push(error),
+                        }
+                    }
+                });
+            }
+        });
+        let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let scores = Tensor::f_from_slice(&found)?.f_to_device(painted.images.device())?;
+        Ok((scores, failures.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// An image of [`pixels`], -1 (black) to 1 (white), as the function's process reads it.
+fn encoded(form: ImageForm, values: &[f32], shape: [usize; 3]) -> Vec<u8> {
+    match form {
+        ImageForm::Png => Picture::new(values, shape).png(),
+        ImageForm::Uint8 => Picture::new(values, shape).pixels,
+        ImageForm::Float32 => values.iter().flat_map(|value| unit(*value).to_ne_bytes()).collect(),
+    }
+}
+
+/// From -1 to 1 to 0 to 1, beyond which it is cut off; what is no number stays so.
+fn unit(value: f32) -> f32 {
+    (value.clamp(-1.0, 1.0) + 1.0) / 2.0
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_has_the_same_pixels() {
+        let values = [-1.0f32, 0.0, 1.0, 9.0, -0.5, 0.002];
+        assert_eq!(encoded(ImageForm::Uint8, &values, [1, 2, 3]), [0, 128, 255, 255, 64, 128]);
+        let floats = encoded(ImageForm::Float32, &values, [1, 2, 3]);
+        let floats: Vec<f32> = floats.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
+        assert_eq!(floats, [0.0, 0.5, 1.0, 1.0, 0.25, 0.501]);
+        assert!(encoded(ImageForm::Png, &values, [1, 2, 3]).starts_with(b"\x89PNG"));
+        assert_eq!(encoded(ImageForm::Uint8, &[f32::NAN], [1, 1, 1]), [0]);
+        assert!(unit(f32::NAN).is_nan());
+    }
+}
