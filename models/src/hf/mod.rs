@@ -1,9 +1,9 @@
 //! Models as Hugging Face publishes them: a folder with `config.json`, safetensors files and a tokenizer.
 //!
 //! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads; [`DiffusersFolder`] and
-//! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP, [`HeadFile`] a head of one. Opening a folder reads the
-//! configuration and the headers of the weights, and checks that every tensor of the model is there in its shape;
-//! the weights themselves are read range by range, as ranks need them, and never whole.
+//! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP, [`HeadFile`] a head of one.
+//! Opening a folder reads the configuration and the headers of the weights, and checks that every tensor of the model is
+//! there in its shape; the weights themselves are read range by range, as ranks need them, and never whole.
 
 mod adapter;
 mod clip;
