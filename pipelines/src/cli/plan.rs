@@ -9,12 +9,9 @@ use serde_json::{Value, json};
 use super::machine;
 use crate::{
     Error, Result,
-    config::{
-        BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Role, Run,
-        StrategyConfig, ZeroStage,
-    },
+    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
     format::gib,
-    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Unsettled, choices, settle},
+    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Unsettled, choices, settle},
 };
 
 /// What to plan.
@@ -101,15 +98,8 @@ fn configured(
     run: &Run,
     settled: &Result<Option<Settled>, Unsettled>,
 ) -> Option<(u8, MemoryPlan)> {
-    let settled = settled.ok()?;
-    let at = |role: &Role, stage: Option<u8>| {
-        let zero_stage = stage.map_or(role.strategy.zero_stage, ZeroStage::Stage);
-        StrategyConfig { zero_stage, ..role.strategy.clone() }
-    };
-    let policy = at(&run.policy, settled.map(|it| it.policy));
-    let reference = run.reference.as_ref().map(|role| at(role, settled.and_then(|it| it.reference)));
-    let critic = run.critic.as_ref().map(|role| &role.strategy);
-    Some((policy.zero_stage.number(), planner.plan(&policy, reference.as_ref(), critic)))
+    let stages = settled.ok()?.map_or_else(|| Stages::of(run), |settled| settled.stages);
+    Some((stages.policy, planner.plan_at(run, stages)))
 }
 
 /// What is to be said of `zero_stage: auto`.

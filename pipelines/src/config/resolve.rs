@@ -81,6 +81,11 @@ impl Run {
         reason.chain([self.config.to_yaml()]).collect()
     }
 
+    /// The roles that are held by a strategy whose stage may be open.
+    pub fn roles(&self) -> impl Iterator<Item = &Role> {
+        [Some(&self.policy), self.reference.as_ref(), self.critic.as_ref()].into_iter().flatten()
+    }
+
     /// The roles that are not on the policy's devices, in words.
     pub fn elsewhere(&self) -> Vec<String> {
         let held = [("the reference", &self.reference), ("the critic", &self.critic)];

@@ -438,11 +438,6 @@ fn a_critic_and_advantages_from_its_values_go_together() {
         assert!(error.field == field && error.message.contains(message), "{error}");
     };
     check(&[gae], "pipeline.rlvr.critic", "`advantage: gae` needs its values");
-    check(
-        &[gae, critic, "strategy.zero_stage=auto"],
-        "strategy.zero_stage",
-        "does not plan a critic's memory",
-    );
     check(&[critic], "pipeline.rlvr.critic", "no advantage is made from its values");
     let path = "pipeline.rlvr.critic";
     check(&[gae, critic, "pipeline.rlvr.critic.value_clip=0"], &format!("{path}.value_clip"), "0.0 is out");

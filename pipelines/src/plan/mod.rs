@@ -17,7 +17,7 @@ use anyroll_strategy::{
 use serde::Serialize;
 
 pub use choices::{Choice, choices};
-pub use stage::{Settled, Unsettled, settle};
+pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Error, Result,
