@@ -270,16 +270,15 @@ impl Check<'_> {
             self.positive(&field("micro_batch_size"), size)?;
         }
         if let Some(timeout_s) = strategy.collective_timeout_s {
-            const DAY_S: f64 = 86_400.0;
-            let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
-            self.number(
-                &field("collective_timeout_s"),
-                timeout_s,
-                holds,
-                "of seconds above 0, at most a day, 86400",
-            )?;
+            self.collective_timeout(&field("collective_timeout_s"), timeout_s)?;
         }
         Ok(())
+    }
+
+    pub(super) fn collective_timeout(&self, field: &str, timeout_s: f64) -> Result<(), Problem> {
+        const DAY_S: f64 = 86_400.0;
+        let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
+        self.number(field, timeout_s, holds, "of seconds above 0, at most a day, 86400")
     }
 
     fn rlvr(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {

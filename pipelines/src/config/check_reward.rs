@@ -5,6 +5,8 @@ use std::path::Path;
 use super::check::Check;
 use super::error::Problem;
 use super::reward::*;
+use super::reward_model::{RewardModelConfig, RewardStrategyConfig};
+use super::stage::ZeroStage;
 use super::tree::Node;
 use crate::reward::{Model, Pattern};
 
@@ -12,13 +14,11 @@ use crate::reward::{Model, Pattern};
 pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
     let check = Check { tree };
     if let RewardKind::Model(model) = kind {
-        let message = format!("`{}` would be a policy's, and here is no policy", model.backend);
-        check.ensure(
-            model.is_on_host(),
-            "model.backend",
-            message,
-            "leave it out: it computes on the host",
-        )?;
+        let alone = "here is no policy, and there are no ranks";
+        let help = "leave it out: it computes on the host";
+        check.ensure(model.devices.is_none(), "model.devices", alone, help)?;
+        check.ensure(model.strategy.is_none(), "model.strategy", alone, help)?;
+        check.ensure(model.is_on_host(), "model.backend", alone, help)?;
     }
     check.reward_kind("", kind)
 }
@@ -61,14 +61,7 @@ impl Check<'_> {
             }),
             RewardKind::Code(code) => self.code(&format!("{path}code"), code),
             RewardKind::Judge(judge) => self.judge(&format!("{path}judge"), judge),
-            RewardKind::Model(model) => {
-                self.positive(&format!("{path}model.batch_size"), model.batch_size)?;
-                Model::open(model).map(|_| ()).map_err(|error| {
-                    let help =
-                        "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
-                    self.problem(&format!("{path}model.path"), error.to_string(), help)
-                })
-            }
+            RewardKind::Model(model) => self.reward_model(&format!("{path}model"), model),
             RewardKind::Python(python) => self.python(&format!("{path}python"), python),
             RewardKind::Length(length) => {
                 self.positive(&format!("{path}length.max_tokens"), length.max_tokens)?;
@@ -85,6 +78,26 @@ impl Check<'_> {
                 self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
             }
         }
+    }
+
+    fn reward_model(&self, path: &str, model: &RewardModelConfig) -> Result<(), Problem> {
+        self.positive(&format!("{path}.batch_size"), model.batch_size)?;
+        if let Some(RewardStrategyConfig { zero_stage, collective_timeout_s, .. }) = &model.strategy {
+            self.ensure(
+                matches!(zero_stage, ZeroStage::Stage(0 | 3)),
+                &format!("{path}.strategy.zero_stage"),
+                "a model that is not trained is whole on every rank, 0, or sharded, 3",
+                "write 0 or 3",
+            )?;
+            if let Some(timeout_s) = collective_timeout_s {
+                self.collective_timeout(&format!("{path}.strategy.collective_timeout_s"), *timeout_s)?;
+            }
+        }
+        Model::open(model).map(|_| ()).map_err(|error| {
+            let help =
+                "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
+            self.problem(&format!("{path}.path"), error.to_string(), help)
+        })
     }
 
     pub(super) fn python(&self, path: &str, python: &PythonConfig) -> Result<(), Problem> {

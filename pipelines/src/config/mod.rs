@@ -28,6 +28,7 @@ mod model;
 mod offline;
 mod resolve;
 mod reward;
+mod reward_model;
 mod schema;
 mod stage;
 mod tree;
@@ -44,6 +45,7 @@ pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
 pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
+pub use reward_model::*;
 pub use schema::*;
 pub use stage::ZeroStage;
 

@@ -267,6 +267,29 @@ mod tests {
     }
 
     #[test]
+    fn auto_knows_a_reward_model_on_the_policys_devices() {
+        let path = std::path::absolute("../tests/golden/reward_model").unwrap();
+        let fields = "strategy: {offload: {params: none}}";
+        let reward = format!(
+            "pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {{path: {}, {fields}}}}}]",
+            path.display()
+        );
+        // So wide that stage 3 makes room for it.
+        let wide =
+            "model.decoder={hidden_size: 64, layers: 12, heads: 2, intermediate_size: 128, max_length: 16}";
+        let stage_in = |sets: &[&str], memory_bytes| {
+            let sets = [&["strategy.zero_stage=auto", wide], sets].concat();
+            let run = loaded(&sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
+            run.policy.strategy.zero_stage.number()
+        };
+        let one = Stages { policy: 1, reference: None, critic: None };
+        let (without, with) = (needs(&[wide], one), needs(&[wide, &reward], one));
+        assert!(with > without, "{with} and {without}");
+        assert_eq!((stage_in(&[], without), stage_in(&[&reward], with)), (1, 1));
+        assert_eq!(stage_in(&[&reward], without), 3);
+    }
+
+    #[test]
     fn auto_that_finds_nothing_names_the_field() {
         let refused = |set: &str, memory| match loaded(&[set]).resolve(&with_memory(memory)) {
             Err(Error::Invalid(invalid)) => (invalid.field, invalid.message, invalid.help),

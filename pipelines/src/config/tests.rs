@@ -1,5 +1,6 @@
 mod lengths;
 mod logits;
+mod reward_models;
 mod sharing;
 mod strict;
 
