@@ -47,8 +47,7 @@ pub struct PhaseBytes {
     pub gradients: usize,
     /// Moments, and fp32 weights where the model runs with others.
     pub optimizer: usize,
-    /// What libtorch makes on the way. Off the host it keeps that memory for its next pass, so while generating the
-    /// most of all phases.
+    /// What libtorch makes on the way. Off the host it keeps that memory for its next pass, so there the most of all phases.
     pub activations: usize,
     /// Whole units that come and go: gathered weights, gradients under way.
     pub buffers: usize,
@@ -271,17 +270,23 @@ impl Planner {
         let generate = self.phase(0, &[Some(&own_away), frozen_away.as_ref(), valued_away.as_ref()]);
         let while_rewarded = if self.states_leave { &own_away } else { &own };
         let held = [Some(while_rewarded), frozen_away.as_ref(), valued_away.as_ref()];
-        let reward = self.rewarding(policy, &held);
-        let passes =
-            [score, critic, Some(train), reward].into_iter().flatten().map(|phase| phase.activations);
-        let busiest = passes.max().unwrap_or(0);
+        let rewards = self.rewarding(policy, &held);
+        let passes = [score, critic, Some(train)].into_iter().flatten().chain(rewards.iter().copied());
+        let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
+        let reward = rewards.into_iter().max_by_key(PhaseBytes::total);
         let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
 
         let trained = [Some((policy, own)), valued].into_iter().flatten();
         let all: Vec<(&StrategyConfig, Held)> = trained.chain(frozen).collect();
         let roles: usize = all.iter().map(|(strategy, held)| on_host(strategy, held)).sum();
         let host = roles + self.rewards.iter().map(|reward| reward.host_bytes).sum::<usize>();
-        MemoryPlan { train, critic, score, reward, generate, host, least_kv_cache }
+        let most = generate.activations.max(busiest);
+        let kept = |phase: PhaseBytes| match self.on_host {
+            true => phase,
+            false => PhaseBytes { activations: most, ..phase },
+        };
+        let [reward, score, critic] = [reward, score, critic].map(|phase| phase.map(kept));
+        MemoryPlan { train: kept(train), critic, score, reward, generate, host, least_kv_cache }
     }
 
     /// What these hold together, and what reward models hold at all times, beside so many bytes of activations.
@@ -293,9 +298,9 @@ impl Planner {
         phase
     }
 
-    /// The phase of the reward models that compute on the policy's device, beside what else is held then: the cache is gone,
+    /// The phase of each reward model that computes on the policy's device, beside what else is held then: the cache is gone,
     /// and the policy's whole weights are not.
-    fn rewarding(&self, policy: &StrategyConfig, held: &[Option<&Held>]) -> Option<PhaseBytes> {
+    fn rewarding(&self, policy: &StrategyConfig, held: &[Option<&Held>]) -> Vec<PhaseBytes> {
         let Work { prompt, completion, .. } = self.work;
         let phases = self.rewards.iter().filter_map(|reward| {
             let activations = reward.activations(self.samples_per_rank, prompt, completion)?;
@@ -304,7 +309,7 @@ impl Planner {
             phase.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
             Some(phase)
         });
-        phases.max_by_key(PhaseBytes::total)
+        phases.collect()
     }
 
     /// Activations of the critic's turn.
