@@ -6,9 +6,10 @@ use super::check::Check;
 use super::error::Problem;
 use super::reward::*;
 use super::reward_model::{RewardModelConfig, RewardStrategyConfig};
+use super::schema::{Config, PipelineConfig};
 use super::stage::ZeroStage;
 use super::tree::Node;
-use crate::reward::{Model, Pattern};
+use crate::reward::{Judge, Model, Pattern, key};
 
 /// Checks a reward that stands alone, read from `tree`.
 pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
@@ -53,11 +54,9 @@ impl Check<'_> {
                 let holds = (0.0..=0.1).contains(&math.tolerance);
                 self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
             }
-            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|error| {
-                let error = error.to_string();
-                let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
+            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|why| {
                 let help = "mend the pattern; it has no look-around and no back-references";
-                self.problem(&format!("{path}regex.pattern"), format!("it is no pattern: {why}"), help)
+                self.problem(&format!("{path}regex.pattern"), why, help)
             }),
             RewardKind::Code(code) => self.code(&format!("{path}code"), code),
             RewardKind::Judge(judge) => self.judge(&format!("{path}judge"), judge),
@@ -157,7 +156,35 @@ impl Check<'_> {
     fn judge(&self, path: &str, judge: &JudgeConfig) -> Result<(), Problem> {
         self.endpoint(path, &judge.endpoint())?;
         self.positive(&format!("{path}.max_tokens"), judge.max_tokens)?;
-        self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")
+        self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")?;
+        Judge::pattern(&judge.pattern).map_err(|why| {
+            let help = "write one group, around the number, as in `Score: ([0-9.]+)`; `(?:...)` is none";
+            self.problem(&format!("{path}.pattern"), why, help)
+        })?;
+        Judge::templates(&judge.template).map(|_| ()).map_err(|why| {
+            let help =
+                "write a text with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}`, as Jinja has it";
+            self.problem(&format!("{path}.template"), why, help)
+        })
+    }
+
+    /// Whether the environment, here and now, has the keys of the endpoints that rewards ask.
+    pub(super) fn keys(&self, config: &Config) -> Result<(), Problem> {
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return Ok(()) };
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+        for (index, term) in terms.iter().enumerate() {
+            let (name, variable) = match &term.kind {
+                RewardKind::Judge(judge) => ("judge", &judge.key_variable),
+                RewardKind::Code(CodeConfig { http: Some(http), .. }) => ("code.http", &http.key_variable),
+                _ => continue,
+            };
+            if let Some(variable) = variable {
+                let field = format!("pipeline.rlvr.reward[{index}].{name}.key_variable");
+                let help = "set it, or leave the field out if the endpoint wants no key";
+                key(variable).map_err(|why| self.problem(&field, why, help))?;
+            }
+        }
+        Ok(())
     }
 
     fn endpoint(&self, path: &str, endpoint: &EndpointConfig) -> Result<(), Problem> {

@@ -1,3 +1,4 @@
+mod judges;
 mod lengths;
 mod logits;
 mod reward_models;

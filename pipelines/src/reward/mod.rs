@@ -23,6 +23,7 @@ mod sum;
 pub use choice::Choice;
 pub use code::Code;
 pub use countdown::Countdown;
+pub(crate) use endpoint::key;
 pub use exact::Exact;
 pub use held::HeldModel;
 pub use ifeval::Ifeval;
@@ -174,7 +175,7 @@ pub trait Reward: Send + Sync {
 /// If it cannot start, since its file does not load or its sandbox does not hold.
 ///
 /// # Panics
-/// If a pattern does not compile, which the config's check has seen to.
+/// If a pattern or a template is none, which the config's check has seen to.
 pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
     Ok(match kind {
         RewardKind::Exact(_) => Box::new(Exact),
