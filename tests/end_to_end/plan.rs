@@ -58,35 +58,50 @@ fn a_model_for_devices_that_are_not_here_is_planned() {
     assert_eq!(*fits, false, "ZeRO-0 of 7 billion parameters in 80 GiB");
 }
 
-/// Its weights are on the device while it scores, which is between sampling and training, and on the host at all times.
+/// On the policy's devices its weights are there while it scores, which is between sampling and training, and on the host
+/// otherwise.
 #[test]
 fn a_reward_model_is_planned() {
-    let file =
-        fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/reward_model/model.safetensors"))
-            .unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/reward_model");
+    let file = fs::read(format!("{folder}/model.safetensors")).unwrap();
     let (length, rest) = file.split_first_chunk().unwrap();
     let bytes = rest.len() as u64 - u64::from_le_bytes(*length); // in fp32
+    let config: Value = serde_json::from_slice(&fs::read(format!("{folder}/config.json")).unwrap()).unwrap();
+    // Each layer, the embedding and the head are less than the least that can leave a device.
+    let units = config["num_hidden_layers"].as_u64().unwrap() + 2;
+    let away_bytes = units * (2 << 20);
     let planned = |reward: &str| {
         let reward = format!("pipeline.rlvr.reward=[{{exact: {{}}}}{reward}]");
-        let report = plan(&["backend=cuda", &reward], &["--memory", "80GiB", "--world", "2"]);
-        report["configured"]["plan"].clone()
+        plan(&["backend=cuda", &reward], &["--memory", "80GiB", "--world", "2"])
     };
-    let model = |more: &str| planned(&format!(", {{model: {{path: tests/golden/reward_model{more}}}}}"));
+    let report = |more: &str| planned(&format!(", {{model: {{path: tests/golden/reward_model{more}}}}}"));
+    let model = |more: &str| report(more)["configured"]["plan"].clone();
     let number = |of: &Value| of.as_u64().unwrap();
-    let without = planned("");
+    let without = planned("")["configured"]["plan"].clone();
     assert!(without["reward"].is_null());
     for (dtype, bytes) in [("fp32", bytes), ("bf16", bytes / 2)] {
         let on_host = model(&format!(", dtype: {dtype}"));
         assert!(on_host["reward"].is_null());
-        let on_device = model(&format!(", dtype: {dtype}, backend: cuda"));
-        let (reward, generate) = (&on_device["reward"], &on_device["generate"]);
-        assert_eq!(number(&reward["weights"]), number(&generate["weights"]) + bytes);
-        assert_eq!(number(&reward["kv_cache"]), 0);
-        assert!(number(&reward["activations"]) > 0);
-        for plan in [on_host, on_device] {
-            assert_eq!(number(&plan["host"]), number(&without["host"]) + bytes);
-        }
+        assert_eq!(number(&on_host["host"]), number(&without["host"]) + bytes);
     }
+    let comes = model(", backend: cuda");
+    let (reward, generate) = (&comes["reward"], &comes["generate"]);
+    assert_eq!(number(&reward["weights"]), number(&generate["weights"]) + away_bytes);
+    assert_eq!(number(&reward["kv_cache"]), 0);
+    assert!(number(&reward["activations"]) > 0);
+    assert_eq!(number(&comes["host"]), number(&without["host"]) + away_bytes);
+    let stays = model(", backend: cuda, strategy: {offload: {params: none}}");
+    for phase in ["generate", "reward", "train"] {
+        let beside = number(&without[if phase == "reward" { "generate" } else { phase }]["weights"]);
+        assert_eq!(number(&stays[phase]["weights"]), beside + away_bytes, "{phase}");
+    }
+    // Sharded, what comes are a few blocks at a time beside the shards.
+    let sharded = model(", backend: cuda, strategy: {zero_stage: 3}");
+    assert!(number(&sharded["reward"]["buffers"]) > number(&reward["buffers"]));
+    // Elsewhere it is named, and not counted.
+    let elsewhere = report(", backend: cuda, devices: [2, 3]");
+    assert_eq!(elsewhere["configured"]["plan"], without);
+    assert_eq!(elsewhere["not_counted"][0], "a reward model on cuda [2, 3]");
 }
 
 /// A config that keeps logits comes to what one that does not is told of them.
@@ -141,8 +156,11 @@ fn a_run_takes_what_was_planned() {
         "pipeline.rlvr.critic.warmup_steps=0",
         "pipeline.rlvr.critic.optimizer.schedule.linear.warmup_steps=1",
     ];
+    let scorer = "pipeline.rlvr.reward=[{exact: {}}, {model: {path: tests/golden/reward_model, \
+                  strategy: {zero_stage: 3, offload: {params: none}}}, weight: 0.1}]";
     for (name, config, sets) in [
-        ("stage 1", TWO_RANKS, &["strategy.zero_stage=1", "pipeline.rlvr.algorithm.kl_coef=0.01"][..]),
+        ("scorer", TWO_RANKS, &[scorer][..]),
+        ("stage 1", TWO_RANKS, &["strategy.zero_stage=1", "pipeline.rlvr.algorithm.kl_coef=0.01"]),
         ("stage 3", TWO_RANKS, &["strategy.zero_stage=3", "strategy.precision=bf16"]),
         ("streamed", TWO_RANKS, &["strategy.offload={optimizer: none, params: cpu}"]),
         ("away", "configs/ppo_critic_cpu.yaml", &critic),
@@ -180,4 +198,28 @@ fn a_run_says_why_auto_is_its_stage() {
     assert!(resolved.starts_with("# strategy.zero_stage: auto is 1, the fastest: "), "{resolved}");
     assert!(resolved.contains("  zero_stage: 1\n"), "{resolved}");
     assert_eq!(metrics(&run).len(), 5);
+}
+
+/// Stages are found for a critic, too, and beside a reward model on the policy's devices.
+#[test]
+fn auto_goes_with_every_role() {
+    let folder = tempfile::tempdir().unwrap();
+    let scorer = "pipeline.rlvr.reward=[{exact: {}}, {model: {path: tests/golden/reward_model, strategy: {}}, weight: 0.1}]";
+    let sets = [
+        "devices=2",
+        "strategy.zero_stage=auto",
+        "pipeline.rlvr.steps=4",
+        "pipeline.rlvr.critic.warmup_steps=0",
+        "pipeline.rlvr.critic.optimizer.schedule.linear.warmup_steps=1",
+        scorer,
+    ];
+    let run = folder.path().join("run");
+    let ended = succeed(tiny("configs/ppo_critic_cpu.yaml", &run, &sets));
+    assert!(ended.stderr.contains("ZeRO 1 (auto is 1, the fastest: "), "{}", ended.stderr);
+    let resolved = run.join("resolved.yaml");
+    let text = succeed(anyroll(["plan", resolved.to_str().unwrap()])).stdout;
+    assert!(
+        ["reward", "critic", "train"].iter().all(|phase| text.contains(&format!("\n{phase} "))),
+        "{text}"
+    );
 }

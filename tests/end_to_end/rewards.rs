@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use super::{ONE_RANK, TWO_RANKS, assert_same, fail, resume, run_tiny, series, succeed, tiny};
+use super::{
+    ONE_RANK, TWO_RANKS, assert_same, assert_same_steps, fail, lasting_metrics, resume, run_tiny, series,
+    succeed, tiny,
+};
 
 const FUNCTIONS: &str = r#"
 def exact(completions, answer, finished):
@@ -140,10 +143,7 @@ fn a_reward_model_in_a_folder_scores_beside_a_verifier() {
     assert_eq!(series(&one, "reward/model/mean"), series(&again, "reward/model/mean"));
     let elsewhere = "pipeline.rlvr.reward=[{model: {path: tests/golden/reward_model, backend: elsewhere}}]";
     let error = fail(tiny(ONE_RANK, &folder.path().join("elsewhere"), &[elsewhere]));
-    assert!(
-        error.contains("reward[0].model.backend: it is `elsewhere`, and the policy's is `cpu`"),
-        "{error}"
-    );
+    assert!(error.contains("reward[0].model.backend: there is no backend `elsewhere`"), "{error}");
     // A run that goes on may be started from any folder.
     let resolved = fs::read_to_string(one.join("resolved.yaml")).unwrap();
     assert!(
@@ -154,4 +154,56 @@ fn a_reward_model_in_a_folder_scores_beside_a_verifier() {
         error.contains("reward[1].model.path") && error.contains("Qwen2ForSequenceClassification"),
         "{error}"
     );
+}
+
+/// Two ranks hold it, whole or sharded, there at all times or not, or with a communicator of their own for it. The ranks have
+/// unequal numbers of texts for it, of one domain and not of another.
+#[test]
+fn how_the_ranks_hold_a_reward_model_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = "[{domain: sorting, weight: 3, data: {sort: {digits: 3}}}, \
+                   {domain: sums, data: {addition: {digits: 1}}}]";
+    let data = format!("pipeline.rlvr.data={{mix: {sources}}}");
+    let run = |name: &str, config: &str, fields: &str, domains: &str, sets: &[&str]| {
+        let model = format!("{{path: tests/golden/reward_model, batch_size: 4{fields}}}");
+        let reward = format!(
+            "pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {model}, weight: 0.1, domains: {domains}}}]"
+        );
+        run_tiny(&folder, name, config, &[&[&*data, &reward, "pipeline.rlvr.steps=4"], sets].concat())
+    };
+    let whole = run("whole", TWO_RANKS, ", strategy: {}", "[sums]", &[]);
+    let means = series(&whole, "reward/model/mean");
+    assert!(means.len() == 4 && means.iter().all(|mean| mean.abs() > 1e-3), "{means:?}");
+    for (name, strategy, sets) in [
+        ("sharded", "{zero_stage: 3}", &[][..]),
+        ("sharded and there", "{zero_stage: 3, offload: {params: none}}", &[]),
+        ("streamed", "{zero_stage: 3, offload: {params: cpu}}", &["strategy.zero_stage=3"]),
+        ("elsewhere", "{zero_stage: 3, collective_timeout_s: 50}", &[]),
+        ("beside rollout", "{zero_stage: 3}", &["roles.rollout.devices=2"]),
+    ] {
+        let other = run(name, TWO_RANKS, &format!(", strategy: {strategy}"), "[sums]", sets);
+        assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&other));
+    }
+    // For all domains each rank has the same batches as on the host.
+    let [held, on_host] = [(", devices: 2", "held"), ("", "on the host")]
+        .map(|(fields, name)| run(name, TWO_RANKS, fields, "[]", &[]));
+    assert_same_steps(&lasting_metrics(&held), &lasting_metrics(&on_host));
+    let one = run("one", ONE_RANK, ", strategy: {zero_stage: 3}", "[]", &[]);
+    for (one, two) in series(&one, "reward/model/mean").iter().zip(series(&held, "reward/model/mean")) {
+        assert!((one - two).abs() < 1e-5, "{one} and {two}");
+    }
+}
+
+#[test]
+fn a_reward_model_scores_what_was_sampled_ahead() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward = "pipeline.rlvr.reward=[{exact: {}}, \
+                  {model: {path: tests/golden/reward_model, strategy: {zero_stage: 3}}, weight: 0.1}]";
+    let ahead = ["roles.rollout={}", "pipeline.rlvr.rollout.async={ahead: 2}", reward];
+    let [run, again] = ["run", "again"].map(|name| run_tiny(&folder, name, TWO_RANKS, &ahead));
+    assert_eq!(series(&run, "reward/model/mean").len(), 12);
+    assert_same(&run, &again);
+    fs::remove_dir_all(again.join("checkpoints/step_000012")).unwrap();
+    succeed(resume(&again));
+    assert_same(&run, &again);
 }

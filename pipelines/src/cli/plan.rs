@@ -9,12 +9,9 @@ use serde_json::{Value, json};
 use super::machine;
 use crate::{
     Error, Result,
-    config::{
-        BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Role, Run,
-        StrategyConfig, ZeroStage,
-    },
+    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
     format::gib,
-    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Unsettled, choices, settle},
+    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Unsettled, choices, settle},
 };
 
 /// What to plan.
@@ -101,15 +98,8 @@ fn configured(
     run: &Run,
     settled: &Result<Option<Settled>, Unsettled>,
 ) -> Option<(u8, MemoryPlan)> {
-    let settled = settled.ok()?;
-    let at = |role: &Role, stage: Option<u8>| {
-        let zero_stage = stage.map_or(role.strategy.zero_stage, ZeroStage::Stage);
-        StrategyConfig { zero_stage, ..role.strategy.clone() }
-    };
-    let policy = at(&run.policy, settled.map(|it| it.policy));
-    let reference = run.reference.as_ref().map(|role| at(role, settled.and_then(|it| it.reference)));
-    let critic = run.critic.as_ref().map(|role| &role.strategy);
-    Some((policy.zero_stage.number(), planner.plan(&policy, reference.as_ref(), critic)))
+    let stages = settled.ok()?.map_or_else(|| Stages::of(run), |settled| settled.stages);
+    Some((stages.policy, planner.plan_at(run, stages)))
 }
 
 /// What is to be said of `zero_stage: auto`.
@@ -202,10 +192,10 @@ impl Report {
         let cell = |bytes: usize| format!("{:>10}{}", gib(bytes), if bytes > memory { "!" } else { " " });
         let marks = self.run.memory_bytes.map_or(String::new(), |it| format!("; ! is more than {}", gib(it)));
         let mut text = format!("\nevery choice, GiB of a rank{marks}\n");
-        let scores = self.choices[0].plan.score.is_some();
+        let between = BETWEEN.iter().filter(|(_, phase)| phase(&self.choices[0].plan).is_some());
         text += &format!("{:<7}{:<15}{:<8}", "stage", "optimizer", "params");
         text += "train:none  selective       full ";
-        text += if scores { "     score " } else { "" };
+        text += &between.clone().map(|(name, _)| format!("{name:>10} ")).collect::<String>();
         text += "  generate       host\n";
         for of_place in self.choices.chunks(3).filter(|it| self.is_as_configured(it[0].reference_params)) {
             let own = of_place.iter().find(|it| it.recompute == self.run.policy.strategy.recompute);
@@ -213,7 +203,8 @@ impl Report {
             let (optimizer, params) = (optimizer_name(own.optimizer), params_name(own.params));
             text += &format!("{:<7}{optimizer:<15}{params:<8}", own.zero_stage);
             text += &of_place.iter().map(|it| cell(training(&it.plan))).collect::<String>();
-            text += &own.plan.score.map_or(String::new(), |score| cell(score.total()));
+            let phases = between.clone().filter_map(|(_, phase)| phase(&own.plan));
+            text += &phases.map(|phase| cell(phase.total())).collect::<String>();
             text += &format!("{}{:>10}\n", cell(own.plan.generate.total()), gib(own.plan.host));
         }
         if let Some(params) = self.reference_params() {
@@ -273,6 +264,10 @@ impl Report {
 fn training(plan: &MemoryPlan) -> usize {
     plan.critic.map_or(0, |critic| critic.total()).max(plan.train.total())
 }
+
+/// What there may be between sampling and training.
+type Phase = fn(&MemoryPlan) -> Option<PhaseBytes>;
+const BETWEEN: [(&str, Phase); 2] = [("reward", |it| it.reward), ("score", |it| it.score)];
 
 /// The columns of a phase.
 type Part = fn(&PhaseBytes) -> usize;

@@ -58,7 +58,7 @@ struct Scored {
 
 /// Exit code 0 only if every line was scored, and there was one.
 pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
-    let reward = build(&read_reward(&args.name, &args.sets)?, tch::Device::Cpu)
+    let reward = build(&read_reward(&args.name, &args.sets)?)
         .map_err(|failure| Error::Start { name: args.name.clone(), failure })?;
     let unreadable = |source| OutputError::io("read", &args.file, source);
     let mut out = io::stdout().lock();
@@ -119,8 +119,7 @@ mod tests {
 
     #[test]
     fn scores_lines_and_names_what_is_wrong() {
-        let math =
-            build(&read_reward("math", &["tolerance=0.01".to_owned()]).unwrap(), tch::Device::Cpu).unwrap();
+        let math = build(&read_reward("math", &["tolerance=0.01".to_owned()]).unwrap()).unwrap();
         let scored = score(&*math, 3, r#"{"completion": "so \\boxed{1/2}", "answer": "0.5"}"#).unwrap();
         let json = serde_json::to_string(&scored).unwrap();
         assert_eq!(json, r#"{"line":3,"score":1.0,"extracted":"1/2"}"#);
@@ -140,8 +139,5 @@ mod tests {
             let error = read_reward(name, &sets).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
-        let sets = ["path=x", "backend=gpu"].map(str::to_owned);
-        let error = read_reward("model", &sets).unwrap_err().to_string();
-        assert!(error.contains("`gpu` would be a policy's, and here is no policy"), "{error}");
     }
 }

@@ -144,8 +144,7 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
 
 /// Refuses ranks for which `zero_stage: auto` has come to different stages.
 fn same_stages(run: &Run, exchange: &Exchange) -> Result<()> {
-    let roles = [Some(&run.policy), run.reference.as_ref()].into_iter().flatten();
-    let own: Vec<f64> = roles.map(|role| f64::from(role.strategy.zero_stage.number())).collect();
+    let own: Vec<f64> = run.roles().map(|role| f64::from(role.strategy.zero_stage.number())).collect();
     let all = exchange.gather(&own)?;
     let differs = all.iter().position(|stages| *stages != all[0]);
     differs.map_or(Ok(()), |rank| {

@@ -48,9 +48,6 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         }
         (PipelineConfig::Rlvr(rlvr), _) => {
             check.rlvr(rlvr)?;
-            if rlvr.critic.is_some() {
-                check.stages_are_said(config, "`auto` does not plan a critic's memory")?;
-            }
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             check.rewards_have_answers(rlvr)?;
@@ -61,13 +58,13 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
             check.diffusion(diffusion)?;
-            check.stages_are_said(config, "`auto` plans the memory of language models only")?;
+            check.stages_are_said(config)?;
             check.shapes(diffusion)?;
             Ok(None)
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Diffusers(model)) => {
             check.diffusion(diffusion)?;
-            check.stages_are_said(config, "`auto` plans the memory of language models only")?;
+            check.stages_are_said(config)?;
             check.diffusers(model, diffusion, &config.roles.reference)?;
             Ok(None)
         }
@@ -218,8 +215,8 @@ impl Check<'_> {
         self.strategy("roles.critic.strategy", &config.roles.critic.strategy)
     }
 
-    /// The memory of a model of images is not planned, nor is a critic's.
-    pub(super) fn stages_are_said(&self, config: &Config, message: &str) -> Result<(), Problem> {
+    /// The memory of a model of images is not planned.
+    pub(super) fn stages_are_said(&self, config: &Config) -> Result<(), Problem> {
         let RolesConfig { policy, reference, critic, rollout: _ } = &config.roles;
         for (path, stage) in [
             ("strategy", Some(config.strategy.zero_stage)),
@@ -228,6 +225,7 @@ impl Check<'_> {
             ("roles.critic.strategy", critic.strategy.zero_stage),
         ] {
             let holds = stage != Some(ZeroStage::Auto);
+            let message = "`auto` plans the memory of language models only";
             self.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3")?;
         }
         Ok(())
@@ -272,16 +270,15 @@ impl Check<'_> {
             self.positive(&field("micro_batch_size"), size)?;
         }
         if let Some(timeout_s) = strategy.collective_timeout_s {
-            const DAY_S: f64 = 86_400.0;
-            let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
-            self.number(
-                &field("collective_timeout_s"),
-                timeout_s,
-                holds,
-                "of seconds above 0, at most a day, 86400",
-            )?;
+            self.collective_timeout(&field("collective_timeout_s"), timeout_s)?;
         }
         Ok(())
+    }
+
+    pub(super) fn collective_timeout(&self, field: &str, timeout_s: f64) -> Result<(), Problem> {
+        const DAY_S: f64 = 86_400.0;
+        let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
+        self.number(field, timeout_s, holds, "of seconds above 0, at most a day, 86400")
     }
 
     fn rlvr(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {

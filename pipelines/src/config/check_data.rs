@@ -220,6 +220,12 @@ impl Check<'_> {
             let percent = format!("{path}.held_out_percent");
             self.ensure(file.held_out_percent.is_none(), &percent, message, "leave one of the two out")?;
         }
+        self.ensure(
+            file.domains.is_empty() || file.columns.named().domain.is_some(),
+            &format!("{path}.domains"),
+            "its records have no domain",
+            "name the column that has it: `columns: {domain: ...}`",
+        )?;
         let bounds = [
             ("max_prompt_chars", file.max_prompt_chars),
             ("max_prompt_tokens", file.max_prompt_tokens),

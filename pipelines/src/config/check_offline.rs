@@ -101,7 +101,7 @@ impl Check<'_> {
         self.ensure(offline.completions() == 0, field, what, "write 0, or leave it out")?;
         let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
         self.ensure(!adapts, "model.lora", "a reward model has no adapters", "leave it out")?;
-        self.stages_are_said(config, "`auto` plans the memory of language models only")
+        self.stages_are_said(config)
     }
 
     /// Whether every record has what the objective compares, and the model has room for the answers.

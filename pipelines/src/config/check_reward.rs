@@ -5,20 +5,21 @@ use std::path::Path;
 use super::check::Check;
 use super::error::Problem;
 use super::reward::*;
+use super::reward_model::{RewardModelConfig, RewardStrategyConfig};
+use super::schema::{Config, PipelineConfig};
+use super::stage::ZeroStage;
 use super::tree::Node;
-use crate::reward::{Model, Pattern};
+use crate::reward::{Judge, Model, Pattern, key};
 
 /// Checks a reward that stands alone, read from `tree`.
 pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
     let check = Check { tree };
     if let RewardKind::Model(model) = kind {
-        let message = format!("`{}` would be a policy's, and here is no policy", model.backend);
-        check.ensure(
-            model.is_on_host(),
-            "model.backend",
-            message,
-            "leave it out: it computes on the host",
-        )?;
+        let alone = "here is no policy, and there are no ranks";
+        let help = "leave it out: it computes on the host";
+        check.ensure(model.devices.is_none(), "model.devices", alone, help)?;
+        check.ensure(model.strategy.is_none(), "model.strategy", alone, help)?;
+        check.ensure(model.is_on_host(), "model.backend", alone, help)?;
     }
     check.reward_kind("", kind)
 }
@@ -53,22 +54,13 @@ impl Check<'_> {
                 let holds = (0.0..=0.1).contains(&math.tolerance);
                 self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
             }
-            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|error| {
-                let error = error.to_string();
-                let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
+            RewardKind::Regex(regex) => Pattern::new(&regex.pattern).map(|_| ()).map_err(|why| {
                 let help = "mend the pattern; it has no look-around and no back-references";
-                self.problem(&format!("{path}regex.pattern"), format!("it is no pattern: {why}"), help)
+                self.problem(&format!("{path}regex.pattern"), why, help)
             }),
             RewardKind::Code(code) => self.code(&format!("{path}code"), code),
             RewardKind::Judge(judge) => self.judge(&format!("{path}judge"), judge),
-            RewardKind::Model(model) => {
-                self.positive(&format!("{path}model.batch_size"), model.batch_size)?;
-                Model::open(model).map(|_| ()).map_err(|error| {
-                    let help =
-                        "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
-                    self.problem(&format!("{path}model.path"), error.to_string(), help)
-                })
-            }
+            RewardKind::Model(model) => self.reward_model(&format!("{path}model"), model),
             RewardKind::Python(python) => {
                 self.python(&format!("{path}python"), python)?;
                 let field = format!("{path}python.images");
@@ -89,6 +81,26 @@ impl Check<'_> {
                 self.positive(&format!("{path}repetition.ngram_words"), repetition.ngram_words)
             }
         }
+    }
+
+    fn reward_model(&self, path: &str, model: &RewardModelConfig) -> Result<(), Problem> {
+        self.positive(&format!("{path}.batch_size"), model.batch_size)?;
+        if let Some(RewardStrategyConfig { zero_stage, collective_timeout_s, .. }) = &model.strategy {
+            self.ensure(
+                matches!(zero_stage, ZeroStage::Stage(0 | 3)),
+                &format!("{path}.strategy.zero_stage"),
+                "a model that is not trained is whole on every rank, 0, or sharded, 3",
+                "write 0 or 3",
+            )?;
+            if let Some(timeout_s) = collective_timeout_s {
+                self.collective_timeout(&format!("{path}.strategy.collective_timeout_s"), *timeout_s)?;
+            }
+        }
+        Model::open(model).map(|_| ()).map_err(|error| {
+            let help =
+                "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
+            self.problem(&format!("{path}.path"), error.to_string(), help)
+        })
     }
 
     pub(super) fn python(&self, path: &str, python: &PythonConfig) -> Result<(), Problem> {
@@ -148,7 +160,35 @@ impl Check<'_> {
     fn judge(&self, path: &str, judge: &JudgeConfig) -> Result<(), Problem> {
         self.endpoint(path, &judge.endpoint())?;
         self.positive(&format!("{path}.max_tokens"), judge.max_tokens)?;
-        self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")
+        self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")?;
+        Judge::pattern(&judge.pattern).map_err(|why| {
+            let help = "write one group, around the number, as in `Score: ([0-9.]+)`; `(?:...)` is none";
+            self.problem(&format!("{path}.pattern"), why, help)
+        })?;
+        Judge::templates(&judge.template).map(|_| ()).map_err(|why| {
+            let help =
+                "write a text with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}`, as Jinja has it";
+            self.problem(&format!("{path}.template"), why, help)
+        })
+    }
+
+    /// Whether the environment, here and now, has the keys of the endpoints that rewards ask.
+    pub(super) fn keys(&self, config: &Config) -> Result<(), Problem> {
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return Ok(()) };
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+        for (index, term) in terms.iter().enumerate() {
+            let (name, variable) = match &term.kind {
+                RewardKind::Judge(judge) => ("judge", &judge.key_variable),
+                RewardKind::Code(CodeConfig { http: Some(http), .. }) => ("code.http", &http.key_variable),
+                _ => continue,
+            };
+            if let Some(variable) = variable {
+                let field = format!("pipeline.rlvr.reward[{index}].{name}.key_variable");
+                let help = "set it, or leave the field out if the endpoint wants no key";
+                key(variable).map_err(|why| self.problem(&field, why, help))?;
+            }
+        }
+        Ok(())
     }
 
     fn endpoint(&self, path: &str, endpoint: &EndpointConfig) -> Result<(), Problem> {

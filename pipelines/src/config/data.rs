@@ -18,7 +18,7 @@ pub enum DataConfig {
     /// Digits and a target, made in code: `2,3,4=14>` wants an expression such as `2+3*4`. Its reward is `countdown`.
     Countdown(CountdownConfig),
     /// Files: JSONL, Parquet or Arrow.
-    File(FileConfig),
+    File(Box<FileConfig>),
     /// Several sources, each a domain; in a step they stand by their weights.
     Mix(Vec<MixedConfig>),
 }
@@ -78,6 +78,9 @@ pub struct FileConfig {
     /// comes to rewards as it is.
     #[serde(default)]
     pub columns: ColumnsConfig,
+    /// Only records of these domains, by their column; so a file may be several sources of a mix. Default: all records.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub domains: Vec<String>,
     /// The most characters of a prompt. Default: any number.
     #[serde(default)]
     pub max_prompt_chars: Option<usize>,

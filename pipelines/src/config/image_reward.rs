@@ -8,7 +8,8 @@ use serde::de::{self, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::reward::{NoFields, PythonConfig, RewardDtype, only};
+use super::reward::{NoFields, PythonConfig, only};
+use super::reward_model::RewardDtype;
 
 /// What an image earns: a reward, or a list of terms whose weighted sum it is.
 ///

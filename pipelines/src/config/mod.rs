@@ -29,6 +29,7 @@ mod model;
 mod offline;
 mod resolve;
 mod reward;
+mod reward_model;
 mod schema;
 mod stage;
 mod tree;
@@ -45,6 +46,7 @@ pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
 pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
+pub use reward_model::*;
 pub use schema::*;
 pub use stage::ZeroStage;
 
@@ -92,16 +94,18 @@ impl Loaded {
     /// What it comes to on `machine`, checked.
     pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
         let resolved = || {
+            let check = check::Check { tree: &self.tree };
             let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
+            check.keys(&self.config)?;
             if let Some(dataset) = &self.dataset {
-                stage::settle(&mut run, dataset, &check::Check { tree: &self.tree })?;
+                stage::settle(&mut run, dataset, &check)?;
             }
             Ok(run)
         };
         resolved().map_err(|problem| self.source.render(problem))
     }
 
-    /// As [`Self::resolve`], with `zero_stage: auto` left as it is.
+    /// As [`Self::resolve`], with `zero_stage: auto` left as it is, and for a machine that need not be this one.
     pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
         resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
     }

@@ -63,6 +63,8 @@ pub struct Run {
     pub reference: Option<Role>,
     /// Where the critic lives; `None` without one.
     pub critic: Option<Role>,
+    /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that each has on the host.
+    pub reward_models: Vec<Option<Role>>,
     /// Where completions are sampled, if not on the policy's devices.
     pub rollout: Option<RolloutRole>,
     /// How a step's completions are shared.
@@ -80,10 +82,16 @@ impl Run {
         reason.chain([self.config.to_yaml()]).collect()
     }
 
+    /// The roles that are held by a strategy whose stage may be open.
+    pub fn roles(&self) -> impl Iterator<Item = &Role> {
+        [Some(&self.policy), self.reference.as_ref(), self.critic.as_ref()].into_iter().flatten()
+    }
+
     /// The roles that are not on the policy's devices, in words.
     pub fn elsewhere(&self) -> Vec<String> {
+        let reward_models = self.reward_models.iter().map(|role| ("a reward model", role));
         let held = [("the reference", &self.reference), ("the critic", &self.critic)];
-        let held = held.into_iter().filter_map(|(name, role)| {
+        let held = held.into_iter().chain(reward_models).filter_map(|(name, role)| {
             let role = role.as_ref().filter(|role| !role.is_with(&self.policy))?;
             Some(format!("{name} on {} {:?}", role.backend, role.ordinals))
         });
@@ -170,7 +178,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     }
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
-    resolver.reward_models(&policy)?;
+    let reward_models = resolver.reward_models(&policy)?;
     let memory_bytes = resolver.memory(&policy);
     let config = resolver.filled(threads)?;
     Ok(Run {
@@ -180,6 +188,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
         policy,
         reference,
         critic,
+        reward_models,
         rollout,
         batches,
         memory_bytes,
@@ -230,9 +239,9 @@ impl Step {
     }
 }
 
-struct Resolver<'a> {
+pub(super) struct Resolver<'a> {
     check: &'a Check<'a>,
-    config: &'a Config,
+    pub(super) config: &'a Config,
     machine: &'a Machine,
 }
 
@@ -277,7 +286,7 @@ impl Resolver<'_> {
     }
 
     /// Every rank has its part of every role, on the policy's devices or on as many others.
-    fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
+    pub(super) fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         let (own, ranks) = (role.ordinals.len(), policy.ordinals.len());
         self.check.ensure(
@@ -331,33 +340,7 @@ impl Resolver<'_> {
         Ok(RolloutRole { backend: facts.name.clone(), ordinals: of_ranks })
     }
 
-    /// A reward model computes on the host or where the policy does, and `auto` knows nothing of its memory there.
-    fn reward_models(&self, policy: &Role) -> Result<(), Problem> {
-        let PipelineConfig::Rlvr(rlvr) = &self.config.pipeline else { return Ok(()) };
-        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
-        for (index, term) in terms.iter().enumerate() {
-            let RewardKind::Model(model) = &term.kind else { continue };
-            if model.is_on_host() {
-                continue;
-            }
-            let (ours, theirs) = (&model.backend, &policy.backend);
-            self.check.ensure(
-                ours == theirs,
-                &format!("pipeline.rlvr.reward[{index}].model.backend"),
-                format!("it is `{ours}`, and the policy's is `{theirs}`"),
-                "write the policy's, or leave it out: it computes on the host",
-            )?;
-            self.check.ensure(
-                policy.strategy.zero_stage != ZeroStage::Auto,
-                "strategy.zero_stage",
-                "`auto` does not plan the memory of a reward model on the policy's device",
-                "write 0, 1, 2 or 3, or leave the reward model's `backend` out",
-            )?;
-        }
-        Ok(())
-    }
-
-    fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
+    pub(super) fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
         let backends = &self.machine.backends;
         if name == "auto" {
             let usable = |facts: &&BackendFacts| facts.runs_models && facts.unavailable.is_none();
@@ -426,7 +409,12 @@ impl Resolver<'_> {
         Some(facts.memory_bytes? / shares)
     }
 
-    fn ordinals(&self, field: &str, devices: &Devices, facts: &BackendFacts) -> Result<Vec<usize>, Problem> {
+    pub(super) fn ordinals(
+        &self,
+        field: &str,
+        devices: &Devices,
+        facts: &BackendFacts,
+    ) -> Result<Vec<usize>, Problem> {
         let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
         let ordinals: Vec<usize> = match devices {
             // One too many is refused below; a count beyond all reason is not listed first.
@@ -589,7 +577,10 @@ impl Resolver<'_> {
                 for term in terms {
                     match &mut term.kind {
                         RewardKind::Python(python) => python.path = absolute(&python.path),
-                        RewardKind::Model(model) => model.path = absolute(&model.path),
+                        RewardKind::Model(model) => {
+                            model.path = absolute(&model.path);
+                            model.backend = self.backend("backend", &model.backend)?.name.clone();
+                        }
                         _ => {}
                     }
                 }

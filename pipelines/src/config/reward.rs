@@ -3,13 +3,13 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use anyroll_backends::DType;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::image_reward::ImageForm;
+use super::reward_model::RewardModelConfig;
 
 /// What a completion earns: a word, or a list of terms whose weighted sum it is.
 ///
@@ -352,58 +352,6 @@ impl JudgeConfig {
     }
 }
 
-/// A reward model: a published sequence classifier with one label. Every rank holds all of it on the host.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct RewardModelConfig {
-    /// Its folder; a relative path starts at the current folder.
-    pub path: PathBuf,
-    /// Whether prompt and completion are put to it as two messages in its chat template, or as one text. Default true.
-    #[serde(default = "yes")]
-    pub chat: bool,
-    /// Where it computes: `cpu`, on the host while completions are sampled, or the policy's `backend`, on each rank's
-    /// device once they are, with its weights there so long. Default `cpu`.
-    #[serde(default = "host")]
-    pub backend: String,
-    /// The dtype of its weights and activations. Default fp32.
-    #[serde(default)]
-    pub dtype: RewardDtype,
-    /// Completions in a forward pass. Memory grows with it; scores depend on it by rounding alone. Default 8.
-    #[serde(default = "eight")]
-    pub batch_size: usize,
-}
-
-impl RewardModelConfig {
-    /// Whether it computes on the host.
-    pub fn is_on_host(&self) -> bool {
-        self.backend == host()
-    }
-}
-
-/// A dtype of weights that are not trained.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RewardDtype {
-    /// 32-bit IEEE.
-    #[default]
-    Fp32,
-    /// bfloat16.
-    Bf16,
-    /// 16-bit IEEE.
-    Fp16,
-}
-
-impl RewardDtype {
-    /// As tensors have it.
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::Fp32 => DType::F32,
-            Self::Bf16 => DType::Bf16,
-            Self::Fp16 => DType::F16,
-        }
-    }
-}
-
 /// A function in a file of the user's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -456,10 +404,6 @@ fn tolerance() -> f64 {
     1e-4
 }
 
-fn yes() -> bool {
-    true
-}
-
 fn three() -> usize {
     3
 }
@@ -490,10 +434,6 @@ fn minute() -> f64 {
 
 fn two_minutes() -> f64 {
     120.0
-}
-
-fn host() -> String {
-    "cpu".into()
 }
 
 fn python() -> String {

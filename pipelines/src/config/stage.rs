@@ -7,12 +7,12 @@ use serde::{
     de::{self, Visitor},
 };
 
-use super::{Recompute, Run, check::Check, error::Problem};
+use super::{Recompute, RolesConfig, Run, check::Check, error::Problem};
 use crate::{
     data::Dataset,
     error_chain::one_line,
     format::gib,
-    plan::{Planner, Unsettled, settle as fastest},
+    plan::{Planner, Stages, Unsettled, settle as fastest},
 };
 
 /// What is sharded over the ranks.
@@ -79,17 +79,18 @@ impl Serialize for ZeroStage {
 
 /// Writes the stages that `auto` stands for into `run`, wherever it stands.
 pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<(), Problem> {
-    let roles = [Some(&run.policy), run.reference.as_ref()];
-    let is_open = roles.into_iter().flatten().any(|role| role.strategy.zero_stage == ZeroStage::Auto);
-    if is_open {
+    if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
         let field = open_field(run);
         let planner = Planner::new(run, dataset)
             .map_err(|error| check.problem(field, one_line(&error), "write a stage, 0 to 3"))?;
         let settled = fastest(&planner, run).map_err(|unsettled| refused(check, field, unsettled))?;
         let settled = settled.expect("a stage is open");
-        run.policy.strategy.zero_stage = ZeroStage::Stage(settled.policy);
-        if let (Some(reference), Some(stage)) = (&mut run.reference, settled.reference) {
-            reference.strategy.zero_stage = ZeroStage::Stage(stage);
+        let Stages { policy, reference, critic } = settled.stages;
+        run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
+        for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
+            if let (Some(role), Some(stage)) = (role, stage) {
+                role.strategy.zero_stage = ZeroStage::Stage(stage);
+            }
         }
         run.stage_reason = run.memory_bytes.map(|memory_bytes| settled.reason(memory_bytes));
     }
@@ -99,12 +100,14 @@ pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<
 
 /// The field that says `auto`.
 fn open_field(run: &Run) -> &'static str {
-    let roles = &run.config.roles;
-    match (roles.policy.strategy.zero_stage, roles.reference.strategy.zero_stage) {
-        (Some(ZeroStage::Auto), _) => "roles.policy.strategy.zero_stage",
-        (_, Some(ZeroStage::Auto)) => "roles.reference.strategy.zero_stage",
-        _ => "strategy.zero_stage",
-    }
+    let RolesConfig { policy, reference, critic, rollout: _ } = &run.config.roles;
+    let of_roles = [
+        ("roles.policy.strategy.zero_stage", policy),
+        ("roles.reference.strategy.zero_stage", reference),
+        ("roles.critic.strategy.zero_stage", critic),
+    ];
+    let open = of_roles.iter().find(|(_, role)| role.strategy.zero_stage == Some(ZeroStage::Auto));
+    open.map_or("strategy.zero_stage", |(field, _)| field)
 }
 
 fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
@@ -137,17 +140,20 @@ fn write_down(run: &mut Run) {
     let (config, policy) = (&mut run.config, run.policy.strategy.zero_stage);
     let is_open = |stage: Option<ZeroStage>| stage == Some(ZeroStage::Auto);
     let top_is_open = is_open(Some(config.strategy.zero_stage));
-    let roles = &mut config.roles;
-    let reference = run.reference.as_ref().map_or(policy, |role| role.strategy.zero_stage);
     if top_is_open {
         config.strategy.zero_stage = policy;
     }
+    let roles = &mut config.roles;
     if is_open(roles.policy.strategy.zero_stage) {
         roles.policy.strategy.zero_stage = Some(policy);
     }
-    let follows = roles.reference.strategy.zero_stage.is_none() && top_is_open && reference != policy;
-    if is_open(roles.reference.strategy.zero_stage) || follows {
-        roles.reference.strategy.zero_stage = Some(reference);
+    for (role, says) in [(&run.reference, &mut roles.reference), (&run.critic, &mut roles.critic)] {
+        let stage = role.as_ref().map_or(policy, |role| role.strategy.zero_stage);
+        let says = &mut says.strategy.zero_stage;
+        let follows = says.is_none() && top_is_open && stage != policy;
+        if is_open(*says) || follows {
+            *says = Some(stage);
+        }
     }
 }
 
@@ -156,19 +162,15 @@ mod tests {
     use super::*;
     use crate::{
         config::{
-            Error, Loaded, Machine, StrategyConfig,
+            Error, Loaded, Machine,
             tests::{SMALL, machine, read},
         },
         plan::Planner,
     };
 
-    /// Two ranks, a model that is deep enough for stage 3 to be smaller, and a reference.
-    const SETS: [&str; 4] = [
-        "model.decoder.layers=12",
-        "devices=2",
-        "strategy.micro_batch_size=1",
-        "pipeline.rlvr.algorithm.kl_coef=0.1",
-    ];
+    /// Two ranks, and a model that is deep enough for stage 3 to be smaller.
+    const SETS: [&str; 3] = ["model.decoder.layers=12", "devices=2", "strategy.micro_batch_size=1"];
+    const REFERENCE: &str = "pipeline.rlvr.algorithm.kl_coef=0.1";
 
     fn loaded(sets: &[&str]) -> Loaded {
         read(SMALL, &[&SETS[..], sets].concat()).unwrap()
@@ -181,23 +183,20 @@ mod tests {
     }
 
     /// What a rank needs at these stages.
-    fn needs(policy: u8, reference: u8) -> usize {
-        let loaded = loaded(&[]);
+    fn needs(sets: &[&str], stages: Stages) -> usize {
+        let loaded = loaded(sets);
         let run = loaded.resolve(&with_memory(None)).unwrap();
-        let planner = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap();
-        let at = |strategy: &StrategyConfig, stage| StrategyConfig {
-            zero_stage: ZeroStage::Stage(stage),
-            ..strategy.clone()
-        };
-        let reference = at(&run.reference.unwrap().strategy, reference);
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
-        let plan = planner.plan(&at(&run.policy.strategy, policy), Some(&reference), None);
-        plan.train.total().max(plan.generate.total() - plan.generate.kv_cache + plan.least_kv_cache)
+        let plan = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap().plan_at(&run, stages);
+        let phases = plan
+            .phases()
+            .map(|(_, phase)| phase.total() - phase.kv_cache.saturating_sub(plan.least_kv_cache));
+        phases.max().unwrap()
     }
 
     /// The stages of policy and reference on two ranks with so many bytes each.
     fn settled(sets: &[&str], memory_bytes: usize) -> Result<(u8, u8, Run), Error> {
-        let run = loaded(sets).resolve(&with_memory(Some(2 * memory_bytes)))?;
+        let run = loaded(&[&[REFERENCE], sets].concat()).resolve(&with_memory(Some(2 * memory_bytes)))?;
         let reference = run.reference.as_ref().unwrap().strategy.zero_stage.number();
         Ok((run.policy.strategy.zero_stage.number(), reference, run))
     }
@@ -206,7 +205,9 @@ mod tests {
     fn auto_is_the_fastest_stage_that_fits() {
         const AUTO: &str = "strategy.zero_stage=auto";
         let candidates = [(1, 1), (1, 3), (3, 1), (3, 3)];
-        let needs = candidates.map(|(policy, reference)| needs(policy, reference));
+        let needs = candidates.map(|(policy, reference)| {
+            needs(&[REFERENCE], Stages { policy, reference: Some(reference), critic: None })
+        });
         assert!(needs[0] > needs[1] && needs[1] > needs[3], "{needs:?}");
         for (index, &(policy, reference)) in candidates.iter().enumerate() {
             let first = needs.iter().position(|&it| it <= needs[index]).unwrap();
@@ -231,6 +232,61 @@ mod tests {
         assert_eq!(settled(&sets, 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 1));
         // One rank has nothing to share.
         assert_eq!(settled(&[AUTO, "devices=1"], 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 0));
+    }
+
+    #[test]
+    fn auto_knows_a_critic() {
+        let sets = [
+            "pipeline.rlvr.algorithm={advantage: {gae: {lambda: 0.9}}}",
+            "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1}}}",
+            "pipeline.rlvr.group_size=1",
+        ];
+        let auto = [&sets[..], &["strategy.zero_stage=auto"]].concat();
+        let settled = |sets: &[&str], memory_bytes| {
+            let run = loaded(sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
+            let yaml = run.to_yaml();
+            let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
+            assert_eq!((&again.policy, &again.critic), (&run.policy, &run.critic), "{yaml}");
+            (Stages::of(&run), run.stage_reason)
+        };
+        let at = |policy, critic| Stages { policy, reference: None, critic: Some(critic) };
+        // As long as one of them has its turn the other's states are away, and its weights are not.
+        let (both, one, none) = (needs(&sets, at(1, 1)), needs(&sets, at(1, 3)), needs(&sets, at(3, 3)));
+        assert!(both > one && one > none, "{both}, {one}, {none}");
+        assert_eq!(settled(&auto, both).0, at(1, 1));
+        let (stages, reason) = settled(&auto, one);
+        assert_eq!(stages, at(1, 3));
+        let reason = reason.unwrap();
+        assert!(reason.starts_with("auto is 1 for the policy, 3 for its critic: "), "{reason}");
+        assert_eq!(settled(&auto, none).0, at(3, 3));
+        // One that is said stays, and its memory counts.
+        let said = [&auto[..], &["roles.critic.strategy.zero_stage=0"]].concat();
+        assert_eq!(settled(&said, 1 << 30).0, at(1, 0));
+        let open = [&sets[..], &["roles.critic.strategy.zero_stage=auto"]].concat();
+        assert_eq!(settled(&open, 1 << 30).0, at(0, 1));
+    }
+
+    #[test]
+    fn auto_knows_a_reward_model_on_the_policys_devices() {
+        let path = std::path::absolute("../tests/golden/reward_model").unwrap();
+        let fields = "strategy: {offload: {params: none}}";
+        let reward = format!(
+            "pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {{path: {}, {fields}}}}}]",
+            path.display()
+        );
+        // So wide that stage 3 makes room for it.
+        let wide =
+            "model.decoder={hidden_size: 64, layers: 12, heads: 2, intermediate_size: 128, max_length: 16}";
+        let stage_in = |sets: &[&str], memory_bytes| {
+            let sets = [&["strategy.zero_stage=auto", wide], sets].concat();
+            let run = loaded(&sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
+            run.policy.strategy.zero_stage.number()
+        };
+        let one = Stages { policy: 1, reference: None, critic: None };
+        let (without, with) = (needs(&[wide], one), needs(&[wide, &reward], one));
+        assert!(with > without, "{with} and {without}");
+        assert_eq!((stage_in(&[], without), stage_in(&[&reward], with)), (1, 1));
+        assert_eq!(stage_in(&[&reward], without), 3);
     }
 
     #[test]

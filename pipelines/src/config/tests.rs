@@ -1,5 +1,7 @@
+mod judges;
 mod lengths;
 mod logits;
+mod reward_models;
 mod sharing;
 mod strict;
 
@@ -236,6 +238,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {promt: a}}", "9:45", "pipeline.rlvr.data.file.columns.promt", "no such field", "did you mean `prompt`?";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {answer: null}}", "9:53", "pipeline.rlvr.data.file.columns.answer", "`reward: exact` compares with an answer, and records have no answers", "name the column of their answers";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl, domains: [a]}", "9:35", "pipeline.rlvr.data.file.domains", "its records have no domain", "`columns: {domain: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, held_out: also.jsonl, held_out_percent: 5}", "9:75", "pipeline.rlvr.data.file.held_out_percent", "with `held_out` none of these prompts is", "leave one of the two out";
     "      sort: {digits: 6}\n" => "      file: {path: ../tests/golden/tables/verl.parquet, columns: verl, held_out_percent: 40}\n    evaluation: {prompts: 5}\n", "4:3", "model.decoder", "the prompt of row", "name a column of texts";
 
@@ -438,11 +441,6 @@ fn a_critic_and_advantages_from_its_values_go_together() {
         assert!(error.field == field && error.message.contains(message), "{error}");
     };
     check(&[gae], "pipeline.rlvr.critic", "`advantage: gae` needs its values");
-    check(
-        &[gae, critic, "strategy.zero_stage=auto"],
-        "strategy.zero_stage",
-        "does not plan a critic's memory",
-    );
     check(&[critic], "pipeline.rlvr.critic", "no advantage is made from its values");
     let path = "pipeline.rlvr.critic";
     check(&[gae, critic, "pipeline.rlvr.critic.value_clip=0"], &format!("{path}.value_clip"), "0.0 is out");

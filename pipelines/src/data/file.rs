@@ -13,11 +13,15 @@ use crate::config::{FileConfig, LongPrompts, NamedColumns, Paths};
 pub(super) fn read(config: &FileConfig, paths: &Paths, tokens: &RecordTokens) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
     let paths = files(paths)?;
-    let mut records = Vec::new();
+    let is_wanted = |record: &Record| config.domains.is_empty() || config.domains.contains(&record.domain);
+    let mut records: Vec<Record> = Vec::new();
     for path in &paths {
         let (before, mut left_out) = (records.len(), 0);
         table::each_row(path, &mut |row, object| {
             let record = record(&columns, row.name(), object).map_err(|message| row.error(message))?;
+            if !is_wanted(&record) {
+                return Ok(());
+            }
             match too_long(config, tokens, &record)? {
                 None => records.push(within(path, &paths, record)),
                 Some(problem) if config.long_prompts == LongPrompts::Refuse => {
@@ -30,6 +34,11 @@ pub(super) fn read(config: &FileConfig, paths: &Paths, tokens: &RecordTokens) ->
         if left_out > 0 {
             let (path, of) = (path.display(), records.len() - before + left_out);
             tracing::warn!(left_out, of, "{path}: records longer than allowed");
+        }
+    }
+    for domain in &config.domains {
+        if records.iter().all(|record| record.domain != *domain) {
+            tracing::warn!(domain, "no record of a data file is of this domain");
         }
     }
     Ok(records)
@@ -227,7 +236,7 @@ fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Write;
 
     use super::*;
@@ -408,10 +417,34 @@ mod tests {
         assert_eq!(ids, ["a.jsonl line 1", "b.jsonl line 1"]);
     }
 
-    fn plain() -> FileConfig {
+    #[test]
+    fn a_file_may_be_read_for_some_of_its_domains() {
+        let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
+        for (prompt, tag) in [("1", "a"), ("2", "b"), ("3", "c"), ("4", "a")] {
+            writeln!(file, "{{\"prompt\": \"{prompt}\", \"answer\": 1, \"tag\": \"{tag}\"}}").unwrap();
+        }
+        let columns = ColumnsConfig::Named(NamedColumns {
+            domain: Some("tag".to_owned()),
+            ..ColumnsConfig::default().named()
+        });
+        let check = |domains: &[&str], expected: &[&str]| {
+            let domains = domains.iter().map(|domain| (*domain).to_owned()).collect();
+            let path = Paths::from(file.path());
+            let config = FileConfig { path, columns: columns.clone(), domains, ..plain() };
+            let records = read(&config, &config.path, &|_, _| Ok(0)).unwrap();
+            assert_eq!(records.iter().map(|record| &*record.prompt).collect::<Vec<_>>(), expected);
+        };
+        check(&[], &["1", "2", "3", "4"]);
+        check(&["a"], &["1", "4"]);
+        check(&["c", "nowhere", "b"], &["2", "3"]);
+        check(&["nowhere"], &[]);
+    }
+
+    pub(crate) fn plain() -> FileConfig {
         FileConfig {
             path: Paths(Vec::new()),
             columns: ColumnsConfig::default(),
+            domains: Vec::new(),
             max_prompt_chars: None,
             max_prompt_tokens: None,
             max_tokens: None,

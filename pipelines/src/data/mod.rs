@@ -391,10 +391,9 @@ pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
 mod tests {
     use std::io::Write;
 
+    use super::file::tests::plain;
     use super::*;
-    use crate::config::{
-        AdditionConfig, ColumnsConfig, FileConfig, LongPrompts, MixedConfig, Paths, SortConfig,
-    };
+    use crate::config::{AdditionConfig, FileConfig, MixedConfig, Paths, SortConfig};
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
         Dataset::open(config, &|record, _| Ok(record.prompt.chars().count()))
@@ -411,17 +410,8 @@ mod tests {
     fn jsonl(lines: &str) -> (tempfile::NamedTempFile, DataConfig) {
         let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
         file.write_all(lines.as_bytes()).unwrap();
-        let config = FileConfig {
-            path: Paths::from(file.path()),
-            columns: ColumnsConfig::default(),
-            max_prompt_chars: None,
-            max_prompt_tokens: None,
-            max_tokens: None,
-            long_prompts: LongPrompts::LeaveOut,
-            held_out_percent: None,
-            held_out: None,
-        };
-        (file, DataConfig::File(config))
+        let config = FileConfig { path: Paths::from(file.path()), ..plain() };
+        (file, DataConfig::File(Box::new(config)))
     }
 
     fn questions(count: usize) -> String {
@@ -535,8 +525,8 @@ mod tests {
         let (_train, config) = jsonl(&questions(20));
         let (held_out, _) = jsonl(&(questions(5) + "\u{20}\n{\"prompt\": \"99*2=\", \"answer\": 198}\n"));
         let DataConfig::File(file) = config else { panic!("a file") };
-        let config = FileConfig { held_out: Some(Paths::from(held_out.path())), ..file };
-        let data = open(&DataConfig::File(config.clone())).unwrap();
+        let config = FileConfig { held_out: Some(Paths::from(held_out.path())), ..*file };
+        let data = open(&DataConfig::File(Box::new(config.clone()))).unwrap();
         assert_eq!(data.held_out_available(usize::MAX), 6);
         let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
         assert_eq!(train.len(), 15);
@@ -545,7 +535,7 @@ mod tests {
         assert!(train.iter().all(|record| held_out.iter().all(|other| other.prompt != record.prompt)));
         // A file that is wholly in the other one leaves nothing to train on.
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
-        let error = open(&DataConfig::File(all)).unwrap_err().to_string();
+        let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
         assert!(error.contains("of 20 records 20 are held out"), "{error}");
     }
 

@@ -283,6 +283,19 @@ impl Ledger {
         self.draft.fields.entry(field.to_owned()).or_insert_with(|| value.into());
     }
 
+    /// Takes our field, with what is below it, out of the draft.
+    pub(super) fn take(&mut self, field: &str) -> Value {
+        let (below, mut taken) = (format!("{field}."), Map::new());
+        self.draft.fields.retain(|name, value| {
+            let part = name.strip_prefix(&below);
+            if let Some(part) = part {
+                insert(&mut taken, part, value.take());
+            }
+            part.is_none()
+        });
+        Value::Object(taken)
+    }
+
     /// Keys that nothing here depends on: `(key, why)`, where a key that ends in `*` stands for all that begin so.
     pub(super) fn idle_all(&mut self, table: &[(&str, &str)]) {
         for (pattern, why) in table {

@@ -13,6 +13,7 @@ mod document;
 mod ledger;
 mod openrlhf;
 mod roll;
+mod roll_data;
 mod rules;
 mod schedule;
 mod shared;

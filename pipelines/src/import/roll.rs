@@ -3,10 +3,13 @@
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use super::{deepspeed, ledger::Ledger, schedule::Schedule, values};
-
-/// The most tokens of a prompt, where none is said.
-const PROMPT_LENGTH: u64 = 1024;
+use super::{
+    deepspeed,
+    ledger::Ledger,
+    roll_data::{Domains, PROMPT_LENGTH, data, domain_of},
+    schedule::Schedule,
+    values,
+};
 
 /// The most devices that a list may name.
 const MOST_DEVICES: u64 = 1 << 16;
@@ -126,8 +129,9 @@ pub(super) fn apply(ledger: &mut Ledger) {
     optimizer(ledger);
     sampling(ledger);
     algorithm(ledger);
-    rewards(ledger);
-    data(ledger);
+    let domains = Domains::of(ledger);
+    rewards(ledger, &domains);
+    data(ledger, &domains);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
@@ -499,9 +503,10 @@ fn aggregation(ledger: &mut Ledger, a: &str) {
     }
 }
 
-fn rewards(ledger: &mut Ledger) {
+fn rewards(ledger: &mut Ledger, domains: &Domains) {
     let workers = workers(ledger);
-    let has_domains = workers.len() > 1;
+    let has_domains = !matches!(domains, Domains::One);
+    let is_mix = matches!(domains, Domains::Mixed(_));
     let mut terms = Vec::new();
     let mut taken = Vec::new();
     for (key, worker) in workers {
@@ -517,7 +522,7 @@ fn rewards(ledger: &mut Ledger) {
         match ledger.peek(&tags).cloned() {
             Some(domains @ Value::Array(_)) if has_domains => {
                 let mut term = reward;
-                term["domains"] = domains;
+                term["domains"] = if is_mix { json!([domain_of(&key)]) } else { domains };
                 terms.push(term);
                 taken.push((key, why, Some(tags)));
             }
@@ -534,7 +539,8 @@ fn rewards(ledger: &mut Ledger) {
             why => ledger.change(&key, &format!("{R}.reward"), terms.clone(), why),
         }
         if let Some(tags) = tags {
-            ledger.fold(&tags, "in the term's `domains`");
+            let place = if is_mix { "in the `domains` of its source" } else { "in the term's `domains`" };
+            ledger.fold(&tags, place);
         }
     }
     if has_domains {
@@ -544,7 +550,7 @@ fn rewards(ledger: &mut Ledger) {
 }
 
 /// The keys of rewards' workers, and their classes without modules.
-fn workers(ledger: &Ledger) -> Vec<(String, String)> {
+pub(super) fn workers(ledger: &Ledger) -> Vec<(String, String)> {
     let keys = ledger.keys().filter(|key| key.starts_with("rewards.") && key.ends_with(".worker_cls"));
     let class = |text: String| text.rsplit('.').next().unwrap_or_default().to_owned();
     keys.filter_map(|key| Some((key.clone(), class(ledger.text(key)?)))).collect()
@@ -591,26 +597,4 @@ fn scoring(ledger: &mut Ledger, section: &str, worker: &str) {
         Some("no_filter") => ledger.idle(&filter, "off"),
         Some(_) => ledger.refuse(&filter, "say `selection.mixed_groups` or `selection.difficulty`"),
     }
-}
-
-fn data(ledger: &mut Ledger) {
-    let key = "actor_train.data_args.file_name";
-    let path = format!("{R}.data.file.path");
-    match ledger.peek(key).cloned() {
-        Some(Value::Array(files)) if files.len() == 1 => ledger.map(key, &path, values::text(&files[0])),
-        Some(files) => ledger.map(key, &path, files),
-        None => {}
-    }
-    for name in ["prompt", "messages"] {
-        ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.file.columns.prompt"));
-    }
-    ledger.fill(&format!("{R}.data.file.columns.answer"), "ground_truth");
-    // It leaves longer ones out, too.
-    ledger.copy_number("prompt_length", &format!("{R}.data.file.max_prompt_tokens"));
-    ledger.fill(&format!("{R}.data.file.max_prompt_tokens"), PROMPT_LENGTH);
-    let validation = "validation.data_args.file_name";
-    if ledger.peek(validation).is_some_and(|files| !values::is_off(files)) {
-        ledger.fold(validation, "evaluation is on prompts held out of those to train on");
-    }
-    ledger.refuse_all(&[("actor_train.data_args.domain_interleave_probs*", "a run has one file of prompts")]);
 }

@@ -64,7 +64,7 @@ fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
         params: critic.offload.params,
     };
     Some(StrategyConfig {
-        zero_stage: says.zero_stage.unwrap_or(policy.zero_stage),
+        zero_stage: stage_of(says.zero_stage, policy.zero_stage),
         recompute: says.recompute.unwrap_or(policy.recompute),
         offload,
         ..critic.clone()
@@ -74,10 +74,13 @@ fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
 /// The reference goes along where it has no stage of its own.
 fn reference_of(run: &Run, stage: u8, params: Offload) -> StrategyConfig {
     let reference = run.reference.as_ref().expect("the planner has one");
-    let zero_stage = match run.config.roles.reference.strategy.zero_stage {
-        Some(ZeroStage::Stage(own)) => ZeroStage::Stage(own),
-        _ => ZeroStage::Stage(stage),
-    };
+    let says = run.config.roles.reference.strategy.zero_stage;
+    let zero_stage = stage_of(says, ZeroStage::Stage(stage));
     let offload = OffloadConfig { params, ..reference.strategy.offload.clone() };
     StrategyConfig { zero_stage, offload, ..reference.strategy.clone() }
+}
+
+/// A role's own stage, or the policy's where it has none or leaves it open.
+fn stage_of(says: Option<ZeroStage>, policy: ZeroStage) -> ZeroStage {
+    says.filter(|stage| *stage != ZeroStage::Auto).unwrap_or(policy)
 }

@@ -6,6 +6,7 @@
 //! be. What is held on devices other than the policy's is not counted.
 
 mod choices;
+mod reward;
 mod stage;
 
 use anyroll_backends::{BackendKind, DType};
@@ -16,20 +17,21 @@ use anyroll_strategy::{
 };
 use serde::Serialize;
 
+use reward::RewardModel;
+
 pub use choices::{Choice, choices};
-pub use stage::{Settled, Unsettled, settle};
+pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
-    Error, Result,
+    Result,
     base_model::BaseModel,
     config::{
-        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Reduction, RewardModelConfig, Role, Run,
-        StrategyConfig, Turns, WarmupConfig,
+        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Reduction, Role, Run, StrategyConfig,
+        Turns, WarmupConfig,
     },
     data::{Dataset, Tokenizer},
     offline,
     offline::Written,
-    reward,
     train::{offloaded, zero_config},
 };
 
@@ -39,14 +41,13 @@ const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
 /// What a rank's device holds at the peak of a phase, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PhaseBytes {
-    /// Those of the policy, its reference and its critic.
+    /// Those of the policy, its reference, its critic and reward models.
     pub weights: usize,
     /// Accumulated gradients.
     pub gradients: usize,
     /// Moments, and fp32 weights where the model runs with others.
     pub optimizer: usize,
-    /// What libtorch makes on the way. Off the host it keeps that memory for its next pass, so while generating the
-    /// most of all phases.
+    /// What libtorch makes on the way. Off the host it keeps that memory for its next pass, so there the most of all phases.
     pub activations: usize,
     /// Whole units that come and go: gathered weights, gradients under way.
     pub buffers: usize,
@@ -115,31 +116,6 @@ impl MemoryPlan {
     }
 }
 
-/// A reward model, and how it is run.
-struct RewardModel {
-    model: ValueModel,
-    runs: Runs,
-    batch_size: usize,
-    on_policys_device: bool,
-}
-
-impl RewardModel {
-    fn open(config: &RewardModelConfig, on_host: bool) -> Result<Self> {
-        let (folder, _) =
-            reward::Model::open(config).map_err(|failure| Error::Start { name: "model".into(), failure })?;
-        let model = ValueModel::new(folder.decoder_config().clone(), tch::Device::Cpu)?;
-        let runs = Runs { dtype: config.dtype.dtype(), on_host: config.is_on_host() };
-        let on_policys_device = on_host == config.is_on_host();
-        Ok(Self { model, runs, batch_size: config.batch_size, on_policys_device })
-    }
-
-    /// Its weights, which the host holds, and the device as well while it scores.
-    fn weights(&self) -> usize {
-        let params = self.model.units().iter().flat_map(|unit| &unit.params);
-        params.map(|param| param.elements()).sum::<usize>() * self.runs.dtype.size_bytes()
-    }
-}
-
 /// What a step takes sequences through.
 struct Work {
     /// Tokens of the longest prompt, of the longest gold answer with its end, and of the longest completion to train on.
@@ -199,6 +175,8 @@ pub struct Planner {
     samples_per_rank: usize,
     has_reference: bool,
     scores_itself: bool,
+    /// Whether the policy's states leave with every step, and not for evaluation alone.
+    states_leave: bool,
 }
 
 impl Planner {
@@ -221,13 +199,15 @@ impl Planner {
         let is_here = |role: &Option<Role>| role.as_ref().is_some_and(|role| role.is_with(&run.policy));
         let critic = is_here(&run.critic).then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
-        let models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models());
-        let models = models.map(|config| RewardModel::open(config, on_host));
+        let models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).zip(&run.reward_models);
+        let rewards =
+            models.map(|(config, role)| RewardModel::open(config, role.as_ref(), run, (ranks, on_host)));
+        let rewards: Vec<Option<RewardModel>> = rewards.collect::<Result<_>>()?;
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         Ok(Self {
             model,
             critic: critic.transpose()?,
-            rewards: models.collect::<Result<_>>()?,
+            rewards: rewards.into_iter().flatten().collect(),
             ranks,
             on_host,
             memory_bytes: run.memory_bytes,
@@ -235,6 +215,7 @@ impl Planner {
             samples_per_rank: run.batches.sequences_per_step / run.world_size,
             has_reference: is_here(&run.reference) && !has_adapters,
             scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
+            states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
     }
 
@@ -287,43 +268,48 @@ impl Planner {
         let train =
             self.phase(self.training(policy), &[Some(&own), frozen_away.as_ref(), valued_away.as_ref()]);
         let generate = self.phase(0, &[Some(&own_away), frozen_away.as_ref(), valued_away.as_ref()]);
-        let reward = self.rewarding(policy, &generate);
-        // A reward model's weights come and go as activations do.
-        let comes = |phase: PhaseBytes| phase.activations + phase.weights - generate.weights;
-        let passes = [score, critic, Some(train)].into_iter().flatten().map(|phase| phase.activations);
-        let busiest = passes.chain(reward.map(comes)).max().unwrap_or(0);
+        let while_rewarded = if self.states_leave { &own_away } else { &own };
+        let held = [Some(while_rewarded), frozen_away.as_ref(), valued_away.as_ref()];
+        let rewards = self.rewarding(policy, &held);
+        let passes = [score, critic, Some(train)].into_iter().flatten().chain(rewards.iter().copied());
+        let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
+        let reward = rewards.into_iter().max_by_key(PhaseBytes::total);
         let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
 
         let trained = [Some((policy, own)), valued].into_iter().flatten();
         let all: Vec<(&StrategyConfig, Held)> = trained.chain(frozen).collect();
         let roles: usize = all.iter().map(|(strategy, held)| on_host(strategy, held)).sum();
-        let host = roles + self.rewards.iter().map(RewardModel::weights).sum::<usize>();
-        MemoryPlan { train, critic, score, reward, generate, host, least_kv_cache }
+        let host = roles + self.rewards.iter().map(|reward| reward.host_bytes).sum::<usize>();
+        let most = generate.activations.max(busiest);
+        let kept = |phase: PhaseBytes| match self.on_host {
+            true => phase,
+            false => PhaseBytes { activations: most, ..phase },
+        };
+        let [reward, score, critic] = [reward, score, critic].map(|phase| phase.map(kept));
+        MemoryPlan { train: kept(train), critic, score, reward, generate, host, least_kv_cache }
     }
 
-    /// What these hold together, beside so many bytes of activations.
+    /// What these hold together, and what reward models hold at all times, beside so many bytes of activations.
     fn phase(&self, activations: usize, held: &[Option<&Held>]) -> PhaseBytes {
         let driver = if self.on_host { 0 } else { driver_bytes(self.ranks.world_size) };
         let mut phase = PhaseBytes { driver, activations, ..PhaseBytes::default() };
-        held.iter().flatten().for_each(|held| phase.add(held));
+        let rewards = self.rewards.iter().map(|reward| &reward.stays);
+        held.iter().flatten().copied().chain(rewards).for_each(|held| phase.add(held));
         phase
     }
 
-    /// The phase of the reward models that compute on the policy's device, from what is held while sampling: the cache is
-    /// gone by then, and the policy's whole weights are not.
-    fn rewarding(&self, policy: &StrategyConfig, generate: &PhaseBytes) -> Option<PhaseBytes> {
-        let whole = whole_weights(&self.model, zero_config(policy), self.ranks);
-        let phases = self.rewards.iter().filter(|reward| reward.on_policys_device).map(|reward| {
-            let sequences = reward.batch_size.min(self.samples_per_rank);
-            let size = PackedSize::uniform(sequences, self.work.prompt, self.work.completion);
-            let mut phase = *generate;
-            phase.buffers += whole;
-            // A host's weights are where they were.
-            phase.weights += if self.on_host { 0 } else { reward.weights() };
-            phase.activations = scoring_activations(&reward.model, &size, reward.runs);
-            phase
+    /// The phase of each reward model that computes on the policy's device, beside what else is held then: the cache is gone,
+    /// and the policy's whole weights are not.
+    fn rewarding(&self, policy: &StrategyConfig, held: &[Option<&Held>]) -> Vec<PhaseBytes> {
+        let Work { prompt, completion, .. } = self.work;
+        let phases = self.rewards.iter().filter_map(|reward| {
+            let activations = reward.activations(self.samples_per_rank, prompt, completion)?;
+            let mut phase = self.phase(activations, held);
+            phase.add(&reward.comes);
+            phase.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
+            Some(phase)
         });
-        phases.max_by_key(PhaseBytes::total)
+        phases.collect()
     }
 
     /// Activations of the critic's turn.

@@ -6,20 +6,29 @@
 
 use super::{MemoryPlan, Planner};
 use crate::{
-    config::{Recompute, Run, StrategyConfig, ZeroStage},
+    config::{Recompute, Role, Run, StrategyConfig, ZeroStage},
     format::gib,
 };
+
+/// A stage for each role that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stages {
+    /// The policy's.
+    pub policy: u8,
+    /// The reference's.
+    pub reference: Option<u8>,
+    /// The critic's.
+    pub critic: Option<u8>,
+}
 
 /// What `auto` came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
-    /// The policy's stage.
-    pub policy: u8,
-    /// The reference's.
-    pub reference: Option<u8>,
+    /// The stages, those that were said among them.
+    pub stages: Stages,
     /// What they come to.
     pub plan: MemoryPlan,
-    /// What the fastest stage comes to, if it is another.
+    /// What the fastest stages come to, if they are others.
     pub faster: Option<MemoryPlan>,
 }
 
@@ -41,60 +50,98 @@ pub enum Unsettled {
     },
 }
 
+impl Stages {
+    /// Those of a run that leaves none open.
+    pub fn of(run: &Run) -> Self {
+        let number = |role: &Role| role.strategy.zero_stage.number();
+        Self {
+            policy: number(&run.policy),
+            reference: run.reference.as_ref().map(number),
+            critic: run.critic.as_ref().map(number),
+        }
+    }
+
+    /// Those that `run` may have, the fastest first. The stages of the policy and the critic cost time in every micro-batch,
+    /// the reference's in one pass: so it gives way first, and the policy, which also samples, last.
+    fn candidates(run: &Run) -> Vec<Self> {
+        let stages = |role: &Role| match role.strategy.zero_stage {
+            ZeroStage::Stage(stage) => vec![stage],
+            ZeroStage::Auto if run.world_size == 1 => vec![0],
+            ZeroStage::Auto => vec![1, 3],
+        };
+        let of = |role: &Option<Role>| {
+            role.as_ref().map_or(vec![None], |role| stages(role).into_iter().map(Some).collect())
+        };
+        let (references, critics) = (of(&run.reference), of(&run.critic));
+        let mut candidates = Vec::new();
+        for policy in stages(&run.policy) {
+            for &critic in &critics {
+                candidates.extend(references.iter().map(|&reference| Self { policy, reference, critic }));
+            }
+        }
+        candidates
+    }
+}
+
+impl Planner {
+    /// What `run` comes to at these stages.
+    pub fn plan_at(&self, run: &Run, stages: Stages) -> MemoryPlan {
+        let at = |role: &Role, stage| StrategyConfig {
+            zero_stage: ZeroStage::Stage(stage),
+            ..role.strategy.clone()
+        };
+        let of =
+            |role: &Option<Role>, stage: Option<u8>| role.as_ref().zip(stage).map(|(role, it)| at(role, it));
+        let (reference, critic) = (of(&run.reference, stages.reference), of(&run.critic, stages.critic));
+        self.plan(&at(&run.policy, stages.policy), reference.as_ref(), critic.as_ref())
+    }
+}
+
 /// The fastest stages of `run` that fit, among those that it leaves open; `None` if it leaves none open.
 ///
 /// # Errors
 /// [`Unsettled`].
 pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled> {
-    let policy = &run.policy.strategy;
-    let reference = run.reference.as_ref().map(|role| &role.strategy);
-    let is_open = |strategy: &StrategyConfig| strategy.zero_stage == ZeroStage::Auto;
-    if !is_open(policy) && !reference.is_some_and(is_open) {
+    if !run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
         return Ok(None);
     }
     let memory_bytes = run.memory_bytes.ok_or(Unsettled::NoMemory)?;
-    let stages_of = |strategy: &StrategyConfig| match strategy.zero_stage {
-        ZeroStage::Stage(stage) => vec![stage],
-        ZeroStage::Auto if run.world_size == 1 => vec![0],
-        ZeroStage::Auto => vec![1, 3],
-    };
-    let at = |strategy: &StrategyConfig, stage| StrategyConfig {
-        zero_stage: ZeroStage::Stage(stage),
-        ..strategy.clone()
-    };
-    let plan_of = |policy: &StrategyConfig, own, its: Option<u8>| {
-        let reference = reference.zip(its).map(|(reference, stage)| at(reference, stage));
-        planner.plan(&at(policy, own), reference.as_ref(), None)
-    };
-    // The policy's stage costs time in every micro-batch, the reference's in one pass: so it gives way first.
-    let own = stages_of(policy);
-    let its = reference.map_or(vec![None], |it| stages_of(it).into_iter().map(Some).collect());
-    let candidates: Vec<(u8, Option<u8>)> =
-        own.iter().flat_map(|&own| its.iter().map(move |&its| (own, its))).collect();
-    let plans: Vec<MemoryPlan> = candidates.iter().map(|&(own, its)| plan_of(policy, own, its)).collect();
+    let candidates = Stages::candidates(run);
+    let plans: Vec<MemoryPlan> = candidates.iter().map(|&stages| planner.plan_at(run, stages)).collect();
     if let Some(index) = plans.iter().position(|plan| plan.fits(memory_bytes)) {
-        let (policy, reference) = candidates[index];
         let faster = (index > 0).then(|| plans[0]);
-        return Ok(Some(Settled { policy, reference, plan: plans[index], faster }));
+        return Ok(Some(Settled { stages: candidates[index], plan: plans[index], faster }));
     }
-    let (&(own, its), plan) =
+    let (&smallest, plan) =
         candidates.iter().zip(plans).min_by_key(|(_, plan)| plan.peak().1).expect("there are candidates");
-    let recompute = [Recompute::Selective, Recompute::Full].into_iter().find(|&recompute| {
-        plan_of(&StrategyConfig { recompute, ..policy.clone() }, own, its).fits(memory_bytes)
-    });
+    let recompute = [Recompute::Selective, Recompute::Full]
+        .into_iter()
+        .find(|&recompute| planner.plan_at(&recomputing(run, recompute), smallest).fits(memory_bytes));
     let (phase, needs) = plan.peak();
     Err(Unsettled::TooLarge { phase, needs, memory_bytes, recompute })
+}
+
+/// `run` with `recompute` in its top-level strategy, which the critic has as well unless it says otherwise.
+fn recomputing(run: &Run, recompute: Recompute) -> Run {
+    let mut run = run.clone();
+    run.policy.strategy.recompute = recompute;
+    if let Some(critic) = &mut run.critic {
+        critic.strategy.recompute = run.config.roles.critic.strategy.recompute.unwrap_or(recompute);
+    }
+    run
 }
 
 impl Settled {
     /// The stages that `auto` stands for, and why.
     pub fn reason(&self, memory_bytes: usize) -> String {
         let (phase, peak) = self.plan.peak();
-        let stage = match self.reference {
-            Some(reference) if reference != self.policy => {
-                format!("{} for the policy and {reference} for its reference", self.policy)
-            }
-            _ => self.policy.to_string(),
+        let Stages { policy, reference, critic } = self.stages;
+        let others = [("reference", reference), ("critic", critic)].into_iter();
+        let others = others.filter_map(|(role, stage)| Some((role, stage.filter(|stage| *stage != policy)?)));
+        let others: String = others.map(|(role, stage)| format!(", {stage} for its {role}")).collect();
+        let stage = match others.is_empty() {
+            true => policy.to_string(),
+            false => format!("{policy} for the policy{others}"),
         };
         let room = format!("{} of {} GiB in {phase}", gib(peak), gib(memory_bytes));
         match &self.faster {

@@ -41,19 +41,19 @@ pub(super) enum Trouble {
     Lasting(Failure),
 }
 
+/// The key that the environment has in `variable`; the error says that there is none.
+pub(crate) fn key(variable: &str) -> Result<String, String> {
+    std::env::var(variable).map_err(|_| format!("the environment has no key in `{variable}`"))
+}
+
 impl Endpoint {
     /// The endpoint of `config`, at `path` behind its URL. Nothing is asked yet.
     ///
     /// # Errors
     /// If its key is not in the environment.
     pub(super) fn new(config: &EndpointConfig, path: &str) -> Result<Self, Failure> {
-        let authorization = match config.key_variable {
-            Some(name) => {
-                let key = std::env::var(name).map_err(|_| format!("the variable {name} has no key"))?;
-                Some(format!("Bearer {key}"))
-            }
-            None => None,
-        };
+        let key = config.key_variable.map(key).transpose()?;
+        let authorization = key.map(|key| format!("Bearer {key}"));
         let timeout = Duration::from_secs_f64(config.timeout_s);
         let agent = Agent::config_builder()
             .timeout_global(Some(timeout))

@@ -1,10 +1,11 @@
 //! Another model's opinion, asked for at an endpoint that speaks OpenAI's protocol.
 
-use minijinja::{Environment, context};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value, context};
 use regex::Regex;
 use serde::Deserialize;
 
 use super::endpoint::{Endpoint, Trouble};
+use super::pattern::compile;
 use super::{Completion, Error, Failure, Reward};
 use crate::config::JudgeConfig;
 use crate::data::Record;
@@ -33,31 +34,65 @@ struct Message {
     content: Option<String>,
 }
 
+/// The name of the one template.
+const TEMPLATE: &str = "judge";
+
 impl Judge {
-    /// Reads the pattern, the template and the key. Nothing is asked yet.
+    /// Reads the key. Nothing is asked yet.
     ///
     /// # Errors
-    /// If one of them cannot be used.
+    /// If the key is not in the environment.
+    ///
+    /// # Panics
+    /// If the pattern or the template is none, which the config's check has seen to.
     pub fn new(config: &JudgeConfig) -> Result<Self, Failure> {
-        let pattern = Regex::new(&config.pattern).map_err(|error| error.to_string())?;
-        if pattern.captures_len() != 2 {
-            return Err("`pattern` has one group, around the number".into());
-        }
-        let mut templates = Environment::new();
-        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
-        let template = config.template.clone();
-        templates.add_template_owned("judge", template).map_err(|error| error.to_string())?;
+        let pattern = Self::pattern(&config.pattern).expect("a pattern that was checked");
+        let templates = Self::templates(&config.template).expect("a template that was checked");
         let endpoint = Endpoint::new(&config.endpoint(), "/chat/completions")?;
         Ok(Self { config: config.clone(), pattern, templates, endpoint })
     }
 
-    fn ask(&self, record: &Record, completion: &Completion) -> Result<f64, Failure> {
-        let template = self.templates.get_template("judge").expect("it was added");
-        let values = context! {
-            prompt => &record.prompt,
-            answer => &record.answer,
-            completion => completion.text,
+    /// The pattern of a judge's number; the error says what is wrong with it.
+    pub fn pattern(pattern: &str) -> Result<Regex, String> {
+        let pattern = compile(pattern)?;
+        match pattern.captures_len() - 1 {
+            1 => Ok(pattern),
+            groups => Err(format!("it has {groups} groups, and needs one")),
+        }
+    }
+
+    /// The template of a judge's question; the error says what is wrong with it.
+    pub fn templates(template: &str) -> Result<Environment<'static>, String> {
+        let mut templates = Environment::new();
+        templates.set_undefined_behavior(UndefinedBehavior::Strict);
+        let told = |error: minijinja::Error| error.to_string();
+        templates.add_template_owned(TEMPLATE, template.to_owned()).map_err(told)?;
+        let template = templates.get_template(TEMPLATE).expect("it was added");
+        let values = question("", "", "");
+        let names = template.undeclared_variables(false);
+        let is_there = |name: &str| {
+            values.get_attr(name).is_ok_and(|value| !value.is_undefined())
+                || templates.globals().any(|(global, _)| global == name)
         };
+        if let Some(unknown) = names.iter().filter(|name| !is_there(name)).min() {
+            return Err(format!("there is no `{unknown}`"));
+        }
+        // Filters and the like are looked for when they are used; what else may fail depends on the texts.
+        const UNKNOWN: [ErrorKind; 4] = [
+            ErrorKind::UnknownFilter,
+            ErrorKind::UnknownFunction,
+            ErrorKind::UnknownMethod,
+            ErrorKind::UnknownTest,
+        ];
+        match template.render(values) {
+            Err(error) if UNKNOWN.contains(&error.kind()) => Err(told(error)),
+            _ => Ok(templates),
+        }
+    }
+
+    fn ask(&self, record: &Record, completion: &Completion) -> Result<f64, Failure> {
+        let template = self.templates.get_template(TEMPLATE).expect("it was added");
+        let values = question(&record.prompt, completion.text, &record.answer);
         let question = template.render(values).map_err(|error| error.to_string())?;
         let body = serde_json::json!({
             "model": self.config.model,
@@ -85,6 +120,11 @@ impl Judge {
             }
         }
     }
+}
+
+/// What a template may name.
+fn question(prompt: &str, completion: &str, answer: &str) -> Value {
+    context! { prompt, completion, answer }
 }
 
 impl Reward for Judge {
@@ -144,6 +184,32 @@ mod tests {
         assert_eq!(body["messages"][0]["content"], "Q: 1+1\nA: two\nGold: 2");
         assert_eq!((&body["model"], &body["max_tokens"]), (&json!("a-judge"), &json!(64)));
         assert!(seen.authorizations.lock().unwrap()[0].contains("Bearer "));
+    }
+
+    #[test]
+    fn what_is_no_pattern_or_template_is_told() {
+        let pattern = |text: &str, words: &str| {
+            let error = Judge::pattern(text).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        };
+        pattern("Score: (", "it is no pattern: unclosed group");
+        pattern("Score: [0-9]+", "it has 0 groups");
+        pattern("(Score|Mark): ([0-9]+)", "it has 2 groups");
+        assert!(Judge::pattern("(?:Score|Mark): ([0-9]+)").is_ok());
+        let template = |text: &str, words: &str| {
+            let error = Judge::templates(text).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        };
+        template("{{ prompt", "syntax error");
+        template("{{ prompt }} {{ response }}", "there is no `response`");
+        template("{% if false %}{{ gold.text }}{% endif %}", "there is no `gold`");
+        template("{{ prompt | shorten }}", "filter shorten is unknown");
+        template("{{ prompt.strip() }}", "has no method named strip");
+        let loops =
+            "{% for n in range(2) %}{{ n }}{{ loop.last }}{% endfor %}{% set a = answer %}{{ a | upper }}";
+        for fine in [loops, "{{ completion[10:] }} {{ answer | int }}", "{{ prompt | replace('a', 'b') }}"] {
+            assert!(Judge::templates(fine).is_ok(), "{fine}");
+        }
     }
 
     #[test]

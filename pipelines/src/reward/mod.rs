@@ -1,13 +1,14 @@
 //! What a completion earns.
 //!
 //! A [`Reward`] scores one completion; [`RewardSum`] is what a run trains on, the weighted sum of those that its config
-//! names, and a [`Scorer`] has the threads on which it does. `docs/rewards.md` has an example of each.
+//! names, and a [`Scorer`] has the threads on which it does; a [`HeldModel`] is asked by all ranks together. `docs/rewards.md` has an example of each.
 
 mod choice;
 mod code;
 mod countdown;
 mod endpoint;
 mod exact;
+mod held;
 mod ifeval;
 mod judge;
 mod length;
@@ -22,7 +23,9 @@ mod sum;
 pub use choice::Choice;
 pub use code::Code;
 pub use countdown::Countdown;
+pub(crate) use endpoint::key;
 pub use exact::Exact;
+pub use held::HeldModel;
 pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
@@ -36,8 +39,6 @@ pub use sum::{Case, Outcome, RewardSum, Score};
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
-
-use tch::Device;
 
 use crate::config::RewardKind;
 use crate::data::Record;
@@ -141,8 +142,6 @@ pub enum Takes {
     Each,
     /// So many of consecutive numbers together, as soon as they are there.
     Batches(NonZeroUsize),
-    /// All together, once nothing is sampled any more.
-    All,
 }
 
 /// Scores a completion against its record.
@@ -170,14 +169,14 @@ pub trait Reward: Send + Sync {
     }
 }
 
-/// The reward that `kind` names, ready to score; `device` is the policy's.
+/// The reward that `kind` names, ready to score; a model is on the host.
 ///
 /// # Errors
 /// If it cannot start, since its file does not load or its sandbox does not hold.
 ///
 /// # Panics
-/// If a pattern does not compile, which the config's check has seen to.
-pub fn build(kind: &RewardKind, device: Device) -> Result<Box<dyn Reward>, Failure> {
+/// If a pattern or a template is none, which the config's check has seen to.
+pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
     Ok(match kind {
         RewardKind::Exact(_) => Box::new(Exact),
         RewardKind::Math(config) => Box::new(Math::new(*config)),
@@ -189,7 +188,7 @@ pub fn build(kind: &RewardKind, device: Device) -> Result<Box<dyn Reward>, Failu
         RewardKind::Ifeval(config) => Box::new(Ifeval::new(*config)),
         RewardKind::Code(config) => Box::new(Code::new(config)?),
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
-        RewardKind::Model(config) => Box::new(Model::new(config, device)?),
+        RewardKind::Model(config) => Box::new(Model::new(config)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Length(config) => Box::new(Length::new(*config)),
         RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),

@@ -13,108 +13,157 @@ use crate::config::RewardModelConfig;
 use crate::data::{HfTokenizer, Record};
 use crate::error_chain::one_line;
 
-/// What a reward model says of a completion: the score that it gives at the end of the text.
+/// Its name in metrics and errors.
+pub(super) const NAME: &str = "model";
+
+/// What a reward model on the host says of a completion: the score that it gives at the end of the text.
 #[derive(Debug)]
 pub struct Model {
-    config: RewardModelConfig,
-    tokenizer: HfTokenizer,
+    reader: Reader,
+    batch_size: NonZeroUsize,
     model: ValueModel,
-    device: Device,
-    /// Whole, on the host, one list a unit. One batch is scored at a time, with all of the rank's threads.
+    /// Whole, one list a unit. One batch is scored at a time, with all of the rank's threads.
     weights: Mutex<Vec<Vec<Tensor>>>,
 }
 
+/// How texts are put to a reward model.
+#[derive(Debug)]
+pub struct Reader {
+    tokenizer: HfTokenizer,
+    chat: bool,
+    /// The longest text that the model reads, in tokens.
+    longest: usize,
+}
+
+/// Completions as a reward model reads them.
+pub(super) struct Texts<'a> {
+    records: Vec<&'a Record>,
+    /// The tokens of those that it can read.
+    pub(super) readable: Vec<Vec<i64>>,
+    /// Of each why it cannot read it, if so.
+    problems: Vec<Option<String>>,
+}
+
 impl Model {
-    /// Reads the folder's weights; `device` is the policy's.
+    /// Reads the folder's weights.
     ///
     /// # Errors
     /// What of the folder cannot be used.
-    pub fn new(config: &RewardModelConfig, device: Device) -> Result<Self, Failure> {
-        let (folder, tokenizer) = Self::open(config)?;
-        let device = if config.is_on_host() { Device::Cpu } else { device };
+    pub fn new(config: &RewardModelConfig) -> Result<Self, Failure> {
+        let (folder, reader) = Self::open(config)?;
         let because = |error: anyroll_models::Error| one_line(&error);
-        let model = ValueModel::new(folder.decoder_config().clone(), device).map_err(because)?;
+        let model = ValueModel::new(folder.decoder_config().clone(), Device::Cpu).map_err(because)?;
         let kind = config.dtype.dtype().kind();
         let unit = |params: &[ParamSpec]| {
             params.iter().map(|spec| whole(&folder, spec, kind, Device::Cpu)).collect()
         };
         let weights = model.units().iter().map(|of| unit(&of.params));
         let weights = weights.collect::<anyroll_models::Result<_>>().map_err(because)?;
-        Ok(Self { config: config.clone(), tokenizer, model, device, weights: Mutex::new(weights) })
+        let batch_size = NonZeroUsize::new(config.batch_size).expect("a config that was checked");
+        Ok(Self { reader, batch_size, model, weights: Mutex::new(weights) })
     }
 
     /// Checks all of the folder but the weights' values.
     ///
     /// # Errors
     /// What of it cannot be used.
-    pub fn open(config: &RewardModelConfig) -> Result<(ModelFolder, HfTokenizer), Failure> {
+    pub fn open(config: &RewardModelConfig) -> Result<(ModelFolder, Reader), Failure> {
         let folder = ModelFolder::open_scorer(&config.path).map_err(|error| one_line(&error))?;
         let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
         if config.chat && !tokenizer.has_chat_template() {
             let path = config.path.display();
             return Err(format!("{path} has no chat template: read texts as they are, `chat: false`").into());
         }
-        Ok((folder, tokenizer))
+        let longest = folder.decoder_config().max_position_embeddings as usize;
+        Ok((folder, Reader { tokenizer, chat: config.chat, longest }))
     }
 
-    /// The text that is scored, with the end that the completion has, if the model can read it.
-    fn text(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, String> {
-        let Completion { text, finished, .. } = *completion;
-        let tokens = self.tokenizer.encode_whole(record, text, self.config.chat, finished);
-        let tokens = tokens.map_err(|error| one_line(&error))?;
-        let most = self.model.decoder().config().max_position_embeddings;
-        match tokens.is_empty() || tokens.len() as i64 > most {
-            true => Err(format!("the text is {} tokens, and the model reads 1 to {most}", tokens.len())),
-            false => Ok(tokens),
-        }
-    }
-
-    /// The score of each text. The weights are on the device while this lasts.
+    /// The score of each text.
     fn evaluate(&self, texts: &[Vec<i64>]) -> anyroll_models::Result<Vec<f64>> {
         let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
-        let there = |tensor: &Tensor| tensor.f_to_device(self.device);
-        let units = weights.iter().map(|unit| unit.iter().map(there).collect());
-        let units = units.collect::<Result<Vec<Vec<Tensor>>, _>>()?;
         let mut scores = Vec::with_capacity(texts.len());
-        for batch in texts.chunks(self.config.batch_size) {
-            scores.extend(self.forward(&units, batch)?);
+        for texts in texts.chunks(self.batch_size.get()) {
+            scores.extend(numbers(&self.forward(&weights, &pack(texts, Device::Cpu)?)?)?);
         }
         Ok(scores)
     }
 
-    /// One forward pass over texts back to back.
-    fn forward(&self, weights: &[Vec<Tensor>], texts: &[Vec<i64>]) -> anyroll_models::Result<Vec<f64>> {
-        // The number of a token is read before the token: that of one behind the last has seen the whole text.
-        let with_end: Vec<Vec<i64>> = texts.iter().map(|tokens| [&tokens[..], &[0]].concat()).collect();
-        let sequence = |tokens| Sequence { tokens, prompt_len: tokens.len() - 1 };
-        let sequences: Vec<Sequence> = with_end.iter().map(|tokens| sequence(tokens)).collect();
-        let batch = PackedBatch::new(&sequences, 1.0, self.device)?;
+    fn forward(&self, weights: &[Vec<Tensor>], batch: &PackedBatch) -> anyroll_models::Result<Tensor> {
         let mut x = None;
         for block in 0..self.model.blocks() {
             let units: Vec<&[Tensor]> =
                 self.model.units_of(block).iter().map(|&unit| &weights[unit][..]).collect();
-            let (output, _) = self.model.forward(block, &Weights::new(&units), x.as_ref(), &batch, false)?;
+            let (output, _) = self.model.forward(block, &Weights::new(&units), x.as_ref(), batch, false)?;
             match output {
                 Output::Hidden(hidden) => x = Some(hidden),
-                Output::Scores(values) => {
-                    let values = values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
-                    return Ok(Vec::try_from(values)?);
-                }
+                Output::Scores(values) => return Ok(values),
             }
         }
         unreachable!("the last block has scores")
     }
 }
 
+impl Reader {
+    /// Cases as the model reads them.
+    pub(super) fn read<'a>(&self, cases: &[(&'a Record, Completion)]) -> Texts<'a> {
+        let mut texts = Texts { records: Vec::new(), readable: Vec::new(), problems: Vec::new() };
+        for (record, completion) in cases {
+            texts.records.push(record);
+            let text = self.text(record, completion);
+            texts.problems.push(text.map(|text| texts.readable.push(text)).err());
+        }
+        texts
+    }
+
+    /// The text that is scored, with the end that the completion has, if the model can read it.
+    fn text(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, String> {
+        let Completion { text, finished, .. } = *completion;
+        let tokens = self.tokenizer.encode_whole(record, text, self.chat, finished);
+        let tokens = tokens.map_err(|error| one_line(&error))?;
+        let most = self.longest;
+        match tokens.is_empty() || tokens.len() > most {
+            true => Err(format!("the text is {} tokens, and the model reads 1 to {most}", tokens.len())),
+            false => Ok(tokens),
+        }
+    }
+}
+
+impl Texts<'_> {
+    /// What is said of each case, from what is said of each readable text.
+    pub(super) fn scored(self, scores: Vec<Result<f64, String>>) -> Vec<Result<f64, Error>> {
+        let mut scores = scores.into_iter();
+        let each = self.problems.into_iter().zip(self.records).map(|(problem, record)| {
+            let score = match problem {
+                Some(problem) => Err(problem),
+                None => scores.next().expect("one for each readable text"),
+            };
+            score.and_then(finite).map_err(|why| Error::new(NAME, record, why))
+        });
+        each.collect()
+    }
+}
+
+/// Texts back to back.
+pub(super) fn pack(texts: &[Vec<i64>], device: Device) -> anyroll_models::Result<PackedBatch> {
+    // The number of a token is read before the token: that of one behind the last has seen the whole text.
+    let with_end: Vec<Vec<i64>> = texts.iter().map(|tokens| [&tokens[..], &[0]].concat()).collect();
+    let sequence = |tokens| Sequence { tokens, prompt_len: tokens.len() - 1 };
+    let sequences: Vec<Sequence> = with_end.iter().map(|tokens| sequence(tokens)).collect();
+    PackedBatch::new(&sequences, 1.0, device)
+}
+
+/// A batch's scores.
+pub(super) fn numbers(values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
+    Ok(Vec::try_from(values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?)
+}
+
 impl Reward for Model {
     fn name(&self) -> &'static str {
-        "model"
+        NAME
     }
 
     fn takes(&self) -> Takes {
-        let size = NonZeroUsize::new(self.config.batch_size).expect("a config that was checked");
-        // On the policy's device there is room for it, and for its streams, once nothing is sampled.
-        if self.config.is_on_host() { Takes::Batches(size) } else { Takes::All }
+        Takes::Batches(self.batch_size)
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
@@ -122,41 +171,37 @@ impl Reward for Model {
     }
 
     fn score_many(&self, cases: &[(&Record, Completion)]) -> Vec<Result<f64, Error>> {
-        let texts = cases.iter().map(|(record, completion)| self.text(record, completion));
-        let (mut readable, mut unreadable) = (Vec::new(), Vec::new());
-        for text in texts {
-            unreadable.push(text.map(|text| readable.push(text)).err());
-        }
-        let mut scores = match self.evaluate(&readable) {
-            Ok(scores) => scores.into_iter().map(score_of).collect::<Vec<_>>(),
-            Err(error) => vec![Err(one_line(&error)); readable.len()],
-        }
-        .into_iter();
-        let each = unreadable.into_iter().zip(cases).map(|(problem, (record, _))| {
-            let score = match problem {
-                Some(problem) => Err(problem),
-                None => scores.next().expect("one for each readable text"),
-            };
-            score.map_err(|why| Error::new(self.name(), record, why))
-        });
-        each.collect()
+        let texts = self.reader.read(cases);
+        let scores = match self.evaluate(&texts.readable) {
+            Ok(scores) => scores.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(one_line(&error)); texts.readable.len()],
+        };
+        texts.scored(scores)
     }
 }
 
-fn score_of(score: f64) -> Result<f64, String> {
+fn finite(score: f64) -> Result<f64, String> {
     if score.is_finite() { Ok(score) } else { Err(format!("the score is {score}")) }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
 
     use super::*;
     use crate::config::RewardDtype;
 
-    fn golden(name: &str) -> RewardModelConfig {
+    pub(crate) fn golden(name: &str) -> RewardModelConfig {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
-        RewardModelConfig { path, chat: true, backend: "cpu".into(), dtype: RewardDtype::Fp32, batch_size: 3 }
+        RewardModelConfig {
+            path,
+            chat: true,
+            backend: "cpu".into(),
+            devices: None,
+            strategy: None,
+            dtype: RewardDtype::Fp32,
+            batch_size: 3,
+        }
     }
 
     fn score(model: &Model, prompt: &str, text: &str, finished: bool) -> Result<f64, Error> {
@@ -171,8 +216,8 @@ mod tests {
         let cases: Vec<serde_json::Value> =
             serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let plain = RewardModelConfig { chat: false, ..golden("reward_model") };
-        let chat = Model::new(&golden("reward_model"), Device::Cpu).unwrap();
-        let plain = Model::new(&plain, Device::Cpu).unwrap();
+        let chat = Model::new(&golden("reward_model")).unwrap();
+        let plain = Model::new(&plain).unwrap();
         for case in &cases {
             let (prompt, text) = (case["prompt"].as_str().unwrap(), case["completion"].as_str().unwrap());
             for (model, finished, name) in
@@ -186,7 +231,7 @@ mod tests {
         assert!(cases.len() > 2);
     }
 
-    /// Batches, 16 bits, and the way of a policy's device, here the host itself.
+    /// Batches, and 16 bits.
     #[test]
     fn scores_hardly_depend_on_how_they_are_computed() {
         let words = ["sort 3 1 2", "1", "a b c d e f", "", "one two three", "3 2 1 0", "x"];
@@ -203,7 +248,7 @@ mod tests {
         let long = "1 ".repeat(100);
         cases.insert(2, (&records[0], completion(&long)));
         let scores = |config: &RewardModelConfig| {
-            let model = Model::new(config, Device::Cpu).unwrap();
+            let model = Model::new(config).unwrap();
             let scores = model.score_many(&cases);
             let error = one_line(scores[2].as_ref().unwrap_err());
             assert!(error.contains("and the model reads 1 to 128"), "{error}");
@@ -220,7 +265,6 @@ mod tests {
         };
         check(golden("reward_model"), 1e-5);
         check(RewardModelConfig { batch_size: 100, ..golden("reward_model") }, 1e-5);
-        check(RewardModelConfig { backend: "other".into(), ..golden("reward_model") }, 1e-5);
         check(
             RewardModelConfig { dtype: RewardDtype::Bf16, ..golden("reward_model") },
             0.05 * (1.0 + spread),
@@ -229,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_scored_is_told() {
-        let model = Model::new(&golden("reward_model"), Device::Cpu).unwrap();
+        let model = Model::new(&golden("reward_model")).unwrap();
         let error = score(&model, "sort", &"1 ".repeat(100), true).unwrap_err();
         assert!(one_line(&error).contains("and the model reads 1 to 128"), "{}", one_line(&error));
         for (name, expected) in [

@@ -12,13 +12,28 @@ use crate::data::Record;
 pub struct Pattern(Regex);
 
 impl Pattern {
-    /// Compiles `pattern`; the error says where it is wrong.
-    pub fn new(pattern: &str) -> Result<Self, regex::Error> {
+    /// Compiles `pattern`; the error says what is wrong with it.
+    pub fn new(pattern: &str) -> Result<Self, String> {
         // Alone first: a stray parenthesis must not close the one that is put around it.
-        Regex::new(pattern)?;
+        compile(pattern)?;
         let whole = format!(r"\A(?:{pattern})\z");
-        RegexBuilder::new(&whole).dot_matches_new_line(true).build().map(Self)
+        RegexBuilder::new(&whole)
+            .dot_matches_new_line(true)
+            .build()
+            .map(Self)
+            .map_err(|error| no_pattern(&error))
     }
+}
+
+/// `pattern` as it is; the error says what is wrong with it.
+pub(super) fn compile(pattern: &str) -> Result<Regex, String> {
+    Regex::new(pattern).map_err(|error| no_pattern(&error))
+}
+
+fn no_pattern(error: &regex::Error) -> String {
+    let error = error.to_string();
+    let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
+    format!("it is no pattern: {why}")
 }
 
 impl Reward for Pattern {

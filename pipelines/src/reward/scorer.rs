@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Case, Outcome, RewardSum,
+    Case, HeldModel, Outcome, RewardSum,
     sum::{Board, lock},
 };
 
@@ -103,12 +103,15 @@ impl Scoring {
         self.pool.changed.notify_one();
     }
 
-    /// The outcomes of all that was handed over, in the order of the numbers, when they are there. What is scored once all
-    /// are sampled is scored on this thread.
+    /// The outcomes of all that was handed over, in the order of the numbers, when they are there. What the ranks score
+    /// together, by `models`, is scored on this thread; with any of these every rank calls.
+    ///
+    /// # Errors
+    /// If a device or another rank fails; what is wrong with a completion is in its outcome.
     ///
     /// # Panics
     /// As a reward did.
-    pub fn finish(self) -> Vec<Outcome> {
+    pub fn finish(self, models: &mut [HeldModel]) -> crate::Result<Vec<Outcome>> {
         let is_busy = |progress: &mut Progress| progress.left > 0;
         let progress = self.sheet.settled.wait_while(lock(&self.sheet.progress), is_busy);
         let panicked = progress.unwrap_or_else(PoisonError::into_inner).panic.take();
@@ -116,7 +119,7 @@ impl Scoring {
             panic::resume_unwind(panicked);
         }
         let board = mem::take(&mut *lock(&self.sheet.board));
-        self.pool.reward.score_rest(board)
+        self.pool.reward.score_rest(board, models)
     }
 }
 
@@ -182,8 +185,8 @@ mod tests {
             other.hand_over(number, case(record, &record.answer));
         }
         let expected: Vec<f64> = (0..100).map(|number| f64::from(u8::from(number % 3 == 0))).collect();
-        assert_eq!(one.finish().into_iter().map(total).collect::<Vec<_>>(), expected);
-        assert_eq!(other.finish().into_iter().map(total).collect::<Vec<_>>(), [1.0; 100]);
+        assert_eq!(one.finish(&mut []).unwrap().into_iter().map(total).collect::<Vec<_>>(), expected);
+        assert_eq!(other.finish(&mut []).unwrap().into_iter().map(total).collect::<Vec<_>>(), [1.0; 100]);
     }
 
     /// Says what it scores, and then waits to be told how.
@@ -237,14 +240,14 @@ mod tests {
         let scoring = scorer.begin();
         scoring.hand_over(0, case(&record(""), ""));
         tell.send(None).unwrap();
-        let panicked = panic::catch_unwind(AssertUnwindSafe(|| scoring.finish()));
-        let message = *panicked.unwrap_err().downcast::<String>().unwrap();
+        let panicked = panic::catch_unwind(AssertUnwindSafe(|| scoring.finish(&mut [])));
+        let message = *panicked.err().unwrap().downcast::<String>().unwrap();
         assert!(message.contains("this reward panics"), "{message}");
         // The thread goes on with what comes next.
         tell.send(Some(0.5)).unwrap();
         let scoring = scorer.begin();
         scoring.hand_over(0, case(&record(""), ""));
-        assert_eq!(scoring.finish().into_iter().map(total).collect::<Vec<_>>(), [0.5]);
+        assert_eq!(scoring.finish(&mut []).unwrap().into_iter().map(total).collect::<Vec<_>>(), [0.5]);
         assert_eq!(begins.iter().take(2).count(), 2);
     }
 }

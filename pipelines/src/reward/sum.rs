@@ -3,10 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tch::Device;
-
-use super::{Completion, Error, Exact, Failure, Reward, Takes, build, distinct};
-use crate::config::{RewardConfig, RewardTerm};
+use super::{Completion, Error, Exact, Failure, HeldModel, Reward, Takes, build, distinct, model};
+use crate::config::{RewardConfig, RewardKind, RewardTerm};
 use crate::data::Record;
 
 /// The weighted sum of a config's rewards.
@@ -17,11 +15,19 @@ pub struct RewardSum {
 struct Term {
     /// The reward's, made [`distinct`].
     name: String,
-    reward: Box<dyn Reward>,
+    by: By,
     weight: f64,
     /// Of the records that it is for; all if there is none.
     domains: Vec<String>,
     max_error_rate: f64,
+}
+
+/// Who scores by a term.
+enum By {
+    /// The threads of a [`super::Scorer`].
+    Threads(Box<dyn Reward>),
+    /// The ranks together, once nothing is sampled any more: the next of their [`HeldModel`]s.
+    Ranks,
 }
 
 /// A completion to score, and what it answers.
@@ -63,24 +69,24 @@ pub struct Score {
 }
 
 impl RewardSum {
-    /// What `config` says, ready to score; `device` is the policy's.
+    /// What `config`, as it was resolved, says, ready to score.
     ///
     /// # Errors
     /// If a reward cannot start: its file does not load, or its sandbox does not hold.
-    pub fn new(config: &RewardConfig, device: Device) -> Result<Self, Failure> {
+    pub fn new(config: &RewardConfig) -> Result<Self, Failure> {
         let terms = match config {
             RewardConfig::Exact => {
-                let (name, reward) = ("exact".to_owned(), Box::new(Exact));
-                vec![Term { name, reward, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }]
+                let (name, by) = ("exact".to_owned(), By::Threads(Box::new(Exact)));
+                vec![Term { name, by, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }]
             }
             RewardConfig::Sum(terms) => {
-                let rewards = terms.iter().map(|term| build(&term.kind, device));
-                let rewards = rewards.collect::<Result<Vec<_>, _>>()?;
-                let names = distinct(&rewards.iter().map(|reward| reward.name()).collect::<Vec<_>>());
-                let built = names.into_iter().zip(rewards).zip(terms);
-                let term_of = |((name, reward), term): (_, &RewardTerm)| {
+                let scorers = terms.iter().map(|term| By::new(&term.kind));
+                let scorers = scorers.collect::<Result<Vec<_>, _>>()?;
+                let names = distinct(&scorers.iter().map(By::name).collect::<Vec<_>>());
+                let built = names.into_iter().zip(scorers).zip(terms);
+                let term_of = |((name, by), term): (_, &RewardTerm)| {
                     let (domains, max_error_rate) = (term.domains.clone(), term.max_error_rate);
-                    Term { name, reward, weight: term.weight, domains, max_error_rate }
+                    Term { name, by, weight: term.weight, domains, max_error_rate }
                 };
                 built.map(term_of).collect()
             }
@@ -91,8 +97,8 @@ impl RewardSum {
     /// One reward, as it is.
     #[cfg(test)]
     pub(super) fn of(reward: Box<dyn Reward>) -> Self {
-        let (name, domains) = (reward.name().to_owned(), Vec::new());
-        Self { terms: vec![Term { name, reward, weight: 1.0, domains, max_error_rate: 0.0 }] }
+        let (name, by) = (reward.name().to_owned(), By::Threads(reward));
+        Self { terms: vec![Term { name, by, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }] }
     }
 
     /// The names of the terms, each of its own.
@@ -113,24 +119,32 @@ impl RewardSum {
             board.put(number, Entry { case, parts });
             self.complete_batches(&board, number)
         };
-        for (term, batch) in complete {
-            let scores = self.terms[term].score_many(&batch);
+        for (term, reward, batch) in complete {
+            let scores = reward.score_many(&completions(&batch));
             lock(board).add(term, &batch, scores);
         }
     }
 
     /// The outcomes of all that is on the board, in the order of the numbers, when nothing more comes: the rest of what is
-    /// scored together is scored now.
-    pub(super) fn score_rest(&self, mut board: Board) -> Vec<Outcome> {
-        let several = self.terms.iter().enumerate().filter(|(_, term)| term.reward.takes() != Takes::Each);
-        for (index, term) in several {
+    /// scored together is scored now, by `models` what the ranks score. Every rank calls, if there are any.
+    pub(super) fn score_rest(
+        &self,
+        mut board: Board,
+        models: &mut [HeldModel],
+    ) -> crate::Result<Vec<Outcome>> {
+        let mut models = models.iter_mut();
+        for (index, term) in self.terms.iter().enumerate() {
             let rest = board.cases(0..board.0.len(), |entry| term.wants(index, entry));
-            if !rest.is_empty() {
-                let scores = term.score_many(&rest);
-                board.add(index, &rest, scores);
-            }
+            let scores = match &term.by {
+                By::Ranks => models.next().expect("one for each such term").score(&completions(&rest))?,
+                By::Threads(reward) if reward.takes() != Takes::Each && !rest.is_empty() => {
+                    reward.score_many(&completions(&rest))
+                }
+                By::Threads(_) => continue,
+            };
+            board.add(index, &rest, scores);
         }
-        board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts)).collect()
+        Ok(board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts)).collect())
     }
 
     /// What a completion says, for a vote: the answer that the first term which is for its record finds in it, or else
@@ -138,7 +152,7 @@ impl RewardSum {
     pub fn answer(&self, case: &Case) -> String {
         let completion = case.completion();
         let measuring = self.terms.iter().find(|term| term.is_for(&case.record.domain));
-        let found = measuring.and_then(|term| term.reward.extracted(&completion));
+        let found = measuring.and_then(|term| term.by.threads()?.extracted(&completion));
         found.unwrap_or_else(|| case.text.clone()).trim().to_owned()
     }
 
@@ -146,13 +160,13 @@ impl RewardSum {
     fn score_each(&self, case: &Case) -> Parts {
         let mut parts: Parts = self.terms.iter().map(|_| None).collect();
         for (term, part) in self.terms.iter().zip(&mut parts) {
-            if term.reward.takes() == Takes::Each && term.is_for(&case.record.domain) {
-                let score = term.reward.score(&case.record, &case.completion());
-                let failed = score.is_err();
-                *part = Some(score);
-                if failed {
-                    break;
-                }
+            let each = term.by.threads().filter(|reward| reward.takes() == Takes::Each);
+            let Some(reward) = each.filter(|_| term.is_for(&case.record.domain)) else { continue };
+            let score = reward.score(&case.record, &case.completion());
+            let failed = score.is_err();
+            *part = Some(score);
+            if failed {
+                break;
             }
         }
         parts
@@ -160,16 +174,17 @@ impl RewardSum {
 
     /// The batches of terms that have all of their cases now that number `number` is there. Which cases are scored
     /// together follows from their numbers, and not from when they come: a score would be another in its last bits.
-    fn complete_batches(&self, board: &Board, number: usize) -> Vec<(usize, Vec<(usize, Case)>)> {
+    fn complete_batches(&self, board: &Board, number: usize) -> Vec<Complete<'_>> {
         let mut complete = Vec::new();
         for (index, term) in self.terms.iter().enumerate() {
-            let Takes::Batches(size) = term.reward.takes() else { continue };
+            let Some(reward) = term.by.threads() else { continue };
+            let Takes::Batches(size) = reward.takes() else { continue };
             let first = number - number % size;
             let range = first..first + size.get();
             if board.has_all(range.clone()) {
                 let batch = board.cases(range, |entry| term.wants(index, entry));
                 if !batch.is_empty() {
-                    complete.push((index, batch));
+                    complete.push((index, reward, batch));
                 }
             }
         }
@@ -208,12 +223,35 @@ impl Term {
     fn wants(&self, index: usize, entry: &Entry) -> bool {
         entry.parts[index].is_none() && self.is_for(&entry.case.record.domain)
     }
+}
 
-    fn score_many(&self, cases: &[(usize, Case)]) -> Vec<Result<f64, Error>> {
-        let cases: Vec<_> = cases.iter().map(|(_, case)| (&*case.record, case.completion())).collect();
-        self.reward.score_many(&cases)
+impl By {
+    fn new(kind: &RewardKind) -> Result<Self, Failure> {
+        match kind {
+            RewardKind::Model(model) if !model.is_on_host() => Ok(Self::Ranks),
+            kind => build(kind).map(Self::Threads),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        self.threads().map_or(model::NAME, |reward| reward.name())
+    }
+
+    fn threads(&self) -> Option<&dyn Reward> {
+        match self {
+            Self::Threads(reward) => Some(&**reward),
+            Self::Ranks => None,
+        }
     }
 }
+
+/// Cases as rewards see them.
+fn completions(cases: &[(usize, Case)]) -> Vec<(&Record, Completion<'_>)> {
+    cases.iter().map(|(_, case)| (&*case.record, case.completion())).collect()
+}
+
+/// A term's number, its reward, and cases that it is to score together, with their numbers.
+type Complete<'a> = (usize, &'a dyn Reward, Vec<(usize, Case)>);
 
 /// What each term said of a case: nothing yet, or it is not for it.
 type Parts = Vec<Option<Result<f64, Error>>>;
@@ -263,7 +301,7 @@ mod tests {
 
     use super::super::Scorer;
     use super::*;
-    use crate::config::{LengthConfig, NoFields, RegexConfig, RewardKind, RewardTerm};
+    use crate::config::{LengthConfig, NoFields, RegexConfig, RewardTerm};
 
     fn term(kind: RewardKind, weight: f64) -> RewardTerm {
         RewardTerm { kind, weight, ..RewardTerm::of(RewardKind::Exact(NoFields {})) }
@@ -274,7 +312,7 @@ mod tests {
     }
 
     fn sum(config: &RewardConfig) -> RewardSum {
-        RewardSum::new(config, Device::Cpu).unwrap()
+        RewardSum::new(config).unwrap()
     }
 
     fn scorer(sum: RewardSum, workers: usize) -> Scorer {
@@ -284,7 +322,7 @@ mod tests {
     fn score(scorer: &Scorer, case: Case) -> Outcome {
         let scoring = scorer.begin();
         scoring.hand_over(0, case);
-        scoring.finish().pop().unwrap()
+        scoring.finish(&mut []).unwrap().pop().unwrap()
     }
 
     fn case(record: &Record, text: &str) -> Case {
@@ -326,7 +364,7 @@ mod tests {
 
     /// Scores a completion by how many it is scored with, and notes which those are.
     struct Crowd {
-        takes: Takes,
+        size: NonZeroUsize,
         batches: Mutex<Vec<Vec<String>>>,
     }
 
@@ -336,7 +374,7 @@ mod tests {
         }
 
         fn takes(&self) -> Takes {
-            self.takes
+            Takes::Batches(self.size)
         }
 
         fn score(&self, record: &Record, _: &Completion) -> Result<f64, Error> {
@@ -352,16 +390,15 @@ mod tests {
     #[test]
     fn batches_follow_from_the_cases_numbers() {
         let size = NonZeroUsize::new(4).unwrap();
-        for (takes, domains, missing, expected) in [
-            (Takes::Batches(size), vec![], None, vec!["0 1 2 3", "4 5 6 7", "8 9"]),
-            (Takes::Batches(size), vec![], Some(5), vec!["0 1 2 3", "4 6 7 8 9"]),
-            (Takes::Batches(size), vec!["even".to_owned()], None, vec!["0 2", "4 6", "8"]),
-            (Takes::All, vec![], None, vec!["0 1 2 3 4 5 6 7 8 9"]),
+        for (domains, missing, expected) in [
+            (vec![], None, vec!["0 1 2 3", "4 5 6 7", "8 9"]),
+            (vec![], Some(5), vec!["0 1 2 3", "4 6 7 8 9"]),
+            (vec!["even".to_owned()], None, vec!["0 2", "4 6", "8"]),
         ] {
-            let batches = Arc::new(Crowd { takes, batches: Mutex::new(Vec::new()) });
+            let batches = Arc::new(Crowd { size, batches: Mutex::new(Vec::new()) });
             let crowd = Term {
                 name: "crowd".into(),
-                reward: Box::new(batches.clone()),
+                by: By::Threads(Box::new(batches.clone())),
                 weight: 0.5,
                 domains,
                 max_error_rate: 0.0,
@@ -377,7 +414,7 @@ mod tests {
             for number in numbers.into_iter().filter(|number| Some(*number) != missing) {
                 scoring.hand_over(number, case(&records[number], "12"));
             }
-            let outcomes = scoring.finish();
+            let outcomes = scoring.finish(&mut []).unwrap();
             let mut found: Vec<String> = lock(&batches.batches).iter().map(|ids| ids.join(" ")).collect();
             found.sort();
             assert_eq!(found, expected);

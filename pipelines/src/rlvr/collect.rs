@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyroll_strategy::{Weights, Zero};
+use anyroll_strategy::{State, Weights, Zero};
 
 use super::{
     Decoder, Setup,
@@ -19,7 +19,7 @@ use crate::{
     data::{Draw, Record},
     inference::{Asked, Room, Sample, Sampling},
     metrics::Metrics,
-    reward::Scoring,
+    reward::{HeldModel, Scoring},
     train::{Exchange, Purpose, sample_seed},
 };
 
@@ -41,12 +41,15 @@ pub struct Collected {
     pub rewarding: Duration,
 }
 
-/// What a step samples with: the weights, and the policy whose states may still be leaving to make room.
+/// What a step samples and scores with: the weights, the policy whose states may still be leaving to make room, and what
+/// scores on devices.
 pub struct Source<'a> {
     /// The policy's.
     pub weights: &'a Weights,
     /// Where they are from.
     pub policy: &'a mut Zero<Decoder>,
+    /// What all ranks score with.
+    pub reward_models: &'a mut [HeldModel],
     /// How long it was waited for room.
     pub waited: Duration,
 }
@@ -60,6 +63,16 @@ impl Source<'_> {
         if leaving_bytes > 0 {
             let free_bytes = self.policy.group().stream().device().memory_info()?.free_bytes + leaving_bytes;
             self.policy.make_room(room.wanted_bytes(model, self.weights, free_bytes))?;
+        }
+        self.waited += started.elapsed();
+        Ok(())
+    }
+
+    /// Waits until all that is `leaving` has left, if room is needed for what scores.
+    fn make_room_to_score(&mut self, leaving: &[State]) -> Result<()> {
+        let started = Instant::now();
+        if !self.reward_models.is_empty() {
+            self.policy.offload_states(leaving)?;
         }
         self.waited += started.elapsed();
         Ok(())
@@ -131,8 +144,9 @@ impl Setup {
             true => self.take_from_own_devices(source.weights, (step, number), &prompts, rollout)?,
             false => self.sample_groups(source, step, &prompts, &mut rollout.under_way)?,
         };
+        source.make_room_to_score(&self.leaving)?;
         let sampled = Instant::now();
-        let outcomes = scoring.finish();
+        let outcomes = scoring.finish(source.reward_models)?;
         let rewarding = sampled.elapsed();
         let generating = sampled - started - (source.waited - waited);
         let Effort { passes, elsewhere } = effort;

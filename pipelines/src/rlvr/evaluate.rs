@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use anyroll_strategy::{Weights, Zero};
+use anyroll_strategy::Weights;
 
-use super::{Decoder, Setup, rollout::case};
+use super::{Roles, Setup, rollout::case};
 use crate::{
     Error, Result,
     algorithm::{majority, pass_at_k},
     data::Record,
     inference::{Asked, Sample, Sampling},
     metrics::Metrics,
-    reward::Outcome,
+    reward::{HeldModel, Outcome},
     samples::{Phase, Sample as SampleLine},
     train::{Evaluation, Exchange, Purpose, sample_seed},
 };
@@ -37,11 +37,12 @@ impl Setup {
     /// this rank's first greedy completions. A prompt of which a completion cannot be scored counts in none of them.
     pub fn evaluate(
         &self,
-        policy: &mut Zero<Decoder>,
+        roles: &mut Roles,
         exchange: &Exchange,
         step: u64,
         phase: Phase,
     ) -> Result<Evaluation> {
+        let Roles { policy, reward_models, .. } = roles;
         policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
         let samples = self.rlvr.evaluation.samples;
@@ -51,7 +52,7 @@ impl Setup {
             Ok((record, Asked { sample, seed: 0, how: Sampling::GREEDY }))
         });
         let greedy = greedy.collect::<Result<Vec<_>>>()?;
-        let best = self.measure(&weights, exchange, step, greedy.clone())?;
+        let best = self.measure(&weights, reward_models, exchange, step, greedy.clone())?;
         let lines = self.lines(records, &best, step, phase);
 
         let mut asked = Vec::with_capacity(records.len() * samples);
@@ -63,7 +64,7 @@ impl Setup {
                 asked.push((*record, Asked { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
             }
         }
-        let drawn = self.measure(&weights, exchange, step, asked)?;
+        let drawn = self.measure(&weights, reward_models, exchange, step, asked)?;
         let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
         let mut metrics = self.summary(exchange, records, &best, &drawn)?;
         if failed > 0.0 {
@@ -79,6 +80,7 @@ impl Setup {
     fn measure(
         &self,
         weights: &Weights,
+        reward_models: &mut [HeldModel],
         exchange: &Exchange,
         version: u64,
         asked: Vec<(&Arc<Record>, Asked)>,
@@ -91,7 +93,7 @@ impl Setup {
             }
             ControlFlow::Continue(())
         })?;
-        let outcomes = scoring.finish();
+        let outcomes = scoring.finish(reward_models)?;
         let values = outcomes.iter().map(|outcome| match outcome {
             Outcome::Scored(score) => Some(score.measured),
             Outcome::Failed { .. } => None,

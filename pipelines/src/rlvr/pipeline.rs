@@ -13,6 +13,7 @@ use crate::{
     data::Dataset,
     launch::Rank,
     metrics::Metrics,
+    reward::HeldModel,
     samples::Phase,
     train::{Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
 };
@@ -60,7 +61,8 @@ impl Rlvr {
         let critic = critic_place.map(|place| Critic::new(&run, &setup, &place)).transpose()?.flatten();
         let own_devices = |role| OwnDevices::open(&setup, role, rank.local_rank);
         let devices = run.rollout.as_ref().map(own_devices).transpose()?;
-        let roles = Roles { policy, reference: None, critic };
+        let reward_models = HeldModel::all(&setup.rlvr.reward, &run, &place, rank)?;
+        let roles = Roles { policy, reference: None, critic, reward_models };
         let rollout = Rollout { devices, ..Rollout::default() };
         Ok(Self { run, place, reference_place, setup, roles, rollout })
     }
@@ -126,7 +128,7 @@ impl Pipeline for Rlvr {
     }
 
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
-        self.setup.evaluate(&mut self.roles.policy, exchange, step, phase)
+        self.setup.evaluate(&mut self.roles, exchange, step, phase)
     }
 
     fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Who takes part in a run: the policy, its frozen reference, the critic, and what they are made from. Each may be held on
+//! Who takes part in a run: the policy, its frozen reference, the critic, reward models, and what they are made from. Each may be held on
 //! devices of its own; what one tells another goes by way of the policy's.
 
 use std::{num::NonZeroUsize, sync::Arc};
@@ -16,7 +16,7 @@ use crate::{
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     offline::Lesson,
-    reward::{RewardSum, Scorer},
+    reward::{HeldModel, RewardSum, Scorer},
     train::{Place, Reference, Share, adamw, hold, offloaded, zero_config},
 };
 
@@ -65,6 +65,8 @@ pub struct Roles {
     pub reference: Option<Reference>,
     /// What values tokens; `None` unless advantages are made from values.
     pub critic: Option<Critic>,
+    /// The reward models that the ranks hold together, in the order of the reward's terms.
+    pub reward_models: Vec<HeldModel>,
 }
 
 /// The math's threads while a host samples, if nothing else computes on it then: how many threads share a product of
@@ -118,7 +120,7 @@ impl Setup {
         }
         let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
         let sampler = sampler(&rlvr.rollout, model.clone(), compute, base.tokenizer.clone(), threads);
-        let reward = RewardSum::new(&rlvr.reward, device)
+        let reward = RewardSum::new(&rlvr.reward)
             .map_err(|failure| Error::Start { name: "reward".into(), failure })?;
         let reward = Arc::new(reward);
         let offloaded = offloaded(&run.policy.strategy);

@@ -43,7 +43,12 @@ impl Setup {
         let weights = roles.policy.weights()?;
         roles.policy.group().stream().synchronize()?; // only to tell how long ranks wait for each other's parts
         let gathered = Instant::now();
-        let mut source = Source { weights: &weights, policy: &mut roles.policy, waited: offloaded - started };
+        let mut source = Source {
+            weights: &weights,
+            policy: &mut roles.policy,
+            reward_models: &mut roles.reward_models,
+            waited: offloaded - started,
+        };
         let collected = self.collect(&mut source, exchange, rollout, (step, carried.batches), stop)?;
         let Collected { samples, scored, .. } = &collected;
         let (rewarded, waited) = (Instant::now(), source.waited);

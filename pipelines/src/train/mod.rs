@@ -25,6 +25,8 @@ use serde::{Deserialize, Serialize};
 pub use exchange::Exchange;
 pub use pipeline::{Evaluation, Nothing, Pipeline, Plan, StepOutcome};
 pub use place::Place;
+#[cfg(test)]
+pub(crate) use place::tests::ranks;
 pub(crate) use place::{open_device, torch_device};
 pub use reference::Reference;
 pub(crate) use role::{

@@ -1,12 +1,13 @@
 //! However a mini-batch is cut into micro-batches and ranks, its gradient is the same.
 
-use std::{net::TcpListener, sync::Arc, thread, time::Duration};
+use std::sync::Arc;
 
-use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, open};
+use anyroll_backends::CollectiveGroup;
 use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence, ValueModel};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
 use super::*;
+use crate::train::{Place, ranks};
 
 const SEQUENCES: usize = 12;
 const PROMPT_LEN: usize = 2;
@@ -37,8 +38,7 @@ fn any_split_gives_the_same_gradient() {
 fn any_split_gives_the_critic_the_same_gradient() {
     for aggregation in AGGREGATIONS {
         let update = |world_size, micro_batch_size| {
-            let mut of_ranks =
-                ranks(world_size, |device, group| value_update(aggregation, device, group, micro_batch_size));
+            let mut of_ranks = ranks(world_size, |place| value_update(aggregation, place, micro_batch_size));
             of_ranks.swap_remove(0)
         };
         let whole = update(1, SEQUENCES);
@@ -60,8 +60,7 @@ fn assert_near(what: &str, split: &(f64, Vec<f32>), whole: &(f64, Vec<f32>)) {
 
 fn value_update(
     aggregation: Aggregation,
-    device: &Arc<dyn Device>,
-    group: CollectiveGroup,
+    Place { device, group }: Place,
     micro_batch_size: usize,
 ) -> (f64, Vec<f32>) {
     let (sequences, lengths) = sequences();
@@ -77,7 +76,7 @@ fn value_update(
     let count = count(aggregation, &all);
     let model = Arc::new(ValueModel::new(decoder().config().clone(), tch::Device::Cpu).unwrap());
     let own = own(&group);
-    let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), device, group, 0).unwrap();
+    let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), &device, group, 0).unwrap();
     let mut clipped = 0.0;
     // The second update reaches the blocks, since the head begins at 0.
     let mut norm = 0.0;
@@ -100,13 +99,13 @@ fn value_update(
 
 /// The gradient's norm and the weights after an update, for each loss and aggregation.
 fn updates(world_size: usize, micro_batch_size: usize) -> Vec<(f64, Vec<f32>)> {
-    let mut of_ranks = ranks(world_size, |device, group| {
+    let mut of_ranks = ranks(world_size, |place| {
         let mut found = Vec::new();
         for loss in losses() {
             for aggregation in AGGREGATIONS {
                 let algorithm =
                     AlgorithmConfig { loss, aggregation, kl_coef: 0.1, ..AlgorithmConfig::default() };
-                found.push(update(&algorithm, device, group.clone(), micro_batch_size));
+                found.push(update(&algorithm, place.clone(), micro_batch_size));
             }
         }
         found
@@ -116,12 +115,11 @@ fn updates(world_size: usize, micro_batch_size: usize) -> Vec<(f64, Vec<f32>)> {
 
 fn update(
     algorithm: &AlgorithmConfig,
-    device: &Arc<dyn Device>,
-    group: CollectiveGroup,
+    Place { device, group }: Place,
     micro_batch_size: usize,
 ) -> (f64, Vec<f32>) {
     let own = own(&group);
-    let mut zero = Zero::new(decoder(), ZeroStage::Zero0, Some(NEARLY_SGD), device, group, 0).unwrap();
+    let mut zero = Zero::new(decoder(), ZeroStage::Zero0, Some(NEARLY_SGD), &device, group, 0).unwrap();
     let (sequences, lengths) = sequences();
     let all: Vec<f64> = lengths.iter().map(|&length| length as f64).collect();
     let count = count(algorithm.aggregation, &all);
@@ -220,31 +218,4 @@ fn targets(aggregation: Aggregation, lengths: Vec<i64>) -> Targets {
         token_weights: Tensor::from_slice(&token_weights(aggregation, &lengths)),
         lengths,
     }
-}
-
-/// Runs `rank` on as many threads, each with a group of its own; returns what each returned.
-fn ranks<R: Send>(world_size: usize, rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync) -> Vec<R> {
-    let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    thread::scope(|scope| {
-        let start = |number: usize| {
-            let rank = &rank;
-            move || {
-                let timeout = Duration::from_secs(60);
-                let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: number }).unwrap();
-                let master_addr = "127.0.0.1".into();
-                let rendezvous = Rendezvous {
-                    rank: number,
-                    world_size,
-                    master_addr,
-                    master_port,
-                    agent_store: None,
-                    timeout,
-                };
-                let comm = connect(&*device, &rendezvous).unwrap();
-                rank(&device, CollectiveGroup::new("policy", comm, &device, timeout).unwrap())
-            }
-        };
-        let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(start(number))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }

@@ -1,0 +1,178 @@
+//! A reward model's fields, and how the ranks hold one that is not on the host.
+
+use std::path::PathBuf;
+
+use anyroll_backends::DType;
+use serde::{Deserialize, Serialize};
+
+use super::error::Problem;
+use super::resolve::{Resolver, Role};
+use super::reward::{RewardConfig, RewardKind};
+use super::schema::*;
+use super::stage::ZeroStage;
+
+/// A reward model: a published sequence classifier with one label.
+///
+/// With `backend: cpu` and neither `devices` nor a `strategy` every rank has all of it on the host, and scores by itself while
+/// completions are sampled. Otherwise the ranks hold it together, and score once all is sampled.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardModelConfig {
+    /// Its folder; a relative path starts at the current folder.
+    pub path: PathBuf,
+    /// Whether prompt and completion are put to it as two messages in its chat template, or as one text. Default true.
+    #[serde(default = "yes")]
+    pub chat: bool,
+    /// Where it computes. Default `cpu`.
+    #[serde(default = "host")]
+    pub backend: String,
+    /// Its devices, as many as there are ranks. Default: the policy's, or with another backend the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Devices>,
+    /// How the ranks hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<RewardStrategyConfig>,
+    /// The dtype of its weights and activations. Default fp32.
+    #[serde(default)]
+    pub dtype: RewardDtype,
+    /// Completions that a rank puts through a forward pass. Memory grows with it; scores depend on it by rounding alone.
+    /// Default 8.
+    #[serde(default = "eight")]
+    pub batch_size: usize,
+}
+
+impl RewardModelConfig {
+    /// Whether each rank has it on the host, for itself.
+    pub fn is_on_host(&self) -> bool {
+        self.backend == host() && self.devices.is_none() && self.strategy.is_none()
+    }
+}
+
+/// How the ranks hold a model that only scores.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardStrategyConfig {
+    /// 0, whole on every rank, or 3, sharded over them; scores do not depend on it. Default 0.
+    pub zero_stage: ZeroStage,
+    /// What leaves the device while it does not score; scores do not depend on it.
+    pub offload: RewardOffloadConfig,
+    /// Seconds after which a collective that has not finished is aborted. Default: the policy's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collective_timeout_s: Option<f64>,
+}
+
+/// What leaves the device while a reward model does not score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardOffloadConfig {
+    /// The weights. Default between_steps.
+    pub params: Offload,
+}
+
+impl Default for RewardStrategyConfig {
+    fn default() -> Self {
+        Self {
+            zero_stage: ZeroStage::Stage(0),
+            offload: RewardOffloadConfig::default(),
+            collective_timeout_s: None,
+        }
+    }
+}
+
+impl Default for RewardOffloadConfig {
+    fn default() -> Self {
+        Self { params: Offload::BetweenSteps }
+    }
+}
+
+/// A dtype of weights that are not trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardDtype {
+    /// 32-bit IEEE.
+    #[default]
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit IEEE.
+    Fp16,
+}
+
+impl RewardDtype {
+    /// As tensors have it.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Fp32 => DType::F32,
+            Self::Bf16 => DType::Bf16,
+            Self::Fp16 => DType::F16,
+        }
+    }
+
+    /// As strategies have it.
+    fn precision(self) -> Precision {
+        match self {
+            Self::Fp32 => Precision::Fp32,
+            Self::Bf16 => Precision::Bf16,
+            Self::Fp16 => Precision::Fp16(Fp16Config::default()),
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn eight() -> usize {
+    8
+}
+
+fn host() -> String {
+    "cpu".into()
+}
+
+impl Resolver<'_> {
+    /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that is on the host.
+    pub(super) fn reward_models(&self, policy: &Role) -> Result<Vec<Option<Role>>, Problem> {
+        let PipelineConfig::Rlvr(rlvr) = &self.config.pipeline else { return Ok(Vec::new()) };
+        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(Vec::new()) };
+        let models = terms.iter().enumerate().filter_map(|(index, term)| match &term.kind {
+            RewardKind::Model(model) => Some((format!("pipeline.rlvr.reward[{index}].model"), model)),
+            _ => None,
+        });
+        models.map(|(path, model)| self.reward_model(&path, model, policy)).collect()
+    }
+
+    fn reward_model(
+        &self,
+        path: &str,
+        model: &RewardModelConfig,
+        policy: &Role,
+    ) -> Result<Option<Role>, Problem> {
+        let facts = self.backend(&format!("{path}.backend"), &model.backend)?;
+        let backend = facts.name.clone();
+        if (RewardModelConfig { backend: backend.clone(), ..model.clone() }).is_on_host() {
+            return Ok(None);
+        }
+        let ranks = Devices::Count(policy.ordinals.len());
+        let ordinals = match &model.devices {
+            None if backend == policy.backend => policy.ordinals.clone(),
+            said => self.ordinals(&format!("{path}.devices"), said.as_ref().unwrap_or(&ranks), facts)?,
+        };
+        let RewardStrategyConfig { zero_stage, offload, collective_timeout_s } =
+            model.strategy.clone().unwrap_or_default();
+        let strategy = StrategyConfig {
+            zero_stage,
+            precision: model.dtype.precision(),
+            recompute: Recompute::None,
+            deterministic: true,
+            keep_logits: false,
+            offload: OffloadConfig { optimizer: OptimizerOffload::None, params: offload.params },
+            micro_batch_size: model.batch_size,
+            reduction: self.config.strategy.reduction,
+            collective_timeout_s: collective_timeout_s.unwrap_or(policy.strategy.collective_timeout_s),
+        };
+        let role = Role { backend, ordinals, strategy };
+        self.beside_policy(policy, path, &role)?;
+        Ok(Some(role))
+    }
+}

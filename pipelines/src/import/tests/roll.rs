@@ -1,0 +1,208 @@
+//! ROLL's configs.
+
+use super::*;
+
+#[test]
+fn roll_with_its_defaults_list() {
+    let text = "\
+defaults:
+  - ../config/deepspeed_zero2@_here_
+  - ../config/deepspeed_zero3_cpuoffload@_here_
+hydra: {output_subdir: null}
+exp_name: qwen-${pg_variant}
+pg_variant: ppo
+max_steps: 100
+rollout_batch_size: 16
+prompt_length: 2048
+response_length: 8192
+num_return_sequences_in_group: 8
+adv_estimator: reinforce
+reward_clip: 10
+dual_clip_loss: true
+whiten_advantages: true
+max_len_mask: true
+pretrain: models/qwen
+actor_train:
+  model_args: {flash_attn: fa2, disable_gradient_checkpointing: false, dtype: bf16}
+  training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 1, gradient_accumulation_steps: 8, warmup_steps: 20}
+  data_args: {template: qwen3, file_name: [data/math.jsonl], messages: messages}
+  strategy_args:
+    strategy_name: deepspeed_train
+    strategy_config: ${deepspeed_zero3_cpuoffload}
+  device_mapping: list(range(0,8))
+actor_infer:
+  generating_args: {max_new_tokens: '${response_length}', top_p: 0.99, top_k: 100, temperature: 0.99}
+  strategy_args: {strategy_name: vllm}
+rewards:
+  math_rule:
+    worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker
+    world_size: 8
+";
+    let import = imported("rlvr.yaml", text, Origin::Roll);
+    let keys = "adv_estimator: gae\ncritic_warmup: 3\nasync_generation_ratio: 1.5";
+    let text_ppo = text.replace("adv_estimator: reinforce", keys);
+    let ppo = imported("ppo.yaml", &text_ppo, Origin::Roll);
+    check_refused(&ppo, &[]);
+    check_loads(&ppo);
+    let rows = [("async_generation_ratio", "changed   async_generation_ratio: 1.5")];
+    check_rows(&ppo, &rows);
+    for line in [
+        "          lambda: 0.95\n",
+        "      warmup_steps: 3\n",
+        "    critic:\n",
+        "      async:\n        ahead: 2\n",
+    ] {
+        assert!(ppo.yaml().contains(line), "no\n{line}in\n{}", ppo.yaml());
+    }
+    check_elsewhere(text);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    let yaml = import.yaml();
+    for line in [
+        "name: qwen-ppo\n",
+        "devices: 8\n",
+        "  zero_stage: 3\n",
+        "    optimizer: cpu_step\n",
+        "    params: cpu\n",
+        "      leave_out_cut: true\n",
+        "    prompts_per_step: 16\n",
+        "    mini_batches: 2\n",
+        "      max_new_tokens: 8192\n",
+        "      reward_clip: 10\n",
+        "          dual_clip: 1.4\n",
+        "    - math:\n        only_boxed: true\n",
+        "        columns:\n          prompt: messages\n          answer: ground_truth\n",
+    ] {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+}
+
+/// ROLL's sampling on devices that do not train, and a reward for each tag of the records.
+#[track_caller]
+fn check_elsewhere(text: &str) {
+    let text = text
+        .replace("list(range(0,8))", "list(range(0,4))")
+        .replace("actor_infer:\n", "async_generation_ratio: 2\nactor_infer:\n  device_mapping: list(range(4,8))\n")
+        .replace("    world_size: 8\n", "    tag_included: [gsm8k, math]\n  choices:\n    worker_cls: a.MultipleChoiceBoxedRuleRewardWorker\n    tag_included: [mmlu]\n");
+    let import = imported("elsewhere.yaml", &text, Origin::Roll);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    check_rows(&import, &[("async_generation_ratio", "changed   async_generation_ratio: 2")]);
+    let yaml = import.yaml();
+    for line in [
+        "devices:\n- 0\n- 1\n- 2\n- 3\n",
+        "  rollout:\n    devices:\n    - 4\n    - 5\n    - 6\n    - 7\n",
+        "        ahead: 2\n",
+        "      domains:\n      - gsm8k\n      - math\n",
+        "      domains:\n      - mmlu\n",
+        "          domain: tag\n",
+    ] {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+    let uneven = text.replace("list(range(4,8))", "list(range(4,7))");
+    check_refused(&imported("uneven.yaml", &uneven, Origin::Roll), &["actor_infer.device_mapping"]);
+    let endless = text.replace("list(range(0,4))", "list(range(0,1000000000000))");
+    let refused = ["actor_train.device_mapping", "actor_infer.device_mapping"];
+    check_refused(&imported("endless.yaml", &endless, Origin::Roll), &refused);
+    let shared = text.replace("list(range(4,8))", "list(range(0,8))");
+    let shared = imported("shared.yaml", &shared, Origin::Roll);
+    check_refused(&shared, &[]);
+    assert!(shared.yaml().contains("devices: 4\n") && !shared.yaml().contains("roles:"), "{}", shared.yaml());
+}
+
+/// Enough of a run of ROLL's to load, with `more` below the top and `rewards`.
+#[track_caller]
+fn roll(more: &str, rewards: &str) -> Import {
+    let text = format!(
+        "rollout_batch_size: 8\nresponse_length: 64\nnum_return_sequences_in_group: 4\npretrain: models/qwen\n\
+         adv_estimator: reinforce\n{more}rewards:\n{rewards}"
+    );
+    let import = imported("roll.yaml", &text, Origin::Roll);
+    check_loads(&import);
+    import
+}
+
+const MATH: &str = "  math: {worker_cls: a.MathRuleRewardWorker}\n";
+
+#[test]
+fn rolls_rewards_that_score_otherwise() {
+    for (worker, why) in [
+        ("GeneralRuleRewardWorker", "`instruction_id_list`"),
+        ("CodeSandboxRewardWorker", "`test_cases`"),
+        ("LLMJudgeRewardWorker", "YES or NO"),
+    ] {
+        let import = roll("", &format!("  some: {{worker_cls: a.{worker}, reward_type: soft}}\n"));
+        check_refused(&import, &["rewards.some.worker_cls"]);
+        let row = import.rows.iter().find(|row| row.key == "rewards.some.worker_cls").unwrap().to_string();
+        assert!(row.contains(why), "{row}");
+        check_rows(&import, &[("rewards.some.reward_type", "no effect")]);
+    }
+    let fields =
+        "reward_type: soft, response_length_penalty_coef: 0.5, query_filter_config: {type: mean_filter}";
+    let import = roll("", &format!("  qa: {{worker_cls: a.CrossThinkQARuleRewardWorker, {fields}}}\n"));
+    check_refused(
+        &import,
+        &["rewards.qa.response_length_penalty_coef", "rewards.qa.query_filter_config.type"],
+    );
+    check_rows(&import, &[("rewards.qa.worker_cls", "changed"), ("rewards.qa.reward_type", "changed")]);
+    let import = roll("validation: {data_args: {file_name: [data/aime.jsonl]}}\n", MATH);
+    check_refused(&import, &[]);
+    check_rows(&import, &[("validation.data_args.file_name", "changed")]);
+}
+
+#[test]
+fn rolls_shares_of_domains_are_a_mix() {
+    let rewards = "  math: {worker_cls: a.MathRuleRewardWorker, tag_included: [gsm8k, aime]}\n  \
+                   letters: {worker_cls: a.MultipleChoiceBoxedRuleRewardWorker, tag_included: [mmlu]}\n";
+    let shares = |shares: &str| {
+        let data =
+            "prompt_length: 512\nactor_train: {data_args: {file_name: [all.jsonl], messages: messages, ";
+        roll(&format!("{data}domain_interleave_probs: {shares}}}}}\n"), rewards)
+    };
+    let import = shares("{math: 0.75, letters: 0.25}");
+    check_refused(&import, &[]);
+    let key = "actor_train.data_args.domain_interleave_probs.math";
+    check_rows(&import, &[(key, "changed"), ("rewards.math.tag_included", "changed")]);
+    let yaml = import.yaml();
+    for lines in [
+        "      mix:\n      - domain: math\n        weight: 0.75\n        data:\n          file:\n",
+        "            path: all.jsonl\n            max_prompt_tokens: 512\n            domains:\n            - gsm8k\n            - aime\n",
+        "      - domain: letters\n        weight: 0.25\n",
+        "              domain: tag\n",
+        "      domains:\n      - math\n",
+        "      domains:\n      - letters\n",
+    ] {
+        assert!(yaml.contains(lines), "no\n{lines}in\n{yaml}");
+    }
+    // A share for one of them only is none that could be kept.
+    let import = shares("{math: 1.0}");
+    check_refused(&import, &[key]);
+    assert!(!import.yaml().contains("mix:"), "{}", import.yaml());
+    check_refused(&shares("~"), &[]);
+    // One domain has all prompts.
+    let alone = "actor_train: {data_args: {domain_interleave_probs: {math: 1.0}}}\n";
+    let import = roll(alone, "  math: {worker_cls: a.MathRuleRewardWorker, tag_included: [gsm8k]}\n");
+    check_rows(&import, &[(key, "no effect")]);
+}
+
+#[test]
+fn rolls_statistics_of_rewards_and_its_moving_coefficient() {
+    let norms = "norm_mean_type: batch\nnorm_std_type: group\n";
+    let import = roll(norms, MATH);
+    check_refused(&import, &[]);
+    let lines = "      reward_norm:\n        mean: batch\n        std: group\n";
+    assert!(import.yaml().contains(lines), "{}", import.yaml());
+    let domains = "  math: {worker_cls: a.MathRuleRewardWorker, tag_included: [a]}\n  \
+                   more: {worker_cls: a.MathRuleRewardWorker, tag_included: [b]}\n";
+    let rows = [("norm_mean_type", "changed"), ("norm_std_type", "mapped")];
+    check_rows(&roll(norms, domains), &rows);
+    let off = roll("norm_mean_type: ~\ntarget_kl: ~\n", MATH);
+    check_refused(&off, &[]);
+    assert!(!off.yaml().contains("reward_norm") && !off.yaml().contains("kl_in"), "{}", off.yaml());
+
+    let import = roll("add_token_level_kl: true\ninit_kl_coef: 0.1\ntarget_kl: 0.05\n", MATH);
+    check_refused(&import, &[]);
+    let lines = "      kl_in:\n        reward:\n          adaptive:\n            target: 0.05\n            horizon: 10000";
+    assert!(import.yaml().contains(lines), "{}", import.yaml());
+    check_rows(&roll("target_kl: 0.05\n", MATH), &[("target_kl", "no effect")]);
+}
