@@ -67,7 +67,7 @@ impl BaseModel {
     /// [`Self::decoder`], to be trained as `strategy` says.
     pub fn policy(&self, device: tch::Device, strategy: &StrategyConfig) -> Result<Decoder> {
         let StrategyConfig { deterministic, keep_logits, .. } = *strategy;
-        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits))
+        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits == Some(true)))
     }
 
     /// The decoder of this shape, with its adapters, on `device`.

@@ -63,9 +63,9 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
-    let planner = planner.keeping_logits();
-    let keeping_logits = configured(&planner, &run, &settled).filter(|_| !run.policy.strategy.keep_logits);
-    let keeping_logits = keeping_logits.map(|(_, plan)| plan);
+    let keeping_logits = own.and_then(|(stages, plan)| {
+        planner.keeping_logits(&run, stages).filter(|keeping| *keeping != plan) // `auto` may have said so
+    });
     let auto = auto(&run, &settled);
     let report = Report { auto, choices, planner, run, configured: own, keeping_logits };
     print!("{}", if args.json { report.json() } else { report.text() });
@@ -92,14 +92,16 @@ fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
     Machine { cores: 1, backends: backends.collect(), rank: None }
 }
 
-/// What the config itself comes to, and with which stage; `None` where `auto` comes to nothing.
+/// What the config itself comes to, and with which stages; `None` where `auto` comes to nothing.
 fn configured(
     planner: &Planner,
     run: &Run,
     settled: &Result<Option<Settled>, Unsettled>,
-) -> Option<(u8, MemoryPlan)> {
-    let stages = settled.ok()?.map_or_else(|| Stages::of(run), |settled| settled.stages);
-    Some((stages.policy, planner.plan_at(run, stages)))
+) -> Option<(Stages, MemoryPlan)> {
+    Some(match settled.ok()? {
+        Some(settled) => (settled.stages, settled.plan),
+        None => (Stages::of(run), planner.plan_at(run, Stages::of(run))),
+    })
 }
 
 /// What is to be said of `zero_stage: auto`.
@@ -120,8 +122,8 @@ struct Report {
     planner: Planner,
     run: Run,
     auto: Option<String>,
-    configured: Option<(u8, MemoryPlan)>,
-    /// The same with `keep_logits`, where the config does without.
+    configured: Option<(Stages, MemoryPlan)>,
+    /// The same with `keep_logits`, where the config does not say.
     keeping_logits: Option<MemoryPlan>,
     choices: Vec<Choice>,
 }
@@ -146,8 +148,8 @@ impl Report {
         if !elsewhere.is_empty() {
             text += &format!("on devices of their own, and not counted: {}\n", elsewhere.join(", "));
         }
-        if let Some((stage, plan)) = &self.configured {
-            text += &self.phases(*stage, plan);
+        if let Some((stages, plan)) = &self.configured {
+            text += &self.phases(stages.policy, plan);
         }
         text + &self.table()
     }
@@ -252,7 +254,7 @@ impl Report {
             "longest_completion": completion,
             "auto": auto,
             "not_counted": run.elsewhere(),
-            "configured": configured.as_ref().map(|(stage, plan)| json!({"zero_stage": stage, "plan": of(plan)})),
+            "configured": configured.as_ref().map(|(stages, plan)| json!({"zero_stage": stages.policy, "plan": of(plan)})),
             "keeping_logits": keeping_logits.as_ref().map(of),
             "choices": choices,
         });

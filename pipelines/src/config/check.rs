@@ -236,7 +236,7 @@ impl Check<'_> {
         let has_none =
             matches!(config.pipeline, PipelineConfig::Diffusion(_)) || config.trains_a_reward_model();
         self.ensure(
-            !(has_none && config.strategy.keep_logits),
+            !(has_none && config.strategy.keep_logits == Some(true)),
             "strategy.keep_logits",
             "what this trains makes no logits",
             "leave it out",

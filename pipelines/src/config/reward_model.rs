@@ -165,7 +165,7 @@ impl Resolver<'_> {
             precision: model.dtype.precision(),
             recompute: Recompute::None,
             deterministic: true,
-            keep_logits: false,
+            keep_logits: None,
             offload: OffloadConfig { optimizer: OptimizerOffload::None, params: offload.params },
             micro_batch_size: model.batch_size,
             reduction: self.config.strategy.reduction,

@@ -142,9 +142,9 @@ pub struct StrategyConfig {
     #[serde(default = "yes")]
     pub deterministic: bool,
     /// Whether a language model keeps the logits of a micro-batch's targets from forward to backward, in place of making them
-    /// twice. The result does not depend on it. Default false.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub keep_logits: bool,
+    /// twice. The result does not depend on it. Default: where `zero_stage: auto` finds room for them; else false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_logits: Option<bool>,
     /// What leaves the device while it is not needed; the result does not depend on it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadConfig,

@@ -87,9 +87,11 @@ pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<
         let settled = settled.expect("a stage is open");
         let Stages { policy, reference, critic } = settled.stages;
         run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
+        run.policy.strategy.keep_logits = settled.keep_logits;
         for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
             if let (Some(role), Some(stage)) = (role, stage) {
                 role.strategy.zero_stage = ZeroStage::Stage(stage);
+                role.strategy.keep_logits = settled.keep_logits;
             }
         }
         run.stage_reason = run.memory_bytes.map(|memory_bytes| settled.reason(memory_bytes));
@@ -140,6 +142,7 @@ fn write_down(run: &mut Run) {
     let (config, policy) = (&mut run.config, run.policy.strategy.zero_stage);
     let is_open = |stage: Option<ZeroStage>| stage == Some(ZeroStage::Auto);
     let top_is_open = is_open(Some(config.strategy.zero_stage));
+    config.strategy.keep_logits = run.policy.strategy.keep_logits;
     if top_is_open {
         config.strategy.zero_stage = policy;
     }
@@ -232,6 +235,21 @@ mod tests {
         assert_eq!(settled(&sets, 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 1));
         // One rank has nothing to share.
         assert_eq!(settled(&[AUTO, "devices=1"], 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 0));
+    }
+
+    #[test]
+    fn auto_keeps_logits_where_nothing_is_said() {
+        const AUTO: &str = "strategy.zero_stage=auto";
+        let kept = |sets: &[&str]| {
+            let run = settled(sets, 1 << 30).unwrap().2;
+            let says = run.stage_reason.is_some_and(|reason| reason.contains("and logits kept"));
+            let keeps = run.policy.strategy.keep_logits;
+            assert_eq!(says, keeps == Some(true));
+            keeps
+        };
+        assert_eq!(kept(&[AUTO]), Some(true));
+        assert_eq!(kept(&[AUTO, "strategy.keep_logits=false"]), Some(false));
+        assert_eq!(kept(&["roles.reference.strategy.zero_stage=auto"]), None);
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn strategy(precision: Precision) -> StrategyConfig {
         recompute: Recompute::None,
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
         deterministic: true,
-        keep_logits: false,
+        keep_logits: None,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,
         collective_timeout_s: 60.0,

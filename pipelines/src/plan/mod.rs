@@ -166,6 +166,8 @@ impl Work {
 /// Plans the memory of a run of a language model.
 pub struct Planner {
     model: Decoder,
+    /// The same, which keeps logits.
+    keeping_logits: Decoder,
     critic: Option<ValueModel>,
     rewards: Vec<RewardModel>,
     work: Work,
@@ -186,7 +188,10 @@ impl Planner {
     /// The model's folder's.
     pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
-        let model = base.policy(tch::Device::Cpu, &run.policy.strategy)?;
+        let model = |keep| {
+            let strategy = StrategyConfig { keep_logits: Some(keep), ..run.policy.strategy.clone() };
+            base.policy(tch::Device::Cpu, &strategy)
+        };
         let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
         let on_host = backend.is_host();
         let has_adapters = base.lora.is_some();
@@ -205,7 +210,8 @@ impl Planner {
         let rewards: Vec<Option<RewardModel>> = rewards.collect::<Result<_>>()?;
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         Ok(Self {
-            model,
+            model: model(false)?,
+            keeping_logits: model(true)?,
             critic: critic.transpose()?,
             rewards: rewards.into_iter().flatten().collect(),
             ranks,
@@ -217,11 +223,6 @@ impl Planner {
             scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
-    }
-
-    /// The same for a policy that keeps logits.
-    pub fn keeping_logits(self) -> Self {
-        Self { model: self.model.keeping_logits(true), ..self }
     }
 
     /// The number of parameters.
@@ -338,7 +339,8 @@ impl Planner {
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
         });
         let sizes = [Some(rl), warmup].into_iter().flatten();
-        let peaks = sizes.map(|size| training_activations(&self.model, &size, config, self.runs(policy)));
+        let model = if policy.keep_logits == Some(true) { &self.keeping_logits } else { &self.model };
+        let peaks = sizes.map(|size| training_activations(model, &size, config, self.runs(policy)));
         peaks.max().unwrap_or(0)
     }
 

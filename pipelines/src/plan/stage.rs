@@ -26,6 +26,8 @@ pub struct Stages {
 pub struct Settled {
     /// The stages, those that were said among them.
     pub stages: Stages,
+    /// Whether the policy keeps logits, if `auto` says so, too.
+    pub keep_logits: Option<bool>,
     /// What they come to.
     pub plan: MemoryPlan,
     /// What the fastest stages come to, if they are others.
@@ -95,6 +97,13 @@ impl Planner {
         let (reference, critic) = (of(&run.reference, stages.reference), of(&run.critic, stages.critic));
         self.plan(&at(&run.policy, stages.policy), reference.as_ref(), critic.as_ref())
     }
+
+    /// What it comes to if the policy keeps logits; `None` if `run` says whether it does.
+    pub fn keeping_logits(&self, run: &Run, stages: Stages) -> Option<MemoryPlan> {
+        let mut keeping = run.clone();
+        let says = keeping.policy.strategy.keep_logits.replace(true);
+        says.is_none().then(|| self.plan_at(&keeping, stages))
+    }
 }
 
 /// The fastest stages of `run` that fit, among those that it leaves open; `None` if it leaves none open.
@@ -109,8 +118,15 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
     let candidates = Stages::candidates(run);
     let plans: Vec<MemoryPlan> = candidates.iter().map(|&stages| planner.plan_at(run, stages)).collect();
     if let Some(index) = plans.iter().position(|plan| plan.fits(memory_bytes)) {
-        let faster = (index > 0).then(|| plans[0]);
-        return Ok(Some(Settled { stages: candidates[index], plan: plans[index], faster }));
+        let (stages, plan, faster) = (candidates[index], plans[index], (index > 0).then(|| plans[0]));
+        let is_open = run.policy.strategy.zero_stage == ZeroStage::Auto;
+        let keeping = planner.keeping_logits(run, stages).filter(|_| is_open);
+        // Not at the cost of keys and values.
+        let keeping = keeping.filter(|keeping| {
+            keeping.fits(memory_bytes) && keeping.generate.kv_cache == plan.generate.kv_cache
+        });
+        let keep_logits = keeping.map(|_| true).or(run.policy.strategy.keep_logits);
+        return Ok(Some(Settled { stages, keep_logits, plan: keeping.unwrap_or(plan), faster }));
     }
     let (&smallest, plan) =
         candidates.iter().zip(plans).min_by_key(|(_, plan)| plan.peak().1).expect("there are candidates");
@@ -143,7 +159,8 @@ impl Settled {
             true => policy.to_string(),
             false => format!("{policy} for the policy{others}"),
         };
-        let room = format!("{} of {} GiB in {phase}", gib(peak), gib(memory_bytes));
+        let kept = if self.keep_logits == Some(true) { " and logits kept" } else { "" };
+        let room = format!("{} of {} GiB in {phase}{kept}", gib(peak), gib(memory_bytes));
         match &self.faster {
             None => format!("auto is {stage}, the fastest: {room}"),
             Some(faster) => {

@@ -100,7 +100,7 @@ mod tests {
             precision: if dtype == RewardDtype::Fp32 { Precision::Fp32 } else { Precision::Bf16 },
             recompute: Recompute::None,
             deterministic: true,
-            keep_logits: false,
+            keep_logits: None,
             offload: OffloadConfig { optimizer: OptimizerOffload::None, params },
             micro_batch_size: 2,
             reduction: Reduction::Ordered,
