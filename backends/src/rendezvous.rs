@@ -2,10 +2,15 @@
 
 use std::{
     ffi::{CString, c_void},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
 use crate::{Error, Result, ffi};
+
+/// In which c10d may say itself that it gives up, and why.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Who this process is, and where the others meet. The values of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,17 +74,25 @@ impl Store {
         let host = CString::new(rendezvous.master_addr.as_str())
             .map_err(|_| rendezvous.error("MASTER_ADDR contains a NUL byte".into()))?;
         let server = i32::from(rendezvous.rank == 0 && rendezvous.agent_store.is_none());
-        // SAFETY: `host` lives through the call, and the shim returns a store of our own or null.
-        let raw = unsafe {
-            ffi::anyroll_store_tcp(
-                host.as_ptr(),
-                rendezvous.master_port,
-                server,
-                rendezvous.world_size as i32,
-                millis(rendezvous.timeout),
-            )
+        let place = rendezvous.clone();
+        let connect = move || {
+            let (world_size, timeout_ms) = (place.world_size as i32, millis(place.timeout));
+            // SAFETY: `host` lives through the call, and the shim returns a store of our own or null.
+            let raw = unsafe {
+                ffi::anyroll_store_tcp(host.as_ptr(), place.master_port, server, world_size, timeout_ms)
+            };
+            Self::owned(raw, place)
         };
-        let store = Self::owned(raw, rendezvous.clone())?;
+        // c10d has no deadline for the first word of whoever listens there: another program may, and say nothing.
+        let (to, store) = mpsc::channel();
+        let thread = thread::Builder::new().name("rendezvous".into());
+        let spawned = thread.spawn(move || drop(to.send(connect())));
+        spawned.map_err(|error| rendezvous.error(format!("no thread to connect: {error}")))?;
+        let silent = |_| {
+            let problem = "nobody answers in time: is rank 0 started, and the port no other program's?";
+            rendezvous.error(problem.into())
+        };
+        let store = store.recv_timeout(rendezvous.timeout + GRACE).map_err(silent)??;
         match &rendezvous.agent_store {
             Some(prefix) => store.prefix(prefix, rendezvous.rank, rendezvous.world_size),
             None => Ok(store),
@@ -199,9 +212,25 @@ pub(crate) fn millis(duration: Duration) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, thread, time::Duration};
+    use std::{
+        net::TcpListener,
+        thread,
+        time::{Duration, Instant},
+    };
 
     use super::{Rendezvous, Store};
+
+    /// Another program on the port, which takes connections and says nothing.
+    #[test]
+    fn a_silent_listener_is_not_waited_for_without_end() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let start = Instant::now();
+        let place = Rendezvous::on_this_host(1, 2, port, Duration::from_millis(100));
+        let error = Store::connect(&place).unwrap_err().to_string();
+        assert!(error.contains("no other program's"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
 
     /// A process that meets the others more than once finds them each time.
     #[test]

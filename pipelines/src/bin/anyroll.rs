@@ -19,6 +19,8 @@ use anyroll_libtorch::{Torch, Unusable, VERSION};
 const TORCH_LIB: &str = "ANYROLL_TORCH_LIB";
 /// The folder of libraries that the engine was built against, which its search path names.
 const BUILT: &str = env!("ANYROLL_TORCH_LIB_BUILT");
+/// How much libtorch logs. It logs every failed connection with a C++ backtrace; our errors say what it says.
+const LOG_LEVEL: &str = "TORCH_CPP_LOG_LEVEL";
 
 fn main() -> ExitCode {
     let Err(message) = start();
@@ -41,6 +43,9 @@ fn start() -> Result<Infallible, String> {
     let torch = find_torch(&built_in)?;
     let mut command = Command::new(&engine);
     command.args(env::args_os().skip(1));
+    if env::var_os(LOG_LEVEL).is_none() {
+        command.env(LOG_LEVEL, "FATAL");
+    }
     if let Some(path) = library_path(&torch.lib, &built_in, env::var_os("LD_LIBRARY_PATH")) {
         command.env("LD_LIBRARY_PATH", path);
     }

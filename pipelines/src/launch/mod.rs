@@ -12,7 +12,9 @@ mod child;
 mod rank;
 mod supervise;
 
+use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
+use std::hash::BuildHasher;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -31,13 +33,8 @@ pub use rank::{Rank, RankError};
 /// behind may hold the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Variables of a rank that the user has not set.
-const UNLESS_SET: [(&str, &str); 2] = [
-    // Ranks share the cores, and threads that spin while they wait take them from each other.
-    ("OMP_WAIT_POLICY", "passive"),
-    // libtorch logs every failed connection with a C++ backtrace; our errors say what it says.
-    ("TORCH_CPP_LOG_LEVEL", "FATAL"),
-];
+/// Ranks share the cores, and threads that spin while they wait take them from each other.
+const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
 /// What is started, and how often.
 #[derive(Clone, Debug)]
@@ -128,8 +125,7 @@ pub enum Error {
 /// Starts the ranks of `plan` and waits until all have ended.
 ///
 /// Each finds `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (a free one),
-/// `OMP_NUM_THREADS` and, unless the user has set them, `OMP_WAIT_POLICY=passive`
-/// and `TORCH_CPP_LOG_LEVEL=FATAL`.
+/// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`.
 ///
 /// If a rank fails, the others are ended within 6 seconds and the error is that of the rank to blame.
 /// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, and they are waited for, since they save a
@@ -166,10 +162,16 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// A port that is free now. Another process could take it before rank 0 listens on it: rank 0 then fails
-/// with an address in use, and the user starts again.
+/// A port that is free now. Another process could take it before rank 0 listens on it, which then fails. So it is one of
+/// those that Linux gives to nobody by itself, which begin at 32768; if none of some is free, it is one of the others.
 pub(crate) fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    const FIRST: u16 = 16_384;
+    const TRIES: u64 = 100;
+    let random = RandomState::new();
+    let ports = (0..TRIES).map(|number| FIRST + (random.hash_one(number) % u64::from(FIRST)) as u16);
+    let free = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|listener| listener.local_addr());
+    let found = ports.map(free).find_map(Result::ok);
+    Ok(found.map_or_else(|| free(0), Ok)?.port())
 }
 
 fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Result<Child> {
@@ -190,10 +192,8 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
         // A group of its own: a Ctrl-C on the terminal reaches the parent alone, which forwards it once,
         // and a rank can be killed together with what it started.
         .process_group(0);
-    for (name, value) in UNLESS_SET {
-        if std::env::var_os(name).is_none() {
-            command.env(name, value);
-        }
+    if std::env::var_os(WAIT_POLICY).is_none() {
+        command.env(WAIT_POLICY, "passive");
     }
     if rank > 0 {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
