@@ -35,7 +35,8 @@ impl JsonLines {
         struct Stamp {
             step: u64,
         }
-        let text = read_text(path)?;
+        // Whatever has ended before its first step may have left no log.
+        let text = if next_step == 0 && !path.exists() { String::new() } else { read_text(path)? };
         let mut kept = String::with_capacity(text.len());
         for (number, line) in complete_lines(&text).enumerate() {
             let stamp: Stamp = parse(path, number, line)?;

@@ -68,6 +68,25 @@ fn two_ranks_go_on_bitwise() {
     assert_same(&whole, &run);
 }
 
+/// Killed before there was a checkpoint, with some steps done and before the first one.
+#[test]
+fn what_has_no_checkpoint_yet_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = run_tiny(&folder, "whole", ONE_RANK, &LONG);
+    for (name, steps) in [("killed", 5), ("early", 0)] {
+        let run = folder.path().join(name);
+        let process = Process::start(tiny(ONE_RANK, &run, &LONG));
+        match steps {
+            0 => wait_until("the run has a folder", || run.join("resolved.yaml").exists()),
+            steps => wait_for_steps(&run, steps),
+        }
+        kill_all(process, &run);
+        assert!(checkpoints(&run).is_empty());
+        succeed(resume(&run));
+        assert_same(&whole, &run);
+    }
+}
+
 #[test]
 fn a_finished_run_has_nothing_to_go_on_with() {
     let folder = tempfile::tempdir().unwrap();
@@ -88,7 +107,12 @@ fn what_cannot_be_resumed_is_told() {
     };
     check(&folder.path().join("nowhere"), &["config.yaml"]);
 
-    let run = run_tiny(&folder, "run", ONE_RANK, &["pipeline.rlvr.steps=4"]);
+    let run = run_tiny(
+        &folder,
+        "run",
+        ONE_RANK,
+        &["pipeline.rlvr.steps=8", "pipeline.rlvr.checkpoint.keep_last=1"],
+    );
     let [checkpoint] = &checkpoints(&run)[..] else { panic!("one checkpoint") };
     let checkpoint = run.join("checkpoints").join(checkpoint);
     let shard = checkpoint.join("rank_0000.bin");

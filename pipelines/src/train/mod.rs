@@ -36,7 +36,12 @@ pub use seed::{Purpose, sample_seed};
 pub use share::Share;
 
 use crate::{
-    Error, Result, journal::Journal, metrics::Metrics, progress::Screen, run_dir::RunDir, samples::Phase,
+    Error, Result,
+    journal::Journal,
+    metrics::{Metrics, read_metrics},
+    progress::Screen,
+    run_dir::RunDir,
+    samples::Phase,
 };
 
 /// How a run ended that did not fail.
@@ -123,7 +128,7 @@ impl<P: Pipeline> Training<P> {
         let own = dir.as_ref().map_or(String::new(), |dir| dir.path().display().to_string());
         let folder = PathBuf::from(exchange.text_of_first(&own)?);
         let plan = pipeline.plan();
-        let last = if resume { Some(last_checkpoint(&folder)?) } else { None };
+        let last = if resume { checkpoint::list(&folder.join(CHECKPOINTS))?.pop() } else { None };
         let mut position = Position::default();
         if let Some(path) = &last {
             position = position_of(path)?;
@@ -132,8 +137,11 @@ impl<P: Pipeline> Training<P> {
             }
             pipeline.load(path)?;
         }
+        if let (true, None, Some(dir)) = (resume, &last, &dir) {
+            begins_anew(dir, plan.save_every)?;
+        }
         let description = pipeline.description();
-        let next_step = last.map(|_| position.next_record());
+        let next_step = resume.then(|| position.next_record());
         let mut journal = dir
             .map(|dir| Journal::new(dir, screen, name, &description, plan.steps, next_step))
             .transpose()?;
@@ -294,11 +302,18 @@ impl<P: Pipeline> Training<P> {
 const CHECKPOINTS: &str = "checkpoints";
 const BEST: &str = "best";
 
-fn last_checkpoint(folder: &Path) -> Result<PathBuf> {
-    checkpoint::list(&folder.join(CHECKPOINTS))?.pop().ok_or_else(|| Error::Resume {
-        run: folder.to_owned(),
-        problem: format!("{CHECKPOINTS}/ has no checkpoint; start anew with another --output"),
-    })
+/// A run that has ended before its first checkpoint begins anew. Its steps are made once more, and their records written
+/// again; one with more of them than can be without a checkpoint has lost some.
+fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
+    let records = if dir.metrics().exists() { read_metrics(&dir.metrics())? } else { Vec::new() };
+    // The first is written beside the steps that follow it.
+    match records.last().is_some_and(|record| record.step >= 2 * save_every) {
+        false => Ok(()),
+        true => Err(Error::Resume {
+            run: dir.path().to_owned(),
+            problem: format!("{CHECKPOINTS}/ has no checkpoint; start anew with another --output"),
+        }),
+    }
 }
 
 fn position_of<S: serde::de::DeserializeOwned>(path: &Path) -> Result<Position<S>> {
