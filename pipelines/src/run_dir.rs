@@ -31,6 +31,17 @@ pub struct RunDir {
 }
 
 impl RunDir {
+    /// The run folder that a path names, and the checkpoint if it is one: those of a run lie in its `checkpoints/`, the best
+    /// one in the run itself.
+    pub fn and_checkpoint(path: &Path) -> (PathBuf, Option<PathBuf>) {
+        let is_checkpoint = path.join("manifest.json").is_file();
+        let mut above = path.ancestors().skip(1).take(2);
+        match above.find(|it| is_checkpoint && RunDir::open(it).is_ok()) {
+            Some(run) => (run.to_owned(), Some(path.to_owned())),
+            None => (path.to_owned(), None),
+        }
+    }
+
     /// Makes the folder of a new run at `path`, with its parents, and writes both configs.
     ///
     /// # Errors

@@ -76,6 +76,10 @@ fn a_run_generates_what_its_evaluation_saw_and_scores_it() {
         .collect();
     let file = lines(&folder, "texts.jsonl", &texts);
     let scored = parsed(&succeed(anyroll(["score", run_path, "--file", &file])).stdout);
+    let nothing = json!({"prompt": expected[0].0, "completion": ""});
+    let file = lines(&folder, "nothing.jsonl", &[nothing]);
+    let of_nothing = parsed(&succeed(anyroll(["score", run_path, "--file", &file])).stdout);
+    assert_eq!(of_nothing, [json!({"line": 1, "logprob": 0.0, "tokens": [], "logprobs": []})]);
     for (generated, scored) in generated.iter().zip(&scored) {
         let [generated, scored] = [generated, scored].map(|line| line["logprob"].as_f64().unwrap());
         assert!((generated - scored).abs() < 1e-4, "{generated} {scored}");
@@ -97,6 +101,20 @@ fn samples_follow_from_the_seed_and_end_at_stop_strings() {
     assert!(several.contains('1') && !cut.contains('1'), "{several} {cut}");
 }
 
+/// Whichever ends first, and a prompt's samples beside one another.
+#[test]
+fn texts_come_in_the_order_of_their_prompts() {
+    let (_folder, run) = trained();
+    let generate = |prompts: &[&str]| {
+        let args = ["generate", run.to_str().unwrap(), "--temperature", "0", "--samples", "2"];
+        let prompts = prompts.iter().flat_map(|prompt| ["--prompt", prompt]);
+        succeed(anyroll(args.into_iter().chain(prompts))).stdout
+    };
+    let prompts = ["314>", "9>", "55>"];
+    let apart: String = prompts.iter().map(|prompt| generate(&[prompt])).collect();
+    assert_eq!(generate(&prompts), apart);
+}
+
 #[test]
 fn what_cannot_be_used_is_named() {
     let (folder, run) = trained();
@@ -108,6 +126,9 @@ fn what_cannot_be_used_is_named() {
     let file = lines(&folder, "wrong.jsonl", &[json!({"prompt": "1>"}), json!({"promt": "1>"})]);
     assert!(fail(anyroll(["generate", run, "--file", &file])).contains("wrong.jsonl:2"));
     assert!(fail(anyroll(["score", run, "--file", &file])).contains("wrong.jsonl:2"));
+    let file = lines(&folder, "tokens.jsonl", &[json!({"tokens": [1, 2]}), json!({"tokens": [1, 999]})]);
+    let error = fail(anyroll(["score", run, "--file", &file]));
+    assert!(error.contains("tokens.jsonl:2: there is no token 999"), "{error}");
 }
 
 /// A request and the whole answer: status line, headers and body.

@@ -161,6 +161,9 @@ fn the_best_policy_is_kept_beside_the_last_ones() {
     let prompt = ["--prompt", "312>", "--temperature", "0", "--max-new-tokens", "4"];
     let command = anyroll(["generate", path.to_str().unwrap()].into_iter().chain(prompt));
     assert!(!succeed(command).stdout.is_empty());
+    let to = folder.path().join("elsewhere");
+    succeed(anyroll(["export", path.to_str().unwrap(), "--to", to.to_str().unwrap()]));
+    assert!(to.join("model.safetensors").is_file());
 }
 
 #[test]

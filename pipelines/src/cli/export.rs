@@ -1,6 +1,6 @@
 //! `anyroll export`: a run's model as a folder that `transformers` loads.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyroll_models::hf::ExportDtype;
 use clap::{Args, ValueEnum};
@@ -8,11 +8,12 @@ use clap::{Args, ValueEnum};
 use crate::{
     Result,
     export::{ExportOptions, export},
+    run_dir::RunDir,
 };
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArgs {
-    /// A run folder, for its last checkpoint, or a checkpoint of it: runs/NAME/checkpoints/step_000100
+    /// A run folder, for its last checkpoint, or a checkpoint of it: runs/NAME/checkpoints/step_000100, runs/NAME/best
     run: PathBuf,
     /// The new folder
     #[arg(long, value_name = "DIR")]
@@ -38,17 +39,9 @@ pub(super) fn run(args: &ExportArgs) -> Result<u8> {
         Dtype::Fp16 => ExportDtype::Fp16,
         Dtype::Fp32 => ExportDtype::Fp32,
     };
-    let (run, checkpoint) = run_and_checkpoint(&args.run);
+    let (run, checkpoint) = RunDir::and_checkpoint(&args.run);
     let options = ExportOptions { dtype, adapter: args.adapter };
     let checkpoint = export(&run, checkpoint.as_deref(), &args.to, options)?;
     println!("{} is in {}", checkpoint.display(), args.to.display());
     Ok(0)
-}
-
-/// The run folder that a path names, and the checkpoint if it names one.
-fn run_and_checkpoint(path: &Path) -> (PathBuf, Option<PathBuf>) {
-    match path.parent().filter(|parent| parent.ends_with("checkpoints")).and_then(Path::parent) {
-        Some(run) => (run.to_owned(), Some(path.to_owned())),
-        None => (path.to_owned(), None),
-    }
 }

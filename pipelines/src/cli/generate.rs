@@ -1,7 +1,9 @@
 //! `anyroll generate`: completions of prompts.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
+    iter,
     path::PathBuf,
     sync::Arc,
 };
@@ -10,7 +12,7 @@ use anyroll_models::{
     Request,
     generation::{Completion, Ending, Sample},
 };
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use rand_chacha::rand_core::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -28,20 +30,20 @@ use crate::{
 pub(super) struct GenerateArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// A prompt; may be given more than once. Its completions are printed as text
+    /// A prompt; may be given more than once. Completions are printed as text, in the order of the prompts
     #[arg(long = "prompt", value_name = "TEXT", required_unless_present = "file", conflicts_with = "file")]
     prompts: Vec<String>,
     /// Lines of {"prompt": ...}; `-` reads standard input. Completions are printed as JSON, each as it ends
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Completions of each prompt
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     samples: u64,
     /// Completions follow from this, the prompt's number and their own
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Ends a completion, and does not belong to it; may be given more than once
-    #[arg(long = "stop", value_name = "TEXT")]
+    #[arg(long = "stop", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stops: Vec<String>,
     /// Take a prompt as a user's message in the model's chat template
     #[arg(long)]
@@ -109,13 +111,19 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         asked.extend((0..args.samples).map(|sample| (line, sample)));
     }
     let mut out = io::stdout().lock();
+    // Texts alone do not say whose they are, and wait for those before them.
+    let (mut waiting, mut next) = (BTreeMap::new(), 0);
     while !engine.is_idle() {
         for (id, completion) in engine.step()? {
             let (line, sample) = asked[id as usize];
             let text = tokenizer.decode(&completion.tokens);
             let text = cut(&text, &args.stops);
             let written = match args.file {
-                None => writeln!(out, "{text}"),
+                None => {
+                    waiting.insert(id, text.to_owned());
+                    iter::from_fn(|| waiting.remove(&next).inspect(|_| next += 1))
+                        .try_for_each(|text| writeln!(out, "{text}"))
+                }
                 Some(_) => writeln!(out, "{}", json(line, sample, text, &completion)),
             };
             // Whoever reads may have had enough, as `head` does.

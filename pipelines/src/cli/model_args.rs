@@ -87,6 +87,12 @@ pub(super) struct RoomArgs {
     #[arg(long, default_value_t = 64)]
     pub sequences: usize,
     /// The most that the KV cache takes, as a part of the device's free memory
-    #[arg(long, default_value_t = 0.85)]
+    #[arg(long, default_value_t = 0.85, value_parser = part)]
     pub memory: f64,
+}
+
+/// A number above 0, and at most 1.
+fn part(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|number| *number > 0.0 && *number <= 1.0);
+    number.ok_or_else(|| "write a number above 0 and at most 1, such as 0.85".into())
 }

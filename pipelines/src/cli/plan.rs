@@ -47,7 +47,7 @@ fn bytes(text: &str) -> std::result::Result<usize, String> {
     let found = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)));
     let (number, factor) = found.expect("every text ends in nothing");
     match number.trim().parse::<f64>() {
-        Ok(number) if number > 0.0 && number * factor < 1e18 => Ok((number * factor) as usize),
+        Ok(number) if number * factor >= 1e6 && number * factor < 1e18 => Ok((number * factor) as usize),
         _ => Err("write a size such as 80GiB, 80GB or 512MiB".into()),
     }
 }
@@ -319,8 +319,8 @@ mod tests {
         check("1.5 GiB", 3 << 29);
         check("80GB", 80_000_000_000);
         check("512MiB", 512 << 20);
-        check("4096", 4096);
-        for wrong in ["", "GiB", "-1GiB", "80 bananas", "0", "1e30TiB", "nan"] {
+        check("4194304", 4 << 20);
+        for wrong in ["", "GiB", "-1GiB", "80 bananas", "0", "80", "1e30TiB", "nan"] {
             assert!(bytes(wrong).is_err(), "{wrong}");
         }
     }

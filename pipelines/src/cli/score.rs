@@ -10,10 +10,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{lines::json_lines, model_args::ModelArgs};
-use crate::{
-    Error, Result,
-    data::{Record, Tokenizer},
-};
+use crate::{Error, Result, data::Record, inference::LoadedModel};
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
@@ -67,7 +64,7 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
     let mut model = args.model.load(args.chat, None)?;
     let mut texts = Vec::with_capacity(inputs.len());
     for (line, input) in inputs {
-        texts.push(encode(args, &model.tokenizer, line, input)?);
+        texts.push(encode(args, &model, line, input)?);
     }
     let mut out = io::stdout().lock();
     let mut rest = texts.as_slice();
@@ -84,7 +81,7 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
         for (text, logprobs) in batch.iter().zip(&scored) {
             let line = Scored {
                 line: text.line,
-                logprob: logprobs.iter().copied().map(f64::from).sum(),
+                logprob: logprobs.iter().fold(0.0, |sum, logprob| sum + f64::from(*logprob)),
                 tokens: &text.tokens[text.prompt_len..],
                 logprobs,
             };
@@ -99,16 +96,16 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
     Ok(0)
 }
 
-fn encode(args: &ScoreArgs, tokenizer: &Tokenizer, line: usize, input: Input) -> Result<Text> {
-    let refuse =
-        |problem: &str| Err(Error::InputLine { path: args.file.clone(), line, problem: problem.to_owned() });
+fn encode(args: &ScoreArgs, model: &LoadedModel, line: usize, input: Input) -> Result<Text> {
+    let refuse = |problem: String| Err(Error::InputLine { path: args.file.clone(), line, problem });
+    let tokenizer = &model.tokenizer;
     let (tokens, prompt_len) = match input {
-        Input { prompt: None, completion: None, tokens: Some(tokens), prompt_len, .. } => {
+        Input { prompt: None, completion: None, finished: false, tokens: Some(tokens), prompt_len } => {
             (tokens, prompt_len.unwrap_or(1))
         }
         Input { prompt: Some(prompt), completion, finished, tokens: None, prompt_len: None } => {
+            let is_alone = completion.is_none() && !finished;
             let answer = completion.unwrap_or_default();
-            let is_alone = answer.is_empty() && !finished;
             let record = Record { id: format!("line {line}"), prompt, answer, ..Record::default() };
             let mut tokens = tokenizer.encode_prompt(&record)?;
             let prompt_len = if is_alone { 1 } else { tokens.len() };
@@ -119,10 +116,23 @@ fn encode(args: &ScoreArgs, tokenizer: &Tokenizer, line: usize, input: Input) ->
             }
             (tokens, prompt_len)
         }
-        _ => return refuse("it has neither `prompt` nor `tokens`, or both"),
+        _ => {
+            let forms = "it is none of {prompt, completion, finished}, {prompt} and {tokens, prompt_len}";
+            return refuse(forms.to_owned());
+        }
     };
     if prompt_len == 0 || prompt_len > tokens.len() {
-        return refuse("its prompt has to have a token at least, and no more than there are");
+        return refuse("its prompt has to have a token at least, and no more than there are".to_owned());
+    }
+    let (vocabulary, most) = (model.vocab_size(), model.max_length());
+    if let Some(token) = tokens.iter().find(|token| !(0..vocabulary).contains(token)) {
+        return refuse(format!(
+            "there is no token {token}: the model has those from 0 to {}",
+            vocabulary - 1
+        ));
+    }
+    if tokens.len() > most {
+        return refuse(format!("it has {} tokens, and the model reads at most {most}", tokens.len()));
     }
     Ok(Text { line, tokens, prompt_len })
 }

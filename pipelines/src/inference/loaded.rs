@@ -123,22 +123,17 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
         return Ok((BaseModel::of_folder(&config, 0)?, None));
     }
-    // A checkpoint lies in its run's `checkpoints/`, the best one in the run itself.
-    let is_checkpoint = path.join("manifest.json").is_file();
-    let mut above = path.ancestors().skip(1).take(2);
-    let run = above.find(|it| is_checkpoint && RunDir::open(it).is_ok()).unwrap_or(path);
-    let dir = RunDir::open(run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
-    let saved = match is_checkpoint {
-        true => Some(path.to_owned()),
-        false => checkpoint::list(&dir.checkpoints())?.pop(),
+    let (run, named) = RunDir::and_checkpoint(path);
+    let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
+    let saved = match named {
+        Some(checkpoint) => Some(checkpoint),
+        None => checkpoint::list(&dir.checkpoints())?.pop(),
     };
-    let saved = saved.ok_or_else(|| Error::Resume {
-        run: run.to_owned(),
-        problem: "it has no checkpoint yet".to_owned(),
-    })?;
+    let saved = saved
+        .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
     let loaded = Loaded::read(&dir.resolved(), &[])?;
     if loaded.config.trains_a_reward_model() {
-        return Err(Error::RewardModel { run: run.to_owned() });
+        return Err(Error::RewardModel { run });
     }
     let Some(dataset) = &loaded.dataset else { return Err(Error::NoModel { path: path.to_owned() }) };
     let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
