@@ -141,22 +141,30 @@ pub enum Error {
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
+    /// Nothing of the conformance suite was asked for.
+    #[error(
+        "no case of the conformance suite has `{filter}` in its name: `ANYROLL_LOG=info` shows them as they run"
+    )]
+    NoCase {
+        /// What their names were to contain.
+        filter: String,
+    },
     /// Only the memory of language models is planned.
     #[error(
         "`anyroll plan` plans runs of language models: what the blocks of a model of images keep is not known before they \
          run, and a reward model's head is not planned"
     )]
     NoPlan,
-    /// Ranks whose devices differ have settled `zero_stage: auto` differently.
+    /// Ranks have different configs or data. What `zero_stage: auto` comes to is a part of a config.
     #[error(
-        "zero_stage: auto is {own} on rank {rank} and {first} on rank 0, whose devices differ in memory: write a stage"
+        "rank {rank} has {own} where rank 0 has {first}: start all ranks with one config and the same files"
     )]
-    Stages {
-        /// This rank.
+    Configs {
+        /// The first rank with another one.
         rank: usize,
-        /// Its stages.
+        /// The first line of its config that differs.
         own: String,
-        /// Those of rank 0.
+        /// That of rank 0.
         first: String,
     },
     /// A run's model cannot be exported.

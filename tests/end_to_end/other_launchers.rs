@@ -29,6 +29,22 @@ fn ranks_of_another_launcher_are_a_job() {
     assert_same(&ours, &run);
 }
 
+/// Each host may have files of its own.
+#[test]
+fn ranks_with_different_configs_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let ranks = ["seed=0", "seed=1"].into_iter().enumerate();
+    let ranks: Vec<Process> =
+        ranks.map(|(rank, set)| Process::start(as_rank(tiny(TWO_RANKS, &run, &[set]), rank, port))).collect();
+    for ended in ranks.into_iter().map(Process::finish) {
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        let first = ended.stderr.lines().next().unwrap_or_default();
+        assert!(first.contains("rank 1 has `seed: 1` where rank 0 has `seed: 0`"), "{}", ended.stderr);
+    }
+}
+
 /// Other launchers end a job whose other ranks failed by SIGTERM, and wait long for a rank that does not heed it.
 #[test]
 fn a_rank_that_waits_for_the_others_ends_by_a_signal() {

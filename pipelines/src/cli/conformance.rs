@@ -34,8 +34,8 @@ pub(super) struct ConformanceArgs {
     backend: BackendKind,
     /// Numbers of ranks to check the collectives with; by default 1 to 4, or to the number of devices where each rank needs
     /// its own
-    #[arg(long, value_delimiter = ',', value_name = "N,...")]
-    world_size: Vec<usize>,
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
+    world_size: Vec<u16>,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -117,7 +117,8 @@ fn supervise(args: &ConformanceArgs) -> Result<u8> {
         Ok(found) => {
             let most = if args.backend.shares_devices() { 4 } else { found.len().min(4) };
             let default: Vec<usize> = (1..=most).collect();
-            run_jobs(if args.world_size.is_empty() { &default } else { &args.world_size })?
+            let asked: Vec<usize> = args.world_size.iter().copied().map(usize::from).collect();
+            run_jobs(if asked.is_empty() { &default } else { &asked })?
         }
         // Loud, and not a pass: a vendor's machine shows what is missing.
         Err(error) => vec![Outcome {
@@ -127,6 +128,10 @@ fn supervise(args: &ConformanceArgs) -> Result<u8> {
             elapsed_s: 0.0,
         }],
     };
+    if outcomes.is_empty() {
+        let filter = args.filter.as_deref().unwrap_or_default();
+        return Err(Error::NoCase { filter: filter.to_owned() });
+    }
     print!("{}", table(&outcomes));
     if let Some(path) = &args.report {
         let report = serde_json::to_string_pretty(&Report::of(args, &outcomes)).expect("plain data");

@@ -16,6 +16,7 @@ use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
     config::{Loaded, PipelineConfig, Run},
+    data::Dataset,
     diffusion::Diffusion,
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
@@ -115,9 +116,7 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
-    if run.stage_reason.is_some() {
-        same_stages(&run, &exchange)?;
-    }
+    same_config(&run, loaded.dataset.as_ref(), &exchange)?;
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
     let job = Job { name: &name, dir, resume: args.resume.is_some(), prometheus };
@@ -142,15 +141,18 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     }
 }
 
-/// Refuses ranks for which `zero_stage: auto` has come to different stages.
-fn same_stages(run: &Run, exchange: &Exchange) -> Result<()> {
-    let own: Vec<f64> = run.roles().map(|role| f64::from(role.strategy.zero_stage.number())).collect();
-    let all = exchange.gather(&own)?;
-    let differs = all.iter().position(|stages| *stages != all[0]);
-    differs.map_or(Ok(()), |rank| {
-        let (own, first) = (format!("{:?}", all[rank]), format!("{:?}", all[0]));
-        Err(Error::Stages { rank, own, first })
-    })
+/// Refuses ranks that have other configs, or other data: each host may have files of its own, and `zero_stage: auto` may come
+/// to something else on it.
+fn same_config(run: &Run, dataset: Option<&Dataset>, exchange: &Exchange) -> Result<()> {
+    let data = dataset.map(|dataset| format!("records of the data: {:016x}\n", dataset.digest()));
+    let own = run.config.to_yaml() + &data.unwrap_or_default();
+    let all = exchange.gather_texts(own.as_bytes())?;
+    let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };
+    let [own, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&all[rank]));
+    let lines = own.lines().map(Some).chain([None]).zip(first.lines().map(Some).chain([None]));
+    let (own, first) = lines.into_iter().find(|(own, first)| own != first).expect("they differ");
+    let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
+    Err(Error::Configs { rank, own: line(own), first: line(first) })
 }
 
 /// A flag that Ctrl-C and its like set.

@@ -16,6 +16,7 @@ mod table;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
@@ -285,6 +286,24 @@ impl Dataset {
                 parts.map(|(source, (_, data))| data.held_out_available(asked(source))).sum()
             }
         }
+    }
+
+    /// Tells data from other data: a number of all prompts and answers, in their order. Made records follow from the config.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match &self.0 {
+            Source::Made(_) => {}
+            Source::Listed { train, held_out } => {
+                train.len().hash(&mut hasher);
+                for Record { prompt, answer, rejected, .. } in train.iter().chain(held_out) {
+                    (prompt, answer, rejected).hash(&mut hasher);
+                }
+            }
+            Source::Mixed { sources, .. } => {
+                sources.iter().for_each(|(_, data)| data.digest().hash(&mut hasher));
+            }
+        }
+        hasher.finish()
     }
 
     /// Every character of the records, held-out ones included: what a character tokenizer has to know.
