@@ -120,6 +120,19 @@ fn a_plan_says_what_keeping_logits_takes() {
     assert!(with["keeping_logits"].is_null());
     let train = |plan: &Value| plan["train"]["activations"].as_u64().unwrap();
     assert!(train(&without["keeping_logits"]) > train(&without["configured"]["plan"]));
+
+    // `auto` keeps them where there is room, and does without by a byte.
+    let at_one = |keep: &str| of(&["strategy.zero_stage=1", keep])["configured"]["plan"]["train"].clone();
+    let [with, without] = ["true", "false"].map(|keep| at_one(&format!("strategy.keep_logits={keep}")));
+    let needs = with["total"].as_u64().unwrap();
+    let auto = |memory: u64| {
+        plan(&[&sets[..], &["strategy.zero_stage=auto"]].concat(), &["--memory", &memory.to_string()])
+    };
+    let (kept, made_twice) = (auto(80 << 30), auto(needs - 1));
+    assert_eq!(kept["configured"]["plan"]["train"], with);
+    assert_eq!(made_twice["configured"]["plan"]["train"], without);
+    let says = |plan: &Value| plan["auto"].as_str().unwrap().contains("and logits kept");
+    assert!(says(&kept) && !says(&made_twice));
 }
 
 #[test]

@@ -63,9 +63,9 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
-    let keeping_logits = own.and_then(|(stages, plan)| {
-        planner.keeping_logits(&run, stages).filter(|keeping| *keeping != plan) // `auto` may have said so
-    });
+    let is_settled = settled.as_ref().is_ok_and(|it| it.is_some_and(|it| it.keep_logits == Some(true)));
+    let undecided = own.filter(|_| !is_settled);
+    let keeping_logits = undecided.and_then(|(stages, _)| planner.keeping_logits(&run, stages));
     let auto = auto(&run, &settled);
     let report = Report { auto, choices, planner, run, configured: own, keeping_logits };
     print!("{}", if args.json { report.json() } else { report.text() });
