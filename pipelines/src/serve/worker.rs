@@ -89,15 +89,12 @@ fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyro
                 tell(&mut one, &completion, counters);
             }
         }
-        let mut gone = Vec::new();
-        for (&id, one) in &mut watched {
-            let is_there = engine.completion(id).is_none_or(|completion| tell(one, completion, counters));
-            if !is_there || one.out.is_closed() {
-                gone.push(id);
+        for (id, completion) in engine.live() {
+            if let Some(one) = watched.get_mut(&id) {
+                tell(one, completion, counters);
             }
         }
-        for id in gone {
-            watched.remove(&id);
+        for (id, _) in watched.extract_if(|_, one| one.out.is_closed()) {
             engine.abort(id);
         }
         counters.set_load(engine.load());
@@ -123,14 +120,15 @@ fn take_on(
     }
 }
 
-/// Tells what is new of a sample; `false` if nobody listens.
-fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) -> bool {
+/// Tells what is new of a sample.
+fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
     let (tokens, logprobs) = (&completion.tokens[one.told..], &completion.logprobs[one.told..]);
     if tokens.is_empty() && completion.ending.is_none() {
-        return true;
+        return;
     }
     one.told = completion.tokens.len();
     counters.tokens(tokens.len());
     let (tokens, logprobs, ending) = (tokens.to_vec(), logprobs.to_vec(), completion.ending);
-    one.out.send(Heard::Tokens { sample: one.sample, tokens, logprobs, ending }).is_ok()
+    // Whoever asked may be gone; then the sample is given up.
+    let _ = one.out.send(Heard::Tokens { sample: one.sample, tokens, logprobs, ending });
 }
