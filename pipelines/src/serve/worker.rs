@@ -18,13 +18,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::counters::Counters;
 use crate::error_chain::one_line;
 
-/// What a request hears.
+/// What a request hears: new tokens of one of its samples, or why it cannot run.
+pub(super) type Heard = Result<Tokens, String>;
+
+/// New tokens of a sample, and why it ended if it did.
 #[derive(Debug)]
-pub(super) enum Heard {
-    /// New tokens of one of its samples, and why that ended if it did.
-    Tokens { sample: usize, tokens: Vec<i64>, logprobs: Vec<f32>, ending: Option<Ending> },
-    /// The request cannot run.
-    Refused(String),
+pub(super) struct Tokens {
+    pub sample: usize,
+    pub tokens: Vec<i64>,
+    pub logprobs: Vec<f32>,
+    pub ending: Option<Ending>,
 }
 
 /// How the server talks to the engine.
@@ -115,7 +118,7 @@ fn take_on(
         }
         Err(error) => {
             // Whoever asked may be gone.
-            let _ = out.send(Heard::Refused(one_line(&error)));
+            let _ = out.send(Err(one_line(&error)));
         }
     }
 }
@@ -130,5 +133,5 @@ fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
     counters.tokens(tokens.len());
     let (tokens, logprobs, ending) = (tokens.to_vec(), logprobs.to_vec(), completion.ending);
     // Whoever asked may be gone; then the sample is given up.
-    let _ = one.out.send(Heard::Tokens { sample: one.sample, tokens, logprobs, ending });
+    let _ = one.out.send(Ok(Tokens { sample: one.sample, tokens, logprobs, ending }));
 }
