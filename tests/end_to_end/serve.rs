@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    Process, anyroll,
+    Process, anyroll, fail,
     inference::{evaluated, trained},
     published_model, wait_until,
 };
@@ -212,6 +212,16 @@ fn what_is_not_done_is_refused_by_name_and_what_asks_for_nothing_is_not() {
     let endless = json!({"prompt": ENDLESS, "temperature": 0});
     for asked in [endless.clone(), with(&endless, "max_tokens", json!(29))] {
         assert_eq!(body(&server.complete(&asked))["usage"]["total_tokens"], 32);
+    }
+}
+
+#[test]
+fn a_longest_sequence_is_one_that_the_model_has_room_for() {
+    let model = published_model::model();
+    for wrong in ["0", "1", "2049"] {
+        let args = ["serve", model.to_str().unwrap(), "--port", "0", "--max-length", wrong];
+        let error = fail(anyroll(args));
+        assert!(error.contains("--max-length") && error.contains("from 2 to 2048"), "{error}");
     }
 }
 
