@@ -21,6 +21,7 @@ mod reproducibility;
 mod resume;
 mod rewards;
 mod run_folder;
+mod serve;
 mod shims;
 mod strict;
 

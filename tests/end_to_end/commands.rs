@@ -17,7 +17,13 @@ fn help_teaches_by_examples() {
     assert_eq!(version, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
     // Without arguments, the help; clap's code for a mistaken command line is 2.
     let ended = finish(anyroll::<&str>([]));
-    assert!(ended.code == Some(2) && ended.stderr.contains("Usage: anyroll"), "{ended:#?}");
+    assert!(ended.code == Some(2) && ended.stderr.contains("Usage: anyroll <"), "{ended:#?}");
+    // By the name that users call, and not by that of the program that the launcher becomes.
+    assert!(help.contains("Usage: anyroll <"), "{help}");
+    let run = succeed(anyroll(["run", "--help"])).stdout;
+    assert!(run.contains("Usage: anyroll run "), "{run}");
+    let mistaken = finish(anyroll(["run", "--nope"]));
+    assert!(mistaken.code == Some(2) && mistaken.stderr.contains("Usage: anyroll run "), "{mistaken:#?}");
 }
 
 #[test]

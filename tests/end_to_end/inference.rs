@@ -1,19 +1,13 @@
-//! A trained model in use: generated from, scored and served.
+//! A trained model in use: generated from and scored.
 
-use std::{
-    fs,
-    io::{Read, Write},
-    net::TcpStream,
-    path::Path,
-    time::Duration,
-};
+use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{ONE_RANK, Process, anyroll, fail, run_tiny, succeed, wait_until, whole_lines};
+use super::{ONE_RANK, anyroll, fail, run_tiny, succeed, whole_lines};
 
-fn trained() -> (TempDir, std::path::PathBuf) {
+pub(super) fn trained() -> (TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let run = run_tiny(&folder, "run", ONE_RANK, &[]);
     (folder, run)
@@ -32,7 +26,7 @@ fn parsed(text: &str) -> Vec<Value> {
 }
 
 /// Greedy completions of the last evaluation, as prompt and text.
-fn evaluated(run: &Path) -> Vec<(String, String)> {
+pub(super) fn evaluated(run: &Path) -> Vec<(String, String)> {
     let samples = whole_lines(&run.join("samples.jsonl"));
     let samples = samples.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let text = |sample: &Value, key: &str| sample[key].as_str().unwrap().to_owned();
@@ -129,77 +123,6 @@ fn what_cannot_be_used_is_named() {
     let file = lines(&folder, "tokens.jsonl", &[json!({"tokens": [1, 2]}), json!({"tokens": [1, 999]})]);
     let error = fail(anyroll(["score", run, "--file", &file]));
     assert!(error.contains("tokens.jsonl:2: there is no token 999"), "{error}");
-}
-
-/// A request and the whole answer: status line, headers and body.
-fn ask(address: &str, method: &str, path: &str, body: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
-fn body(answer: &str) -> Value {
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
-}
-
-#[test]
-fn a_server_answers_as_clients_expect() {
-    let (_folder, run) = trained();
-    let server = Process::start(anyroll(["serve", run.to_str().unwrap(), "--port", "0"]));
-    let said = server.output.path().join("stderr");
-    let mut address = String::new();
-    wait_until("the server listens", || {
-        let text = fs::read_to_string(&said).unwrap();
-        let found = text.split_once("http://").and_then(|(_, rest)| rest.split_once(';'));
-        found.inspect(|(found, _)| (*found).clone_into(&mut address)).is_some()
-    });
-    let post = |body: Value| ask(&address, "POST", "/v1/completions", &body.to_string());
-
-    let (prompt, expected) = evaluated(&run).remove(0);
-    let greedy = json!({"prompt": prompt, "temperature": 0, "max_tokens": 4, "logprobs": 1});
-    let whole = body(&post(greedy.clone()));
-    assert_eq!(whole["choices"][0]["text"], expected.as_str(), "{whole}");
-    let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap() as usize;
-    assert_eq!(whole["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().len(), tokens);
-
-    let mut streamed = greedy;
-    streamed["stream"] = json!(true);
-    let answer = post(streamed);
-    let events: Vec<&str> = answer.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-    let (last, parts) = events.split_last().unwrap();
-    assert_eq!(*last, "[DONE]", "{answer}");
-    let parts: Vec<Value> = parts.iter().map(|part| serde_json::from_str(part).unwrap()).collect();
-    let text: String = parts.iter().map(|part| part["choices"][0]["text"].as_str().unwrap()).collect();
-    assert_eq!(text, expected);
-    assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
-
-    let several = body(&post(json!({"prompt": "314>", "n": 3, "max_tokens": 4, "seed": 1})));
-    assert_eq!(several["choices"].as_array().unwrap().len(), 3);
-    let refused = |answer: String, word: &str| {
-        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains(word), "{word}: {answer}");
-    };
-    refused(post(json!({"prompt": "314>", "best_of": 3})), "best_of");
-    refused(post(json!({"prompt": "x>"})), "'x'");
-    refused(post(json!({"prompt": [99]})), "token 99");
-    refused(post(json!({"prompt": "314>", "top_p": 2})), "top_p");
-    refused(post(json!({"prompt": "314>", "max_tokens": 9999})), "longer");
-    let chat = json!({"messages": [{"role": "user", "content": "hi"}]}).to_string();
-    refused(ask(&address, "POST", "/v1/chat/completions", &chat), "chat template");
-
-    let metrics = ask(&address, "GET", "/metrics", "");
-    assert!(metrics.contains("anyroll_requests_total 5\n"), "{metrics}");
-    assert!(ask(&address, "GET", "/health", "").ends_with("ok"));
-    assert_eq!(body(&ask(&address, "GET", "/v1/models", ""))["data"][0]["id"], "anyroll");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::{anyroll, assert_same, fail, resume, series, succeed, whole_lines};
 const CONFIG: &str = "configs/rlvr_math_qwen2.5_0.5b_cuda.yaml";
 const ASYNC: &str = "configs/rlvr_async_cuda.yaml";
 
-fn model() -> PathBuf {
+pub(super) fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
 }
 

@@ -156,11 +156,9 @@ impl Engine {
         self.live.is_empty() && self.waiting.is_empty() && self.long.is_none() && self.ended.is_empty()
     }
 
-    /// What there is of a sample that has not ended.
-    pub fn completion(&self, id: SampleId) -> Option<&Completion> {
-        let under_way = self.waiting.iter().chain(self.long.iter().map(|(group, _)| group));
-        let mut all = under_way.flat_map(|group| &group.sequences).chain(&self.live);
-        all.find(|sequence| sequence.id == id).map(|sequence| &sequence.completion)
+    /// What there is of each sample that gets tokens. One that gave its blocks up gets none, and is not among them.
+    pub fn live(&self) -> impl Iterator<Item = (SampleId, &Completion)> {
+        self.live.iter().map(|sequence| (sequence.id, &sequence.completion))
     }
 
     /// Gives a sample up that has not ended, and returns what there is of it.

@@ -52,16 +52,22 @@ impl SamplingParams {
             }
         };
         let SamplingParams { temperature, top_p, min_p, repetition_penalty, .. } = *self;
-        let positive = |value: f64| value > 0.0 && value.is_finite();
+        // Logits stay finite in fp32 when they are divided by it or multiplied with it.
+        let usable = |value: f64| (1e-6..=1e6).contains(&value);
         check(
-            temperature == 0.0 || positive(temperature),
+            temperature == 0.0 || usable(temperature),
             "temperature",
             temperature,
-            "0 or a positive number",
+            "0 or a number from 1e-6 to 1e6",
         )?;
         check(top_p > 0.0 && top_p <= 1.0, "top_p", top_p, "in (0, 1]")?;
         check((0.0..=1.0).contains(&min_p), "min_p", min_p, "in [0, 1]")?;
-        check(positive(repetition_penalty), "repetition_penalty", repetition_penalty, "a positive number")?;
+        check(
+            usable(repetition_penalty),
+            "repetition_penalty",
+            repetition_penalty,
+            "a number from 1e-6 to 1e6",
+        )?;
         check(self.max_new_tokens > 0, "max_new_tokens", 0.0, "at least 1")
     }
 
@@ -250,6 +256,7 @@ mod tests {
             ("top_p", params(1.0, 0, 0.0)),
             ("top_p", params(1.0, 0, 1.5)),
             ("min_p", SamplingParams { min_p: 1.1, ..params(1.0, 0, 1.0) }),
+            ("temperature", params(1e-320, 0, 1.0)),
             ("repetition_penalty", SamplingParams { repetition_penalty: 0.0, ..params(1.0, 0, 1.0) }),
             ("max_new_tokens", SamplingParams { max_new_tokens: 0, ..params(1.0, 0, 1.0) }),
         ] {

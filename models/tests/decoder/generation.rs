@@ -275,7 +275,8 @@ fn an_aborted_sample_goes_on_with_other_weights() {
     let id = first.submit(request(&[1, 2, 3], &params, &[5])).unwrap().start;
     first.step().unwrap();
     first.step().unwrap();
-    assert_eq!(first.completion(id).unwrap().tokens.len(), 3);
+    let live: Vec<_> = first.live().map(|(id, completion)| (id, completion.tokens.len())).collect();
+    assert_eq!(live, [(id, 3)]);
     let begun = first.abort(id).unwrap();
     assert_eq!((begun.ending, first.abort(id), first.is_idle()), (None, None, true));
 

@@ -33,7 +33,7 @@ use crate::{
 
 /// Reinforcement-learning post-training on any accelerator.
 #[derive(Debug, Parser)]
-#[command(name = "anyroll", version, after_help = EXAMPLES)]
+#[command(name = "anyroll", bin_name = "anyroll", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -17,7 +17,7 @@ pub(super) struct ServeArgs {
     /// The port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     port: u16,
-    /// Tokens of the longest sequence, its completion included [default: the model's, at most 8192]
+    /// Tokens of the longest sequence, its completion included; longer ones are refused [default: the model's, at most 8192]
     #[arg(long)]
     max_length: Option<usize>,
     #[command(flatten)]
@@ -27,8 +27,14 @@ pub(super) struct ServeArgs {
 pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     const DEFAULT_MAX_LENGTH: usize = 8192;
     let model = args.model.load(false, None)?;
-    let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH).min(model.max_length());
-    let room = Room { sequences: args.room.sequences.max(1), longest, memory: args.room.memory };
+    let most = model.max_length();
+    let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
+    // A token of the prompt and one of the completion.
+    if !(2..=most).contains(&longest) {
+        let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes");
+        return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
+    }
+    let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };
     let ready =
         |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
     serve::serve(model, room, SocketAddr::new(args.host, args.port), ready)?;

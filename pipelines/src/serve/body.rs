@@ -7,145 +7,244 @@ use anyroll_models::{
     generation::{Completion, Sample},
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use super::App;
+use super::{
+    App,
+    fields::{Fields, must_be},
+};
 use crate::{error_chain::one_line, inference::stop_condition};
-
-/// `POST /v1/completions`.
-#[derive(Debug, Deserialize)]
-pub(super) struct CompletionBody {
-    prompt: Prompt,
-    #[serde(flatten)]
-    pub common: Common,
-}
-
-/// `POST /v1/chat/completions`.
-#[derive(Debug, Deserialize)]
-pub(super) struct ChatBody {
-    messages: Vec<Value>,
-    tools: Option<Vec<Value>>,
-    #[serde(flatten)]
-    pub common: Common,
-}
-
-/// What both have.
-#[derive(Debug, Deserialize)]
-pub(super) struct Common {
-    /// There is one; what a client calls it is not looked at.
-    #[serde(rename = "model")]
-    _model: Option<String>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
-    temperature: Option<f64>,
-    top_p: Option<f64>,
-    top_k: Option<usize>,
-    min_p: Option<f64>,
-    repetition_penalty: Option<f64>,
-    n: Option<usize>,
-    stop: Option<Stop>,
-    seed: Option<u64>,
-    #[serde(default)]
-    pub stream: bool,
-    /// `true`, or a number above 0 as completions have it: the log-prob of each token.
-    logprobs: Option<Value>,
-    /// Whatever else there is: refused, since it would not be done.
-    #[serde(flatten)]
-    others: serde_json::Map<String, Value>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<i64>),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
-}
-
-/// Fields that change nothing if they have this value, or that only name things.
-const IDLE: [(&str, &[&str]); 5] = [
-    ("user", &[]),
-    ("frequency_penalty", &["0", "0.0"]),
-    ("presence_penalty", &["0", "0.0"]),
-    ("stream_options", &[]),
-    ("echo", &["false"]),
-];
-const DEFAULT_MAX_TOKENS: usize = 256;
 
 /// A request, and how its answer is told.
 pub(super) struct Asked {
     pub request: Request,
     pub stops: Arc<[String]>,
     pub stream: bool,
+    /// Whether a stream ends with what was used.
+    pub usage: bool,
     pub logprobs: bool,
 }
 
-impl CompletionBody {
-    pub fn asked(self, app: &App) -> Result<Asked, String> {
-        let prompt = match self.prompt {
-            Prompt::Text(text) => app.tokenizer.encode_text(&text).map_err(|error| one_line(&error))?,
-            Prompt::Tokens(tokens) => tokens,
-        };
-        self.common.asked(app, prompt)
+const DEFAULT_MAX_TOKENS: usize = 256;
+/// As OpenAI has it.
+const MOST_SAMPLES: u64 = 128;
+/// Each is looked for after every token, so there is an end to them.
+const MOST_STOPS: usize = 16;
+const MOST_STOP_BYTES: usize = 256;
+
+/// One text, or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Several(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Tokens(Vec<i64>),
+    Texts(Texts),
+    Lists(Vec<Vec<i64>>),
+}
+
+/// What `POST /v1/completions` asks for.
+pub(super) fn completion(mut fields: Fields, app: &App) -> Result<Asked, String> {
+    // OpenAI's number of likelier tokens beside the sampled one.
+    let only = "0, for the log-probs of the sampled tokens, or left out: those of others are not known";
+    let logprobs = match fields.take("logprobs", only)? {
+        None => false,
+        Some(0) => true,
+        Some(_) => return Err(must_be("logprobs", only)),
+    };
+    let prompt = prompt(&mut fields, app)?;
+    asked(fields, app, prompt, logprobs)
+}
+
+/// What `POST /v1/chat/completions` asks for.
+pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
+    let logprobs = fields.flag("logprobs")?;
+    let messages = fields.take("messages", "a list of messages")?;
+    let messages = joined(messages.ok_or("`messages` is missing: give the conversation")?)?;
+    let tools: Option<Vec<Value>> = fields.take("tools", "a list of functions")?;
+    let tools = tools.filter(|tools| !tools.is_empty());
+    // Whether it calls one, and how often, is left to the model.
+    for (field, value) in [("tool_choice", json!("none")), ("parallel_tool_calls", json!(false))] {
+        if tools.is_some() && fields.0.get(field) == Some(&value) {
+            return Err(format!("`{field}` cannot be {value} with `tools`: leave one of them out"));
+        }
+    }
+    let prompt = app.tokenizer.encode_messages(&messages, tools.as_deref());
+    asked(fields, app, prompt.map_err(|error| one_line(&error))?, logprobs)
+}
+
+/// The tokens of `prompt`: a text or token ids, alone or as the only one of a list.
+fn prompt(fields: &mut Fields, app: &App) -> Result<Vec<i64>, String> {
+    let several = |count| format!("`prompt` has {count} prompts: send a request for each");
+    let prompt = fields.take("prompt", "a text or a list of token ids")?;
+    let text = match prompt.ok_or("`prompt` is missing: give a text or a list of token ids")? {
+        Prompt::Tokens(tokens) => return app.known(tokens),
+        Prompt::Lists(lists) => {
+            let [tokens] = <[_; 1]>::try_from(lists).map_err(|lists| several(lists.len()))?;
+            return app.known(tokens);
+        }
+        Prompt::Texts(Texts::One(text)) => text,
+        Prompt::Texts(Texts::Several(texts)) => {
+            let [text] = <[_; 1]>::try_from(texts).map_err(|texts| several(texts.len()))?;
+            text
+        }
+    };
+    app.tokenizer.encode_text(&text).map_err(|error| one_line(&error))
+}
+
+impl App {
+    fn known(&self, tokens: Vec<i64>) -> Result<Vec<i64>, String> {
+        match tokens.iter().find(|&&token| token < 0 || token >= self.vocab_size) {
+            Some(token) => Err(format!("`prompt` has token {token}, and there are {}", self.vocab_size)),
+            None => Ok(tokens),
+        }
     }
 }
 
-impl ChatBody {
-    pub fn asked(self, app: &App) -> Result<Asked, String> {
-        let prompt = app.tokenizer.encode_messages(&self.messages, self.tools.as_deref());
-        self.common.asked(app, prompt.map_err(|error| one_line(&error))?)
+/// Messages whose contents are texts: of a list of parts, the texts on lines of their own.
+fn joined(mut messages: Vec<Value>) -> Result<Vec<Value>, String> {
+    for (number, message) in messages.iter_mut().enumerate() {
+        let Some(content) = message.get_mut("content") else { continue };
+        let Some(parts) = content.as_array() else { continue };
+        let text =
+            |part: &Value| part.get("text")?.as_str().filter(|_| part["type"] == "text").map(str::to_owned);
+        let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+        let field = format!("messages[{number}].content");
+        let texts =
+            texts.ok_or_else(|| must_be(&field, r#"a text, or parts {"type": "text", "text": ...}"#))?;
+        *content = texts.join("\n").into();
+    }
+    Ok(messages)
+}
+
+/// What both ask for.
+fn asked(mut fields: Fields, app: &App, prompt: Vec<i64>, logprobs: bool) -> Result<Asked, String> {
+    let params = params(&mut fields, app, prompt.len())?;
+    let stops = stops(&mut fields)?;
+    let seed = fields.count("seed", 0..=u64::MAX)?.unwrap_or_else(|| app.next_seed());
+    let count = fields.count("n", 1..=MOST_SAMPLES)?.unwrap_or(1);
+    let stream = fields.flag("stream")?;
+    let usage = usage(&mut fields)?;
+    fields.finish()?;
+    let sample = |number| Sample { seed: seed.wrapping_add(number), begun: Completion::default() };
+    let samples = (0..count).map(sample).collect();
+    let stop = stop_condition(&app.tokenizer, &stops);
+    let request = Request { prompt, params: Arc::new(params), stop, samples };
+    Ok(Asked { request, stops, stream, usage, logprobs })
+}
+
+/// Whether a stream ends with what was used.
+fn usage(fields: &mut Fields) -> Result<bool, String> {
+    let field = "stream_options";
+    let options: Option<Map<String, Value>> =
+        fields.take(field, r#"{"include_usage": true}, or left out"#)?;
+    let mut options = Fields(options.unwrap_or_default());
+    let usage = options.flag("include_usage").and_then(|usage| options.finish().map(|()| usage));
+    usage.map_err(|problem| format!("`{field}`: {problem}"))
+}
+
+fn params(fields: &mut Fields, app: &App, prompt_len: usize) -> Result<SamplingParams, String> {
+    let top_k = "a whole number, 0 or -1 for all tokens";
+    let top_k = match fields.take::<i64>("top_k", top_k)?.unwrap_or(0) {
+        ..-1 => return Err(must_be("top_k", top_k)),
+        count => count.max(0) as usize,
+    };
+    Ok(SamplingParams {
+        temperature: fields.number("temperature")?.unwrap_or(1.0),
+        top_k,
+        top_p: fields.number("top_p")?.unwrap_or(1.0),
+        min_p: fields.number("min_p")?.unwrap_or(0.0),
+        repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
+        max_new_tokens: max_new_tokens(fields, app.max_length, prompt_len)?,
+        stop_tokens: app.tokenizer.stop_tokens(),
+    })
+}
+
+fn max_new_tokens(fields: &mut Fields, max_length: usize, prompt_len: usize) -> Result<usize, String> {
+    let room = max_length.saturating_sub(prompt_len);
+    let why = format!("the prompt has {prompt_len} tokens, and with its completion it may have {max_length}");
+    if room == 0 {
+        return Err(format!("{why}: make it shorter"));
+    }
+    let mut max_tokens = DEFAULT_MAX_TOKENS.min(room);
+    // The newer name counts.
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let Some(asked) = fields.count(field, 1..=u64::MAX)? else { continue };
+        let fits = usize::try_from(asked).ok().filter(|&asked| asked <= room);
+        max_tokens =
+            fits.ok_or_else(|| format!("`{field}` is {asked}, and must be at most {room}: {why}"))?;
+    }
+    Ok(max_tokens)
+}
+
+fn stops(fields: &mut Fields) -> Result<Arc<[String]>, String> {
+    let expected = format!("a text or up to {MOST_STOPS}, each of 1 to {MOST_STOP_BYTES} bytes");
+    let stops = match fields.take("stop", &expected)? {
+        None => Vec::new(),
+        Some(Texts::One(stop)) => vec![stop],
+        Some(Texts::Several(stops)) => stops,
+    };
+    let fits = |stop: &String| (1..=MOST_STOP_BYTES).contains(&stop.len());
+    match stops.len() <= MOST_STOPS && stops.iter().all(fits) {
+        true => Ok(stops.into()),
+        false => Err(must_be("stop", &expected)),
     }
 }
 
-impl Common {
-    fn asked(self, app: &App, prompt: Vec<i64>) -> Result<Asked, String> {
-        for (field, value) in &self.others {
-            let idle = IDLE.iter().find(|(name, _)| name == field);
-            if !idle
-                .is_some_and(|(_, values)| values.is_empty() || values.contains(&value.to_string().as_str()))
-            {
-                return Err(format!("`{field}` is not there: leave it out"));
-            }
-        }
-        if let Some(token) = prompt.iter().find(|&&token| token < 0 || token >= app.vocab_size) {
-            return Err(format!("`prompt` has token {token}, and there are {}", app.vocab_size));
-        }
-        let room = app.max_length.saturating_sub(prompt.len()).max(1);
-        let max_new_tokens =
-            self.max_completion_tokens.or(self.max_tokens).unwrap_or(DEFAULT_MAX_TOKENS.min(room));
-        let params = SamplingParams {
-            temperature: self.temperature.unwrap_or(1.0),
-            top_k: self.top_k.unwrap_or(0),
-            top_p: self.top_p.unwrap_or(1.0),
-            min_p: self.min_p.unwrap_or(0.0),
-            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
-            max_new_tokens,
-            stop_tokens: app.tokenizer.stop_tokens(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(body: Value) -> Fields {
+        let Value::Object(fields) = body else { panic!("no object: {body}") };
+        Fields(fields)
+    }
+
+    #[test]
+    fn a_completion_has_as_many_tokens_as_there_is_room_for() {
+        let tokens = |body: Value, prompt_len| max_new_tokens(&mut fields(body), 32, prompt_len);
+        assert_eq!(tokens(json!({}), 4), Ok(28));
+        assert_eq!(max_new_tokens(&mut fields(json!({})), 8192, 4), Ok(256));
+        assert_eq!(tokens(json!({"max_tokens": 28}), 4), Ok(28));
+        assert_eq!(tokens(json!({"max_tokens": 5, "max_completion_tokens": 7}), 4), Ok(7));
+        let refused = |body: Value, prompt_len, words: &[&str]| {
+            let message = tokens(body, prompt_len).unwrap_err();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
         };
-        let stops: Arc<[String]> = match self.stop {
-            None => [].into(),
-            Some(Stop::One(stop)) => [stop].into(),
-            Some(Stop::Several(stops)) => stops.into(),
-        };
-        if stops.iter().any(String::is_empty) {
-            return Err("`stop` has an empty text, with which every completion would end".to_owned());
+        refused(json!({"max_tokens": 29}), 4, &["`max_tokens` is 29", "at most 28", "4 tokens", "32"]);
+        refused(json!({"max_completion_tokens": u64::MAX}), 4, &["`max_completion_tokens`", "at most 28"]);
+        refused(json!({"max_tokens": 0}), 4, &["`max_tokens`", "from 1"]);
+        refused(json!({}), 32, &["32 tokens", "shorter"]);
+    }
+
+    #[test]
+    fn stops_are_few_and_short() {
+        let stops = |value: Value| stops(&mut fields(json!({"stop": value}))).map(|stops| stops.len());
+        assert_eq!(stops(Value::Null), Ok(0));
+        assert_eq!(stops(json!("a")), Ok(1));
+        assert_eq!(stops(json!(vec!["a"; 16])), Ok(16));
+        for wrong in [json!(vec!["a"; 17]), json!(""), json!(["a", ""]), json!("a".repeat(257)), json!(1)] {
+            assert!(stops(wrong.clone()).unwrap_err().starts_with("`stop` must be"), "{wrong}");
         }
-        let seed = self.seed.unwrap_or_else(|| app.next_seed());
-        let sample = |number| Sample { seed: seed.wrapping_add(number), begun: Completion::default() };
-        let samples = (0..self.n.unwrap_or(1) as u64).map(sample).collect();
-        let stop = stop_condition(&app.tokenizer, &stops);
-        let logprobs = match self.logprobs {
-            None | Some(Value::Null | Value::Bool(false)) => false,
-            Some(Value::Bool(true)) => true,
-            Some(number) => number.as_u64().is_some_and(|number| number > 0),
-        };
-        let request = Request { prompt, params: Arc::new(params), stop, samples };
-        Ok(Asked { request, stops, stream: self.stream, logprobs })
+    }
+
+    #[test]
+    fn parts_of_a_message_are_joined_to_a_text() {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let messages = vec![
+            json!({"role": "system", "content": "s"}),
+            json!({"role": "user", "content": parts}),
+            json!({"role": "assistant", "content": null}),
+        ];
+        let found = joined(messages.clone()).unwrap();
+        assert_eq!(found[1], json!({"role": "user", "content": "a\nb"}));
+        assert_eq!([&found[0], &found[2]], [&messages[0], &messages[2]]);
+        let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]});
+        assert!(joined(vec![image]).unwrap_err().starts_with("`messages[0].content` must be a text"));
     }
 }

@@ -1,11 +1,12 @@
 //! A model behind HTTP, with OpenAI's interface for completions and chat.
 //!
-//! One thread owns the engine (`worker`); handlers turn bodies into requests (`body`) and tokens into answers
-//! (`answer`, `text`), whole or as server-sent events. All requests share the engine's batch.
+//! One thread owns the engine (`worker`); handlers turn bodies into requests (`fields`, `body`) and tokens into answers
+//! (`text`, `answer`), whole or as server-sent events. All requests share the engine's batch.
 
 mod answer;
 mod body;
 mod counters;
+mod fields;
 mod text;
 mod worker;
 
@@ -19,12 +20,12 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::{State, rejection::JsonRejection},
+    extract::{Path, State, rejection::JsonRejection},
     http::StatusCode,
-    response::Response,
+    response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::{net::TcpListener, sync::Notify};
 
 use crate::{
@@ -32,9 +33,10 @@ use crate::{
     data::Tokenizer,
     inference::{LoadedModel, Room},
 };
-use answer::{Shape, answer, refusal};
-use body::{ChatBody, CompletionBody};
+use answer::{Refusal, Shape, answer, now_s};
+use body::Asked;
 use counters::Counters;
+use fields::Fields;
 use worker::Worker;
 
 /// What the one model is called.
@@ -49,6 +51,8 @@ struct App {
     /// Tokens of the longest sequence.
     max_length: usize,
     requests: AtomicU64,
+    /// When it was started.
+    created_s: u64,
 }
 
 impl App {
@@ -88,6 +92,7 @@ pub fn serve(
         vocab_size: model.vocab_size(),
         max_length: room.longest,
         requests: AtomicU64::new(0),
+        created_s: now_s(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Serve)?;
     let served = runtime.block_on(async {
@@ -105,28 +110,51 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/models", get(models))
+        .route("/v1/models/{name}", get(model))
         .route("/health", get(|| async { "ok" }))
         .route("/metrics", get(|State(app): State<Arc<App>>| async move { app.counters.text() }))
         .with_state(app)
 }
 
-async fn completions(
-    State(app): State<Arc<App>>,
-    body: Result<Json<CompletionBody>, JsonRejection>,
+/// A request's body, or why it is none.
+type Body = Result<Json<Map<String, Value>>, JsonRejection>;
+
+async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(&app, Shape::Text, body, body::completion).await
+}
+
+async fn chat(State(app): State<Arc<App>>, body: Body) -> Response {
+    respond(&app, Shape::Chat, body, body::chat).await
+}
+
+async fn respond(
+    app: &App,
+    shape: Shape,
+    body: Body,
+    read: impl Fn(Fields, &App) -> Result<Asked, String>,
 ) -> Response {
-    match body.map_err(|error| error.body_text()).and_then(|Json(body)| body.asked(&app)) {
-        Ok(asked) => answer(&app, Shape::Text, asked).await,
-        Err(message) => refusal(StatusCode::BAD_REQUEST, &message),
+    let asked = match body {
+        Ok(Json(fields)) => read(Fields(fields), app).map_err(Refusal::bad_request),
+        Err(error) => Err(Refusal { status: error.status(), message: error.body_text() }),
+    };
+    match asked {
+        Ok(asked) => answer(app, shape, asked).await,
+        Err(refusal) => refusal.into_response(),
     }
 }
 
-async fn chat(State(app): State<Arc<App>>, body: Result<Json<ChatBody>, JsonRejection>) -> Response {
-    match body.map_err(|error| error.body_text()).and_then(|Json(body)| body.asked(&app)) {
-        Ok(asked) => answer(&app, Shape::Chat, asked).await,
-        Err(message) => refusal(StatusCode::BAD_REQUEST, &message),
-    }
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [about(&app)]}))
 }
 
-async fn models() -> Json<Value> {
-    Json(json!({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": MODEL}]}))
+async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+    if name == MODEL {
+        return Json(about(&app)).into_response();
+    }
+    let message = format!("there is no model {name:?}: the one that is served is `{MODEL}`");
+    Refusal { status: StatusCode::NOT_FOUND, message }.into_response()
+}
+
+fn about(app: &App) -> Value {
+    json!({"id": MODEL, "object": "model", "created": app.created_s, "owned_by": MODEL})
 }

@@ -18,13 +18,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::counters::Counters;
 use crate::error_chain::one_line;
 
-/// What a request hears.
+/// What a request hears: new tokens of one of its samples, or why it cannot run.
+pub(super) type Heard = Result<Tokens, String>;
+
+/// New tokens of a sample, and why it ended if it did.
 #[derive(Debug)]
-pub(super) enum Heard {
-    /// New tokens of one of its samples, and why that ended if it did.
-    Tokens { sample: usize, tokens: Vec<i64>, logprobs: Vec<f32>, ending: Option<Ending> },
-    /// The request cannot run.
-    Refused(String),
+pub(super) struct Tokens {
+    pub sample: usize,
+    pub tokens: Vec<i64>,
+    pub logprobs: Vec<f32>,
+    pub ending: Option<Ending>,
 }
 
 /// How the server talks to the engine.
@@ -89,15 +92,12 @@ fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyro
                 tell(&mut one, &completion, counters);
             }
         }
-        let mut gone = Vec::new();
-        for (&id, one) in &mut watched {
-            let is_there = engine.completion(id).is_none_or(|completion| tell(one, completion, counters));
-            if !is_there || one.out.is_closed() {
-                gone.push(id);
+        for (id, completion) in engine.live() {
+            if let Some(one) = watched.get_mut(&id) {
+                tell(one, completion, counters);
             }
         }
-        for id in gone {
-            watched.remove(&id);
+        for (id, _) in watched.extract_if(|_, one| one.out.is_closed()) {
             engine.abort(id);
         }
         counters.set_load(engine.load());
@@ -118,19 +118,20 @@ fn take_on(
         }
         Err(error) => {
             // Whoever asked may be gone.
-            let _ = out.send(Heard::Refused(one_line(&error)));
+            let _ = out.send(Err(one_line(&error)));
         }
     }
 }
 
-/// Tells what is new of a sample; `false` if nobody listens.
-fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) -> bool {
+/// Tells what is new of a sample.
+fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
     let (tokens, logprobs) = (&completion.tokens[one.told..], &completion.logprobs[one.told..]);
     if tokens.is_empty() && completion.ending.is_none() {
-        return true;
+        return;
     }
     one.told = completion.tokens.len();
     counters.tokens(tokens.len());
     let (tokens, logprobs, ending) = (tokens.to_vec(), logprobs.to_vec(), completion.ending);
-    one.out.send(Heard::Tokens { sample: one.sample, tokens, logprobs, ending }).is_ok()
+    // Whoever asked may be gone; then the sample is given up.
+    let _ = one.out.send(Ok(Tokens { sample: one.sample, tokens, logprobs, ending }));
 }

@@ -1,0 +1,286 @@
+//! Models behind HTTP: a trained one of single characters, and a tiny published one with a chat template.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    Process, anyroll, fail,
+    inference::{evaluated, trained},
+    published_model, wait_until,
+};
+
+/// What the tiny published model greedily goes on with for as long as it may.
+const ENDLESS: &str = "text text";
+
+/// A server of its own for each test.
+struct Server {
+    address: String,
+    _process: Process,
+}
+
+impl Server {
+    fn start(model: &str, args: &[&str]) -> Self {
+        let process = Process::start(anyroll(["serve", model, "--port", "0"].iter().chain(args)));
+        let said = process.output.path().join("stderr");
+        let mut address = String::new();
+        wait_until("the server listens", || {
+            let text = fs::read_to_string(&said).unwrap();
+            let found = text.split_once("http://").and_then(|(_, rest)| rest.split_once(';'));
+            found.inspect(|(found, _)| (*found).clone_into(&mut address)).is_some()
+        });
+        Self { address, _process: process }
+    }
+
+    /// The tiny published model, which takes up to 2048 tokens.
+    fn published(args: &[&str]) -> Self {
+        Self::start(published_model::model().to_str().unwrap(), args)
+    }
+
+    /// A connection on which a request was sent.
+    fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        stream
+    }
+
+    /// The whole answer to a request: status line, headers and body.
+    fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        let mut answer = String::new();
+        self.send(method, path, body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn complete(&self, body: &Value) -> String {
+        self.ask("POST", "/v1/completions", &body.to_string())
+    }
+
+    fn chat(&self, body: &Value) -> String {
+        self.ask("POST", "/v1/chat/completions", &body.to_string())
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let page = self.ask("GET", "/metrics", "");
+        let line = page.lines().find_map(|line| line.strip_prefix(&format!("anyroll_{name} ")));
+        line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+    }
+}
+
+/// The body of an answer that all is well.
+#[track_caller]
+fn body(answer: &str) -> Value {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+}
+
+/// The events of a streamed answer, but for the last, which says that it is the last.
+#[track_caller]
+fn events(answer: &str) -> Vec<Value> {
+    let events: Vec<&str> = answer.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    let (last, parts) = events.split_last().unwrap_or_else(|| panic!("no events: {answer}"));
+    assert_eq!(*last, "[DONE]", "{answer}");
+    parts.iter().map(|part| serde_json::from_str(part).unwrap()).collect()
+}
+
+#[track_caller]
+fn refused(answer: &str, words: &[&str]) {
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(words.iter().all(|word| answer.contains(word)), "{words:?}: {answer}");
+}
+
+fn strings(values: &Value) -> Vec<&str> {
+    values.as_array().unwrap().iter().map(|value| value.as_str().unwrap()).collect()
+}
+
+/// `body` with one more field.
+fn with(body: &Value, field: &str, value: Value) -> Value {
+    let mut body = body.clone();
+    body[field] = value;
+    body
+}
+
+#[test]
+fn a_server_answers_as_clients_expect() {
+    let (_folder, run) = trained();
+    let server = Server::start(run.to_str().unwrap(), &[]);
+    let (prompt, expected) = evaluated(&run).remove(0);
+    let greedy = json!({"prompt": prompt, "temperature": 0, "max_tokens": 4, "logprobs": 0});
+    let whole = body(&server.complete(&greedy));
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["text"], expected.as_str(), "{whole}");
+    // A token is a character here, and the end is a token without text.
+    let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["token_logprobs"].as_array().unwrap().len(), tokens);
+    let mut characters: Vec<String> = expected.chars().map(String::from).collect();
+    characters.resize(tokens, String::new());
+    assert_eq!(strings(&logprobs["tokens"]), characters);
+    assert_eq!(logprobs["text_offset"], json!((0..tokens).collect::<Vec<_>>()));
+
+    let streamed = with(&greedy, "stream", json!(true));
+    let parts = events(&server.complete(&streamed));
+    let text: String = parts.iter().map(|part| part["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(text, expected);
+    assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], choice["finish_reason"]);
+    assert!(parts.iter().all(|part| part.get("usage").is_none()));
+    let mut parts =
+        events(&server.complete(&with(&streamed, "stream_options", json!({"include_usage": true}))));
+    let last = parts.pop().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
+    assert!(parts.iter().all(|part| part["usage"].is_null() && part.get("usage").is_some()));
+
+    let several = body(&server.complete(&json!({"prompt": "314>", "n": 3, "max_tokens": 4, "seed": 1})));
+    assert_eq!(several["choices"].as_array().unwrap().len(), 3);
+    refused(&server.complete(&json!({"prompt": "x>"})), &["'x'"]);
+    refused(&server.complete(&json!({"prompt": [99]})), &["token 99"]);
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
+    refused(&server.chat(&chat), &["chat template"]);
+
+    assert_eq!(server.metric("requests_total"), 4);
+    assert!(server.ask("GET", "/health", "").ends_with("ok"));
+    let models = body(&server.ask("GET", "/v1/models", ""));
+    assert_eq!(models["data"][0]["id"], "anyroll");
+    assert_eq!(body(&server.ask("GET", "/v1/models/anyroll", "")), models["data"][0]);
+    let other = server.ask("GET", "/v1/models/other", "");
+    assert!(other.starts_with("HTTP/1.1 404") && other.contains("`anyroll`"), "{other}");
+}
+
+#[test]
+fn what_is_not_done_is_refused_by_name_and_what_asks_for_nothing_is_not() {
+    let server = Server::published(&["--max-length", "32"]);
+    let least = json!({"prompt": "12 + 34", "max_tokens": 1});
+    let greedy = with(&least, "temperature", json!(0));
+    let expected = body(&server.complete(&greedy))["choices"].clone();
+    for field in
+        ["stream", "stop", "n", "seed", "logprobs", "presence_penalty", "logit_bias", "best_of", "user"]
+    {
+        assert_eq!(
+            body(&server.complete(&with(&greedy, field, Value::Null)))["choices"],
+            expected,
+            "{field}"
+        );
+    }
+    for (field, value) in [
+        ("top_k", json!(-1)),
+        ("prompt", json!(["12 + 34"])),
+        ("prompt", json!([[16, 17, 220, 10, 220, 18, 19]])), // the same, by tests/golden/tiny_model/tokens.json
+        ("prompt", json!([16, 17, 220, 10, 220, 18, 19])),
+    ] {
+        assert_eq!(body(&server.complete(&with(&greedy, field, value)))["choices"], expected, "{field}");
+    }
+    for (field, value, word) in [
+        ("n", json!(0), "from 1 to 128"),
+        ("n", json!(1_000_000_000_000_000_u64), "from 1 to 128"),
+        ("n", json!(u64::MAX), "from 1 to 128"),
+        ("max_tokens", json!(-1), "from 1"),
+        ("max_tokens", json!(0), "from 1"),
+        ("max_tokens", json!(303), "at most 25"),
+        ("max_tokens", json!(u64::MAX), "at most 25"),
+        ("seed", json!(-1), "from 0"),
+        ("top_k", json!(-2), "whole number"),
+        ("top_p", json!(2), "(0, 1]"),
+        ("temperature", json!(-1), "1e-6"),
+        ("stop", json!(""), "1 to 256 bytes"),
+        ("logprobs", json!("yes"), "must be 0"),
+        ("logprobs", json!(5), "must be 0"),
+        ("best_of", json!(3), "must be 1"),
+        ("prompt", json!(["a", "b"]), "2 prompts"),
+        ("stream_options", json!({"include_nothing": true}), "include_nothing"),
+        ("mirostat", json!(1), "leave it out"),
+    ] {
+        // A stream is refused by the same status, before it begins.
+        for stream in [false, true] {
+            let asked = with(&with(&least, field, value.clone()), "stream", json!(stream));
+            refused(&server.complete(&asked), &[field, word]);
+        }
+    }
+    refused(&server.complete(&json!({"prompt": "1".repeat(32)})), &["32 tokens", "shorter"]);
+    // Three tokens, and as many more as there is room for.
+    let endless = json!({"prompt": ENDLESS, "temperature": 0});
+    for asked in [endless.clone(), with(&endless, "max_tokens", json!(29))] {
+        assert_eq!(body(&server.complete(&asked))["usage"]["total_tokens"], 32);
+    }
+}
+
+#[test]
+fn a_longest_sequence_is_one_that_the_model_has_room_for() {
+    let model = published_model::model();
+    for wrong in ["0", "1", "2049"] {
+        let args = ["serve", model.to_str().unwrap(), "--port", "0", "--max-length", wrong];
+        let error = fail(anyroll(args));
+        assert!(error.contains("--max-length") && error.contains("from 2 to 2048"), "{error}");
+    }
+}
+
+#[test]
+fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
+    let server = Server::published(&[]);
+    let parts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]);
+    let asked = |content: Value| {
+        json!({"messages": [{"role": "user", "content": content}], "max_tokens": 40, "seed": 3, "n": 2,
+               "logprobs": true, "tool_choice": "none", "response_format": {"type": "text"}})
+    };
+    let whole = body(&server.chat(&asked(json!("one\ntwo"))));
+    assert_eq!(body(&server.chat(&asked(parts)))["choices"], whole["choices"]);
+
+    let streamed = events(&server.chat(&with(&asked(json!("one\ntwo")), "stream", json!(true))));
+    for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        let text = choice["message"]["content"].as_str().unwrap();
+        let tokens = choice["logprobs"]["content"].as_array().unwrap();
+        let joined: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+        assert_eq!(joined, text);
+        let bytes = tokens.iter().flat_map(|token| token["bytes"].as_array().unwrap());
+        assert_eq!(bytes.map(|byte| byte.as_u64().unwrap() as u8).collect::<Vec<_>>(), text.as_bytes());
+        assert!(tokens.iter().all(|token| token["logprob"].as_f64().unwrap() <= 0.0));
+
+        let parts = streamed.iter().map(|part| &part["choices"][0]).filter(|part| part["index"] == index);
+        let parts: Vec<&Value> = parts.collect();
+        let said: String = parts.iter().map(|part| part["delta"]["content"].as_str().unwrap()).collect();
+        assert_eq!(said, text);
+        let found = parts.iter().flat_map(|part| part["logprobs"]["content"].as_array().unwrap());
+        assert_eq!(found.collect::<Vec<_>>(), tokens.iter().collect::<Vec<_>>());
+        assert_eq!(parts.iter().filter(|part| part["delta"].get("role").is_some()).count(), 1);
+    }
+
+    let chat = asked(json!("hi"));
+    let tool = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+    refused(&server.chat(&with(&chat, "tools", tool)), &["tool_choice"]);
+    refused(&server.chat(&with(&chat, "top_logprobs", json!(2))), &["top_logprobs"]);
+    refused(&server.chat(&with(&chat, "logprobs", json!(1))), &["logprobs", "true or false"]);
+    refused(
+        &server.chat(&with(&chat, "response_format", json!({"type": "json_object"}))),
+        &["response_format"],
+    );
+    refused(&server.chat(&asked(json!([{"type": "image_url"}]))), &["messages[0].content"]);
+    refused(&server.chat(&json!({})), &["`messages` is missing"]);
+}
+
+#[test]
+fn samples_of_a_client_that_left_are_given_up_while_they_wait() {
+    let server = Server::published(&["--sequences", "1"]);
+    let long = json!({"prompt": ENDLESS, "temperature": 0, "max_tokens": 2000, "stream": true}).to_string();
+    let mut busy = BufReader::new(server.send("POST", "/v1/completions", &long)).lines();
+    assert!(busy.next().unwrap().unwrap().starts_with("HTTP/1.1 200"));
+    let many = json!({"prompt": ENDLESS, "n": 50, "max_tokens": 2000, "stream": true}).to_string();
+    let waiting = server.send("POST", "/v1/completions", &many);
+    wait_until("the samples wait", || server.metric("samples_waiting") == 50);
+    drop(waiting);
+    wait_until("the samples are given up", || server.metric("samples_waiting") == 0);
+    // None of them ever ran: what was busy then still is.
+    assert_eq!(server.metric("samples_live"), 1);
+    assert_eq!(busy.last().map(|line| line.unwrap()), Some(String::new()));
+    assert_eq!(server.metric("generated_tokens_total"), 2000);
+}
