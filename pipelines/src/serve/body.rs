@@ -198,12 +198,7 @@ fn stops(fields: &mut Fields) -> Result<Arc<[String]>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn fields(body: Value) -> Fields {
-        let Value::Object(fields) = body else { panic!("no object: {body}") };
-        Fields(fields)
-    }
+    use super::{super::fields::tests::fields, *};
 
     #[test]
     fn a_completion_has_as_many_tokens_as_there_is_room_for() {

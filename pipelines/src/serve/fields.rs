@@ -83,12 +83,12 @@ pub(super) fn must_be(field: &str, expected: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn fields(body: Value) -> Fields {
+    pub(crate) fn fields(body: Value) -> Fields {
         let Value::Object(fields) = body else { panic!("no object: {body}") };
         Fields(fields)
     }
