@@ -140,8 +140,13 @@ impl Error {
 
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
-        // libtorch appends a C++ backtrace of dozens of lines; the first says what happened.
-        let message = error.to_string();
-        Self::Torch(message.lines().next().unwrap_or_default().to_owned())
+        Self::Torch(without_backtrace(&error.to_string()).to_owned())
     }
+}
+
+/// What libtorch says, without the C++ backtrace of dozens of lines that it appends.
+pub fn without_backtrace(message: &str) -> &str {
+    let begins = ["\nException raised from", "\nframe #0: "].map(|begin| message.find(begin));
+    let end = begins.into_iter().flatten().min().unwrap_or(message.len());
+    message[..end].trim_end()
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::{Error, Result};
+use crate::{Error, Result, without_backtrace};
 
 unsafe extern "C" {
     // tensor.cpp
@@ -82,11 +82,11 @@ unsafe extern "C" {
     pub(crate) fn anyroll_work_free(work: *mut c_void);
 }
 
-/// The message of the last call of this thread that failed: its first line, without the C++ backtrace.
+/// The message of the last call of this thread that failed: without the C++ backtrace.
 pub(crate) fn last_error() -> String {
     // SAFETY: the shim returns a NUL-terminated string of this thread that lives until its next failure.
     let text = unsafe { CStr::from_ptr(anyroll_last_error()) }.to_string_lossy();
-    text.lines().next().unwrap_or("unknown error").to_owned()
+    without_backtrace(&text).to_owned()
 }
 
 /// Takes over a tensor that the shim made; null is the shim's last error.

@@ -56,7 +56,7 @@ pub use device::{
     RawEvent, RawGraph, RawSlice, RawStream, TorchDevice,
 };
 pub use dtype::DType;
-pub use error::{Error, Result};
+pub use error::{Error, Result, without_backtrace};
 pub use graph::Graph;
 pub use group::{CollectiveGroup, Work};
 pub use kernel_cache::cache_kernels_in;

@@ -48,15 +48,14 @@ fn process() {
 /// Rank 0 says that another is to blame. Rank 1 fails by itself half a second later, or sleeps.
 fn rank() {
     watch_parent();
-    let error = |text: &str| std::io::Error::other(text.to_owned());
     match (std::env::var("RANK").as_deref(), std::env::var(SCRIPT).as_deref()) {
         (Ok("0"), Ok("peer first" | "peer stalls")) => {
-            report_failure(&error("all_reduce failed"), FailureKind::Peer).unwrap();
+            report_failure("all_reduce failed", FailureKind::Peer).unwrap();
             std::process::exit(1);
         }
         (Ok("1"), Ok("peer first")) => {
             thread::sleep(Duration::from_millis(500));
-            report_failure(&error("the disk is full"), FailureKind::Own).unwrap();
+            report_failure("the disk is full", FailureKind::Own).unwrap();
             std::process::exit(1);
         }
         _ => thread::sleep(Duration::from_secs(60)),

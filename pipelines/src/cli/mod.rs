@@ -27,7 +27,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     Error, Result,
     config::{BackendFacts, Loaded, Machine},
-    error_chain::one_line,
+    error_chain::{help_with_memory, one_line},
     launch::{self, FailureKind, Rank},
 };
 
@@ -150,6 +150,7 @@ pub fn main() -> u8 {
     if !matches!(command, Command::Run(_) | Command::Conformance(_)) {
         log_to(io::stderr);
     }
+    let is_run = matches!(command, Command::Run(_));
     let outcome = match command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
@@ -166,7 +167,7 @@ pub fn main() -> u8 {
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {
-        tell(&error);
+        tell(&error, is_run);
         1
     })
 }
@@ -192,11 +193,15 @@ fn cache_folder() -> Option<PathBuf> {
 }
 
 /// Tells a failure to the parent that started this rank, or else to the user.
-fn tell(error: &Error) {
+fn tell(error: &Error, is_run: bool) {
     let kind = if error.is_from_peer() { FailureKind::Peer } else { FailureKind::Own };
-    let reported = launch::is_launched() && launch::report_failure(error, kind).is_ok();
+    let mut reason = one_line(error);
+    if let Some(help) = help_with_memory(&reason).filter(|_| is_run) {
+        reason = format!("{reason}\n  help: {help}");
+    }
+    let reported = launch::is_launched() && launch::report_failure(&reason, kind).is_ok();
     if !reported {
-        eprintln!("error: {}", one_line(error));
+        eprintln!("error: {reason}");
     }
 }
 

@@ -1,6 +1,5 @@
 //! What a rank does for its parent: it says why it failed, and it does not outlive it.
 
-use std::error::Error;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -9,8 +8,6 @@ use std::thread;
 use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{getpgrp, getpid};
 use serde::{Deserialize, Serialize};
-
-use crate::error_chain::one_line;
 
 /// The variable with the file that a rank writes its failure to; only [`launch`](super::launch) sets it.
 pub(super) const FAILURE_FILE: &str = "ANYROLL_FAILURE_FILE";
@@ -41,9 +38,9 @@ pub fn is_launched() -> bool {
 /// # Errors
 ///
 /// If the report cannot be written; the parent then knows the exit code alone.
-pub fn report_failure(error: &dyn Error, kind: FailureKind) -> io::Result<()> {
+pub fn report_failure(reason: &str, kind: FailureKind) -> io::Result<()> {
     let Some(path) = std::env::var_os(FAILURE_FILE).map(PathBuf::from) else { return Ok(()) };
-    let report = serde_json::to_vec(&Report { kind, reason: one_line(error) })?;
+    let report = serde_json::to_vec(&Report { kind, reason: reason.to_owned() })?;
     // Written aside: the parent never reads half of it.
     let aside = path.with_extension("part");
     fs::write(&aside, report)?;
