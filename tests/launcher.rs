@@ -184,3 +184,20 @@ fn arguments_and_exit_code_pass_through() {
     let first = format!("--version run a b\n[{}:{}]\n", ours.display(), other.display());
     assert_eq!(run(command.env("LD_LIBRARY_PATH", &other)), first);
 }
+
+#[test]
+fn libtorch_is_told_how_to_hold_memory_unless_the_user_does() {
+    let moved = Moved::new();
+    symlink(BUILT, moved.at("torch-lib")).unwrap();
+    moved.program("anyroll-engine", b"#!/bin/sh\necho \"$PYTORCH_ALLOC_CONF, $PYTORCH_CUDA_ALLOC_CONF\"\n");
+    let told = |command: &mut Command| String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let names = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
+    let command = || {
+        let mut command = moved.command("anyroll");
+        names.iter().for_each(|name| drop(command.env_remove(name)));
+        command
+    };
+    assert_eq!(told(&mut command()), "expandable_segments:True, \n");
+    assert_eq!(told(command().env(names[0], "backend:native")), "backend:native, \n");
+    assert_eq!(told(command().env(names[1], "max_split_size_mb:512")), ", max_split_size_mb:512\n");
+}

@@ -21,6 +21,9 @@ const TORCH_LIB: &str = "ANYROLL_TORCH_LIB";
 const BUILT: &str = env!("ANYROLL_TORCH_LIB_BUILT");
 /// How much libtorch logs. It logs every failed connection with a C++ backtrace; our errors say what it says.
 const LOG_LEVEL: &str = "TORCH_CPP_LOG_LEVEL";
+/// How libtorch holds the memory of GPUs: under its name of now, and under those of before. Unless it is told, it keeps
+/// blocks of the sizes that were asked for, and phases of other shapes need others besides; segments that grow serve all.
+const ALLOCATOR: [&str; 3] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
 fn main() -> ExitCode {
     let Err(message) = start();
@@ -45,6 +48,9 @@ fn start() -> Result<Infallible, String> {
     command.args(env::args_os().skip(1));
     if env::var_os(LOG_LEVEL).is_none() {
         command.env(LOG_LEVEL, "FATAL");
+    }
+    if ALLOCATOR.iter().all(|name| env::var_os(name).is_none()) {
+        command.env(ALLOCATOR[0], "expandable_segments:True");
     }
     if let Some(path) = library_path(&torch.lib, &built_in, env::var_os("LD_LIBRARY_PATH")) {
         command.env("LD_LIBRARY_PATH", path);
