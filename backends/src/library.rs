@@ -117,15 +117,20 @@ pub(crate) fn open_libtorch(backend: BackendKind, file: &str, device_type: c_int
 }
 
 fn open_first(backend: BackendKind, paths: &[PathBuf], scope: c_int, hint: &str) -> Result<&'static Library> {
-    let mut reason = String::new();
+    let (mut reason, mut tried) = (String::new(), Vec::new());
     for path in paths {
+        // The same file may come from several places to look in.
+        let name = path.display().to_string();
+        if tried.contains(&name) {
+            continue;
+        }
+        tried.push(name);
         // SAFETY: a vendor's library; its initializers are meant to run in any process.
         match unsafe { Library::open(Some(path), RTLD_NOW | scope) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => reason = words(&error),
         }
     }
-    let tried = paths.iter().map(|path| path.display().to_string()).collect();
     Err(Error::Unavailable { backend, tried, reason: format!("{reason}; {hint}") })
 }
 
@@ -228,7 +233,8 @@ mod tests {
     #[test]
     fn an_absent_library_says_where_it_was_looked_for() {
         prefer_folder("/named/by/the/user");
-        let error = open(BackendKind::Rocm, &["libanyroll_absent.so"], "install it").unwrap_err();
+        let names = ["libanyroll_absent.so", "libanyroll_absent.so"];
+        let error = open(BackendKind::Rocm, &names, "install it").unwrap_err();
         let Error::Unavailable { backend, tried, reason } = error else { panic!("{error}") };
         assert_eq!(backend, BackendKind::Rocm);
         assert_eq!(tried, ["/named/by/the/user/libanyroll_absent.so", "libanyroll_absent.so"]);

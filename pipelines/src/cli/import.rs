@@ -12,7 +12,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {
-    /// ROLL's, accelerate's, TRL's or trlx's YAML, DeepSpeed's JSON, or a script that calls OpenRLHF
+    /// ROLL's, accelerate's, TRL's or trlx's YAML, DeepSpeed's JSON, or a script that calls OpenRLHF or verl
     file: PathBuf,
     /// Whose it is [default: told by its keys]
     #[arg(long, value_enum)]

@@ -15,7 +15,7 @@ use signal_hook::{
 use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
-    config::{Loaded, PipelineConfig, Run},
+    config::{self, Loaded, PipelineConfig, Run},
     data::Dataset,
     diffusion::Diffusion,
     import::{self, Origin},
@@ -44,7 +44,11 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         log();
     }
     let loaded = match (&args.config, &args.resume) {
-        (Some(config), _) => Loaded::read(config, &sets(args, config)?)?,
+        (Some(path), _) => {
+            let text = config::text_of(path)?;
+            let sets = sets(args, &text)?;
+            Loaded::parse(path, text, &sets)?
+        }
         (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
         (None, None) => unreachable!("clap requires one of them"),
     };
@@ -58,13 +62,17 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     }
 }
 
-/// What changes the config: another system's file first, then what the user says.
-fn sets(args: &RunArgs, config: &Path) -> Result<Vec<String>> {
+/// What changes the config: another system's file first, and what it means otherwise here is told; then what the user says.
+fn sets(args: &RunArgs, config: &str) -> Result<Vec<String>> {
     let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
     let mut sets = Vec::new();
     for (file, origin) in files {
         if let Some(file) = file {
-            sets.extend(import::sets(file, origin, config)?);
+            let changes = import::changes(file, origin, config)?;
+            for row in changes.told {
+                tracing::warn!("{}: {row}", file.display());
+            }
+            sets.extend(changes.sets);
         }
     }
     sets.extend_from_slice(&args.sets);

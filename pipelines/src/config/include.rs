@@ -14,7 +14,8 @@ pub(super) const READY: [(&str, &str); 6] = [
 ];
 
 /// Where a strategy may stand.
-const PLACES: [&str; 3] = ["strategy", "roles.policy.strategy", "roles.reference.strategy"];
+const PLACES: [&str; 4] =
+    ["strategy", "roles.policy.strategy", "roles.reference.strategy", "roles.critic.strategy"];
 
 /// Replaces each `include` by the fields of its file, under those that stand beside it.
 pub(super) fn include_strategies(tree: &mut Node) -> Result<(), Problem> {

@@ -69,8 +69,11 @@ impl Loaded {
     /// Reads the file at `path`, applies `sets` (`pipeline.rlvr.steps=10`, the value in YAML) in their
     /// order, and checks all that does not depend on the machine.
     pub fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        Self::parse(path, text_of(path)?, sets)
+    }
+
+    /// As [`Self::read`], of the `text` that was read at `path` already.
+    pub fn parse(path: &Path, text: String, sets: &[String]) -> Result<Self, Error> {
         let source = Source { path: path.to_owned(), text, sets: sets.to_vec() };
         let parsed = || {
             let mut tree = Node::parse(&source.text)?;
@@ -109,6 +112,11 @@ impl Loaded {
     pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
         resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
     }
+}
+
+/// The text of the config at `path`.
+pub fn text_of(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
 /// The reward `name` with the fields that `sets` give it, such as `tolerance=1e-3`, checked.

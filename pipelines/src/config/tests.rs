@@ -543,11 +543,16 @@ fn ready_strategies_are_included_under_what_stands_beside_them() {
         "strategy={include: zero3_cpu_offload, micro_batch_size: 8, recompute: none, offload: {params: none}}",
         "roles.reference.strategy={include: zero1, precision: bf16}",
         "pipeline.rlvr.algorithm.kl_coef=0.1",
+        "roles.critic.strategy={include: zero2_bf16}",
+        "pipeline.rlvr.algorithm.advantage={gae: {}}",
+        "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1.0e-3}}}",
     ];
     let run = resolve(&sets, &machine()).unwrap();
     let (policy, reference) = (&run.policy.strategy, run.reference.as_ref().unwrap().strategy.clone());
     assert_eq!((policy.zero_stage, policy.recompute), (ZeroStage::Stage(3), Recompute::None));
     assert_eq!(policy.offload.optimizer, OptimizerOffload::CpuStep);
+    let critic = &run.critic.as_ref().unwrap().strategy;
+    assert_eq!((critic.zero_stage, critic.recompute), (ZeroStage::Stage(2), Recompute::None));
     assert_eq!((reference.zero_stage, reference.precision), (ZeroStage::Stage(1), Precision::Bf16));
     let yaml = run.config.to_yaml();
     assert!(!yaml.contains("include") && yaml.contains("zero_stage: 3"), "{yaml}");

@@ -11,7 +11,7 @@ const LAUNCHER: &str =
 const SHARDED: &str = "weights are made and kept in their shards; `anyroll export` gathers them";
 const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
 
-const IDLE: [(&str, &str); 37] = [
+const IDLE: [(&str, &str); 38] = [
     ("compute_environment", LAUNCHER),
     ("debug", "every collective is always checked and has a deadline"),
     ("machine_rank", LAUNCHER),
@@ -48,6 +48,7 @@ const IDLE: [(&str, &str); 37] = [
     ("fsdp_config.fsdp_state_dict_type", SHARDED),
     ("parallelism_config.parallelism_config_dp_replicate_size", "the ranks are those that there are"),
     ("parallelism_config.parallelism_config_dp_shard_size", "the ranks are those that there are"),
+    ("gradient_accumulation_steps", "as many micro-batches as an update needs"),
     ("mixed_precision_config.*", "`strategy.precision` is what there is"),
 ];
 
@@ -65,9 +66,11 @@ const REFUSED: [(&str, &str); 8] = [
 /// Takes all keys; what a deepspeed section says of the optimizer is for that of `pipeline`.
 pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
     include_deepspeed(ledger, path, pipeline)?;
+    unsaid_stage(ledger);
     processes(ledger);
     precision(ledger);
     distributed_type(ledger);
+    unsplit(ledger);
     deepspeed_section(ledger, pipeline);
     fsdp_section(ledger);
     ledger.idle_all(&IDLE);
@@ -94,6 +97,29 @@ fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result
     );
     deepspeed::apply(ledger, section, pipeline);
     Ok(())
+}
+
+/// What accelerate takes where a section does not say how it shards.
+fn unsaid_stage(ledger: &mut Ledger) {
+    let kind = ledger.text("distributed_type").unwrap_or_default().to_ascii_uppercase();
+    let says = |keys: &[&str]| keys.iter().any(|key| ledger.peek(key).is_some());
+    let fsdp = ["fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward"];
+    if kind == "FSDP" && !says(&fsdp) {
+        ledger.assume(&[(fsdp[1], true.into())]);
+    } else if kind == "DEEPSPEED" && ledger.draft("strategy.zero_stage").is_none() {
+        ledger.assume(&[("deepspeed_config.zero_stage", 2.into())]);
+    }
+}
+
+/// Sizes of 1 split nothing.
+fn unsplit(ledger: &mut Ledger) {
+    let size = |name: &str| format!("parallelism_config.parallelism_config_{name}_size");
+    for name in ["tp", "cp", "sp"] {
+        if ledger.number(&size(name)) == Some(1.0) {
+            ledger.idle(&size(name), "off");
+            ledger.idle_all(&[(&format!("parallelism_config.parallelism_config_{name}_*"), "off")]);
+        }
+    }
 }
 
 fn processes(ledger: &mut Ledger) {

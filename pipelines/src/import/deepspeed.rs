@@ -9,7 +9,7 @@ const OWN_LAYOUT: &str = "one flat layout serves every stage; its buckets and ov
 const BY_LAUNCHER: &str = "who starts the ranks decides that";
 const SHOWN_ANYWAY: &str = "metrics and times are always written to the run folder";
 
-const IDLE: [(&str, &str); 31] = [
+const IDLE: [(&str, &str); 43] = [
     ("zero_optimization.overlap_comm", OWN_LAYOUT),
     ("zero_optimization.contiguous_gradients", OWN_LAYOUT),
     ("zero_optimization.reduce_scatter", OWN_LAYOUT),
@@ -41,9 +41,21 @@ const IDLE: [(&str, &str); 31] = [
     ("comms_logger.*", SHOWN_ANYWAY),
     ("flops_profiler.*", SHOWN_ANYWAY),
     ("aio.*", "nothing is offloaded to disks"),
+    ("zero_optimization.use_multi_rank_bucket_allreduce", OWN_LAYOUT),
+    ("zero_optimization.legacy_stage1", OWN_LAYOUT),
+    ("zero_optimization.memory_efficient_linear", OWN_LAYOUT),
+    ("zero_optimization.stage3_module_granularity_threshold", OWN_LAYOUT),
+    ("zero_optimization.stage3_use_all_reduce_for_fetch_params", OWN_LAYOUT),
+    ("zero_optimization.pipeline_loading_checkpoint", "checkpoints load at any number of ranks"),
+    ("zero_optimization.log_trace_cache_warnings", SHOWN_ANYWAY),
+    ("memory_breakdown", SHOWN_ANYWAY),
+    ("disable_allgather", OWN_LAYOUT),
+    ("load_universal_checkpoint", "checkpoints load at any number of ranks"),
+    ("use_node_local_storage", "checkpoints lie in the run folder"),
+    ("checkpoint.*", "checkpoints lie in the run folder"),
 ];
 
-const REFUSED: [(&str, &str); 15] = [
+const REFUSED: [(&str, &str); 31] = [
     ("zero_optimization.zero_hpz_partition_size", "ZeRO++ is not there"),
     ("zero_optimization.zero_quantized_weights", "ZeRO++ is not there"),
     ("zero_optimization.zero_quantized_gradients", "ZeRO++ is not there"),
@@ -59,6 +71,22 @@ const REFUSED: [(&str, &str); 15] = [
     ("elasticity.*", "the number of ranks is fixed in a run"),
     ("quantize_training.*", "weights are not quantised"),
     ("wandb.*", "TensorBoard events and metrics.jsonl are what is written"),
+    ("monitor_config*", "TensorBoard events and metrics.jsonl are what is written"),
+    ("optimizer.params", "not a mapping of parameters"),
+    ("scheduler.params", "not a mapping of parameters"),
+    ("zero_optimization.zeropp_loco_param*", "ZeRO++ is not there"),
+    ("zero_optimization.leaf_module*", "a model is a list of blocks, each gathered by itself"),
+    ("zero_optimization.save_muon_momentum_buffer_in_memory", "the optimizer is AdamW"),
+    ("zero_optimization.override_module_apply", "weights are made in their shards"),
+    ("torch_autocast*", "`strategy.precision` is what there is"),
+    ("compile*", "blocks are written by hand; nothing is compiled"),
+    ("compression_training", "weights are not compressed"),
+    ("progressive_layer_drop*", "all layers are trained"),
+    ("eigenvalue*", "there is no such analysis"),
+    ("autotuning*", "`anyroll plan` says what fits, and `zero_stage: auto` takes it"),
+    ("nebula*", "checkpoints are always written beside training, to the run folder"),
+    ("sparse_gradients", "gradients are dense"),
+    ("graph_harvesting", "nothing is captured into graphs"),
 ];
 
 /// Takes the keys below `prefix`, which is empty or ends in a dot, for the optimizer of `pipeline`.
@@ -77,9 +105,30 @@ pub(super) fn apply(ledger: &mut Ledger, prefix: &str, pipeline: &str) {
     for (name, why) in with_prefix(&IDLE) {
         ledger.idle_all(&[(&name, why)]);
     }
+    off(ledger, prefix);
     for (name, why) in with_prefix(&REFUSED) {
         ledger.refuse_all(&[(&name, why)]);
     }
+}
+
+/// Sections that say `enabled: false`, and sizes that are those of nothing.
+fn off(ledger: &mut Ledger, prefix: &str) {
+    let sections: Vec<String> = ledger
+        .keys()
+        .filter(|key| key.starts_with(prefix) && ledger.truth(key) == Some(false))
+        .filter_map(|key| key.strip_suffix(".enabled").map(|section| format!("{section}.*")))
+        .collect();
+    for section in sections {
+        ledger.idle_all(&[(&section, "off")]);
+    }
+    for (name, usual) in [("zero_hpz_partition_size", 1.0), ("mics_shard_size", -1.0)] {
+        let key = format!("{prefix}zero_optimization.{name}");
+        if ledger.number(&key) == Some(usual) {
+            ledger.idle(&key, "off");
+        }
+    }
+    let unsplit = format!("{prefix}seq_parallel_communication_data_type");
+    ledger.idle_all(&[(&unsplit, "sequences are not split over ranks")]);
 }
 
 fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
@@ -240,8 +289,13 @@ fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&s
     let params = |name: &str| key(&format!("scheduler.params.{name}"));
     let steps_field = field(&format!("schedule.{ours}.warmup_steps"));
     let warmup = params("warmup_num_steps");
-    let steps = ledger.whole(&warmup).unwrap_or(0);
-    ledger.map(&kind_key, &steps_field, steps);
+    match (ledger.whole(&warmup), ledger.peek(&warmup).is_some_and(values::is_unset)) {
+        (None, true) => {
+            let why = "`auto` leaves the warm-up to the trainer, and here to this field: say it";
+            ledger.change(&kind_key, &steps_field, 0, why);
+        }
+        (steps, _) => ledger.map(&kind_key, &steps_field, steps.unwrap_or(0)),
+    }
     ledger.copy_number(&warmup, &steps_field);
     if ours == "cosine" {
         ledger.copy_number(&params("cos_min_ratio"), &field("schedule.cosine.final_ratio"));

@@ -1,45 +1,48 @@
-//! A foreign file as flat keys: YAML or JSON by its mappings, a command line by its flags.
+//! A foreign file as flat keys: YAML or JSON by its mappings, a command by its arguments.
 
-use std::{fs, path::Path};
+use std::{borrow::Cow, fs, path::Path};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use super::{Error, Origin, shell};
+use super::{Error, Origin, command::Program};
 
 /// A parsed file.
 pub(super) struct Document {
     root: Map<String, Value>,
-    is_command: bool,
+    program: Option<&'static Program>,
+    /// Whether its values may have `$name` and `${a.b}` left, of what is set elsewhere.
+    pub(super) is_partial: bool,
 }
 
 impl Document {
     pub(super) fn read(path: &Path, origin: Option<Origin>) -> Result<Self, Error> {
         let text =
             fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        let is_command = origin == Some(Origin::Openrlhf) || text.contains("openrlhf.cli.");
-        let problem = |problem: String| Error::Syntax { path: path.to_owned(), problem };
-        let mut root = match is_command {
-            true => flags(&text).map_err(problem)?,
-            false => match serde_saphyr::from_str::<Value>(&text) {
-                Ok(Value::Object(root)) => root,
-                Ok(_) => return Err(problem("it is not a mapping of keys to values".to_owned())),
-                Err(error) => return Err(problem(error.to_string())),
-            },
+        let program = Program::of(&text, origin);
+        let mut root = match program {
+            Some(program) => {
+                program.keys(&text).map_err(|problem| Error::Syntax { path: path.to_owned(), problem })?
+            }
+            None => mapping(path, &text)?,
         };
         if root.contains_key("defaults") {
             include_defaults(&mut root, path)?;
         }
-        interpolate(&mut root).map_err(problem)?;
-        Ok(Self { root, is_command })
+        let is_partial = program.is_some() || root.contains_key("actor_rollout_ref");
+        interpolate(&mut root, is_partial)
+            .map_err(|problem| Error::Syntax { path: path.to_owned(), problem })?;
+        Ok(Self { root, program, is_partial })
     }
 
     /// Whose config this is, by keys that only one system has.
     pub(super) fn origin(&self) -> Option<Origin> {
         let has = |key: &str| self.root.contains_key(key);
         let any = |keys: &[&str]| keys.iter().any(|key| has(key));
-        if self.is_command {
-            Some(Origin::Openrlhf)
+        if let Some(program) = self.program {
+            Some(program.origin)
+        } else if has("actor_rollout_ref") {
+            Some(Origin::Verl)
         } else if any(&["actor_train", "rollout_batch_size", "num_return_sequences_in_group"]) {
             Some(Origin::Roll)
         } else if has("method") && has("train") {
@@ -85,17 +88,10 @@ fn include_defaults(root: &mut Map<String, Value>, path: &Path) -> Result<(), Er
         }
         let file = path.parent().unwrap_or(Path::new("")).join(format!("{name}.yaml"));
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let included = match fs::read_to_string(&file) {
-            Ok(text) => serde_saphyr::from_str::<Value>(&text)
-                .map_err(|error| Error::Syntax { path: file.clone(), problem: error.to_string() })?,
-            Err(source) => match known_default(&stem) {
-                Some(known) => known,
-                None => return Err(Error::Read { path: file, source }),
-            },
-        };
-        let Value::Object(included) = included else {
-            let problem = "it is not a mapping of keys to values".to_owned();
-            return Err(Error::Syntax { path: file, problem });
+        let included = match (fs::read_to_string(&file), known_default(&stem)) {
+            (Ok(text), _) => mapping(&file, &text)?,
+            (Err(_), Some(known)) => known,
+            (Err(source), None) => return Err(Error::Read { path: file, source }),
         };
         for (key, value) in included {
             root.entry(key).or_insert(value);
@@ -104,8 +100,8 @@ fn include_defaults(root: &mut Map<String, Value>, path: &Path) -> Result<(), Er
     Ok(())
 }
 
-/// What ROLL's `deepspeed_zero*.yaml` say, as far as it matters here.
-fn known_default(stem: &str) -> Option<Value> {
+/// What ROLL's `deepspeed_zero*.yaml` say, as far as it matters here. verl's `ppo_trainer` has the importer's defaults.
+fn known_default(stem: &str) -> Option<Map<String, Value>> {
     let cpu = serde_json::json!({"device": "cpu"});
     let zero = match stem {
         "deepspeed_zero" => serde_json::json!({"stage": 0}),
@@ -115,21 +111,23 @@ fn known_default(stem: &str) -> Option<Value> {
         "deepspeed_zero3_cpuoffload" => {
             serde_json::json!({"stage": 3, "offload_optimizer": cpu, "offload_param": cpu})
         }
+        "ppo_trainer" => return Some(Map::new()),
         _ => return None,
     };
-    Some(serde_json::json!({stem: {"zero_optimization": zero, "bf16": {"enabled": "auto"}}}))
+    let known = serde_json::json!({"zero_optimization": zero, "bf16": {"enabled": "auto"}});
+    Some(Map::from_iter([(stem.to_owned(), known)]))
 }
 
 /// Puts what `${a.b}` names in its place. What is only interpolated is no setting of its own, so ROLL's DeepSpeed
-/// dictionaries at the root go once they are placed.
-fn interpolate(root: &mut Map<String, Value>) -> Result<(), String> {
+/// dictionaries at the root go once they are placed. Where a file `is_partial`, a name that it does not have stays.
+fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), String> {
     /// More passes than any sane config nests; a cycle ends here.
     const PASSES: usize = 10;
     for _ in 0..PASSES {
         let whole = Value::Object(root.clone());
         let mut changed = false;
         for value in root.values_mut() {
-            changed |= substitute(value, &whole)?;
+            changed |= substitute(value, &whole, is_partial)?;
         }
         if !changed {
             root.retain(|key, _| !key.starts_with("deepspeed_zero"));
@@ -139,25 +137,24 @@ fn interpolate(root: &mut Map<String, Value>) -> Result<(), String> {
     Err("its ${...} refer to each other in a circle".to_owned())
 }
 
-fn substitute(value: &mut Value, whole: &Value) -> Result<bool, String> {
+fn substitute(value: &mut Value, whole: &Value, is_partial: bool) -> Result<bool, String> {
+    let below = |changed, value| Ok(changed | substitute(value, whole, is_partial)?);
     match value {
-        Value::Object(fields) => {
-            fields.values_mut().try_fold(false, |changed, value| Ok(changed | substitute(value, whole)?))
-        }
-        Value::Array(items) => {
-            items.iter_mut().try_fold(false, |changed, value| Ok(changed | substitute(value, whole)?))
-        }
+        Value::Object(fields) => fields.values_mut().try_fold(false, below),
+        Value::Array(items) => items.iter_mut().try_fold(false, below),
         Value::String(text) => {
             let Some((start, end)) = placeholder(text) else { return Ok(false) };
             let name = &text[start + 2..end];
-            let found = name.split('.').try_fold(whole, |value, key| value.get(key));
-            let found = found.ok_or_else(|| format!("`${{{name}}}` names nothing in the file"))?;
+            let Some(found) = named(name, whole) else {
+                let missing = || format!("`${{{name}}}` names nothing in the file");
+                return if is_partial { Ok(false) } else { Err(missing()) };
+            };
             *value = match (start, end + 1 == text.len()) {
-                (0, true) => found.clone(),
+                (0, true) => found,
                 _ => Value::String(format!(
                     "{}{}{}",
                     &text[..start],
-                    super::values::text(found),
+                    super::values::text(&found),
                     &text[end + 1..]
                 )),
             };
@@ -167,81 +164,75 @@ fn substitute(value: &mut Value, whole: &Value) -> Result<bool, String> {
     }
 }
 
+/// The value of `a.b`, or of `oc.select:a.b,default`, OmegaConf's word for a name that need not be there.
+fn named(name: &str, whole: &Value) -> Option<Value> {
+    let find = |path: &str| path.split('.').try_fold(whole, |value, key| value.get(key)).cloned();
+    match name.strip_prefix("oc.select:").map(|select| select.split_once(',').unwrap_or((select, "null"))) {
+        None => find(name),
+        Some((path, default)) => find(path).or_else(|| serde_saphyr::from_str(default).ok()),
+    }
+}
+
 fn placeholder(text: &str) -> Option<(usize, usize)> {
     let start = text.find("${")?;
     Some((start, start + text[start..].find('}')?))
 }
 
-/// The program whose commands are imported; OpenRLHF's others train otherwise, with the same flags.
-const PROGRAM: &str = "train_ppo_ray";
-
-/// `--a.b 1 2 --c` as `a.b: [1, 2], c: true`, from the one command of a shell script that calls the program.
-fn flags(script: &str) -> Result<Map<String, Value>, String> {
-    let mut calls = calls(script)?;
-    let other = calls.first().map(|(name, _)| name.clone());
-    calls.retain(|(name, _)| name == PROGRAM);
-    match (calls.len(), calls.pop(), other) {
-        (1, Some((_, arguments)), _) => arguments_by_flag(arguments),
-        (0, _, Some(other)) => Err(format!(
-            "it calls `openrlhf.cli.{other}`, and only commands of `openrlhf.cli.{PROGRAM}` are imported"
-        )),
-        (0, ..) => Err(format!("it has no command that calls `openrlhf.cli.{PROGRAM}`")),
-        (count, ..) => {
-            Err(format!("it calls `openrlhf.cli.{PROGRAM}` {count} times: leave one of the commands in"))
-        }
+/// The keys of a YAML, or of a JSON with comments, as DeepSpeed reads it.
+fn mapping(path: &Path, text: &str) -> Result<Map<String, Value>, Error> {
+    let problem = |problem: String| Error::Syntax { path: path.to_owned(), problem };
+    match serde_saphyr::from_str_with_options::<Value>(&without_comments(text), options()) {
+        Ok(Value::Object(root)) => Ok(root),
+        Ok(_) => Err(problem("it is not a mapping of keys to values".to_owned())),
+        Err(error) => Err(problem(match error.without_snippet() {
+            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                let line = error.location().map_or(1, |at| at.line());
+                format!("line {line}: `{key}` is given twice: keep one")
+            }
+            error => error.to_string().trim_start_matches("error: ").to_owned(),
+        })),
     }
 }
 
-/// OpenRLHF's programs that a script calls, each with its arguments.
-fn calls(script: &str) -> Result<Vec<(String, Vec<String>)>, String> {
-    let mut found = Vec::new();
-    for mut words in shell::commands(script)? {
-        // The shell would end the program's command before it, and train without these flags.
-        if words[0].starts_with("--") {
-            return Err(format!("a line begins with `{}`: end the one before it with a backslash", words[0]));
-        }
-        if let Some(place) = words.iter().position(|word| program(word).is_some()) {
-            let arguments = words.split_off(place + 1);
-            found.extend(program(&words[place]).map(|name| (name.to_owned(), arguments)));
-            continue;
-        }
-        // A command may be a word of another: `bash -c "python -m ..."`.
-        for word in words.iter().filter(|word| word.contains("openrlhf.cli.") && *word != script) {
-            found.extend(calls(word)?);
-        }
-    }
-    Ok(found)
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! { with_snippet: false }
 }
 
-fn program(word: &str) -> Option<&str> {
-    if word.contains(char::is_whitespace) {
-        return None;
+/// `text` without `//` and `/* */` if it is JSON, with its lines where they were: in YAML both are words.
+fn without_comments(text: &str) -> Cow<'_, str> {
+    if !text.trim_start().starts_with(['{', '/']) {
+        return Cow::Borrowed(text);
     }
-    word.split_once("openrlhf.cli.").map(|(_, name)| name)
-}
-
-fn arguments_by_flag(arguments: Vec<String>) -> Result<Map<String, Value>, String> {
-    let mut found: Map<String, Value> = Map::new();
-    let mut current: Option<String> = None;
-    for word in arguments {
-        if let Some(flag) = word.strip_prefix("--") {
-            let (flag, value) =
-                flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value)));
-            found.insert(
-                flag.to_owned(),
-                value.map_or(Value::Bool(true), |value| Value::String(value.to_owned())),
-            );
-            current = Some(flag.to_owned());
-            continue;
-        }
-        let flag = current.as_ref().ok_or_else(|| format!("`{word}` belongs to no flag of the program"))?;
-        let slot = &mut found[flag.as_str()];
-        let word = Value::String(word);
-        *slot = match slot.take() {
-            Value::Array(items) => items.into_iter().chain([word]).collect(),
-            Value::Bool(_) => word,
-            first => Value::Array(vec![first, word]),
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let length = match next {
+            '"' => quoted_length(rest),
+            '/' if rest.starts_with("//") => {
+                rest = &rest[rest.find('\n').unwrap_or(rest.len())..];
+                continue;
+            }
+            '/' if rest.starts_with("/*") => {
+                let end = rest[2..].find("*/").map_or(rest.len(), |end| end + 4);
+                kept.extend(rest[..end].matches('\n'));
+                rest = &rest[end..];
+                continue;
+            }
+            _ => next.len_utf8(),
         };
+        kept.push_str(&rest[..length]);
+        rest = &rest[length..];
     }
-    Ok(found)
+    Cow::Owned(kept)
+}
+
+/// How long the string at the start of `text` is, with its quotes.
+fn quoted_length(text: &str) -> usize {
+    let mut is_escaped = false;
+    let end = text.char_indices().skip(1).find(|(_, next)| {
+        let ends = *next == '"' && !is_escaped;
+        is_escaped = *next == '\\' && !is_escaped;
+        ends
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use super::values;
+use super::{document::Document, shell, values};
 
 /// What became of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,13 +41,16 @@ pub struct Row {
     pub key: String,
     /// Its value, as JSON or as the word it is.
     pub value: String,
+    /// Whether its file does not say it, and its system takes this.
+    pub is_default: bool,
     /// What became of it.
     pub fate: Fate,
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, value, fate } = self;
+        let Self { key, value, is_default, fate } = self;
+        let value = format!("{value}{}", if *is_default { " by default" } else { "" });
         match fate {
             Fate::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
             Fate::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),
@@ -77,7 +80,7 @@ impl Draft {
         for top in TOP.iter().chain(&["pipeline"]) {
             let below = |field: &str| field == *top || field.starts_with(&format!("{top}."));
             for (field, value) in self.fields.iter().filter(|(field, _)| below(field)) {
-                insert(&mut root, field, value.clone());
+                values::insert(&mut root, field, value.clone());
             }
         }
         serde_saphyr::to_string(&Value::Object(root)).expect("plain values")
@@ -91,23 +94,13 @@ impl Draft {
                 Some((above, below)) => {
                     let schedule = sets.entry(format!("{above}.schedule"));
                     let schedule = schedule.or_insert_with(|| Value::Object(Map::new()));
-                    insert(schedule.as_object_mut().expect("just made"), below, value.clone());
+                    values::insert(schedule.as_object_mut().expect("just made"), below, value.clone());
                 }
                 None => drop(sets.insert(field.clone(), value.clone())),
             }
         }
         sets.iter().map(|(field, value)| format!("{field}={value}")).collect()
     }
-}
-
-fn insert(root: &mut Map<String, Value>, field: &str, value: Value) {
-    let mut map = root;
-    let (path, name) = field.rsplit_once('.').unwrap_or(("", field));
-    for part in path.split('.').filter(|part| !part.is_empty()) {
-        let below = map.entry(part).or_insert_with(|| Value::Object(Map::new()));
-        map = below.as_object_mut().expect("a field is a value or has fields, never both");
-    }
-    map.insert(name.to_owned(), value);
 }
 
 /// Foreign keys that wait for a rule, and the draft that rules fill.
@@ -118,12 +111,16 @@ pub(super) struct Ledger {
     assumed: Vec<String>,
     draft: Draft,
     rows: Vec<Row>,
+    /// Whether values may have variables that stand for what is set elsewhere.
+    is_partial: bool,
 }
 
 impl Ledger {
-    pub(super) fn new(keys: IndexMap<String, Value>) -> Self {
+    pub(super) fn new(document: Document) -> Self {
+        let is_partial = document.is_partial;
+        let keys = document.flat();
         let order = keys.keys().cloned().collect();
-        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows: Vec::new() }
+        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows: Vec::new(), is_partial }
     }
 
     /// What the foreign system takes for keys that its file leaves out: here the default may be another.
@@ -283,13 +280,27 @@ impl Ledger {
         self.draft.fields.entry(field.to_owned()).or_insert_with(|| value.into());
     }
 
+    /// Fills what is below `to` as it is below `from`.
+    pub(super) fn fill_as(&mut self, to: &str, from: &str) {
+        let part = |(field, value): (&String, &Value)| {
+            field
+                .strip_prefix(from)
+                .filter(|part| part.starts_with('.'))
+                .map(|part| (part.to_owned(), value.clone()))
+        };
+        let parts: Vec<(String, Value)> = self.draft.fields.iter().filter_map(part).collect();
+        for (part, value) in parts {
+            self.fill(&format!("{to}{part}"), value);
+        }
+    }
+
     /// Takes our field, with what is below it, out of the draft.
     pub(super) fn take(&mut self, field: &str) -> Value {
         let (below, mut taken) = (format!("{field}."), Map::new());
         self.draft.fields.retain(|name, value| {
             let part = name.strip_prefix(&below);
             if let Some(part) = part {
-                insert(&mut taken, part, value.take());
+                values::insert(&mut taken, part, value.take());
             }
             part.is_none()
         });
@@ -325,8 +336,22 @@ impl Ledger {
         self.keys.keys().filter(fits).cloned().collect()
     }
 
+    /// As [`Self::idle_all`], for all keys that end so.
+    pub(super) fn idle_ending(&mut self, end: &str, why: &str) {
+        let keys: Vec<String> = self.keys.keys().filter(|key| key.ends_with(end)).cloned().collect();
+        for key in keys {
+            self.idle(&key, why);
+        }
+    }
+
+    /// Whether the key's value has a variable in it whose value is not known.
+    fn is_unknown(&self, key: &str) -> bool {
+        self.is_partial && self.text(key).is_some_and(|text| !shell::is_expanded(&text))
+    }
+
     fn settle(&mut self, key: &str, field: &str, value: Value, fate: Fate) {
         let fate = match self.draft.get(field) {
+            _ if self.is_unknown(key) => fate,
             Some(other) if *other != value => Fate::Refused {
                 why: format!("`{}` was said before; keep one of the two", written(field, other)),
             },
@@ -339,12 +364,16 @@ impl Ledger {
     }
 
     fn close(&mut self, key: &str, fate: Fate) {
-        let value = values::text(&self.keys.shift_remove(key).expect("a rule takes a key that is there"));
-        let value = match self.assumed.iter().any(|assumed| assumed == key) {
-            true => format!("{value} by default"),
-            false => value,
+        let fate = match fate {
+            Fate::Idle { .. } => fate,
+            _ if self.is_unknown(key) => {
+                Fate::Refused { why: "what its `$` stands for is not known: write the value".to_owned() }
+            }
+            fate => fate,
         };
-        self.rows.push(Row { key: key.to_owned(), value, fate });
+        let value = values::text(&self.keys.shift_remove(key).expect("a rule takes a key that is there"));
+        let is_default = self.assumed.iter().any(|assumed| assumed == key);
+        self.rows.push(Row { key: key.to_owned(), value, is_default, fate });
     }
 
     /// Refuses what no rule took; rows come in the file's order.

@@ -8,6 +8,7 @@
 //! lost in silence, which is what a user who moves has to be able to rely on.
 
 mod accelerate;
+mod command;
 mod deepspeed;
 mod document;
 mod ledger;
@@ -24,6 +25,7 @@ mod trl;
 mod trl_offline;
 mod trlx;
 mod values;
+mod verl;
 
 use std::path::{Path, PathBuf};
 
@@ -54,6 +56,8 @@ pub enum Origin {
     TrlReward,
     /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
     Openrlhf,
+    /// A script or a line that calls `verl.trainer.main_ppo`, or its YAML.
+    Verl,
     /// trlx's TRLConfig YAML.
     Trlx,
 }
@@ -81,7 +85,7 @@ pub enum Error {
     /// No system that we know has such a config.
     #[error(
         "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
-         trl-sft, trl-dpo, trl-reward, openrlhf or trlx",
+         trl-sft, trl-dpo, trl-reward, openrlhf, verl or trlx",
         path.display()
     )]
     Unknown {
@@ -118,18 +122,26 @@ pub fn import(path: &Path, origin: Option<Origin>) -> Result<Import, Error> {
     import_for(path, origin, shared::R)
 }
 
-/// What `origin`'s file at `path` changes in a run of our config `config`, as `--set` arguments.
+/// What another system's file changes in a run of ours.
+#[derive(Debug)]
+pub struct Changes {
+    /// As `--set` arguments.
+    pub sets: Vec<String>,
+    /// What the file does not say as it comes out: what means something else here, and its system's defaults.
+    pub told: Vec<Row>,
+}
+
+/// What `origin`'s file at `path` changes in a run of our config, whose text is `config`.
 ///
 /// # Errors
 /// As [`import`], and [`Error::Refused`] if a setting has no counterpart here: a run must not start without it.
-pub fn sets(path: &Path, origin: Origin, config: &Path) -> Result<Vec<String>, Error> {
-    import_for(path, Some(origin), &pipeline_of(config))?.sets(path)
+pub fn changes(path: &Path, origin: Origin, config: &str) -> Result<Changes, Error> {
+    import_for(path, Some(origin), &pipeline_of(config))?.changes(path)
 }
 
-/// The pipeline that our config at `path` is for. Where it says none, reading it as a config tells what is wrong.
-fn pipeline_of(path: &Path) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let config = serde_saphyr::from_str::<Value>(&text).unwrap_or_default();
+/// The pipeline that our config is for. Where it says none, reading it as a config tells what is wrong.
+fn pipeline_of(config: &str) -> String {
+    let config = serde_saphyr::from_str::<Value>(config).unwrap_or_default();
     let name = config["pipeline"].as_object().and_then(|pipeline| pipeline.keys().next());
     name.map_or_else(|| shared::R.to_owned(), |name| format!("pipeline.{name}"))
 }
@@ -141,7 +153,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Some(origin) => origin,
         None => document.origin().ok_or_else(|| Error::Unknown { path: path.to_owned() })?,
     };
-    let mut ledger = Ledger::new(document.flat());
+    let mut ledger = Ledger::new(document);
     match origin {
         Origin::Roll => roll::apply(&mut ledger),
         Origin::Accelerate => accelerate::apply(&mut ledger, path, pipeline)?,
@@ -151,6 +163,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
         Origin::TrlReward => trl_offline::apply(&mut ledger, trl_offline::Trainer::Reward),
         Origin::Openrlhf => openrlhf::apply(&mut ledger),
+        Origin::Verl => verl::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }
     let (draft, rows) = ledger.finish();
@@ -163,16 +176,20 @@ impl Import {
         self.draft.yaml()
     }
 
-    /// The same as `--set` arguments, for `anyroll run --accelerate-config FILE`.
-    fn sets(&self, path: &Path) -> Result<Vec<String>, Error> {
-        let mut refused = self.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. }));
-        let count = refused.clone().count();
-        match refused.next() {
-            None => Ok(self.draft.sets()),
-            Some(row) => {
-                Err(Error::Refused { path: path.to_owned(), count, first: row.to_string().trim().to_owned() })
-            }
+    /// The same for `anyroll run --accelerate-config FILE`.
+    fn changes(self, path: &Path) -> Result<Changes, Error> {
+        let refused = self.rows.iter().find(|row| matches!(row.fate, Fate::Refused { .. }));
+        if let Some(row) = refused {
+            let first = row.to_string().trim().to_owned();
+            return Err(Error::Refused { path: path.to_owned(), count: self.refused(), first });
         }
+        let is_plain = |row: &Row| match row.fate {
+            Fate::Mapped { .. } => !row.is_default,
+            Fate::Changed { .. } => false,
+            Fate::Idle { .. } | Fate::Refused { .. } => true,
+        };
+        let sets = self.draft.sets();
+        Ok(Changes { sets, told: self.rows.into_iter().filter(|row| !is_plain(row)).collect() })
     }
 
     /// How many settings have no counterpart here.

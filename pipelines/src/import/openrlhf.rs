@@ -409,7 +409,7 @@ fn estimator(ledger: &mut Ledger, a: &str) {
     ]);
 }
 
-/// OpenRLHF's numbers where none are given.
+/// OpenRLHF's numbers where none are given; but for the rate, its critic has the policy's optimizer.
 fn critic(ledger: &mut Ledger) {
     let critic = format!("{R}.critic");
     let learning_rate = format!("{critic}.optimizer.adamw.learning_rate");
@@ -422,6 +422,7 @@ fn critic(ledger: &mut Ledger) {
         ledger.copy_number(freezing, &format!("{critic}.warmup_steps"));
     }
     ledger.fill(&learning_rate, 9e-6);
+    ledger.fill_as(&format!("{critic}.optimizer"), &format!("{R}.optimizer"));
     ledger.fill(&format!("{critic}.value_clip"), 0.5);
     ledger.idle_all(&[("critic.model_name_or_path", "the critic begins with the policy's weights")]);
 }

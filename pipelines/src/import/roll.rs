@@ -256,8 +256,19 @@ fn batches(ledger: &mut Ledger) {
 }
 
 fn optimizer(ledger: &mut Ledger) {
-    let args = |name: &str| format!("actor_train.training_args.{name}");
-    let adamw = format!("{R}.optimizer.adamw");
+    adamw(ledger, "actor_train.training_args", R);
+    ledger.idle_all(&[
+        ("actor_train.training_args.bf16", "`model_args.dtype` says it"),
+        ("actor_train.training_args.fp16", "`model_args.dtype` says it"),
+        ("actor_train.training_args.dataloader_num_workers", "data is read by every rank, without workers"),
+        ("actor_train.training_args.max_steps", "ROLL derives it"),
+    ]);
+}
+
+/// AdamW and its schedule as `section` says them, for what `owner` trains.
+fn adamw(ledger: &mut Ledger, section: &str, owner: &str) {
+    let args = |name: &str| format!("{section}.{name}");
+    let adamw = format!("{owner}.optimizer.adamw");
     ledger.copy_number(&args("learning_rate"), &format!("{adamw}.learning_rate"));
     ledger.copy_number(&args("weight_decay"), &format!("{adamw}.weight_decay"));
     let betas = [args("adam_beta1"), args("adam_beta2")];
@@ -269,7 +280,7 @@ fn optimizer(ledger: &mut Ledger) {
         }
     }
     let schedule = Schedule {
-        pipeline: R,
+        pipeline: owner,
         name: &args("lr_scheduler_type"),
         warmup: [&args("warmup_steps"), &args("warmup_ratio")],
         final_ratio: &args("min_lr_ratio"),
@@ -277,12 +288,6 @@ fn optimizer(ledger: &mut Ledger) {
         steps: ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64),
     };
     schedule.apply(ledger);
-    ledger.idle_all(&[
-        ("actor_train.training_args.bf16", "`model_args.dtype` says it"),
-        ("actor_train.training_args.fp16", "`model_args.dtype` says it"),
-        ("actor_train.training_args.dataloader_num_workers", "data is read by every rank, without workers"),
-        ("actor_train.training_args.max_steps", "ROLL derives it"),
-    ]);
 }
 
 fn sampling(ledger: &mut Ledger) {
@@ -344,9 +349,15 @@ fn algorithm(ledger: &mut Ledger) {
 
 fn critic(ledger: &mut Ledger) {
     let critic = format!("{R}.critic");
-    let learning_rate = format!("{critic}.optimizer.adamw.learning_rate");
-    ledger.copy_number("critic.training_args.learning_rate", &learning_rate);
-    ledger.fill(&learning_rate, 5e-5);
+    ledger.assume(&[
+        ("critic.training_args.learning_rate", json!(5e-5)),
+        ("critic.training_args.lr_scheduler_type", json!("linear")),
+    ]);
+    adamw(ledger, "critic.training_args", &critic);
+    let clip = "optimizer.max_grad_norm";
+    if let Some(norm) = ledger.draft(&format!("{R}.{clip}")).cloned() {
+        ledger.fill(&format!("{critic}.{clip}"), norm);
+    }
     ledger.copy_number("value_clip", &format!("{critic}.value_clip"));
     ledger.copy_number("critic_warmup", &format!("{critic}.warmup_steps"));
     ledger.idle_all(&[(

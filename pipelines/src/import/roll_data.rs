@@ -66,8 +66,15 @@ pub(super) fn data(ledger: &mut Ledger, domains: &Domains) {
     ledger.copy_number("prompt_length", &format!("{R}.data.file.max_prompt_tokens"));
     ledger.fill(&format!("{R}.data.file.max_prompt_tokens"), PROMPT_LENGTH);
     let validation = "validation.data_args.file_name";
-    if ledger.peek(validation).is_some_and(|files| !values::is_off(files)) {
-        ledger.fold(validation, "evaluation is on prompts held out of those to train on");
+    if let Some(files) = ledger.peek(validation).filter(|files| !values::is_off(files)).cloned() {
+        match domains {
+            Domains::Mixed(_) => {
+                ledger.fold(validation, "say `held_out` in the sources that have records in it")
+            }
+            Domains::One | Domains::AsTheyCome => {
+                ledger.map(validation, &format!("{R}.data.file.held_out"), files);
+            }
+        }
     }
     match domains {
         Domains::One => ledger.idle_all(&[(&format!("{SHARES}*"), "there is one domain")]),

@@ -53,7 +53,11 @@ impl Schedule<'_> {
         let [steps_key, ratio_key] = self.warmup;
         let field = self.field(kind, "warmup_steps");
         let steps = ledger.whole(steps_key);
-        if ledger.peek(steps_key).is_some() {
+        // transformers takes a number below 1 for a share of the steps.
+        let is_share = ledger.number(steps_key).is_some_and(|steps| steps > 0.0 && steps < 1.0);
+        if is_share {
+            self.warmup_share(ledger, steps_key, &field, None);
+        } else if ledger.peek(steps_key).is_some() {
             match (steps, self.updates_per_step) {
                 (None, _) => ledger.refuse(steps_key, "not a whole number"),
                 (Some(0), _) => ledger.idle(steps_key, "none"),
@@ -65,15 +69,20 @@ impl Schedule<'_> {
             }
         }
         if ledger.peek(ratio_key).is_some() {
-            match (ledger.number(ratio_key), self.steps, steps) {
-                (Some(0.0), ..) => ledger.idle(ratio_key, "none"),
-                (Some(_), _, Some(1..)) => ledger.idle(ratio_key, "the warm-up's steps are given as well"),
-                (Some(ratio), Some(all), _) => {
-                    let ours = (ratio * all as f64).ceil() as u64;
-                    ledger.change(ratio_key, &field, ours, format!("of {all} steps"));
-                }
-                _ => ledger.refuse(ratio_key, "the number of steps is not known: give the warm-up in steps"),
+            self.warmup_share(ledger, ratio_key, &field, steps);
+        }
+    }
+
+    /// The share of all steps that `key` says, unless `steps` are given.
+    fn warmup_share(&self, ledger: &mut Ledger, key: &str, field: &str, steps: Option<u64>) {
+        match (ledger.number(key), self.steps, steps) {
+            (Some(0.0), ..) => ledger.idle(key, "none"),
+            (Some(_), _, Some(1..)) => ledger.idle(key, "the warm-up's steps are given as well"),
+            (Some(ratio), Some(all), _) => {
+                let ours = (ratio * all as f64).ceil() as u64;
+                ledger.change(key, field, ours, format!("of {all} steps"));
             }
+            _ => ledger.refuse(key, "the number of steps is not known: give the warm-up in steps"),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{Fate, Import, Origin, import};
+use super::{Fate, Import, Origin, changes, import};
 use crate::config::Loaded;
 
 /// Imports `text` as a file called `name`; whose it is has to be told by its keys.
@@ -280,7 +280,8 @@ fn the_optimizer_is_that_of_the_runs_own_pipeline() {
         let path = folder.path().join("theirs");
         fs::write(&path, text).unwrap();
         let config = Path::new("../configs").join(config);
-        let loaded = Loaded::read(&config, &super::sets(&path, origin, &config).unwrap()).unwrap();
+        let ours = fs::read_to_string(&config).unwrap();
+        let loaded = Loaded::read(&config, &changes(&path, origin, &ours).unwrap().sets).unwrap();
         let yaml: Value = serde_saphyr::from_str(&loaded.config.to_yaml()).unwrap();
         assert_eq!(yaml["strategy"]["zero_stage"], 2);
         yaml["pipeline"][pipeline]["optimizer"].clone()
@@ -303,14 +304,14 @@ fn the_optimizer_is_that_of_the_runs_own_pipeline() {
 #[test]
 fn what_is_refused_starts_no_run() {
     let import = imported("ds.json", DEEPSPEED, Origin::Deepspeed);
-    let error = import.sets("ds.json".as_ref()).unwrap_err().to_string();
+    let error = import.changes("ds.json".as_ref()).unwrap_err().to_string();
     assert!(error.contains("2 of its settings") && error.contains("hybrid_engine"), "{error}");
     let import = imported(
         "ds.json",
         r#"{"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}"#,
         Origin::Deepspeed,
     );
-    let sets = import.sets("ds.json".as_ref()).unwrap();
+    let sets = import.changes("ds.json".as_ref()).unwrap().sets;
     assert_eq!(sets, ["strategy.zero_stage=3", "strategy.precision=\"fp16\""]);
 }
 
@@ -551,9 +552,12 @@ method:
   gen_kwargs: {max_new_tokens: 40, top_k: 0, top_p: 1.0, do_sample: true}
 ";
     let import = imported("ppo.yml", text, Origin::Trlx);
-    check_refused(&import, &["model.num_layers_unfrozen"]);
+    check_refused(&import, &[]);
     check_loads(&import);
     let yaml = import.yaml();
+    // One optimizer of two heads: no gradients are clipped, and the critic's rate falls as the policy's does.
+    assert_eq!(yaml.matches("max_grad_norm: 0\n").count(), 2, "{yaml}");
+    assert_eq!(yaml.matches("final_ratio: 0.1\n").count(), 2, "{yaml}");
     for line in [
         "seed: 7\n",
         "    steps: 32\n",
@@ -585,5 +589,7 @@ fn what_is_no_config_is_said() {
     }
 }
 
+mod defaults;
 mod openrlhf_trl;
 mod roll;
+mod verl;

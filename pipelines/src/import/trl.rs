@@ -28,7 +28,7 @@ fn defaults() -> [(&'static str, Value); 18] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 34] = [
+pub(super) const IDLE: [(&str, &str); 37] = [
     ("use_vllm", ONE_ENGINE),
     ("vllm_*", ONE_ENGINE),
     ("ds3_gather_for_generation", ONE_ENGINE),
@@ -63,9 +63,12 @@ pub(super) const IDLE: [(&str, &str); 34] = [
     ("dataset_test_split", "prompts are held out by hash"),
     ("bf16_full_eval", "evaluation has the policy's precision"),
     ("main_process_port", "`anyroll run` starts the ranks"),
+    ("per_device_eval_batch_size", "evaluation samples as training does"),
+    ("disable_dropout", "models have no dropout but that of adapters"),
+    ("lora_task_type", "adapters are those of a decoder"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 15] = [
+pub(super) const REFUSED: [(&str, &str); 18] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -79,6 +82,9 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
     ("off_policy_mask_threshold", "see `algorithm.rollout_correction`"),
     ("environment_factory", "there are no environments with turns"),
     ("tools", "there are no tool calls"),
+    ("use_dora", "adapters are two matrices, without a magnitude"),
+    ("use_rslora", "an adapter's scale is alpha over the rank"),
+    ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),
 ];
@@ -362,12 +368,16 @@ fn rewards(ledger: &mut Ledger) {
     };
     let mut terms = Vec::new();
     for (index, name) in names.iter().enumerate() {
-        let mut term = match values::text(name).as_str() {
+        let name = values::text(name);
+        let mut term = match name.strip_prefix("trl.rewards.").unwrap_or(&name) {
             "accuracy_reward" | "reasoning_accuracy_reward" => json!({"math": {}}),
+            // As `trl grpo` makes it, whatever the longest completion is.
+            "get_soft_overlong_punishment" => json!({"length": {"max_tokens": 1280, "buffer_tokens": 256}}),
             "think_format_reward" => json!({"regex": {"pattern": "<think>.*</think>.*"}}),
             other => {
                 let why = format!("`{other}`: put the function in a file and use the `python` reward");
-                return ledger.refuse(key, why);
+                ledger.refuse(key, why);
+                return ledger.idle_all(&[("reward_weights", "with `reward_funcs`")]);
             }
         };
         if let Some(weight) = weights.get(index) {

@@ -22,7 +22,7 @@ pub(super) enum Trainer {
 const UNCUT: &str = "records are not cut";
 const PACKED: &str = "sequences are packed without padding, and none sees another";
 
-const IDLE: [(&str, &str); 11] = [
+const IDLE: [(&str, &str); 10] = [
     ("truncation_mode", UNCUT),
     ("packing", PACKED),
     ("packing_strategy", PACKED),
@@ -31,7 +31,6 @@ const IDLE: [(&str, &str); 11] = [
     ("pad_to_multiple_of", PACKED),
     ("pad_token", PACKED),
     ("label_pad_token_id", PACKED),
-    ("disable_dropout", "models have no dropout but that of adapters"),
     ("precompute_ref_*", "the reference scores a step's answers before the step"),
     ("model_adapter_name", "the reference is the model with its adapters off"),
 ];

@@ -68,6 +68,9 @@ pub(super) fn apply(ledger: &mut Ledger) {
     train(ledger);
     optimizer(ledger);
     method(ledger);
+    if ledger.number("model.num_layers_unfrozen") == Some(-1.0) {
+        ledger.idle("model.num_layers_unfrozen", "all layers are trained");
+    }
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
@@ -139,7 +142,10 @@ fn updates_per_step(ledger: &mut Ledger) -> u64 {
 fn optimizer(ledger: &mut Ledger) {
     let name = "optimizer.name";
     match ledger.text(name).map(|name| name.to_ascii_lowercase()).as_deref() {
-        Some("adamw") => ledger.idle(name, "AdamW is the optimizer"),
+        Some("adamw") => {
+            let why = "AdamW is the optimizer; trlx clips no gradients";
+            ledger.change(name, &format!("{R}.optimizer.max_grad_norm"), 0, why);
+        }
         Some("adam") => {
             ledger.change(name, &format!("{R}.optimizer.adamw.weight_decay"), 0, "AdamW without decay")
         }
@@ -153,6 +159,7 @@ fn optimizer(ledger: &mut Ledger) {
     if let Some(betas) = ledger.peek("optimizer.kwargs.betas").cloned() {
         ledger.map("optimizer.kwargs.betas", &format!("{adamw}.betas"), betas);
     }
+    ledger.fill(&format!("{R}.optimizer.max_grad_norm"), 0);
     schedule(ledger, &format!("{R}.optimizer.schedule"));
 }
 
@@ -244,11 +251,6 @@ fn critic(ledger: &mut Ledger, a: &str) {
     ledger.copy_number("method.lam", &format!("{gae}.lambda"));
     ledger.fill(&format!("{gae}.lambda"), 0.95);
     ledger.copy_number("method.cliprange_value", &format!("{critic}.value_clip"));
-    for name in ["learning_rate", "betas", "eps", "weight_decay"] {
-        let field = format!("optimizer.adamw.{name}");
-        if let Some(value) = ledger.draft(&format!("{R}.{field}")).cloned() {
-            ledger.fill(&format!("{critic}.{field}"), value);
-        }
-    }
+    ledger.fill_as(&format!("{critic}.optimizer"), &format!("{R}.optimizer"));
     ledger.idle_all(&[("method.vf_coef", "the critic has an optimizer of its own")]);
 }

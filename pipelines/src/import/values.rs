@@ -1,6 +1,6 @@
 //! Values as other systems write them: numbers as words, YAML 1.1's booleans, and `auto`.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A number, also one written as text: YAML 1.1 reads `5e8` as a word.
 pub(super) fn number(value: &Value) -> Option<f64> {
@@ -72,4 +72,18 @@ pub(super) fn json(number: f64) -> Value {
         true => Value::from(number as i64),
         false => Value::from(number),
     }
+}
+
+/// Sets `a.b.c` of a tree of mappings; what is on the way and is none gives place to one.
+pub(super) fn insert(root: &mut Map<String, Value>, path: &str, value: Value) {
+    let mut map = root;
+    let (above, name) = path.rsplit_once('.').unwrap_or(("", path));
+    for part in above.split('.').filter(|part| !part.is_empty()) {
+        let below = map.entry(part).or_insert(Value::Null);
+        if !below.is_object() {
+            *below = Value::Object(Map::new());
+        }
+        map = below.as_object_mut().expect("just made one");
+    }
+    map.insert(name.to_owned(), value);
 }

@@ -97,8 +97,8 @@ impl Rank {
     /// This process's place; `None` if no launcher started it.
     ///
     /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or else those of srun and mpirun, which count only with
-    /// a `MASTER_ADDR`: a shell inside an allocation has them too, and is no rank. `MASTER_ADDR` and
-    /// `MASTER_PORT` are needed with any.
+    /// a `MASTER_ADDR`: a shell inside an allocation has them too, and is no rank, unless it is not the first. `MASTER_ADDR`
+    /// and `MASTER_PORT` are needed with any.
     ///
     /// # Errors
     ///
@@ -113,7 +113,8 @@ impl Rank {
         if let Some(present) = own.into_iter().find(|name| get(name).is_some()) {
             return Self::named(&get, present, &TORCHRUN).map(Some);
         }
-        if get(MASTER_ADDR).is_none() {
+        let is_first = |names: &Names| get(names.rank).is_none_or(|rank| rank == "0");
+        if get(MASTER_ADDR).is_none() && OTHERS.iter().all(is_first) {
             return Ok(None);
         }
         match OTHERS.iter().find(|names| get(names.rank).is_some()) {
@@ -207,6 +208,21 @@ mod tests {
     fn no_launcher_is_no_rank() {
         for variables in ["", "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0", "MASTER_ADDR=node0"] {
             assert_eq!(read(variables), Ok(None), "{variables}");
+        }
+    }
+
+    /// Several processes that each take themselves for the whole job would write one folder.
+    #[test]
+    fn one_of_several_without_a_meeting_place_is_refused() {
+        for place in [
+            "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1",
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1",
+        ] {
+            let name = place.split('=').next().unwrap();
+            assert_eq!(
+                read(place),
+                Err(format!("{name} is set and MASTER_ADDR is not: set both, or neither"))
+            );
         }
     }
 

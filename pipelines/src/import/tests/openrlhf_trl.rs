@@ -52,11 +52,43 @@ fn a_script_without_one_ppo_command_is_refused() {
         (&*format!("{PPO}\n{PPO}"), "2 times"),
         (&*format!("{PPO} --input_key 'question"), "quote ' in line 1 is never closed"),
         (&*format!("{PPO}\n  --seed 3"), "a line begins with `--seed`"),
-        ("openrlhf.cli.train_ppo_ray $@", "`$@` belongs to no flag"),
+        ("openrlhf.cli.train_ppo_ray stray", "`stray` belongs to no flag"),
     ] {
         fs::write(&path, script).unwrap();
         let error = import(&path, None).unwrap_err().to_string();
         assert!(error.contains(expected), "{script}: {error}");
+    }
+}
+
+#[test]
+fn openrlhfs_variables_are_those_that_the_script_assigns() {
+    let script = "\
+MODEL=models/actor
+N=$((2 * 4))
+if hostname; then SEED=3; fi
+python -m openrlhf.cli.train_ppo_ray --pretrain $MODEL --actor_num_gpus_per_node ${N} --zero_stage ${ZERO:-3} \\
+    --seed $SEED --generate_max_len $(cat length) --use_wandb ${TOKEN} \"$@\"
+";
+    let import = imported_from(script, Origin::Openrlhf);
+    check_lines(&import, &["  path: models/actor\n", "devices: 8\n", "  zero_stage: 3\n"]);
+    check_refused(&import, &["train.seed", "rollout.max_new_tokens"]);
+    let unknown = "refused   train.seed: $SEED (what its `$` stands for is not known";
+    check_rows(&import, &[("train.seed", unknown), ("use_wandb", "no effect")]);
+    assert!(!import.yaml().contains('$'), "{}", import.yaml());
+}
+
+/// But for its rate.
+#[test]
+fn openrlhfs_critic_has_the_policys_optimizer() {
+    let import = imported_from(&format!("{PPO} --adam_betas 0.9 0.9 --l2 0.1"), Origin::Openrlhf);
+    let yaml = import.yaml();
+    for (line, count) in [
+        ("weight_decay: 0.1\n", 2),
+        ("final_ratio: 0.1\n", 2),
+        ("max_grad_norm: 1\n", 2),
+        ("learning_rate: 9.0e-6\n", 1),
+    ] {
+        assert_eq!(yaml.matches(line).count(), count, "{line}in\n{yaml}");
     }
 }
 

@@ -147,7 +147,7 @@ fn rolls_rewards_that_score_otherwise() {
     check_rows(&import, &[("rewards.qa.worker_cls", "changed"), ("rewards.qa.reward_type", "changed")]);
     let import = roll("validation: {data_args: {file_name: [data/aime.jsonl]}}\n", MATH);
     check_refused(&import, &[]);
-    check_rows(&import, &[("validation.data_args.file_name", "changed")]);
+    check_rows(&import, &[("validation.data_args.file_name", "mapped")]);
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! The command of a training program in a shell script, as keys: OpenRLHF's flags, verl's overrides.
+
+use serde_json::{Map, Value};
+
+use super::{
+    Origin,
+    shell::{self, Variables},
+    values,
+};
+
+type Keys = Map<String, Value>;
+
+/// A system that is told what to do by a command.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// Whose it is.
+    pub(super) origin: Origin,
+    /// What its programs' names begin with.
+    packages: &'static [&'static str],
+    /// Those whose commands are imported; the others train otherwise, with the same arguments.
+    names: &'static [&'static str],
+    keys: fn(Vec<String>) -> Result<Keys, String>,
+}
+
+const PROGRAMS: [Program; 2] = [
+    Program {
+        origin: Origin::Openrlhf,
+        packages: &["openrlhf.cli."],
+        names: &["openrlhf.cli.train_ppo_ray"],
+        keys: flags,
+    },
+    Program {
+        origin: Origin::Verl,
+        packages: &["verl.trainer.", "recipe.dapo."],
+        names: &["verl.trainer.main_ppo", "recipe.dapo.main_dapo"],
+        keys: overrides,
+    },
+];
+
+impl Program {
+    /// Whose command `text` has. OpenRLHF's is always one, verl's config may be a YAML as well.
+    pub(super) fn of(text: &str, origin: Option<Origin>) -> Option<&'static Self> {
+        let fits = |program: &&Self| origin.is_none_or(|origin| origin == program.origin);
+        let calls = |program: &&Self| program.is_named_in(text) || origin == Some(Origin::Openrlhf);
+        PROGRAMS.iter().filter(fits).find(calls)
+    }
+
+    fn is_named_in(&self, text: &str) -> bool {
+        self.packages.iter().any(|package| text.contains(package))
+    }
+
+    /// The keys of the one command of `script` that calls the program.
+    pub(super) fn keys(&self, script: &str) -> Result<Keys, String> {
+        let mut calls = self.calls(script, &mut Variables::of_shell())?;
+        let other = calls.first().map(|(name, _)| name.clone());
+        calls.retain(|(name, _)| self.names.contains(&name.as_str()));
+        let name = self.names[0];
+        match (calls.len(), calls.pop(), other) {
+            (1, Some((_, arguments)), _) => (self.keys)(arguments),
+            (0, _, Some(other)) => {
+                Err(format!("it calls `{other}`, and only commands of `{name}` are imported"))
+            }
+            (0, ..) => Err(format!("it has no command that calls `{name}`")),
+            (count, ..) => Err(format!("it calls `{name}` {count} times: leave one of the commands in")),
+        }
+    }
+
+    /// The system's programs that a script calls, each with its arguments.
+    fn calls(&self, script: &str, variables: &mut Variables) -> Result<Vec<(String, Vec<String>)>, String> {
+        let mut found = Vec::new();
+        for mut words in shell::commands(script, variables)? {
+            // The shell would end the program's command before it, and train without these flags.
+            if words[0].starts_with("--") {
+                return Err(format!(
+                    "a line begins with `{}`: end the one before it with a backslash",
+                    words[0]
+                ));
+            }
+            if let Some(place) = words.iter().position(|word| self.called_by(word).is_some()) {
+                let arguments = words.split_off(place + 1);
+                found.extend(self.called_by(&words[place]).map(|name| (name, arguments)));
+                continue;
+            }
+            // A command may be a word of another: `bash -c "python -m ..."`.
+            for word in words.iter().filter(|word| self.is_named_in(word) && *word != script) {
+                found.extend(self.calls(word, variables)?);
+            }
+        }
+        Ok(found)
+    }
+
+    fn called_by(&self, word: &str) -> Option<String> {
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+        let named = |package: &&str| word.split_once(*package).filter(|(_, name)| is_name(name));
+        self.packages.iter().find_map(|package| named(package).map(|(_, name)| format!("{package}{name}")))
+    }
+}
+
+/// `--a.b 1 2 --c` as `a.b: [1, 2], c: true`.
+fn flags(arguments: Vec<String>) -> Result<Keys, String> {
+    let mut found = Keys::new();
+    let mut current: Option<String> = None;
+    for word in arguments {
+        if let Some(flag) = word.strip_prefix("--") {
+            let (flag, value) =
+                flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value)));
+            found.insert(
+                flag.to_owned(),
+                value.map_or(Value::Bool(true), |value| Value::String(value.to_owned())),
+            );
+            current = Some(flag.to_owned());
+            continue;
+        }
+        let flag = current.as_ref().ok_or_else(|| format!("`{word}` belongs to no flag of the program"))?;
+        let slot = &mut found[flag.as_str()];
+        let word = Value::String(word);
+        *slot = match slot.take() {
+            Value::Array(items) => items.into_iter().chain([word]).collect(),
+            Value::Bool(_) => word,
+            first => Value::Array(vec![first, word]),
+        };
+    }
+    Ok(found)
+}
+
+/// Hydra's `a.b=1 +c=[d,e] --config-name=f` as `a: {b: 1}, c: [d, e], config-name: f`. Of two values the last one counts.
+fn overrides(arguments: Vec<String>) -> Result<Keys, String> {
+    let mut found = Keys::new();
+    let mut arguments = arguments.into_iter();
+    while let Some(word) = arguments.next() {
+        let (key, value) = match (word.split_once('='), word.starts_with("--")) {
+            (Some((key, value)), _) => (key.to_owned(), value.to_owned()),
+            (None, true) => (word, arguments.next().unwrap_or_default()),
+            // What a variable stands for that is not known: its row says so.
+            (None, false) => (word, String::new()),
+        };
+        let key = key.trim_start_matches(['+', '-']);
+        match key.starts_with('$') {
+            true => drop(found.insert(key.to_owned(), Value::Bool(true))),
+            false => values::insert(&mut found, key, hydra(&value)),
+        }
+    }
+    Ok(found)
+}
+
+/// A value as Hydra writes it, which is nearly YAML's way.
+fn hydra(text: &str) -> Value {
+    match serde_saphyr::from_str(text) {
+        Ok(value) if shell::is_expanded(text) => value,
+        _ => Value::String(text.to_owned()),
+    }
+}

@@ -1,0 +1,304 @@
+//! The commands of a shell script as words: quotes, comments, escaped line ends, redirections, what joins commands, and
+//! the variables that the script itself assigns. Nothing is run.
+
+mod arithmetic;
+#[cfg(test)]
+mod tests;
+mod variables;
+
+use std::{iter::Peekable, mem, str::Chars};
+
+pub(super) use variables::Variables;
+use variables::{Value, assignment};
+
+/// The commands of `script` in their order, each a list of words without its redirections. What a variable stands for
+/// is put in its place where that is known; else the words have it as it is written, and [`is_expanded`] says so.
+///
+/// # Errors
+/// A quote, a `$(` or a list is never closed: what follows could be anything.
+pub(super) fn commands(script: &str, variables: &mut Variables) -> Result<Vec<Vec<String>>, String> {
+    let script = script.replace("\r\n", "\n");
+    let mut reader = Reader::new(&script, variables);
+    while let Some(next) = reader.next() {
+        reader.take(next)?;
+    }
+    reader.end_command();
+    Ok(reader.commands)
+}
+
+/// Whether a word has no variable and no command in it that stands for something else.
+pub(super) fn is_expanded(word: &str) -> bool {
+    let follows =
+        |next: Option<char>| next.is_some_and(|next| next.is_alphanumeric() || "_{(".contains(next));
+    !word.match_indices('$').any(|(at, _)| follows(word[at + 1..].chars().next()))
+}
+
+/// Brackets that may be open at a time: a script has a few.
+const MOST_NESTED: i32 = 64;
+
+struct Reader<'a> {
+    rest: Peekable<Chars<'a>>,
+    /// The line that is read, for messages.
+    line: usize,
+    word: Option<String>,
+    /// Whether the word is where a redirection goes, and so none of the command's.
+    is_target: bool,
+    command: Vec<String>,
+    commands: Vec<Vec<String>>,
+    variables: &'a mut Variables,
+    /// How many `if`, loops and functions are open.
+    depth: usize,
+    /// Whether the command runs only if the one before it went well, or ill.
+    follows: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn new(script: &'a str, variables: &'a mut Variables) -> Self {
+        Reader {
+            rest: script.chars().peekable(),
+            line: 1,
+            word: None,
+            is_target: false,
+            command: Vec::new(),
+            commands: Vec::new(),
+            variables,
+            depth: 0,
+            follows: false,
+        }
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let next = self.rest.next();
+        self.line += usize::from(next == Some('\n'));
+        next
+    }
+
+    fn take(&mut self, next: char) -> Result<(), String> {
+        match next {
+            '\\' => {
+                if let Some(escaped) = self.next().filter(|escaped| *escaped != '\n') {
+                    self.push(escaped);
+                }
+            }
+            '\'' => self.quoted()?,
+            '"' => self.double_quoted()?,
+            '$' => {
+                let value = self.dollar()?;
+                self.place(value);
+            }
+            '#' if self.word.is_none() => while self.rest.next_if(|next| *next != '\n').is_some() {},
+            '&' if self.rest.peek() == Some(&'>') => self.end_word(),
+            '<' | '>' => self.redirection(),
+            '(' if self.word.as_deref().is_some_and(|word| assignment(word).is_some()) => self.list()?,
+            '&' | '|' if self.rest.next_if_eq(&next).is_some() => {
+                self.end_command();
+                self.follows = true;
+            }
+            '\n' | ';' | '&' | '|' | '(' | ')' => self.end_command(),
+            space if space.is_whitespace() => self.end_word(),
+            plain => self.push(plain),
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, plain: char) {
+        self.word.get_or_insert_default().push(plain);
+    }
+
+    fn quoted(&mut self) -> Result<(), String> {
+        let line = self.line;
+        self.word.get_or_insert_default();
+        while let Some(next) = self.next() {
+            match next {
+                '\'' => return Ok(()),
+                plain => self.push(plain),
+            }
+        }
+        Err(format!("the quote ' in line {line} is never closed"))
+    }
+
+    fn double_quoted(&mut self) -> Result<(), String> {
+        let line = self.line;
+        // A list of nothing is no word, not even within quotes.
+        let mut has_word = self.word.is_some() || self.rest.peek() == Some(&'"');
+        while let Some(next) = self.next() {
+            match next {
+                '"' => {
+                    if has_word {
+                        self.word.get_or_insert_default();
+                    }
+                    return Ok(());
+                }
+                '\\' => match self.next() {
+                    Some('\n') | None => {}
+                    Some(escaped) => {
+                        if !matches!(escaped, '"' | '\\' | '$' | '`') {
+                            self.push('\\');
+                        }
+                        self.push(escaped);
+                    }
+                },
+                '$' => match self.dollar()? {
+                    Value::List(items) => {
+                        for (index, item) in items.into_iter().enumerate() {
+                            if index > 0 {
+                                self.end_word();
+                            }
+                            self.word.get_or_insert_default().push_str(&item);
+                        }
+                    }
+                    Value::Text(text) => {
+                        has_word = true;
+                        self.word.get_or_insert_default().push_str(&text);
+                    }
+                },
+                plain => self.push(plain),
+            }
+        }
+        Err(format!("the quote \" in line {line} is never closed"))
+    }
+
+    /// Outside of quotes a text is split into words, but for what is assigned.
+    fn place(&mut self, value: Value) {
+        let may_precede =
+            |word: &str| assignment(word).is_some() || KEYWORDS.contains(&word) || EXPORTS.contains(&word);
+        let is_assigned = self.word.as_deref().is_some_and(|word| assignment(word).is_some())
+            && self.command.iter().all(|word| may_precede(word));
+        match value {
+            Value::Text(text) if is_assigned || !is_expanded(&text) => {
+                self.word.get_or_insert_default().push_str(&text);
+            }
+            Value::Text(text) => {
+                for plain in text.chars() {
+                    match plain.is_whitespace() {
+                        true => self.end_word(),
+                        false => self.push(plain),
+                    }
+                }
+            }
+            Value::List(items) => {
+                for (index, item) in items.into_iter().enumerate() {
+                    if index > 0 {
+                        self.end_word();
+                    }
+                    self.word.get_or_insert_default().push_str(&item);
+                }
+            }
+        }
+    }
+
+    /// What `$name`, `${...}`, `$((...))` or `$(...)` stands for, or itself: what is in it neither ends a word nor a command.
+    fn dollar(&mut self) -> Result<Value, String> {
+        let mut text = String::from("$");
+        let (open, close) = match self.rest.peek() {
+            Some('(') => ('(', ')'),
+            Some('{') => ('{', '}'),
+            Some('@' | '*') => {
+                self.next();
+                return Ok(Value::List(Vec::new()));
+            }
+            _ => {
+                while let Some(next) = self.rest.next_if(|next| next.is_ascii_alphanumeric() || *next == '_')
+                {
+                    text.push(next);
+                }
+                return Ok(self.variables.plain(&text));
+            }
+        };
+        let (line, mut depth) = (self.line, 0);
+        while let Some(next) = self.next() {
+            text.push(next);
+            depth += i32::from(next == open) - i32::from(next == close);
+            if depth == 0 {
+                return self.variables.bracketed(&text);
+            }
+            if depth == MOST_NESTED {
+                return Err(format!("the `${open}` in line {line} is nested too deeply"));
+            }
+        }
+        Err(format!("the `${open}` in line {line} is never closed"))
+    }
+
+    /// `name=(a b c)`, over as many lines as it likes.
+    fn list(&mut self) -> Result<(), String> {
+        let line = self.line;
+        let name = self.word.take().unwrap_or_default();
+        let command = mem::take(&mut self.command);
+        loop {
+            match self.next() {
+                Some(')') => break,
+                Some('\n') => self.end_word(),
+                Some(next) => self.take(next)?,
+                None => return Err(format!("the list `{name}(` in line {line} is never closed")),
+            }
+        }
+        self.end_word();
+        let items = mem::replace(&mut self.command, command);
+        if let Some((name, appends, _)) = assignment(&name) {
+            self.variables.assign(name, appends, Value::List(items), self.is_conditional());
+        }
+        Ok(())
+    }
+
+    /// `> log`, `2>&1`, `<<END`: the number before it belongs to it, as the word after it does.
+    fn redirection(&mut self) {
+        self.word.take_if(|word| word.chars().all(|digit| digit.is_ascii_digit()));
+        self.end_word();
+        while self.rest.next_if(|next| matches!(next, '<' | '>' | '&' | '|')).is_some() {}
+        self.is_target = true;
+    }
+
+    fn end_word(&mut self) {
+        if let Some(word) = self.word.take()
+            && !mem::take(&mut self.is_target)
+        {
+            self.command.push(word);
+        }
+    }
+
+    fn end_command(&mut self) {
+        self.end_word();
+        self.is_target = false;
+        if !self.command.is_empty() {
+            let command = mem::take(&mut self.command);
+            self.assign(&command);
+            self.commands.push(command);
+            self.follows = false;
+        }
+    }
+
+    /// Whether what is read may never run.
+    fn is_conditional(&self) -> bool {
+        self.depth > 0 || self.follows
+    }
+
+    /// Takes the assignments of a command that has nothing else.
+    fn assign(&mut self, command: &[String]) {
+        let mut words = command.iter().map(String::as_str).peekable();
+        while let Some(word) = words.next_if(|word| KEYWORDS.contains(word)) {
+            match word {
+                "if" | "for" | "while" | "until" | "case" | "select" | "function" | "{" => self.depth += 1,
+                "fi" | "done" | "esac" | "}" => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        let exports = words.next_if(|word| EXPORTS.contains(word)).is_some();
+        let assigned: Vec<_> = words.map(|word| assignment(word).ok_or(word)).collect();
+        if !exports && assigned.iter().any(Result::is_err) {
+            return;
+        }
+        let is_conditional = self.is_conditional();
+        for (name, appends, value) in assigned.into_iter().flatten() {
+            self.variables.assign(name, appends, Value::Text(value.to_owned()), is_conditional);
+        }
+    }
+}
+
+/// Commands whose words are assignments, or names.
+const EXPORTS: [&str; 4] = ["export", "readonly", "declare", "local"];
+
+/// What a command may begin with that is none.
+const KEYWORDS: [&str; 16] = [
+    "if", "then", "elif", "else", "fi", "for", "while", "until", "select", "do", "done", "case", "esac",
+    "function", "{", "}",
+];

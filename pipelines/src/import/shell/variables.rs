@@ -1,0 +1,120 @@
+//! What the variables of a script stand for.
+
+use std::collections::HashMap;
+
+use super::{Reader, arithmetic};
+
+/// What an expansion comes to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    /// One text.
+    Text(String),
+    /// Words, as those of `"${name[@]}"`.
+    List(Vec<String>),
+}
+
+/// The variables that a script has assigned so far. One that was assigned where it may never have run is not known.
+#[derive(Clone, Debug, Default)]
+pub(in crate::import) struct Variables {
+    assigned: HashMap<String, Option<Value>>,
+}
+
+impl Variables {
+    /// With `HOME`, which every shell has.
+    pub(in crate::import) fn of_shell() -> Self {
+        let home = std::env::var("HOME").ok().map(Value::Text);
+        Self { assigned: HashMap::from([("HOME".to_owned(), home)]) }
+    }
+
+    pub(super) fn assign(&mut self, name: &str, appends: bool, value: Value, is_conditional: bool) {
+        let value = match (appends, self.assigned.get(name)) {
+            (false, _) | (true, None) => Some(value),
+            (true, Some(None)) => None,
+            (true, Some(Some(before))) => joined(before.clone(), value),
+        };
+        let is_known = !is_conditional || self.assigned.get(name) == Some(&value);
+        self.assigned.insert(name.to_owned(), value.filter(|_| is_known));
+    }
+
+    /// What `$name` stands for, or itself.
+    pub(super) fn plain(&self, text: &str) -> Value {
+        match self.assigned.get(&text[1..]) {
+            Some(Some(Value::List(items))) => Value::Text(items.first().cloned().unwrap_or_default()),
+            Some(Some(value)) => value.clone(),
+            _ => Value::Text(text.to_owned()),
+        }
+    }
+
+    /// What `${name}`, `${name:-default}`, `${name[@]}` or `$((1 + 2))` stands for, or itself.
+    pub(super) fn bracketed(&mut self, text: &str) -> Result<Value, String> {
+        let itself = || Value::Text(text.to_owned());
+        if let Some(sum) = text.strip_prefix("$((").and_then(|sum| sum.strip_suffix("))")) {
+            let sum = self.text_of(sum)?;
+            let value = arithmetic::value(&sum, &|name| self.number(name));
+            return Ok(value.map_or_else(itself, |value| Value::Text(value.to_string())));
+        }
+        let Some(inner) = text.strip_prefix("${").and_then(|inner| inner.strip_suffix('}')) else {
+            return Ok(itself());
+        };
+        if inner.starts_with(['@', '*']) {
+            return Ok(Value::List(Vec::new()));
+        }
+        let end = inner.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(inner.len());
+        let (name, rest) = inner.split_at(end);
+        let found = self.assigned.get(name);
+        match (rest, found) {
+            ("[@]" | "[*]", Some(Some(Value::Text(text)))) => Ok(Value::List(vec![text.clone()])),
+            ("[@]" | "[*]", Some(Some(list))) => Ok(list.clone()),
+            ("", Some(Some(_))) => Ok(self.plain(&format!("${name}"))),
+            _ => match (default(rest), found) {
+                (Some(_), Some(Some(value))) if *value != Value::Text(String::new()) => Ok(value.clone()),
+                (Some(default), None | Some(Some(_))) => self.text_of(default).map(Value::Text),
+                _ => Ok(itself()),
+            },
+        }
+    }
+
+    /// `raw` with its quotes taken off and its variables filled in.
+    fn text_of(&mut self, raw: &str) -> Result<String, String> {
+        let mut reader = Reader::new(raw, self);
+        reader.word = Some(String::new());
+        while let Some(next) = reader.next() {
+            match next {
+                '\\' | '\'' | '"' | '$' => reader.take(next)?,
+                plain => reader.push(plain),
+            }
+        }
+        let mut words = std::mem::take(&mut reader.command);
+        words.extend(reader.word.take());
+        Ok(words.join(" "))
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        match self.assigned.get(name)?.as_ref()? {
+            Value::Text(text) => text.parse().ok(),
+            Value::List(_) => None,
+        }
+    }
+}
+
+fn joined(before: Value, more: Value) -> Option<Value> {
+    match (before, more) {
+        (Value::Text(before), Value::Text(more)) => Some(Value::Text(before + &more)),
+        (Value::List(before), Value::List(more)) => Some(Value::List([before, more].concat())),
+        _ => None,
+    }
+}
+
+/// What stands behind `:-`, `-` or `:=`.
+fn default(rest: &str) -> Option<&str> {
+    [":-", ":=", "-", "="].iter().find_map(|mark| rest.strip_prefix(mark))
+}
+
+/// `name=value` or `name+=value` as the name, whether it appends, and the value.
+pub(super) fn assignment(word: &str) -> Option<(&str, bool, &str)> {
+    let (name, value) = word.split_once('=')?;
+    let (name, appends) = name.strip_suffix('+').map_or((name, false), |name| (name, true));
+    let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_name.then_some((name, appends, value))
+}

@@ -1,0 +1,116 @@
+//! What other systems take where their files do not say it, values that turn nothing on, and how they may be written.
+
+use super::*;
+
+#[test]
+fn a_scheduler_without_parameters_has_deepspeeds() {
+    let text = r#"{"zero_optimization": {"stage": 1}, "scheduler": {"type": "WarmupLR", "params": {}}}"#;
+    let import = imported("ds.json", text, Origin::Deepspeed);
+    check_refused(&import, &[]);
+    for line in ["learning_rate: 0.001\n", "constant:\n          warmup_steps: 1000\n"] {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+    let changes = import.changes("ds.json".as_ref()).unwrap();
+    let told: Vec<String> = changes.told.iter().map(|row| format!("{}: {}", row.key, row.value)).collect();
+    let expected = [
+        "scheduler.params.warmup_max_lr: 0.001",
+        "scheduler.params.warmup_num_steps: 1000",
+        "scheduler.params.warmup_type: log",
+    ];
+    assert_eq!(told, expected, "a run has to be told of them");
+}
+
+#[test]
+fn a_warm_up_that_deepspeed_leaves_to_the_trainer_is_told() {
+    let text = r#"{"zero_optimization": {"stage": 1},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": 1e-4, "warmup_type": "linear"}}}"#;
+    let import = imported("ds.json", text, Origin::Deepspeed);
+    check_refused(&import, &[]);
+    let changed =
+        "changed   scheduler.type: WarmupDecayLR -> pipeline.rlvr.optimizer.schedule.linear.warmup_steps: 0";
+    check_rows(&import, &[("scheduler.type", changed)]);
+}
+
+#[test]
+fn what_is_off_in_deepspeed_is_not_refused() {
+    let text = r#"// as a trainer writes it
+{
+    /* ZeRO++ and MiCS: off,
+       "by their sizes" */
+    "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1, "mics_shard_size": -1, "leaf_module": null},
+    "autotuning": {"enabled": false, "fast": true}, // "unused"
+    "compression_training": {}, "checkpoint": {"tag_validation": "Warn//*"}, "sparse_gradients": false
+}"#;
+    let import = imported("ds.json", text, Origin::Deepspeed);
+    check_refused(&import, &[]);
+    check_rows(&import, &[("checkpoint.tag_validation", "no effect checkpoint.tag_validation: Warn//*")]);
+    let on = text.replace("size\": 1", "size\": 8").replace("\"enabled\": false", "\"enabled\": true");
+    let on = imported("ds.json", &on, Origin::Deepspeed);
+    let refused = ["zero_optimization.zero_hpz_partition_size", "autotuning.enabled", "autotuning.fast"];
+    check_refused(&on, &refused);
+}
+
+#[test]
+fn a_key_that_is_given_twice_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ds.json");
+    fs::write(&path, "{\n\"train_batch_size\": 8, // a\n\"train_batch_size\": 9}").unwrap();
+    let error = import(&path, None).unwrap_err().to_string();
+    assert!(error.ends_with("ds.json: line 3: `train_batch_size` is given twice: keep one"), "{error}");
+}
+
+#[test]
+fn accelerates_sections_shard_where_they_do_not_say_how() {
+    for (kind, section, stage) in [
+        ("FSDP", "fsdp_config: {fsdp_version: 2}", 3),
+        ("FSDP", "fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}", 2),
+        ("DEEPSPEED", "deepspeed_config: {gradient_clipping: 1.0}", 2),
+    ] {
+        let text = format!("distributed_type: {kind}\n{section}\ngradient_accumulation_steps: 4\n");
+        let import = imported("accelerate.yaml", &text, Origin::Accelerate);
+        check_refused(&import, &[]);
+        assert!(import.yaml().contains(&format!("  zero_stage: {stage}\n")), "{text}{}", import.yaml());
+    }
+}
+
+#[test]
+fn accelerates_sizes_of_one_split_nothing() {
+    let text = |size: u32| {
+        let size =
+            format!("parallelism_config_cp_size: {size}, parallelism_config_cp_comm_strategy: allgather");
+        format!(
+            "distributed_type: MULTI_GPU\nparallelism_config: {{{size}, parallelism_config_tp_size: 1}}\n"
+        )
+    };
+    check_refused(&imported("a.yaml", &text(1), Origin::Accelerate), &[]);
+    let split =
+        ["cp_size", "cp_comm_strategy"].map(|name| format!("parallelism_config.parallelism_config_{name}"));
+    check_refused(&imported("a.yaml", &text(2), Origin::Accelerate), &split.each_ref().map(String::as_str));
+}
+
+#[test]
+fn trls_rewards_and_shares_of_a_warm_up() {
+    let text = "num_generations: 8\nmax_steps: 200\nwarmup_steps: 0.05\nuse_dora: false\nlora_task_type: CAUSAL_LM\n\
+        reward_funcs: [trl.rewards.accuracy_reward, get_soft_overlong_punishment]\nreward_weights: [1.0, 0.5]\n";
+    let import = imported("grpo.yaml", text, Origin::Trl);
+    check_refused(&import, &[]);
+    let length = "    - length:\n        max_tokens: 1280\n        buffer_tokens: 256\n      weight: 0.5\n";
+    for line in ["          warmup_steps: 10\n", "    - math: {}\n", length] {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+    let own = imported("grpo.yaml", &text.replace("trl.rewards.accuracy", "my"), Origin::Trl);
+    check_refused(&own, &["reward_funcs"]);
+}
+
+#[test]
+fn rolls_critic_and_its_records_to_evaluate_on() {
+    let text = "rollout_batch_size: 64\nadv_estimator: gae\nmax_grad_norm: 0.5\nmax_steps: 100\n\
+        validation: {data_args: {file_name: [held.jsonl]}}\n\
+        critic: {training_args: {learning_rate: 1.0e-5, weight_decay: 0.1, warmup_steps: 7, lr_scheduler_type: cosine}}\n";
+    let import = imported("roll.yaml", text, Origin::Roll);
+    let critic = "    critic:\n      optimizer:\n        adamw:\n          learning_rate: 0.00001\n          weight_decay: 0.1\n        \
+        schedule:\n          cosine:\n            warmup_steps: 7\n        max_grad_norm: 0.5\n";
+    for line in [critic, "        held_out:\n        - held.jsonl\n"] {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+}

@@ -1,0 +1,332 @@
+//! verl's commands and its YAML.
+
+use super::*;
+
+/// As its examples are written: lists of overrides, defaults of variables, sums.
+const SCRIPT: &str = r#"#!/usr/bin/env bash
+set -xeuo pipefail
+MODEL_PATH=${MODEL_PATH:-models/qwen}
+train_batch_size=${TRAIN_BATCH_SIZE:-1024}
+max_prompt_length=$((1024 * 1))
+max_response_length=$((max_prompt_length * 2))
+data_dir="data/gsm8k"
+train_files="['$data_dir/train.parquet', 'data/math/train.parquet']"
+DATA=(
+    algorithm.adv_estimator=grpo
+    algorithm.use_kl_in_reward=False
+    data.train_files="$train_files"
+    data.val_files=$data_dir/test.parquet
+    data.train_batch_size=${train_batch_size} # prompts
+    data.max_prompt_length=${max_prompt_length}
+    data.max_response_length=${max_response_length}
+    data.filter_overlong_prompts=True
+)
+ACTOR=(
+    actor_rollout_ref.model.path="$MODEL_PATH"
+    actor_rollout_ref.model.use_remove_padding=True
+    actor_rollout_ref.actor.optim.lr=2e-6
+    actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1
+    actor_rollout_ref.actor.ppo_mini_batch_size=256
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
+    actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl
+    actor_rollout_ref.actor.clip_ratio_high=0.28
+    actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.rollout.n=5
+    actor_rollout_ref.ref.fsdp_config.param_offload=True
+)
+TRAINER=(
+    trainer.logger='["console","wandb"]'
+    trainer.project_name=p
+    trainer.experiment_name='qwen math/5'
+    trainer.default_local_dir='out/${trainer.project_name}'
+    trainer.save_freq=20
+    trainer.total_training_steps=100
+)
+LAUNCH=(python3)
+if [ "${USE_UV:-1}" != 0 ]; then
+    LAUNCH=(uv run python3)
+fi
+"${LAUNCH[@]}" -m verl.trainer.main_ppo \
+    "${DATA[@]}" \
+    "${ACTOR[@]}" \
+    "${TRAINER[@]}" \
+    "$@"
+"#;
+
+#[test]
+fn a_script_with_lists_of_overrides() {
+    let import = imported("run.sh", SCRIPT, Origin::Verl);
+    check_refused(&import, &[]);
+    assert_eq!(
+        import.yaml(),
+        "\
+name: qwen_math_5
+backend: auto
+devices: 8
+model:
+  path: models/qwen
+strategy:
+  recompute: full
+  zero_stage: 3
+  precision: bf16
+  micro_batch_size: 8
+roles:
+  reference:
+    strategy:
+      offload:
+        params: between_steps
+pipeline:
+  rlvr:
+    prompts_per_step: 1024
+    group_size: 5
+    mini_batches: 4
+    epochs: 1
+    steps: 100
+    checkpoint:
+      every: 20
+    evaluation:
+      every: 100
+    optimizer:
+      adamw:
+        learning_rate: 2.0e-6
+        weight_decay: 0.01
+        decays: all
+      max_grad_norm: 1
+      schedule:
+        constant:
+          warmup_steps: 10
+    rollout:
+      max_new_tokens: 2048
+      temperature: 1
+      top_p: 1
+      batch_size: 64
+    algorithm:
+      advantage:
+        grpo:
+          scale: group_std
+          eps: 1.0e-6
+      aggregation: token_mean
+      loss:
+        clipped:
+          clip_low: 0.2
+          clip_high: 0.28
+          dual_clip: 3
+      kl_in:
+        loss:
+          estimator: k3
+      kl_coef: 0.001
+    data:
+      file:
+        path:
+        - data/gsm8k/train.parquet
+        - data/math/train.parquet
+        held_out: data/gsm8k/test.parquet
+        columns: verl
+        max_prompt_tokens: 1024
+        long_prompts: leave_out
+    reward:
+    - math: {}
+"
+    );
+    check_loads(&import);
+    check_rows(
+        &import,
+        &[
+            ("trainer.default_local_dir", "no effect trainer.default_local_dir: out/p"),
+            (
+                "trainer.experiment_name",
+                "changed   trainer.experiment_name: qwen math/5 -> name: qwen_math_5",
+            ),
+            (
+                "actor_rollout_ref.actor.grad_clip",
+                "mapped    actor_rollout_ref.actor.grad_clip: 1.0 by default",
+            ),
+            ("reward.reward_manager.name", "changed   reward.reward_manager.name: naive by default"),
+        ],
+    );
+}
+
+/// A command with `overrides` and the keys that no test is about.
+#[track_caller]
+fn command(overrides: &str) -> Import {
+    let usual = "data.train_files=a.parquet actor_rollout_ref.model.path=m algorithm.adv_estimator=grpo \
+        trainer.total_training_steps=100";
+    imported("run.sh", &format!("python3 -m verl.trainer.main_ppo {usual} {overrides}"), Origin::Verl)
+}
+
+#[track_caller]
+fn check(overrides: &str, lines: &[&str]) {
+    let import = command(overrides);
+    check_refused(&import, &[]);
+    check_loads(&import);
+    for line in lines {
+        assert!(import.yaml().contains(line), "{overrides}: no\n{line}in\n{}", import.yaml());
+    }
+}
+
+#[test]
+fn advantages() {
+    for (estimator, lines) in [
+        ("grpo algorithm.norm_adv_by_std_in_grpo=False", &["          scale: none\n"][..]),
+        ("rloo", &["advantage: rloo\n"]),
+        ("remax", &["advantage: remax\n"]),
+        ("opo", &["advantage: opo\n"]),
+        ("reinforce_plus_plus algorithm.gamma=0.9", &["whiten_advantages: true\n", "gamma: 0.9\n"]),
+        ("reinforce_plus_plus_baseline", &["whiten_advantages: true\n", "scale: none\n"]),
+    ] {
+        check(&format!("algorithm.adv_estimator={estimator}"), lines);
+    }
+    check_refused(&command("algorithm.adv_estimator=grpo_passk"), &["algorithm.adv_estimator"]);
+}
+
+#[test]
+fn a_critic_has_an_optimizer_of_its_own() {
+    let overrides = "algorithm.adv_estimator=gae critic.optim.lr=3e-5 critic.optim.lr_warmup_steps=4 \
+        critic.cliprange_value=0.2 critic.model.path=m critic.model.use_remove_padding=True trainer.critic_warmup=5";
+    let critic = "    critic:\n      optimizer:\n        adamw:\n          learning_rate: 0.00003\n          weight_decay: 0.01\n          \
+        decays: all\n        max_grad_norm: 1\n        schedule:\n          constant:\n            warmup_steps: 4\n      \
+        value_clip: 0.2\n      warmup_steps: 5\n";
+    check(overrides, &[critic, "          lambda: 1.0\n"]);
+    let unused = command("critic.optim.lr=3e-5");
+    check_rows(&unused, &[("critic.optim.lr", "no effect")]);
+}
+
+#[test]
+fn losses_and_their_clips() {
+    let actor =
+        |keys: &str| keys.split(' ').map(|key| format!("actor_rollout_ref.actor.{key} ")).collect::<String>();
+    for (keys, lines) in [
+        ("clip_ratio=0.1 clip_ratio_c=10", &["clip_low: 0.1\n", "clip_high: 0.1\n", "dual_clip: 10\n"][..]),
+        (
+            "policy_loss.loss_mode=gspo clip_ratio_low=3e-4 clip_ratio_high=4e-4",
+            &["        gspo:\n          clip_low: 0.0003\n", "aggregation: seq_mean_token_mean\n"],
+        ),
+        (
+            "policy_loss.loss_mode=cispo clip_ratio_low=10 clip_ratio_high=0.2",
+            &["        cispo:\n          min_ratio: 0\n          max_ratio: 1.2\n"],
+        ),
+        ("policy_loss.loss_mode=sapo", &["sapo:\n          tau_positive: 1\n          tau_negative: 1.05\n"]),
+        ("policy_loss.loss_mode=gpg", &["loss: reinforce\n"]),
+        ("loss_agg_mode=seq-mean-token-sum-norm", &["seq_mean_token_sum_norm:\n          length: 512\n"]),
+        ("tis_imp_ratio_cap=2", &["old_logprobs: recompute\n", "level: token\n          max: 2.0\n"]),
+        ("strategy=fsdp2 fsdp_config.reshard_after_forward=False", &["zero_stage: 2\n"]),
+        ("fsdp_config.offload_policy=True", &["    params: cpu\n", "    optimizer: cpu_step\n"]),
+        (
+            "use_dynamic_bsz=True ppo_max_token_len_per_gpu=8192 ppo_micro_batch_size_per_gpu=1",
+            &["micro_batch_size: 8\n"],
+        ),
+        ("ppo_micro_batch_size=64", &["micro_batch_size: 8\n"]),
+    ] {
+        check(&actor(keys), lines);
+    }
+    for (keys, refused) in [
+        ("policy_loss.loss_mode=clip_cov", &["policy_loss.loss_mode"][..]),
+        ("loss_agg_mode=token-sum", &["loss_agg_mode"]),
+        ("ppo_mini_batch_size=300", &["ppo_mini_batch_size"]),
+        ("ulysses_sequence_parallel_size=2", &["ulysses_sequence_parallel_size"]),
+        (
+            "strategy=megatron megatron.tensor_model_parallel_size=2",
+            &["strategy", "megatron.tensor_model_parallel_size"],
+        ),
+        ("use_kl_loss=True kl_loss_type=full", &["kl_loss_type"]),
+        ("my_own=1", &["my_own"]),
+    ] {
+        let refused: Vec<String> =
+            refused.iter().map(|key| format!("actor_rollout_ref.actor.{key}")).collect();
+        check_refused(&command(&actor(keys)), &refused.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn kl_off_the_reward() {
+    let kl = "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01";
+    check(kl, &["kl_in:\n        reward: {}\n      kl_coef: 0.01\n"]);
+    let adaptive = format!("{kl} algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2");
+    check(&adaptive, &["adaptive:\n            target: 0.2\n            horizon: 10000.0\n"]);
+    let both = format!("{kl} actor_rollout_ref.actor.use_kl_loss=True");
+    check_refused(&command(&both), &["algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"]);
+}
+
+#[test]
+fn the_command_of_dapo() {
+    let import = imported(
+        "dapo.sh",
+        "ray job submit --runtime-env=e.yaml -- python3 -m recipe.dapo.main_dapo data.train_files=a.parquet \
+         data.max_response_length=2048 data.truncation='left' data.gen_batch_size=1536 algorithm.adv_estimator=grpo \
+         algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc actor_rollout_ref.model.path=m \
+         algorithm.filter_groups.max_num_gen_batches=5 reward_model.reward_manager=dapo \
+         +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True trainer.total_training_steps=9 \
+         +reward_model.reward_kwargs.overlong_buffer_cfg.len=512 \
+         ++reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=0.5",
+        Origin::Verl,
+    );
+    check_refused(&import, &[]);
+    check_loads(&import);
+    for line in [
+        "      mixed_groups:\n        max_batches: 5\n",
+        "    - math: {}\n    - length:\n        max_tokens: 2048\n        buffer_tokens: 512\n      weight: 0.5\n",
+        "        long_prompts: leave_out\n",
+    ] {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+}
+
+#[test]
+fn rewards_and_columns() {
+    let own = "custom_reward_function.path=r.py custom_reward_function.name=f data.prompt_key=question";
+    check(
+        own,
+        &[
+            "    - python:\n        path: r.py\n        function: f\n        signature: verl\n",
+            "          answer: reward_model.ground_truth\n          prompt: question\n          domain: data_source\n",
+        ],
+    );
+    let model = "reward_model.enable=True reward_model.model.path=rm reward_model.micro_batch_size_per_gpu=4";
+    check(model, &["    - model:\n        path: rm\n        chat: true\n"]);
+    check_refused(&command("sandbox_fusion.url=http://a"), &["sandbox_fusion.url"]);
+}
+
+#[test]
+fn adapters() {
+    let lora = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.target_modules=[q_proj,v_proj]";
+    check(lora, &["  lora:\n    rank: 32\n    alpha: 16\n    targets:\n    - q_proj\n    - v_proj\n"]);
+    assert!(!command("actor_rollout_ref.model.lora_rank=0").yaml().contains("lora"));
+}
+
+#[test]
+fn what_the_command_does_not_say_is_refused() {
+    let overrides = "--config-name=ppo_trainer $EXTRA trainer.experiment_name=$NAME trainer.nnodes=$NODES data.shuffle=False \
+        data.seed=3 data.seed=4";
+    let import = command(overrides);
+    check_refused(&import, &["data.shuffle", "trainer.experiment_name", "$EXTRA"]);
+    assert!(import.yaml().starts_with("name: imported_from_verl\nseed: 4\n"), "{}", import.yaml());
+    check_refused(&command("--config-path=own --config-name=mine"), &["config-path", "config-name"]);
+    check_refused(
+        &command("actor_rollout_ref.rollout.multi_turn.enable=True"),
+        &["actor_rollout_ref.rollout.multi_turn.enable"],
+    );
+}
+
+#[test]
+fn its_yaml() {
+    let text = "\
+defaults: [ppo_trainer, _self_]
+actor_rollout_ref:
+  actor:
+    optim: {_target_: verl.workers.config.FSDPOptimizerConfig, lr: 3.0e-6}
+    ppo_mini_batch_size: ${data.train_batch_size}
+    rollout_n: ${oc.select:actor_rollout_ref.rollout.n,1}
+    ulysses_sequence_parallel_size: ${oc.select:nowhere,1}
+  rollout: {name: ???, n: 4, response_length: '${oc.select:data.max_response_length,512}'}
+data: {train_batch_size: 32, max_response_length: 64, train_files: '${oc.env:DATA}'}
+algorithm: {adv_estimator: rloo}
+";
+    let import = imported("verl.yaml", text, Origin::Verl);
+    check_refused(&import, &["data.train_files"]);
+    for line in
+        ["    mini_batches: 1\n", "    group_size: 4\n", "learning_rate: 3.0e-6\n", "max_new_tokens: 64\n"]
+    {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+}

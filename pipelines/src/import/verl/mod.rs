@@ -1,0 +1,510 @@
+//! verl's `main_ppo`: the overrides of a command, or its YAML. Defaults are those of its `ppo_trainer.yaml`.
+
+mod algorithm;
+mod reward;
+
+use serde_json::{Value, json};
+
+use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::{ledger::Ledger, rules, schedule::Schedule};
+
+const ACTOR: &str = "actor_rollout_ref.actor";
+const ROLLOUT: &str = "actor_rollout_ref.rollout";
+const REFERENCE: &str = "actor_rollout_ref.ref";
+const MODEL: &str = "actor_rollout_ref.model";
+
+const PACKED: &str = "sequences are always packed";
+const SCORING: &str = "scoring goes by `strategy.micro_batch_size`";
+const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
+const FUSED: &str = "blocks are written by hand; nothing is compiled";
+const ONE_READER: &str = "data is read by every rank, without workers";
+
+fn defaults() -> [(&'static str, Value); 23] {
+    [
+        ("data.train_batch_size", json!(1024)),
+        ("data.max_prompt_length", json!(512)),
+        ("data.max_response_length", json!(512)),
+        ("data.truncation", json!("error")),
+        ("actor_rollout_ref.rollout.n", json!(1)),
+        ("actor_rollout_ref.rollout.temperature", json!(1.0)),
+        ("actor_rollout_ref.rollout.top_p", json!(1)),
+        ("actor_rollout_ref.model.enable_gradient_checkpointing", json!(true)),
+        ("actor_rollout_ref.actor.strategy", json!("fsdp")),
+        ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward", json!(true)),
+        ("actor_rollout_ref.actor.fsdp_config.dtype", json!("bfloat16")),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", json!(256)),
+        ("actor_rollout_ref.actor.ppo_epochs", json!(1)),
+        ("actor_rollout_ref.actor.grad_clip", json!(1.0)),
+        ("actor_rollout_ref.actor.optim.lr", json!(1e-6)),
+        ("actor_rollout_ref.actor.optim.weight_decay", json!(0.01)),
+        ("actor_rollout_ref.actor.clip_ratio", json!(0.2)),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", json!("vanilla")),
+        ("actor_rollout_ref.actor.loss_agg_mode", json!("token-mean")),
+        ("algorithm.adv_estimator", json!("gae")),
+        ("trainer.n_gpus_per_node", json!(8)),
+        ("trainer.save_freq", json!(-1)),
+        ("trainer.test_freq", json!(-1)),
+    ]
+}
+
+const IDLE: [(&str, &str); 84] = [
+    ("hydra.*", "a config is one file"),
+    ("ray*", "ranks are processes that `anyroll run` starts"),
+    ("transfer_queue.*", ONE_PLACE),
+    ("global_profiler.*", REPORTS),
+    ("skip.*", ONE_ENGINE),
+    ("actor_rollout_ref.hybrid_engine", ONE_ENGINE),
+    ("data.tokenizer", "the model's folder has its tokenizer"),
+    ("data.use_shm", ONE_READER),
+    ("data.val_batch_size", "evaluation samples as training does"),
+    ("data.gen_batch_size", "as many prompts as the step has are sampled at a time"),
+    ("data.return_*", "prompts are rendered by the model's chat template"),
+    ("data.dataloader_num_workers", ONE_READER),
+    ("data.filter_overlong_prompts_workers", ONE_READER),
+    ("data.validation_shuffle", "held-out prompts are the same ones each time"),
+    ("data.image_*", "prompts are texts"),
+    ("data.video_key", "prompts are texts"),
+    ("data.audio_key", "prompts are texts"),
+    ("data.trust_remote_code", "no code is run from a model's folder"),
+    ("actor_rollout_ref.actor.use_dynamic_bsz", PACKED),
+    ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", PACKED),
+    ("actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu", PACKED),
+    ("actor_rollout_ref.actor.use_remove_padding", PACKED),
+    ("actor_rollout_ref.actor.pad_to_length*", PACKED),
+    ("actor_rollout_ref.actor.shuffle", "mini-batches are drawn anew in each epoch"),
+    ("actor_rollout_ref.actor.data_loader_seed", "`seed` is everything's"),
+    ("actor_rollout_ref.actor.rollout_n", "it is the group's size"),
+    ("actor_rollout_ref.actor.use_torch_compile", FUSED),
+    ("actor_rollout_ref.actor.use_fused_kernels", "fused kernels are always used"),
+    ("actor_rollout_ref.actor.entropy_*", "the head's rows are computed in pieces"),
+    ("actor_rollout_ref.actor.calculate_*", REPORTS),
+    ("actor_rollout_ref.actor.profiler.*", REPORTS),
+    ("actor_rollout_ref.actor.checkpoint.*", "checkpoints are whole"),
+    ("actor_rollout_ref.actor.fsdp_config.wrap_policy.*", BLOCKS),
+    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch", "the next block is always fetched ahead"),
+    ("actor_rollout_ref.actor.fsdp_config.model_dtype", "the master weights are fp32"),
+    ("actor_rollout_ref.actor.fsdp_config.mixed_precision.*", "gradients are summed in fp32"),
+    ("actor_rollout_ref.actor.fsdp_config.use_*", BLOCKS),
+    ("actor_rollout_ref.actor.fsdp_config.seed", "`seed` is everything's"),
+    ("actor_rollout_ref.actor.fsdp_config.entropy_*", "the head's rows are computed in pieces"),
+    ("actor_rollout_ref.actor.fsdp_config.pad_to_length*", PACKED),
+    ("actor_rollout_ref.actor.fsdp_config.strategy", "one layout serves every stage"),
+    ("actor_rollout_ref.actor.fsdp_config.forward_only", "one layout serves every stage"),
+    ("actor_rollout_ref.actor.optim.total_training_steps", "the schedule ends with the run"),
+    ("actor_rollout_ref.actor.optim.zero_indexed_step", "a schedule's first step is the first above 0"),
+    ("actor_rollout_ref.model.use_*", "fused kernels and packing are always used"),
+    ("actor_rollout_ref.model.fused_kernel_options.*", "fused kernels are always used"),
+    ("actor_rollout_ref.model.tokenizer_path", "the model's folder has its tokenizer"),
+    ("actor_rollout_ref.model.hf_config_path", "the model's folder has its config"),
+    ("actor_rollout_ref.model.trust_remote_code", "no code is run from a model's folder"),
+    ("actor_rollout_ref.ref.log_prob_*", SCORING),
+    ("actor_rollout_ref.ref.strategy", ONE_PLACE),
+    ("actor_rollout_ref.ref.rollout_n", "it is the group's size"),
+    ("actor_rollout_ref.ref.use_torch_compile", FUSED),
+    ("actor_rollout_ref.ref.profiler.*", REPORTS),
+    ("actor_rollout_ref.ref.entropy_*", "the reference has no entropy term"),
+    ("actor_rollout_ref.ref.pad_to_length", PACKED),
+    (
+        "actor_rollout_ref.ref.fsdp_config.*",
+        "the reference has the policy's strategy, or `roles.reference.strategy`",
+    ),
+    ("actor_rollout_ref.rollout.log_prob_*", SCORING),
+    ("actor_rollout_ref.rollout.prompt_length", "`data.max_prompt_length` says it"),
+    ("actor_rollout_ref.rollout.do_sample", "completions are sampled"),
+    ("actor_rollout_ref.rollout.seed", "`seed` is everything's"),
+    (
+        "actor_rollout_ref.rollout.val_kwargs.*",
+        "evaluation is on held-out prompts, greedy and at temperature 1",
+    ),
+    ("actor_rollout_ref.rollout.profiler.*", REPORTS),
+    ("actor_rollout_ref.rollout.prometheus.*", "say `metrics.prometheus`"),
+    ("actor_rollout_ref.rollout.trace.*", REPORTS),
+    ("critic.rollout_n", "it is the group's size"),
+    ("trainer.nnodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
+    ("trainer.device", "`backend: auto` is the first usable one"),
+    ("trainer.balance_batch", "every rank has an equal part of each mini-batch"),
+    ("trainer.project_name", REPORTS),
+    ("trainer.logger", REPORTS),
+    ("trainer.log_val_generations", REPORTS),
+    ("trainer.rollout_data_dir", "samples.jsonl of the run folder has samples"),
+    ("trainer.validation_data_dir", "samples.jsonl of the run folder has samples"),
+    ("trainer.default_local_dir", "say it with --output"),
+    ("trainer.default_hdfs_dir", "say it with --output"),
+    ("trainer.resume_*", "`anyroll run --resume DIR`"),
+    ("trainer.del_local_ckpt_after_load", "`checkpoint.keep_last` says how many stay"),
+    ("trainer.max_critic_ckpt_to_keep", "a checkpoint has all that is trained"),
+    ("trainer.esi_redundant_time", "Ctrl-C and SIGTERM save a checkpoint"),
+    ("trainer.ray_wait_register_center_timeout", "ranks are processes that `anyroll run` starts"),
+    ("trainer.val_before_train", "evaluation comes before the first step and after the last one"),
+    ("trainer.use_v1", ONE_ENGINE),
+    ("trainer.v1.*", "say `rollout.async.ahead` for steps that overlap"),
+];
+
+const REFUSED: [(&str, &str); 24] = [
+    ("$*", "what it stands for is not known: write it out"),
+    ("config-name", "the config is not read with the command: import that YAML"),
+    ("config-path", "the config is not read with the command: import that YAML"),
+    ("data.custom_cls.*", "records are read by their columns"),
+    ("data.apply_chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
+    ("data.tool_config_path", "there are no tool calls"),
+    ("data.function_tool_path", "there are no tool calls"),
+    ("data.train_max_samples", "shorten the file"),
+    ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
+    ("actor_rollout_ref.actor.fsdp_config.full_determinism", "say `strategy.deterministic`"),
+    ("actor_rollout_ref.actor.qat.*", "weights are not quantised"),
+    (
+        "actor_rollout_ref.actor.megatron*",
+        "layers are not split over ranks; zero_stage 3 shards their weights",
+    ),
+    ("actor_rollout_ref.actor.freeze_vision_tower", "models are of texts"),
+    ("actor_rollout_ref.model.override_config*", "the model's folder has its config"),
+    ("actor_rollout_ref.model.external_lib", "no code is run beside the model"),
+    ("actor_rollout_ref.model.custom_chat_template", "the template is that of the model's folder"),
+    ("actor_rollout_ref.model.exclude_modules", "say which ones have an adapter in `model.lora.targets`"),
+    ("actor_rollout_ref.model.lora*", "say `model.lora`"),
+    ("actor_rollout_ref.model.enable_activation_offload", "say `strategy.recompute`"),
+    ("actor_rollout_ref.rollout.multi_turn*", "there are no agents with turns"),
+    ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
+    ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),
+    ("distillation.*", "there is no distillation"),
+    ("algorithm.use_pf_ppo", "samples weigh the same"),
+];
+
+pub(super) fn apply(ledger: &mut Ledger) {
+    ledger.idle_ending("._target_", "classes are not named here");
+    ledger.assume(&defaults());
+    name(ledger);
+    ledger.fill("backend", "auto");
+    model(ledger);
+    strategy(ledger);
+    batches(ledger);
+    run(ledger);
+    optimizer(ledger, &format!("{ACTOR}.optim"), R);
+    sampling(ledger);
+    algorithm::apply(ledger);
+    data(ledger);
+    reward::apply(ledger);
+    let command =
+        [("config-name", "ppo_trainer"), ("config-name", "ppo_trainer.yaml"), ("config-path", "config")];
+    for (key, usual) in command {
+        if ledger.text(key).as_deref() == Some(usual) {
+            ledger.idle(key, "its defaults are known");
+        }
+    }
+    ledger.idle_all(&IDLE);
+    ledger.refuse_all(&REFUSED);
+    // What is left of these sections is how its engines are set up.
+    ledger.idle_all(&[(&format!("{ROLLOUT}.*"), ONE_ENGINE)]);
+}
+
+/// The experiment's name, in letters that a folder's may have.
+fn name(ledger: &mut Ledger) {
+    let key = "trainer.experiment_name";
+    let Some(experiment) = ledger.text(key) else { return ledger.fill("name", "imported_from_verl") };
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let name: String = experiment.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    let name = name.trim_start_matches(['-', '_', '.']).to_owned();
+    match name == experiment {
+        true => ledger.map(key, "name", name),
+        false if name.is_empty() => ledger.refuse(key, "say `name`, in letters and digits"),
+        false => ledger.change(key, "name", name, "a folder's name starts with it"),
+    }
+    ledger.fill("name", "imported_from_verl");
+}
+
+fn model(ledger: &mut Ledger) {
+    let key = format!("{MODEL}.path");
+    if let Some(path) = ledger.text(&key) {
+        ledger.change(&key, "model.path", path, DOWNLOAD);
+    }
+    ledger.either(&format!("{MODEL}.enable_gradient_checkpointing"), "strategy.recompute", "full", "none");
+    let [rank, alpha, targets] =
+        ["lora_rank", "lora_alpha", "target_modules"].map(|name| format!("{MODEL}.{name}"));
+    match ledger.number(&rank).is_some_and(|rank| rank > 0.0) {
+        true => {
+            ledger.assume(&[(&alpha, json!(16))]);
+            ledger.copy_number(&rank, "model.lora.rank");
+            ledger.copy_number(&alpha, "model.lora.alpha");
+            ledger.lora_targets(&targets);
+        }
+        false => {
+            let off = if ledger.number(&rank) == Some(0.0) { "off" } else { "the rank is not given" };
+            ledger.idle_all(&[(&alpha, off), (&targets, off)]);
+            if off == "off" {
+                ledger.idle(&rank, off);
+            }
+        }
+    }
+    if ledger.number(&format!("{MODEL}.lora.rank")).is_none_or(|rank| rank == 0.0) {
+        ledger.idle_all(&[(&format!("{MODEL}.lora.*"), "off")]);
+    }
+}
+
+fn strategy(ledger: &mut Ledger) {
+    let kind = format!("{ACTOR}.strategy");
+    match ledger.text(&kind).as_deref() {
+        Some("fsdp" | "fsdp2") => ledger.idle(&kind, "`reshard_after_forward` says the stage"),
+        Some(_) => ledger.refuse(&kind, "layers are not split over ranks; say `strategy.zero_stage`"),
+        None => {}
+    }
+    let fsdp = |name: &str| format!("{ACTOR}.fsdp_config.{name}");
+    let (reshard, stage) = (fsdp("reshard_after_forward"), "strategy.zero_stage");
+    match ledger.truth(&reshard) {
+        Some(truth) => ledger.map(&reshard, stage, if truth { 3 } else { 2 }),
+        None => ledger.refuse(&reshard, "neither true nor false"),
+    }
+    let dtype = fsdp("dtype");
+    match ledger.text(&dtype).as_deref() {
+        Some("bfloat16" | "bf16") => ledger.map(&dtype, "strategy.precision", "bf16"),
+        Some("float16" | "fp16") => ledger.map(&dtype, "strategy.precision", "fp16"),
+        Some("float32" | "fp32") => ledger.map(&dtype, "strategy.precision", "fp32"),
+        _ => ledger.refuse(&dtype, "precisions are fp32, bf16 and fp16"),
+    }
+    let size = fsdp("fsdp_size");
+    match ledger.number(&size) {
+        Some(-1.0) => ledger.idle(&size, "shards go over all ranks"),
+        Some(_) => ledger.refuse(&size, "shards go over all ranks"),
+        None => {}
+    }
+    offload(ledger, &fsdp);
+    for key in [format!("{ACTOR}.ulysses_sequence_parallel_size"), fsdp("ulysses_sequence_parallel_size")] {
+        match ledger.whole(&key) {
+            Some(1) => ledger.idle(&key, "off"),
+            _ => ledger.refuse_all(&[(&key, "sequences are not split over ranks")]),
+        }
+    }
+    ledger.idle_all(&[(&format!("{REFERENCE}.ulysses_sequence_parallel_size"), "as the policy's")]);
+    ledger.copy_number("actor_rollout_ref.nccl_timeout", "strategy.collective_timeout_s");
+}
+
+/// What verl sends to the host between its phases, and brings back for them.
+fn offload(ledger: &mut Ledger, fsdp: &dyn Fn(&str) -> String) {
+    let [states, weights, policy] = ["optimizer_offload", "param_offload", "offload_policy"].map(fsdp);
+    if ledger.truth(&policy) == Some(true) {
+        ledger.fill("strategy.offload.params", "cpu");
+        ledger.map(&policy, "strategy.offload.optimizer", "cpu_step");
+        ledger.idle_all(&[(&states, "with `offload_policy`"), (&weights, "with `offload_policy`")]);
+    }
+    ledger.refuse_all(&[(&policy, "neither true nor false")]);
+    ledger.switch(&states, "strategy.offload.optimizer", "between_steps");
+    match ledger.truth(&weights) {
+        Some(true) => {
+            ledger.fold(&weights, "the policy samples with its weights between two updates, and keeps them")
+        }
+        Some(false) => ledger.idle(&weights, "off"),
+        None => ledger.refuse_all(&[(&weights, "neither true nor false")]),
+    }
+    let reference = "roles.reference.strategy.offload.params";
+    ledger.switch(&format!("{REFERENCE}.fsdp_config.param_offload"), reference, "between_steps");
+}
+
+/// verl's training batch and mini-batch are in prompts, its micro-batch in completions of a device.
+fn batches(ledger: &mut Ledger) {
+    let world = rules::map_count(ledger, "trainer.n_gpus_per_node", "devices", 8);
+    let hosts = ledger.whole("trainer.nnodes").unwrap_or(1).max(1);
+    let prompts = rules::map_count(ledger, "data.train_batch_size", &format!("{R}.prompts_per_step"), 1024);
+    rules::map_count(ledger, &format!("{ROLLOUT}.n"), &format!("{R}.group_size"), 1);
+    let key = format!("{ACTOR}.ppo_mini_batch_size");
+    let update = rules::count(ledger, &key, 256);
+    let why = format!("{prompts} prompts a step in updates of {update}");
+    let mini_batches = prompts.div_ceil(update);
+    if ledger.peek(&key).is_some() {
+        match prompts.is_multiple_of(update) {
+            true => ledger.change(&key, &format!("{R}.mini_batches"), mini_batches, why),
+            false if prompts < update => {
+                ledger.refuse(&key, format!("{why}: verl wants no more than the step has"))
+            }
+            false => ledger.refuse(&key, format!("{why}: they are not of one size")),
+        }
+    }
+    rules::map_count(ledger, &format!("{ACTOR}.ppo_epochs"), &format!("{R}.epochs"), 1);
+    micro_batch(ledger, world.saturating_mul(hosts));
+}
+
+fn micro_batch(ledger: &mut Ledger, world: u64) {
+    let field = "strategy.micro_batch_size";
+    let [per_device, all, tokens, dynamic] = [
+        "ppo_micro_batch_size_per_gpu",
+        "ppo_micro_batch_size",
+        "ppo_max_token_len_per_gpu",
+        "use_dynamic_bsz",
+    ]
+    .map(|name| format!("{ACTOR}.{name}"));
+    rules::leave_unset(ledger, &[&per_device, &all]);
+    if ledger.truth(&dynamic) == Some(true) {
+        ledger.assume(&[(&tokens, json!(16384))]);
+        let lengths = ["data.max_prompt_length", "data.max_response_length"]
+            .map(|key| ledger.whole(key).unwrap_or(512));
+        let longest = lengths[0].saturating_add(lengths[1]).max(1);
+        let room = rules::count(ledger, &tokens, 16384);
+        if ledger.peek(&tokens).is_some() {
+            let why = format!("sequences of up to {longest} tokens, as many as have room in {room}");
+            ledger.change(&tokens, field, (room / longest).max(1), why);
+        }
+        return ledger.idle_all(&[(&per_device, "use_dynamic_bsz is on"), (&all, "use_dynamic_bsz is on")]);
+    }
+    rules::map_count(ledger, &per_device, field, 1);
+    let sequences = rules::count(ledger, &all, world);
+    if ledger.peek(&all).is_some() {
+        ledger.change(&all, field, (sequences / world).max(1), format!("of {world} devices each"));
+    }
+    ledger.fill(field, 1);
+}
+
+/// How long the run is, and when it is saved and evaluated.
+fn run(ledger: &mut Ledger) {
+    let field = format!("{R}.steps");
+    rules::leave_unset(ledger, &["trainer.total_training_steps"]);
+    rules::map_count(ledger, "trainer.total_training_steps", &field, 1);
+    if ledger.peek("trainer.total_epochs").is_some() {
+        match ledger.draft(&field) {
+            Some(_) => ledger.idle("trainer.total_epochs", "total_training_steps is given"),
+            None => {
+                ledger.refuse("trainer.total_epochs", format!("say `{field}`: a run's length is in steps"))
+            }
+        }
+    }
+    for (key, name) in [("trainer.save_freq", "checkpoint"), ("trainer.test_freq", "evaluation")] {
+        match ledger.number(key) {
+            Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{name}.every")),
+            Some(_) => match ledger.draft(&field).cloned() {
+                Some(steps) => ledger.change(key, &format!("{R}.{name}.every"), steps, "only at the end"),
+                None => {
+                    ledger.fold(key, format!("say `{R}.{name}.every`: by default it is not only at the end"))
+                }
+            },
+            None => ledger.refuse_all(&[(key, "not a number of steps")]),
+        }
+    }
+    let keep = "trainer.max_actor_ckpt_to_keep";
+    rules::leave_unset(ledger, &[keep]);
+    rules::map_count(ledger, keep, &format!("{R}.checkpoint.keep_last"), 1);
+    match ledger.number("data.seed") {
+        Some(_) => ledger.copy_number("data.seed", "seed"),
+        None => rules::leave_unset(ledger, &["data.seed"]),
+    }
+    if ledger.number("data.train_max_samples") == Some(-1.0) {
+        ledger.idle("data.train_max_samples", "all");
+    }
+    match ledger.number("data.val_max_samples") {
+        Some(-1.0) => ledger.idle("data.val_max_samples", "`evaluation.prompts` says how many"),
+        _ => drop(rules::map_count(ledger, "data.val_max_samples", &format!("{R}.evaluation.prompts"), 1)),
+    }
+}
+
+/// AdamW as the keys below `section` say it, for what `owner` trains. Its schedule counts steps, as ours does.
+fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
+    let key = |name: &str| format!("{section}.{name}");
+    let adamw = format!("{owner}.optimizer.adamw");
+    ledger.copy_number(&key("lr"), &format!("{adamw}.learning_rate"));
+    ledger.copy_number(&key("weight_decay"), &format!("{adamw}.weight_decay"));
+    ledger.fill(&format!("{adamw}.decays"), "all");
+    if let Some(betas) = ledger.peek(&key("betas")).cloned() {
+        ledger.map(&key("betas"), &format!("{adamw}.betas"), betas);
+    }
+    let clip = format!("{owner}.optimizer.max_grad_norm");
+    rules::max_grad_norm(ledger, &format!("{}.grad_clip", section.trim_end_matches(".optim")), &clip);
+    ledger.idle_all(&[(&key("clip_grad"), "`grad_clip` is what clips")]);
+    for (name, usual) in [("optimizer", "AdamW"), ("optimizer_impl", "torch.optim")] {
+        match ledger.text(&key(name)).as_deref() {
+            None => {}
+            Some(text) if text == usual => ledger.idle(&key(name), "AdamW is the optimizer"),
+            Some(_) => ledger.refuse(&key(name), "the optimizer is AdamW"),
+        }
+    }
+    ledger.refuse_all(&[(&key("override_optimizer_config"), "the optimizer is AdamW with what is above")]);
+    let [steps, ratio, kind, old] =
+        ["lr_warmup_steps", "lr_warmup_steps_ratio", "lr_scheduler_type", "warmup_style"].map(key);
+    if ledger.number(&steps).is_some_and(|steps| steps <= 0.0) {
+        ledger.idle(&steps, "`lr_warmup_steps_ratio` says it");
+    }
+    rules::leave_unset(ledger, &[&steps, &old]);
+    if ledger.peek(&old).is_some() {
+        ledger.rename(&[(&*old, &*kind)]);
+    }
+    ledger.assume(&[(&kind, json!("constant"))]);
+    let known = ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64);
+    let schedule = Schedule {
+        pipeline: owner,
+        name: &kind,
+        warmup: [&steps, &ratio],
+        final_ratio: &key("min_lr_ratio"),
+        updates_per_step: 1,
+        steps: known,
+    };
+    schedule.apply(ledger);
+    match ledger.number(&key("num_cycles")) {
+        Some(0.5) => ledger.idle(&key("num_cycles"), "half a cosine"),
+        _ => ledger.refuse_all(&[(&key("num_cycles"), "the cosine is half of one")]),
+    }
+}
+
+fn sampling(ledger: &mut Ledger) {
+    let (key, field) = (|name: &str| format!("{ROLLOUT}.{name}"), |name: &str| format!("{R}.rollout.{name}"));
+    ledger.copy_number("data.max_response_length", &field("max_new_tokens"));
+    ledger.copy_number(&key("response_length"), &field("max_new_tokens"));
+    ledger.copy_number(&key("temperature"), &field("temperature"));
+    ledger.copy_number(&key("top_p"), &field("top_p"));
+    match ledger.number(&key("top_k")) {
+        Some(all) if all <= 0.0 => ledger.map(&key("top_k"), &field("top_k"), 0),
+        _ => ledger.copy_number(&key("top_k"), &field("top_k")),
+    }
+    ledger.fill(&field("batch_size"), ROLLOUT_BATCH_SIZE);
+    let turns = key("multi_turn.enable");
+    if ledger.truth(&turns) != Some(true) {
+        ledger.idle_all(&[(&key("multi_turn.*"), "off")]);
+    }
+}
+
+fn data(ledger: &mut Ledger) {
+    let file = format!("{R}.data.file");
+    for (key, field) in [("data.train_files", "path"), ("data.val_files", "held_out")] {
+        let files = match ledger.peek(key).cloned() {
+            None => continue,
+            Some(Value::Array(files)) if files.len() == 1 => files[0].clone(),
+            Some(files) => files,
+        };
+        ledger.map(key, &format!("{file}.{field}"), files);
+    }
+    columns(ledger, &format!("{file}.columns"));
+    ledger.copy_number("data.max_prompt_length", &format!("{file}.max_prompt_tokens"));
+    let (filter, cut, field) =
+        ("data.filter_overlong_prompts", "data.truncation", format!("{file}.long_prompts"));
+    match ledger.truth(filter) == Some(true) {
+        true => {
+            ledger.map(filter, &field, "leave_out");
+            ledger.idle_all(&[(cut, "longer prompts are left out")]);
+        }
+        false => ledger.idle_all(&[(filter, "off")]),
+    }
+    match ledger.text(cut).as_deref() {
+        None => {}
+        Some("error") => ledger.map(cut, &field, "refuse"),
+        Some(_) => ledger.change(cut, &field, "leave_out", "prompts are not cut"),
+    }
+    let (shuffle, why) = ("data.shuffle", "prompts are always shuffled, by the seed");
+    match ledger.truth(shuffle) {
+        Some(true) => ledger.idle(shuffle, why),
+        _ if ledger.peek(shuffle).is_some() => ledger.refuse(shuffle, why),
+        _ => {}
+    }
+}
+
+/// verl's columns, but for the prompt's and the domain's, which may have other names.
+fn columns(ledger: &mut Ledger, field: &str) {
+    let keys = ["data.prompt_key", "data.reward_fn_key"];
+    let [prompt, domain] = keys.map(|key| ledger.text(key));
+    match (prompt.as_deref(), domain.as_deref()) {
+        (None | Some("prompt"), None | Some("data_source")) => {
+            ledger.fill(field, "verl");
+            ledger.idle_all(&keys.map(|key| (key, "`columns: verl` says it")));
+        }
+        _ => {
+            ledger.fill(&format!("{field}.answer"), "reward_model.ground_truth");
+            for ((key, name), usual) in keys.iter().zip(["prompt", "domain"]).zip(["prompt", "data_source"]) {
+                ledger.copy_text(key, &format!("{field}.{name}"));
+                ledger.fill(&format!("{field}.{name}"), usual);
+            }
+        }
+    }
+}
