@@ -24,6 +24,7 @@ mod run_folder;
 mod serve;
 mod shims;
 mod strict;
+mod videos;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

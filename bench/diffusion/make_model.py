@@ -11,6 +11,7 @@ import pathlib
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     UniPCMultistepScheduler,
@@ -47,17 +48,15 @@ class LatentBrightness(torch.nn.Module):
 
 
 def write_wan(folder):
-    """diffusers' own defaults are the 14B model; its autoencoder is told by its configuration alone."""
+    """diffusers' own defaults are the 14B model and its autoencoder."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
         WanTransformer3DModel().save_pretrained(folder / "transformer")
+        AutoencoderKLWan().save_pretrained(folder / "vae")
         texts = {"prompt_embeds": torch.randn(TEXTS, 512, 4096).cpu()}
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
     scheduler.save_pretrained(folder / "scheduler")
-    (folder / "vae").mkdir()
-    vae = {"_class_name": "AutoencoderKLWan", "scale_factor_temporal": 4, "scale_factor_spatial": 8}
-    (folder / "vae" / "config.json").write_text(json.dumps(vae))
     save_file(texts, folder / "prompts.safetensors")
     torch.jit.script(LatentBrightness()).save(str(folder / "scorer.pt"))
 

@@ -162,4 +162,5 @@ fn shapes_are_scored_by_functions_and_networks() {
     refused("{aesthetic: {clip: a, head: b}}", "it reads colours, and the shapes are grey");
     refused("{python: {path: none.py, function: f}}", "there is no file none.py");
     refused("{torchscript: {path: README.md}}", "README.md");
+    refused("[{lit: {}, frames: 2}]", "images have no frames");
 }

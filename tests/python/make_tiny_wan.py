@@ -1,16 +1,16 @@
-"""Writes tests/golden/tiny_wan/: a tiny Wan as diffusers publishes it, texts, and a network that scores latents.
+"""Writes tests/golden/tiny_wan/: a tiny Wan as diffusers publishes it, what its decoder makes of latents, texts, and a
+network that scores latents.
 
     python tests/python/make_tiny_wan.py
 
-Needs torch, diffusers and safetensors. Of the autoencoder there is the configuration alone.
+Needs torch, diffusers and safetensors.
 """
 
-import json
 import shutil
 from pathlib import Path
 
 import torch
-from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
 from safetensors.torch import save_file
 
 OUT = Path(__file__).parent.parent / "golden" / "tiny_wan"
@@ -36,11 +36,27 @@ def main():
     transformer.save_pretrained(OUT / "model" / "transformer")
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     scheduler.save_pretrained(OUT / "model" / "scheduler")
-    (OUT / "model" / "vae").mkdir()
-    vae = {"_class_name": "AutoencoderKLWan", "scale_factor_temporal": 4, "scale_factor_spatial": 8}
-    (OUT / "model" / "vae" / "config.json").write_text(json.dumps(vae, indent=1) + "\n")
     save_file({"prompt_embeds": torch.randn(TEXTS, TOKENS, WIDTH)}, OUT / "prompts.safetensors")
     torch.jit.script(Mean()).save(str(OUT / "scorer.pt"))
+    write_vae()
+
+
+def write_vae():
+    torch.manual_seed(1)
+    mean, std = [0.1, -0.2, 0.3, 0.0], [1.5, 0.8, 1.2, 1.0]
+    vae = AutoencoderKLWan(
+        base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True],
+        latents_mean=mean, latents_std=std,
+    )
+    for name, parameter in vae.named_parameters():
+        # Biases keep the few channels away from 0, where a norm multiplies what rounding makes of them.
+        torch.nn.init.normal_(parameter, mean=float(name.endswith("gamma")), std=0.5 if name.endswith("bias") else 0.16)
+    vae.save_pretrained(OUT / "model" / "vae")
+    latents = torch.randn(2, 4, 2, 2, 4)
+    mean, std = (torch.tensor(values).view(1, 4, 1, 1, 1) for values in (mean, std))
+    with torch.no_grad():
+        videos = vae.double().decode((latents * std + mean).double()).sample.float()
+    save_file({"latents": latents, "videos": videos.contiguous()}, OUT / "videos.safetensors")
 
 
 if __name__ == "__main__":

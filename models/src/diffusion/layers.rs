@@ -184,6 +184,12 @@ impl Linear {
         Ok(x.f_conv2d(kernel, Some(bias), [1, 1], [padding, padding], [1, 1], 1)?)
     }
 
+    /// As a convolution over frames and pixels, with as much padding on both sides of each.
+    pub fn convolve_frames(self, weights: &Weights, x: &Tensor, padding: [i64; 3]) -> Result<Tensor> {
+        let (kernel, bias) = self.parameters(weights);
+        Ok(x.f_conv3d(kernel, Some(bias), [1, 1, 1], padding, [1, 1, 1], 1)?)
+    }
+
     /// As a convolution of patches beside each other, as large as its matrix.
     pub fn patches(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (kernel, bias) = self.parameters(weights);

@@ -4,7 +4,8 @@
 //! says the velocity `v = eps - x_0` at a point of such a line (Lipman et al. 2023; Liu et al. 2023). A sample is
 //! noise that has been walked from sigma 1 to sigma 0 in a few [`sigmas`].
 //!
-//! [`dit`] is a model of classes, [`sd3`] one of texts, in latents that [`vae`] decodes, and [`wan`] one of videos;
+//! [`dit`] is a model of classes, [`sd3`] one of texts, in latents that [`vae`] decodes, and [`wan`] one of videos
+//! with its decoder;
 //! [`transformer`] is any of them. [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a log-probability;
 //! [`guidance`] asks a model twice.
 
@@ -35,7 +36,7 @@ pub use sde::{SdeNoise, SdeStep};
 pub use texts::Texts;
 pub use transformer::{LatentSizes, Transformer, TransformerConfig};
 pub use vae::{LatentBatch, VaeConfig, VaeDecoder};
-pub use wan::{Wan, WanConfig};
+pub use wan::{Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 /// A model of velocities.
 pub trait Denoiser: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor> {}

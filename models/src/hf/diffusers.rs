@@ -10,12 +10,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::export::{DIFFUSERS_STEM, failed, sync_folder};
+use super::latent_decoder::{LatentDecoderFolder, video_zoom};
 use super::weights::WeightFiles;
 use super::{Error, FolderContents, Result, field, read_json, validated, write_folder};
 use crate::diffusion::sd3::PositionTable;
-use crate::diffusion::{Sd3Config, TransformerConfig, VaeConfig, VaeDecoder, WanConfig};
+use crate::diffusion::{Sd3Config, TransformerConfig, WanConfig};
 use crate::init::WeightSource;
-use crate::model::{Model, ParamSpec, Unit};
+use crate::model::{ParamSpec, Unit};
 
 /// What the folder of the transformer is called.
 const TRANSFORMER: &str = "transformer";
@@ -26,17 +27,11 @@ pub struct DiffusersFolder {
     path: PathBuf,
     transformer: TransformerConfig,
     weights: WeightFiles,
-    vae: Option<Vae>,
+    /// The decoder of latents; of videos, where it cannot be used, why not.
+    decoder: Result<LatentDecoderFolder>,
     /// Frames and pixels of a side that a latent stands for.
     zoom: (i64, i64),
     shift: f64,
-}
-
-/// The decoder of latents, and its weights.
-#[derive(Debug)]
-struct Vae {
-    config: VaeConfig,
-    weights: WeightFiles,
 }
 
 impl DiffusersFolder {
@@ -51,16 +46,19 @@ impl DiffusersFolder {
         let weights = WeightFiles::open(&folder, DIFFUSERS_STEM)?;
         weights.check(&transformer.units(), |name| name == PositionTable::NAME)?;
         let vae = path.join("vae");
-        let (vae, zoom) = match &transformer {
+        let (decoder, zoom) = match &transformer {
             TransformerConfig::Sd3(_) => {
-                let vae = Vae::open(&vae)?;
-                let zoom = (1, vae.config.zoom());
-                (Some(vae), zoom)
+                let decoder = LatentDecoderFolder::of_images(&vae)?;
+                let zoom = decoder.config().zoom();
+                (Ok(decoder), zoom)
             }
-            TransformerConfig::Wan(_) => (None, video_zoom(&vae)?),
+            TransformerConfig::Wan(_) => {
+                let zoom = video_zoom(&vae)?;
+                (LatentDecoderFolder::of_videos(&vae, transformer.latents().channels, zoom), zoom)
+            }
         };
         let shift = shift(&path.join("scheduler"))?;
-        Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, vae, zoom, shift })
+        Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, decoder, zoom, shift })
     }
 
     /// The shape of the transformer.
@@ -68,9 +66,12 @@ impl DiffusersFolder {
         &self.transformer
     }
 
-    /// The shape of the decoder of latents and its weights, of a model of images.
-    pub fn vae(&self) -> Option<(&VaeConfig, &dyn WeightSource)> {
-        self.vae.as_ref().map(|vae| (&vae.config, vae as &dyn WeightSource))
+    /// The decoder of latents.
+    ///
+    /// # Errors
+    /// Of a model of videos, whose latents alone can be of use: what of its file this crate lacks.
+    pub fn decoder(&self) -> std::result::Result<&LatentDecoderFolder, &Error> {
+        self.decoder.as_ref()
     }
 
     /// The size in latents of so many frames, and pixels of a height and of a width; `None` if they make no whole ones.
@@ -102,12 +103,6 @@ impl DiffusersFolder {
 }
 
 impl WeightSource for DiffusersFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
-
-impl WeightSource for Vae {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
         Ok(self.weights.read(spec, range, values)?)
     }
@@ -251,24 +246,6 @@ impl WanFile {
     }
 }
 
-/// Frames and pixels of a side that a latent of Wan's autoencoder stands for.
-fn video_zoom(folder: &Path) -> Result<(i64, i64)> {
-    #[derive(Deserialize)]
-    struct File {
-        #[serde(default = "four")]
-        scale_factor_temporal: i64,
-        #[serde(default = "eight")]
-        scale_factor_spatial: i64,
-    }
-    let file: File = read_config(folder, "AutoencoderKLWan")?;
-    let path = folder.join("config.json");
-    let (in_time, of_sides) = (file.scale_factor_temporal, file.scale_factor_spatial);
-    if in_time < 1 || of_sides < 1 {
-        return Err(field(&path, "scale_factor_spatial", "or `scale_factor_temporal` is below 1"));
-    }
-    Ok((in_time, of_sides))
-}
-
 /// What matters of the `config.json` of Stable Diffusion 3's transformer.
 #[derive(Deserialize)]
 struct Sd3File {
@@ -323,59 +300,6 @@ impl Sd3File {
     }
 }
 
-/// What matters of `vae/config.json`.
-#[derive(Deserialize)]
-struct VaeFile {
-    latent_channels: i64,
-    out_channels: i64,
-    block_out_channels: Vec<i64>,
-    layers_per_block: usize,
-    norm_num_groups: i64,
-    scaling_factor: f64,
-    shift_factor: Option<f64>,
-    up_block_types: Vec<String>,
-    #[serde(default = "yes")]
-    use_post_quant_conv: bool,
-    #[serde(default = "yes")]
-    mid_block_add_attention: bool,
-    act_fn: Option<String>,
-    latents_mean: Option<Value>,
-    latents_std: Option<Value>,
-}
-
-impl Vae {
-    fn open(folder: &Path) -> Result<Vae> {
-        let file: VaeFile = read_config(folder, "AutoencoderKL")?;
-        let path = folder.join("config.json");
-        let refuse = |holds: bool, name: &str, problem: &str| {
-            if holds { Ok(()) } else { Err(field(&path, name, problem)) }
-        };
-        let plain = file.up_block_types.iter().all(|kind| kind == "UpDecoderBlock2D");
-        refuse(plain, "up_block_types", "has another than `UpDecoderBlock2D`")?;
-        refuse(file.mid_block_add_attention, "mid_block_add_attention", "is false; there is one here")?;
-        let silu = file.act_fn.as_deref().is_none_or(|name| name == "silu");
-        refuse(silu, "act_fn", "is another than `silu`")?;
-        let scaled = file.latents_mean.is_none() && file.latents_std.is_none();
-        refuse(scaled, "latents_mean", "or `latents_std` is there; latents have one factor and one shift")?;
-        let config = VaeConfig {
-            latent_channels: file.latent_channels,
-            out_channels: file.out_channels,
-            block_out_channels: file.block_out_channels,
-            layers_per_block: file.layers_per_block,
-            norm_num_groups: file.norm_num_groups,
-            scaling_factor: file.scaling_factor,
-            shift_factor: file.shift_factor.unwrap_or(0.0),
-            use_post_quant_conv: file.use_post_quant_conv,
-        };
-        validated(&path, config.validate())?;
-        let weights = WeightFiles::open(folder, DIFFUSERS_STEM)?;
-        let decoder = VaeDecoder::new(config.clone(), false).expect("just validated");
-        let of_encoder = |name: &str| name.starts_with("encoder.") || name.starts_with("quant_conv.");
-        weights.check(decoder.units(), of_encoder)?;
-        Ok(Vae { config, weights })
-    }
-}
-
 /// What matters of `scheduler/scheduler_config.json`.
 #[derive(Deserialize)]
 struct SchedulerFile {
@@ -410,7 +334,7 @@ fn shift(folder: &Path) -> Result<f64> {
 }
 
 /// The `config.json` of a part that must be a `class`.
-fn read_config<T: DeserializeOwned>(folder: &Path, class: &str) -> Result<T> {
+pub(super) fn read_config<T: DeserializeOwned>(folder: &Path, class: &str) -> Result<T> {
     let path = folder.join("config.json");
     let file: Value = read_json(&path)?;
     let found = class_of(&file);
@@ -424,20 +348,8 @@ fn class_of(file: &Value) -> &str {
     file["_class_name"].as_str().unwrap_or("missing")
 }
 
-fn yes() -> bool {
-    true
-}
-
 fn one() -> f64 {
     1.0
-}
-
-fn four() -> i64 {
-    4
-}
-
-fn eight() -> i64 {
-    8
 }
 
 fn rope_default() -> i64 {

@@ -13,6 +13,7 @@ mod embeddings;
 mod error;
 mod export;
 mod head;
+mod latent_decoder;
 mod weights;
 
 use std::fs;
@@ -30,6 +31,7 @@ pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
 pub use head::HeadFile;
+pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
 
 use crate::decoder::{self, DecoderConfig, ValueModel};
 use crate::init::WeightSource;

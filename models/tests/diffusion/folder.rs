@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyroll_models::diffusion::{
-    Guidance, LatentBatch, Sampler, Transformer, TransformerConfig, VaeDecoder, sigmas_of_diffusers,
+    Guidance, LatentBatch, Sampler, Transformer, TransformerConfig, VaeDecoder, WanVaeDecoder,
+    sigmas_of_diffusers,
 };
 use anyroll_models::hf::{
-    DiffusersFolder, ExportDtype, FolderContents, FolderKind, TextEmbeddings, write_diffusers_folder,
+    DiffusersFolder, ExportDtype, FolderContents, FolderKind, LatentDecoderConfig, TextEmbeddings,
+    write_diffusers_folder,
 };
 use anyroll_models::init::{self, WeightSource};
-use anyroll_models::{Model, passes};
+use anyroll_models::{Model, Unit, passes};
 use tch::{Device, Kind, Tensor};
 
 use crate::passes::assert_close;
@@ -22,9 +24,9 @@ fn texts(config: &TransformerConfig) -> TextEmbeddings {
     TextEmbeddings::open(&golden("prompts.safetensors"), config.text_widths()).unwrap()
 }
 
-fn weights(model: &impl Model, source: &dyn WeightSource) -> Vec<Vec<Tensor>> {
+fn weights(units: &[Unit], source: &dyn WeightSource) -> Vec<Vec<Tensor>> {
     let read = |spec| init::whole(source, spec, Kind::Float, Device::Cpu).unwrap();
-    model.units().iter().map(|unit| unit.params.iter().map(read).collect()).collect()
+    units.iter().map(|unit| unit.params.iter().map(read).collect()).collect()
 }
 
 fn slices(weights: &[Vec<Tensor>]) -> Vec<&[Tensor]> {
@@ -47,15 +49,16 @@ fn images_are_those_of_diffusers_pipeline() {
         sigmas: sigmas_of_diffusers(4, folder.shift()).unwrap(),
         guidance: Guidance { scale: 2.5, no_class: 4, adapters: true },
     };
-    let own = weights(&model, &folder);
+    let own = weights(model.units(), &folder);
     let labels = Tensor::arange(4, (Kind::Int64, Device::Cpu));
     let walk = sampler.walk(&model, &slices(&own), expected("noise"), &labels, None).unwrap();
     let latents = walk.points.last().unwrap().shallow_clone();
     assert_close("latents", &latents, &expected("latents"));
 
-    let (config, source) = folder.vae().unwrap();
+    let decoder = folder.decoder().unwrap();
+    let LatentDecoderConfig::Images(config) = decoder.config() else { panic!("it is of images") };
     let vae = VaeDecoder::new(config.clone(), false).unwrap();
-    let own = weights(&vae, source);
+    let own = weights(vae.units(), decoder);
     let batch = LatentBatch { latents, latents_grad: false };
     let (images, _) = passes::forward(&vae, &slices(&own), &batch, false).unwrap();
     assert_close("images", &(images * 0.5 + 0.5).clamp(0.0, 1.0), &expected("images"));
@@ -97,9 +100,9 @@ fn a_folder_written_again_is_the_same() {
 
 #[test]
 fn a_folder_of_videos_written_again_is_the_same() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_wan/model");
+    let golden = videos("model");
     let folder = DiffusersFolder::open(&golden).unwrap();
-    assert!(folder.vae().is_none() && folder.shift() == 3.0);
+    assert_eq!(folder.shift(), 3.0);
     assert_eq!(folder.latent_sizes([81, 480, 832]), Some([21, 60, 104]));
     assert_eq!(folder.latent_sizes([80, 480, 832]), None);
     let scratch = tempfile::tempdir().unwrap();
@@ -119,6 +122,61 @@ fn a_folder_of_videos_written_again_is_the_same() {
     assert!(ours == theirs && !ours.is_empty());
 }
 
+fn videos(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_wan").join(name)
+}
+
+#[test]
+fn videos_are_those_of_diffusers_decoder() {
+    let folder = DiffusersFolder::open(&videos("model")).unwrap();
+    let decoder = folder.decoder().unwrap();
+    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it is of videos") };
+    assert_eq!(decoder.config().zoom(), folder.zoom());
+    let model = WanVaeDecoder::new(config.clone()).unwrap();
+    let own = weights(model.units(), decoder);
+    let [(_, latents), (_, expected)] = &tensors(&videos("videos.safetensors"))[..] else { panic!() };
+    let (found, _) = model.decode(&slices(&own), latents, 1, false).unwrap();
+    assert_close("videos", &found, expected);
+}
+
+/// Its latents can be of use all the same.
+#[test]
+fn what_keeps_videos_from_being_decoded_is_named() {
+    let check = |change: (&str, &str), expected: &str| {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = copied(&videos("model"), scratch.path(), "vae/config.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(change.0), "{text}");
+        std::fs::write(&path, text.replace(change.0, change.1)).unwrap();
+        let folder = DiffusersFolder::open(scratch.path()).unwrap();
+        let error = folder.decoder().unwrap_err().to_string();
+        assert!(error.contains("vae/config.json") && error.contains(expected), "{error}");
+    };
+    check(("\"is_residual\": false", "\"is_residual\": true"), "`is_residual` is true");
+    check(("\"patch_size\": null", "\"patch_size\": 2"), "`patch_size` is there");
+    check(("\"z_dim\": 4", "\"z_dim\": 3"), "`latents_mean` is [0.1, -0.2, 0.3, 0.0], must be 3 numbers");
+    check(("\"scale_factor_spatial\": 8", "\"scale_factor_spatial\": 16"), "`scale_factor_spatial` is 16");
+    check(("\"num_res_blocks\": 1,", ""), "cannot be understood");
+    let scratch = tempfile::tempdir().unwrap();
+    let config = copied(&videos("model"), scratch.path(), "vae/config.json");
+    std::fs::remove_file(config.with_file_name("diffusion_pytorch_model.safetensors")).unwrap();
+    let folder = DiffusersFolder::open(scratch.path()).unwrap();
+    let error = folder.decoder().unwrap_err().to_string();
+    assert!(error.contains("vae") && error.contains("diffusion_pytorch_model"), "{error}");
+}
+
+/// Copies a model's folder, and says where a file of it is now.
+fn copied(from: &Path, to: &Path, file: &str) -> PathBuf {
+    for part in ["transformer", "vae", "scheduler"] {
+        std::fs::create_dir(to.join(part)).unwrap();
+        for entry in std::fs::read_dir(from.join(part)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), to.join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    to.join(file)
+}
+
 /// All of a file, by name.
 fn tensors(path: &Path) -> Vec<(String, Tensor)> {
     let mut tensors = Tensor::read_safetensors(path).unwrap();
@@ -130,14 +188,7 @@ fn tensors(path: &Path) -> Vec<(String, Tensor)> {
 fn what_is_wrong_with_a_folder_is_named() {
     let check = |file: &str, change: (&str, &str), expected: &str| {
         let scratch = tempfile::tempdir().unwrap();
-        for part in ["transformer", "vae", "scheduler"] {
-            std::fs::create_dir(scratch.path().join(part)).unwrap();
-            for entry in std::fs::read_dir(golden("model").join(part)).unwrap() {
-                let entry = entry.unwrap();
-                std::fs::copy(entry.path(), scratch.path().join(part).join(entry.file_name())).unwrap();
-            }
-        }
-        let path = scratch.path().join(file);
+        let path = copied(&golden("model"), scratch.path(), file);
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(change.0), "{text}");
         std::fs::write(&path, text.replace(change.0, change.1)).unwrap();

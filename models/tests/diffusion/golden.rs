@@ -34,6 +34,11 @@ impl Golden {
         self.tensors[what].shallow_clone()
     }
 
+    /// What the file has.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Asserts that a model with the file's weights comes to the file's output and gradients, and has each of its
     /// parameters and no others.
     pub fn check<M: Model<Scores = Tensor, ScoresGrad = Tensor>>(&self, model: &M, batch: &M::Batch) {
@@ -65,7 +70,7 @@ impl Golden {
         }
     }
 
-    fn assert_close(&self, what: &str, found: &Tensor) {
+    pub fn assert_close(&self, what: &str, found: &Tensor) {
         assert_close(&format!("{}: {what}", self.name), found, &self.tensors[what]);
     }
 }

@@ -9,3 +9,4 @@ mod passes;
 mod sd3;
 mod vae;
 mod wan;
+mod wan_vae;

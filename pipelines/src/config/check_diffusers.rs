@@ -39,10 +39,44 @@ impl Check<'_> {
             "leave it out: a published model has been trained",
         )?;
         self.prompts(prompts, &folder, diffusion.sampler.guidance)?;
+        let decoded = self.decoded_frames(diffusion.sampler.decode_frames, prompts.frames, &folder)?;
         for (at, reward) in diffusion.reward.fields() {
             self.reward_of_texts(&format!("{}{at}", field("reward")), reward, (prompts, &folder))?;
         }
-        Ok(())
+        self.seen_frames(&diffusion.reward, decoded)
+    }
+
+    /// How many frames of videos are decoded; `None` for images.
+    fn decoded_frames(
+        &self,
+        asked: Option<usize>,
+        frames: usize,
+        folder: &DiffusersFolder,
+    ) -> Result<Option<usize>, Problem> {
+        let field = "pipeline.diffusion.sampler.decode_frames";
+        if !folder.transformer_config().latents().is_video {
+            self.ensure(
+                asked.is_none(),
+                field,
+                "the model paints images, which have no frames",
+                "leave it out",
+            )?;
+            return Ok(None);
+        }
+        let Some(decoded) = asked else { return Ok(Some(frames)) };
+        if let Err(error) = folder.decoder() {
+            let message = format!("this model's videos are not decoded here: {}", one_line(error));
+            return Err(self.problem(field, message, "leave it out"));
+        }
+        let (in_time, _) = folder.zoom();
+        let whole = (1..=frames).contains(&decoded) && (decoded - 1).is_multiple_of(in_time as usize);
+        self.ensure(
+            whole,
+            field,
+            format!("{decoded} of {frames} frames cannot be decoded"),
+            format!("write 1 more than a multiple of {in_time}, at most {frames}"),
+        )?;
+        Ok(Some(decoded))
     }
 
     fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<(), Problem> {

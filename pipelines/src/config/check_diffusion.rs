@@ -91,6 +91,13 @@ impl Check<'_> {
         for (at, reward) in diffusion.reward.fields() {
             self.reward_of_shapes(&format!("{}{at}", field("reward")), reward)?;
         }
+        self.ensure(
+            diffusion.sampler.decode_frames.is_none(),
+            &field("sampler.decode_frames"),
+            "the shapes are images, which have no frames",
+            "leave it out",
+        )?;
+        self.seen_frames(&diffusion.reward, None)?;
         if let Some(warmup) = &diffusion.warmup {
             self.ensure(
                 diffusion.sampler.guidance == 1.0 || warmup.class_dropout > 0.0,

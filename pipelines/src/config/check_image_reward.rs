@@ -23,6 +23,33 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// What is said of the frames that rewards see, of videos of `decoded` frames or of images.
+    pub(super) fn seen_frames(
+        &self,
+        reward: &ImageRewardConfig,
+        decoded: Option<usize>,
+    ) -> Result<(), Problem> {
+        for (term, (at, kind)) in reward.terms().iter().zip(reward.fields()) {
+            let Some(frames) = term.frames else { continue };
+            let field = format!("pipeline.diffusion.reward{at}.frames");
+            let of_latents =
+                matches!(kind, ImageReward::Torchscript(script) if script.input == ScorerInput::Latents);
+            let decoded = decoded.filter(|_| !of_latents);
+            let Some(decoded) = decoded else {
+                let message =
+                    if of_latents { "it sees latents, and no frames" } else { "images have no frames" };
+                return Err(self.problem(&field, message, "leave it out"));
+            };
+            self.ensure(
+                (1..=decoded).contains(&frames),
+                &field,
+                format!("{frames} frames are out of range"),
+                format!("write 1 or above, at most {decoded}, as are decoded"),
+            )?;
+        }
+        Ok(())
+    }
+
     /// What following a reward's gradient needs of the reward.
     pub(super) fn followed_reward(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
         let name = diffusion.method.name();
@@ -65,12 +92,12 @@ impl Check<'_> {
     ) -> Result<(), Problem> {
         let of_latents =
             matches!(reward, ImageReward::Torchscript(script) if script.input == ScorerInput::Latents);
-        self.ensure(
-            folder.vae().is_some() || of_latents,
-            path,
-            "this model's latents are not decoded here",
-            "write `torchscript: {path: FILE, input: latents}`, a network that decodes what it needs",
-        )?;
+        if let (Err(error), false) = (folder.decoder(), of_latents) {
+            let message = format!("this model's videos are not decoded here: {}", one_line(error));
+            let help =
+                "write `torchscript: {path: FILE, input: latents}`, a network that decodes what it needs";
+            return Err(self.problem(path, message, help));
+        }
         match reward {
             ImageReward::Brightness | ImageReward::Lit => Err(self.problem(
                 path,

@@ -133,6 +133,10 @@ pub struct SamplerConfig {
     /// Images that a rank decodes from latents at a time, where the model has any. Default: one.
     #[serde(default = "one")]
     pub decode_batch_size: usize,
+    /// Of videos the first so many frames are decoded, for rewards, evaluations and pictures: one more than a multiple of
+    /// what the autoencoder needs. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_frames: Option<usize>,
 }
 
 /// How a sampler's sigmas are spaced.

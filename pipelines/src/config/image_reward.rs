@@ -36,12 +36,14 @@ pub struct ImageTerm {
     pub weight: f64,
     /// The part of a step's images on which it may fail; on more, the run ends. Default 0.
     pub max_error_rate: f64,
+    /// Of a video it sees so many frames, evenly spaced, the first and the last among them. Default: all.
+    pub frames: Option<usize>,
 }
 
 impl ImageTerm {
     /// One with nothing beside it.
     pub fn of(kind: ImageReward) -> Self {
-        Self { kind, weight: 1.0, max_error_rate: 0.0 }
+        Self { kind, weight: 1.0, max_error_rate: 0.0, frames: None }
     }
 }
 
@@ -83,11 +85,11 @@ pub enum ImageReward {
     /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
     Lit,
     /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one to a list of one number,
-    /// or of None for an image that is not to count. Not differentiable.
+    /// or of None for an image that is not to count; a video is a list of its frames. Not differentiable.
     Python(PythonConfig),
-    /// The cosine of the image and its text in the eyes of a CLIP. Differentiable.
+    /// The cosine of the image and its text in the eyes of a CLIP, of a video the frames' mean. Differentiable.
     Clip(ClipRewardConfig),
-    /// How much people like it, as a head on a CLIP sees it. Differentiable.
+    /// How much people like it, as a head on a CLIP sees it, of a video the frames' mean. Differentiable.
     Aesthetic(AestheticConfig),
     /// What a network in a file says of it. Differentiable.
     Torchscript(TorchscriptConfig),
@@ -125,14 +127,14 @@ impl ImageReward {
     }
 }
 
-/// How a user's function gets an image, of C channels: 3, or 1 where images are grey.
+/// How a user's function gets an image, of C channels: 3, or 1 where images are grey; and a video.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageForm {
-    /// The bytes of a PNG file.
+    /// The bytes of a PNG file; of a video a list of one for each frame.
     #[default]
     Png,
-    /// A numpy array `[height, width, C]` of 0 to 255.
+    /// A numpy array `[height, width, C]` of 0 to 255, of a video `[frames, height, width, C]`.
     Uint8,
     /// The same of 0 to 1, which is not rounded.
     Float32,
@@ -175,8 +177,8 @@ pub struct AestheticConfig {
     pub dtype: RewardDtype,
 }
 
-/// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]` of 0 to 1 and says fp32
-/// `[B]`; what is not finite does not count.
+/// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]`, or videos
+/// `[B, C, frames, height, width]`, of 0 to 1 and says fp32 `[B]`; what is not finite does not count.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TorchscriptConfig {
@@ -258,6 +260,7 @@ enum Key {
     Torchscript,
     Weight,
     MaxErrorRate,
+    Frames,
 }
 
 impl<'de> Deserialize<'de> for ImageTerm {
@@ -272,7 +275,7 @@ impl<'de> Deserialize<'de> for ImageTerm {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ImageTerm, A::Error> {
-                let (mut kinds, mut weight, mut max_error_rate) = (Vec::new(), 1.0, 0.0);
+                let (mut kinds, mut weight, mut max_error_rate, mut frames) = (Vec::new(), 1.0, 0.0, None);
                 while let Some(key) = entries.next_key()? {
                     match key {
                         Key::Brightness => {
@@ -289,9 +292,10 @@ impl<'de> Deserialize<'de> for ImageTerm {
                         Key::Torchscript => kinds.push(ImageReward::Torchscript(entries.next_value()?)),
                         Key::Weight => weight = entries.next_value()?,
                         Key::MaxErrorRate => max_error_rate = entries.next_value()?,
+                        Key::Frames => frames = entries.next_value()?,
                     }
                 }
-                Ok(ImageTerm { kind: only(kinds)?, weight, max_error_rate })
+                Ok(ImageTerm { kind: only(kinds)?, weight, max_error_rate, frames })
             }
         }
 
@@ -301,7 +305,7 @@ impl<'de> Deserialize<'de> for ImageTerm {
 
 impl Serialize for ImageTerm {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(3))?;
+        let mut map = serializer.serialize_map(None)?;
         match &self.kind {
             ImageReward::Brightness | ImageReward::Lit => {
                 map.serialize_entry(self.kind.name(), &NoFields {})?
@@ -313,6 +317,9 @@ impl Serialize for ImageTerm {
         }
         map.serialize_entry("weight", &self.weight)?;
         map.serialize_entry("max_error_rate", &self.max_error_rate)?;
+        if let Some(frames) = self.frames {
+            map.serialize_entry("frames", &frames)?;
+        }
         map.end()
     }
 }
@@ -327,7 +334,7 @@ mod tests {
             "brightness",
             "{python: {path: a.py, function: f, images: float32}}",
             "{aesthetic: {clip: folder, head: head.safetensors, dtype: bf16}}",
-            "[{lit: {}}, {clip: {path: folder}, weight: -2}, {torchscript: {path: a.pt, input: latents}}]",
+            "[{lit: {}}, {clip: {path: folder}, weight: -2, frames: 8}, {torchscript: {path: a.pt, input: latents}}]",
             "[{aesthetic: {clip: folder, head: head.safetensors}, max_error_rate: 0.5}]",
         ] {
             let read: ImageRewardConfig = serde_saphyr::from_str(yaml).unwrap();

@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Setup,
+    frames::{as_images, evenly_spaced, is_video},
     noise::Purpose,
     scorer::{Failures, Painted},
 };
@@ -21,9 +22,9 @@ use crate::{
 /// A name, a sum, and over how many images.
 type Measured = (String, f64, f64);
 
-/// Columns of the picture.
+/// Columns of the picture; of videos frames of each.
 const COLUMNS: usize = 8;
-/// Rows of the picture at most; it has one for each class.
+/// Rows of the picture at most; it has one for each class or video.
 const ROWS: usize = 4;
 
 impl Setup {
@@ -119,7 +120,7 @@ impl Setup {
         (self.evaluated.start + number % self.evaluated.len()) as i64
     }
 
-    /// The first of this rank's images, a row for each class or text.
+    /// The first of this rank's images, a row for each class or text; of videos a row for each, of its frames.
     fn picture(&self, images: &Tensor) -> Result<Option<Picture>> {
         let count = images.size()[0] as usize;
         let labels = self.evaluated.len();
@@ -128,8 +129,13 @@ impl Setup {
             true => (labels, (count / labels).min(COLUMNS)),
             false => (ROWS.min(count.div_ceil(COLUMNS)), COLUMNS.min(count)),
         };
-        if count == 0 || images.dim() != 4 {
-            return Ok(None); // videos have no picture here
+        let are_latents = is_video(images) && self.decoder.is_none();
+        if count == 0 || are_latents {
+            return Ok(None);
+        }
+        if is_video(images) {
+            let shown = evenly_spaced(&images.f_narrow(0, 0, count.min(ROWS) as i64)?, COLUMNS)?;
+            return Ok(Some(grid(&Picture::of_images(&as_images(&shown)?)?, shown.size()[2] as usize)));
         }
         let shown = (rows * columns).min(count);
         let mut pictures = Picture::of_images(&images.f_narrow(0, 0, shown as i64)?)?;

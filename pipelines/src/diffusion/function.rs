@@ -6,13 +6,14 @@ use std::thread;
 
 use tch::{Device, Tensor};
 
+use super::frames::{as_images, is_video};
 use super::scorer::Painted;
 use crate::{
     Error, Result,
     config::{ImageForm, PythonConfig},
     data::Record,
     picture::{Picture, pixels},
-    reward::{self, Python},
+    reward::{self, Images, Python},
 };
 
 /// Images that are scored at a time, each by a process.
@@ -37,7 +38,8 @@ impl FunctionScorer {
     /// The score of each image: fp32 `[B]`, not a number where it is refused or could not be scored; and why it could not.
     pub fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
         let labels = Vec::<i64>::try_from(painted.labels.f_to_device(Device::Cpu)?)?;
-        let (values, shape) = pixels(&painted.images)?;
+        let (values, shape) = pixels(&as_images(&painted.images)?)?;
+        let is_video = is_video(&painted.images);
         let size = values.len() / labels.len().max(1);
         let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![f32::NAN; labels.len()]));
         let failures = Mutex::new(Vec::new());
@@ -47,8 +49,10 @@ impl FunctionScorer {
                     loop {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         let Some(&label) = labels.get(index) else { break };
-                        let bytes = encoded(self.form, &values[index * size..][..size], shape);
-                        match self.python.score_image(&self.records[label as usize], &bytes, shape) {
+                        let frames = values[index * size..][..size].chunks_exact(shape.iter().product());
+                        let frames = frames.map(|frame| encoded(self.form, frame, shape)).collect();
+                        let images = Images { frames, shape, is_video };
+                        match self.python.score_images(&self.records[label as usize], &images) {
                             Ok(score) => lock(&found)[index] = score.map_or(f32::NAN, |score| score as f32),
                             Err(error) => lock(&failures).push(error),
                         }

@@ -12,6 +12,7 @@ mod clip;
 mod decoder;
 mod evaluate;
 mod forward_process;
+mod frames;
 mod function;
 mod loss;
 mod noise;

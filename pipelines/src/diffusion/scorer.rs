@@ -7,6 +7,7 @@ use tch::{CModule, Device, Kind, Tensor};
 
 use super::aesthetic::AestheticScorer;
 use super::clip::ClipScorer;
+use super::frames::{evenly_spaced, mean_score};
 use super::function::FunctionScorer;
 use super::quadrants::{Light, Quadrants};
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 /// Images, with what they show.
 #[derive(Debug)]
 pub struct Painted {
-    /// Pixels, -1 to 1 where they are natural: fp32 `[B, channels, height, width]`.
+    /// Pixels, -1 to 1 where they are natural: fp32 `[B, channels, height, width]`, of videos with frames before the height.
     pub images: Tensor,
     /// What they were decoded from; the images themselves where there is no decoder.
     pub latents: Tensor,
@@ -63,6 +64,8 @@ struct Term {
     name: String,
     weight: f64,
     max_error_rate: f64,
+    /// Of a video it sees so many frames; all, if there is no number.
+    frames: Option<usize>,
     rule: Rule,
 }
 
@@ -102,8 +105,8 @@ impl Scorer {
     pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let terms = reward.terms();
         let names = distinct(&terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>());
-        let term_of = |(name, ImageTerm { kind, weight, max_error_rate })| {
-            Ok(Term { name, weight, max_error_rate, rule: Rule::new(&kind, records, device)? })
+        let term_of = |(name, ImageTerm { kind, weight, max_error_rate, frames })| {
+            Ok(Term { name, weight, max_error_rate, frames, rule: Rule::new(&kind, records, device)? })
         };
         Ok(Self(names.into_iter().zip(terms).map(term_of).collect::<Result<_>>()?))
     }
@@ -113,11 +116,19 @@ impl Scorer {
         self.0.iter().map(|term| term.name.as_str())
     }
 
+    /// Whether some term reads pixels, and not latents alone.
+    pub fn reads_images(&self) -> bool {
+        self.0.iter().any(|term| match &term.rule {
+            Rule::Script { config, .. } => config.input == ScorerInput::Images,
+            Rule::Shapes { .. } | Rule::Function(_) | Rule::Clip(_) | Rule::Aesthetic(_) => true,
+        })
+    }
+
     /// What each image earns.
     pub fn score(&self, painted: &Painted) -> Result<Scores> {
         let (mut parts, mut failures) = (Vec::with_capacity(self.0.len()), Vec::new());
         for (number, term) in self.0.iter().enumerate() {
-            let (part, errors) = term.rule.score(painted)?;
+            let (part, errors) = term.score(painted)?;
             parts.push(part);
             failures.extend(errors.into_iter().map(|error| (number, error)));
         }
@@ -195,6 +206,18 @@ impl Scorer {
     }
 }
 
+impl Term {
+    /// As [`Rule::score`], of the frames that it sees.
+    fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
+        let Some(frames) = self.frames else { return self.rule.score(painted) };
+        self.rule.score(&Painted {
+            images: evenly_spaced(&painted.images, frames)?,
+            latents: painted.latents.shallow_clone(),
+            labels: painted.labels.shallow_clone(),
+        })
+    }
+}
+
 impl Rule {
     fn new(reward: &ImageReward, records: &[Record], device: Device) -> Result<Self> {
         let shapes = |reward| Ok(Self::Shapes { quadrants: Quadrants::new(device)?, reward });
@@ -219,8 +242,14 @@ impl Rule {
             Self::Shapes { quadrants, reward } => {
                 Ok((quadrants.score(*reward, &painted.images, &painted.labels)?, Vec::new()))
             }
-            Self::Clip(clip) => Ok((clip.score(&painted.images, &painted.labels)?, Vec::new())),
-            Self::Aesthetic(aesthetic) => Ok((aesthetic.score(&painted.images)?, Vec::new())),
+            Self::Clip(clip) => {
+                let score = |images: &Tensor, labels: &Tensor| clip.score(images, labels);
+                Ok((mean_score(&painted.images, &painted.labels, score)?, Vec::new()))
+            }
+            Self::Aesthetic(aesthetic) => {
+                let score = |images: &Tensor, _: &Tensor| aesthetic.score(images);
+                Ok((mean_score(&painted.images, &painted.labels, score)?, Vec::new()))
+            }
             Self::Function(function) => function.score(painted),
             Self::Script { module, config } => {
                 let module = module.lock().unwrap_or_else(PoisonError::into_inner);

@@ -55,7 +55,8 @@ pub struct Setup {
     pub trained: usize,
     /// Those that are evaluated.
     pub evaluated: std::ops::Range<usize>,
-    decoder: Option<ImageDecoder>,
+    /// From what is denoised to pixels; `None` where these are, and where videos cannot be decoded.
+    pub decoder: Option<ImageDecoder>,
 }
 
 /// The models of a run.
@@ -146,6 +147,15 @@ impl Setup {
         Ok((numbers, self.labels(&labels)?))
     }
 
+    /// The images of some latents, with what they show; the latents instead, if these are what the reward reads.
+    pub fn paint_for_reward(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
+        if self.scorer.reads_images() {
+            return self.paint(latents, labels);
+        }
+        let [images, latents] = [latents, latents].map(Tensor::shallow_clone);
+        Ok(Painted { images, latents, labels: labels.shallow_clone() })
+    }
+
     /// The images of some latents, with what they show.
     pub fn paint(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
         let images = match &self.decoder {
@@ -158,13 +168,14 @@ impl Setup {
     /// The scores of the images of some latents, and the gradients of the scores with respect to the latents, 0 for an
     /// image that is refused.
     pub fn score_with_gradient(&self, latents: &Tensor, labels: &Tensor) -> Result<(Scores, Tensor)> {
-        let decoded = self.decoder.as_ref().map(|decoder| decoder.decode(latents, true)).transpose()?;
+        let decoder = self.decoder.as_ref().filter(|_| self.scorer.reads_images());
+        let decoded = decoder.map(|decoder| decoder.decode(latents, true)).transpose()?;
         let images = decoded.as_ref().map_or(latents, |decoded| &decoded.images).shallow_clone();
         let painted = Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() };
         let (scores, gradients) = self.scorer.score_with_gradient(&painted)?;
         let refused = scores.total.f_isfinite()?.f_logical_not()?;
         let [of_images, of_latents] = gradients.map(|gradient| without(&gradient, &refused));
-        let gradient = match (&self.decoder, decoded) {
+        let gradient = match (decoder, decoded) {
             (Some(decoder), Some(decoded)) => {
                 decoder.follow_back(decoded, &of_images?)?.f_add(&of_latents?)?
             }

@@ -70,7 +70,7 @@ impl Setup {
         step: u64,
         stop: bool,
     ) -> Result<Scored> {
-        let scores = self.scorer.score(&self.paint(latents, labels)?)?;
+        let scores = self.scorer.score(&self.paint_for_reward(latents, labels)?)?;
         self.exchange_scores(exchange, scores, step, stop)
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyroll_models::{
-    diffusion::{self, Dit, Transformer, VaeDecoder},
+    diffusion::{self, Dit, Transformer},
     hf::{DiffusersFolder, TextEmbeddings, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -17,6 +17,7 @@ use crate::{
     Result,
     config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig, Run},
     data::{self, Record},
+    error_chain::one_line,
 };
 
 /// A model of images, and what it is asked for.
@@ -29,7 +30,7 @@ pub struct Subject {
     pub has_adapters: bool,
     /// The sizes of what is denoised: channels, of a video frames, height and width.
     pub latent_shape: Vec<i64>,
-    /// From that to pixels; `None` where pixels are denoised.
+    /// From that to pixels; `None` where pixels are denoised, and where videos cannot be decoded.
     pub decoder: Option<ImageDecoder>,
     /// The labels that are trained on.
     pub trained: usize,
@@ -98,12 +99,13 @@ impl Subject {
             None => (0..count).map(numbered).collect(),
         };
         let (precision, batch_size) = (run.policy.strategy.precision, config.sampler.decode_batch_size);
-        let decoder = match folder.vae() {
-            Some((vae, weights)) => {
-                let vae = VaeDecoder::new(vae.clone(), false)?;
-                Some(ImageDecoder::new(vae, weights, precision, batch_size, device)?)
+        let frames = config.sampler.decode_frames.unwrap_or(prompts.frames) as i64;
+        let decoder = match folder.decoder() {
+            Ok(decoder) => Some(ImageDecoder::new(decoder, frames, precision, batch_size, device)?),
+            Err(error) => {
+                tracing::warn!("videos are not decoded, and have no pictures: {}", one_line(error));
+                None
             }
-            None => None,
         };
         let sizes = [prompts.frames, prompts.height, prompts.width].map(|size| size as i64);
         let sizes = folder.latent_sizes(sizes).expect("a checked config's sizes fit");

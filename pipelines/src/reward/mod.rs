@@ -32,7 +32,7 @@ pub use length::Length;
 pub use math::Math;
 pub use model::Model;
 pub use pattern::Pattern;
-pub use python::Python;
+pub use python::{Images, Python};
 pub use repetition::Repetition;
 pub use scorer::{Scorer, Scoring};
 pub use sum::{Case, Outcome, RewardSum, Score};

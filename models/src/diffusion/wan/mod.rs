@@ -12,10 +12,12 @@ mod config;
 mod embedding;
 mod head;
 mod rotary;
+pub mod vae;
 
 use tch::{Device, Kind, Tensor};
 
 pub use config::WanConfig;
+pub use vae::{WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 use super::layers::stacked;
 use super::{DenoiseBatch, Lora, Shared, Texts};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{Completion, Error, Failure, Reward};
@@ -35,15 +35,23 @@ struct Case<'a> {
     columns: &'a Map<String, Value>,
     /// Instead of a completion.
     #[serde(skip_serializing_if = "Option::is_none")]
-    image: Option<Image>,
+    image: Option<&'a Images>,
 }
 
-/// See [`Case::image`].
-#[derive(Serialize)]
-struct Image {
-    /// In base64.
-    bytes: String,
-    shape: [usize; 3],
+/// An image or a video that a function scores.
+#[derive(Debug, Serialize)]
+pub struct Images {
+    /// Each frame, an image's only one, in the form that the config asks for: a PNG file, or the values of an array.
+    #[serde(serialize_with = "in_base64")]
+    pub frames: Vec<Vec<u8>>,
+    /// Height, width and channels of a frame.
+    pub shape: [usize; 3],
+    /// Whether it is a video, if only of one frame.
+    pub is_video: bool,
+}
+
+fn in_base64<S: Serializer>(frames: &[Vec<u8>], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(frames.iter().map(|frame| BASE64.encode(frame)))
 }
 
 impl Python {
@@ -56,21 +64,13 @@ impl Python {
         Ok(Self { config: config.clone(), idle: Mutex::new(vec![first]) })
     }
 
-    /// The score of an image of `record`'s prompt; `None` for one that the function says is not to count. `bytes` are the
-    /// image in the form that the config asks for: a PNG file, or the values of an array; `shape` is height, width and
-    /// channels.
+    /// The score of an image or a video of `record`'s prompt; `None` for one that the function says is not to count.
     ///
     /// # Errors
     /// If the function raises, says no number, or does not answer.
-    pub fn score_image(
-        &self,
-        record: &Record,
-        bytes: &[u8],
-        shape: [usize; 3],
-    ) -> Result<Option<f64>, Error> {
+    pub fn score_images(&self, record: &Record, images: &Images) -> Result<Option<f64>, Error> {
         let Record { prompt, answer, columns, .. } = record;
-        let image = Some(Image { bytes: BASE64.encode(bytes), shape });
-        let case = Case { prompt, completion: "", finished: true, answer, columns, image };
+        let case = Case { prompt, completion: "", finished: true, answer, columns, image: Some(images) };
         self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
     }
 
@@ -138,6 +138,9 @@ def sizes(images, prompts, bonus):
     assert images[0] != b"bad"
     return [len(images[0]) + bonus[0] if images[0].startswith(b"\x89PNG") and prompts == ["2+2="] else None]
 
+def of_frames(images):
+    return [sum(map(len, images[0]))]
+
 def stops(images):
     import signal, threading
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
@@ -196,6 +199,10 @@ def moody(completions):
         }
     }
 
+    fn image(bytes: Vec<u8>) -> Images {
+        Images { frames: vec![bytes], shape: [1, 1, 1], is_video: false }
+    }
+
     fn score(python: &Python, text: &str) -> Result<f64, Error> {
         python.score(&record(), &Completion { text, tokens: None, finished: true })
     }
@@ -217,10 +224,18 @@ def moody(completions):
     fn images_come_as_png_files_and_may_be_refused() {
         let (_folder, python) = python("sizes", Signature::Trl);
         let python = python.unwrap();
-        let score = |png: &[u8]| python.score_image(&record(), png, [1, 1, 1]);
+        let score = |png: &[u8]| python.score_images(&record(), &image(png.to_vec()));
         assert_eq!(score(b"\x89PNG\x00").unwrap(), Some(5.0 + 0.5));
         assert_eq!(score(b"").unwrap(), None);
         assert!(score(b"bad").is_err());
+    }
+
+    #[test]
+    fn videos_come_as_lists_of_their_frames() {
+        let (_folder, python) = python("of_frames", Signature::Trl);
+        let frames = vec![b"12".to_vec(), b"345".to_vec()];
+        let video = Images { frames, shape: [1, 1, 1], is_video: true };
+        assert_eq!(python.unwrap().score_images(&record(), &video).unwrap(), Some(5.0));
     }
 
     /// The image is larger than a pipe, so that it cannot even be handed over.
@@ -228,7 +243,7 @@ def moody(completions):
     fn a_process_that_reads_no_more_is_given_up() {
         let (_folder, python) = python("stops", Signature::Trl);
         let python = python.unwrap();
-        let score = || python.score_image(&record(), &[0; 1 << 20], [1, 1, 1]);
+        let score = || python.score_images(&record(), &image(vec![0; 1 << 20]));
         assert_eq!(score().unwrap(), Some(0.5));
         std::thread::sleep(Duration::from_millis(500));
         assert!(score().unwrap_err().failure.is_timeout());

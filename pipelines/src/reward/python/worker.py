@@ -2,8 +2,9 @@
 
 Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It says {"ready": true} once, then answers each
 {"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. A case with an
-"image" is of that and not of the completion, and may also be answered with {"refused": true}. An image is {"bytes",
-"shape"}: in base64 what IMAGES says, a PNG file or the values of an array of this dtype, and height, width and channels.
+"image" is of that and not of the completion, and may also be answered with {"refused": true}. An image is {"frames",
+"shape", "is_video"}: its one frame, or those of a video, in base64 as IMAGES says, PNG files or the values of arrays of this
+dtype; and height, width and channels.
 """
 
 import asyncio
@@ -37,7 +38,12 @@ def load(path, name):
 def image_reader(form):
     """What makes of a case's image what the function gets."""
     if form == "png":
-        return lambda image: base64.b64decode(image["bytes"])
+
+        def files(image):
+            frames = [base64.b64decode(frame) for frame in image["frames"]]
+            return frames if image["is_video"] else frames[0]
+
+        return files
     try:
         import numpy
     except ImportError as error:
@@ -45,8 +51,14 @@ def image_reader(form):
             f"`images: {form}` needs numpy, and {sys.executable} does not have it ({error}): install it there, name an "
             "interpreter that has it in `python`, or write `images: png`"
         ) from error
-    # Of a bytearray, since nobody can write to an array of bytes.
-    return lambda image: numpy.frombuffer(bytearray(base64.b64decode(image["bytes"])), form).reshape(image["shape"])
+
+    def array(image):
+        # Of a bytearray, since nobody can write to an array of bytes.
+        values = bytearray().join(base64.b64decode(frame) for frame in image["frames"])
+        shape = [len(image["frames"]), *image["shape"]] if image["is_video"] else image["shape"]
+        return numpy.frombuffer(values, form).reshape(shape)
+
+    return array
 
 
 def accepted(function, arguments):

@@ -1,0 +1,113 @@
+//! What the decoder is put together from.
+
+use tch::{Kind, Tensor};
+
+use super::past::Past;
+use crate::Result;
+use crate::diffusion::layers::{Linear, Params};
+use crate::model::Weights;
+
+/// A layer of the decoder. What goes from one to the next is `[B, channels, frames, height, width]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Layer {
+    Input { post_quant: Linear, conv: Linear },
+    Residual { norm1: usize, conv1: Linear, norm2: usize, conv2: Linear, shortcut: Option<Linear> },
+    Attention { norm: usize, qkv: Linear, out: Linear },
+    Double { in_time: Option<Linear>, conv: Linear },
+    Output { norm: usize, conv: Linear },
+}
+
+/// A matrix of three pixels each way; and of frames, the own and two before.
+const CUBE: [i64; 3] = [3, 3, 3];
+
+/// A convolution over frames.
+pub(super) fn cube(params: &mut Params, name: &str, own: i64, before: i64) -> Linear {
+    params.convolution(name, &[&[own, before], &CUBE[..]].concat())
+}
+
+impl Layer {
+    /// Its output for some frames that come behind those of `past`.
+    pub(super) fn run(self, weights: &Weights, x: &Tensor, past: &mut Past) -> Result<Tensor> {
+        let mut causal = |conv: Linear, x: &Tensor| {
+            let x = past.before(x)?;
+            conv.convolve_frames(weights, &x, [0, 1, 1])
+        };
+        let lit = |norm: usize, x: &Tensor| Ok::<_, crate::Error>(rms_norm(weights, norm, x)?.f_silu()?);
+        match self {
+            Layer::Input { post_quant, conv } => causal(conv, &post_quant.patches(weights, x)?),
+            Layer::Residual { norm1, conv1, norm2, conv2, shortcut } => {
+                let inner = causal(conv1, &lit(norm1, x)?)?;
+                let inner = causal(conv2, &lit(norm2, &inner)?)?;
+                let x = shortcut.map_or(Ok(x.shallow_clone()), |shortcut| shortcut.patches(weights, x))?;
+                Ok(x.f_add(&inner)?)
+            }
+            Layer::Attention { norm, qkv, out } => attend(weights, x, norm, qkv, out),
+            Layer::Double { in_time, conv } => {
+                let x = match in_time {
+                    Some(in_time) => double_frames(weights, x, in_time, past)?,
+                    None => x.shallow_clone(),
+                };
+                of_each_frame(&x, |frames| {
+                    let size = frames.size();
+                    let doubled = frames.f_upsample_nearest2d([size[2] * 2, size[3] * 2], None, None)?;
+                    conv.convolve(weights, &doubled, 1)
+                })
+            }
+            // As diffusers, and so ROLL, cuts off what is no colour.
+            Layer::Output { norm, conv } => {
+                Ok(causal(conv, &lit(norm, x)?)?.f_to_kind(Kind::Float)?.f_clamp(-1.0, 1.0)?)
+            }
+        }
+    }
+}
+
+/// Each pixel's channels, brought to a mean square of 1 and scaled; computed in fp32.
+fn rms_norm(weights: &Weights, norm: usize, x: &Tensor) -> Result<Tensor> {
+    const LEAST: f64 = 1e-12;
+    let (scale, channels) = (weights.get(0, norm), x.size()[1]);
+    let wide = x.f_to_kind(Kind::Float)?;
+    let lengths = wide.f_norm_scalaropt_dim(2.0, [1i64].as_slice(), true)?.f_clamp_min(LEAST)?;
+    let normed = wide.f_div(&lengths)?.f_to_kind(x.kind())?;
+    Ok(normed.f_mul(&scale.f_mul_scalar((channels as f64).sqrt())?)?)
+}
+
+/// What `function` makes of the frames `[B * frames, channels, height, width]`, as a video again.
+fn of_each_frame(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let size = x.size();
+    let frames = x.f_transpose(1, 2)?.f_flatten(0, 1)?;
+    Ok(function(&frames)?.f_unflatten(0, [size[0], size[2]])?.f_transpose(1, 2)?)
+}
+
+/// The pixels of each frame attend to each other.
+fn attend(weights: &Weights, x: &Tensor, norm: usize, qkv: Linear, out: Linear) -> Result<Tensor> {
+    of_each_frame(x, |frames| {
+        let normed = rms_norm(weights, norm, frames)?;
+        // One head: `[B * frames, 1, pixels, channels]` each.
+        let pixels =
+            qkv.convolve(weights, &normed, 0)?.f_flatten(2, -1)?.f_transpose(1, 2)?.f_unsqueeze(1)?;
+        let parts = pixels.f_chunk(3, -1)?;
+        let none = None::<&Tensor>;
+        let attended = Tensor::f_scaled_dot_product_attention(
+            &parts[0], &parts[1], &parts[2], none, 0.0, false, None, false,
+        )?;
+        let attended = attended.f_squeeze_dim(1)?.f_transpose(1, 2)?.f_reshape(frames.size())?;
+        Ok(frames.f_add(&out.convolve(weights, &attended, 0)?)?)
+    })
+}
+
+/// Two frames of each, but for a video's first: that stays alone, and those behind do not see it here.
+fn double_frames(weights: &Weights, x: &Tensor, in_time: Linear, past: &mut Past) -> Result<Tensor> {
+    let alone = i64::from(past.is_beginning());
+    let (first, rest) = (x.f_narrow(2, 0, alone)?, x.f_narrow(2, alone, x.size()[2] - alone)?);
+    let seen = past.before(&rest)?;
+    let &[batch, channels, frames, height, width] = &rest.size()[..] else {
+        unreachable!("a video has five dimensions")
+    };
+    if frames == 0 {
+        return Ok(first);
+    }
+    let doubled = in_time.convolve_frames(weights, &seen, [0, 0, 0])?;
+    let doubled = doubled.f_view([batch, 2, channels, frames, height, width])?;
+    let doubled = doubled.f_permute([0, 2, 3, 1, 4, 5])?.f_flatten(2, 3)?;
+    Ok(Tensor::f_cat(&[first, doubled], 2)?)
+}

@@ -1,0 +1,185 @@
+//! From latents to videos: the decoder of diffusers' `AutoencoderKLWan` as Wan 2.1 has it, whose names the weights have.
+//!
+//! Its convolutions are causal: they see a frame and the two before it. So a video is decoded a part at a time, each
+//! with the last two frames that every convolution saw of the part before ([`past`]), which is the same as all at once, to
+//! rounding, and needs a part's memory. The gradient of the latents goes back part by part as well: what convolutions
+//! remember has a gradient of its own, which the part before takes on. Of what they remember only that of about every
+//! sqrt(n)-th of n parts is kept; that of those between is made again, as are the inputs of a part's layers and then, layer
+//! by layer, libtorch's graph. So following back takes three more forward passes, and no more memory than these.
+
+mod config;
+mod gradient;
+mod layers;
+mod past;
+
+use tch::Tensor;
+
+pub use config::WanVaeConfig;
+pub use gradient::WanVaeTape;
+
+use crate::Result;
+use crate::diffusion::layers::Params;
+use crate::model::{Init, Unit, Weights};
+use layers::{Layer, cube};
+use past::Past;
+
+/// The decoder. It holds no weights.
+#[derive(Debug)]
+pub struct WanVaeDecoder {
+    config: WanVaeConfig,
+    units: Vec<Unit>,
+    layers: Vec<Layer>,
+}
+
+impl WanVaeDecoder {
+    /// Lays out a decoder, its units frozen.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
+    pub fn new(config: WanVaeConfig) -> Result<WanVaeDecoder> {
+        config.validate()?;
+        let mut blocks = Blocks::default();
+        let channels: Vec<i64> = config.channels().collect();
+        blocks.input(&config, channels[0]);
+        blocks.residual("decoder.mid_block.resnets.0", channels[0], channels[0]);
+        blocks.attention("decoder.mid_block.attentions.0", channels[0]);
+        blocks.residual("decoder.mid_block.resnets.1", channels[0], channels[0]);
+        let mut before = channels[0];
+        let in_time: Vec<bool> = config.temperal_downsample.iter().rev().copied().collect();
+        for (index, &own) in channels.iter().enumerate() {
+            let name = format!("decoder.up_blocks.{index}");
+            for layer in 0..=config.num_res_blocks {
+                blocks.residual(&format!("{name}.resnets.{layer}"), before, own);
+                before = own;
+            }
+            if let Some(&in_time) = in_time.get(index) {
+                blocks.double(&format!("{name}.upsamplers.0"), own, in_time);
+                before = own / 2;
+            }
+        }
+        blocks.output(&config, before);
+        Ok(WanVaeDecoder { config, units: blocks.units, layers: blocks.layers })
+    }
+
+    /// The shape that it was made from.
+    pub fn config(&self) -> &WanVaeConfig {
+        &self.config
+    }
+
+    /// Its parameters, a unit for each layer.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// The videos of `latents`, as a diffusion model has them, fp32 `[B, z_dim, frames, height, width]`, decoded `part` of
+    /// their frames at a time, at least one; and with `record` what their gradient needs. `weights` has a list for each unit.
+    /// Videos are fp32 `[B, out_channels, frames, height, width]`, -1 to 1.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn decode(
+        &self,
+        weights: &[&[Tensor]],
+        latents: &Tensor,
+        part: i64,
+        record: bool,
+    ) -> Result<(Tensor, Option<WanVaeTape>)> {
+        let parts = latents.f_detach()?.f_split(part, 2)?;
+        let run_length = (parts.len() as f64).sqrt().ceil() as usize;
+        let (mut videos, mut seen, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, part) in parts.iter().enumerate() {
+            if record && number % run_length == 0 {
+                kept.push(seen.iter().map(Tensor::shallow_clone).collect());
+            }
+            let (frames, after) = self.run(weights, part, &seen)?;
+            videos.push(frames);
+            seen = after;
+        }
+        let tape = record.then_some(WanVaeTape { parts, seen: kept, run_length });
+        Ok((Tensor::f_cat(&videos, 2)?, tape))
+    }
+
+    /// The frames of some latents, after those of which the convolutions have `seen` the last; and what they have then.
+    fn run(&self, weights: &[&[Tensor]], latents: &Tensor, seen: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
+        let (mut x, mut past) = (self.first_input(weights, latents)?, Past::new(seen));
+        for (layer, unit) in self.layers.iter().zip(weights) {
+            x = layer.run(&Weights::new(&[unit]), &x, &mut past)?;
+        }
+        Ok((x, past.into_kept()))
+    }
+
+    /// Latents as the encoder made them, in the weights' dtype.
+    fn first_input(&self, weights: &[&[Tensor]], latents: &Tensor) -> Result<Tensor> {
+        let WanVaeConfig { latents_mean, latents_std, .. } = &self.config;
+        let scaled = latents.f_mul(&of_channels(latents_std, latents)?)?;
+        Ok(scaled.f_add(&of_channels(latents_mean, latents)?)?.f_to_kind(weights[0][0].kind())?)
+    }
+}
+
+/// A number for each channel of `latents`, to be put beside them.
+fn of_channels(values: &[f64], latents: &Tensor) -> Result<Tensor> {
+    let values = Tensor::f_from_slice(values)?.f_to_kind(latents.kind())?;
+    Ok(values.f_view([1, -1, 1, 1, 1])?.f_to_device(latents.device())?)
+}
+
+/// Lists a decoder's layers.
+#[derive(Default)]
+struct Blocks {
+    units: Vec<Unit>,
+    layers: Vec<Layer>,
+}
+
+impl Blocks {
+    fn add(&mut self, name: &str, params: Params, layer: Layer) {
+        self.units.push(Unit { trainable: false, ..params.into_unit(name) });
+        self.layers.push(layer);
+    }
+
+    fn input(&mut self, config: &WanVaeConfig, channels: i64) {
+        let (mut params, latents) = (Params::default(), config.z_dim);
+        let post_quant = params.convolution("post_quant_conv", &[latents, latents, 1, 1, 1]);
+        let conv = cube(&mut params, "decoder.conv_in", channels, latents);
+        self.add("decoder.conv_in", params, Layer::Input { post_quant, conv });
+    }
+
+    fn residual(&mut self, name: &str, before: i64, own: i64) {
+        let mut params = Params::default();
+        let layer = Layer::Residual {
+            norm1: gamma(&mut params, &format!("{name}.norm1"), &[before, 1, 1, 1]),
+            conv1: cube(&mut params, &format!("{name}.conv1"), own, before),
+            norm2: gamma(&mut params, &format!("{name}.norm2"), &[own, 1, 1, 1]),
+            conv2: cube(&mut params, &format!("{name}.conv2"), own, own),
+            shortcut: (before != own)
+                .then(|| params.convolution(&format!("{name}.conv_shortcut"), &[own, before, 1, 1, 1])),
+        };
+        self.add(name, params, layer);
+    }
+
+    fn attention(&mut self, name: &str, channels: i64) {
+        let mut params = Params::default();
+        let norm = gamma(&mut params, &format!("{name}.norm"), &[channels, 1, 1]);
+        let qkv = params.convolution(&format!("{name}.to_qkv"), &[3 * channels, channels, 1, 1]);
+        let out = params.convolution(&format!("{name}.proj"), &[channels, channels, 1, 1]);
+        self.add(name, params, Layer::Attention { norm, qkv, out });
+    }
+
+    fn double(&mut self, name: &str, channels: i64, in_time: bool) {
+        let mut params = Params::default();
+        let time_conv = format!("{name}.time_conv");
+        let in_time = in_time.then(|| params.convolution(&time_conv, &[2 * channels, channels, 3, 1, 1]));
+        let conv = params.convolution(&format!("{name}.resample.1"), &[channels / 2, channels, 3, 3]);
+        self.add(name, params, Layer::Double { in_time, conv });
+    }
+
+    fn output(&mut self, config: &WanVaeConfig, channels: i64) {
+        let mut params = Params::default();
+        let norm = gamma(&mut params, "decoder.norm_out", &[channels, 1, 1, 1]);
+        let conv = cube(&mut params, "decoder.conv_out", config.out_channels, channels);
+        self.add("decoder.conv_out", params, Layer::Output { norm, conv });
+    }
+}
+
+/// The scale of a norm of channels.
+fn gamma(params: &mut Params, name: &str, shape: &[i64]) -> usize {
+    params.table(&format!("{name}.gamma"), shape, Init::Ones)
+}

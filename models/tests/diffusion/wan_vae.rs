@@ -1,0 +1,103 @@
+//! The decoder of latents of videos.
+
+use std::collections::HashSet;
+
+use anyroll_models::diffusion::{WanVaeConfig, WanVaeDecoder};
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use crate::golden::{Golden, goldens, integer};
+
+/// However many frames of latents are decoded at a time.
+#[test]
+fn videos_and_gradients_equal_diffusers() {
+    for (config, golden) in goldens("wan_vae") {
+        let (model, weights) = decoder(&config, &golden);
+        let weights: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
+        for part in 1..=4 {
+            let (videos, tape) = model.decode(&weights, &golden.get("latents"), part, true).unwrap();
+            golden.assert_close("output", &videos);
+            let found = model.latents_grad(&weights, tape.unwrap(), &golden.get("d_output")).unwrap();
+            golden.assert_close("grad.latents", &found);
+        }
+        // Of the first frames nothing depends on those behind.
+        let first = golden.get("latents").narrow(2, 0, 2);
+        let (videos, tape) = model.decode(&weights, &first, 1, false).unwrap();
+        let frames = 1 + model.config().zoom_in_time();
+        assert!(videos.size()[2] == frames && tape.is_none());
+        let all = model.decode(&weights, &golden.get("latents"), 1, false).unwrap().0;
+        assert!(videos.equal(&all.narrow(2, 0, frames)));
+    }
+}
+
+/// As near as bf16 comes; the gradient by its direction.
+#[test]
+fn in_16_bits_videos_and_gradients_are_near() {
+    let (config, golden) = goldens("wan_vae").remove(0);
+    let (model, weights) = decoder(&config, &golden);
+    let found = [Kind::Float, Kind::BFloat16].map(|kind| {
+        let weights: Vec<Vec<Tensor>> =
+            weights.iter().map(|unit| unit.iter().map(|param| param.to_kind(kind)).collect()).collect();
+        let weights: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
+        let (videos, tape) = model.decode(&weights, &golden.get("latents"), 1, true).unwrap();
+        let grad = model.latents_grad(&weights, tape.unwrap(), &golden.get("d_output")).unwrap();
+        assert_eq!((videos.kind(), grad.kind()), (Kind::Float, Kind::Float));
+        (videos, grad)
+    });
+    let [(wide, wide_grad), (narrow, narrow_grad)] = &found;
+    let apart = (wide - narrow).square().mean(Kind::Float).sqrt().double_value(&[]);
+    assert!(apart > 0.0 && apart < 0.05, "{apart}");
+    let length = |tensor: &Tensor| tensor.square().sum(Kind::Float).sqrt().double_value(&[]);
+    let cosine = (wide_grad * narrow_grad).sum(Kind::Float).double_value(&[])
+        / (length(wide_grad) * length(narrow_grad));
+    assert!(cosine > 0.95, "{cosine}");
+}
+
+#[test]
+fn contradictions_name_their_field() {
+    let check = |field: &str, change: fn(&mut WanVaeConfig)| {
+        let mut config = config_of(&goldens("wan_vae")[0].0);
+        change(&mut config);
+        let error = WanVaeDecoder::new(config).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{field}`")), "{error}");
+    };
+    check("base_dim", |config| config.base_dim = 0);
+    check("dim_mult", |config| config.dim_mult[1] = 0);
+    check("dim_mult", |config| config.base_dim = 3);
+    check("dim_mult", |config| config.dim_mult.clear());
+    check("temperal_downsample", |config| config.temperal_downsample.push(true));
+    check("latents_mean", |config| config.latents_mean = vec![0.0]);
+    check("latents_std", |config| config.latents_std[0] = f64::NAN);
+}
+
+/// A decoder with the file's weights, of which it has each and no others.
+fn decoder(config: &Value, golden: &Golden) -> (WanVaeDecoder, Vec<Vec<Tensor>>) {
+    let model = WanVaeDecoder::new(config_of(config)).unwrap();
+    let mut names: HashSet<&str> = golden.names().collect();
+    let mut read = |spec: &anyroll_models::ParamSpec| {
+        assert!(names.remove(spec.name.as_str()), "{}", spec.name);
+        let values = golden.get(&spec.name);
+        assert_eq!(values.size(), spec.shape, "{}", spec.name);
+        values
+    };
+    let weights = model.units().iter().map(|unit| unit.params.iter().map(&mut read).collect()).collect();
+    assert_eq!(names, HashSet::from(["latents", "output", "d_output", "grad.latents"]));
+    (model, weights)
+}
+
+fn config_of(config: &Value) -> WanVaeConfig {
+    fn read<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+        serde_json::from_value(value.clone()).unwrap()
+    }
+    let own = if config["decoder_base_dim"].is_null() { "base_dim" } else { "decoder_base_dim" };
+    WanVaeConfig {
+        base_dim: integer(config, own),
+        z_dim: integer(config, "z_dim"),
+        dim_mult: read(&config["dim_mult"]),
+        num_res_blocks: integer(config, "num_res_blocks") as usize,
+        temperal_downsample: read(&config["temperal_downsample"]),
+        latents_mean: read(&config["latents_mean"]),
+        latents_std: read(&config["latents_std"]),
+        out_channels: 3,
+    }
+}
