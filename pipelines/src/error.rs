@@ -187,7 +187,7 @@ pub enum Error {
         /// That of the one before it.
         older: std::path::PathBuf,
         /// What is wrong with the last one.
-        source: anyroll_strategy::Error,
+        source: Box<anyroll_strategy::Error>,
     },
     /// A run cannot go on from where it is said to have stopped.
     #[error("cannot resume {}: {problem}", run.display())]

@@ -493,6 +493,7 @@ mod tests {
 
     #[test]
     fn a_digest_tells_data_from_any_other() {
+        use std::slice::from_ref;
         let record = |prompt: &str, answer: &str, rejected: Option<&str>| Record {
             prompt: prompt.into(),
             answer: answer.into(),
@@ -504,12 +505,12 @@ mod tests {
         };
         let (a, b, c) = (record("1", "23", None), record("12", "3", None), record("1", "23", Some("4")));
         let all = [
-            digest(&[a.clone()], &[b.clone()]),
-            digest(&[b.clone()], &[a.clone()]),
+            digest(from_ref(&a), from_ref(&b)),
+            digest(from_ref(&b), from_ref(&a)),
             digest(&[a.clone(), b.clone()], &[]),
             digest(&[], &[a.clone(), b.clone()]),
             digest(&[b.clone(), a.clone()], &[]),
-            digest(&[a.clone()], &[]),
+            digest(from_ref(&a), &[]),
             digest(&[b], &[]),
             digest(&[c], &[]),
         ];

@@ -346,7 +346,7 @@ fn load<P: Pipeline>(
 fn or_older(error: Error, last: &Path, older: Option<&PathBuf>) -> Error {
     match (error, older) {
         (Error::Strategy(source), Some(older)) if source.is_of_a_file() => {
-            Error::LastCheckpoint { last: last.to_owned(), older: older.clone(), source }
+            Error::LastCheckpoint { last: last.to_owned(), older: older.clone(), source: source.into() }
         }
         (error, _) => error,
     }
