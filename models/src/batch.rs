@@ -35,6 +35,8 @@ pub struct PackedBatch {
     pub(crate) target_rows: Tensor,
     /// The target tokens: int64 `[M]`.
     pub(crate) targets: Tensor,
+    /// The least and the largest of all tokens, the targets among them; `None` if there are none.
+    pub(crate) extremes: Option<[i64; 2]>,
     /// What the logits are divided by.
     pub(crate) temperature: f64,
     /// Whether a decoder's adapters are on, if it has any.
@@ -76,7 +78,9 @@ impl PackedBatch {
         let packing = Packing::sharing(&rows.lengths, &rows.of, device)?;
         let targets: Vec<i64> =
             sequences.iter().flat_map(|it| it.tokens[it.prompt_len..].iter().copied()).collect();
+        let tokens = || sequences.iter().flat_map(|it| it.tokens).copied();
         Ok(PackedBatch {
+            extremes: tokens().min().zip(tokens().max()).map(<[i64; 2]>::from),
             tokens: upload(&rows.tokens, device)?,
             target_rows: upload(&rows.of_targets(sequences), device)?,
             targets: upload(&targets, device)?,

@@ -175,6 +175,20 @@ pub enum Error {
         /// Why.
         problem: String,
     },
+    /// A run's last checkpoint cannot be read, and there is one before it.
+    #[error(
+        "the last checkpoint cannot be read: remove the folder {}, and the run goes on from {}",
+        last.display(),
+        older.display()
+    )]
+    LastCheckpoint {
+        /// The last one's folder.
+        last: std::path::PathBuf,
+        /// That of the one before it.
+        older: std::path::PathBuf,
+        /// What is wrong with the last one.
+        source: Box<anyroll_strategy::Error>,
+    },
     /// A run cannot go on from where it is said to have stopped.
     #[error("cannot resume {}: {problem}", run.display())]
     Resume {

@@ -16,9 +16,9 @@ pub const LOSS: &str = "loss";
 
 /// What a run achieved. Numbers that the metrics do not hold are `None`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Headline {
+pub struct Headline<'a> {
     /// The evaluations, and where samples earn something the training reward last.
-    pub comparisons: Vec<Comparison>,
+    pub comparisons: Vec<Comparison<'a>>,
     /// The last step.
     pub step: u64,
     /// Training and evaluation together, over all starts of the run.
@@ -29,27 +29,29 @@ pub struct Headline {
 
 /// A number at the beginning of a run and at its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Comparison {
+pub struct Comparison<'a> {
     /// What it is, for people.
-    pub name: &'static str,
+    pub name: &'a str,
     /// The first value.
     pub before: Option<f64>,
     /// The last value; `None` until there is a second one.
     pub after: Option<f64>,
 }
 
-impl Headline {
+impl<'a> Headline<'a> {
     /// Reads the numbers from the log of a run.
     ///
     /// An evaluation's are its first and its last value. The reward of one step depends on the prompts
     /// it drew, so it is the mean of the first and of the last [`REWARD_STEPS`] steps, or of half of the
     /// steps where there are fewer than twice as many.
-    pub fn new(records: &[Record]) -> Headline {
+    pub fn new(records: &'a [Record]) -> Headline<'a> {
         let evaluation = |name, metric| {
             let values = values(records, metric);
             let after = if values.len() > 1 { values.last().copied() } else { None };
             Comparison { name, before: values.first().copied(), after }
         };
+        let of_several =
+            || records.iter().find_map(|record| of_several(record.metrics.iter().map(|it| it.0)));
         let reward = || reward(&values(records, "reward/mean"));
         let has = |metric: &str| records.iter().any(|record| record.metrics.get(metric).is_some());
         let comparisons = if has("eval/reward") {
@@ -59,12 +61,10 @@ impl Headline {
             let found = found.into_iter().filter(|(_, metric)| has(metric));
             found.map(|(name, metric)| evaluation(name, metric)).collect()
         } else {
-            vec![
-                evaluation("greedy", "eval/greedy"),
-                evaluation("pass@1", "eval/pass@1"),
-                evaluation("pass@4", "eval/pass@4"),
-                reward(),
-            ]
+            let accuracies = [("greedy", "eval/greedy"), ("pass@1", "eval/pass@1")].into_iter();
+            let accuracies = accuracies.chain(of_several());
+            let accuracies = accuracies.map(|(name, metric)| evaluation(name, metric));
+            accuracies.chain([reward()]).collect()
         };
         Headline {
             comparisons,
@@ -75,12 +75,21 @@ impl Headline {
     }
 }
 
+/// Of the `metrics` the share of prompts that one of an evaluation's several samples is right on, by its name for people and
+/// in full: `pass@4`, if there are four.
+pub fn of_several<'a>(mut metrics: impl Iterator<Item = &'a str>) -> Option<(&'a str, &'a str)> {
+    metrics.find_map(|metric| {
+        let name = metric.strip_prefix("eval/")?;
+        (name.starts_with("pass@") && name != "pass@1").then_some((name, metric))
+    })
+}
+
 /// The finite values of a metric, in the order of the steps.
 fn values(records: &[Record], metric: &str) -> Vec<f64> {
     records.iter().filter_map(|record| record.metrics.get(metric)).filter(|value| value.is_finite()).collect()
 }
 
-fn reward(values: &[f64]) -> Comparison {
+fn reward(values: &[f64]) -> Comparison<'static> {
     let count = REWARD_STEPS.min(values.len() / 2);
     let (first, last) = (&values[..count], &values[values.len() - count..]);
     Comparison { name: REWARD, before: mean(first), after: mean(last) }
@@ -129,8 +138,10 @@ mod tests {
         }
         records[15].metrics.insert("eval/greedy", 0.5);
         records[30].metrics.insert("eval/greedy", 0.75);
+        records[30].metrics.insert("eval/pass@8", 0.875);
         let headline = Headline::new(&records);
-        let [greedy, pass_1, _, reward] = headline.comparisons[..] else { panic!() };
+        let [greedy, pass_1, pass_8, reward] = headline.comparisons[..] else { panic!() };
+        assert_eq!((pass_8.name, pass_8.before), ("pass@8", Some(0.875)));
         assert_eq!((greedy.before, greedy.after), (Some(0.25), Some(0.75)));
         assert_eq!((pass_1.before, pass_1.after), (None, None));
         assert_eq!((reward.before, reward.after), (Some(5.5), Some(25.5)));
@@ -175,7 +186,8 @@ mod tests {
 
     #[test]
     fn a_run_that_just_began_has_no_after() {
-        let headline = Headline::new(&[record(0, &[("eval/greedy", 0.25)])]);
+        let records = [record(0, &[("eval/greedy", 0.25)])];
+        let headline = Headline::new(&records);
         assert_eq!((headline.comparisons[0].before, headline.comparisons[0].after), (Some(0.25), None));
         assert_eq!((headline.time_s, headline.speed), (None, None));
         assert!(Headline::new(&[]).comparisons.iter().all(|c| c.before.is_none() && c.after.is_none()));

@@ -67,7 +67,7 @@ struct Page<'a> {
     status: String,
     finished: bool,
     tiles: Vec<Tile>,
-    figures: Vec<Figure>,
+    figures: Vec<Figure<'a>>,
     gallery: Vec<Shot>,
     samples: Option<SampleTable<'a>>,
     config: &'a str,

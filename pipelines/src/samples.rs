@@ -64,13 +64,9 @@ impl SamplesLog {
         Ok(SamplesLog { lines: JsonLines::resume(path, next_step)? })
     }
 
-    /// Appends a sample and hands it to the operating system. A reward that is not finite is written as
-    /// `null`, with a warning.
+    /// Appends a sample and hands it to the operating system. A reward that is not finite, since it could not be computed,
+    /// is written as `null`.
     pub fn append(&mut self, sample: &Sample) -> Result<()> {
-        if !sample.reward.is_finite() {
-            let Sample { step, reward, prompt, .. } = sample;
-            tracing::warn!(step, reward, prompt, "the sample's reward is not finite and is logged as null");
-        }
         self.lines.append(sample)
     }
 

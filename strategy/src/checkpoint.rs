@@ -39,6 +39,7 @@ const MANIFEST: &str = "manifest.json";
 const REPLACED: &str = "replaced";
 const FORMAT: u32 = 2;
 const F32_BYTES: usize = size_of::<f32>();
+const WRONG_SUM: &str = "its checksum is wrong";
 
 /// What `manifest.json` says.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -107,7 +108,8 @@ fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
 /// changed.
 ///
 /// # Errors
-/// [`Error::CheckpointMismatch`] that names the file and what is wrong: missing, damaged, of another model.
+/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`], which name the file, and [`Error::CheckpointMismatch`] if it is
+/// of another model.
 pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
     zero.needs("load", &[State::Params, State::Optimizer])?;
     let manifest = read_manifest(path)?;
@@ -142,7 +144,8 @@ pub fn extra(path: &Path) -> Result<serde_json::Value> {
 /// What `rank` of `world_size` ranks gave [`Saver::start_with`] as its own; `None` if no rank gave anything.
 ///
 /// # Errors
-/// [`Error::CheckpointMismatch`] if it is damaged or missing, or was given by another number of ranks.
+/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`] if it is missing or damaged, and [`Error::CheckpointMismatch`] if
+/// it was given by another number of ranks.
 pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>>> {
     let saved = read_manifest(path)?.world_size;
     if !path.join(own_name(0)).exists() {
@@ -158,7 +161,7 @@ pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>
     let mut bytes = fs::read(&file).map_err(failed(&file))?;
     let sum = bytes.split_off(bytes.len().saturating_sub(size_of::<u32>()));
     if crc32c::crc32c(&bytes).to_le_bytes() != *sum {
-        return Err(mismatch(&file, "it is damaged: its checksum is wrong".into()));
+        return Err(damaged(&file, WRONG_SUM));
     }
     Ok(Some(bytes))
 }
@@ -286,11 +289,7 @@ fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Re
     }
     for (theirs, ours) in manifest.units.iter().zip(&ours.units) {
         // Lengths differ in their padding when the world size does.
-        if (&theirs.name, &theirs.params) != (&ours.name, &ours.params) {
-            let problem = format!(
-                "unit {} has {:?}; the model's {} has {:?}",
-                theirs.name, theirs.params, ours.name, ours.params
-            );
+        if let Some(problem) = difference(theirs, ours) {
             return Err(mismatch(path, problem));
         }
         if ours.trainable && !theirs.trainable {
@@ -301,11 +300,36 @@ fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Re
     Ok(())
 }
 
+/// What first tells a unit of a checkpoint from the model's.
+fn difference(theirs: &UnitEntry, ours: &UnitEntry) -> Option<String> {
+    if theirs.name != ours.name {
+        return Some(format!("it has a unit `{}` where the model has `{}`", theirs.name, ours.name));
+    }
+    let [saved, wanted] = [theirs, ours].map(|unit| unit.params.iter().map(Some).chain([None]));
+    let (saved, wanted) = saved.zip(wanted).find(|(saved, wanted)| saved != wanted)?;
+    Some(match (saved, wanted) {
+        (Some(saved), Some(wanted)) if saved.name == wanted.name && saved.shape != wanted.shape => {
+            format!(
+                "`{}` has the shape {:?} in it, and {:?} in the model",
+                saved.name, saved.shape, wanted.shape
+            )
+        }
+        (Some(saved), Some(wanted)) if saved.name == wanted.name => {
+            format!("`{}` begins at {} in it, and at {} in the model", saved.name, saved.start, wanted.start)
+        }
+        (Some(saved), wanted) => {
+            let wanted = wanted.map_or("nothing".to_owned(), |it| format!("`{}`", it.name));
+            format!("it has `{}` where the model has {wanted}", saved.name)
+        }
+        (None, wanted) => format!("it has no `{}`", wanted.map_or("", |it| &it.name)),
+    })
+}
+
 fn read_manifest(path: &Path) -> Result<Manifest> {
     let file = path.join(MANIFEST);
     let text = fs::read(&file).map_err(failed(&file))?;
     let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|error| mismatch(&file, error.to_string()))?;
+        serde_json::from_slice(&text).map_err(|error| damaged(&file, &error.to_string()))?;
     if manifest.format != FORMAT {
         return Err(mismatch(
             &file,
@@ -314,9 +338,9 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     }
     let whole = |unit: &UnitEntry| manifest.world_size > 0 && unit.len.is_multiple_of(manifest.world_size);
     if !manifest.units.iter().all(whole) {
-        return Err(mismatch(
+        return Err(damaged(
             &file,
-            format!("its units do not divide by world_size {}", manifest.world_size),
+            &format!("its units do not divide by world_size {}", manifest.world_size),
         ));
     }
     Ok(manifest)
@@ -328,11 +352,11 @@ fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
     let elements: usize = manifest.units.iter().map(|unit| manifest.saved_len(unit)).sum();
     let expected = elements * F32_BYTES + F32_BYTES;
     if bytes.len() != expected {
-        return Err(mismatch(file, format!("it has {} bytes instead of {expected}", bytes.len())));
+        return Err(damaged(file, &wrong_length(bytes.len(), expected)));
     }
     let (values, sum) = bytes.split_at(elements * F32_BYTES);
     if crc32c::crc32c(values).to_le_bytes() != sum {
-        return Err(mismatch(file, "it is damaged: its checksum is wrong".into()));
+        return Err(damaged(file, WRONG_SUM));
     }
     Ok(values.chunks_exact(F32_BYTES).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
 }
@@ -350,6 +374,49 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Checkpoint { path, source }
 }
 
+fn wrong_length(bytes: usize, expected: usize) -> String {
+    format!("it has {bytes} bytes instead of {expected}")
+}
+
+fn damaged(path: &Path, problem: &str) -> Error {
+    Error::CheckpointDamaged { path: path.to_path_buf(), problem: problem.to_owned() }
+}
+
 fn mismatch(path: &Path, problem: String) -> Error {
     Error::CheckpointMismatch { path: path.to_path_buf(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(name: &str, params: &[(&str, &[i64])]) -> UnitEntry {
+        let mut end = 0;
+        let params = params.iter().map(|(name, shape)| {
+            let start = end;
+            end += shape.iter().product::<i64>() as usize;
+            ParamEntry { name: (*name).to_owned(), shape: shape.to_vec(), start }
+        });
+        let params = params.collect();
+        UnitEntry { name: name.to_owned(), len: end, trainable: true, params }
+    }
+
+    #[test]
+    fn what_differs_is_said_in_words() {
+        let saved = unit("layer", &[("a", &[3, 2]), ("b", &[4])]);
+        let told = |model: UnitEntry| difference(&saved, &model).unwrap_or_default();
+        assert_eq!(told(unit("layer", &[("a", &[3, 2]), ("b", &[4])])), "");
+        assert_eq!(told(unit("head", &[])), "it has a unit `layer` where the model has `head`");
+        assert_eq!(
+            told(unit("layer", &[("a", &[3, 4]), ("b", &[4])])),
+            "`a` has the shape [3, 2] in it, and [3, 4] in the model"
+        );
+        assert_eq!(told(unit("layer", &[("a", &[3, 2]), ("c", &[4])])), "it has `b` where the model has `c`");
+        assert_eq!(told(unit("layer", &[("a", &[3, 2])])), "it has `b` where the model has nothing");
+        let more = unit("layer", &[("a", &[3, 2]), ("b", &[4]), ("c", &[1])]);
+        assert_eq!(told(more), "it has no `c`");
+        let mut apart = unit("layer", &[("a", &[3, 2]), ("b", &[4])]);
+        apart.params[1].start = 8;
+        assert_eq!(told(apart), "`b` begins at 6 in it, and at 8 in the model");
+    }
 }

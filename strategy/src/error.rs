@@ -67,7 +67,15 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// A checkpoint is damaged, or of another model.
+    /// A file of a checkpoint is not as it was written.
+    #[error("checkpoint {}: it is damaged: {problem}", path.display())]
+    CheckpointDamaged {
+        /// The file.
+        path: PathBuf,
+        /// How that shows.
+        problem: String,
+    },
+    /// A checkpoint is of another model, or of another run's making.
     #[error("checkpoint {}: {problem}", path.display())]
     CheckpointMismatch {
         /// The file or folder.
@@ -85,5 +93,10 @@ impl Error {
             Self::CheckpointOfPeer { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether a file of a checkpoint is missing, cannot be read or is damaged, so that an older one may do.
+    pub fn is_of_a_file(&self) -> bool {
+        matches!(self, Self::Checkpoint { .. } | Self::CheckpointDamaged { .. })
     }
 }

@@ -122,7 +122,7 @@ fn what_cannot_be_used_is_named() {
     assert!(fail(anyroll(["score", run, "--file", &file])).contains("wrong.jsonl:2"));
     let file = lines(&folder, "tokens.jsonl", &[json!({"tokens": [1, 2]}), json!({"tokens": [1, 999]})]);
     let error = fail(anyroll(["score", run, "--file", &file]));
-    assert!(error.contains("tokens.jsonl:2: there is no token 999"), "{error}");
+    assert!(error.contains("tokens.jsonl:2: `tokens`: there is no token 999"), "{error}");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 
 use super::{
-    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, checkpoints, fail, interrupt,
-    metrics, processes_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
+    Ended, ONE_RANK, Process, TINY, TWO_RANKS, assert_nothing_left, assert_same, changed, checkpoints, fail,
+    interrupt, metrics, processes_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
 };
 
 /// Steps enough to be caught in the middle.
@@ -122,6 +122,66 @@ fn what_cannot_be_resumed_is_told() {
     check(&run, &["rank_0000.bin", "damaged"]);
     fs::remove_dir_all(&checkpoint).unwrap();
     check(&run, &["no checkpoint"]);
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = run_tiny(&folder, "whole", ONE_RANK, &[]);
+    let run = run_tiny(&folder, "run", ONE_RANK, &[]);
+    let [.., older, last] = &checkpoints(&run)[..] else { panic!("two checkpoints") };
+    let folder_of = |name: &String| run.join("checkpoints").join(name).display().to_string();
+    let (manifest, shard) = (run.join("checkpoints").join(last).join("manifest.json"), "rank_0000.bin");
+    let good = fs::read(&manifest).unwrap();
+    let check = |words: &str| {
+        let error = fail(resume(&run));
+        let how =
+            format!("remove the folder {}, and the run goes on from {}", folder_of(last), folder_of(older));
+        assert!(error.contains(&how) && error.contains(words), "{error}");
+    };
+    fs::write(&manifest, "{").unwrap();
+    check("manifest.json: it is damaged");
+    fs::write(&manifest, good).unwrap();
+    fs::remove_file(manifest.with_file_name(shard)).unwrap();
+    check(shard);
+    fs::remove_dir_all(folder_of(last)).unwrap();
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+}
+
+#[test]
+fn a_run_goes_on_with_its_own_data_and_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("train.jsonl");
+    let line = |number: usize| format!("{{\"prompt\": \"{number:03}>\", \"answer\": \"{}\"}}", number % 7);
+    let lines: Vec<String> = (0..90).map(line).collect();
+    let write = |lines: &[String]| fs::write(&data, lines.join("\n")).unwrap();
+    write(&lines);
+    let file = format!("pipeline.rlvr.data={{file: {{path: {}, held_out_percent: 40}}}}", data.display());
+    let sets = ["pipeline.rlvr.steps=8", "pipeline.rlvr.evaluation.prompts=10", &file];
+    let run = folder.path().join("run");
+    // The first of the usual changes is one of the data that give way here.
+    succeed(changed(ONE_RANK, &run, TINY[1..].iter().chain(&sets)));
+    fs::remove_dir_all(run.join("checkpoints/step_000008")).unwrap();
+
+    let refused = |words: &[&str]| {
+        let error = fail(resume(&run));
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    };
+    let [mut reversed, mut more] = [lines.clone(), lines.clone()];
+    reversed.reverse();
+    more.push(line(91));
+    for lines in [reversed, more] {
+        write(&lines);
+        refused(&["step_000004", "its data have changed", "bring the files back"]);
+    }
+    write(&lines);
+    let resolved = run.join("resolved.yaml");
+    let config = fs::read_to_string(&resolved).unwrap();
+    fs::write(&resolved, config.replace("intermediate_size: 176", "intermediate_size: 88")).unwrap();
+    refused(&["step_000004", "has the shape", "in the model"]);
+    fs::write(&resolved, config).unwrap();
+    succeed(resume(&run));
 }
 
 fn interrupt_in_the_middle(run: &Path, config: &str, sets: &[&str]) {

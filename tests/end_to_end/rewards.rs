@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use super::{
-    ONE_RANK, TWO_RANKS, assert_same, assert_same_steps, fail, lasting_metrics, resume, run_tiny, series,
-    succeed, tiny,
+    ONE_RANK, TWO_RANKS, anyroll, assert_same, assert_same_steps, fail, finish, lasting_metrics, resume,
+    run_tiny, series, succeed, tiny,
 };
 
 const FUNCTIONS: &str = r#"
@@ -75,10 +75,29 @@ fn failures_are_counted_and_end_the_run_above_their_rate() {
     assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
 
     let strict = python(folder.path(), "moody", 0.0);
-    let error = fail(tiny(ONE_RANK, &folder.path().join("strict"), &[&strict]));
+    let ended = finish(tiny(ONE_RANK, &folder.path().join("strict"), &[&strict]));
     for words in ["`python` failed on", "max_error_rate", "a prompt that it does not like"] {
-        assert!(error.contains(words), "{error}");
+        assert!(ended.error().contains(words), "{ended:#?}");
     }
+    // One warning for all samples that failed alike.
+    let warnings = ended.stderr.lines().filter(|line| line.contains("samples cannot be scored"));
+    assert_eq!(warnings.count(), 1, "{}", ended.stderr);
+}
+
+#[test]
+fn what_a_reward_needs_is_missed_by_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |set: &str| anyroll(["check", ONE_RANK, "--set", set]);
+    succeed(check(&python(folder.path(), "exact", 0.0)));
+    let ended = finish(check(&python(folder.path(), "no_such", 0.0)));
+    for words in ["pipeline.rlvr.reward[0].python.path", "no function `no_such`", "mend the file"] {
+        assert!(ended.code == Some(1) && ended.stderr.contains(words), "{ended:#?}");
+    }
+    let started = fail(tiny(ONE_RANK, &folder.path().join("run"), &[&python(folder.path(), "no_such", 0.0)]));
+    assert!(started.contains("the reward `pipeline.rlvr.reward[0]` does not start"), "{started}");
+    let nobody = "pipeline.rlvr.reward=[{exact: {}}, {math: {}, domains: [algebra]}]";
+    let warned = succeed(check(nobody)).stderr;
+    assert!(warned.contains("no record is of this domain") && warned.contains("algebra"), "{warned}");
 }
 
 #[test]

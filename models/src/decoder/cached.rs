@@ -120,6 +120,17 @@ impl Decoder {
         Err(Error::Input { what: "sequence", problem })
     }
 
+    /// Whether there are embeddings for all of `tokens`: where there is none, a device reads or writes beyond its memory.
+    ///
+    /// # Errors
+    /// [`Error::Input`] with the first one that there is not.
+    pub fn check_tokens(&self, tokens: impl IntoIterator<Item = i64>) -> Result<()> {
+        let all = 0..self.config.vocab_size;
+        let Some(unknown) = tokens.into_iter().find(|token| !all.contains(token)) else { return Ok(()) };
+        let problem = format!("there is no token {unknown}: the model has those from 0 to {}", all.end - 1);
+        Err(Error::Input { what: "tokens", problem })
+    }
+
     /// Attention in a layer.
     pub(super) fn causal(&self, layer: usize) -> Causal {
         self.block.causal(self.config.window_of(layer))

@@ -218,6 +218,7 @@ impl Model for Decoder {
     ) -> Result<(Output<Scores>, Saved)> {
         if block == 0 {
             self.check_length(batch.packing.max_len())?;
+            self.check_tokens(batch.extremes.into_iter().flatten())?;
             let hidden = self.embedding.forward(weights, &batch.tokens)?;
             return Ok((Output::Hidden(hidden), Saved::default()));
         }

@@ -189,6 +189,8 @@ impl Engine {
         // The last token is never an input.
         let longest = request.prompt.len() + request.params.max_new_tokens - 1;
         self.passes.decoder().check_length(longest as i64)?;
+        let begun = request.samples.iter().flat_map(|sample| &sample.begun.tokens);
+        self.passes.decoder().check_tokens(request.prompt.iter().chain(begun).copied())?;
         let (wanted, capacity) = (blocks_of(longest), self.pool.capacity());
         if wanted > capacity {
             let problem = format!(

@@ -1,6 +1,8 @@
 //! What must hold of any decoder, without a reference.
 
-use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence, SlidingWindow};
+use anyroll_models::{
+    Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence, SlidingWindow, Weights,
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
@@ -76,6 +78,18 @@ fn targets_that_are_kept_score_as_among_all() {
     for wrong in [&[1, 1][..], &[2, 0], &[-1], &[41]] {
         let message = pack(&all).keeping(wrong).unwrap_err().to_string();
         assert!(message.contains("rising numbers below 41"), "{message}");
+    }
+}
+
+#[test]
+fn a_token_that_there_is_not_is_refused_before_it_is_looked_up() {
+    let holder = holder(config(), Kind::Float);
+    // In a prompt, as an input of a completion, as the last target, and below all.
+    for (tokens, unknown) in [(&[19, 1, 2], 19), (&[0, 1, 99], 99), (&[0, 50, 2], 50), (&[0, 1, -1], -1)] {
+        let batch = pack(&[(vec![0, 18], 1), (tokens.to_vec(), 1)]);
+        let forward = |weights: &Weights| holder.decoder.forward(0, weights, None, &batch, false).err();
+        let error = holder.with_weights(0, forward).expect("it is refused").to_string();
+        assert_eq!(error, format!("`tokens`: there is no token {unknown}: the model has those from 0 to 18"));
     }
 }
 

@@ -206,7 +206,9 @@ fn tell(error: &Error, is_run: bool) {
 }
 
 fn check(args: &ConfigArgs) -> Result<u8> {
-    let run = Loaded::read(&args.config, &args.sets)?.resolve(&machine(Rank::from_env()?))?;
+    let loaded = Loaded::read(&args.config, &args.sets)?;
+    let run = loaded.resolve(&machine(Rank::from_env()?))?;
+    loaded.try_rewards()?;
     print!("{}", run.to_yaml());
     let batches = run.batches;
     println!(

@@ -16,7 +16,6 @@ use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
     config::{self, Loaded, PipelineConfig, Run},
-    data::Dataset,
     diffusion::Diffusion,
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
@@ -124,10 +123,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
-    same_config(&run, loaded.dataset.as_ref(), &exchange)?;
+    let data = loaded.dataset.as_ref().map(|dataset| format!("{:08x}", dataset.digest()));
+    same_config(&run, data.as_deref(), &exchange)?;
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
-    let job = Job { name: &name, dir, resume: args.resume.is_some(), prometheus };
+    let job = Job { name: &name, data, dir, resume: args.resume.is_some(), prometheus };
     let ended = match &run.config.pipeline {
         PipelineConfig::Rlvr(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for rlvr");
@@ -149,10 +149,10 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     }
 }
 
-/// Refuses ranks that have other configs, or other data: each host may have files of its own, and `zero_stage: auto` may come
+/// Refuses ranks that have other configs, or data of another digest: each host may have files of its own, and `zero_stage: auto` may come
 /// to something else on it.
-fn same_config(run: &Run, dataset: Option<&Dataset>, exchange: &Exchange) -> Result<()> {
-    let data = dataset.map(|dataset| format!("records of the data: {:016x}\n", dataset.digest()));
+fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()> {
+    let data = data.map(|digest| format!("records of the data: {digest}\n"));
     let own = run.config.to_yaml() + &data.unwrap_or_default();
     let all = exchange.gather_texts(own.as_bytes())?;
     let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };

@@ -10,7 +10,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{lines::json_lines, model_args::ModelArgs};
-use crate::{Error, Result, data::Record, inference::LoadedModel};
+use crate::{Error, Result, data::Record, error_chain::one_line, inference::LoadedModel};
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
@@ -124,13 +124,10 @@ fn encode(args: &ScoreArgs, model: &LoadedModel, line: usize, input: Input) -> R
     if prompt_len == 0 || prompt_len > tokens.len() {
         return refuse("its prompt has to have a token at least, and no more than there are".to_owned());
     }
-    let (vocabulary, most) = (model.vocab_size(), model.max_length());
-    if let Some(token) = tokens.iter().find(|token| !(0..vocabulary).contains(token)) {
-        return refuse(format!(
-            "there is no token {token}: the model has those from 0 to {}",
-            vocabulary - 1
-        ));
+    if let Err(error) = model.check_tokens(&tokens) {
+        return refuse(one_line(&error));
     }
+    let most = model.max_length();
     if tokens.len() > most {
         return refuse(format!("it has {} tokens, and the model reads at most {most}", tokens.len()));
     }

@@ -305,7 +305,7 @@ impl Check<'_> {
         )?;
         self.reward(&field("reward"), &rlvr.reward)?;
         self.number_of_threads(&field("scoring.workers"), rlvr.scoring.workers)?;
-        self.selection(&rlvr.selection)?;
+        self.selection(rlvr)?;
         self.rollout(&rlvr.rollout)?;
         self.asynchronous(rlvr)?;
         self.algorithm(rlvr)?;
@@ -334,10 +334,15 @@ impl Check<'_> {
         self.optimizer(&format!("{path}.optimizer"), &warmup.optimizer, warmup.steps)
     }
 
-    fn selection(&self, selection: &SelectionConfig) -> Result<(), Problem> {
+    fn selection(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let (selection, group_size) = (&rlvr.selection, rlvr.group_size);
         let field = |name: &str| format!("pipeline.rlvr.selection.{name}");
         if let Some(MixedGroupsConfig { max_batches }) = selection.mixed_groups {
             self.positive(&field("mixed_groups.max_batches"), max_batches)?;
+            let message =
+                "no group of 1 is mixed: each step would sample all of its batches, and drop most of them";
+            let help = "leave it out, or write a `group_size` of 2 or above";
+            self.ensure(group_size >= 2, &field("mixed_groups"), message, help)?;
         }
         let Some(DifficultyConfig { min, max }) = selection.difficulty else { return Ok(()) };
         self.number(&field("difficulty.min"), min, true, "such as 0.1")?;

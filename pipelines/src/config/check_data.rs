@@ -98,7 +98,8 @@ impl Check<'_> {
         match (&config.model, published) {
             (ModelConfig::Decoder(decoder), _) => {
                 self.texts(&dataset.examples())?;
-                let lengths = (dataset.longest_prompt(), dataset.longest_answer() + 1);
+                let answer = if writes_answers(rlvr) { dataset.longest_answer() + 1 } else { 0 };
+                let lengths = (dataset.longest_prompt(), answer);
                 self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
             }
             (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
@@ -159,13 +160,16 @@ impl Check<'_> {
         let (mut prompt, mut answer) = (0, 0);
         for record in dataset.examples() {
             prompt = prompt.max(tokenizer.encode_prompt(&record).map_err(refused)?.len());
-            answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
+            if writes_answers(rlvr) {
+                answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
+            }
         }
         let max_length = folder.decoder_config().max_position_embeddings;
         self.lengths(rlvr, (prompt, answer), ("model.path", max_length as usize))
     }
 
-    /// Whether the longest prompt and answer fit: `max_length` is a field and how many tokens it allows.
+    /// Whether the longest prompt and the longest answer to write fit: `max_length` is a field and how many tokens it
+    /// allows.
     fn lengths(
         &self,
         rlvr: &RlvrConfig,
@@ -322,6 +326,17 @@ impl Check<'_> {
                 "add it to a term's `domains`, or leave a term's `domains` out",
             )?;
         }
+        for (index, term) in terms.iter().enumerate() {
+            for domain in term.domains.iter().filter(|domain| !dataset.domains().contains(domain.as_str())) {
+                let term = format!("pipeline.rlvr.reward[{index}]");
+                tracing::warn!(term, domain, "no record is of this domain, which the term is for");
+            }
+        }
         Ok(())
     }
+}
+
+/// Whether completions are to be about as long as answers: the warm-up learns these, or the reward wants them.
+fn writes_answers(rlvr: &RlvrConfig) -> bool {
+    rlvr.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0) || rlvr.reward.wants_answers()
 }

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use super::check::Check;
 use super::error::Problem;
+use super::image_reward::ImageReward;
 use super::reward::*;
 use super::reward_model::{RewardModelConfig, RewardStrategyConfig};
 use super::schema::{Config, PipelineConfig};
 use super::stage::ZeroStage;
 use super::tree::Node;
-use crate::reward::{Judge, Model, Pattern, key};
+use crate::reward::{Code, Judge, Model, Pattern, Python, key};
 
 /// Checks a reward that stands alone, read from `tree`.
 pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem> {
@@ -189,6 +190,43 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether what rewards start on this machine does start.
+    pub(super) fn rewards_start(&self, config: &Config) -> Result<(), Problem> {
+        match &config.pipeline {
+            PipelineConfig::Rlvr(rlvr) => {
+                let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
+                terms.iter().enumerate().try_for_each(|(index, term)| {
+                    let field = |name: &str| format!("pipeline.rlvr.reward[{index}].{name}");
+                    match &term.kind {
+                        RewardKind::Python(python) => self.function_loads(&field("python.path"), python),
+                        RewardKind::Code(code) => Code::new(code).map(drop).map_err(|failure| {
+                            let help =
+                                "run it where user namespaces are allowed, or name a service in `http`";
+                            self.problem(&field("code"), failure.to_string(), help)
+                        }),
+                        _ => Ok(()),
+                    }
+                })
+            }
+            PipelineConfig::Diffusion(diffusion) => {
+                diffusion.reward.fields().into_iter().try_for_each(|(index, kind)| match kind {
+                    ImageReward::Python(python) => {
+                        self.function_loads(&format!("pipeline.diffusion.reward{index}.python.path"), python)
+                    }
+                    _ => Ok(()),
+                })
+            }
+            PipelineConfig::Offline(_) => Ok(()),
+        }
+    }
+
+    fn function_loads(&self, field: &str, python: &PythonConfig) -> Result<(), Problem> {
+        Python::new(python).map(drop).map_err(|failure| {
+            let help = "mend the file, or name in `python` an interpreter that has what it imports";
+            self.problem(field, failure.to_string(), help)
+        })
     }
 
     fn endpoint(&self, path: &str, endpoint: &EndpointConfig) -> Result<(), Problem> {

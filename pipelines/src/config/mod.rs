@@ -108,6 +108,12 @@ impl Loaded {
         resolved().map_err(|problem| self.source.render(problem))
     }
 
+    /// Starts what the rewards start on this machine, the user's functions and the sandbox of programs, and ends it again.
+    pub fn try_rewards(&self) -> Result<(), Error> {
+        let check = check::Check { tree: &self.tree };
+        check.rewards_start(&self.config).map_err(|problem| self.source.render(problem))
+    }
+
     /// As [`Self::resolve`], with `zero_stage: auto` left as it is, and for a machine that need not be this one.
     pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
         resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))

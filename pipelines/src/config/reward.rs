@@ -29,6 +29,14 @@ pub enum RewardConfig {
 }
 
 impl RewardConfig {
+    /// Whether right completions, of any domain, are about as long as the records' answers.
+    pub(super) fn wants_answers(&self) -> bool {
+        match self {
+            Self::Exact => true,
+            Self::Sum(terms) => terms.iter().any(|term| term.domains.is_empty() && term.kind.wants_answer()),
+        }
+    }
+
     /// Its reward models.
     pub fn models(&self) -> impl Iterator<Item = &RewardModelConfig> {
         let terms = match self {
@@ -114,6 +122,11 @@ impl RewardKind {
             | Self::Length(_)
             | Self::Repetition(_) => None,
         }
+    }
+
+    /// Whether a right completion is about as long as the record's answer, which for others may be a solution, or tests.
+    fn wants_answer(&self) -> bool {
+        matches!(self, Self::Exact(_) | Self::Countdown(_))
     }
 }
 

@@ -89,8 +89,11 @@ struct Rows<'a> {
 impl<'a> Rows<'a> {
     fn lines(&mut self, file: File) -> Result<(), Error> {
         for text in BufReader::new(file).lines() {
-            let text = text.map_err(|source| Error::Read { path: self.path.to_owned(), source })?;
             self.number += 1;
+            let text = text.map_err(|source| match source.kind() {
+                io::ErrorKind::InvalidData => self.row("line").error("the line is not in UTF-8".to_owned()),
+                _ => Error::Read { path: self.path.to_owned(), source },
+            })?;
             let text = if self.number == 1 { without_mark(&text) } else { &text };
             if !text.trim().is_empty() {
                 let object = serde_json::from_str(text);
@@ -197,6 +200,15 @@ mod tests {
         {
             assert_eq!(rows(&golden(name)).unwrap(), wanted, "{name}");
         }
+    }
+
+    #[test]
+    fn a_line_that_is_no_text_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.jsonl");
+        fs::write(&path, b"{}\n\n{\"prompt\": \"\xff\"}\n").unwrap();
+        let error = one_line(&rows(&path).unwrap_err());
+        assert!(error.ends_with("train.jsonl:3: the line is not in UTF-8"), "{error}");
     }
 
     #[test]

@@ -88,9 +88,9 @@ impl LoadedModel {
         self.zero.model().config().max_position_embeddings as usize
     }
 
-    /// The number of token ids.
-    pub fn vocab_size(&self) -> i64 {
-        self.zero.model().config().vocab_size
+    /// Whether the model has all of these tokens; the error names one that it has not.
+    pub fn check_tokens(&self, tokens: &[i64]) -> Result<()> {
+        Ok(self.zero.model().check_tokens(tokens.iter().copied())?)
     }
 
     /// An engine with these weights.

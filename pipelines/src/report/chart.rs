@@ -36,8 +36,8 @@ pub(super) enum Range {
 
 /// One curve. Steps ascend; a value that is not finite is a gap.
 #[derive(Debug, Clone)]
-pub(super) struct Series {
-    pub(super) label: &'static str,
+pub(super) struct Series<'a> {
+    pub(super) label: &'a str,
     pub(super) points: Vec<Point>,
 }
 
@@ -103,14 +103,14 @@ fn vertical_axis(range: Range, series: &[Series]) -> Option<Axis> {
 }
 
 /// Trends, each upon the sum of those before it, where all series have a value.
-fn stack(series: &[Series]) -> Vec<Series> {
+fn stack<'a>(series: &[Series<'a>]) -> Vec<Series<'a>> {
     let value_at =
         |series: &Series, step: f64| value_at(&series.points, step).filter(|value| value.is_finite());
     let steps = || series.first().into_iter().flat_map(|first| first.points.iter().map(|point| point.0));
     let whole: Vec<f64> =
         steps().filter(|&step| series.iter().all(|s| value_at(s, step).is_some())).collect();
     let mut below = vec![0.0; whole.len().min(POINTS)];
-    let upon = |one: &Series| {
+    let upon = |one: &Series<'a>| {
         let parts: Vec<Point> =
             whole.iter().map(|&step| (step, value_at(one, step).unwrap_or(0.0))).collect();
         let add = |(below, part): (&mut f64, Point)| {
@@ -252,7 +252,7 @@ fn add(text: &mut String, what: std::fmt::Arguments) {
 mod tests {
     use super::*;
 
-    fn series(label: &'static str, points: &[Point]) -> Series {
+    fn series(label: &'static str, points: &[Point]) -> Series<'static> {
         Series { label, points: points.to_vec() }
     }
 

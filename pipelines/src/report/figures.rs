@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::chart::{self, Kind, Range, Series};
 use super::curve::Point;
+use crate::headline::of_several;
 use crate::metrics::Record;
 
 /// A chart to be, if its metrics are there.
@@ -20,6 +21,9 @@ struct Plan {
     /// Metrics and their labels; at most four, as the style sheet has four colours.
     series: &'static [(&'static str, &'static str)],
 }
+
+/// In a plan what [`of_several`] finds, whose name says of how many.
+const OF_SEVERAL: (&str, &str) = ("", "");
 
 const PLANS: [Plan; 23] = [
     Plan {
@@ -36,7 +40,7 @@ const PLANS: [Plan; 23] = [
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
-        series: &[("eval/greedy", "greedy"), ("eval/pass@1", "pass@1"), ("eval/pass@4", "pass@4")],
+        series: &[("eval/greedy", "greedy"), ("eval/pass@1", "pass@1"), OF_SEVERAL],
     },
     Plan {
         title: "Held-out reward",
@@ -92,7 +96,7 @@ const PLANS: [Plan; 23] = [
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
-        series: &[("kl/old", "to sampling policy"), ("kl/ref", "to reference")],
+        series: &[("kl/old", "to sampling policy"), ("kl/reference", "to reference")],
     },
     Plan {
         title: "Entropy",
@@ -218,15 +222,15 @@ const PLANS: [Plan; 23] = [
 
 /// A chart with what is written around it.
 #[derive(Serialize)]
-pub(super) struct Figure {
+pub(super) struct Figure<'a> {
     title: &'static str,
     note: &'static str,
-    legend: Vec<&'static str>,
+    legend: Vec<&'a str>,
     svg: Value,
 }
 
 /// The charts whose metrics are in `records`, all over the same steps.
-pub(super) fn figures(records: &[Record]) -> Vec<Figure> {
+pub(super) fn figures(records: &[Record]) -> Vec<Figure<'_>> {
     let steps = || records.iter().map(|record| record.step as f64);
     let steps = (steps().fold(f64::INFINITY, f64::min), steps().fold(0.0, f64::max));
     let curves = curves(records);
@@ -245,10 +249,14 @@ fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
     curves
 }
 
-fn figure(plan: &Plan, curves: &HashMap<&str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure> {
+fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure<'a>> {
     // A single point is a number and no curve, but for an evaluation, which has its mark.
     let least = if plan.kind == Kind::Marked { 1 } else { 2 };
-    let series = |&(metric, label): &(&str, &'static str)| {
+    let series = |planned: &(&'static str, &'static str)| {
+        let (metric, label) = match *planned {
+            OF_SEVERAL => of_several(curves.keys().copied()).map(|(name, metric)| (metric, name))?,
+            named => named,
+        };
         let curve = curves.get(metric).filter(|curve| curve.len() >= least)?;
         let points = curve.iter().map(|&(step, value)| (step, value / plan.unit)).collect();
         Some(Series { label, points })

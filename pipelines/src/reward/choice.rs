@@ -62,12 +62,12 @@ fn said(text: &str) -> Option<(char, &str)> {
 /// Whether what follows a letter begins with another: ` or B`, `, B`, `/B`, `)(B)`.
 fn lists_another(rest: &str) -> bool {
     static LISTED: LazyLock<Regex> = LazyLock::new(|| {
-        let around =
-            r"(?:[\s(){}\[\]*$~]|\\(?:text(?:bf)?|math(?:rm|bf)|q?quad|[,; ])|(?i:option|choice)\s)*";
-        let between = r"(?:[,;/&+|]|\\[&|]|\\l(?:or|and)\b|and\b|or\b)";
+        let around = r"(?:[\s(){}\[\]*$~]|\\(?:text(?:bf)?|math(?:rm|bf)|q?quad|[,; ])|(?i:option|choice|the|even|maybe|perhaps|possibly)\s)*";
+        let between = r"(?:[,;/&+|:=−–-]|\\[&|\\]|\\(?:l(?:or|and)|vee|wedge|cup)\b|and\b|or\b)";
         // `A` and `I` before another word are words themselves: `B, I think`.
         let letter = r"(?:[B-HJ-Z](?:[^A-Za-z0-9]|$)|[AI](?:[^A-Za-z0-9\s]|\s*$|\s+(?:and|or)\b))";
-        Regex::new(&format!(r"^(?:{around}(?:{between}{around})+|\s+|\)\s*\(){letter}"))
+        let space = r"(?:\s|~|\\(?:q?quad\b|[,; ]))+";
+        Regex::new(&format!(r"^(?:{around}(?:{between}{around})+|{space}|\)\s*\(){letter}"))
             .expect("a pattern of this file")
     });
     LISTED.is_match(rest)
@@ -162,6 +162,15 @@ mod tests {
             "The answer is B or C because both fit",
             "The answer is option A or B",
             "The answer is B, A or C",
+            "The answer is B or maybe C",
+            "The answer is B or even the option C",
+            "Answer: B - C",
+            "Answer: B~C",
+            r"\boxed{B\ C}",
+            r"\boxed{B\\C}",
+            r"\boxed{B \vee C}",
+            r"\boxed{B: C}",
+            r"\boxed{B \text{ or perhaps } C}",
         ] {
             check(text, None);
         }

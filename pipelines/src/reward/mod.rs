@@ -40,6 +40,8 @@ pub use sum::{Case, Outcome, RewardSum, Score};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use indexmap::IndexMap;
+
 use crate::config::RewardKind;
 use crate::data::Record;
 use crate::error_chain::one_line;
@@ -61,9 +63,7 @@ pub fn check_error_rates<'a>(
     samples: usize,
     own: Vec<(usize, Error)>,
 ) -> crate::Result<()> {
-    for (_, error) in &own {
-        tracing::warn!(error = one_line(error), "a sample cannot be scored");
-    }
+    warn_of(own.iter().map(|(_, error)| error));
     for (index, (name, max_error_rate, failed)) in terms.enumerate() {
         if failed > max_error_rate * samples as f64 {
             let source = own.into_iter().rfind(|(term, _)| *term == index).map(|(_, error)| error);
@@ -72,6 +72,22 @@ pub fn check_error_rates<'a>(
         }
     }
     Ok(())
+}
+
+/// Warns of what went wrong, once for all samples of which the same is to be said: a reward that is broken fails on each.
+fn warn_of<'a>(failures: impl Iterator<Item = &'a Error>) {
+    const MOST_TOLD: usize = 5;
+    let mut alike: IndexMap<(&str, String), Vec<&Error>> = IndexMap::new();
+    for error in failures {
+        alike.entry((error.name, error.failure.to_string())).or_default().push(error);
+    }
+    for errors in alike.values().take(MOST_TOLD) {
+        tracing::warn!(samples = errors.len(), first = one_line(errors[0]), "samples cannot be scored");
+    }
+    if alike.len() > MOST_TOLD {
+        let samples: usize = alike.values().skip(MOST_TOLD).map(Vec::len).sum();
+        tracing::warn!(samples, "more samples cannot be scored, for other reasons");
+    }
 }
 
 /// A reward that could not be computed.

@@ -72,15 +72,19 @@ impl RewardSum {
     /// What `config`, as it was resolved, says, ready to score.
     ///
     /// # Errors
-    /// If a reward cannot start: its file does not load, or its sandbox does not hold.
-    pub fn new(config: &RewardConfig) -> Result<Self, Failure> {
+    /// [`crate::Error::Start`] with the term that cannot: its file does not load, or its sandbox does not hold.
+    pub fn new(config: &RewardConfig) -> crate::Result<Self> {
         let terms = match config {
             RewardConfig::Exact => {
                 let (name, by) = ("exact".to_owned(), By::Threads(Box::new(Exact)));
                 vec![Term { name, by, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }]
             }
             RewardConfig::Sum(terms) => {
-                let scorers = terms.iter().map(|term| By::new(&term.kind));
+                let started = |(index, term): (usize, &RewardTerm)| {
+                    let name = || format!("pipeline.rlvr.reward[{index}]");
+                    By::new(&term.kind).map_err(|failure| crate::Error::Start { name: name(), failure })
+                };
+                let scorers = terms.iter().enumerate().map(started);
                 let scorers = scorers.collect::<Result<Vec<_>, _>>()?;
                 let names = distinct(&scorers.iter().map(By::name).collect::<Vec<_>>());
                 let built = names.into_iter().zip(scorers).zip(terms);

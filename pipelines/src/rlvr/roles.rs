@@ -120,9 +120,7 @@ impl Setup {
         }
         let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
         let sampler = sampler(&rlvr.rollout, model.clone(), compute, base.tokenizer.clone(), threads);
-        let reward = RewardSum::new(&rlvr.reward)
-            .map_err(|failure| Error::Start { name: "reward".into(), failure })?;
-        let reward = Arc::new(reward);
+        let reward = Arc::new(RewardSum::new(&rlvr.reward)?);
         let offloaded = offloaded(&run.policy.strategy);
         let leaves = run.rollout.is_none() || run.critic.is_some();
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");

@@ -83,10 +83,10 @@ fn prompt(fields: &mut Fields, app: &App) -> Result<Vec<i64>, String> {
     let several = |count| format!("`prompt` has {count} prompts: send a request for each");
     let prompt = fields.take("prompt", "a text or a list of token ids")?;
     let text = match prompt.ok_or("`prompt` is missing: give a text or a list of token ids")? {
-        Prompt::Tokens(tokens) => return app.known(tokens),
+        Prompt::Tokens(tokens) => return Ok(tokens),
         Prompt::Lists(lists) => {
             let [tokens] = <[_; 1]>::try_from(lists).map_err(|lists| several(lists.len()))?;
-            return app.known(tokens);
+            return Ok(tokens);
         }
         Prompt::Texts(Texts::One(text)) => text,
         Prompt::Texts(Texts::Several(texts)) => {
@@ -95,15 +95,6 @@ fn prompt(fields: &mut Fields, app: &App) -> Result<Vec<i64>, String> {
         }
     };
     app.tokenizer.encode_text(&text).map_err(|error| one_line(&error))
-}
-
-impl App {
-    fn known(&self, tokens: Vec<i64>) -> Result<Vec<i64>, String> {
-        match tokens.iter().find(|&&token| token < 0 || token >= self.vocab_size) {
-            Some(token) => Err(format!("`prompt` has token {token}, and there are {}", self.vocab_size)),
-            None => Ok(tokens),
-        }
-    }
 }
 
 /// Messages whose contents are texts: of a list of parts, the texts on lines of their own.

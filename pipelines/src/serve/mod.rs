@@ -47,7 +47,6 @@ struct App {
     worker: Worker,
     tokenizer: Arc<Tokenizer>,
     counters: Arc<Counters>,
-    vocab_size: i64,
     /// Tokens of the longest sequence.
     max_length: usize,
     requests: AtomicU64,
@@ -89,7 +88,6 @@ pub fn serve(
         worker: Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?,
         tokenizer: model.tokenizer.clone(),
         counters,
-        vocab_size: model.vocab_size(),
         max_length: room.longest,
         requests: AtomicU64::new(0),
         created_s: now_s(),

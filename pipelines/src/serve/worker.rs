@@ -110,9 +110,10 @@ fn take_on(
     watched: &mut HashMap<SampleId, Watched>,
     counters: &Counters,
 ) {
-    counters.request(request.prompt.len());
+    let prompt_len = request.prompt.len();
     match engine.submit(request) {
         Ok(ids) => {
+            counters.request(prompt_len);
             let samples = ids.enumerate();
             watched.extend(samples.map(|(sample, id)| (id, Watched { sample, out: out.clone(), told: 0 })));
         }

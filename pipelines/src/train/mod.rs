@@ -57,6 +57,8 @@ pub enum Ended {
 pub struct Job<'a> {
     /// The run's name.
     pub name: &'a str,
+    /// Tells its data from others, if it reads any: [`crate::data::Dataset::digest`].
+    pub data: Option<String>,
     /// The run folder, on rank 0.
     pub dir: Option<RunDir>,
     /// Whether to go on from the folder's last checkpoint.
@@ -75,6 +77,9 @@ struct Position<S> {
     /// The best evaluation so far, if its policy is kept.
     #[serde(default)]
     best: Option<f64>,
+    /// Tells the data from others: which records a step has follows from all of them.
+    #[serde(default)]
+    data: Option<String>,
     /// What the pipeline carries from one step to the next.
     #[serde(flatten)]
     carried: S,
@@ -124,20 +129,18 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, dir, resume, prometheus } = job;
+        let Job { name, data, dir, resume, prometheus } = job;
         let own = dir.as_ref().map_or(String::new(), |dir| dir.path().display().to_string());
         let folder = PathBuf::from(exchange.text_of_first(&own)?);
         let plan = pipeline.plan();
-        let last = if resume { checkpoint::list(&folder.join(CHECKPOINTS))?.pop() } else { None };
-        let mut position = Position::default();
-        if let Some(path) = &last {
-            position = position_of(path)?;
-            if position.warmup_steps >= plan.warmup_steps {
-                pipeline.end_warm_up()?;
-            }
-            pipeline.load(path)?;
-        }
-        if let (true, None, Some(dir)) = (resume, &last, &dir) {
+        let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
+        let mut position = match saved.split_last() {
+            Some((last, older)) => load(&mut pipeline, &plan, last, data.as_deref())
+                .map_err(|error| or_older(error, last, older.last()))?,
+            None => Position::default(),
+        };
+        position.data = data;
+        if let (true, true, Some(dir)) = (resume, saved.is_empty(), &dir) {
             begins_anew(dir, plan.save_every)?;
         }
         let description = pipeline.description();
@@ -316,7 +319,35 @@ fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
     }
 }
 
-fn position_of<S: serde::de::DeserializeOwned>(path: &Path) -> Result<Position<S>> {
-    serde_json::from_value(checkpoint::extra(path)?)
-        .map_err(|error| Error::Resume { run: path.to_owned(), problem: error.to_string() })
+/// Loads the checkpoint at `path`, of a run on the same `data`, and returns where the run stands.
+fn load<P: Pipeline>(
+    pipeline: &mut P,
+    plan: &Plan,
+    path: &Path,
+    data: Option<&str>,
+) -> Result<Position<P::Carried>> {
+    let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
+    let position: Position<P::Carried> =
+        serde_json::from_value(checkpoint::extra(path)?).map_err(|error| refused(error.to_string()))?;
+    // One that was written before digests were has none.
+    if position.data.is_some() && position.data.as_deref() != data {
+        let problem = "its data have changed since, so that its steps would have other prompts: bring the files back as \
+                       they were, or `anyroll export` the model and start a new run from it";
+        return Err(refused(problem.to_owned()));
+    }
+    if position.warmup_steps >= plan.warmup_steps {
+        pipeline.end_warm_up()?;
+    }
+    pipeline.load(path)?;
+    Ok(position)
+}
+
+/// `error`, and where the last checkpoint cannot be read also the one before it.
+fn or_older(error: Error, last: &Path, older: Option<&PathBuf>) -> Error {
+    match (error, older) {
+        (Error::Strategy(source), Some(older)) if source.is_of_a_file() => {
+            Error::LastCheckpoint { last: last.to_owned(), older: older.clone(), source: source.into() }
+        }
+        (error, _) => error,
+    }
 }

@@ -10,7 +10,9 @@ use std::{
 
 use anyroll_models::{ParamSpec, init::WeightSource};
 
-use super::{F32_BYTES, Manifest, failed, mismatch, read_manifest, shard_name};
+use super::{
+    F32_BYTES, Manifest, WRONG_SUM, damaged, failed, mismatch, read_manifest, shard_name, wrong_length,
+};
 use crate::Result;
 
 /// The weights of a checkpoint, whatever the world size and stage that wrote it.
@@ -27,7 +29,7 @@ impl CheckpointWeights {
     /// Opens the checkpoint in the folder `path` and checks the sums of its shards.
     ///
     /// # Errors
-    /// [`crate::Error::CheckpointMismatch`] for a file that is missing, short or damaged.
+    /// [`crate::Error::Checkpoint`] and [`crate::Error::CheckpointDamaged`] for a file that is missing, short or damaged.
     pub fn open(path: &Path) -> Result<CheckpointWeights> {
         let manifest = read_manifest(path)?;
         let mut end = 0;
@@ -96,7 +98,7 @@ fn open_shard(path: &Path, elements: usize) -> Result<File> {
     let mut file = File::open(path).map_err(failed(path))?;
     let (len, expected) = (file.metadata().map_err(failed(path))?.len(), (elements + 1) * F32_BYTES);
     if len != expected as u64 {
-        return Err(mismatch(path, format!("it has {len} bytes instead of {expected}")));
+        return Err(damaged(path, &wrong_length(len as usize, expected)));
     }
     let mut piece = vec![0; 1 << 22];
     let (mut rest, mut sum) = (elements * F32_BYTES, 0);
@@ -109,7 +111,7 @@ fn open_shard(path: &Path, elements: usize) -> Result<File> {
     let mut stored = [0; F32_BYTES];
     file.read_exact(&mut stored).map_err(failed(path))?;
     if sum.to_le_bytes() != stored {
-        return Err(mismatch(path, "it is damaged: its checksum is wrong".into()));
+        return Err(damaged(path, WRONG_SUM));
     }
     file.seek(SeekFrom::Start(0)).map_err(failed(path))?;
     Ok(file)

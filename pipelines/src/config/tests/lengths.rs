@@ -36,3 +36,29 @@ fn prompts_are_bounded_in_tokens_with_their_template() {
     assert!(error.contains("pipeline.rlvr.data.file.long_prompts") && error.contains(&words), "{error}");
     assert!(error.contains("write `leave_out`"), "{error}");
 }
+
+#[test]
+fn only_answers_that_are_written_need_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("programs.jsonl");
+    let record = |number: usize| {
+        let tests = serde_json::json!({"inputs": vec!["1 2"; 9], "outputs": vec!["3"; 9]});
+        serde_json::json!({"prompt": format!("{number}>"), "answer": tests}).to_string()
+    };
+    std::fs::write(&path, (0..40).map(record).collect::<Vec<_>>().join("\n")).unwrap();
+    let read = |more: &[&str]| {
+        let data = format!("pipeline.rlvr.data={{file: {{path: {}, held_out_percent: 50}}}}", path.display());
+        let sets = [data.as_str(), "pipeline.rlvr.evaluation.prompts=5"];
+        read(SMALL, &[&sets, more].concat()).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(read(&["pipeline.rlvr.reward=[{math: {}}]"]), Ok(()));
+    let warmup =
+        "pipeline.rlvr.warmup={steps: 1, batch_size: 4, optimizer: {adamw: {learning_rate: 1.0e-3}}}";
+    for sets in [
+        &[][..],
+        &["pipeline.rlvr.reward=[{math: {}}, {exact: {}}]"],
+        &["pipeline.rlvr.reward=[{math: {}}]", warmup],
+    ] {
+        assert!(read(sets).unwrap_err().contains("the longest answer and its end are 1"), "{sets:?}");
+    }
+}

@@ -92,13 +92,14 @@ impl Comparison {
     // Several values.
 
     fn equal_sequences(&self, gold: (Brackets, &[Expr]), predicted: (Brackets, &[Expr])) -> bool {
-        use Brackets::{Bare, Braces, Round, Square};
+        use Brackets::{Bare, Both, Braces, Either, Round, Square};
         let ((kind, gold), (other, predicted)) = (gold, predicted);
         if gold.len() != predicted.len() {
             return false;
         }
         match (kind, other) {
-            (Bare | Braces, Bare | Braces) => {
+            (Both, Either) | (Either, Both) => false,
+            (Bare | Both | Either | Braces, Bare | Both | Either | Braces) => {
                 // `x = 2, y = 1` says which is which, and `1, 2` does not.
                 let named = |items: &[Expr]| names_differ(items);
                 named(gold) == named(predicted) && self.equal_unordered(gold, predicted)
@@ -374,7 +375,8 @@ fn in_order(items: &[Expr]) -> bool {
 
 /// Whether values are listed one by one, as an interval never does.
 fn is_list(expr: &Expr) -> bool {
-    matches!(expr, Expr::Sequence(Brackets::Bare | Brackets::Braces, _))
+    use Brackets::{Bare, Both, Braces, Either};
+    matches!(expr, Expr::Sequence(Bare | Both | Either | Braces, _))
 }
 
 fn is_rational(gold: &Expr, predicted: &Expr) -> bool {

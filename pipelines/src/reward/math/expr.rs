@@ -95,6 +95,10 @@ pub(super) enum Scale {
 pub(super) enum Brackets {
     /// Nothing, as in `1, 2`.
     Bare,
+    /// Nothing, around bounds that all hold: `x > 1 and x < 3`.
+    Both,
+    /// Nothing, around bounds of which one holds: `x < 1 or x > 3`.
+    Either,
     /// A set.
     Braces,
     /// A tuple, or an open interval.

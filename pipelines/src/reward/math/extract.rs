@@ -104,10 +104,46 @@ fn after_phrase(text: &str) -> Option<&str> {
     let line = text[phrase.end()..].lines().next()?;
     let line = bold(phrase.as_str(), line).unwrap_or(line);
     let line = REASON.split(line).next().unwrap_or(line);
-    if let Some(formula) = line.find(['$', '\\']).and_then(|_| first_formula(line)) {
-        return Some(formula);
-    }
-    Some(line.split(". ").next().unwrap_or(line))
+    let alone = formulas(line).next().filter(|(before, _, after)| !hedges(before) && ends_with_itself(after));
+    alone.map(|(_, formula, _)| formula).or_else(|| line.split(". ").next())
+}
+
+/// Whether words before a formula say that it is not the answer, or not all of it: `not`, `at least`, `either`.
+fn hedges(before: &str) -> bool {
+    static HEDGE: LazyLock<Regex> = LazyLock::new(|| {
+        let words = r"about|almost|approximately|at\s+(?:least|most)|between|either|fewer|greater|larger|less|more|nearly";
+        let words = format!("{words}|neither|not|roughly|smaller|than");
+        Regex::new(&format!(r"(?i:\b(?:{words})\b|n['’]t\b)")).expect("a pattern of this file")
+    });
+    HEDGE.is_match(before)
+}
+
+/// Whether what is said in a formula or in bold is not changed by the text `after` it: ` million`, ` or $6$`, ` times 2`.
+fn ends_with_itself(after: &str) -> bool {
+    static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
+        let words = "and|by|minus|or|plus|times|to|versus|vs|(?:divided|multiplied) by";
+        let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;/+−–-])");
+        let hedge = r"(?i:\s*\b(?:else|even|maybe|perhaps|possibly)\b)*";
+        Regex::new(&format!(r"^[\s*)\]]*{between}{hedge}[\s(*]*(?:\$|\\[(\[]|[-−]?[0-9])"))
+            .expect("a pattern of this file")
+    });
+    words_of_number(after) == 0 && !GOES_ON.is_match(after)
+}
+
+/// Whether a number or formula behind `before` is one of several, or what the answer is compared with: `or 5`, `than 5`.
+fn is_compared(before: &str) -> bool {
+    static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"(?i:\b(?:and|between|least|most|nor|not|or|than|versus|vs\.?)|n['’]t)[\s*(]+$")
+            .expect("a pattern of this file")
+    });
+    COMPARED.is_match(last_chars(before))
+}
+
+/// The end of `text`, long enough for what is looked for there.
+fn last_chars(text: &str) -> &str {
+    const MOST_CHARS: usize = 16;
+    let start = text.char_indices().rev().take(MOST_CHARS).last().map_or(0, |(start, _)| start);
+    &text[start..]
 }
 
 /// What is bold in `line`, if `phrase` before it ends with the stars that open it.
@@ -115,7 +151,7 @@ fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
     let (inner, after) = line.split_once("**").filter(|_| phrase.ends_with("**"))?;
     // `2**10` is a power, and `**3** million` another number.
     let is_power = after.starts_with(|c: char| c.is_alphanumeric() || c == '(');
-    (!is_power && words_of_number(after) == 0).then_some(inner)
+    (!is_power && ends_with_itself(after)).then_some(inner)
 }
 
 /// How many bytes at the start of `text`, which follows a number, are words that make it another, as
@@ -133,21 +169,14 @@ fn words_of_number(text: &str) -> usize {
     }
 }
 
-fn first_formula(line: &str) -> Option<&str> {
-    formulas(line).next().and_then(whole_formula)
-}
-
 fn last_formula(text: &str) -> Option<&str> {
-    formulas(text).last().and_then(whole_formula)
+    let alone =
+        formulas(text).last().filter(|(before, _, after)| !is_compared(before) && ends_with_itself(after));
+    alone.map(|(_, formula, _)| formula)
 }
 
-/// A formula whose value the text behind it does not change, as in `$3$ million`.
-fn whole_formula<'a>((formula, after): (&'a str, &'a str)) -> Option<&'a str> {
-    (words_of_number(after) == 0).then_some(formula)
-}
-
-/// All formulas between marks with what follows them, in their order.
-fn formulas(text: &str) -> impl Iterator<Item = (&str, &str)> {
+/// All formulas between marks, in their order, each between the text before and the text behind it.
+fn formulas(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     const MARKS: [(&str, &str); 4] = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")];
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -162,8 +191,9 @@ fn formulas(text: &str) -> impl Iterator<Item = (&str, &str)> {
             };
             let inner = &at[open.len()..];
             let end = inner.find(close)?;
+            let before = &text[..text.len() - at.len()];
             rest = &inner[end + close.len()..];
-            return Some((&inner[..end], rest));
+            return Some((before, &inner[..end], rest));
         }
     })
 }
@@ -187,7 +217,7 @@ fn last_number(text: &str) -> Option<&str> {
     // `US$5` is no product.
     let is_money = unsigned.starts_with(['$', '€', '£', '\\']);
     let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
-    if continues(after) || (!is_operator && is_begun(before)) {
+    if continues(after) || (!is_operator && (is_begun(before) || is_compared(before))) {
         return None;
     }
     let start = if is_operator { number.end() - unsigned.len() } else { number.start() };
@@ -196,7 +226,6 @@ fn last_number(text: &str) -> Option<&str> {
 
 /// Whether a number behind `before` is an exponent, an index, an argument or a factor, or has a sign apart from it.
 fn is_begun(before: &str) -> bool {
-    const MOST_CHARS: usize = 16;
     static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
         // Two stars behind a number or variable are a power, others open what is bold.
         let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
@@ -204,8 +233,7 @@ fn is_begun(before: &str) -> bool {
         Regex::new(&format!(r"(?:[\p{{L}}\p{{N}}_^{{√/]|{power}|[\p{{L}}√]\(|[0-9]:|{sign})$"))
             .expect("a pattern of this file")
     });
-    let start = before.char_indices().rev().take(MOST_CHARS).last().map_or(0, |(start, _)| start);
-    BEGUN.is_match(&before[start..])
+    BEGUN.is_match(last_chars(before))
 }
 
 /// Whether a number before `after` has a power or is a factor, as in `42x`.

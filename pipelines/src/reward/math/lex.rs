@@ -30,6 +30,8 @@ pub(super) enum Token {
     Percent,
     Degree,
     Comma,
+    And,
+    Or,
     Colon,
     /// `(`, `[`, `{` of a set, `<` for a group's brace, and `f`, `c`, `|` for floor, ceiling and absolute value.
     Open(char),
@@ -444,7 +446,8 @@ fn letter(letter: char) -> Token {
 /// Words that join or measure.
 fn phrase(word: &str) -> Option<Token> {
     match word {
-        "and" | "or" => Some(Token::Comma),
+        "and" => Some(Token::And),
+        "or" => Some(Token::Or),
         "percent" => Some(Token::Percent),
         "degree" | "degrees" => Some(Token::Degree),
         _ => None,

@@ -102,7 +102,18 @@ impl Parser<'_> {
     /// One item is itself, more are a bare list.
     fn list(&mut self) -> Option<Expr> {
         let mut items = self.items(true)?;
-        if items.len() == 1 { items.pop() } else { self.node(Expr::Sequence(Brackets::Bare, items)) }
+        if items.len() == 1 {
+            return items.pop();
+        }
+        let bounds =
+            |item: &Expr| matches!(item, Expr::Relation(_, relations) if relations[0] != Relation::Equal);
+        let said = |word| self.tokens.contains(word) && items.iter().any(bounds);
+        let joined = match (said(&Token::And), said(&Token::Or)) {
+            (true, false) => Brackets::Both,
+            (false, true) => Brackets::Either,
+            _ => Brackets::Bare,
+        };
+        self.node(Expr::Sequence(joined, items))
     }
 
     /// What stands between commas. If `forks`, an item with `±` is two.
@@ -121,12 +132,17 @@ impl Parser<'_> {
                 self.forked = false;
             }
             self.forked |= outer;
-            if !self.take(&Token::Comma) {
+            if !self.take_comma() {
                 return Some(items);
             }
             // `1, 2, and 3`
-            while self.take(&Token::Comma) {}
+            while self.take_comma() {}
         }
+    }
+
+    /// A comma, or the word for it.
+    fn take_comma(&mut self) -> bool {
+        [Token::Comma, Token::And, Token::Or].iter().any(|token| self.take(token))
     }
 
     fn relation(&mut self) -> Option<Expr> {
@@ -340,6 +356,10 @@ impl Parser<'_> {
             Token::Function(function) => self.function(function)?,
             Token::Fraction => {
                 let (top, bottom) = (self.argument()?, self.argument()?);
+                // `dy/dx` is no quotient in which the d cancels.
+                if is_differential(&top) && is_differential(&bottom) {
+                    return None;
+                }
                 Expr::Div(Box::new(top), Box::new(bottom))
             }
             Token::Choose => Expr::Call(Function::Binomial, vec![self.argument()?, self.argument()?]),
@@ -487,6 +507,15 @@ impl Parser<'_> {
         let width = rows[0].len();
         (width > 0 && rows.iter().all(|row| row.len() == width)).then_some(Expr::Matrix(rows))
     }
+}
+
+/// Whether it begins with the `d` of a derivative, as one or as a variable.
+fn is_differential(expr: &Expr) -> bool {
+    let first = match expr {
+        Expr::Mul(factors) => &factors[0],
+        other => other,
+    };
+    matches!(first, Expr::Symbol(name) if name == "d")
 }
 
 /// Whether a literal or its negation.

@@ -89,6 +89,8 @@ fn finds_the_answer() {
     check("The answer is 2**10", Some("2**10"));
     check("The answer is 42, as shown in step 3.", Some("42"));
     check("The answer is 42, since $x=2$.", Some("42"));
+    check("The answer is $5$, and we are done.", Some("5"));
+    check("The answer is therefore $5$ cm.", Some("5"));
     check("The answer is x=1, y=2", Some("x=1, y=2"));
     check(r"<answer>\frac{1}{2}</answer>", Some(r"\frac{1}{2}"));
     check("<answer>1</answer> <answer>The answer is 2.</answer> 3", Some("2"));
@@ -153,6 +155,34 @@ fn the_last_number_is_taken_whole_or_not_at_all() {
     assert_eq!(score("-42", "She owes -$42.", true), 1.0);
     assert_eq!(score("42", "It is US$42.", true), 1.0);
     assert_eq!(score("42000000", "They made 42 million dollars", true), 1.0);
+}
+
+/// What is named beside others, or only compared with, is not chosen.
+#[test]
+fn a_hedge_is_no_answer() {
+    for text in [
+        "The answer is $5$ or $6$.",
+        "The answer is $5$, $6$.",
+        r"The answer is \(5\) and \(6\).",
+        "The answer is $5$ (or $6$)",
+        "The answer is $5$ or maybe 6",
+        "The answer is $5$ times $6$",
+        "The answer is **5** or **6**",
+        "The answer is **5**-**6**",
+        "The answer is either $5$ or $6$",
+        "The answer is not $5$",
+        "The answer is at least $5$.",
+        "The answer is less than $5$",
+        "<answer>not 5</answer>",
+        "it is $4$ or $5$",
+        "It is not 5.",
+        "It isn't **5**",
+        "x is greater than 5",
+        "between 4 and 5",
+        "3, 4, or 5",
+    ] {
+        assert_eq!(score("5", text, true), 0.0, "{text}");
+    }
 }
 
 #[test]
