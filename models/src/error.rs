@@ -44,3 +44,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub(crate) fn check_config(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
 }
+
+/// Checks that there are no more layers than any model has, before memory is asked for so many.
+pub(crate) fn check_layers(field: &'static str, layers: usize) -> Result<()> {
+    const MOST: usize = 1 << 16;
+    check_config(layers <= MOST, field, || format!("is {layers}, must be at most {MOST}"))
+}

@@ -107,14 +107,13 @@ pub enum Error {
         /// The folder.
         path: std::path::PathBuf,
     },
-    /// A run's model that gives texts a number.
-    #[error(
-        "{} trained a reward model, which writes nothing: `anyroll export` makes the folder that the reward `model` reads",
-        run.display()
-    )]
-    RewardModel {
+    /// A run's model that writes no text.
+    #[error("{} trained {trained}", run.display())]
+    NoText {
         /// The run's folder.
         run: std::path::PathBuf,
+        /// What it trained, and what that is for.
+        trained: &'static str,
     },
     /// No port is free to meet on.
     #[error("cannot find a free port")]

@@ -38,6 +38,9 @@ def light(images, prompts, label):
     assert prompts == [NAMES[label[0]]]
     assert struct.unpack(">IIBB", data[16:26]) == (8, 8, 8, 0)
     return [None] if label == [0] else [zlib.crc32(data) % 1000 / 1000]
+
+def nothing(images, prompts, label):
+    return [None]
 "#;
 
 /// A network of the images that `sample` is like, in `folder`.
@@ -138,6 +141,12 @@ fn shapes_are_scored_by_functions_and_networks() {
     assert!(series(&alone, "eval/dropped").iter().all(|&count| count == 8.0));
     assert!(series(&alone, "eval/reward").iter().all(|&reward| reward > 0.0 && reward < 1.0));
     assert!(series(&alone, "eval/brightness").is_empty(), "what was not asked for is not measured");
+
+    // Where none counts there is no reward, as there would be one if it were 0.
+    let none = format!("{FIELD}={}", function.replace("light", "nothing"));
+    let none = run_tiny(&folder, "none", flow_grpo, &[of_flow_grpo, &[&none]].concat());
+    assert!(series(&none, "eval/reward").is_empty() && series(&none, "reward/mean").is_empty());
+    assert!(series(&none, "reward/dropped").iter().all(|&count| count > 0.0));
 
     let sum = format!("{FIELD}=[{{lit: {{}}}}, {function}]");
     let summed = run_tiny(&folder, "sum", flow_grpo, &[of_flow_grpo, &[&sum]].concat());

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{ONE_RANK, anyroll, fail, run_tiny, succeed, whole_lines};
+use super::{ONE_RANK, anyroll, fail, finish, published_model, run_tiny, succeed, whole_lines};
 
 pub(super) fn trained() -> (TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -117,12 +117,48 @@ fn what_cannot_be_used_is_named() {
     assert!(fail(anyroll(["generate", no_model, "--prompt", "1"])).contains("no model's folder"));
     assert!(fail(anyroll(["generate", run, "--prompt", "x>"])).contains("'x'"));
     assert!(fail(anyroll(["generate", run, "--prompt", "1>", "--temperature=-1"])).contains("temperature"));
+    let error = fail(anyroll(["generate", run, "--prompt", "1>", "--chat"]));
+    assert!(error.contains("`--chat`") && error.contains("no chat template"), "{error}");
+    let ended = finish(anyroll(["generate", run, "--prompt", "1>", "--sequences", "0"]));
+    assert!(ended.code == Some(2) && ended.stderr.contains("1 or above"), "{ended:#?}");
+    let file = lines(&folder, "long.jsonl", &[json!({"prompt": "1>"}), json!({"prompt": "1".repeat(99)})]);
+    let error = fail(anyroll(["generate", run, "--file", &file]));
+    assert!(error.contains("long.jsonl:2: it has 99 tokens"), "{error}");
+    let most = usize::MAX.to_string();
+    let error = fail(anyroll(["generate", run, "--prompt", "1>", "--max-new-tokens", &most]));
+    assert!(error.contains("`--prompt`: it has 2 tokens, and with"), "{error}");
+    let file = lines(&folder, "list.jsonl", &[json!([])]);
+    assert!(fail(anyroll(["generate", run, "--file", &file])).contains("list.jsonl:1: it is no JSON object"));
     let file = lines(&folder, "wrong.jsonl", &[json!({"prompt": "1>"}), json!({"promt": "1>"})]);
     assert!(fail(anyroll(["generate", run, "--file", &file])).contains("wrong.jsonl:2"));
     assert!(fail(anyroll(["score", run, "--file", &file])).contains("wrong.jsonl:2"));
     let file = lines(&folder, "tokens.jsonl", &[json!({"tokens": [1, 2]}), json!({"tokens": [1, 999]})]);
     let error = fail(anyroll(["score", run, "--file", &file]));
     assert!(error.contains("tokens.jsonl:2: `tokens`: there is no token 999"), "{error}");
+}
+
+/// A prompt that is a conversation is put into the chat template, as one that is a user's message.
+#[test]
+fn a_prompt_may_be_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = published_model::model();
+    let generate = |prompt: Value, args: &[&str]| {
+        let file = lines(&folder, "prompts.jsonl", &[json!({"prompt": prompt})]);
+        let always = ["generate", model.to_str().unwrap(), "--file", &file, "--temperature", "0"];
+        anyroll(always.iter().chain(args))
+    };
+    let text = |prompt: Value| {
+        let stdout = succeed(generate(prompt, &["--chat", "--max-new-tokens", "8"])).stdout;
+        parsed(&stdout)[0]["completion"].clone()
+    };
+    let user = json!({"role": "user", "content": "12 + 34"});
+    assert_eq!(text(json!([user])), text(json!("12 + 34")));
+    let error = fail(generate(json!([user]), &[]));
+    assert!(error.contains("prompts.jsonl:1: the prompt of prompt 1 is messages"), "{error}");
+    let error = fail(generate(json!([]), &["--chat"]));
+    assert!(error.contains("prompts.jsonl:1: it has no messages"), "{error}");
+    let error = fail(generate(json!(5), &["--chat"]));
+    assert!(error.contains("prompts.jsonl:1: `prompt` is neither a text nor messages"), "{error}");
 }
 
 #[test]

@@ -4,9 +4,10 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::{
@@ -21,7 +22,7 @@ const ENDLESS: &str = "text text";
 /// A server of its own for each test.
 struct Server {
     address: String,
-    _process: Process,
+    process: Process,
 }
 
 impl Server {
@@ -34,7 +35,7 @@ impl Server {
             let found = text.split_once("http://").and_then(|(_, rest)| rest.split_once(';'));
             found.inspect(|(found, _)| (*found).clone_into(&mut address)).is_some()
         });
-        Self { address, _process: process }
+        Self { address, process }
     }
 
     /// The tiny published model, which takes up to 2048 tokens.
@@ -207,6 +208,11 @@ fn what_is_not_done_is_refused_by_name_and_what_asks_for_nothing_is_not() {
             refused(&server.complete(&asked), &[field, word]);
         }
     }
+    for (text, problem) in [("[]", "must be a JSON object"), ("{", "the body is no JSON: EOF")] {
+        refused(&server.ask("POST", "/v1/completions", text), &[problem]);
+    }
+    let large = server.ask("POST", "/v1/completions", &json!("1".repeat(3 << 20)).to_string());
+    assert!(large.starts_with("HTTP/1.1 413") && large.contains("more than 2 MB"), "{large}");
     refused(&server.complete(&json!({"prompt": "1".repeat(32)})), &["32 tokens", "shorter"]);
     // Three tokens, and as many more as there is room for.
     let endless = json!({"prompt": ENDLESS, "temperature": 0});
@@ -283,4 +289,43 @@ fn samples_of_a_client_that_left_are_given_up_while_they_wait() {
     assert_eq!(server.metric("samples_live"), 1);
     assert_eq!(busy.last().map(|line| line.unwrap()), Some(String::new()));
     assert_eq!(server.metric("generated_tokens_total"), 2000);
+}
+
+#[test]
+fn a_long_prompt_holds_nobody_up() {
+    let server = Server::published(&[]);
+    let long = json!({"prompt": "a longer text ".repeat(140_000)}).to_string();
+    let mut waiting = server.send("POST", "/v1/completions", &long);
+    // The server has read all of it once this small one that comes behind is answered; then it makes tokens of it.
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(200) {
+        let asked = Instant::now();
+        server.ask("GET", "/health", "");
+        assert!(asked.elapsed() < Duration::from_millis(200), "{:?}", asked.elapsed());
+    }
+    let mut answer = String::new();
+    waiting.read_to_string(&mut answer).unwrap();
+    refused(&answer, &["make it shorter"]);
+}
+
+#[test]
+fn requests_that_run_end_before_the_server_does() {
+    let long = json!({"prompt": ENDLESS, "temperature": 0, "max_tokens": 2000, "stream": true}).to_string();
+    let begun = |server: &Server| {
+        let mut stream = BufReader::new(server.send("POST", "/v1/completions", &long)).lines();
+        assert!(stream.next().unwrap().unwrap().starts_with("HTTP/1.1 200"));
+        server.process.send(Signal::SIGTERM);
+        wait_until("nobody listens", || TcpStream::connect(&server.address).is_err());
+        stream
+    };
+    let server = Server::published(&[]);
+    let lines: Vec<String> = begun(&server).map(Result::unwrap).collect();
+    assert!(lines.contains(&"data: [DONE]".to_owned()), "{:?}", lines.last());
+    assert_eq!(server.process.finish().code, Some(0));
+
+    let server = Server::published(&["--grace", "0"]);
+    let lines: Vec<String> = begun(&server).map_while(Result::ok).collect();
+    assert!(!lines.contains(&"data: [DONE]".to_owned()));
+    let ended = server.process.finish();
+    assert!(ended.code == Some(0) && ended.stderr.contains("cut off"), "{ended:#?}");
 }

@@ -2,7 +2,7 @@
 
 use super::RopeScaling;
 use crate::Result;
-use crate::error::check_config;
+use crate::error::{check_config, check_layers};
 
 /// The shape of a decoder, with the names of Hugging Face's configurations where those exist.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +50,9 @@ pub struct SlidingWindow {
     pub layers: Vec<bool>,
 }
 
+/// There is a row of a table for each of them.
+const MOST_POSITIONS: i64 = 1 << 24;
+
 impl DecoderConfig {
     /// How many tokens a token sees in a layer, itself included; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<i64> {
@@ -74,6 +77,11 @@ impl DecoderConfig {
         for (field, size) in sizes {
             check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
+        check_layers("num_hidden_layers", self.num_hidden_layers)?;
+        let positions = self.max_position_embeddings;
+        check_config(positions <= MOST_POSITIONS, "max_position_embeddings", || {
+            format!("is {positions}, must be at most {MOST_POSITIONS}")
+        })?;
         if let Some(SlidingWindow { layers, .. }) = &self.sliding_window {
             let (found, expected) = (layers.len(), self.num_hidden_layers);
             check_config(found == expected, "layer_types", || {

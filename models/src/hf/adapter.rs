@@ -38,7 +38,20 @@ struct AdapterConfig {
     bias: Option<String>,
     rank_pattern: Option<Map<String, Value>>,
     alpha_pattern: Option<Map<String, Value>>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
+
+/// Fields of PEFT with which an adapter computes something else, though its tensors look the same.
+const VARIANTS: [&str; 7] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+];
 
 impl AdapterFolder {
     /// Opens the folder at `path` with an adapter for a model of the shape `config`. Which matrices have one is read
@@ -63,6 +76,11 @@ impl AdapterFolder {
         let is_empty = |pattern: &Option<Map<String, Value>>| pattern.as_ref().is_none_or(Map::is_empty);
         refuse(is_empty(&file.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
         refuse(is_empty(&file.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
+
+        for variant in VARIANTS {
+            let is_off = matches!(file.others.get(variant), None | Some(Value::Null | Value::Bool(false)));
+            refuse(is_off, variant, "is there; there is plain LoRA here")?;
+        }
 
         let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
         let is_there = |target: &LoraTarget| {

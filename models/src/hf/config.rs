@@ -135,7 +135,7 @@ impl ConfigFile {
         refuse(!self.mlp_bias, "mlp_bias", "is true; there is no bias in the MLP")?;
         refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0; there is no dropout here")?;
         let whole = self.partial_rotary_factor.is_none_or(|factor| factor == 1.0);
-        refuse(whole, "partial_rotary_factor", "is not 1; heads are turned whole")?;
+        refuse(whole, "partial_rotary_factor", TURNED_WHOLE)?;
         let plain = self.quantization_config.is_none();
         refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
     }
@@ -156,22 +156,31 @@ impl ConfigFile {
             }
         };
         let layers: Vec<bool> = match &self.layer_types {
-            Some(kinds) if family != "Mistral" => kinds.iter().map(slides).collect::<Result<_>>()?,
-            _ => (0..self.num_hidden_layers).map(|layer| layer >= first).collect(),
+            Some(kinds) => kinds.iter().map(slides).collect::<Result<_>>()?,
+            None => (0..self.num_hidden_layers).map(|layer| layer >= first).collect(),
         };
         Ok(layers.contains(&true).then_some(SlidingWindow { tokens, layers }))
     }
 
     /// The base of the rotary frequencies, and how they are scaled.
     fn rope(&self, path: &Path) -> Result<(f64, RopeScaling)> {
-        let (name, fields) = match (&self.rope_parameters, &self.rope_scaling) {
-            (Some(fields), _) => ("rope_parameters", fields),
-            (None, Some(fields)) => ("rope_scaling", fields),
-            (None, None) => return Ok((self.rope_theta.unwrap_or(DEFAULT_THETA), RopeScaling::None)),
+        let max_length = self.max_position_embeddings as f64;
+        let read = |name, fields: &Option<Map<String, Value>>| -> Result<_> {
+            let Some(fields) = fields else { return Ok(None) };
+            let rope = Rope { path, name, fields, max_length };
+            Ok(Some((rope.optional("rope_theta")?, rope.scaling()?)))
         };
-        let rope = Rope { path, name, fields, max_length: self.max_position_embeddings as f64 };
-        let theta = rope.optional("rope_theta")?.or(self.rope_theta).unwrap_or(DEFAULT_THETA);
-        Ok((theta, rope.scaling()?))
+        let new = read("rope_parameters", &self.rope_parameters)?;
+        let old = read("rope_scaling", &self.rope_scaling)?;
+        if let (Some((_, new)), Some((_, old))) = (new, old)
+            && new != old
+        {
+            let problem =
+                "is another than `rope_parameters`, which newer files have in its place: write it there";
+            return Err(field(path, "rope_scaling", problem));
+        }
+        let (theta, scaling) = new.or(old).unwrap_or((None, RopeScaling::None));
+        Ok((theta.or(self.rope_theta).unwrap_or(DEFAULT_THETA), scaling))
     }
 }
 
@@ -185,19 +194,22 @@ struct Rope<'a> {
 
 impl Rope<'_> {
     fn scaling(&self) -> Result<RopeScaling> {
+        if self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+            return Err(field(self.path, format!("{}.partial_rotary_factor", self.name), TURNED_WHOLE));
+        }
         let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
-        match kind.and_then(Value::as_str) {
+        match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
             Some("llama3") => Ok(RopeScaling::Llama3 {
                 factor: self.required("factor")?,
                 low_freq_factor: self.required("low_freq_factor")?,
                 high_freq_factor: self.required("high_freq_factor")?,
-                original_max_position_embeddings: self.required("original_max_position_embeddings")?,
+                original_max_position_embeddings: self.original_length()?,
             }),
             Some("yarn") => self.yarn(),
             kind => {
-                let kind = kind.map_or("missing".to_owned(), |kind| format!("`{kind}`"));
+                let kind = kind.map_or_else(|| "no text".to_owned(), |kind| format!("`{kind}`"));
                 let problem = format!("is {kind}; there is default, linear, llama3 and yarn");
                 Err(field(self.path, format!("{}.rope_type", self.name), problem))
             }
@@ -212,15 +224,19 @@ impl Rope<'_> {
             (Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => scale(mscale) / scale(all),
             _ => scale(1.0),
         };
-        let original = self.optional("original_max_position_embeddings")?;
         Ok(RopeScaling::Yarn {
             factor,
             beta_fast: self.optional("beta_fast")?.unwrap_or(32.0),
             beta_slow: self.optional("beta_slow")?.unwrap_or(1.0),
-            original_max_position_embeddings: original.unwrap_or(self.max_length),
+            original_max_position_embeddings: self.original_length()?,
             attention_factor: self.optional("attention_factor")?.unwrap_or(attention_factor),
             truncate: self.fields.get("truncate").and_then(Value::as_bool).unwrap_or(true),
         })
+    }
+
+    /// The longest text before the scaling.
+    fn original_length(&self) -> Result<f64> {
+        Ok(self.optional("original_max_position_embeddings")?.unwrap_or(self.max_length))
     }
 
     fn required(&self, name: &str) -> Result<f64> {
@@ -238,6 +254,9 @@ impl Rope<'_> {
 }
 
 const DEFAULT_THETA: f64 = 10_000.0;
+
+/// What is wrong with another part of a head's elements that positions turn.
+const TURNED_WHOLE: &str = "is not 1; heads are turned whole";
 
 fn default_window() -> Option<i64> {
     Some(4096)
@@ -300,6 +319,9 @@ mod tests {
             })
         };
         assert_eq!(read(mistral(Value::Null)).unwrap().sliding_window, None);
+        let mut some = mistral(json!(8));
+        some["layer_types"] = json!(["full_attention"]);
+        assert_eq!(read(some).unwrap().sliding_window, None);
     }
 
     #[test]
@@ -334,6 +356,19 @@ mod tests {
         let parameters = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0});
         let new = read(json!({"rope_parameters": parameters})).unwrap();
         assert_eq!((new.rope_theta, new.rope_scaling), (50.0, linear));
+        let same = json!({"type": "linear", "factor": 2.0});
+        let both = read(json!({"rope_parameters": parameters, "rope_scaling": same})).unwrap();
+        assert_eq!((both.rope_theta, both.rope_scaling), (50.0, linear));
+        let unnamed = read(json!({"rope_parameters": {"rope_theta": 50.0}})).unwrap();
+        assert_eq!((unnamed.rope_theta, unnamed.rope_scaling), (50.0, RopeScaling::None));
+        let llama3 =
+            json!({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+        match read(json!({"rope_parameters": llama3})).unwrap().rope_scaling {
+            RopeScaling::Llama3 { original_max_position_embeddings, .. } => {
+                assert_eq!(original_max_position_embeddings, 64.0);
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -358,6 +393,17 @@ mod tests {
         check(json!({"mlp_bias": true}), "`mlp_bias` is true");
         check(json!({"hidden_act": "gelu"}), "`hidden_act` is another");
         check(json!({"quantization_config": {}}), "`quantization_config` is there");
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0});
+        let plain = json!({"rope_type": "default", "rope_theta": 50.0});
+        check(
+            json!({"rope_parameters": plain, "rope_scaling": yarn}),
+            "`rope_scaling` is another than `rope_parameters`",
+        );
+        let half = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5});
+        check(json!({"rope_parameters": half}), "`rope_parameters.partial_rotary_factor` is not 1");
+        check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is no text");
+        check(json!({"num_hidden_layers": 10_000_000}), "`num_hidden_layers` is 10000000, must be at most");
+        check(json!({"max_position_embeddings": 1_000_000_000}), "`max_position_embeddings` is 1000000000");
         check(json!({"rope_scaling": {"rope_type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`");
         check(json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor` is missing");
         check(

@@ -21,6 +21,9 @@ use crate::model::{ParamSpec, Unit};
 /// What the folder of the transformer is called.
 const TRANSFORMER: &str = "transformer";
 
+/// What a second one is called, to which the first leaves some of the sigmas.
+const SECOND: &str = "transformer_2";
+
 /// A published model's folder, opened and checked. As a source of weights it has the transformer's.
 #[derive(Debug)]
 pub struct DiffusersFolder {
@@ -57,6 +60,13 @@ impl DiffusersFolder {
                 (LatentDecoderFolder::of_videos(&vae, transformer.latents().channels, zoom), zoom)
             }
         };
+        if path.join(SECOND).exists() {
+            return Err(field(
+                path,
+                SECOND,
+                "is there, for the smaller sigmas; one transformer paints at all of them here",
+            ));
+        }
         let shift = shift(&path.join("scheduler"))?;
         Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, decoder, zoom, shift })
     }
@@ -313,7 +323,21 @@ struct SchedulerFile {
     use_flow_sigmas: bool,
     #[serde(default)]
     use_dynamic_shifting: bool,
+    #[serde(default = "a_thousand")]
+    num_train_timesteps: f64,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
+
+/// Fields with which a scheduler has other sigmas, or another way through them.
+const OTHER_SIGMAS: [&str; 6] = [
+    "invert_sigmas",
+    "shift_terminal",
+    "stochastic_sampling",
+    "use_beta_sigmas",
+    "use_exponential_sigmas",
+    "use_karras_sigmas",
+];
 
 fn shift(folder: &Path) -> Result<f64> {
     let path = folder.join("scheduler_config.json");
@@ -329,6 +353,14 @@ fn shift(folder: &Path) -> Result<f64> {
     };
     if file.use_dynamic_shifting {
         return Err(field(&path, "use_dynamic_shifting", "is true; the shift is one number here"));
+    }
+    for other in OTHER_SIGMAS {
+        if !matches!(file.others.get(other), None | Some(Value::Null | Value::Bool(false))) {
+            return Err(field(&path, other, "is there; sigmas are evenly spaced and shifted here"));
+        }
+    }
+    if file.num_train_timesteps != a_thousand() {
+        return Err(field(&path, "num_train_timesteps", "is not 1000; models are told 1000 sigma here"));
     }
     if shift > 0.0 { Ok(shift) } else { Err(field(&path, name, "is not above 0")) }
 }
@@ -350,6 +382,10 @@ fn class_of(file: &Value) -> &str {
 
 fn one() -> f64 {
     1.0
+}
+
+fn a_thousand() -> f64 {
+    1000.0
 }
 
 fn rope_default() -> i64 {

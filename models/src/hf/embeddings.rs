@@ -71,12 +71,21 @@ impl TextEmbeddings {
     /// The texts on `device`, and behind them the negative one if there is one.
     ///
     /// # Errors
-    /// [`Error::Read`](super::Error::Read) if the file cannot be read any more, or libtorch's (out of memory).
+    /// [`Error::Tensor`](super::Error::Tensor) for values that are no numbers, [`Error::Read`](super::Error::Read) if the
+    /// file cannot be read any more, or libtorch's (out of memory).
     pub fn load(&self, device: Device) -> crate::Result<Texts> {
         let read = |prompt: &str, negative: &str| -> crate::Result<Tensor> {
             let names = [prompt, negative].into_iter().take(if self.has_negative { 2 } else { 1 });
-            let tensors =
-                names.map(|name| self.files.tensor(name, device)).collect::<crate::Result<Vec<_>>>()?;
+            let finite = |name| {
+                let tensor = self.files.tensor(name, device)?;
+                match tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? {
+                    0 => {
+                        Err(self.files.problem(name, "has values that are not finite numbers".into()).into())
+                    }
+                    _ => Ok(tensor),
+                }
+            };
+            let tensors = names.map(finite).collect::<crate::Result<Vec<_>>>()?;
             Ok(Tensor::f_cat(&tensors, 0)?)
         };
         let pooled = match self.files.contains(PROMPTS[1]) {

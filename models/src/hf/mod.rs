@@ -83,6 +83,14 @@ impl ModelFolder {
             Task::Score => ValueModel::units_of_config(&config),
         };
         weights.check(&units, |name| is_derived(name, config.tie_word_embeddings))?;
+        if config.tie_word_embeddings && !weights.begins_alike(HEAD, EMBEDDING)? {
+            let problem = format!(
+                "is another than `{EMBEDDING}`, which is the head: `tie_word_embeddings` in {} is \
+                                   to be false",
+                config_path.display()
+            );
+            return Err(weights.problem(HEAD, problem));
+        }
         Ok(ModelFolder { path: path.to_owned(), config, stop_tokens, weights })
     }
 
@@ -116,9 +124,13 @@ impl WeightSource for ModelFolder {
     }
 }
 
+/// The head's matrix, and the one that it is where they are tied.
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// Whether a tensor follows from others: a tied head, and the frequencies that old Llama files carry.
 fn is_derived(name: &str, tied: bool) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD)
 }
 
 /// What matters here of `generation_config.json`.

@@ -252,6 +252,11 @@ fn broken_folders_are_refused_by_name() {
     check("qwen2", &set("num_hidden_layers", json!(1)), &["model.layers.1.", "not part of the model"]);
     check("qwen2", &set("vocab_size", json!(41)), &["has shape [40, 16]", "[41, 16]"]);
     check("llama2", &set("architectures", json!(["Qwen2ForCausalLM"])), &["k_proj.bias", "is missing"]);
+    check(
+        "llama3_sharded",
+        &set("tie_word_embeddings", json!(true)),
+        &["`lm_head.weight` is another than", "`tie_word_embeddings`", "to be false"],
+    );
     let shorten = |folder: &Path| {
         let file = folder.join(weights);
         let bytes = fs::read(&file).unwrap();

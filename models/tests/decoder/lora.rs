@@ -264,6 +264,8 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` is another"]);
     check("use_dora", json!(true), &["`use_dora` is true"]);
     check("rank_pattern", json!({"q_proj": 8}), &["`rank_pattern` is there"]);
+    check("alora_invocation_tokens", json!([1, 2]), &["`alora_invocation_tokens` is there"]);
+    check("use_qalora", json!(true), &["`use_qalora` is there"]);
     check("r", json!(4), &["lora_A.weight", "has shape [3, ", "and [4, "]);
 }
 

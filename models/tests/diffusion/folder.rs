@@ -201,6 +201,34 @@ fn what_is_wrong_with_a_folder_is_named() {
     check(transformer, ("\"caption_projection_dim\": 16", "\"caption_projection_dim\": 8"), "as wide as 16");
     check("vae/config.json", ("\"silu\"", "\"gelu\""), "`act_fn`");
     check("scheduler/scheduler_config.json", ("\"shift\": 3.0", "\"shift\": 0.0"), "`shift` is not above 0");
+    let scheduler = "scheduler/scheduler_config.json";
+    let karras = ("\"use_karras_sigmas\": false", "\"use_karras_sigmas\": true");
+    check(scheduler, karras, "`use_karras_sigmas` is there");
+    check(scheduler, ("\"shift_terminal\": null", "\"shift_terminal\": 0.1"), "`shift_terminal` is there");
+    let few = ("\"num_train_timesteps\": 1000", "\"num_train_timesteps\": 500");
+    check(scheduler, few, "`num_train_timesteps` is not 1000");
+    check(transformer, ("\"num_layers\": 2", "\"num_layers\": 2000000000"), "`num_layers` is 2000000000");
     let wide = TextEmbeddings::open(&golden("prompts.safetensors"), (13, Some(10))).unwrap_err().to_string();
     assert!(wide.contains("prompt_embeds") && wide.contains("13"), "{wide}");
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("prompts.safetensors");
+    let mut texts = tensors(&golden("prompts.safetensors"));
+    texts.iter_mut().for_each(|(_, tensor)| *tensor = &*tensor / 0.0);
+    Tensor::write_safetensors(&texts, &path).unwrap();
+    let texts = TextEmbeddings::open(&path, (12, Some(10))).unwrap();
+    let infinite = texts.load(tch::Device::Cpu).unwrap_err().to_string();
+    assert!(infinite.contains("prompt_embeds") && infinite.contains("not finite"), "{infinite}");
+}
+
+#[test]
+fn a_pair_of_transformers_is_refused() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_wan/model");
+    let scratch = tempfile::tempdir().unwrap();
+    for part in ["transformer", "vae", "scheduler"] {
+        std::os::unix::fs::symlink(golden.join(part), scratch.path().join(part)).unwrap();
+    }
+    DiffusersFolder::open(scratch.path()).unwrap();
+    std::fs::create_dir(scratch.path().join("transformer_2")).unwrap();
+    let error = DiffusersFolder::open(scratch.path()).unwrap_err().to_string();
+    assert!(error.contains("`transformer_2` is there"), "{error}");
 }

@@ -15,14 +15,16 @@ use anyroll_models::{
 use clap::{Args, builder::NonEmptyStringValueParser};
 use rand_chacha::rand_core::Rng;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::{
     lines::json_lines,
     model_args::{ModelArgs, RoomArgs, SamplingArgs},
 };
 use crate::{
-    Result,
+    Error, Result,
     data::{Record, stream},
+    error_chain::one_line,
     inference::{Room, cut, stop_condition},
 };
 
@@ -33,7 +35,8 @@ pub(super) struct GenerateArgs {
     /// A prompt; may be given more than once. Completions are printed as text, in the order of the prompts
     #[arg(long = "prompt", value_name = "TEXT", required_unless_present = "file", conflicts_with = "file")]
     prompts: Vec<String>,
-    /// Lines of {"prompt": ...}; `-` reads standard input. Completions are printed as JSON, each as it ends
+    /// Lines of {"prompt": ...}, with `--chat` a text or messages; `-` reads standard input. Completions are printed as
+    /// JSON, each as it ends
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Completions of each prompt
@@ -45,7 +48,7 @@ pub(super) struct GenerateArgs {
     /// Ends a completion, and does not belong to it; may be given more than once
     #[arg(long = "stop", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stops: Vec<String>,
-    /// Take a prompt as a user's message in the model's chat template
+    /// Take a prompt as a user's message in the model's chat template; a run's model is prompted as in the run without it
     #[arg(long)]
     chat: bool,
     /// The system message before it
@@ -61,13 +64,33 @@ pub(super) struct GenerateArgs {
 const PURPOSE: u64 = 0x6765_6e65;
 
 #[derive(Debug, Deserialize)]
-struct Prompt {
-    prompt: String,
+struct Line {
+    prompt: Prompt,
+}
+
+/// A text, or a conversation.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "`prompt` is neither a text nor messages")]
+enum Prompt {
+    Text(String),
+    Messages(Vec<Map<String, Value>>),
+}
+
+impl Prompt {
+    fn record(self, id: String) -> Record {
+        match self {
+            Self::Text(prompt) => Record { id, prompt, ..Record::default() },
+            Self::Messages(messages) => {
+                let messages = messages.into_iter().map(Value::Object).collect();
+                Record { id, messages, ..Record::default() }
+            }
+        }
+    }
 }
 
 /// What is printed of a completion.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct Completed<'a> {
     /// Of the prompt in the file, from 1.
     line: usize,
     sample: u64,
@@ -79,21 +102,37 @@ struct Line<'a> {
 }
 
 pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
-    let prompts = match &args.file {
-        None => args.prompts.iter().cloned().enumerate().map(|(index, prompt)| (index + 1, prompt)).collect(),
+    let prompts: Vec<(usize, Prompt)> = match &args.file {
+        None => (1..).zip(args.prompts.iter().cloned().map(Prompt::Text)).collect(),
         Some(file) => {
-            let lines = json_lines::<Prompt>(file)?.into_iter();
-            lines.map(|(line, Prompt { prompt })| (line, prompt)).collect::<Vec<_>>()
+            json_lines::<Line>(file)?.into_iter().map(|(line, Line { prompt })| (line, prompt)).collect()
         }
     };
     let mut model = args.model.load(args.chat, args.system.clone())?;
     let tokenizer = model.tokenizer.clone();
     let mut encoded = Vec::with_capacity(prompts.len());
     for (line, prompt) in prompts {
-        let record = Record { id: format!("prompt {line}"), prompt, ..Record::default() };
-        let prompt = tokenizer.encode_prompt(&record)?;
+        let refuse = |problem| match &args.file {
+            Some(path) => Error::InputLine { path: path.clone(), line, problem },
+            None => anyroll_models::Error::Input { what: "--prompt", problem }.into(),
+        };
+        if matches!(&prompt, Prompt::Messages(messages) if messages.is_empty()) {
+            return Err(refuse("it has no messages".to_owned()));
+        }
+        let prompt = tokenizer.encode_prompt(&prompt.record(format!("prompt {line}")));
+        let prompt = prompt.map_err(|error| refuse(one_line(&error)))?;
         let behind = model.max_length().saturating_sub(prompt.len());
-        encoded.push((line, prompt, Arc::new(args.sampling.params(tokenizer.stop_tokens(), behind))));
+        let params = args.sampling.params(tokenizer.stop_tokens(), behind);
+        if prompt.is_empty() {
+            return Err(refuse("it has no tokens".to_owned()));
+        }
+        if params.max_new_tokens > behind {
+            let (tokens, new, most) = (prompt.len(), params.max_new_tokens, model.max_length());
+            let problem =
+                format!("it has {tokens} tokens, and with {new} new ones more than the model's {most}");
+            return Err(refuse(problem));
+        }
+        encoded.push((line, prompt, Arc::new(params)));
     }
     let lengths = encoded.iter().map(|(_, prompt, params)| prompt.len() + params.max_new_tokens);
     let longest = lengths.max().unwrap_or(0);
@@ -138,6 +177,6 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
 fn json(line: usize, sample: u64, text: &str, completion: &Completion) -> String {
     let ending = if completion.ending == Some(Ending::Stop) { "stop" } else { "length" };
     let logprob = completion.logprobs.iter().copied().map(f64::from).sum();
-    let line = Line { line, sample, completion: text, tokens: completion.tokens.len(), ending, logprob };
+    let line = Completed { line, sample, completion: text, tokens: completion.tokens.len(), ending, logprob };
     serde_json::to_string(&line).expect("plain data")
 }

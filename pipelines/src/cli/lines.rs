@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::{Error, Result, output_error::OutputError};
 
@@ -22,14 +23,22 @@ pub(super) fn json_lines<T: DeserializeOwned>(file: &Path) -> Result<Vec<(usize,
         if text.trim().is_empty() {
             continue;
         }
-        let value = serde_json::from_str(&text).map_err(|error| Error::InputLine {
+        let value = of_line(&text).map_err(|problem| Error::InputLine {
             path: file.to_owned(),
             line: index + 1,
-            problem: error.to_string(),
+            problem,
         })?;
         parsed.push((index + 1, value));
     }
     Ok(parsed)
+}
+
+fn of_line<T: DeserializeOwned>(text: &str) -> std::result::Result<T, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if !value.is_object() {
+        return Err("it is no JSON object".to_owned());
+    }
+    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 fn open(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>> {

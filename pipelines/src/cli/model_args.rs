@@ -49,19 +49,19 @@ impl ModelArgs {
 #[derive(Debug, Args)]
 pub(super) struct SamplingArgs {
     /// Divides the logits; 0 takes the likeliest token
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
     temperature: f64,
     /// Only the so many likeliest tokens; 0 for all
     #[arg(long, default_value_t = 0)]
     top_k: usize,
     /// Only the likeliest tokens that together reach this probability; 1 for all
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
     top_p: f64,
     /// Only tokens with this part of the likeliest one's probability; 0 for all
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
     min_p: f64,
     /// Makes tokens less likely that were there before; 1 for not
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
     repetition_penalty: f64,
     /// The most tokens of a completion [default: 256, or as many as the model has room for behind the prompt]
     #[arg(long)]
@@ -84,11 +84,16 @@ impl SamplingArgs {
 #[derive(Debug, Args)]
 pub(super) struct RoomArgs {
     /// Sequences that are live together
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = at_least_one)]
     pub sequences: usize,
     /// The most that the KV cache takes, as a part of the device's free memory
     #[arg(long, default_value_t = 0.85, value_parser = part)]
     pub memory: f64,
+}
+
+/// A whole number from 1 on.
+fn at_least_one(text: &str) -> std::result::Result<usize, String> {
+    text.parse().ok().filter(|number| *number >= 1).ok_or_else(|| "write a whole number, 1 or above".into())
 }
 
 /// A number above 0, and at most 1.

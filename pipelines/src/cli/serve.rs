@@ -1,6 +1,9 @@
 //! `anyroll serve`: a model behind HTTP.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use clap::Args;
 
@@ -20,6 +23,9 @@ pub(super) struct ServeArgs {
     /// Tokens of the longest sequence, its completion included; longer ones are refused [default: the model's, at most 8192]
     #[arg(long)]
     max_length: Option<usize>,
+    /// Seconds that running requests have to end after SIGTERM or Ctrl-C; another signal ends them at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 25)]
+    grace: u64,
     #[command(flatten)]
     room: RoomArgs,
 }
@@ -37,6 +43,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };
     let ready =
         |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
-    serve::serve(model, room, SocketAddr::new(args.host, args.port), ready)?;
+    let (address, grace) = (SocketAddr::new(args.host, args.port), Duration::from_secs(args.grace));
+    serve::serve(model, room, address, grace, ready)?;
     Ok(0)
 }

@@ -465,8 +465,8 @@ impl Check<'_> {
             self.ensure(
                 found == shape,
                 "model.lora.path",
-                format!("the adapter there is another: {found:?}, and here {shape:?}"),
-                "write its rank, alpha and targets here",
+                "the adapter there has another shape",
+                format!("write its own: {}", fields_of(&found)),
             )?;
         }
         self.no_reference(reference)
@@ -488,6 +488,13 @@ impl Check<'_> {
             "leave it out",
         )
     }
+}
+
+/// The shape of an adapter as YAML has it.
+fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
+    let anyroll_models::LoraConfig { rank, alpha, targets, .. } = lora;
+    let targets: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+    format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "))
 }
 
 impl Precision {

@@ -137,13 +137,21 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
             format!("there is no `{name}`, but {names}: name its column in the config's `columns`{such_as}")
         })
     };
-    let (answer, before) = match &columns.answer {
-        Some(name) => answer(column(name)?)
-            .ok_or_else(|| format!("`{name}` is neither a text, a number, a list nor an object"))?,
-        None => Default::default(),
+    let of = |name: &String, read: fn(&Value) -> Result<Answer, &'static str>| {
+        read(column(name)?).map_err(|problem| format!("`{name}` {problem}"))
     };
-    let rejected = columns.rejected.as_ref();
-    let rejected = rejected.map(|name| rejected_answer(name, column(name)?, &before)).transpose()?;
+    let read = if columns.rejected.is_some() { written } else { answer };
+    let (answer, before) = columns.answer.as_ref().map_or(Ok(Answer::default()), |name| of(name, read))?;
+    let rejected = match &columns.rejected {
+        None => None,
+        Some(name) => {
+            let (rejected, of_rejected) = of(name, written)?;
+            if of_rejected != before {
+                return Err(format!("`{name}` begins otherwise than the better answer"));
+            }
+            Some(rejected)
+        }
+    };
     let (prompt, messages) = match before {
         Some(before) if !before.is_empty() => of_messages(&before),
         _ => prompt(column(&columns.prompt)?),
@@ -161,33 +169,51 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     Ok(Record { id: row, prompt, messages, answer, rejected, domain, columns: columns_left })
 }
 
-/// The answer's text, and, if it ends a conversation, the messages before it. `None` for what is no answer.
-fn answer(value: &Value) -> Option<(String, Option<Vec<Value>>)> {
+/// An answer's text, and, if it ends a conversation, the messages before it.
+type Answer = (String, Option<Vec<Value>>);
+
+/// The answer that `value` is, or what is wrong with it.
+fn answer(value: &Value) -> Result<Answer, &'static str> {
     match value {
-        Value::String(answer) => Some((answer.clone(), None)),
-        Value::Number(number) => Some((number.to_string(), None)),
-        Value::Array(messages) => Some(match messages.split_last() {
-            Some((last, before)) if last["role"] == "assistant" && last["content"].is_string() => {
-                (last["content"].as_str().unwrap_or_default().to_owned(), Some(before.to_vec()))
-            }
-            // Tests of a program, say: the reward that needs them reads them.
-            _ => (value.to_string(), None),
-        }),
-        Value::Object(_) => Some((value.to_string(), None)),
-        Value::Null | Value::Bool(_) => None,
+        Value::String(text) => match as_messages(text) {
+            Some(messages) => last_of(&messages),
+            None => Ok((text.clone(), None)),
+        },
+        Value::Number(number) => Ok((number.to_string(), None)),
+        Value::Array(messages) if messages.iter().any(is_message) => last_of(messages),
+        // Tests of a program, say: the reward that needs them reads them.
+        Value::Array(_) | Value::Object(_) => Ok((value.to_string(), None)),
+        Value::Null | Value::Bool(_) => Err("is neither a text, a number, a list nor an object"),
     }
 }
 
-/// The worse answer in the column `name`; of a conversation one that begins as the better one's does.
-fn rejected_answer(name: &str, value: &Value, better: &Option<Vec<Value>>) -> Result<String, String> {
-    let is_text = !matches!(value, Value::Array(_) | Value::Object(_));
-    match answer(value) {
-        Some((text, before)) if is_text || before.is_some() => match before == *better {
-            true => Ok(text),
-            false => Err(format!("`{name}` begins otherwise than the better answer")),
-        },
-        _ => Err(format!("`{name}` is neither a text, a number nor a conversation")),
+/// An answer that somebody has written, as those of pairs are.
+fn written(value: &Value) -> Result<Answer, &'static str> {
+    const OTHER: &str = "is neither a text, a number nor a conversation";
+    let is_data = matches!(value, Value::Array(_) | Value::Object(_));
+    let found = if value.is_null() || value.is_boolean() { Err(OTHER) } else { answer(value) }?;
+    if is_data && found.1.is_none() { Err(OTHER) } else { Ok(found) }
+}
+
+/// A conversation's last message, and those before it.
+fn last_of(messages: &[Value]) -> Result<Answer, &'static str> {
+    match messages.split_last() {
+        Some((last, before)) if last["role"] == "assistant" && last["content"].is_string() => {
+            Ok((last["content"].as_str().unwrap_or_default().to_owned(), Some(before.to_vec())))
+        }
+        _ => Err(r#"is a conversation that does not end with {"role": "assistant", "content": a text}"#),
     }
+}
+
+/// Whether it is a message of a conversation, in whichever words.
+fn is_message(value: &Value) -> bool {
+    value.get("role").is_some() || (value.get("from").is_some() && value.get("value").is_some())
+}
+
+/// The messages that are written in a text as JSON, as a file without nested columns has them.
+fn as_messages(text: &str) -> Option<Vec<Value>> {
+    let list = text.starts_with('[').then(|| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
+    list.filter(|messages| messages.iter().any(|message| message.get("role").is_some()))
 }
 
 /// The prompt's text, and its messages if it has any. The text of one message is its content; of several, each starts
@@ -198,16 +224,10 @@ fn prompt(value: &Value) -> Result<(String, Vec<Value>), String> {
         Value::String(text) => text,
         _ => return Err("is neither a text nor messages".into()),
     };
-    // A file without nested columns has its messages as JSON.
-    if text.starts_with('[')
-        && let Ok(messages) = serde_json::from_str::<Vec<Value>>(text)
-        && let Ok(found) = of_messages(&messages)
-    {
-        return Ok(found);
-    }
-    match text.is_empty() {
-        true => Err("is empty".into()),
-        false => Ok((text.clone(), Vec::new())),
+    match as_messages(text) {
+        Some(messages) => of_messages(&messages),
+        None if text.is_empty() => Err("is empty".into()),
+        None => Ok((text.clone(), Vec::new())),
     }
 }
 
@@ -238,6 +258,8 @@ fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 #[cfg(test)]
 pub(super) mod tests {
     use std::io::Write;
+
+    use serde_json::json;
 
     use super::*;
     use crate::config::ColumnsConfig;
@@ -370,6 +392,19 @@ pub(super) mod tests {
         refused(&format!(r#"{{"chosen": {}, "rejected": {other}}}"#, turns("2")), "begins otherwise");
         let unnamed = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
         assert!(unnamed.unwrap_err().ends_with("`columns`, `{answer: chosen, rejected: rejected}`"));
+        // A conversation is no text to be learnt as it stands, and neither is a list beside a worse answer.
+        for answer in [
+            turns("2").replace("assistant", "user"),
+            json!(turns("2").replace("assistant", "user")).to_string(),
+            json!([{"from": "gpt", "value": "2"}]).to_string(),
+        ] {
+            let line = format!(r#"{{"prompt": "a", "answer": {answer}}}"#);
+            let error = parse(&ColumnsConfig::default(), &line).unwrap_err();
+            assert!(error.starts_with("`answer` is a conversation that does not end"), "{error}");
+        }
+        refused(r#"{"prompt": "a", "chosen": [{"content": "2"}], "rejected": "3"}"#, "`chosen` is neither");
+        let as_text = parse(&ColumnsConfig::default(), &json!({"answer": turns("2")}).to_string()).unwrap();
+        assert_eq!((as_text.prompt.as_str(), as_text.answer.as_str()), ("1+1?", "2"));
         // What a reward reads stays as it is.
         let tests = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "answer": [["1", "2"]]}"#).unwrap();
         assert_eq!((tests.answer.as_str(), tests.rejected), (r#"[["1","2"]]"#, None));

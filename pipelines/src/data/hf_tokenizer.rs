@@ -38,14 +38,17 @@ pub enum TokenizerError {
         problem: String,
     },
     /// The model has no chat template.
-    #[error("{} has no chat template: give texts and not messages, `model.chat: false`", path.display())]
+    #[error(
+        "{} has no chat template: give texts and not messages, `model.chat: false`, or no `--chat`",
+        path.display()
+    )]
     NoTemplate {
         /// The model's folder.
         path: PathBuf,
     },
     /// A record's prompt is messages, and the model is not prompted by a chat template.
     #[error(
-        "the prompt of {record} is messages, which need a model with a chat template and `model.chat: true`"
+        "the prompt of {record} is messages, which need a model with a chat template and `model.chat: true`, or `--chat`"
     )]
     Messages {
         /// The record.
@@ -133,6 +136,15 @@ impl HfTokenizer {
     /// The token that ends a text, if `tokenizer_config.json` names one.
     pub fn eos(&self) -> Option<i64> {
         self.eos
+    }
+
+    /// The special token that is written so.
+    pub fn special_token(&self, text: &str) -> Option<i64> {
+        let is_special = |id: &u32| {
+            let added = self.tokenizer.get_added_tokens_decoder();
+            added.get(id).is_some_and(|token| token.special)
+        };
+        self.tokenizer.token_to_id(text).filter(is_special).map(i64::from)
     }
 
     /// The tokens of a text; with `special`, also those that the tokenizer puts around every text.

@@ -126,6 +126,14 @@ impl Tokenizer {
         }
     }
 
+    /// The special token that is written so, which no text of tokens shows.
+    pub fn special_token(&self, text: &str) -> Option<i64> {
+        match self {
+            Tokenizer::Characters(_) => None,
+            Tokenizer::Folder(folder) => folder.tokenizer.special_token(text),
+        }
+    }
+
     /// The text of tokens; special tokens have none.
     pub fn decode(&self, tokens: &[i64]) -> String {
         match self {

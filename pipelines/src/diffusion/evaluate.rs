@@ -75,15 +75,19 @@ impl Setup {
         self.scorer.check_error_rates(&failed, self.config.evaluation.images, failures)?;
         let mut metrics = Metrics::new();
         for ((name, ..), sums) in measured.iter().zip(sums[2..].chunks_exact(2)) {
-            metrics.insert(format!("eval/{name}"), sums[0] / sums[1].max(1.0));
+            if sums[1] > 0.0 {
+                metrics.insert(format!("eval/{name}"), sums[0] / sums[1]);
+            }
         }
-        let (reward, drift) = (sums[2] / sums[3].max(1.0), sums[0] / sums[1]);
+        let drift = sums[0] / sums[1];
         metrics.insert("eval/drift", drift);
         let refused = self.config.evaluation.images as f64 - sums[3];
         if refused > 0.0 {
             metrics.insert("eval/dropped", refused);
         }
-        let summary = format!("held-out reward {reward:.3}, drift {drift:.3}");
+        let reward =
+            metrics.get("eval/reward").map_or_else(|| "of no image".to_owned(), |it| format!("{it:.3}"));
+        let summary = format!("held-out reward {reward}, drift {drift:.3}");
         let picture = self.picture(&painted.images)?;
         Ok(Evaluation { metrics, samples: Vec::new(), picture, summary })
     }

@@ -179,13 +179,16 @@ impl Setup {
 fn reward_metrics<'a>(scored: &Scored, names: impl Iterator<Item = &'a str>) -> Metrics {
     let rewards = &scored.rewards;
     let count = rewards.len() as f64;
-    let mean = rewards.iter().sum::<f64>() / count;
-    let squares: f64 = rewards.iter().map(|reward| (reward - mean).powi(2)).sum();
     let mut metrics = Metrics::new();
-    metrics.insert("reward/mean", mean);
-    metrics.insert("reward/std", (squares / (count - 1.0).max(1.0)).sqrt());
-    metrics.insert("reward/min", rewards.iter().copied().fold(f64::INFINITY, f64::min));
-    metrics.insert("reward/max", rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+    // Rewards of which none counts are no numbers.
+    if scored.dropped < rewards.len() {
+        let mean = rewards.iter().sum::<f64>() / count;
+        let squares: f64 = rewards.iter().map(|reward| (reward - mean).powi(2)).sum();
+        metrics.insert("reward/mean", mean);
+        metrics.insert("reward/std", (squares / (count - 1.0).max(1.0)).sqrt());
+        metrics.insert("reward/min", rewards.iter().copied().fold(f64::INFINITY, f64::min));
+        metrics.insert("reward/max", rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+    }
     metrics.insert("reward/dropped", scored.dropped as f64);
     for (name, &[sum, finite, failed]) in names.zip(&scored.terms) {
         if finite > 0.0 {

@@ -15,8 +15,8 @@ use crate::{
     Error, Result,
     base_model::BaseModel,
     config::{
-        FolderConfig, Loaded, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
-        StrategyConfig, ZeroStage,
+        FolderConfig, Loaded, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
+        Reduction, StrategyConfig, ZeroStage,
     },
     data::Tokenizer,
     export::Trained,
@@ -34,7 +34,7 @@ pub struct Options {
     pub ordinal: usize,
     /// The dtype; `None`: fp32 on a CPU, bf16 elsewhere.
     pub precision: Option<Precision>,
-    /// Whether a prompt of a published model is a user's message in its chat template.
+    /// Whether a prompt is a user's message in the model's chat template; a run's model is otherwise prompted as in the run.
     pub chat: bool,
     /// The system message before it.
     pub system_prompt: Option<String>,
@@ -133,11 +133,32 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
     let loaded = Loaded::read(&dir.resolved(), &[])?;
     if loaded.config.trains_a_reward_model() {
-        return Err(Error::RewardModel { run });
+        let trained = "a reward model, which writes nothing: `anyroll export` makes the folder that the reward `model` reads";
+        return Err(Error::NoText { run, trained });
     }
-    let Some(dataset) = &loaded.dataset else { return Err(Error::NoModel { path: path.to_owned() }) };
-    let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
+    let Some(dataset) = &loaded.dataset else {
+        return Err(Error::NoText { run, trained: "a model of images, which writes nothing" });
+    };
+    let model = prompted(loaded.config.model, options)?;
+    let base = BaseModel::open(&model, dataset, loaded.config.seed)?;
     Ok((base, Some(saved)))
+}
+
+/// A run's model, prompted as in the run, or by its chat template if that is asked for.
+fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
+    match &mut model {
+        _ if !options.chat => {}
+        ModelConfig::Folder(folder) => {
+            folder.chat = true;
+            folder.system_prompt = options.system_prompt.clone().or(folder.system_prompt.take());
+        }
+        _ => {
+            let problem =
+                "is there, and the run's model of single characters has no chat template: leave it out";
+            return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
+        }
+    }
+    Ok(model)
 }
 
 /// A device, alone.

@@ -6,11 +6,15 @@ use anyroll_models::generation::StopCondition;
 
 use crate::data::Tokenizer;
 
-/// The condition that ends a completion with any of `strings`; `None` if there are none.
+/// The condition that ends a completion with any of `strings`, which may be special tokens; `None` if there are none.
 pub fn stop_condition(tokenizer: &Arc<Tokenizer>, strings: &[String]) -> Option<StopCondition> {
     let longest = strings.iter().map(String::len).max()?;
+    let special: Vec<i64> = strings.iter().filter_map(|string| tokenizer.special_token(string)).collect();
     let (tokenizer, strings) = (tokenizer.clone(), strings.to_vec());
     Some(StopCondition(Arc::new(move |tokens| {
+        if tokens.last().is_some_and(|last| special.contains(last)) {
+            return true;
+        }
         // A token has a byte at least, but for special ones and for those whose character the next one completes.
         let tail = &tokens[tokens.len().saturating_sub(longest + 8)..];
         let text = tokenizer.decode(tail);
@@ -26,10 +30,12 @@ pub fn cut<'a>(text: &'a str, strings: &[String]) -> &'a str {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{collections::BTreeSet, path::Path};
+
+    use anyroll_models::hf::ModelFolder;
 
     use super::*;
-    use crate::data::CharTokenizer;
+    use crate::{config::FolderConfig, data::CharTokenizer};
 
     #[test]
     fn a_text_ends_before_its_first_stop_string() {
@@ -49,5 +55,17 @@ mod tests {
         check("ab\n\n", true, "ab");
         check("abddab\n\n", true, "ab");
         assert!(stop_condition(&tokenizer, &[]).is_none());
+    }
+
+    /// Such as the one that begins a turn, which no text of tokens shows.
+    #[test]
+    fn a_stop_string_may_be_a_special_token() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");
+        let config = FolderConfig { path: path.clone(), chat: false, system_prompt: None, lora: None };
+        let tokenizer = Tokenizer::of_folder(&ModelFolder::open(&path).unwrap(), &config).unwrap();
+        let [begin, end] = ["<|im_start|>", "<|im_end|>"].map(|it| tokenizer.special_token(it).unwrap());
+        assert_eq!(tokenizer.special_token("a"), None);
+        let condition = stop_condition(&Arc::new(tokenizer), &["<|im_start|>".to_owned()]).unwrap();
+        assert!(condition.0(&[64, begin]) && !condition.0(&[64, end]));
     }
 }

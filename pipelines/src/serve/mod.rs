@@ -16,6 +16,8 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use axum::{
@@ -25,8 +27,13 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde_json::{Map, Value, json};
-use tokio::{net::TcpListener, sync::Notify};
+use serde_json::{Value, json};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::emulate_default_handler,
+};
+use tokio::{net::TcpListener, sync::watch, time::timeout};
 
 use crate::{
     Error, Result,
@@ -50,6 +57,8 @@ struct App {
     /// Tokens of the longest sequence.
     max_length: usize,
     requests: AtomicU64,
+    /// Requests that named no seed.
+    unseeded: AtomicU64,
     /// When it was started.
     created_s: u64,
 }
@@ -61,11 +70,12 @@ impl App {
 
     /// A request that names no seed has one of its own.
     fn next_seed(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        self.unseeded.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-/// Serves until the process is ended, or the engine fails. `ready` gets the address that is listened on.
+/// Serves until a signal to end, or until the engine fails. What runs then has `grace` to end; another signal ends the
+/// process at once. `ready` gets the address that is listened on.
 ///
 /// # Errors
 /// An address that cannot be listened on, or the engine's error.
@@ -73,34 +83,74 @@ pub fn serve(
     mut model: LoadedModel,
     room: Room,
     address: SocketAddr,
+    grace: Duration,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<()> {
     let counters = Arc::new(Counters::default());
     let engine = model.engine(room)?;
     counters.set_load(engine.load());
-    let (failure, ended) = (Arc::new(Mutex::new(None)), Arc::new(Notify::new()));
-    let (to_failure, to_ended) = (failure.clone(), ended.clone());
+    let failure = Arc::new(Mutex::new(None));
+    let (stop, mut stopped) = watch::channel(false);
+    let (to_failure, to_stop) = (failure.clone(), stop.clone());
     let failed = move |error| {
         *to_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        to_ended.notify_one();
+        to_stop.send_replace(true);
     };
+    let (worker, engine) = Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?;
     let app = Arc::new(App {
-        worker: Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?,
+        worker,
         tokenizer: model.tokenizer.clone(),
         counters,
         max_length: room.longest,
         requests: AtomicU64::new(0),
+        unseeded: AtomicU64::new(0),
         created_s: now_s(),
     });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Serve)?;
+    stop_by_signal(stop)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(READERS)
+        .build()
+        .map_err(Error::Serve)?;
     let served = runtime.block_on(async {
         let listener = TcpListener::bind(address).await?;
         ready(listener.local_addr()?);
-        axum::serve(listener, router(app)).with_graceful_shutdown(async move { ended.notified().await }).await
+        let mut to_stop = stopped.clone();
+        let server = axum::serve(listener, router(app)).with_graceful_shutdown(async move {
+            let _ = to_stop.wait_for(|stop| *stop).await;
+        });
+        let server = tokio::spawn(server.into_future());
+        let _ = stopped.wait_for(|stop| *stop).await;
+        match timeout(grace, server).await {
+            Ok(served) => served.map_err(std::io::Error::other)?,
+            Err(_) => {
+                tracing::warn!(grace_s = grace.as_secs(), "requests are cut off");
+                Ok(())
+            }
+        }
     });
+    // With it go the requests that are left, so that the engine ends, before the libraries that it runs on do.
+    drop(runtime);
+    let _ = engine.join();
     served.map_err(Error::Serve)?;
     let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
     failure.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Threads that make tokens of requests beside the one that answers, which no long prompt holds up then.
+const READERS: usize = 4;
+
+/// The first signal to end tells `stop`; another is as if nobody listened.
+fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if stop.send_replace(true) {
+                let _ = emulate_default_handler(signal);
+            }
+        }
+    });
+    Ok(())
 }
 
 fn router(app: Arc<App>) -> Router {
@@ -115,30 +165,48 @@ fn router(app: Arc<App>) -> Router {
 }
 
 /// A request's body, or why it is none.
-type Body = Result<Json<Map<String, Value>>, JsonRejection>;
+type Body = Result<Json<Value>, JsonRejection>;
+
+/// What reads a request's fields.
+type Read = fn(Fields, &App) -> Result<Asked, String>;
 
 async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
-    respond(&app, Shape::Text, body, body::completion).await
+    respond(app, Shape::Text, body, body::completion).await
 }
 
 async fn chat(State(app): State<Arc<App>>, body: Body) -> Response {
-    respond(&app, Shape::Chat, body, body::chat).await
+    respond(app, Shape::Chat, body, body::chat).await
 }
 
-async fn respond(
-    app: &App,
-    shape: Shape,
-    body: Body,
-    read: impl Fn(Fields, &App) -> Result<Asked, String>,
-) -> Response {
-    let asked = match body {
-        Ok(Json(fields)) => read(Fields(fields), app).map_err(Refusal::bad_request),
-        Err(error) => Err(Refusal { status: error.status(), message: error.body_text() }),
+async fn respond(app: Arc<App>, shape: Shape, body: Body, read: Read) -> Response {
+    let fields = match body {
+        Ok(Json(Value::Object(fields))) => Fields(fields),
+        Ok(_) => return Refusal::bad_request("the body must be a JSON object".to_owned()).into_response(),
+        Err(error) => return not_json(&error).into_response(),
     };
-    match asked {
-        Ok(asked) => answer(app, shape, asked).await,
-        Err(refusal) => refusal.into_response(),
+    let reader = app.clone();
+    let asked = tokio::task::spawn_blocking(move || read(fields, &reader)).await;
+    match asked.expect("what refuses a request does not panic") {
+        Ok(asked) => answer(&app, shape, asked).await,
+        Err(problem) => Refusal::bad_request(problem).into_response(),
     }
+}
+
+/// Why a body is no JSON.
+fn not_json(error: &JsonRejection) -> Refusal {
+    let message = match error {
+        JsonRejection::MissingJsonContentType(_) => "`Content-Type` must be application/json".to_owned(),
+        JsonRejection::JsonSyntaxError(error) => {
+            let mut innermost: &dyn std::error::Error = error;
+            while let Some(source) = innermost.source() {
+                innermost = source;
+            }
+            format!("the body is no JSON: {innermost}")
+        }
+        _ if error.status() == StatusCode::PAYLOAD_TOO_LARGE => "the body has more than 2 MB".to_owned(),
+        _ => error.body_text(),
+    };
+    Refusal { status: error.status(), message }
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {

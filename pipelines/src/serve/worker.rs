@@ -6,7 +6,7 @@ use std::{
         Arc,
         mpsc::{self, Receiver, Sender},
     },
-    thread,
+    thread::{self, JoinHandle},
 };
 
 use anyroll_models::{
@@ -51,19 +51,20 @@ struct Watched {
 }
 
 impl Worker {
-    /// Starts the thread. It ends when the last handle is gone, or with the engine's error, which `failed` gets.
+    /// Starts the thread. It ends when the last handle is gone and nobody waits, or with the engine's error, which `failed`
+    /// gets.
     pub fn start(
         engine: Engine,
         counters: Arc<Counters>,
         failed: impl FnOnce(anyroll_models::Error) + Send + 'static,
-    ) -> std::io::Result<Self> {
+    ) -> std::io::Result<(Self, JoinHandle<()>)> {
         let (jobs, inbox) = mpsc::channel();
-        thread::Builder::new().name("engine".into()).spawn(move || {
+        let thread = thread::Builder::new().name("engine".into()).spawn(move || {
             if let Err(error) = work(engine, &inbox, &counters) {
                 failed(error);
             }
         })?;
-        Ok(Self { jobs })
+        Ok((Self { jobs }, thread))
     }
 
     /// Asks for a request's samples. When the receiver is dropped, they are given up.

@@ -1,7 +1,7 @@
 //! The shape of Stable Diffusion 3's transformer.
 
 use crate::Result;
-use crate::error::check_config;
+use crate::error::{check_config, check_layers};
 
 /// The shape of an [`Sd3`](super::Sd3), with the names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +53,7 @@ impl Sd3Config {
         for (field, size) in sizes {
             check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
+        check_layers("num_layers", self.num_layers)?;
         check_config(self.inner_dim() % 4 == 0, "attention_head_dim", || {
             format!(
                 "makes an inner size of {}, must make a multiple of 4: positions are cosines and sines of two \

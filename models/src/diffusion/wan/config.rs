@@ -1,7 +1,7 @@
 //! The shape of Wan's transformer.
 
 use crate::Result;
-use crate::error::check_config;
+use crate::error::{check_config, check_layers};
 
 /// The shape of a [`Wan`](super::Wan), with the names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +50,7 @@ impl WanConfig {
         for (field, size) in sizes {
             check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
+        check_layers("num_layers", self.num_layers)?;
         let dim = self.attention_head_dim;
         check_config(dim % 2 == 0 && (dim / 3) % 2 == 0, "attention_head_dim", || {
             format!(
