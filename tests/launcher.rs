@@ -194,7 +194,9 @@ fn libtorch_is_told_how_to_hold_memory_unless_the_user_does() {
     let names = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
     let command = || {
         let mut command = moved.command("anyroll");
-        names.iter().for_each(|name| drop(command.env_remove(name)));
+        for name in names {
+            command.env_remove(name);
+        }
         command
     };
     assert_eq!(told(&mut command()), "expandable_segments:True, \n");
