@@ -1,7 +1,7 @@
 //! From latents to videos: the decoder of diffusers' `AutoencoderKLWan` as Wan 2.1 has it, whose names the weights have.
 //!
 //! Its convolutions are causal: they see a frame and the two before it. So a video is decoded a part at a time, each
-//! with the last two frames that every convolution saw of the part before ([`past`]), which is the same as all at once, to
+//! with the last two frames that every convolution saw of the part before (`past`), which is the same as all at once, to
 //! rounding, and needs a part's memory. The gradient of the latents goes back part by part as well: what convolutions
 //! remember has a gradient of its own, which the part before takes on. Of what they remember only that of about every
 //! sqrt(n)-th of n parts is kept; that of those between is made again, as are the inputs of a part's layers and then, layer
