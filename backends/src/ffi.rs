@@ -82,11 +82,14 @@ unsafe extern "C" {
     pub(crate) fn anyroll_work_free(work: *mut c_void);
 }
 
-/// The message of the last call of this thread that failed: without the C++ backtrace.
+/// The message of the last call of this thread that failed, without the C++ backtrace.
 pub(crate) fn last_error() -> String {
     // SAFETY: the shim returns a NUL-terminated string of this thread that lives until its next failure.
     let text = unsafe { CStr::from_ptr(anyroll_last_error()) }.to_string_lossy();
-    without_backtrace(&text).to_owned()
+    match without_backtrace(&text) {
+        "" => "unknown error".to_owned(),
+        told => told.to_owned(),
+    }
 }
 
 /// Takes over a tensor that the shim made; null is the shim's last error.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use super::weights::WeightFiles;
-use super::{Error, Result, read_json};
+use super::{Error, Result, read_json, refuse_any};
 use crate::decoder::{self, DecoderConfig, LoraConfig, LoraTarget, lora};
 use crate::diffusion::Lora;
 use crate::init::WeightSource;
@@ -77,10 +77,7 @@ impl AdapterFolder {
         refuse(is_empty(&file.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
         refuse(is_empty(&file.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
 
-        for variant in VARIANTS {
-            let is_off = matches!(file.others.get(variant), None | Some(Value::Null | Value::Bool(false)));
-            refuse(is_off, variant, "is there; there is plain LoRA here")?;
-        }
+        refuse_any(&config_path, &file.others, &VARIANTS, "is there; there is plain LoRA here")?;
 
         let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
         let is_there = |target: &LoraTarget| {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::export::{DIFFUSERS_STEM, failed, sync_folder};
 use super::latent_decoder::{LatentDecoderFolder, video_zoom};
 use super::weights::WeightFiles;
-use super::{Error, FolderContents, Result, field, read_json, validated, write_folder};
+use super::{Error, FolderContents, Result, field, read_json, refuse_any, validated, write_folder};
 use crate::diffusion::sd3::PositionTable;
 use crate::diffusion::{Sd3Config, TransformerConfig, WanConfig};
 use crate::init::WeightSource;
@@ -354,11 +354,8 @@ fn shift(folder: &Path) -> Result<f64> {
     if file.use_dynamic_shifting {
         return Err(field(&path, "use_dynamic_shifting", "is true; the shift is one number here"));
     }
-    for other in OTHER_SIGMAS {
-        if !matches!(file.others.get(other), None | Some(Value::Null | Value::Bool(false))) {
-            return Err(field(&path, other, "is there; sigmas are evenly spaced and shifted here"));
-        }
-    }
+    let problem = "is there; sigmas are evenly spaced and shifted here";
+    refuse_any(&path, &file.others, &OTHER_SIGMAS, problem)?;
     if file.num_train_timesteps != a_thousand() {
         return Err(field(&path, "num_train_timesteps", "is not 1000; models are told 1000 sigma here"));
     }

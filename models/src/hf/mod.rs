@@ -170,6 +170,15 @@ fn validated(path: &Path, found: crate::Result<()>) -> Result<()> {
     }
 }
 
+/// Refuses the first of `names` that the file `path` has among its `fields`, neither null nor false.
+fn refuse_any(path: &Path, fields: &Map<String, Value>, names: &[&str], problem: &str) -> Result<()> {
+    let is_off = |name: &str| matches!(fields.get(name), None | Some(Value::Null | Value::Bool(false)));
+    match names.iter().find(|name| !is_off(name)) {
+        Some(name) => Err(field(path, *name, problem)),
+        None => Ok(()),
+    }
+}
+
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.to_owned(), source })

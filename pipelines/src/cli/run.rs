@@ -149,8 +149,8 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     }
 }
 
-/// Refuses ranks that have other configs, or data of another digest: each host may have files of its own, and `zero_stage: auto` may come
-/// to something else on it.
+/// Refuses ranks that have other configs, or data of another digest: each host may have files of its own, and
+/// `zero_stage: auto` may come to something else on it.
 fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()> {
     let data = data.map(|digest| format!("records of the data: {digest}\n"));
     let own = run.config.to_yaml() + &data.unwrap_or_default();

@@ -149,26 +149,23 @@ impl Setup {
 
     /// The images of some latents, with what they show; the latents instead, if these are what the reward reads.
     pub fn paint_for_reward(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
-        if self.scorer.reads_images() {
-            return self.paint(latents, labels);
-        }
-        let [images, latents] = [latents, latents].map(Tensor::shallow_clone);
-        Ok(Painted { images, latents, labels: labels.shallow_clone() })
+        painted_by(self.reward_decoder(), latents, labels)
     }
 
     /// The images of some latents, with what they show.
     pub fn paint(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
-        let images = match &self.decoder {
-            Some(decoder) => decoder.decode(latents, false)?.images,
-            None => latents.shallow_clone(),
-        };
-        Ok(Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() })
+        painted_by(self.decoder.as_ref(), latents, labels)
+    }
+
+    /// The decoder, if the reward reads what it makes.
+    fn reward_decoder(&self) -> Option<&ImageDecoder> {
+        self.decoder.as_ref().filter(|_| self.scorer.reads_images())
     }
 
     /// The scores of the images of some latents, and the gradients of the scores with respect to the latents, 0 for an
     /// image that is refused.
     pub fn score_with_gradient(&self, latents: &Tensor, labels: &Tensor) -> Result<(Scores, Tensor)> {
-        let decoder = self.decoder.as_ref().filter(|_| self.scorer.reads_images());
+        let decoder = self.reward_decoder();
         let decoded = decoder.map(|decoder| decoder.decode(latents, true)).transpose()?;
         let images = decoded.as_ref().map_or(latents, |decoded| &decoded.images).shallow_clone();
         let painted = Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() };
@@ -284,6 +281,15 @@ fn spaced(sampler: &SamplerConfig) -> Result<Vec<f64>> {
         Spacing::Even => sigmas(sampler.steps, shift)?,
         Spacing::Diffusers => sigmas_of_diffusers(sampler.steps, shift)?,
     })
+}
+
+/// The images that `decoder` makes of some latents, or without one the latents, with what they show.
+fn painted_by(decoder: Option<&ImageDecoder>, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
+    let images = match decoder {
+        Some(decoder) => decoder.decode(latents, false)?.images,
+        None => latents.shallow_clone(),
+    };
+    Ok(Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() })
 }
 
 /// `values` `[B, ..]` with 0 where `refused` `[B]`.
