@@ -112,6 +112,20 @@ pub struct FlowMatchingConfig {
     pub optimizer: OptimizerConfig,
 }
 
+impl SamplerConfig {
+    /// The guidance at `sigma`, of a pair of transformers whose second paints below `boundary`.
+    pub fn guidance_at(&self, sigma: f64, boundary: Option<f64>) -> f64 {
+        // As the model compares them, in fp32.
+        let of_second = boundary.is_some_and(|boundary| (sigma as f32) < boundary as f32);
+        self.guidance_2.filter(|_| of_second).unwrap_or(self.guidance)
+    }
+
+    /// Whether any step has guidance.
+    pub fn is_guided(&self) -> bool {
+        self.guidance != 1.0 || self.guidance_2.is_some_and(|guidance| guidance != 1.0)
+    }
+}
+
 /// How noise becomes an image.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -128,6 +142,9 @@ pub struct SamplerConfig {
     /// Classifier-free guidance, in sampling and in training; 1 is none. Default 1.
     #[serde(default = "one_f64")]
     pub guidance: f64,
+    /// The same where the second of a pair of transformers paints, as Wan 2.2's 14B is one. Default: `guidance`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guidance_2: Option<f64>,
     /// Images that a rank samples at a time.
     pub batch_size: usize,
     /// Images that a rank decodes from latents at a time, where the model has any. Default: one.

@@ -113,11 +113,16 @@ impl Setup {
         };
         let device = place.torch_device()?;
         let subject = Subject::open(run, config, device)?;
-        let guidance =
-            Guidance { scale: config.sampler.guidance, no_class: subject.no_class, adapters: true };
+        let sigmas = spaced(&config.sampler)?;
+        let guidance = sigmas[..sigmas.len() - 1].iter().map(|&sigma| Guidance {
+            scale: config.sampler.guidance_at(sigma, subject.boundary),
+            no_class: subject.no_class,
+            adapters: true,
+        });
+        let sampler = Sampler { guidance: guidance.collect(), sigmas };
         Ok(Self {
             seed: run.config.seed,
-            sampler: Sampler { sigmas: spaced(&config.sampler)?, guidance },
+            sampler,
             scorer: Scorer::new(&config.reward, &subject.records, device)?,
             share: Share {
                 prompts: config.prompts_per_step,
@@ -250,8 +255,8 @@ impl Setup {
         adapters: bool,
     ) -> Result<Tensor> {
         let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
-        let guidance = Guidance { adapters, ..self.sampler.guidance };
-        let sampler = Sampler { guidance, ..self.sampler.clone() };
+        let mut sampler = self.sampler.clone();
+        sampler.guidance.iter_mut().for_each(|guidance| guidance.adapters = adapters);
         let mut walk = sampler.walk(&*self.model, &units, noise, labels, None)?;
         Ok(walk.points.pop().expect("a walk has an end"))
     }
