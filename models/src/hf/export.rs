@@ -16,7 +16,7 @@ use super::config::Task;
 use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{DecoderConfig, RopeScaling, SlidingWindow, lora};
-use crate::diffusion::wan::EXPERTS;
+use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 

@@ -64,9 +64,13 @@ impl ImageAdapterFiles {
         }
         let modules: BTreeSet<&str> = weights.names().into_iter().filter_map(module_of).collect();
         let Some(first) = modules.first() else {
-            let problem =
-                "it has no tensor `transformer.LAYER.lora_A.weight`, as diffusers names them".to_owned();
-            return Err(Error::Broken { path: path.to_owned(), problem });
+            let problem = match config.boundary() {
+                None => "it has no tensor `transformer.LAYER.lora_A.weight`, as diffusers names them",
+                Some(_) => {
+                    "it has no folder `transformer` or `transformer_2` with the adapters of one of the pair"
+                }
+            };
+            return Err(Error::Broken { path: path.to_owned(), problem: problem.to_owned() });
         };
         let [a, _] = lora::names(first);
         let rank = weights.shape(&a).and_then(|shape| shape.first().copied()).unwrap_or(0);

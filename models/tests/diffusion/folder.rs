@@ -377,5 +377,11 @@ fn what_is_wrong_with_an_adapter_is_named() {
     );
     check(pair("transformer.blocks.9.attn2.to_k").into(), "is not part of the model");
     check(pair("diffusion_model.blocks.1.cross_attn.k").into(), "it has no tensor `transformer.LAYER");
+    let pair = DiffusersFolder::open(self::pair("{\"boundary_ratio\": 0.9}").path()).unwrap();
+    let error = ImageAdapterFiles::open(&videos("model"), pair.transformer_config()).unwrap_err().to_string();
+    assert!(error.contains("transformer/pytorch_lora_weights.safetensors"), "{error}");
+    let empty = tempfile::tempdir().unwrap();
+    let error = ImageAdapterFiles::open(empty.path(), pair.transformer_config()).unwrap_err().to_string();
+    assert!(error.contains("it has no folder `transformer` or `transformer_2`"), "{error}");
     check(good.into(), "[\"blocks.1.attn2.to_k\"]");
 }

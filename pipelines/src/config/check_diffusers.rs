@@ -24,9 +24,13 @@ impl Check<'_> {
                 "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
             self.problem("model.diffusers", one_line(&error), help)
         })?;
-        if let Some(lora) = &model.lora {
-            self.image_lora(lora, &folder)?;
+        let lora = model.lora.as_ref().map(|lora| self.image_lora(lora, &folder)).transpose()?;
+        if lora.is_some() {
             self.no_reference(reference)?;
+        }
+        if let Some(boundary) = folder.transformer_config().boundary() {
+            let shift = diffusion.sampler.shift.unwrap_or(folder.shift());
+            self.meets_what_it_trains(lora.as_ref(), diffusion, boundary, shift)?;
         }
         let field = |name: &str| format!("pipeline.diffusion.{name}");
         let ImageDataConfig::Prompts(prompts) = &diffusion.data else {
@@ -81,7 +85,7 @@ impl Check<'_> {
         Ok(Some(decoded))
     }
 
-    fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<(), Problem> {
+    fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<Lora, Problem> {
         self.lora_numbers(lora)?;
         self.ensure(
             lora.dropout == 0.0,
@@ -91,11 +95,18 @@ impl Check<'_> {
         )?;
         let modules = folder.transformer_config().modules();
         let shape = lora.image_shape(&modules).map_err(|entry| {
-            let help = format!("write ends or patterns of layers' names; there is {}", list(&ends(&modules)));
+            let begins = match folder.transformer_config().boundary() {
+                None => "",
+                Some(_) => ", behind `transformer.blocks.0.` or `transformer_2.blocks.0.` and so on",
+            };
+            let help = format!(
+                "write ends or patterns of layers' names; there is {}{begins}",
+                list(&ends(&modules))
+            );
             self.problem("model.lora.targets", format!("`{entry}` names no layer of a block"), help)
         })?;
         self.ensure(!shape.modules.is_empty(), "model.lora.targets", "the list is empty", "name a layer")?;
-        let Some(path) = &lora.path else { return Ok(()) };
+        let Some(path) = &lora.path else { return Ok(shape) };
         let help = "give an adapter for this model as diffusers saves it, or the folder that it is in";
         let adapter = ImageAdapterFiles::open(path, folder.transformer_config())
             .map_err(|error| self.problem("model.lora.path", one_line(&error), help))?;
@@ -105,7 +116,8 @@ impl Check<'_> {
             "model.lora.path",
             "the adapter there has another shape",
             format!("write its own: {}", fields_of(&found, &modules)),
-        )
+        )?;
+        Ok(shape)
     }
 
     fn prompts(

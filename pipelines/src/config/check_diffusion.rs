@@ -130,20 +130,6 @@ impl Check<'_> {
         self.positive(&field("batch_size"), sampler.batch_size)
     }
 
-    /// Refuses a second guidance without a second transformer.
-    pub(super) fn second_guidance(
-        &self,
-        sampler: &SamplerConfig,
-        boundary: Option<f64>,
-    ) -> Result<(), Problem> {
-        self.ensure(
-            sampler.guidance_2.is_none() || boundary.is_some(),
-            "pipeline.diffusion.sampler.guidance_2",
-            "the model has no second transformer",
-            "leave it out; `guidance` holds at all sigmas",
-        )
-    }
-
     fn method(&self, diffusion: &DiffusionConfig) -> Result<(), Problem> {
         let method = &diffusion.method;
         let name = method.name();

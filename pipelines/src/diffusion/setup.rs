@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyroll_models::{
-    diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk, sigmas, sigmas_of_diffusers},
+    diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk},
     init::WeightSource,
 };
 use anyroll_strategy::{State, Weights, Zero};
@@ -18,10 +18,7 @@ use super::{
 };
 use crate::{
     Result,
-    config::{
-        DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig, Run, SamplerConfig,
-        Spacing,
-    },
+    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig, Run},
     train::{Place, Share, offloaded},
 };
 
@@ -113,7 +110,8 @@ impl Setup {
         };
         let device = place.torch_device()?;
         let subject = Subject::open(run, config, device)?;
-        let sigmas = spaced(&config.sampler)?;
+        let shift = config.sampler.shift.expect("a resolved config has a shift");
+        let sigmas = config.sampler.sigmas(shift)?;
         let guidance = sigmas[..sigmas.len() - 1].iter().map(|&sigma| Guidance {
             scale: config.sampler.guidance_at(sigma, subject.boundary),
             no_class: subject.no_class,
@@ -278,14 +276,6 @@ impl Setup {
         timesteps.truncate(count);
         timesteps
     }
-}
-
-fn spaced(sampler: &SamplerConfig) -> Result<Vec<f64>> {
-    let shift = sampler.shift.expect("a resolved config has a shift");
-    Ok(match sampler.spacing {
-        Spacing::Even => sigmas(sampler.steps, shift)?,
-        Spacing::Diffusers => sigmas_of_diffusers(sampler.steps, shift)?,
-    })
 }
 
 /// The images that `decoder` makes of some latents, or without one the latents, with what they show.

@@ -34,7 +34,7 @@ pub struct WanConfig {
 }
 
 /// What the names of the parameters of a pair begin with, those of the first one and of the second.
-pub(crate) const EXPERTS: [&str; 2] = ["transformer.", "transformer_2."];
+pub const EXPERTS: [&str; 2] = ["transformer.", "transformer_2."];
 
 impl WanConfig {
     /// Checks that the sizes make a model.

@@ -21,8 +21,7 @@ pub mod vae;
 
 use tch::{Device, Kind, Tensor};
 
-pub(crate) use config::EXPERTS;
-pub use config::WanConfig;
+pub use config::{EXPERTS, WanConfig};
 pub use vae::{WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 use super::layers::{Params, stacked};
