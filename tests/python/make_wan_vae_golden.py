@@ -20,8 +20,9 @@ CONFIGS = {
     ),
     # As Wan 2.2's 5B has it.
     "residual": dict(
-        SHAPE, base_dim=4, dim_mult=[1, 2, 1], temperal_downsample=[False, True], is_residual=True, patch_size=2,
-        in_channels=12, out_channels=12,
+        z_dim=4, num_res_blocks=1, latents_mean=[0.25, -0.5, 0.0, 0.1], latents_std=[1.5, 0.75, 1.0, 1.2], base_dim=4,
+        dim_mult=[1, 2, 1], temperal_downsample=[False, True], is_residual=True, patch_size=2, in_channels=12,
+        out_channels=12, scale_factor_temporal=2, scale_factor_spatial=8,
     ),
 }
 
@@ -32,9 +33,9 @@ def golden(config):
     for name, parameter in model.named_parameters():
         # Biases keep the few channels away from 0, where a norm multiplies what rounding makes of them.
         torch.nn.init.normal_(parameter, mean=float(name.endswith("gamma")), std=0.5 if name.endswith("bias") else STD)
-    latents = torch.randn(2, 2, 4, 2, 3, requires_grad=True)
+    latents = torch.randn(2, config["z_dim"], 4, 2, 3, requires_grad=True)
     # As diffusers' pipeline undoes what the encoder's latents went through.
-    mean, std = (torch.tensor(config[f"latents_{name}"]).view(1, 2, 1, 1, 1) for name in ("mean", "std"))
+    mean, std = (torch.tensor(config[f"latents_{name}"]).view(1, -1, 1, 1, 1) for name in ("mean", "std"))
     output = model.decode(latents * std + mean).sample
     within = (output.abs() < 1).float().mean().item()
     assert 0.3 < within < 0.99, within

@@ -14,6 +14,7 @@ use anyroll_models::init::{self, Seed, WeightSource};
 use anyroll_models::{Model, Unit, passes};
 use tch::{Device, Kind, Tensor};
 
+use crate::golden::goldens;
 use crate::passes::assert_close;
 
 fn golden(name: &str) -> PathBuf {
@@ -119,6 +120,30 @@ fn videos_are_those_of_diffusers_decoder() {
     let [(_, latents), (_, expected)] = &tensors(&videos("videos.safetensors"))[..] else { panic!() };
     let (found, _) = model.decode(&slices(&own), latents, 1, false).unwrap();
     assert_close("videos", &found, expected);
+}
+
+/// Of the golden file of such a decoder, beside the tiny transformer.
+#[test]
+fn the_decoder_of_the_5b_is_read_from_its_folder() {
+    let (mut config, golden) =
+        goldens("wan_vae").into_iter().find(|(config, _)| config["is_residual"] == true).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = copied(&videos("model"), scratch.path(), "vae/config.json");
+    config["_class_name"] = "AutoencoderKLWan".into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let is_weight = |name: &&str| name.starts_with("decoder.") || name.starts_with("post_quant_conv.");
+    let of_decoder: Vec<_> = golden.names().filter(is_weight).map(|name| (name, golden.get(name))).collect();
+    Tensor::write_safetensors(&of_decoder, path.with_file_name("diffusion_pytorch_model.safetensors"))
+        .unwrap();
+    let folder = DiffusersFolder::open(scratch.path()).unwrap();
+    assert_eq!(folder.zoom(), (2, 8));
+    assert_eq!(folder.latent_sizes([7, 16, 24]), Some([4, 2, 3]));
+    let decoder = folder.decoder().unwrap();
+    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it is of videos") };
+    let model = WanVaeDecoder::new(config.clone()).unwrap();
+    let own = weights(model.units(), decoder);
+    let (found, _) = model.decode(&slices(&own), &golden.get("latents"), 1, false).unwrap();
+    golden.assert_close("output", &found);
 }
 
 /// Its latents can be of use all the same.
