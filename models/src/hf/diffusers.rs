@@ -14,9 +14,8 @@ use super::latent_decoder::{LatentDecoderFolder, video_zoom};
 use super::weights::WeightFiles;
 use super::{Error, Result, field, read_json, refuse_any, validated, write_folder};
 use crate::decoder::lora;
-use crate::diffusion::EXPERTS;
 use crate::diffusion::sd3::PositionTable;
-use crate::diffusion::{Lora, Sd3Config, TransformerConfig, WanConfig};
+use crate::diffusion::{EXPERTS, Lora, Sd3Config, TransformerConfig, WanConfig};
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 

@@ -38,10 +38,10 @@ struct AdapterMetadata {
     use_rslora: bool,
     #[serde(rename = "transformer.use_dora", default)]
     use_dora: bool,
-    #[serde(rename = "transformer.rank_pattern", default)]
-    rank_pattern: Map<String, Value>,
-    #[serde(rename = "transformer.alpha_pattern", default)]
-    alpha_pattern: Map<String, Value>,
+    #[serde(rename = "transformer.rank_pattern")]
+    rank_pattern: Option<Map<String, Value>>,
+    #[serde(rename = "transformer.alpha_pattern")]
+    alpha_pattern: Option<Map<String, Value>>,
 }
 
 impl ImageAdapterFiles {
@@ -127,8 +127,9 @@ fn alpha_of(path: &Path, text: &str) -> Result<Option<f64>> {
     };
     refuse(!found.use_rslora, "use_rslora", "is true; the scale is lora_alpha / r here")?;
     refuse(!found.use_dora, "use_dora", "is true; there is plain LoRA here")?;
-    refuse(found.rank_pattern.is_empty(), "rank_pattern", "is there; one rank holds for all")?;
-    refuse(found.alpha_pattern.is_empty(), "alpha_pattern", "is there; one alpha holds for all")?;
+    let is_empty = |pattern: &Option<Map<String, Value>>| pattern.as_ref().is_none_or(Map::is_empty);
+    refuse(is_empty(&found.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
+    refuse(is_empty(&found.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
     Ok(found.lora_alpha)
 }
 

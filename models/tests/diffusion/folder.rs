@@ -325,7 +325,7 @@ fn what_is_wrong_with_a_pair_is_named() {
     let index = "{\"boundary_ratio\": 0.9}";
     check("{}", |_| (), "`boundary_ratio` is missing");
     check("{\"boundary_ratio\": null}", |_| (), "`boundary_ratio` is missing");
-    check("{\"boundary_ratio\": 900}", |_| (), "`boundary_ratio` is Some(900.0), must be from 0 to 1");
+    check("{\"boundary_ratio\": 900}", |_| (), "`boundary_ratio` is 900, must be from 0 to 1");
     check(
         index,
         |folder| std::fs::remove_dir_all(folder.join("transformer_2")).unwrap(),

@@ -72,6 +72,7 @@ fn contradictions_name_their_field() {
     });
     check("patch_size", |config| config.patch_size = 0);
     check("out_channels", |config| config.patch_size = 2);
+    check("out_channels", |config| config.patch_size = 1 << 32);
     check("temperal_downsample", |config| config.temperal_downsample.push(true));
     check("latents_mean", |config| config.latents_mean = vec![0.0]);
     check("latents_std", |config| config.latents_std[0] = f64::NAN);

@@ -63,11 +63,10 @@ impl WanConfig {
                 "is {dim}, must be even and its third part too: rotations take pairs of time and of each side"
             )
         })?;
-        check_config(
-            self.boundary_ratio.is_none_or(|ratio| (0.0..=1.0).contains(&ratio)),
-            "boundary_ratio",
-            || format!("is {:?}, must be from 0 to 1", self.boundary_ratio),
-        )?;
+        let boundary = self.boundary_ratio.unwrap_or(1.0);
+        check_config((0.0..=1.0).contains(&boundary), "boundary_ratio", || {
+            format!("is {boundary}, must be from 0 to 1")
+        })?;
         check_config(self.freq_dim % 2 == 0, "freq_dim", || format!("is {}, must be even", self.freq_dim))?;
         let eps = self.eps;
         check_config(eps > 0.0 && eps.is_finite(), "eps", || format!("is {eps}, must be a positive number"))

@@ -66,7 +66,7 @@ impl WanVaeConfig {
             format!("has {found} entries, must have one fewer than the {} of dim_mult", multiples.len())
         })?;
         self.validate_channels()?;
-        let pixels = self.patch_size * self.patch_size;
+        let pixels = self.patch_size.saturating_mul(self.patch_size);
         check_config(self.out_channels % pixels == 0, "out_channels", || {
             format!("is {}, must be a multiple of the {pixels} pixels of a patch", self.out_channels)
         })?;
