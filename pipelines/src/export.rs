@@ -8,8 +8,9 @@ use anyroll_models::{
     hf::{
         DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
         adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
+        write_image_adapter,
     },
-    init::{Seed, WeightSource},
+    init::WeightSource,
 };
 use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
@@ -19,6 +20,7 @@ use crate::{
     base_model::BaseModel,
     config::{Config, DiffusersConfig, Loaded, ModelConfig},
     data::Tokenizer,
+    diffusion::first_adapter,
     run_dir::RunDir,
 };
 
@@ -100,39 +102,22 @@ fn export_images(
     let lora = model.lora.as_ref().map(|lora| {
         lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
     });
-    let begun = WithAdapter { base: &folder, adapter: Seed(config.seed) };
+    let begun = WithAdapter { base: &folder, adapter: first_adapter(model, shape, config.seed)? };
     let trained = Trained { checkpoint: CheckpointWeights::open(checkpoint)?, base: &begun };
     if options.adapter {
         let Some(lora) = &lora else {
             let problem = "it has no adapter: it was run without `model.lora`".to_owned();
             return Err(Error::Export { run: checkpoint.to_owned(), problem });
         };
-        let contents = FolderContents {
-            kind: FolderKind::ImageAdapter,
-            config: Map::new(),
-            copied: &[],
-            made: &[],
-            units: &shape.build(Some(lora), None, tch::Device::Cpu)?.adapter_units(),
-            weights: &Unscaled { adapter: &trained, scale: lora.scale() },
-            dtype: options.dtype,
-        };
-        return Ok(write_folder(to, &contents)?);
+        let unscaled = Unscaled { adapter: &trained, scale: lora.scale() };
+        return Ok(write_image_adapter(to, (shape, lora), &unscaled, options.dtype)?);
     }
     let merged = lora.as_ref().map(|lora| Merged { base: &folder, adapter: &trained, lora });
     let weights: &dyn WeightSource = match &merged {
         Some(merged) => merged,
         None => &trained,
     };
-    let contents = FolderContents {
-        kind: FolderKind::Transformer,
-        config: folder.transformer_config_file().map_err(anyroll_models::Error::from)?,
-        copied: &[],
-        made: &[],
-        units: &shape.units(),
-        weights,
-        dtype: options.dtype,
-    };
-    Ok(write_diffusers_folder(to, &folder, &contents)?)
+    Ok(write_diffusers_folder(to, &folder, weights, options.dtype)?)
 }
 
 /// What was trained, and for the rest what it was trained from.

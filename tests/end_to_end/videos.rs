@@ -9,7 +9,7 @@ use tch::{CModule, Device, Kind, Tensor};
 use tempfile::TempDir;
 
 use super::{
-    anyroll, assert_same_steps, fail, last_checkpoint, lasting_metrics, python_with, series, succeed,
+    anyroll, assert_same_steps, fail, finish, last_checkpoint, lasting_metrics, python_with, series, succeed,
 };
 
 const CONFIG: &str = "configs/diffusion_refl_wan_zero2_cuda.yaml";
@@ -175,27 +175,134 @@ fn what_does_not_fit_a_model_of_videos_is_refused() {
     };
     check(&[&reward("images", 6)], "reward[0].frames", "6 frames are out of range");
     check(&[&reward("latents", 1)], "reward[0].frames", "it sees latents");
+    check(&[&format!("{sampler}.guidance_2=3")], "sampler.guidance_2", "no second transformer");
     // A decoder that there is none of here: its latents can be scored, and nothing else.
-    let model = folder.path().join("model");
-    for part in ["transformer", "vae", "scheduler"] {
-        fs::create_dir_all(model.join(part)).unwrap();
-        for entry in fs::read_dir(
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(GOLDEN).join("model").join(part),
-        )
-        .unwrap()
-        {
-            let entry = entry.unwrap();
-            fs::copy(entry.path(), model.join(part).join(entry.file_name())).unwrap();
-        }
-    }
+    let model = copy_of_model(&folder);
     let path = model.join("vae/config.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"is_residual\": false", "\"is_residual\": true")).unwrap();
     let model = format!("model.diffusers={}", model.display());
-    check(&[&model, &reward("images", 1)], "pipeline.diffusion.reward[0]", "`is_residual` is true");
-    check(&[&model, &format!("{sampler}.decode_frames=1")], "decode_frames", "`is_residual` is true");
+    let missing = "upsampler.resample.1.bias` is missing";
+    check(&[&model, &reward("images", 1)], "pipeline.diffusion.reward[0]", missing);
+    check(&[&model, &format!("{sampler}.decode_frames=1")], "decode_frames", missing);
     let run = folder.path().join("latents");
     let log = succeed(command(&run, &[&model, "pipeline.diffusion.steps=1", "devices=1"])).stderr;
-    assert!(log.contains("videos are not decoded") && log.contains("`is_residual` is true"), "{log}");
+    assert!(log.contains("videos are not decoded") && log.contains(missing), "{log}");
     assert!(!run.join("pictures").exists(), "latents have no picture");
+}
+
+/// The tiny model, to be changed.
+fn copy_of_model(folder: &TempDir) -> PathBuf {
+    let model = folder.path().join("model");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(GOLDEN).join("model");
+    for part in ["transformer", "vae", "scheduler"] {
+        fs::create_dir_all(model.join(part)).unwrap();
+        for entry in fs::read_dir(golden.join(part)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), model.join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    model
+}
+
+/// A pair as Wan 2.2's 14B is one, the second with twice the first one's weights. Of the tiny runs' sigmas half are below the
+/// boundary.
+fn pair(folder: &TempDir) -> PathBuf {
+    let model = copy_of_model(folder);
+    let [first, second] = ["transformer", "transformer_2"].map(|part| model.join(part));
+    fs::create_dir(&second).unwrap();
+    fs::copy(first.join("config.json"), second.join("config.json")).unwrap();
+    let name = "diffusion_pytorch_model.safetensors";
+    let doubled: Vec<_> = Tensor::read_safetensors(first.join(name)).unwrap();
+    let doubled: Vec<_> = doubled.into_iter().map(|(name, tensor)| (name, tensor * 2.0)).collect();
+    Tensor::write_safetensors(&doubled, second.join(name)).unwrap();
+    fs::write(model.join("model_index.json"), "{\"boundary_ratio\": 0.875}").unwrap();
+    model
+}
+
+const LORA: &str = "model.lora.targets=['.*[.]attn1[.]to_q', '.*[.]ffn.net.2']";
+const OF_SECOND: &str = "model.lora.targets=['transformer_2[.].*[.]to_q']";
+
+/// Writes a run's model to a new folder.
+fn export(run: &Path, to: &Path, options: &[&str]) {
+    let mut command = anyroll(["export", "--dtype", "fp32"]);
+    command.args(options).arg("--to").arg(to).arg(run);
+    succeed(command);
+}
+
+/// Norms of what a run has made of the adapters of each of a pair.
+fn norms_of_adapters(run: &Path, to: &Path) -> [f64; 2] {
+    export(run, to, &["--adapter"]);
+    ["transformer", "transformer_2"].map(|part| {
+        let file = to.join(part).join("pytorch_lora_weights.safetensors");
+        let tensors = Tensor::read_safetensors(file).unwrap_or_default();
+        let second = tensors.iter().filter(|(name, _)| name.ends_with(".lora_B.weight"));
+        second.map(|(_, tensor)| tensor.square().sum(Kind::Double).double_value(&[])).sum()
+    })
+}
+
+#[test]
+fn both_of_a_pair_learn_however_they_are_held_and_go_on_from_their_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = format!("model.diffusers={}", pair(&folder).display());
+    let guided = "pipeline.diffusion.sampler.guidance_2=1.0";
+    // Points of a batch have sigmas of either side.
+    let by_forward_process = [
+        &BY_POLICY_GRADIENT[1..],
+        &[
+            &model,
+            LORA,
+            guided,
+            "pipeline.diffusion.method={diffusion_nft: {timesteps: 4}}",
+            "pipeline.diffusion.steps=3",
+        ],
+    ]
+    .concat();
+    let zero2 = run_however_held(&folder, &by_forward_process);
+    let adapters = folder.path().join("adapters");
+    let norms = norms_of_adapters(&zero2, &adapters);
+    assert!(norms.iter().all(|&norm| norm > 0.0), "{norms:?}");
+
+    // What a run ends with is what one begins with that goes on from its adapters.
+    let path = format!("model.lora.path={}", adapters.display());
+    let onward = run(&folder, "onward", &[&by_forward_process[..], &[&path]].concat());
+    let [before, after] = [&zero2, &onward].map(|run| series(run, "eval/reward"));
+    assert!((before.last().unwrap() - after[0]).abs() < 1e-5, "{before:?} {after:?}");
+    let other = [&by_forward_process[..], &[&path, "model.lora.targets=[attn1.to_q]"]].concat();
+    let error = finish(command(&folder.path().join("never"), &other)).stderr;
+    assert!(error.contains("model.lora.path: the adapter there has another shape"), "{error}");
+    assert!(error.contains("rank: 32, alpha: 32.0, targets: [attn1.to_q, ffn.net.2]"), "{error}");
+}
+
+#[test]
+fn only_what_steps_with_a_gradient_meet_is_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = format!("model.diffusers={}", pair(&folder).display());
+    let check = |sets: &[&str], field: &str, problem: &str| {
+        let error = fail(command(&folder.path().join("never"), &[&[&*model], sets].concat()));
+        assert!(error.contains(field) && error.contains(problem), "{error}");
+    };
+    let unmet = "no step with a gradient is at or above the boundary 0.875, where `transformer` paints";
+    check(&[LORA], "model.lora.targets", unmet);
+    check(&["model.lora.targets=['blocks[.].*']"], "model.lora.targets", "names no layer of a block");
+    let sets = [&*model, OF_SECOND, "pipeline.diffusion.steps=3"];
+    let zero2 = run_however_held(&folder, &sets);
+    let norms = norms_of_adapters(&zero2, &folder.path().join("adapters"));
+    assert!(norms[0] == 0.0 && norms[1] > 0.0, "{norms:?}");
+    // Whole folders of both, of which the first is as it was.
+    let whole = folder.path().join("whole");
+    export(&zero2, &whole, &[]);
+    let read = |folder: &Path, part: &str| {
+        let path = folder.join(part).join("diffusion_pytorch_model.safetensors");
+        let mut tensors = Tensor::read_safetensors(path).unwrap();
+        tensors.sort_by(|a, b| a.0.cmp(&b.0));
+        tensors
+    };
+    let base = folder.path().join("model");
+    assert!(whole.join("model_index.json").exists());
+    for (part, is_same) in [("transformer", true), ("transformer_2", false)] {
+        let (ours, theirs) = (read(&whole, part), read(&base, part));
+        assert!(ours.iter().map(|it| &it.0).eq(theirs.iter().map(|it| &it.0)), "{part}");
+        assert_eq!(ours == theirs, is_same, "{part}");
+    }
 }

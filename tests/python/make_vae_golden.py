@@ -5,14 +5,10 @@
 Needs torch, diffusers and safetensors. Weights are random, all of them, so that no part is silent.
 """
 
-import json
-from pathlib import Path
-
 import torch
 from diffusers import AutoencoderKL
-from safetensors.torch import save_file
+from golden import write
 
-OUT = Path(__file__).parent.parent / "golden" / "vae"
 SHAPE = dict(
     block_out_channels=(4, 8), down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
     layers_per_block=1, latent_channels=2, norm_num_groups=2, out_channels=3, sample_size=16,
@@ -37,15 +33,8 @@ def golden(config):
         if name.startswith(("decoder.", "post_quant_conv.")):
             tensors[name] = parameter
             tensors[f"grad.{name}"] = parameter.grad
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def main():
-    OUT.mkdir(parents=True, exist_ok=True)
-    for name, config in CONFIGS.items():
-        save_file(golden(config), OUT / f"{name}.safetensors")
-    (OUT / "configs.json").write_text(json.dumps(CONFIGS, indent=1) + "\n")
+    return tensors
 
 
 if __name__ == "__main__":
-    main()
+    write("vae", CONFIGS, golden)

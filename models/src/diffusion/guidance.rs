@@ -25,27 +25,13 @@ impl Guidance {
     /// libtorch's.
     pub fn batch(&self, x: &Tensor, sigma: f64, labels: &Tensor, latents_grad: bool) -> Result<DenoiseBatch> {
         let sigmas = Tensor::f_full([x.size()[0]], sigma, (Kind::Float, x.device()))?;
-        self.batch_at(x, &sigmas, labels, latents_grad)
-    }
-
-    /// [`Self::batch`] where each point has a sigma of its own.
-    ///
-    /// # Errors
-    /// libtorch's.
-    pub fn batch_at(
-        &self,
-        x: &Tensor,
-        sigmas: &Tensor,
-        labels: &Tensor,
-        latents_grad: bool,
-    ) -> Result<DenoiseBatch> {
         if !self.asks_twice() {
-            let [latents, sigmas, labels] = [x, sigmas, labels].map(Tensor::shallow_clone);
+            let [latents, labels] = [x, labels].map(Tensor::shallow_clone);
             return Ok(DenoiseBatch { latents, sigmas, labels, adapters: self.adapters, latents_grad });
         }
         Ok(DenoiseBatch {
             latents: Tensor::f_cat(&[x, x], 0)?,
-            sigmas: Tensor::f_cat(&[sigmas, sigmas], 0)?,
+            sigmas: Tensor::f_cat(&[&sigmas, &sigmas], 0)?,
             labels: Tensor::f_cat(&[labels, &labels.f_full_like(self.no_class)?], 0)?,
             adapters: self.adapters,
             latents_grad,

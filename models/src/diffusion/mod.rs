@@ -36,7 +36,7 @@ pub use sde::{SdeNoise, SdeStep};
 pub use texts::Texts;
 pub use transformer::{LatentSizes, Transformer, TransformerConfig};
 pub use vae::{LatentBatch, VaeConfig, VaeDecoder};
-pub use wan::{Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};
+pub use wan::{EXPERTS, Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 /// A model of velocities.
 pub trait Denoiser: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor> {}

@@ -50,8 +50,8 @@ pub fn velocity<M: Denoiser>(model: &M, weights: &[&[Tensor]], batch: &DenoiseBa
 pub struct Sampler {
     /// Every sigma on the way, from 1 to 0.
     pub sigmas: Vec<f64>,
-    /// How the model is asked.
-    pub guidance: Guidance,
+    /// How the model is asked at each of them but the last.
+    pub guidance: Vec<Guidance>,
 }
 
 /// A batch's way from noise to data.
@@ -98,8 +98,9 @@ impl Sampler {
         let mut walk = Walk { points: vec![noise], logprobs: Vec::new() };
         for step in 0..self.steps() {
             let x = &walk.points[step];
-            let batch = self.guidance.batch(x, self.sigmas[step], labels, false)?;
-            let v = self.guidance.combine(&velocity(model, weights, &batch)?)?;
+            let guidance = self.guidance[step];
+            let batch = guidance.batch(x, self.sigmas[step], labels, false)?;
+            let v = guidance.combine(&velocity(model, weights, &batch)?)?;
             let next = match sde {
                 None => self.euler(step, x, &v)?,
                 Some((noise, draws)) => {

@@ -75,6 +75,15 @@ impl TransformerConfig {
         }
     }
 
+    /// The units of the adapters `lora` alone.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn adapter_units(&self, lora: &Lora) -> Result<Vec<Unit>> {
+        let model = self.build(Some(lora), None, Device::Cpu)?;
+        Ok(model.units().iter().filter(|unit| unit.trainable).cloned().collect())
+    }
+
     /// The layers that may have an adapter: the linear ones of its blocks, as `transformer_blocks.0.attn.to_q`.
     pub fn modules(&self) -> Vec<String> {
         let units = self.units();
@@ -99,6 +108,14 @@ impl TransformerConfig {
         }
     }
 
+    /// Of a pair of transformers the sigma from which on the first is asked, and below which the second.
+    pub fn boundary(&self) -> Option<f64> {
+        match self {
+            Self::Sd3(_) => None,
+            Self::Wan(config) => config.boundary_ratio,
+        }
+    }
+
     /// The widths of a text's tokens and, if it reads that, of a text as a whole.
     pub fn text_widths(&self) -> (i64, Option<i64>) {
         match self {
@@ -109,11 +126,6 @@ impl TransformerConfig {
 }
 
 impl Transformer {
-    /// The units of its adapters alone.
-    pub fn adapter_units(&self) -> Vec<Unit> {
-        self.units().iter().filter(|unit| unit.trainable).cloned().collect()
-    }
-
     fn inner(&self) -> &dyn AutogradModel<Batch = DenoiseBatch> {
         match self {
             Transformer::Dit(dit) => &**dit,

@@ -9,20 +9,29 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::export::{DIFFUSERS_STEM, failed, sync_folder};
+use super::export::{DIFFUSERS_STEM, ExportDtype, FolderContents, FolderKind, failed, sync_folder};
 use super::latent_decoder::{LatentDecoderFolder, video_zoom};
 use super::weights::WeightFiles;
-use super::{Error, FolderContents, Result, field, read_json, refuse_any, validated, write_folder};
+use super::{Error, Result, field, read_json, refuse_any, validated, write_folder};
+use crate::decoder::lora;
 use crate::diffusion::sd3::PositionTable;
-use crate::diffusion::{Sd3Config, TransformerConfig, WanConfig};
+use crate::diffusion::{EXPERTS, Lora, Sd3Config, TransformerConfig, WanConfig};
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 
 /// What the folder of the transformer is called.
 const TRANSFORMER: &str = "transformer";
 
-/// What a second one is called, to which the first leaves some of the sigmas.
+/// What a second one is called, to which the first leaves the smaller sigmas.
 const SECOND: &str = "transformer_2";
+
+/// The folders of a model's transformers, and what the names of the parameters of each begin with.
+pub(super) fn folders(config: &TransformerConfig) -> &'static [(&'static str, &'static str)] {
+    match config.boundary() {
+        None => &[(TRANSFORMER, "")],
+        Some(_) => &[(TRANSFORMER, EXPERTS[0]), (SECOND, EXPERTS[1])],
+    }
+}
 
 /// A published model's folder, opened and checked. As a source of weights it has the transformer's.
 #[derive(Debug)]
@@ -44,9 +53,7 @@ impl DiffusersFolder {
     /// [`Error`], which names the file and in it the field or the tensor: a class or a feature that this crate lacks, a
     /// tensor that is missing, too many or of an odd shape, a broken file.
     pub fn open(path: &Path) -> Result<DiffusersFolder> {
-        let folder = path.join(TRANSFORMER);
-        let transformer = transformer_config(&folder)?;
-        let weights = WeightFiles::open(&folder, DIFFUSERS_STEM)?;
+        let (transformer, weights) = transformers(path)?;
         weights.check(&transformer.units(), |name| name == PositionTable::NAME)?;
         let vae = path.join("vae");
         let (decoder, zoom) = match &transformer {
@@ -60,13 +67,6 @@ impl DiffusersFolder {
                 (LatentDecoderFolder::of_videos(&vae, transformer.latents().channels, zoom), zoom)
             }
         };
-        if path.join(SECOND).exists() {
-            return Err(field(
-                path,
-                SECOND,
-                "is there, for the smaller sigmas; one transformer paints at all of them here",
-            ));
-        }
         let shift = shift(&path.join("scheduler"))?;
         Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, decoder, zoom, shift })
     }
@@ -102,14 +102,6 @@ impl DiffusersFolder {
     pub fn shift(&self) -> f64 {
         self.shift
     }
-
-    /// All of the transformer's `config.json`.
-    ///
-    /// # Errors
-    /// [`Error`] if the file cannot be read any more.
-    pub fn transformer_config_file(&self) -> Result<Map<String, Value>> {
-        read_json(&self.path.join(TRANSFORMER).join("config.json"))
-    }
 }
 
 impl WeightSource for DiffusersFolder {
@@ -118,16 +110,90 @@ impl WeightSource for DiffusersFolder {
     }
 }
 
-/// Writes the new folder `to`: all of the folder `from`, but with the transformer `contents`. It gets its name once it is
-/// whole and on the disk.
+/// Writes the new folder `to`: all of the folder `from`, but with the `weights` of its transformer, or of both, rounded to
+/// `dtype`. It gets its name once it is whole and on the disk.
 ///
 /// # Errors
 /// As [`write_folder`].
 pub fn write_diffusers_folder(
     to: &Path,
     from: &DiffusersFolder,
-    contents: &FolderContents,
+    weights: &dyn WeightSource,
+    dtype: ExportDtype,
 ) -> crate::Result<()> {
+    if is_inside(to, &from.path) {
+        // What is copied would be copied into itself.
+        let inside = std::io::Error::other("it is inside of the model's own folder; choose another place");
+        return Err(failed(to)(inside).into());
+    }
+    let folders = folders(&from.transformer);
+    let mut units = from.transformer.units();
+    let mut weights = WithTable { table: None, weights };
+    if let TransformerConfig::Sd3(config) = &from.transformer {
+        // diffusers' own buffer stands among the weights.
+        let table = weights.table.insert(PositionTable::new(config)?);
+        units.push(Unit { name: "positions".into(), params: vec![table.spec()], trainable: false });
+    }
+    write_whole(to, |aside| {
+        copy_folder(&from.path, aside, &|name| folders.iter().any(|(folder, _)| *folder == name))?;
+        for (name, prefix) in folders {
+            let contents = FolderContents {
+                kind: FolderKind::Transformer,
+                config: read_json(&from.path.join(name).join("config.json"))?,
+                copied: &[],
+                made: &[],
+                units: &of_transformer(&units, prefix),
+                weights: &weights,
+                dtype,
+            };
+            write_folder(&aside.join(name), &contents)?;
+        }
+        Ok(())
+    })
+}
+
+/// Whether the new folder `to` would be in `folder`, at any depth.
+fn is_inside(to: &Path, folder: &Path) -> bool {
+    let there = std::path::absolute(to)
+        .ok()
+        .and_then(|to| to.ancestors().skip(1).find_map(|ancestor| ancestor.canonicalize().ok()));
+    let folder = folder.canonicalize();
+    there.zip(folder.ok()).is_some_and(|(there, folder)| there.starts_with(folder))
+}
+
+/// Writes the new folder `to` with the adapters `lora` of a transformer of the shape `config`, as diffusers' pipelines load
+/// them; those of a pair in two folders, `transformer` and `transformer_2`.
+///
+/// # Errors
+/// As [`write_folder`].
+pub fn write_image_adapter(
+    to: &Path,
+    (config, lora): (&TransformerConfig, &Lora),
+    weights: &dyn WeightSource,
+    dtype: ExportDtype,
+) -> crate::Result<()> {
+    let units = config.adapter_units(lora)?;
+    let write = |to: &Path, units: &[Unit]| {
+        let (kind, config) = (FolderKind::ImageAdapter, Map::new());
+        write_folder(to, &FolderContents { kind, config, copied: &[], made: &[], units, weights, dtype })
+    };
+    if config.boundary().is_none() {
+        return write(to, &units);
+    }
+    write_whole(to, |aside| {
+        fs::create_dir_all(aside).map_err(failed(aside))?;
+        for (name, prefix) in folders(config) {
+            let own = of_transformer(&units, prefix);
+            if !own.is_empty() {
+                write(&aside.join(name), &own)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Makes the new folder `to` of what `fill` puts in one aside, which gets its name once it is whole and on the disk.
+fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<()>) -> crate::Result<()> {
     if to.exists() {
         return Err(failed(to)(std::io::ErrorKind::AlreadyExists.into()).into());
     }
@@ -135,21 +201,21 @@ pub fn write_diffusers_folder(
     if aside.exists() {
         fs::remove_dir_all(&aside).map_err(failed(&aside))?; // what an interrupted export left behind
     }
-    copy_folder(&from.path, &aside, &|name| name == TRANSFORMER)?;
-    let mut units = contents.units.to_vec();
-    let mut weights = WithTable { table: None, weights: contents.weights };
-    if let TransformerConfig::Sd3(config) = &from.transformer {
-        // diffusers' own buffer stands among the weights.
-        let table = weights.table.insert(PositionTable::new(config)?);
-        units.push(Unit { name: "positions".into(), params: vec![table.spec()], trainable: false });
-    }
-    let contents =
-        FolderContents { units: &units, weights: &weights, config: contents.config.clone(), ..*contents };
-    write_folder(&aside.join(TRANSFORMER), &contents)?;
+    fill(&aside)?;
     sync_folder(&aside)?;
     fs::rename(&aside, to).map_err(failed(to))?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
+}
+
+/// The units with the parameters alone whose names begin with `prefix`.
+fn of_transformer(units: &[Unit], prefix: &str) -> Vec<Unit> {
+    let own = |unit: &Unit| {
+        let mut unit = unit.clone();
+        unit.params.retain(|spec| spec.name.trim_start_matches(lora::PREFIX).starts_with(prefix));
+        unit
+    };
+    units.iter().map(own).filter(|unit| !unit.params.is_empty()).collect()
 }
 
 struct WithTable<'a> {
@@ -185,6 +251,52 @@ fn copy_folder(from: &Path, to: &Path, is_left_out: &dyn Fn(&str) -> bool) -> Re
         }
     }
     sync_folder(to)
+}
+
+/// What matters of `model_index.json`.
+#[derive(Deserialize)]
+struct IndexFile {
+    boundary_ratio: Option<f64>,
+}
+
+/// The transformer of a model, or its pair, and their weights.
+fn transformers(path: &Path) -> Result<(TransformerConfig, WeightFiles)> {
+    let mut config = transformer_config(&path.join(TRANSFORMER))?;
+    let index = path.join("model_index.json");
+    let boundary = if index.exists() { read_json::<IndexFile>(&index)?.boundary_ratio } else { None };
+    let second = path.join(SECOND);
+    match (boundary, second.exists()) {
+        (None, false) => {}
+        (None, true) => {
+            let problem = format!("is missing, and there is {}, for the sigmas below it", second.display());
+            return Err(field(&index, "boundary_ratio", problem));
+        }
+        (Some(_), false) => {
+            let problem = format!("is there, and {} is not, for the sigmas below it", second.display());
+            return Err(field(&index, "boundary_ratio", problem));
+        }
+        (Some(ratio), true) => {
+            if transformer_config(&second)? != config {
+                let path = second.join("config.json");
+                return Err(field(&path, "_class_name", "or a size is another than in `transformer`"));
+            }
+            let TransformerConfig::Wan(wan) = &mut config else {
+                return Err(field(
+                    &index,
+                    "boundary_ratio",
+                    "is there; there are pairs of Wan's transformers",
+                ));
+            };
+            wan.boundary_ratio = Some(ratio);
+            validated(&index, wan.validate())?;
+        }
+    }
+    let mut weights = WeightFiles::empty(path);
+    for (name, prefix) in folders(&config) {
+        let own = WeightFiles::open(&path.join(name), DIFFUSERS_STEM)?;
+        weights.join(own, |name| format!("{prefix}{name}"));
+    }
+    Ok((config, weights))
 }
 
 /// What the transformer's `config.json` describes.
@@ -250,6 +362,7 @@ impl WanFile {
             cross_attn_norm: self.cross_attn_norm,
             eps: self.eps,
             rope_max_seq_len: self.rope_max_seq_len,
+            boundary_ratio: None,
         };
         validated(path, config.validate())?;
         Ok(TransformerConfig::Wan(config))

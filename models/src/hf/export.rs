@@ -16,6 +16,7 @@ use super::config::Task;
 use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{DecoderConfig, RopeScaling, SlidingWindow, lora};
+use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 
@@ -314,14 +315,19 @@ impl FolderKind {
 
     /// How the file calls the tensor of this name.
     fn name_of(self, name: &str) -> Cow<'_, str> {
+        // Each of a pair has a folder of its own.
+        let of_one = |name: &str| {
+            EXPERTS.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name).to_owned()
+        };
         match (self, name.strip_prefix(lora::PREFIX)) {
             // A pipeline has several models; this is the one of them.
-            (FolderKind::ImageAdapter, Some(module)) => format!("transformer.{module}").into(),
+            (FolderKind::ImageAdapter, Some(module)) => format!("transformer.{}", of_one(module)).into(),
+            (FolderKind::Transformer, _) => of_one(name).into(),
             _ => name.into(),
         }
     }
 
-    fn weights_stem(self) -> &'static str {
+    pub(super) fn weights_stem(self) -> &'static str {
         match self {
             FolderKind::Model => "model",
             FolderKind::Transformer => DIFFUSERS_STEM,

@@ -169,7 +169,7 @@ struct WanVaeFile {
     is_residual: bool,
     #[serde(default = "three")]
     out_channels: i64,
-    patch_size: Option<Value>,
+    patch_size: Option<i64>,
 }
 
 impl WanVaeFile {
@@ -178,8 +178,6 @@ impl WanVaeFile {
         let refuse = |holds: bool, name: &str, problem: &str| {
             if holds { Ok(()) } else { Err(field(&path, name, problem)) }
         };
-        refuse(!self.is_residual, "is_residual", "is true; there is the decoder of Wan 2.1")?;
-        refuse(self.patch_size.is_none(), "patch_size", "is there; there is the decoder of Wan 2.1")?;
         let config = WanVaeConfig {
             base_dim: self.decoder_base_dim.unwrap_or(self.base_dim),
             z_dim: self.z_dim,
@@ -189,6 +187,8 @@ impl WanVaeFile {
             latents_mean: self.latents_mean,
             latents_std: self.latents_std,
             out_channels: self.out_channels,
+            patch_size: self.patch_size.unwrap_or(1),
+            is_residual: self.is_residual,
         };
         validated(&path, config.validate())?;
         let problem = format!("is {}; the transformer's latents have {channels} channels", config.z_dim);

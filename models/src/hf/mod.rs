@@ -13,6 +13,7 @@ mod embeddings;
 mod error;
 mod export;
 mod head;
+mod image_adapter;
 mod latent_decoder;
 mod weights;
 
@@ -26,11 +27,12 @@ use serde_json::{Map, Value};
 
 pub use adapter::{AdapterFolder, Adapters, Merged, Unscaled, WithAdapter, adapter_config_file};
 pub use clip::ClipFolder;
-pub use diffusers::{DiffusersFolder, write_diffusers_folder};
+pub use diffusers::{DiffusersFolder, write_diffusers_folder, write_image_adapter};
 pub use embeddings::TextEmbeddings;
 pub use error::{Error, Result};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
 pub use head::HeadFile;
+pub use image_adapter::ImageAdapterFiles;
 pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
 
 use crate::decoder::{self, DecoderConfig, ValueModel};

@@ -32,6 +32,7 @@ pub(super) struct WeightFiles {
     path: PathBuf,
     files: Vec<(PathBuf, File)>,
     tensors: HashMap<String, Place>,
+    metadata: HashMap<String, String>,
 }
 
 /// Where a tensor lies.
@@ -52,9 +53,15 @@ struct Index {
 }
 
 impl WeightFiles {
+    /// No tensors yet, of the folder or the file `path`.
+    pub fn empty(path: &Path) -> WeightFiles {
+        let (tensors, metadata) = (HashMap::new(), HashMap::new());
+        WeightFiles { path: path.to_owned(), files: Vec::new(), tensors, metadata }
+    }
+
     /// Opens the files of the folder `path` whose names begin with `stem`, and reads their headers.
     pub fn open(path: &Path, stem: &str) -> Result<WeightFiles> {
-        let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        let mut weights = WeightFiles::empty(path);
         let index_path = path.join(index_name(stem));
         if !index_path.exists() {
             weights.add_file(&path.join(format!("{stem}.safetensors")))?;
@@ -82,9 +89,25 @@ impl WeightFiles {
 
     /// Opens a file that stands alone and reads its header.
     pub fn open_file(path: &Path) -> Result<WeightFiles> {
-        let mut weights = WeightFiles { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        let mut weights = WeightFiles::empty(path);
         weights.add_file(path)?;
         Ok(weights)
+    }
+
+    /// Adds the tensors of `other` under the names that `rename` makes of theirs, which none here has.
+    pub fn join(&mut self, other: WeightFiles, rename: impl Fn(&str) -> String) {
+        let first = self.files.len();
+        self.files.extend(other.files);
+        let moved = other
+            .tensors
+            .into_iter()
+            .map(|(name, place)| (rename(&name), Place { file: first + place.file, ..place }));
+        self.tensors.extend(moved);
+    }
+
+    /// What the header of a file says under `key`, beside its tensors.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
     }
 
     /// The names of all tensors, sorted.
@@ -232,6 +255,7 @@ impl WeightFiles {
                 return Err(broken(path, format!("`{name}` is in another file, too")));
             }
         }
+        self.metadata.extend(metadata.metadata().clone().unwrap_or_default());
         self.files.push((path.to_owned(), file));
         Ok(())
     }

@@ -3,17 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use anyroll_models::diffusion::{
-    Guidance, LatentBatch, Sampler, Transformer, TransformerConfig, VaeDecoder, WanVaeDecoder,
-    sigmas_of_diffusers,
+    Guidance, LatentBatch, Lora, Sampler, Texts, Transformer, TransformerConfig, VaeDecoder, WanVaeDecoder,
+    sigmas_of_diffusers, velocity,
 };
 use anyroll_models::hf::{
-    DiffusersFolder, ExportDtype, FolderContents, FolderKind, LatentDecoderConfig, TextEmbeddings,
-    write_diffusers_folder,
+    DiffusersFolder, ExportDtype, ImageAdapterFiles, LatentDecoderConfig, TextEmbeddings,
+    write_diffusers_folder, write_image_adapter,
 };
-use anyroll_models::init::{self, WeightSource};
+use anyroll_models::init::{self, Seed, WeightSource};
 use anyroll_models::{Model, Unit, passes};
 use tch::{Device, Kind, Tensor};
 
+use crate::golden::goldens;
 use crate::passes::assert_close;
 
 fn golden(name: &str) -> PathBuf {
@@ -47,7 +48,7 @@ fn images_are_those_of_diffusers_pipeline() {
     let expected = |name: &str| tensors.iter().find(|(known, _)| known == name).unwrap().1.shallow_clone();
     let sampler = Sampler {
         sigmas: sigmas_of_diffusers(4, folder.shift()).unwrap(),
-        guidance: Guidance { scale: 2.5, no_class: 4, adapters: true },
+        guidance: vec![Guidance { scale: 2.5, no_class: 4, adapters: true }; 4],
     };
     let own = weights(model.units(), &folder);
     let labels = Tensor::arange(4, (Kind::Int64, Device::Cpu));
@@ -69,18 +70,9 @@ fn a_folder_written_again_is_the_same() {
     let folder = DiffusersFolder::open(&golden("model")).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let to = scratch.path().join("again");
-    let units = folder.transformer_config().units();
-    let contents = FolderContents {
-        kind: FolderKind::Transformer,
-        config: folder.transformer_config_file().unwrap(),
-        copied: &[],
-        made: &[],
-        units: &units,
-        weights: &folder,
-        dtype: ExportDtype::Fp32,
-    };
-    write_diffusers_folder(&to, &folder, &contents).unwrap();
-    assert!(write_diffusers_folder(&to, &folder, &contents).is_err(), "it is there already");
+    let write = || write_diffusers_folder(&to, &folder, &folder, ExportDtype::Fp32);
+    write().unwrap();
+    assert!(write().is_err(), "it is there already");
     for part in ["transformer", "vae"] {
         let name = format!("{part}/diffusion_pytorch_model.safetensors");
         let (ours, theirs) = (tensors(&to.join(&name)), tensors(&golden("model").join(&name)));
@@ -107,16 +99,7 @@ fn a_folder_of_videos_written_again_is_the_same() {
     assert_eq!(folder.latent_sizes([80, 480, 832]), None);
     let scratch = tempfile::tempdir().unwrap();
     let to = scratch.path().join("again");
-    let contents = FolderContents {
-        kind: FolderKind::Transformer,
-        config: folder.transformer_config_file().unwrap(),
-        copied: &[],
-        made: &[],
-        units: &folder.transformer_config().units(),
-        weights: &folder,
-        dtype: ExportDtype::Fp32,
-    };
-    write_diffusers_folder(&to, &folder, &contents).unwrap();
+    write_diffusers_folder(&to, &folder, &folder, ExportDtype::Fp32).unwrap();
     let name = "transformer/diffusion_pytorch_model.safetensors";
     let (ours, theirs) = (tensors(&to.join(name)), tensors(&golden.join(name)));
     assert!(ours == theirs && !ours.is_empty());
@@ -139,6 +122,30 @@ fn videos_are_those_of_diffusers_decoder() {
     assert_close("videos", &found, expected);
 }
 
+/// Of the golden file of such a decoder, beside the tiny transformer.
+#[test]
+fn the_decoder_of_the_5b_is_read_from_its_folder() {
+    let (mut config, golden) =
+        goldens("wan_vae").into_iter().find(|(config, _)| config["is_residual"] == true).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = copied(&videos("model"), scratch.path(), "vae/config.json");
+    config["_class_name"] = "AutoencoderKLWan".into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let is_weight = |name: &&str| name.starts_with("decoder.") || name.starts_with("post_quant_conv.");
+    let of_decoder: Vec<_> = golden.names().filter(is_weight).map(|name| (name, golden.get(name))).collect();
+    Tensor::write_safetensors(&of_decoder, path.with_file_name("diffusion_pytorch_model.safetensors"))
+        .unwrap();
+    let folder = DiffusersFolder::open(scratch.path()).unwrap();
+    assert_eq!(folder.zoom(), (2, 8));
+    assert_eq!(folder.latent_sizes([7, 16, 24]), Some([4, 2, 3]));
+    let decoder = folder.decoder().unwrap();
+    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it is of videos") };
+    let model = WanVaeDecoder::new(config.clone()).unwrap();
+    let own = weights(model.units(), decoder);
+    let (found, _) = model.decode(&slices(&own), &golden.get("latents"), 1, false).unwrap();
+    golden.assert_close("output", &found);
+}
+
 /// Its latents can be of use all the same.
 #[test]
 fn what_keeps_videos_from_being_decoded_is_named() {
@@ -150,10 +157,16 @@ fn what_keeps_videos_from_being_decoded_is_named() {
         std::fs::write(&path, text.replace(change.0, change.1)).unwrap();
         let folder = DiffusersFolder::open(scratch.path()).unwrap();
         let error = folder.decoder().unwrap_err().to_string();
-        assert!(error.contains("vae/config.json") && error.contains(expected), "{error}");
+        assert!(error.contains("vae") && error.contains(expected), "{error}");
     };
-    check(("\"is_residual\": false", "\"is_residual\": true"), "`is_residual` is true");
-    check(("\"patch_size\": null", "\"patch_size\": 2"), "`patch_size` is there");
+    check(
+        ("\"is_residual\": false", "\"is_residual\": true"),
+        "decoder.up_blocks.0.upsampler.resample.1.bias` is missing",
+    );
+    check(
+        ("\"patch_size\": null", "\"patch_size\": 2"),
+        "`out_channels` is 3, must be a multiple of the 4 pixels",
+    );
     check(("\"z_dim\": 4", "\"z_dim\": 3"), "`latents_mean` is [0.1, -0.2, 0.3, 0.0], must be 3 numbers");
     check(("\"scale_factor_spatial\": 8", "\"scale_factor_spatial\": 16"), "`scale_factor_spatial` is 16");
     check(("\"num_res_blocks\": 1,", ""), "cannot be understood");
@@ -220,15 +233,180 @@ fn what_is_wrong_with_a_folder_is_named() {
     assert!(infinite.contains("prompt_embeds") && infinite.contains("not finite"), "{infinite}");
 }
 
-#[test]
-fn a_pair_of_transformers_is_refused() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_wan/model");
+/// A pair made of the tiny Wan: its second transformer has twice the first one's weights.
+fn pair(boundary: &str) -> tempfile::TempDir {
     let scratch = tempfile::tempdir().unwrap();
-    for part in ["transformer", "vae", "scheduler"] {
-        std::os::unix::fs::symlink(golden.join(part), scratch.path().join(part)).unwrap();
+    copied(&videos("model"), scratch.path(), "");
+    let second = scratch.path().join("transformer_2");
+    std::fs::create_dir(&second).unwrap();
+    let first = scratch.path().join("transformer");
+    std::fs::copy(first.join("config.json"), second.join("config.json")).unwrap();
+    let name = "diffusion_pytorch_model.safetensors";
+    let doubled: Vec<_> =
+        tensors(&first.join(name)).into_iter().map(|(name, tensor)| (name, tensor * 2.0)).collect();
+    Tensor::write_safetensors(&doubled, second.join(name)).unwrap();
+    std::fs::write(scratch.path().join("model_index.json"), boundary).unwrap();
+    scratch
+}
+
+#[test]
+fn a_pair_of_transformers_is_read_and_written() {
+    let scratch = pair("{\"boundary_ratio\": 0.875}");
+    let folder = DiffusersFolder::open(scratch.path()).unwrap();
+    assert_eq!(folder.transformer_config().boundary(), Some(0.875));
+    let inside = write_diffusers_folder(&scratch.path().join("again"), &folder, &folder, ExportDtype::Fp32);
+    let error = inside.unwrap_err();
+    let cause = std::error::Error::source(&error).map(ToString::to_string);
+    assert!(format!("{error} {cause:?}").contains("again"), "{error} {cause:?}");
+    assert!(!scratch.path().join("again.partial").exists());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let to = elsewhere.path().join("again");
+    write_diffusers_folder(&to, &folder, &folder, ExportDtype::Fp32).unwrap();
+    for part in ["transformer", "transformer_2"] {
+        let name = format!("{part}/diffusion_pytorch_model.safetensors");
+        let (ours, theirs) = (tensors(&to.join(&name)), tensors(&scratch.path().join(&name)));
+        assert!(ours == theirs && !ours.is_empty(), "{part}");
+        assert!(to.join(part).join("config.json").exists());
     }
-    DiffusersFolder::open(scratch.path()).unwrap();
-    std::fs::create_dir(scratch.path().join("transformer_2")).unwrap();
-    let error = DiffusersFolder::open(scratch.path()).unwrap_err().to_string();
-    assert!(error.contains("`transformer_2` is there"), "{error}");
+}
+
+/// Against the two transformers, each opened as a model of its own.
+#[test]
+fn a_pair_walks_with_one_transformer_and_then_with_the_other() {
+    let scratch = pair("{\"boundary_ratio\": 0.9}");
+    let both = DiffusersFolder::open(scratch.path()).unwrap();
+    let single = ["transformer", "transformer_2"].map(|part| {
+        let alone = tempfile::tempdir().unwrap();
+        copied(&videos("model"), alone.path(), "");
+        let name = "transformer/diffusion_pytorch_model.safetensors";
+        std::fs::copy(
+            scratch.path().join(name.replace("transformer/", &format!("{part}/"))),
+            alone.path().join(name),
+        )
+        .unwrap();
+        DiffusersFolder::open(alone.path()).unwrap()
+    });
+    let texts = || Texts::new(Tensor::randn([3, 3, 6], (Kind::Float, Device::Cpu)), None).unwrap();
+    tch::manual_seed(1);
+    let start = Tensor::randn([2, 4, 2, 4, 4], (Kind::Float, Device::Cpu));
+    let labels = Tensor::from_slice(&[0i64, 1]);
+    let model_of = |folder: &DiffusersFolder| {
+        tch::manual_seed(0);
+        folder.transformer_config().build(None, Some(texts()), Device::Cpu).unwrap()
+    };
+    // At and above 0.9 the first with a guidance of 3, below it the second with one of 1.
+    let sigmas = vec![1.0, 0.9, 0.5, 0.0];
+    let guided = |scale| Guidance { scale, no_class: 2, adapters: true };
+    let guidance = vec![guided(3.0), guided(3.0), guided(1.0)];
+    let model = model_of(&both);
+    let own = weights(model.units(), &both);
+    let sampler = Sampler { sigmas: sigmas.clone(), guidance: guidance.clone() };
+    let found = sampler.walk(&model, &slices(&own), start.shallow_clone(), &labels, None).unwrap();
+    let mut x = start;
+    for step in 0..3 {
+        let folder = &single[usize::from(step == 2)];
+        let model = model_of(folder);
+        let own = weights(model.units(), folder);
+        let batch = guidance[step].batch(&x, sigmas[step], &labels, false).unwrap();
+        let v = guidance[step].combine(&velocity(&model, &slices(&own), &batch).unwrap()).unwrap();
+        x = &x + v * (sigmas[step + 1] - sigmas[step]);
+        assert_close("point", &found.points[step + 1], &x);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_pair_is_named() {
+    let check = |boundary: &str, change: fn(&Path), expected: &str| {
+        let scratch = pair(boundary);
+        change(scratch.path());
+        let error = DiffusersFolder::open(scratch.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    let index = "{\"boundary_ratio\": 0.9}";
+    check("{}", |_| (), "`boundary_ratio` is missing");
+    check("{\"boundary_ratio\": null}", |_| (), "`boundary_ratio` is missing");
+    check("{\"boundary_ratio\": 900}", |_| (), "`boundary_ratio` is 900, must be from 0 to 1");
+    check(
+        index,
+        |folder| std::fs::remove_dir_all(folder.join("transformer_2")).unwrap(),
+        "transformer_2 is not",
+    );
+    let other_size = |folder: &Path| {
+        let path = folder.join("transformer_2/config.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"num_layers\": 2", "\"num_layers\": 1")).unwrap();
+    };
+    check(index, other_size, "is another than in `transformer`");
+    let cut = |folder: &Path| {
+        std::fs::remove_file(folder.join("transformer_2/diffusion_pytorch_model.safetensors")).unwrap();
+    };
+    check(index, cut, "transformer_2/diffusion_pytorch_model.safetensors");
+}
+
+/// Of one transformer and of a pair, all of which begin with other values.
+#[test]
+fn adapters_that_were_written_are_read_again() {
+    let (one, two) = (videos("model"), pair("{\"boundary_ratio\": 0.9}"));
+    for (folder, chosen) in [(&*one, "blocks.0"), (two.path(), "attn1.to_q"), (two.path(), "transformer_2")] {
+        let folder = DiffusersFolder::open(folder).unwrap();
+        let config = folder.transformer_config();
+        let modules = config.modules().into_iter().filter(|name| name.contains(chosen)).collect();
+        let lora = Lora { rank: 3, alpha: 3.0, modules };
+        let units = config.adapter_units(&lora).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let to = scratch.path().join("adapter");
+        write_image_adapter(&to, (config, &lora), &Seed(7), ExportDtype::Fp32).unwrap();
+        assert_eq!(to.join("pytorch_lora_weights.safetensors").exists(), config.boundary().is_none());
+        let read = ImageAdapterFiles::open(&to, config).unwrap();
+        assert_eq!(read.lora(), &Lora { modules: sorted(&lora.modules), ..lora });
+        assert!(weights(&units, &read) == weights(&units, &Seed(7)));
+    }
+}
+
+fn sorted(names: &[String]) -> Vec<String> {
+    let mut names = names.to_vec();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_wrong_with_an_adapter_is_named() {
+    let folder = DiffusersFolder::open(&videos("model")).unwrap();
+    let matrix = |rows: i64, columns: i64| Tensor::ones([rows, columns], (Kind::Float, Device::Cpu));
+    let pair = |module: &str| {
+        [("A", matrix(2, 24)), ("B", matrix(24, 2))]
+            .map(|(which, matrix)| (format!("{module}.lora_{which}.weight"), matrix))
+    };
+    let check = |tensors: Vec<(String, Tensor)>, expected: &str| {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("some_name.safetensors");
+        Tensor::write_safetensors(&tensors, &path).unwrap();
+        match ImageAdapterFiles::open(&path, folder.transformer_config()) {
+            Ok(adapter) => assert_eq!(format!("{:?}", adapter.lora().modules), expected),
+            Err(error) => assert!(error.to_string().contains(expected), "{error}"),
+        }
+    };
+    let good = pair("transformer.blocks.1.attn2.to_k");
+    let and = |name: &str, tensor: Tensor| {
+        let copies = good.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
+        copies.chain([(name.to_owned(), tensor)]).collect::<Vec<_>>()
+    };
+    check(and("transformer.blocks.1.attn2.to_k.lora_B.bias", matrix(1, 1)), "lora_B.bias` is not part");
+    check(
+        and("transformer.blocks.1.attn2.to_v.lora_A.weight", matrix(3, 24)),
+        "to_v.lora_A.weight` has shape [3, 24]",
+    );
+    check(
+        and("transformer.blocks.1.attn2.to_v.lora_A.weight", matrix(2, 24)),
+        "to_v.lora_B.weight` is missing",
+    );
+    check(pair("transformer.blocks.9.attn2.to_k").into(), "is not part of the model");
+    check(pair("diffusion_model.blocks.1.cross_attn.k").into(), "it has no tensor `transformer.LAYER");
+    let pair = DiffusersFolder::open(self::pair("{\"boundary_ratio\": 0.9}").path()).unwrap();
+    let error = ImageAdapterFiles::open(&videos("model"), pair.transformer_config()).unwrap_err().to_string();
+    assert!(error.contains("transformer/pytorch_lora_weights.safetensors"), "{error}");
+    let empty = tempfile::tempdir().unwrap();
+    let error = ImageAdapterFiles::open(empty.path(), pair.transformer_config()).unwrap_err().to_string();
+    assert!(error.contains("it has no folder `transformer` or `transformer_2`"), "{error}");
+    check(good.into(), "[\"blocks.1.attn2.to_k\"]");
 }

@@ -21,7 +21,7 @@ pub fn goldens(folder: &str) -> Vec<(Value, Golden)> {
     let text = std::fs::read_to_string(folder.join("configs.json")).unwrap();
     let configs: Value = serde_json::from_str(&text).unwrap();
     let configs = configs.get("configs").unwrap_or(&configs).as_object().unwrap().clone();
-    assert_eq!(configs.len(), 2);
+    assert!(configs.len() >= 2);
     let read = |(name, config): (String, Value)| {
         let tensors = Tensor::read_safetensors(folder.join(format!("{name}.safetensors"))).unwrap();
         (config, Golden { name, tensors: tensors.into_iter().collect() })

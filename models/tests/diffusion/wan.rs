@@ -50,5 +50,6 @@ fn config_of(config: &Value) -> WanConfig {
         cross_attn_norm: config["cross_attn_norm"].as_bool().unwrap(),
         eps: config["eps"].as_f64().unwrap(),
         rope_max_seq_len: integer(config, "rope_max_seq_len"),
+        boundary_ratio: config["boundary_ratio"].as_f64(),
     }
 }

@@ -58,13 +58,21 @@ fn contradictions_name_their_field() {
     let check = |field: &str, change: fn(&mut WanVaeConfig)| {
         let mut config = config_of(&goldens("wan_vae")[0].0);
         change(&mut config);
-        let error = WanVaeDecoder::new(config).unwrap_err().to_string();
+        let error = WanVaeDecoder::new(config).map(|_| field.to_owned()).unwrap_err().to_string();
         assert!(error.contains(&format!("`{field}`")), "{error}");
     };
     check("base_dim", |config| config.base_dim = 0);
     check("dim_mult", |config| config.dim_mult[1] = 0);
     check("dim_mult", |config| config.base_dim = 3);
     check("dim_mult", |config| config.dim_mult.clear());
+    check("dim_mult", |config| {
+        config.is_residual = true;
+        config.dim_mult[1] = 3;
+        config.dim_mult[2] = 5;
+    });
+    check("patch_size", |config| config.patch_size = 0);
+    check("out_channels", |config| config.patch_size = 2);
+    check("out_channels", |config| config.patch_size = 1 << 32);
     check("temperal_downsample", |config| config.temperal_downsample.push(true));
     check("latents_mean", |config| config.latents_mean = vec![0.0]);
     check("latents_std", |config| config.latents_std[0] = f64::NAN);
@@ -98,6 +106,8 @@ fn config_of(config: &Value) -> WanVaeConfig {
         temperal_downsample: read(&config["temperal_downsample"]),
         latents_mean: read(&config["latents_mean"]),
         latents_std: read(&config["latents_std"]),
-        out_channels: 3,
+        out_channels: config["out_channels"].as_i64().unwrap_or(3),
+        patch_size: config["patch_size"].as_i64().unwrap_or(1),
+        is_residual: config["is_residual"].as_bool().unwrap_or(false),
     }
 }

@@ -1,6 +1,7 @@
 //! What must hold between a published model of images and what it is to paint.
 
-use anyroll_models::hf::{DiffusersFolder, TextEmbeddings};
+use anyroll_models::diffusion::Lora;
+use anyroll_models::hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
 
 use super::check::Check;
 use super::diffusion::*;
@@ -23,9 +24,13 @@ impl Check<'_> {
                 "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
             self.problem("model.diffusers", one_line(&error), help)
         })?;
-        if let Some(lora) = &model.lora {
-            self.image_lora(lora, &folder)?;
+        let lora = model.lora.as_ref().map(|lora| self.image_lora(lora, &folder)).transpose()?;
+        if lora.is_some() {
             self.no_reference(reference)?;
+        }
+        if let Some(boundary) = folder.transformer_config().boundary() {
+            let shift = diffusion.sampler.shift.unwrap_or(folder.shift());
+            self.meets_what_it_trains(lora.as_ref(), diffusion, boundary, shift)?;
         }
         let field = |name: &str| format!("pipeline.diffusion.{name}");
         let ImageDataConfig::Prompts(prompts) = &diffusion.data else {
@@ -38,7 +43,8 @@ impl Check<'_> {
             "texts come without images to learn from",
             "leave it out: a published model has been trained",
         )?;
-        self.prompts(prompts, &folder, diffusion.sampler.guidance)?;
+        self.second_guidance(&diffusion.sampler, folder.transformer_config().boundary())?;
+        self.prompts(prompts, &folder, diffusion.sampler.is_guided())?;
         let decoded = self.decoded_frames(diffusion.sampler.decode_frames, prompts.frames, &folder)?;
         for (at, reward) in diffusion.reward.fields() {
             self.reward_of_texts(&format!("{}{at}", field("reward")), reward, (prompts, &folder))?;
@@ -79,14 +85,8 @@ impl Check<'_> {
         Ok(Some(decoded))
     }
 
-    fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<(), Problem> {
+    fn image_lora(&self, lora: &LoraConfig, folder: &DiffusersFolder) -> Result<Lora, Problem> {
         self.lora_numbers(lora)?;
-        self.ensure(
-            lora.path.is_none(),
-            "model.lora.path",
-            "adapters of a model of images start anew",
-            "leave it out; `--resume` goes on with a run's",
-        )?;
         self.ensure(
             lora.dropout == 0.0,
             "model.lora.dropout",
@@ -95,20 +95,36 @@ impl Check<'_> {
         )?;
         let modules = folder.transformer_config().modules();
         let shape = lora.image_shape(&modules).map_err(|entry| {
-            let mut ends: Vec<&str> = modules.iter().filter_map(|name| name.splitn(3, '.').nth(2)).collect();
-            ends.sort_unstable();
-            ends.dedup();
-            let help = format!("write ends or patterns of layers' names; there is {}", list(&ends));
+            let begins = match folder.transformer_config().boundary() {
+                None => "",
+                Some(_) => ", behind `transformer.blocks.0.` or `transformer_2.blocks.0.` and so on",
+            };
+            let help = format!(
+                "write ends or patterns of layers' names; there is {}{begins}",
+                list(&ends(&modules))
+            );
             self.problem("model.lora.targets", format!("`{entry}` names no layer of a block"), help)
         })?;
-        self.ensure(!shape.modules.is_empty(), "model.lora.targets", "the list is empty", "name a layer")
+        self.ensure(!shape.modules.is_empty(), "model.lora.targets", "the list is empty", "name a layer")?;
+        let Some(path) = &lora.path else { return Ok(shape) };
+        let help = "give an adapter for this model as diffusers saves it, or the folder that it is in";
+        let adapter = ImageAdapterFiles::open(path, folder.transformer_config())
+            .map_err(|error| self.problem("model.lora.path", one_line(&error), help))?;
+        let found = Lora { modules: in_order(&modules, &adapter.lora().modules), ..adapter.lora().clone() };
+        self.ensure(
+            found == shape,
+            "model.lora.path",
+            "the adapter there has another shape",
+            format!("write its own: {}", fields_of(&found, &modules)),
+        )?;
+        Ok(shape)
     }
 
     fn prompts(
         &self,
         prompts: &PromptsConfig,
         folder: &DiffusersFolder,
-        guidance: f64,
+        is_guided: bool,
     ) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
         let sizes = folder.transformer_config().latents();
@@ -142,7 +158,7 @@ impl Check<'_> {
             self.problem(&field("embeddings"), one_line(&error), help)
         })?;
         self.ensure(
-            guidance == 1.0 || texts.has_negative(),
+            !is_guided || texts.has_negative(),
             "pipeline.diffusion.sampler.guidance",
             format!("guidance leads away from a text, and {} has none", texts.path().display()),
             "add `negative_prompt_embeds` and `negative_pooled_prompt_embeds`, or write 1",
@@ -164,4 +180,31 @@ impl Check<'_> {
             "write a line for each text, in their order",
         )
     }
+}
+
+/// The ends of the names of layers, behind the number of the block.
+fn ends(modules: &[String]) -> Vec<&str> {
+    let behind_blocks = modules.iter().filter_map(|name| name.split_once("blocks."));
+    let mut ends: Vec<&str> =
+        behind_blocks.filter_map(|(_, rest)| rest.split_once('.')).map(|(_, end)| end).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// Those of `modules` that are `chosen`.
+fn in_order(modules: &[String], chosen: &[String]) -> Vec<String> {
+    modules.iter().filter(|module| chosen.contains(module)).cloned().collect()
+}
+
+/// The shape of an adapter as YAML has it: with ends of names, if these are the same in all blocks.
+fn fields_of(lora: &Lora, modules: &[String]) -> String {
+    let short = ends(&lora.modules);
+    let chosen = |name: &&String| short.iter().any(|end| name.ends_with(&format!(".{end}")));
+    let all_chosen: Vec<&String> = modules.iter().filter(chosen).collect();
+    let targets = match all_chosen.len() == lora.modules.len() {
+        true => short,
+        false => lora.modules.iter().map(String::as_str).collect(),
+    };
+    format!("rank: {}, alpha: {:?}, targets: [{}]", lora.rank, lora.alpha, targets.join(", "))
 }

@@ -97,10 +97,11 @@ impl Check<'_> {
             "the shapes are images, which have no frames",
             "leave it out",
         )?;
+        self.second_guidance(&diffusion.sampler, None)?;
         self.seen_frames(&diffusion.reward, None)?;
         if let Some(warmup) = &diffusion.warmup {
             self.ensure(
-                diffusion.sampler.guidance == 1.0 || warmup.class_dropout > 0.0,
+                !diffusion.sampler.is_guided() || warmup.class_dropout > 0.0,
                 &field("sampler.guidance"),
                 "it leads away from what the model says of no class, which it never learns",
                 "write 1, or `warmup.class_dropout` above 0, such as 0.1",
@@ -123,6 +124,8 @@ impl Check<'_> {
         let shift = sampler.shift.unwrap_or(1.0);
         self.number(&field("shift"), shift, shift > 0.0, "above 0")?;
         self.number(&field("guidance"), sampler.guidance, sampler.guidance >= 0.0, "0 or above")?;
+        let second = sampler.guidance_2.unwrap_or(1.0);
+        self.number(&field("guidance_2"), second, second >= 0.0, "0 or above")?;
         self.positive(&field("decode_batch_size"), sampler.decode_batch_size)?;
         self.positive(&field("batch_size"), sampler.batch_size)
     }
@@ -209,7 +212,7 @@ impl Check<'_> {
         self.number(&field("old_decay_rate"), rate, rate >= 0.0, "0 or above")?;
         self.number(&field("old_decay_max"), max, (0.0..1.0).contains(&max), "from 0 to below 1")?;
         self.ensure(
-            sampler.guidance == 1.0,
+            !sampler.is_guided(),
             "pipeline.diffusion.sampler.guidance",
             "`diffusion_nft` trains one velocity a point, and guidance takes two",
             "write 1: what guidance does, the method teaches",

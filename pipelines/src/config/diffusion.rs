@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use anyroll_models::diffusion::{sigmas, sigmas_of_diffusers};
 use serde::{Deserialize, Serialize};
 
 use super::image_reward::ImageRewardConfig;
@@ -128,6 +129,9 @@ pub struct SamplerConfig {
     /// Classifier-free guidance, in sampling and in training; 1 is none. Default 1.
     #[serde(default = "one_f64")]
     pub guidance: f64,
+    /// The same where the second of a pair of transformers paints, as Wan 2.2's 14B is one. Default: `guidance`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guidance_2: Option<f64>,
     /// Images that a rank samples at a time.
     pub batch_size: usize,
     /// Images that a rank decodes from latents at a time, where the model has any. Default: one.
@@ -137,6 +141,35 @@ pub struct SamplerConfig {
     /// what the autoencoder needs. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode_frames: Option<usize>,
+}
+
+impl SamplerConfig {
+    /// Every sigma on the way, from 1 to 0.
+    ///
+    /// # Errors
+    /// For steps or a shift that make none.
+    pub fn sigmas(&self, shift: f64) -> anyroll_models::Result<Vec<f64>> {
+        match self.spacing {
+            Spacing::Even => sigmas(self.steps, shift),
+            Spacing::Diffusers => sigmas_of_diffusers(self.steps, shift),
+        }
+    }
+
+    /// The guidance at `sigma`, of a pair of transformers with this `boundary`.
+    pub fn guidance_at(&self, sigma: f64, boundary: Option<f64>) -> f64 {
+        let of_second = boundary.is_some_and(|boundary| is_of_second(sigma, boundary));
+        self.guidance_2.filter(|_| of_second).unwrap_or(self.guidance)
+    }
+
+    /// Whether any step has guidance.
+    pub fn is_guided(&self) -> bool {
+        self.guidance != 1.0 || self.guidance_2.is_some_and(|guidance| guidance != 1.0)
+    }
+}
+
+/// Whether the second of a pair of transformers paints at `sigma`; as the model compares them, in fp32.
+pub fn is_of_second(sigma: f64, boundary: f64) -> bool {
+    (sigma as f32) < boundary as f32
 }
 
 /// How a sampler's sigmas are spaced.

@@ -17,6 +17,7 @@ mod check_diffusers;
 mod check_diffusion;
 mod check_image_reward;
 mod check_offline;
+mod check_pair;
 mod check_reward;
 mod data;
 mod de;

@@ -49,8 +49,8 @@ pub struct LoraConfig {
     /// The part of its input that an adapter does not see in training, from 0 to below 1; of a language model. Default 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dropout: f64,
-    /// A folder with an adapter as PEFT saves it, to go on from; of a language model. Its rank, alpha and targets are
-    /// this one's. Default: a new adapter, which changes nothing until it is trained.
+    /// A folder with an adapter as PEFT saves it, to go on from; of a model of images a file or a folder as diffusers saves
+    /// it, `pytorch_lora_weights.safetensors`. Its rank, alpha and targets are this one's. Default: a new adapter, which changes nothing until it is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
 }

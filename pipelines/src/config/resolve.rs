@@ -8,6 +8,7 @@ use super::check::Check;
 use super::data::{DataConfig, Paths};
 use super::diffusion::{DiffusionConfig, ImageDataConfig};
 use super::error::{Problem, suggestion};
+use super::model::LoraConfig;
 use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
 use super::stage::ZeroStage;
@@ -199,6 +200,13 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
 /// A path that holds from any folder: a run that resumes may be started from another one.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Where the adapters lie that a run goes on from, if there are any.
+fn absolute_adapter(lora: &mut Option<LoraConfig>) {
+    if let Some(path) = lora.as_mut().and_then(|lora| lora.path.as_mut()) {
+        *path = absolute(path);
+    }
 }
 
 /// What the ranks share of a step.
@@ -556,12 +564,13 @@ impl Resolver<'_> {
             ModelConfig::Decoder(decoder) => drop(decoder.kv_heads.get_or_insert(decoder.heads)),
             ModelConfig::Folder(folder) => {
                 folder.path = absolute(&folder.path);
-                if let Some(adapter) = folder.lora.as_mut().and_then(|lora| lora.path.as_mut()) {
-                    *adapter = absolute(adapter);
-                }
+                absolute_adapter(&mut folder.lora);
             }
             ModelConfig::Dit(_) => {}
-            ModelConfig::Diffusers(model) => model.path = absolute(&model.path),
+            ModelConfig::Diffusers(model) => {
+                model.path = absolute(&model.path);
+                absolute_adapter(&mut model.lora);
+            }
         }
         if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
             self.fill_diffusion(diffusion)?;

@@ -108,7 +108,7 @@ impl Setup {
                 dv = dv.f_add(&apart.f_mul_scalar(refl.kl_coef * scale / count)?)?;
                 stats.add("loss/kl", &apart.f_square()?.f_mul_scalar(0.5 * scale)?)?;
             }
-            let guidance = self.sampler.guidance;
+            let guidance = self.sampler.guidance[timestep];
             let below = roles.policy.backward(&recorded.batch, recorded.tape, guidance.combine_grad(&dv)?)?;
             if let Some(below) = below {
                 dx = dx.f_add(&guidance.batch_grad(&below)?)?;
@@ -125,10 +125,10 @@ impl Setup {
         noise: Tensor,
         labels: &Tensor,
     ) -> Result<(Tensor, Vec<Recorded>)> {
-        let guidance = self.sampler.guidance;
         let mut x = noise;
         let mut recorded = Vec::new();
         for timestep in 0..self.sampler.steps() {
+            let guidance = self.sampler.guidance[timestep];
             // Nothing is asked of the point that the first step with a gradient begins at.
             let batch = guidance.batch(&x, self.sampler.sigmas[timestep], labels, timestep > mid_step)?;
             if timestep < mid_step {

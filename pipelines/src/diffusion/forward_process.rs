@@ -2,6 +2,7 @@
 
 use std::{ops::Range, time::Instant};
 
+use anyroll_models::diffusion::DenoiseBatch;
 use tch::{Kind, Tensor};
 
 use super::{
@@ -84,7 +85,13 @@ impl Setup {
         let wide = beside(&sigmas, &images)?;
         let noised = images.f_add(&noise.f_sub(&images)?.f_mul(&wide)?)?;
         let labels = rows(&samples.labels, part)?;
-        let batch = self.sampler.guidance.batch_at(&noised, &sigmas, &labels, false)?;
+        let batch = DenoiseBatch {
+            latents: noised.shallow_clone(),
+            sigmas,
+            labels,
+            adapters: true,
+            latents_grad: false,
+        };
         let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
         let old_velocity = old.score(&batch)?;
         let reference = roles.reference_velocity(&batch)?;

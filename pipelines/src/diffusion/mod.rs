@@ -32,4 +32,4 @@ pub use pipeline::Diffusion;
 pub use scorer::load_script;
 pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::{CLASSES, SIZE};
-pub use subject::read_records;
+pub use subject::{first_adapter, read_records};

@@ -75,7 +75,7 @@ impl Setup {
         stats: &mut Stats,
     ) -> Result<()> {
         let noise = self.sde_noise().expect("the method's denoising steps have noise");
-        let guidance = self.sampler.guidance;
+        let guidance = self.sampler.guidance[timestep];
         let x = rows(&samples.walk.points[timestep], part)?;
         let labels = rows(&samples.labels, part)?;
         let batch = guidance.batch(&x, self.sampler.sigmas[timestep], &labels, false)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyroll_models::{
-    diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk, sigmas, sigmas_of_diffusers},
+    diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk},
     init::WeightSource,
 };
 use anyroll_strategy::{State, Weights, Zero};
@@ -18,10 +18,7 @@ use super::{
 };
 use crate::{
     Result,
-    config::{
-        DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig, Run, SamplerConfig,
-        Spacing,
-    },
+    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig, Run},
     train::{Place, Share, offloaded},
 };
 
@@ -113,11 +110,17 @@ impl Setup {
         };
         let device = place.torch_device()?;
         let subject = Subject::open(run, config, device)?;
-        let guidance =
-            Guidance { scale: config.sampler.guidance, no_class: subject.no_class, adapters: true };
+        let shift = config.sampler.shift.expect("a resolved config has a shift");
+        let sigmas = config.sampler.sigmas(shift)?;
+        let guidance = sigmas[..sigmas.len() - 1].iter().map(|&sigma| Guidance {
+            scale: config.sampler.guidance_at(sigma, subject.boundary),
+            no_class: subject.no_class,
+            adapters: true,
+        });
+        let sampler = Sampler { guidance: guidance.collect(), sigmas };
         Ok(Self {
             seed: run.config.seed,
-            sampler: Sampler { sigmas: spaced(&config.sampler)?, guidance },
+            sampler,
             scorer: Scorer::new(&config.reward, &subject.records, device)?,
             share: Share {
                 prompts: config.prompts_per_step,
@@ -250,8 +253,8 @@ impl Setup {
         adapters: bool,
     ) -> Result<Tensor> {
         let units: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
-        let guidance = Guidance { adapters, ..self.sampler.guidance };
-        let sampler = Sampler { guidance, ..self.sampler.clone() };
+        let mut sampler = self.sampler.clone();
+        sampler.guidance.iter_mut().for_each(|guidance| guidance.adapters = adapters);
         let mut walk = sampler.walk(&*self.model, &units, noise, labels, None)?;
         Ok(walk.points.pop().expect("a walk has an end"))
     }
@@ -273,14 +276,6 @@ impl Setup {
         timesteps.truncate(count);
         timesteps
     }
-}
-
-fn spaced(sampler: &SamplerConfig) -> Result<Vec<f64>> {
-    let shift = sampler.shift.expect("a resolved config has a shift");
-    Ok(match sampler.spacing {
-        Spacing::Even => sigmas(sampler.steps, shift)?,
-        Spacing::Diffusers => sigmas_of_diffusers(sampler.steps, shift)?,
-    })
 }
 
 /// The images that `decoder` makes of some latents, or without one the latents, with what they show.

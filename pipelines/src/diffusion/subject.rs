@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyroll_models::{
-    diffusion::{self, Dit, Transformer},
-    hf::{DiffusersFolder, TextEmbeddings, WithAdapter},
+    diffusion::{self, Dit, Transformer, TransformerConfig},
+    hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings, WithAdapter},
     init::{Seed, WeightSource},
 };
 use serde_json::{Map, Value};
@@ -38,6 +38,8 @@ pub struct Subject {
     pub evaluated: Range<usize>,
     /// The label that guidance leads away from.
     pub no_class: i64,
+    /// Of a pair of transformers the sigma below which the second paints.
+    pub boundary: Option<f64>,
     /// What is known of each class or text.
     pub records: Vec<Record>,
 }
@@ -75,6 +77,7 @@ impl Subject {
             trained: classes,
             evaluated: 0..classes,
             no_class: classes as i64,
+            boundary: None,
             records: shapes::records(),
         })
     }
@@ -114,16 +117,35 @@ impl Subject {
         let trained = count - prompts.held_out;
         Ok(Self {
             model: shape.build(lora.as_ref(), Some(texts.load(device)?), device)?,
-            weights: Box::new(WithAdapter { base: folder, adapter: Seed(run.config.seed) }),
+            weights: Box::new(WithAdapter {
+                base: folder,
+                adapter: first_adapter(model, &shape, run.config.seed)?,
+            }),
             has_adapters: lora.is_some(),
             latent_shape: [&[latents.channels], sizes].concat(),
             decoder,
             trained,
             evaluated: if prompts.held_out == 0 { 0..count } else { trained..count },
             no_class: count as i64,
+            boundary: shape.boundary(),
             records,
         })
     }
+}
+
+/// The first values of the adapters of a model of the shape `shape`: those of a file, or of `seed`.
+///
+/// # Errors
+/// A file that is no longer there or as it was.
+pub fn first_adapter(
+    model: &DiffusersConfig,
+    shape: &TransformerConfig,
+    seed: u64,
+) -> Result<Box<dyn WeightSource>> {
+    Ok(match model.lora.as_ref().and_then(|lora| lora.path.as_ref()) {
+        Some(path) => Box::new(ImageAdapterFiles::open(path, shape).map_err(anyroll_models::Error::from)?),
+        None => Box::new(Seed(seed)),
+    })
 }
 
 /// What is known of a text without records.

@@ -5,8 +5,8 @@ use tch::Tensor;
 
 use super::{ROWS, WanConfig, rotary};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Lora, Params, split};
-use crate::model::{Init, ParamSpec, Unit, Weights};
+use crate::diffusion::layers::{Linear, Params, split};
+use crate::model::{Init, Weights};
 
 /// Where each layer lies in a block's unit.
 #[derive(Debug)]
@@ -25,12 +25,10 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The unit of a block, the parameters of its adapters, and where its layers lie.
-    pub fn layout(config: &WanConfig, layer: usize, lora: Option<&Lora>) -> (Unit, Vec<ParamSpec>, Block) {
+    /// Adds the parameters of the block `name` and of its adapters, and says where they lie.
+    pub fn layout(config: &WanConfig, params: &mut Params, name: &str) -> Block {
         let inner = config.inner_dim();
-        let name = format!("blocks.{layer}");
         let at = |rest: &str| format!("{name}.{rest}");
-        let mut params = Params::with_lora(lora);
         let std = (inner as f64).powf(-0.5);
         let modulation = params.table(&at("scale_shift_table"), &[1, 6, inner], Init::Normal { std });
         let [q, k, v] = ["to_q", "to_k", "to_v"].map(|which| at(&format!("attn1.{which}")));
@@ -47,10 +45,7 @@ impl Block {
             params.linear(&at("ffn.net.0.proj"), config.ffn_dim, inner),
             params.linear(&at("ffn.net.2"), inner, config.ffn_dim),
         ];
-        let (unit, adapters) = params.into_units(&name);
-        let block =
-            Block { qkv, own_norms, own_out, norm, q, kv, text_norms, text_out, feed_forward, modulation };
-        (unit, adapters, block)
+        Block { qkv, own_norms, own_out, norm, q, kv, text_norms, text_out, feed_forward, modulation }
     }
 
     /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to the same shape; all but the patches goes through. `turns` are

@@ -28,7 +28,13 @@ pub struct WanConfig {
     pub eps: f64,
     /// Patches in the longest side, and in time.
     pub rope_max_seq_len: i64,
+    /// Of a pair of transformers of this shape: from this sigma on the first is asked, below it the second. `None` where
+    /// one paints at all of them.
+    pub boundary_ratio: Option<f64>,
 }
+
+/// What the names of the parameters of a pair begin with, those of the first one and of the second.
+pub const EXPERTS: [&str; 2] = ["transformer.", "transformer_2."];
 
 impl WanConfig {
     /// Checks that the sizes make a model.
@@ -57,9 +63,18 @@ impl WanConfig {
                 "is {dim}, must be even and its third part too: rotations take pairs of time and of each side"
             )
         })?;
+        let boundary = self.boundary_ratio.unwrap_or(1.0);
+        check_config((0.0..=1.0).contains(&boundary), "boundary_ratio", || {
+            format!("is {boundary}, must be from 0 to 1")
+        })?;
         check_config(self.freq_dim % 2 == 0, "freq_dim", || format!("is {}, must be even", self.freq_dim))?;
         let eps = self.eps;
         check_config(eps > 0.0 && eps.is_finite(), "eps", || format!("is {eps}, must be a positive number"))
+    }
+
+    /// What the names of each transformer's parameters begin with.
+    pub(super) fn experts(&self) -> &'static [&'static str] {
+        if self.boundary_ratio.is_some() { &EXPERTS } else { &[""] }
     }
 
     /// The width of the residual stream C.

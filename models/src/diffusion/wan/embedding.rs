@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::WanConfig;
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params, time_features};
-use crate::model::{Unit, Weights};
+use crate::model::Weights;
 
 /// Where each layer lies in the embedding's unit.
 #[derive(Debug)]
@@ -17,15 +17,15 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// The unit, and where its layers lie in it.
-    pub fn layout(config: &WanConfig) -> (Unit, Embedding) {
+    /// Adds the parameters, whose names begin with `prefix`, and says where they lie.
+    pub fn layout(config: &WanConfig, params: &mut Params, prefix: &str) -> Embedding {
         let inner = config.inner_dim();
         let [frames, rows, columns] = config.patch_size;
-        let mut params = Params::default();
-        let patch =
-            params.convolution("patch_embedding", &[inner, config.in_channels, frames, rows, columns]);
-        let mut linear =
-            |name: &str, rows, columns| params.linear(&format!("condition_embedder.{name}"), rows, columns);
+        let patch_shape = [inner, config.in_channels, frames, rows, columns];
+        let patch = params.convolution(&format!("{prefix}patch_embedding"), &patch_shape);
+        let mut linear = |name: &str, rows, columns| {
+            params.linear(&format!("{prefix}condition_embedder.{name}"), rows, columns)
+        };
         let time = [
             linear("time_embedder.linear_1", inner, config.freq_dim),
             linear("time_embedder.linear_2", inner, inner),
@@ -35,7 +35,7 @@ impl Embedding {
             linear("text_embedder.linear_1", inner, config.text_dim),
             linear("text_embedder.linear_2", inner, inner),
         ];
-        (params.into_unit("embedding"), Embedding { patch, time, modulation, text })
+        Embedding { patch, time, modulation, text }
     }
 
     /// `latents` at `sigmas` to `[B, 7 + S + T, C]`, with the text `[B, S, D]`.

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use super::{ROWS, WanConfig};
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
-use crate::model::{Init, Unit, Weights};
+use crate::model::{Init, Weights};
 
 /// Where each layer lies in the head's unit.
 #[derive(Debug)]
@@ -16,15 +16,15 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The unit, and where its layers lie in it.
-    pub fn layout(config: &WanConfig) -> (Unit, Head) {
+    /// Adds the parameters, whose names begin with `prefix`, and says where they lie.
+    pub fn layout(config: &WanConfig, params: &mut Params, prefix: &str) -> Head {
         let inner = config.inner_dim();
-        let mut params = Params::default();
         let std = (inner as f64).powf(-0.5);
-        let modulation = params.table("scale_shift_table", &[1, 2, inner], Init::Normal { std });
+        let table = format!("{prefix}scale_shift_table");
+        let modulation = params.table(&table, &[1, 2, inner], Init::Normal { std });
         let values = config.in_channels * config.patch_size.iter().product::<i64>();
-        let projection = params.linear("proj_out", values, inner);
-        (params.into_unit("proj_out"), Head { modulation, projection })
+        let projection = params.linear(&format!("{prefix}proj_out"), values, inner);
+        Head { modulation, projection }
     }
 
     /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to fp32 `[B, in_channels, frames, height, width]`, for a grid of

@@ -5,6 +5,11 @@
 //! block is `[B, 7 + S + T, C]`: a row for the sigma, six that modulate the blocks, the text, then the patches. Their
 //! backward is libtorch's.
 //!
+//! Wan 2.2's 14B is a pair of transformers, of which the first is asked from a sigma on and the second below it. Each unit
+//! has what both have at its place, and each point of a batch goes through the one that it belongs to. So ranks whose points
+//! have different sigmas gather and reduce the same units in the same order; and what no point went through has a gradient
+//! of 0.
+//!
 //! Letters in shapes: B latents, S text tokens, T patches, C inner size, H heads, D width of a head.
 
 mod block;
@@ -16,13 +21,13 @@ pub mod vae;
 
 use tch::{Device, Kind, Tensor};
 
-pub use config::WanConfig;
+pub use config::{EXPERTS, WanConfig};
 pub use vae::{WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
-use super::layers::stacked;
+use super::layers::{Params, stacked};
 use super::{DenoiseBatch, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
-use crate::model::{Unit, Weights};
+use crate::model::{ParamSpec, Unit, Weights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -31,18 +36,31 @@ use head::Head;
 /// Rows in front of the text.
 const ROWS: i64 = 7;
 
-/// The transformer. It holds no weights.
+/// The transformer, or a pair. It holds no weights.
 #[derive(Debug)]
 pub struct Wan {
     config: WanConfig,
     layout: Layout,
-    embedding: Embedding,
-    blocks: Vec<Block>,
-    head: Head,
+    /// Of each transformer, as the others.
+    embeddings: Vec<Embedding>,
+    blocks: Vec<Vec<Block>>,
+    heads: Vec<Head>,
     /// Cosines and sines of every place: fp32 `[rope_max_seq_len, D / 2]`.
     turns: [Shared; 2],
     texts: Option<Texts>,
 }
+
+/// What a block runs on.
+struct Points<'a> {
+    x: &'a Tensor,
+    sigmas: &'a Tensor,
+    labels: &'a Tensor,
+    /// Patches in time and of either side.
+    grid: [i64; 3],
+}
+
+/// A unit, the parameters of its adapters, and where the layers of each transformer lie in them.
+type Placed<P> = (Unit, Vec<ParamSpec>, Vec<P>);
 
 impl Wan {
     /// Lays out a transformer whose weights and batches will be on `device`; with `lora`, adapters are beside its
@@ -53,23 +71,21 @@ impl Wan {
     pub fn new(config: WanConfig, lora: Option<&Lora>, device: Device) -> Result<Wan> {
         config.validate()?;
         lora.map_or(Ok(()), Lora::validate)?;
-        let (first, embedding) = Embedding::layout(&config);
-        let blocks = (0..config.num_layers).map(|layer| Block::layout(&config, layer, lora));
-        let (last, head) = Head::layout(&config);
+        let ((first, _, embeddings), (last, _, heads)) = (embeddings(&config), heads(&config));
+        let blocks = (0..config.num_layers).map(|layer| blocks(&config, layer, lora));
         let (layout, blocks) = stacked(first, blocks, last, lora.is_some());
         let angles = rotary::angles(&config)?;
         let on_device = |turn: Tensor| -> Result<Shared> {
             Ok(Shared::new(turn.f_to_kind(Kind::Float)?.f_to_device(device)?))
         };
         let turns = [on_device(angles.f_cos()?)?, on_device(angles.f_sin()?)?];
-        Ok(Wan { layout, config, embedding, blocks, head, turns, texts: None })
+        Ok(Wan { layout, config, embeddings, blocks, heads, turns, texts: None })
     }
 
     /// The units of a transformer without adapters.
     pub(crate) fn units(config: &WanConfig) -> Vec<Unit> {
-        let blocks = (0..config.num_layers).map(|layer| Block::layout(config, layer, None).0);
-        let (first, last) = (Embedding::layout(config).0, Head::layout(config).0);
-        std::iter::once(first).chain(blocks).chain([last]).collect()
+        let blocks = (0..config.num_layers).map(|layer| blocks(config, layer, None).0);
+        std::iter::once(embeddings(config).0).chain(blocks).chain([heads(config).0]).collect()
     }
 
     /// The same transformer with texts to show.
@@ -129,19 +145,92 @@ impl AutogradModel for Wan {
     }
 
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &DenoiseBatch) -> Result<Tensor> {
-        let (config, texts, grid) = (&self.config, self.texts()?, self.grid(batch)?);
+        let points = Points { x, sigmas: &batch.sigmas, labels: &batch.labels, grid: self.grid(batch)? };
+        let of_second = self.of_second(&batch.sigmas)?;
+        match (of_second.contains(&false), of_second.contains(&true)) {
+            (_, false) => self.run_expert(0, block, weights, &points),
+            (false, true) => self.run_expert(1, block, weights, &points),
+            (true, true) => self.run_both(&of_second, block, weights, &points),
+        }
+    }
+}
+
+impl Wan {
+    /// Whether each point belongs to the second transformer; empty where there is one.
+    fn of_second(&self, sigmas: &Tensor) -> Result<Vec<bool>> {
+        let Some(boundary) = self.config.boundary_ratio else { return Ok(Vec::new()) };
+        Ok(Vec::try_from(sigmas.f_lt(boundary)?)?)
+    }
+
+    /// A block of the transformer `expert`.
+    fn run_expert(&self, expert: usize, block: usize, weights: &Weights, points: &Points) -> Result<Tensor> {
+        let (config, texts, grid) = (&self.config, self.texts()?, points.grid);
         if block == 0 {
-            let (text, _) = texts.of(&batch.labels)?;
-            return self.embedding.forward(config, weights, x, &batch.sigmas, &text);
+            let (text, _) = texts.of(points.labels)?;
+            return self.embeddings[expert].forward(config, weights, points.x, points.sigmas, &text);
         }
         match self.blocks.get(block - 1) {
-            Some(block) => {
+            Some(blocks) => {
                 let [cos, sin] = &self.turns;
                 let turns =
                     [rotary::of_grid(config, &cos.get(), grid)?, rotary::of_grid(config, &sin.get(), grid)?];
-                block.forward(config, weights, x, texts.tokens(), &turns)
+                blocks[expert].forward(config, weights, points.x, texts.tokens(), &turns)
             }
-            None => self.head.forward(config, weights, x, texts.tokens(), grid),
+            None => self.heads[expert].forward(config, weights, points.x, texts.tokens(), grid),
         }
     }
+
+    /// A block of either transformer, each for its own points.
+    fn run_both(
+        &self,
+        of_second: &[bool],
+        block: usize,
+        weights: &Weights,
+        points: &Points,
+    ) -> Result<Tensor> {
+        let (second, first): (Vec<usize>, Vec<usize>) =
+            (0..of_second.len()).partition(|&number| of_second[number]);
+        let mut outputs = Vec::with_capacity(2);
+        for (expert, numbers) in [&first, &second].into_iter().enumerate() {
+            let own = |all: &Tensor| all.f_index_select(0, &indices(numbers, all.device())?);
+            let (x, sigmas, labels) = (own(points.x)?, own(points.sigmas)?, own(points.labels)?);
+            let own = Points { x: &x, sigmas: &sigmas, labels: &labels, grid: points.grid };
+            outputs.push(self.run_expert(expert, block, weights, &own)?);
+        }
+        let outputs = Tensor::f_cat(&outputs, 0)?;
+        let mut places = vec![0; of_second.len()];
+        first.iter().chain(&second).enumerate().for_each(|(place, &number)| places[number] = place);
+        Ok(outputs.f_index_select(0, &indices(&places, outputs.device())?)?)
+    }
+}
+
+fn indices(numbers: &[usize], device: Device) -> Result<Tensor, tch::TchError> {
+    let numbers: Vec<i64> = numbers.iter().map(|&number| number as i64).collect();
+    Tensor::f_from_slice(&numbers)?.f_to_device(device)
+}
+
+fn embeddings(config: &WanConfig) -> Placed<Embedding> {
+    placed(config, "embedding", None, |params, prefix| Embedding::layout(config, params, prefix))
+}
+
+fn blocks(config: &WanConfig, layer: usize, lora: Option<&Lora>) -> Placed<Block> {
+    let name = format!("blocks.{layer}");
+    placed(config, &name, lora, |params, prefix| Block::layout(config, params, &format!("{prefix}{name}")))
+}
+
+fn heads(config: &WanConfig) -> Placed<Head> {
+    placed(config, "proj_out", None, |params, prefix| Head::layout(config, params, prefix))
+}
+
+/// The unit `name`, in which `layout` adds the parameters of each transformer behind those of the other.
+fn placed<P>(
+    config: &WanConfig,
+    name: &str,
+    lora: Option<&Lora>,
+    layout: impl Fn(&mut Params, &str) -> P,
+) -> Placed<P> {
+    let mut params = Params::with_lora(lora);
+    let layers = config.experts().iter().map(|prefix| layout(&mut params, prefix)).collect();
+    let (unit, adapters) = params.into_units(name);
+    (unit, adapters, layers)
 }

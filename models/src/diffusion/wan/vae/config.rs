@@ -21,8 +21,12 @@ pub struct WanVaeConfig {
     pub latents_mean: Vec<f64>,
     /// What they were then divided by.
     pub latents_std: Vec<f64>,
-    /// Channels of the videos.
+    /// Channels of what the last convolution makes: of the videos, for each pixel of a patch.
     pub out_channels: i64,
+    /// Pixels of a side of what is one pixel of the last convolution.
+    pub patch_size: i64,
+    /// Whether what doubles has its input beside it, and channels change within it and not behind: as Wan 2.2's 5B has it.
+    pub is_residual: bool,
 }
 
 impl WanVaeConfig {
@@ -33,7 +37,7 @@ impl WanVaeConfig {
 
     /// How many times larger a frame's sides are than its latents'.
     pub fn zoom(&self) -> i64 {
-        1 << self.temperal_downsample.len()
+        self.patch_size << self.temperal_downsample.len()
     }
 
     /// Channels at each resolution, that of the latents first.
@@ -46,30 +50,58 @@ impl WanVaeConfig {
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
     pub fn validate(&self) -> Result<()> {
-        for (field, size) in
-            [("base_dim", self.base_dim), ("z_dim", self.z_dim), ("out_channels", self.out_channels)]
-        {
+        for (field, size) in [
+            ("base_dim", self.base_dim),
+            ("z_dim", self.z_dim),
+            ("out_channels", self.out_channels),
+            ("patch_size", self.patch_size),
+        ] {
             check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
         }
         let multiples = &self.dim_mult;
         let fit = !multiples.is_empty() && multiples.iter().all(|&multiple| multiple > 0);
         check_config(fit, "dim_mult", || format!("is {multiples:?}, must be numbers above 0"))?;
-        // Doubling a side takes half of the channels.
-        let halved = self.channels().take(multiples.len() - 1).all(|own| own % 2 == 0);
-        check_config(halved, "dim_mult", || {
-            format!(
-                "is {multiples:?} and base_dim {}; all products but the first must be even",
-                self.base_dim
-            )
-        })?;
         check_config(self.temperal_downsample.len() + 1 == multiples.len(), "temperal_downsample", || {
             let found = self.temperal_downsample.len();
             format!("has {found} entries, must have one fewer than the {} of dim_mult", multiples.len())
+        })?;
+        self.validate_channels()?;
+        let pixels = self.patch_size.saturating_mul(self.patch_size);
+        check_config(self.out_channels % pixels == 0, "out_channels", || {
+            format!("is {}, must be a multiple of the {pixels} pixels of a patch", self.out_channels)
         })?;
         for (field, values) in [("latents_mean", &self.latents_mean), ("latents_std", &self.latents_std)] {
             let fit = values.len() as i64 == self.z_dim && values.iter().all(|value| value.is_finite());
             check_config(fit, field, || format!("is {values:?}, must be {} numbers, as z_dim", self.z_dim))?;
         }
         Ok(())
+    }
+
+    /// Whether channels can be halved where sides are doubled or, beside that, the input can be repeated.
+    fn validate_channels(&self) -> Result<()> {
+        let channels: Vec<i64> = self.channels().collect();
+        let doubled = &channels[..channels.len() - 1];
+        if !self.is_residual {
+            return check_config(doubled.iter().all(|own| own % 2 == 0), "dim_mult", || {
+                format!(
+                    "is {:?} and base_dim {}; all products but the first must be even",
+                    self.dim_mult, self.base_dim
+                )
+            });
+        }
+        let before = std::iter::once(&channels[0]).chain(doubled);
+        let fills = |((own, before), repeat): ((&i64, &i64), i64)| own * 4 * repeat % before == 0;
+        let fit = doubled.iter().zip(before).zip(self.frames_of_each()).all(fills);
+        check_config(fit, "dim_mult", || {
+            format!(
+                "is {:?}; channels must be repeated a whole number of times where sides are doubled",
+                self.dim_mult
+            )
+        })
+    }
+
+    /// How many frames one becomes, that of the latents first, at each resolution but the videos'.
+    pub(super) fn frames_of_each(&self) -> impl Iterator<Item = i64> {
+        self.temperal_downsample.iter().rev().map(|&doubled| if doubled { 2 } else { 1 })
     }
 }

@@ -63,7 +63,7 @@ impl WanVaeDecoder {
             let own = asked[number]..asked[number + 1];
             // There is nothing at a video's beginning and behind its end.
             let [seen, of_after] = [seen, of_after].map(|all| all.get(own.clone()).unwrap_or_default());
-            let layer = (self.layers[number], &Weights::new(&weights[number..=number]));
+            let layer = (&self.layers[number], &Weights::new(&weights[number..=number]));
             let (of_input, of_own) = layer_grad(layer, &x, seen, (&grad, of_after))?;
             grad = of_input;
             of_seen.push(of_own);
@@ -94,7 +94,7 @@ impl WanVaeDecoder {
 /// The gradients of a layer's input and of what its convolutions had `seen`, from those of its output and, unless no part
 /// comes behind, of what they have seen after it.
 fn layer_grad(
-    (layer, weights): (Layer, &Weights),
+    (layer, weights): (&Layer, &Weights),
     x: &Tensor,
     seen: &[Tensor],
     (grad, of_after): (&Tensor, &[Tensor]),

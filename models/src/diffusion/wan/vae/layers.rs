@@ -8,13 +8,47 @@ use crate::diffusion::layers::{Linear, Params};
 use crate::model::Weights;
 
 /// A layer of the decoder. What goes from one to the next is `[B, channels, frames, height, width]`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Layer {
-    Input { post_quant: Linear, conv: Linear },
-    Residual { norm1: usize, conv1: Linear, norm2: usize, conv2: Linear, shortcut: Option<Linear> },
-    Attention { norm: usize, qkv: Linear, out: Linear },
-    Double { in_time: Option<Linear>, conv: Linear },
-    Output { norm: usize, conv: Linear },
+    Input {
+        post_quant: Linear,
+        conv: Linear,
+    },
+    Residual {
+        norm1: usize,
+        conv1: Linear,
+        norm2: usize,
+        conv2: Linear,
+        shortcut: Option<Linear>,
+    },
+    Attention {
+        norm: usize,
+        qkv: Linear,
+        out: Linear,
+    },
+    Double {
+        in_time: Option<Linear>,
+        conv: Linear,
+    },
+    /// Layers that double, with their input repeated as often beside them. All read the same unit.
+    Beside {
+        layers: Vec<Layer>,
+        repeat: Repeat,
+    },
+    /// Each pixel of the last convolution is a square of `patch_size` pixels.
+    Output {
+        norm: usize,
+        conv: Linear,
+        patch_size: i64,
+    },
+}
+
+/// How a tensor becomes one of so many channels and of twice the height and the width.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Repeat {
+    pub channels: i64,
+    /// Frames of each, but for a video's first, which stays alone.
+    pub frames: i64,
 }
 
 /// A matrix of three pixels each way; and of frames, the own and two before.
@@ -27,13 +61,13 @@ pub(super) fn cube(params: &mut Params, name: &str, own: i64, before: i64) -> Li
 
 impl Layer {
     /// Its output for some frames that come behind those of `past`.
-    pub(super) fn run(self, weights: &Weights, x: &Tensor, past: &mut Past) -> Result<Tensor> {
+    pub(super) fn run(&self, weights: &Weights, x: &Tensor, past: &mut Past) -> Result<Tensor> {
         let mut causal = |conv: Linear, x: &Tensor| {
             let x = past.before(x)?;
             conv.convolve_frames(weights, &x, [0, 1, 1])
         };
         let lit = |norm: usize, x: &Tensor| Ok::<_, crate::Error>(rms_norm(weights, norm, x)?.f_silu()?);
-        match self {
+        match *self {
             Layer::Input { post_quant, conv } => causal(conv, &post_quant.patches(weights, x)?),
             Layer::Residual { norm1, conv1, norm2, conv2, shortcut } => {
                 let inner = causal(conv1, &lit(norm1, x)?)?;
@@ -53,12 +87,49 @@ impl Layer {
                     conv.convolve(weights, &doubled, 1)
                 })
             }
+            Layer::Beside { ref layers, repeat } => {
+                let beside = repeat.run(x, past.is_beginning())?;
+                let mut inner = x.shallow_clone();
+                for layer in layers {
+                    inner = layer.run(weights, &inner, past)?;
+                }
+                Ok(inner.f_add(&beside)?)
+            }
             // As diffusers, and so ROLL, cuts off what is no colour.
-            Layer::Output { norm, conv } => {
-                Ok(causal(conv, &lit(norm, x)?)?.f_to_kind(Kind::Float)?.f_clamp(-1.0, 1.0)?)
+            Layer::Output { norm, conv, patch_size } => {
+                let squares = causal(conv, &lit(norm, x)?)?.f_to_kind(Kind::Float)?;
+                Ok(apart(&squares, patch_size)?.f_clamp(-1.0, 1.0)?)
             }
         }
     }
+}
+
+impl Repeat {
+    /// Every channel is repeated so often that they fill the frames and squares of the wanted channels, one after the other.
+    fn run(self, x: &Tensor, is_beginning: bool) -> Result<Tensor> {
+        const SIDE: i64 = 2;
+        let Repeat { channels, frames } = self;
+        let &[batch, own, in_time, height, width] = &x.size()[..] else {
+            unreachable!("a video has five dimensions")
+        };
+        let filled = x.f_repeat_interleave_self_int(channels * frames * SIDE * SIDE / own, 1, None)?;
+        let split = filled.f_view(&[batch, channels, frames, SIDE, SIDE, in_time, height, width][..])?;
+        let placed = split.f_permute([0, 1, 5, 2, 6, 3, 7, 4])?;
+        let all = placed.f_reshape([batch, channels, in_time * frames, height * SIDE, width * SIDE])?;
+        let left_out = if is_beginning { frames - 1 } else { 0 };
+        Ok(all.f_narrow(2, left_out, in_time * frames - left_out)?)
+    }
+}
+
+/// Channels that are the pixels of squares, column by column, as these pixels.
+fn apart(x: &Tensor, side: i64) -> Result<Tensor> {
+    let &[batch, channels, frames, height, width] = &x.size()[..] else {
+        unreachable!("a video has five dimensions")
+    };
+    let channels = channels / (side * side);
+    let split = x.f_view(&[batch, channels, side, side, frames, height, width][..])?;
+    let placed = split.f_permute([0, 1, 4, 5, 3, 6, 2])?;
+    Ok(placed.f_reshape([batch, channels, frames, height * side, width * side])?)
 }
 
 /// Each pixel's channels, brought to a mean square of 1 and scaled; computed in fp32.

@@ -1,4 +1,5 @@
-//! From latents to videos: the decoder of diffusers' `AutoencoderKLWan` as Wan 2.1 has it, whose names the weights have.
+//! From latents to videos: the decoder of diffusers' `AutoencoderKLWan`, as Wan 2.1 has it or Wan 2.2's 5B, whose names the
+//! weights have.
 //!
 //! Its convolutions are causal: they see a frame and the two before it. So a video is decoded a part at a time, each
 //! with the last two frames that every convolution saw of the part before (`past`), which is the same as all at once, to
@@ -20,7 +21,7 @@ pub use gradient::WanVaeTape;
 use crate::Result;
 use crate::diffusion::layers::Params;
 use crate::model::{Init, Unit, Weights};
-use layers::{Layer, cube};
+use layers::{Layer, Repeat, cube};
 use past::Past;
 
 /// The decoder. It holds no weights.
@@ -45,17 +46,23 @@ impl WanVaeDecoder {
         blocks.attention("decoder.mid_block.attentions.0", channels[0]);
         blocks.residual("decoder.mid_block.resnets.1", channels[0], channels[0]);
         let mut before = channels[0];
-        let in_time: Vec<bool> = config.temperal_downsample.iter().rev().copied().collect();
+        let frames: Vec<i64> = config.frames_of_each().collect();
         for (index, &own) in channels.iter().enumerate() {
             let name = format!("decoder.up_blocks.{index}");
-            for layer in 0..=config.num_res_blocks {
-                blocks.residual(&format!("{name}.resnets.{layer}"), before, own);
-                before = own;
+            let doubled = frames.get(index).copied();
+            match doubled.filter(|_| config.is_residual) {
+                Some(frames) => blocks.beside(&name, before, own, config.num_res_blocks, frames),
+                None => {
+                    for layer in 0..=config.num_res_blocks {
+                        let before = if layer == 0 { before } else { own };
+                        blocks.residual(&format!("{name}.resnets.{layer}"), before, own);
+                    }
+                    if let Some(frames) = doubled {
+                        blocks.double(&format!("{name}.upsamplers.0"), own, frames > 1);
+                    }
+                }
             }
-            if let Some(&in_time) = in_time.get(index) {
-                blocks.double(&format!("{name}.upsamplers.0"), own, in_time);
-                before = own / 2;
-            }
+            before = if config.is_residual || doubled.is_none() { own } else { own / 2 };
         }
         blocks.output(&config, before);
         Ok(WanVaeDecoder { config, units: blocks.units, layers: blocks.layers })
@@ -73,7 +80,7 @@ impl WanVaeDecoder {
 
     /// The videos of `latents`, as a diffusion model has them, fp32 `[B, z_dim, frames, height, width]`, decoded `part` of
     /// their frames at a time, at least one; and with `record` what their gradient needs. `weights` has a list for each unit.
-    /// Videos are fp32 `[B, out_channels, frames, height, width]`, -1 to 1.
+    /// Videos are fp32 `[B, channels, frames, height, width]`, -1 to 1.
     ///
     /// # Errors
     /// libtorch's.
@@ -144,14 +151,7 @@ impl Blocks {
 
     fn residual(&mut self, name: &str, before: i64, own: i64) {
         let mut params = Params::default();
-        let layer = Layer::Residual {
-            norm1: gamma(&mut params, &format!("{name}.norm1"), &[before, 1, 1, 1]),
-            conv1: cube(&mut params, &format!("{name}.conv1"), own, before),
-            norm2: gamma(&mut params, &format!("{name}.norm2"), &[own, 1, 1, 1]),
-            conv2: cube(&mut params, &format!("{name}.conv2"), own, own),
-            shortcut: (before != own)
-                .then(|| params.convolution(&format!("{name}.conv_shortcut"), &[own, before, 1, 1, 1])),
-        };
+        let layer = residual(&mut params, name, before, own);
         self.add(name, params, layer);
     }
 
@@ -165,18 +165,47 @@ impl Blocks {
 
     fn double(&mut self, name: &str, channels: i64, in_time: bool) {
         let mut params = Params::default();
-        let time_conv = format!("{name}.time_conv");
-        let in_time = in_time.then(|| params.convolution(&time_conv, &[2 * channels, channels, 3, 1, 1]));
-        let conv = params.convolution(&format!("{name}.resample.1"), &[channels / 2, channels, 3, 3]);
-        self.add(name, params, Layer::Double { in_time, conv });
+        let layer = double(&mut params, name, [channels, channels / 2], in_time);
+        self.add(name, params, layer);
+    }
+
+    /// Residual layers and one that doubles, `frames` frames of each, with what they read beside them.
+    fn beside(&mut self, name: &str, before: i64, own: i64, residuals: usize, frames: i64) {
+        let mut params = Params::default();
+        let mut layers = Vec::with_capacity(residuals + 2);
+        for layer in 0..=residuals {
+            let before = if layer == 0 { before } else { own };
+            layers.push(residual(&mut params, &format!("{name}.resnets.{layer}"), before, own));
+        }
+        layers.push(double(&mut params, &format!("{name}.upsampler"), [own, own], frames > 1));
+        self.add(name, params, Layer::Beside { layers, repeat: Repeat { channels: own, frames } });
     }
 
     fn output(&mut self, config: &WanVaeConfig, channels: i64) {
         let mut params = Params::default();
         let norm = gamma(&mut params, "decoder.norm_out", &[channels, 1, 1, 1]);
         let conv = cube(&mut params, "decoder.conv_out", config.out_channels, channels);
-        self.add("decoder.conv_out", params, Layer::Output { norm, conv });
+        self.add("decoder.conv_out", params, Layer::Output { norm, conv, patch_size: config.patch_size });
     }
+}
+
+fn residual(params: &mut Params, name: &str, before: i64, own: i64) -> Layer {
+    Layer::Residual {
+        norm1: gamma(params, &format!("{name}.norm1"), &[before, 1, 1, 1]),
+        conv1: cube(params, &format!("{name}.conv1"), own, before),
+        norm2: gamma(params, &format!("{name}.norm2"), &[own, 1, 1, 1]),
+        conv2: cube(params, &format!("{name}.conv2"), own, own),
+        shortcut: (before != own)
+            .then(|| params.convolution(&format!("{name}.conv_shortcut"), &[own, before, 1, 1, 1])),
+    }
+}
+
+/// From channels `before` to channels `own`, of twice the height and the width.
+fn double(params: &mut Params, name: &str, [before, own]: [i64; 2], in_time: bool) -> Layer {
+    let in_time =
+        in_time.then(|| params.convolution(&format!("{name}.time_conv"), &[2 * before, before, 3, 1, 1]));
+    let conv = params.convolution(&format!("{name}.resample.1"), &[own, before, 3, 3]);
+    Layer::Double { in_time, conv }
 }
 
 /// The scale of a norm of channels.

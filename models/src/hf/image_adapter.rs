@@ -1,0 +1,139 @@
+//! Adapters of a model of images, as diffusers' pipelines have them: `pytorch_lora_weights.safetensors`.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::diffusers::folders;
+use super::export::FolderKind;
+use super::weights::WeightFiles;
+use super::{Error, Result, field};
+use crate::decoder::lora;
+use crate::diffusion::{Lora, TransformerConfig};
+use crate::init::WeightSource;
+use crate::model::ParamSpec;
+
+/// An adapter's file, or those of a pair of transformers, opened and checked.
+#[derive(Debug)]
+pub struct ImageAdapterFiles {
+    lora: Lora,
+    weights: WeightFiles,
+}
+
+/// Where the header of a file has what PEFT was told, if its writer was new enough.
+const METADATA: &str = "lora_adapter_metadata";
+
+/// What names of the tensors begin with, and with that metadata.
+const OF_TRANSFORMER: &str = "transformer.";
+
+/// What matters of the metadata.
+#[derive(Deserialize)]
+struct AdapterMetadata {
+    #[serde(rename = "transformer.lora_alpha")]
+    lora_alpha: Option<f64>,
+    #[serde(rename = "transformer.use_rslora", default)]
+    use_rslora: bool,
+    #[serde(rename = "transformer.use_dora", default)]
+    use_dora: bool,
+    #[serde(rename = "transformer.rank_pattern")]
+    rank_pattern: Option<Map<String, Value>>,
+    #[serde(rename = "transformer.alpha_pattern")]
+    alpha_pattern: Option<Map<String, Value>>,
+}
+
+impl ImageAdapterFiles {
+    /// Opens the file `path` with an adapter for a transformer of the shape `config`, or the folder in which such a file has
+    /// diffusers' name; for a pair a folder of two of these, `transformer` and `transformer_2`, or of one. Which layers have
+    /// an adapter is read from the tensors' names. Alpha is the rank unless the file says otherwise.
+    ///
+    /// # Errors
+    /// [`Error`], which names the file and in it the field or the tensor.
+    pub fn open(path: &Path, config: &TransformerConfig) -> Result<ImageAdapterFiles> {
+        let mut weights = WeightFiles::empty(path);
+        let mut alphas = Vec::new();
+        for (folder, prefix) in folders(config) {
+            let folder = path.join(folder);
+            if config.boundary().is_none() {
+                alphas.push(add(&mut weights, path, prefix)?);
+            } else if folder.is_dir() {
+                alphas.push(add(&mut weights, &folder, prefix)?);
+            }
+        }
+        let modules: BTreeSet<&str> = weights.names().into_iter().filter_map(module_of).collect();
+        let Some(first) = modules.first() else {
+            let problem = match config.boundary() {
+                None => "it has no tensor `transformer.LAYER.lora_A.weight`, as diffusers names them",
+                Some(_) => {
+                    "it has no folder `transformer` or `transformer_2` with the adapters of one of the pair"
+                }
+            };
+            return Err(Error::Broken { path: path.to_owned(), problem: problem.to_owned() });
+        };
+        let [a, _] = lora::names(first);
+        let rank = weights.shape(&a).and_then(|shape| shape.first().copied()).unwrap_or(0);
+        let mut alphas = alphas.into_iter().map(|alpha| alpha.unwrap_or(rank as f64));
+        let alpha = alphas.next().expect("a tensor has come of a file");
+        if alphas.any(|other| other != alpha) {
+            return Err(field(path, "lora_alpha", "is another in `transformer_2`; one alpha holds for all"));
+        }
+        let modules = modules.into_iter().map(str::to_owned).collect();
+        let lora = Lora { rank, alpha, modules };
+        let units = config
+            .adapter_units(&lora)
+            .map_err(|error| Error::Broken { path: path.to_owned(), problem: error.to_string() })?;
+        weights.check(&units, |_| false)?;
+        Ok(ImageAdapterFiles { lora, weights })
+    }
+
+    /// Its shape.
+    pub fn lora(&self) -> &Lora {
+        &self.lora
+    }
+}
+
+impl WeightSource for ImageAdapterFiles {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        Ok(self.weights.read(spec, range, values)?)
+    }
+}
+
+/// Adds the tensors of a file, or of the one in a folder, with the names that adapters of the transformer with this `prefix`
+/// have. Returns alpha, if the file says so.
+fn add(weights: &mut WeightFiles, path: &Path, prefix: &str) -> Result<Option<f64>> {
+    let path = match path.is_dir() {
+        true => path.join(format!("{}.safetensors", FolderKind::ImageAdapter.weights_stem())),
+        false => path.to_owned(),
+    };
+    let file = WeightFiles::open_file(&path)?;
+    let alpha = match file.metadata(METADATA) {
+        Some(text) => alpha_of(&path, text)?,
+        None => None,
+    };
+    weights.join(file, |name| match name.strip_prefix(OF_TRANSFORMER) {
+        Some(rest) => format!("{}{prefix}{rest}", lora::PREFIX),
+        None => name.to_owned(),
+    });
+    Ok(alpha)
+}
+
+fn alpha_of(path: &Path, text: &str) -> Result<Option<f64>> {
+    let found: AdapterMetadata =
+        serde_json::from_str(text).map_err(|source| Error::Json { path: path.to_owned(), source })?;
+    let refuse = |holds: bool, name: &str, problem: &str| {
+        if holds { Ok(()) } else { Err(field(path, name, problem)) }
+    };
+    refuse(!found.use_rslora, "use_rslora", "is true; the scale is lora_alpha / r here")?;
+    refuse(!found.use_dora, "use_dora", "is true; there is plain LoRA here")?;
+    let is_empty = |pattern: &Option<Map<String, Value>>| pattern.as_ref().is_none_or(Map::is_empty);
+    refuse(is_empty(&found.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
+    refuse(is_empty(&found.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
+    Ok(found.lora_alpha)
+}
+
+/// The layer beside which the tensor of this name stands, if it is the first of an adapter's two.
+fn module_of(name: &str) -> Option<&str> {
+    name.strip_prefix(lora::PREFIX)?.strip_suffix(".lora_A.weight")
+}
