@@ -113,7 +113,7 @@ fn export_images(
             copied: &[],
             made: &[],
             units: &shape.build(Some(lora), None, tch::Device::Cpu)?.adapter_units(),
-            weights: &Unscaled { adapter: &trained, scale: lora.scale() },
+            weights: &Unscaled { adapter: &trained, scale: lora.scale },
             dtype: options.dtype,
         };
         return Ok(write_folder(to, &contents)?);

@@ -33,6 +33,8 @@ fn config(qk_norm: bool) -> DecoderConfig {
         max_position_embeddings: 80,
         sliding_window: None,
         qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm,
         tie_word_embeddings: false,
         initializer_range: 0.4,
@@ -157,7 +159,7 @@ fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) 
 #[test]
 fn strict_logprobs_are_those_of_training_to_the_bit() {
     let window = Some(SlidingWindow { tokens: 9, layers: vec![true, false] });
-    let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(3, 4.0, LoraTarget::ALL.to_vec());
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (qk_norm, sliding_window, lora) in
             [(false, None, None), (true, window.clone(), None), (false, None, Some(&lora))]

@@ -31,6 +31,8 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         sliding_window: None,
         max_position_embeddings: 1024,
         qkv_bias: !qk_norm,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm,
         tie_word_embeddings: qk_norm,
         initializer_range: 0.2,
@@ -66,7 +68,7 @@ impl From<DecoderConfig> for Shape {
 
 impl Shape {
     fn with_adapters(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
-        let lora = LoraConfig { rank: 6, alpha: 9.0, targets: targets.to_vec(), dropout: 0.0 };
+        let lora = LoraConfig::new(6, 9.0, targets.to_vec());
         Shape { lora: Some(lora), ..Shape::from(config) }
     }
 

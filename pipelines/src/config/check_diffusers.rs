@@ -93,6 +93,16 @@ impl Check<'_> {
             "adapters of a model of images see all of their input",
             "leave it out",
         )?;
+        for (field, is_empty) in
+            [("rank_pattern", lora.rank_pattern.is_empty()), ("alpha_pattern", lora.alpha_pattern.is_empty())]
+        {
+            self.ensure(
+                is_empty,
+                &format!("model.lora.{field}"),
+                "adapters of a model of images have one rank and one alpha",
+                "leave it out",
+            )?;
+        }
         let modules = folder.transformer_config().modules();
         let shape = lora.image_shape(&modules).map_err(|entry| {
             let mut ends: Vec<&str> = modules.iter().filter_map(|name| name.splitn(3, '.').nth(2)).collect();

@@ -79,7 +79,7 @@ fn states_and_buffers_are_those_that_are_planned() {
     }
     let shape = decoder(true).config().clone();
     let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
-    let lora = LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(3, 6.0, LoraTarget::ALL.to_vec());
     for stage in STAGES {
         let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
         check_training(&Arc::new(frozen), stage.into(), 2);
@@ -141,7 +141,7 @@ fn activations_are_those_that_are_planned() {
     const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
     let (sequences, len) = (6, 48);
     let size = PackedSize::uniform(sequences, 2, len - 2);
-    let lora = LoraConfig { rank: 8, alpha: 6.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(8, 6.0, LoraTarget::ALL.to_vec());
     let dropping = LoraConfig { dropout: 0.1, ..lora.clone() };
     let keyed = || batch(sequences, len, 200).with_dropout(&[1; 6]).unwrap();
     let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
