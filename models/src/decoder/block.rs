@@ -111,10 +111,8 @@ impl Block {
             vec![part("q", heads), part("k", kv_heads), part("v", kv_heads)]
         };
         let gate_up_parts = |kind: &str| {
-            let part = |which: &str| Part {
-                name: name(&format!("mlp.{which}_proj.{kind}")),
-                rows: intermediate,
-            };
+            let part =
+                |which: &str| Part { name: name(&format!("mlp.{which}_proj.{kind}")), rows: intermediate };
             vec![part("gate"), part("up")]
         };
 
@@ -152,9 +150,7 @@ impl Block {
                 parts: gate_up_parts("weight"),
                 ..matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden)
             }),
-            gate_up_bias: config
-                .mlp_bias
-                .then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
+            gate_up_bias: config.mlp_bias.then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
             down: add(matrix("mlp.down_proj.weight", hidden, intermediate)),
             down_bias: config.mlp_bias.then(|| add(one_bias("mlp.down_proj.bias", hidden))),
             heads,

@@ -80,7 +80,12 @@ impl Decoder {
             cache.store(layer, &it.k, &it.v, &step.places)?;
             let (keys, values) = cache.layer(layer);
             let (tables, lengths) = (&step.tables, &step.lengths);
-            self.plain_block.math.decode_attention(&it.q, (keys, values), (tables, lengths), self.causal(layer))
+            self.plain_block.math.decode_attention(
+                &it.q,
+                (keys, values),
+                (tables, lengths),
+                self.causal(layer),
+            )
         })?;
         self.logits(weights, &x)
     }

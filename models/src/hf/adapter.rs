@@ -112,7 +112,8 @@ fn patterns<T>(
         let wrong = |problem: String| field(path, format!("{name}.{pattern}"), problem);
         let compiled = ModulePattern::new(&pattern)
             .ok_or_else(|| wrong("is no regular expression that is read here".to_owned()))?;
-        let value = read(&value).ok_or_else(|| wrong(format!("is {value}, and not a number that it can be")))?;
+        let value =
+            read(&value).ok_or_else(|| wrong(format!("is {value}, and not a number that it can be")))?;
         Ok((compiled, value))
     });
     entries.collect()
@@ -128,7 +129,8 @@ impl WeightSource for AdapterFolder {
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
     let modules: Vec<&str> = lora.targets.iter().map(|target| last_segment(target.name())).collect();
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
-    let alphas = lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.as_str().to_owned(), json!(alpha)));
+    let alphas =
+        lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.as_str().to_owned(), json!(alpha)));
     let file = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -238,7 +238,14 @@ impl Rope<'_> {
             beta_slow: self.optional("beta_slow")?.unwrap_or(1.0),
             original_max_position_embeddings: self.original_length()?,
             attention_factor: self.optional("attention_factor")?.unwrap_or(attention_factor),
-            truncate: self.fields.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+            truncate: match self.fields.get("truncate") {
+                None | Some(Value::Null) => true,
+                Some(Value::Bool(truncate)) => *truncate,
+                Some(value) => {
+                    let name = format!("{}.truncate", self.name);
+                    return Err(field(self.path, name, format!("is {value}, and neither true nor false")));
+                }
+            },
         })
     }
 
@@ -414,6 +421,10 @@ mod tests {
         let half = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5});
         check(json!({"rope_parameters": half}), "`rope_parameters.partial_rotary_factor` is not 1");
         check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is no text");
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0, "truncate": "no"});
+        check(json!({"rope_scaling": yarn}), "`rope_scaling.truncate` is \"no\"");
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
+        check(json!({"rope_scaling": yarn}), "`rope_scaling` has 0.0 for beta_fast");
         check(json!({"num_hidden_layers": 10_000_000}), "`num_hidden_layers` is 10000000, must be at most");
         check(json!({"max_position_embeddings": 1_000_000_000}), "`max_position_embeddings` is 1000000000");
         check(json!({"rope_scaling": {"rope_type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`");

@@ -136,7 +136,10 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
     let (architecture, model_type) = match (biases, config.qk_norm, tokens) {
         ((true, false, _), true, _) => {
-            return refuse("qkv_bias", "is there beside qk_norm, and no published family has these two alone");
+            return refuse(
+                "qkv_bias",
+                "is there beside qk_norm, and no published family has these two alone",
+            );
         }
         ((true, false, false), false, _) => ("Qwen2ForCausalLM", "qwen2"),
         ((true, true, false) | (false, false, false), true, _) => ("Qwen3ForCausalLM", "qwen3"),

@@ -107,7 +107,10 @@ impl ModelFolder {
     /// [`Error`] if the file cannot be read any more.
     pub fn config_file(&self) -> Result<Map<String, Value>> {
         let mut file: Map<String, Value> = read_json(&self.path.join("config.json"))?;
-        file.insert("architectures".to_owned(), json!([format!("{}{}", self.family, Task::Language.suffix())]));
+        file.insert(
+            "architectures".to_owned(),
+            json!([format!("{}{}", self.family, Task::Language.suffix())]),
+        );
         Ok(file)
     }
 
@@ -169,7 +172,7 @@ struct GenerationConfig {
 
 /// One token id or several.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`eos_token_id` is neither the number of a token nor a list of such")]
 enum TokenIds {
     One(i64),
     Several(Vec<i64>),

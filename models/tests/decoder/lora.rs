@@ -93,8 +93,7 @@ fn scores_and_gradients_equal_peft() {
     let golden = golden_of("lora_patterns");
     let found = golden.adapter.lora_config();
     let ranks: Vec<_> = found.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str(), *rank)).collect();
-    let expected =
-        [("(.*1.self_attn.q)_proj", 5), ("(q|v)_proj", 2), ("model.layers.0.mlp.down_proj", 1)];
+    let expected = [("(.*1.self_attn.q)_proj", 5), ("(q|v)_proj", 2), ("model.layers.0.mlp.down_proj", 1)];
     assert_eq!((found.rslora, ranks), (true, expected.to_vec()));
     check_scores_and_gradients(&golden);
 }

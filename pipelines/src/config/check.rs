@@ -2,8 +2,8 @@
 
 use std::fmt::Debug;
 
-use anyroll_models::{LoraTarget, ModulePattern};
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
+use anyroll_models::{LoraTarget, ModulePattern};
 
 use super::error::{Problem, list};
 use super::model::LoraConfig;
@@ -477,11 +477,7 @@ impl Check<'_> {
     }
 
     /// Whether each pattern is one of a matrix that has an adapter.
-    fn lora_patterns(
-        &self,
-        shape: &anyroll_models::LoraConfig,
-        folder: &ModelFolder,
-    ) -> Result<(), Problem> {
+    fn lora_patterns(&self, shape: &anyroll_models::LoraConfig, folder: &ModelFolder) -> Result<(), Problem> {
         let modules: Vec<String> = (0..folder.decoder_config().num_hidden_layers)
             .flat_map(|layer| {
                 shape.targets.iter().map(move |target| format!("model.layers.{layer}.{}", target.name()))

@@ -116,7 +116,11 @@ impl LoraConfig {
         let modules =
             modules.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(module, _)| module.clone());
         let (rank, modules) = (self.rank as i64, modules.collect());
-        Ok(anyroll_models::diffusion::Lora { rank, scale: lora_scale(rank, self.alpha(), self.rslora), modules })
+        Ok(anyroll_models::diffusion::Lora {
+            rank,
+            scale: lora_scale(rank, self.alpha(), self.rslora),
+            modules,
+        })
     }
 }
 
