@@ -166,17 +166,20 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
         {
             let config = DecoderConfig { sliding_window, ..config(qk_norm) };
             let decoder = match lora {
-                Some(lora) => Decoder::with_lora(config, lora, Device::Cpu).unwrap(),
+                Some(lora) => {
+                    let biased = DecoderConfig { o_bias: true, mlp_bias: true, ..config };
+                    Decoder::with_lora(biased, lora, Device::Cpu).unwrap()
+                }
                 None => Decoder::new(config, Device::Cpu).unwrap(),
             };
             let mut holder = Holder::of_kind(decoder.strict(true), 3, kind);
-            // Adapters of which nothing is 0.
-            for unit in
-                (0..holder.weights.len()).filter(|&unit| holder.decoder.units()[unit].name.ends_with("lora"))
-            {
-                for weight in &mut holder.weights[unit] {
-                    let numbers = Tensor::arange(weight.numel() as i64, (Kind::Float, Device::Cpu));
-                    weight.copy_(&(numbers.sin() * 0.3).view_as(weight));
+            // Adapters and biases of which nothing is 0.
+            for (unit, weights) in holder.decoder.units().iter().zip(&mut holder.weights) {
+                for (spec, weight) in unit.params.iter().zip(weights) {
+                    if unit.name.ends_with("lora") || spec.name.ends_with("bias") {
+                        let numbers = Tensor::arange(weight.numel() as i64, (Kind::Float, Device::Cpu));
+                        weight.copy_(&(numbers.sin() * 0.3).view_as(weight));
+                    }
                 }
             }
             let what = format!("{kind:?}, {:?}", holder.decoder.config());

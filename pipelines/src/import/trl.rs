@@ -145,7 +145,7 @@ fn adapters(ledger: &mut Ledger) {
     ledger.copy_number("lora_alpha", "model.lora.alpha");
     ledger.copy_number("lora_dropout", "model.lora.dropout");
     ledger.lora_targets("lora_target_modules");
-    ledger.switch("use_rslora", "model.lora.rslora", "true");
+    ledger.switch("use_rslora", "model.lora.rslora", true);
 }
 
 /// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its
