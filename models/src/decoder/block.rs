@@ -12,7 +12,7 @@
 use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
-use super::lora::{Adapter, Drops, Lora};
+use super::lora::{Drops, Lora, Site};
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
@@ -339,7 +339,7 @@ impl Block {
     /// Adds the products of the adapters at a matrix, if there are any, to its output `y`.
     fn adapt_(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         x: &Tensor,
         drops: Option<Drops>,
@@ -350,14 +350,14 @@ impl Block {
     }
 
     /// Whether a matrix has adapters.
-    pub(super) fn adapts(&self, site: fn(&Lora) -> &[Adapter]) -> bool {
+    pub(super) fn adapts(&self, site: Site) -> bool {
         self.lora.as_ref().is_some_and(|lora| !site(lora).is_empty())
     }
 
     /// The same as [`Self::adapt_`] without dropping anything and in no other memory.
     pub(super) fn adapt_in_place(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
@@ -370,7 +370,7 @@ impl Block {
     /// Adds their part to the gradient of the matrix's input.
     fn adapt_input_backward_(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         dy: &Tensor,
         drops: Option<Drops>,
@@ -383,7 +383,7 @@ impl Block {
     /// Writes their own gradients.
     fn adapt_backward(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         grads: &mut Grads,
         dy_x: (&Tensor, &Tensor),
@@ -476,7 +476,7 @@ impl Block {
 /// Writes the gradient of a bias, if there is one, from that of what it was added to.
 fn bias_backward(grads: &mut Grads, bias: Option<usize>, dy: &Tensor) -> Result<()> {
     let Some(bias) = bias else { return Ok(()) };
-    Ok(grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))?)
+    grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))
 }
 
 /// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.

@@ -217,6 +217,9 @@ pub(super) struct Adapter {
     shape: AdapterShape,
 }
 
+/// Adapters of a layer that have their input in common.
+pub(super) type Site = fn(&Lora) -> &[Adapter];
+
 /// The unit of each layer, and where its adapters lie.
 pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig) -> (Vec<Unit>, Vec<Lora>) {
     let layers = (0..config.num_hidden_layers).map(|layer| {

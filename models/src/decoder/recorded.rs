@@ -3,12 +3,7 @@
 use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, StepRotation};
 use tch::{Device, Kind, Tensor};
 
-use super::{
-    Decoder,
-    block::Block,
-    lora::{Adapter, Lora},
-    math::Math,
-};
+use super::{Decoder, block::Block, lora::Site, math::Math};
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
@@ -193,7 +188,7 @@ impl Block {
         norm: &Tensor,
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let (matrix, bias, site): (usize, Option<usize>, fn(&Lora) -> &[Adapter]) = match branch {
+        let (matrix, bias, site): (usize, Option<usize>, Site) = match branch {
             Branch::Attention => (self.o, self.o_bias, |lora| &lora.o),
             Branch::Mlp => (self.down, self.down_bias, |lora| &lora.down),
         };
