@@ -48,6 +48,8 @@ fn main() {
         max_position_embeddings: 64,
         sliding_window: None,
         qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm: false,
         tie_word_embeddings: true,
         initializer_range: 0.02,

@@ -45,7 +45,7 @@ fn main() {
         None => Decoder::new(config.clone(), torch(&device)),
         Some(rank) => {
             let targets = LoraTarget::ALL.to_vec();
-            let lora = LoraConfig { rank, alpha: 2.0 * rank as f64, targets, dropout: 0.0 };
+            let lora = LoraConfig::new(rank, 2.0 * rank as f64, targets);
             Decoder::with_lora(config.clone(), &lora, torch(&device))
         }
     };
@@ -119,6 +119,8 @@ fn config(size: &str) -> DecoderConfig {
         sliding_window: None,
         max_position_embeddings: 4096,
         qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm: false,
         tie_word_embeddings: tie,
         initializer_range: 0.02,

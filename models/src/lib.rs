@@ -23,7 +23,8 @@ mod random;
 
 pub use batch::{PackedBatch, Sequence};
 pub use decoder::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedSize, RopeScaling, SlidingWindow, ValueModel,
+    AdapterShape, Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedSize, RopeScaling,
+    SlidingWindow, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

@@ -107,6 +107,8 @@ fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> Decoder
         max_position_embeddings: decoder.max_length as i64,
         sliding_window: None,
         qkv_bias: decoder.qkv_bias,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm: decoder.qk_norm,
         tie_word_embeddings: decoder.tie_embeddings,
         initializer_range: 0.02,

@@ -109,7 +109,7 @@ fn export_images(
             let problem = "it has no adapter: it was run without `model.lora`".to_owned();
             return Err(Error::Export { run: checkpoint.to_owned(), problem });
         };
-        let unscaled = Unscaled { adapter: &trained, scale: lora.scale() };
+        let unscaled = Unscaled { adapter: &trained, scale: lora.scale };
         return Ok(write_image_adapter(to, (shape, lora), &unscaled, options.dtype)?);
     }
     let merged = lora.as_ref().map(|lora| Merged { base: &folder, adapter: &trained, lora });

@@ -105,6 +105,8 @@ fn trained(
         rope_scaling: RopeScaling::None,
         rms_norm_eps: 1e-6,
         qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
         initializer_range: 0.1,
         qk_norm: true,
         tie_word_embeddings: tied,

@@ -132,9 +132,36 @@ fn what_cannot_be_used_is_named() {
     let file = lines(&folder, "wrong.jsonl", &[json!({"prompt": "1>"}), json!({"promt": "1>"})]);
     assert!(fail(anyroll(["generate", run, "--file", &file])).contains("wrong.jsonl:2"));
     assert!(fail(anyroll(["score", run, "--file", &file])).contains("wrong.jsonl:2"));
+    let file = lines(&folder, "setting.jsonl", &[json!({"prompt": "1>", "seed": 1})]);
+    let error = fail(anyroll(["generate", run, "--file", &file]));
+    assert!(error.contains("setting.jsonl:1: `seed` is not read from a line"), "{error}");
+    let file = lines(&folder, "hot.jsonl", &[json!({"prompt": "1>", "temperature": -1})]);
+    let error = fail(anyroll(["generate", run, "--file", &file]));
+    assert!(error.contains("hot.jsonl:1: `temperature`: -1"), "{error}");
+    let file = lines(&folder, "twice.jsonl", &[json!({"prompt": "1>"})]);
+    fs::write(&file, r#"{"prompt": "1>", "prompt": "2>"}"#).unwrap();
+    let error = fail(anyroll(["generate", run, "--file", &file]));
+    assert!(error.contains("twice.jsonl:1: duplicate field `prompt`"), "{error}");
     let file = lines(&folder, "tokens.jsonl", &[json!({"tokens": [1, 2]}), json!({"tokens": [1, 999]})]);
     let error = fail(anyroll(["score", run, "--file", &file]));
     assert!(error.contains("tokens.jsonl:2: `tokens`: there is no token 999"), "{error}");
+}
+
+/// What a line says of sampling holds for its own prompt, and is what the arguments are for all.
+#[test]
+fn a_line_may_say_how_it_is_sampled() {
+    let (folder, run) = trained();
+    let generate = |name: &str, line: Value, args: &[&str]| {
+        let file =
+            lines(&folder, name, &[json!({"prompt": "314>", "max_new_tokens": 1, "answer": "5"}), line]);
+        let always = ["generate", run.to_str().unwrap(), "--file", &file];
+        let found = parsed(&succeed(anyroll(always.iter().chain(args))).stdout);
+        found.into_iter().find(|line| line["line"] == 2).unwrap()
+    };
+    let said = json!({"prompt": "314>", "temperature": 0, "max_new_tokens": 3, "stop": "4"});
+    let args = ["--temperature", "0", "--max-new-tokens", "3", "--stop", "4"];
+    let expected = generate("args.jsonl", json!({"prompt": "314>"}), &args);
+    assert_eq!(generate("line.jsonl", said, &[]), expected);
 }
 
 /// A prompt that is a conversation is put into the chat template, as one that is a user's message.

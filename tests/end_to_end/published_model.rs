@@ -154,6 +154,10 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     let reference = "roles.reference.strategy.zero_stage=1";
     check(&["model.lora={rank: 4}", reference], &["roles.reference", "the reference is the policy"]);
     check(&["model.lora={rank: 4, dropout: 1}"], &["model.lora.dropout", "1.0 is out of range"]);
+    let beside = "model.lora={rank: 4, targets: [v_proj], rank_pattern: {q_proj: 2}}";
+    check(&[beside], &["model.lora.rank_pattern", "`q_proj` matches no matrix that has an adapter"]);
+    check(&["model.lora={rank: 4, rank_pattern: {q_proj: 0}}"], &["model.lora.rank_pattern", "it is 0"]);
+    check(&["model.lora={rank: 4, alpha_pattern: {'(': 2.0}}"], &["model.lora.alpha_pattern", "`(` names"]);
     let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
     check(&strict, &["model.lora.dropout", "`rollout.strict` wants them equal"]);
 }
@@ -225,7 +229,9 @@ fn adapters_drop_the_same_on_any_number_of_ranks() {
 #[test]
 fn adapters_train_beside_frozen_weights() {
     let folder = tempfile::tempdir().unwrap();
-    let lora = ["model.lora={rank: 4, targets: [(q|v)_proj, 'mlp[.].*']}", "strategy.recompute=full"];
+    let lora = "model.lora={rank: 4, targets: [(q|v)_proj, 'mlp[.].*'], rslora: true, \
+                rank_pattern: {layers.0.self_attn.q_proj: 3, q_proj: 6, up_proj: 1}, alpha_pattern: {'mlp.*': 5.0}}";
+    let lora = [lora, "strategy.recompute=full"];
     let kl_coef = "pipeline.rlvr.algorithm.kl_coef=0.1";
     let with_kl = [kl_coef, "pipeline.rlvr.mini_batches=1", "devices=2", "strategy.zero_stage=3"];
     let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());

@@ -9,6 +9,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::{
     Process, anyroll, fail,
@@ -263,7 +264,12 @@ fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
 
     let chat = asked(json!("hi"));
     let tool = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
-    refused(&server.chat(&with(&chat, "tools", tool)), &["tool_choice"]);
+    refused(&server.chat(&with(&chat, "tools", tool.clone())), &["tool_choice"]);
+    // The tiny model's template tells nothing of tools.
+    let of_tools = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tool});
+    refused(&server.chat(&of_tools), &["`tools`", "no place for them"]);
+    refused(&server.chat(&with(&of_tools, "tools", json!([1]))), &["`tools` must be a list of functions"]);
+    refused(&server.chat(&json!({"messages": []})), &["`messages` must be"]);
     refused(&server.chat(&with(&chat, "top_logprobs", json!(2))), &["top_logprobs"]);
     refused(&server.chat(&with(&chat, "logprobs", json!(1))), &["logprobs", "true or false"]);
     refused(
@@ -272,6 +278,56 @@ fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
     );
     refused(&server.chat(&asked(json!([{"type": "image_url"}]))), &["messages[0].content"]);
     refused(&server.chat(&json!({})), &["`messages` is missing"]);
+}
+
+/// The tiny published model with another chat template.
+fn with_template(template: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(published_model::model()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    folder
+}
+
+/// As `transformers` has them: arguments are objects, not texts of JSON.
+#[test]
+fn calls_of_tools_and_variables_reach_the_chat_template() {
+    let folder = with_template(
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}\
+         {% endfor %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{{ last }}",
+    );
+    let server = Server::start(folder.path().to_str().unwrap(), &[]);
+    let tokens = |body: Value| body["usage"]["prompt_tokens"].as_u64().unwrap();
+    let length = |text: &str| tokens(body(&server.complete(&json!({"prompt": text, "max_tokens": 1}))));
+    let arguments = r#"{"a":1}"#;
+    let call = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
+    let chat = json!({"max_tokens": 1, "messages": [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": call},
+    ]});
+    assert_eq!(tokens(body(&server.chat(&chat))), length(r#"hi{"a": 1}"#));
+    let told = with(&chat, "tools", json!([{"b": 2}]));
+    assert_eq!(tokens(body(&server.chat(&told))), length(r#"hi{"a": 1}[{"b": 2}]"#));
+    let varied = with(&chat, "chat_template_kwargs", json!({"last": "the end"}));
+    assert_eq!(tokens(body(&server.chat(&varied))), length(r#"hi{"a": 1}the end"#));
+    refused(
+        &server.chat(&with(&chat, "chat_template_kwargs", json!(1))),
+        &["`chat_template_kwargs` must be"],
+    );
+}
+
+#[test]
+fn an_address_that_is_not_there_is_answered_as_all_else() {
+    let server = Server::published(&[]);
+    for (method, path, status) in [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)] {
+        let answer = server.ask(method, path, "");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        let error = &serde_json::from_str::<Value>(body).unwrap()["error"];
+        assert_eq!(error["type"], "invalid_request_error", "{answer}");
+        assert!(error.get("param").is_some() && error.get("code").is_some(), "{answer}");
+    }
 }
 
 #[test]

@@ -50,6 +50,8 @@ FAMILIES = {
         ),
     ),
     "qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
+    "qwen3_biased": ("Qwen3", dict(head_dim=6, attention_bias=True)),
+    "llama_biased": ("Llama", dict(attention_bias=True, mlp_bias=True)),
     "llama2": ("Llama", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
     "llama3_sharded": ("Llama", dict(rms_norm_eps=1e-5, rope_scaling=LLAMA3)),
     "llama_linear": ("Llama", dict(rope_scaling=dict(rope_type="linear", factor=2.0))),

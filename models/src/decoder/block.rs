@@ -12,7 +12,7 @@
 use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
-use super::lora::{Adapter, Drops, Lora};
+use super::lora::{Drops, Lora, Site};
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
@@ -30,9 +30,12 @@ pub(super) struct Block {
     /// The norms of queries and keys.
     pub qk_norm: Option<(usize, usize)>,
     pub o: usize,
+    pub o_bias: Option<usize>,
     pub post_attention_norm: usize,
     pub gate_up: usize,
+    pub gate_up_bias: Option<usize>,
     pub down: usize,
+    pub down_bias: Option<usize>,
     pub heads: i64,
     pub kv_heads: i64,
     pub head_dim: i64,
@@ -107,8 +110,11 @@ impl Block {
             };
             vec![part("q", heads), part("k", kv_heads), part("v", kv_heads)]
         };
-        let gate_up_parts = ["gate", "up"]
-            .map(|which| Part { name: name(&format!("mlp.{which}_proj.weight")), rows: intermediate });
+        let gate_up_parts = |kind: &str| {
+            let part =
+                |which: &str| Part { name: name(&format!("mlp.{which}_proj.{kind}")), rows: intermediate };
+            vec![part("gate"), part("up")]
+        };
 
         let mut params = Vec::new();
         let mut add = |spec: ParamSpec| {
@@ -116,21 +122,18 @@ impl Block {
             params.len() - 1
         };
         let matrix = |rest: &str, rows: i64, columns: i64| matrix_spec(name(rest), rows, columns, std);
+        let bias = |rest: &str, parts: Vec<Part>| {
+            let shape = vec![parts.iter().map(|part| part.rows).sum()];
+            ParamSpec { name: name(rest), shape, parts, init: Init::Zeros, decay: false }
+        };
+        let one_bias = |rest: &str, rows: i64| bias(rest, vec![Part { name: name(rest), rows }]);
         let qkv_rows = (heads + 2 * kv_heads) * dim;
         let input_norm = add(norm_spec(name("input_layernorm.weight"), hidden));
         let qkv = add(ParamSpec {
             parts: qkv_parts("weight"),
             ..matrix("self_attn.qkv_proj.weight", qkv_rows, hidden)
         });
-        let qkv_bias = config.qkv_bias.then(|| {
-            add(ParamSpec {
-                name: name("self_attn.qkv_proj.bias"),
-                shape: vec![qkv_rows],
-                parts: qkv_parts("bias"),
-                init: Init::Zeros,
-                decay: false,
-            })
-        });
+        let qkv_bias = config.qkv_bias.then(|| add(bias("self_attn.qkv_proj.bias", qkv_parts("bias"))));
         let qk_norm = config.qk_norm.then(|| {
             let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), dim));
             (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), dim)))
@@ -141,12 +144,15 @@ impl Block {
             qkv_bias,
             qk_norm,
             o: add(matrix("self_attn.o_proj.weight", hidden, heads * dim)),
+            o_bias: config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden))),
             post_attention_norm: add(norm_spec(name("post_attention_layernorm.weight"), hidden)),
             gate_up: add(ParamSpec {
-                parts: gate_up_parts.to_vec(),
+                parts: gate_up_parts("weight"),
                 ..matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden)
             }),
+            gate_up_bias: config.mlp_bias.then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
             down: add(matrix("mlp.down_proj.weight", hidden, intermediate)),
+            down_bias: config.mlp_bias.then(|| add(one_bias("mlp.down_proj.bias", hidden))),
             heads,
             kv_heads,
             head_dim: dim,
@@ -169,9 +175,9 @@ impl Block {
         self.lora.as_ref().is_some_and(Lora::drops)
     }
 
-    /// How many adapters there are, and their rank.
-    pub fn adapters(&self) -> (usize, usize) {
-        self.lora.as_ref().map_or((0, 0), Lora::adapters)
+    /// The rank of each adapter.
+    pub fn ranks(&self) -> impl Iterator<Item = usize> {
+        self.lora.iter().flat_map(Lora::ranks)
     }
 
     /// Attention in a layer with this window.
@@ -214,8 +220,7 @@ impl Block {
         drops: Option<Drops>,
     ) -> Result<Projected> {
         let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
-        let bias = self.qkv_bias.map(|param| weights.get(0, param));
-        let mut qkv = self.math.linear(&h, weights.get(0, self.qkv), bias)?;
+        let mut qkv = self.linear(weights, &h, (self.qkv, self.qkv_bias))?;
         self.adapt_(|lora| &lora.qkv, weights, &h, drops, &mut qkv)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
@@ -246,16 +251,29 @@ impl Block {
         drops: Option<Drops>,
         save: bool,
     ) -> Result<Finished> {
-        let mut x2 = self.math.linear(attended, weights.get(0, self.o), None)?;
+        let mut x2 = self.linear(weights, attended, (self.o, self.o_bias))?;
         self.adapt_(|lora| &lora.o, weights, attended, drops, &mut x2)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
-        let mut gate_up = self.math.linear(&h2, weights.get(0, self.gate_up), None)?;
+        let mut gate_up = self.linear(weights, &h2, (self.gate_up, self.gate_up_bias))?;
         self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
         let activated = ops::swiglu(&gate_up)?;
         let mut out = self.math.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
+        if let Some(bias) = self.down_bias {
+            drop(out.f_add_(weights.get(0, bias))?);
+        }
         self.adapt_(|lora| &lora.down, weights, &activated, drops, &mut out)?;
         Ok(Finished { out, x2, rstd2, gate_up })
+    }
+
+    /// `x` times a matrix, and its bias if it has one.
+    fn linear(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        (matrix, bias): (usize, Option<usize>),
+    ) -> Result<Tensor> {
+        self.math.linear(x, weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)))
     }
 
     /// Without the projection of the MLP, which is most of what is kept, and one product away from what stays: of
@@ -268,7 +286,7 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        let mut gate_up = self.math.linear(&h2, weights.get(0, self.gate_up), None)?;
+        let mut gate_up = self.linear(weights, &h2, (self.gate_up, self.gate_up_bias))?;
         self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
@@ -288,27 +306,28 @@ impl Block {
         let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
+        bias_backward(grads, self.down_bias, &dx)?;
         let mut activated = dx.f_mm(weights.get(0, self.down))?;
         let between = self.adapt_input_backward_(|lora| &lora.down, weights, &dx, drops, &mut activated)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
         grads.put_linear(0, self.down, &dx, &activated)?;
         self.adapt_backward(|lora| &lora.down, weights, grads, (&dx, &activated), drops, &between)?;
         let dgate_up = gate_up;
+        bias_backward(grads, self.gate_up_bias, &dgate_up)?;
         let mut h2 = dgate_up.f_mm(weights.get(0, self.gate_up))?;
         let between = self.adapt_input_backward_(|lora| &lora.gate_up, weights, &dgate_up, drops, &mut h2)?;
         self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
         grads.put_linear(0, self.gate_up, &dgate_up, &h2)?;
         self.adapt_backward(|lora| &lora.gate_up, weights, grads, (&dgate_up, &h2), drops, &between)?;
 
+        bias_backward(grads, self.o_bias, &dx)?;
         let mut dattended = dx.f_mm(weights.get(0, self.o))?;
         let between = self.adapt_input_backward_(|lora| &lora.o, weights, &dx, drops, &mut dattended)?;
         grads.put_linear(0, self.o, &dx, &attended)?;
         self.adapt_backward(|lora| &lora.o, weights, grads, (&dx, &attended), drops, &between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
-        if let Some(bias) = self.qkv_bias {
-            grads.put(0, bias, |buffer, how| ops::sum_rows(&dqkv, buffer, how))?;
-        }
+        bias_backward(grads, self.qkv_bias, &dqkv)?;
         let mut h = dqkv.f_mm(weights.get(0, self.qkv))?;
         let between = self.adapt_input_backward_(|lora| &lora.qkv, weights, &dqkv, drops, &mut h)?;
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
@@ -320,7 +339,7 @@ impl Block {
     /// Adds the products of the adapters at a matrix, if there are any, to its output `y`.
     fn adapt_(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         x: &Tensor,
         drops: Option<Drops>,
@@ -331,17 +350,17 @@ impl Block {
     }
 
     /// Whether a matrix has adapters.
-    pub(super) fn adapts(&self, site: fn(&Lora) -> &[Adapter]) -> bool {
+    pub(super) fn adapts(&self, site: Site) -> bool {
         self.lora.as_ref().is_some_and(|lora| !site(lora).is_empty())
     }
 
     /// The same as [`Self::adapt_`] without dropping anything and in no other memory.
     pub(super) fn adapt_in_place(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         x: &Tensor,
-        scratch: &mut Scratch,
+        scratch: &Scratch,
         y: &Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
@@ -351,7 +370,7 @@ impl Block {
     /// Adds their part to the gradient of the matrix's input.
     fn adapt_input_backward_(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         dy: &Tensor,
         drops: Option<Drops>,
@@ -364,7 +383,7 @@ impl Block {
     /// Writes their own gradients.
     fn adapt_backward(
         &self,
-        site: fn(&Lora) -> &[Adapter],
+        site: Site,
         weights: &Weights,
         grads: &mut Grads,
         dy_x: (&Tensor, &Tensor),
@@ -452,6 +471,12 @@ impl Block {
             qkv.f_narrow(1, heads + kv_heads, kv_heads)?,
         ])
     }
+}
+
+/// Writes the gradient of a bias, if there is one, from that of what it was added to.
+fn bias_backward(grads: &mut Grads, bias: Option<usize>, dy: &Tensor) -> Result<()> {
+    let Some(bias) = bias else { return Ok(()) };
+    grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))
 }
 
 /// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.

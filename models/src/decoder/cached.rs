@@ -59,7 +59,7 @@ impl Decoder {
         let packing = &prompts.packing;
         let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, it| {
             store(cache, layer, it, &prompts.rows, &prompts.places)?;
-            Ok(self.block.math.attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
+            Ok(self.plain_block.math.attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
         })?;
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
@@ -70,7 +70,7 @@ impl Decoder {
         self.layers(weights, &piece.tokens, &piece.positions, |layer, it| {
             store(cache, layer, it, &piece.rows, &piece.places)?;
             let (keys, values) = cache.read(layer, &piece.context)?;
-            self.block.math.attention_with_history(&it.q, &keys, &values, self.causal(layer))
+            self.plain_block.math.attention_with_history(&it.q, &keys, &values, self.causal(layer))
         })
     }
 
@@ -80,7 +80,12 @@ impl Decoder {
             cache.store(layer, &it.k, &it.v, &step.places)?;
             let (keys, values) = cache.layer(layer);
             let (tables, lengths) = (&step.tables, &step.lengths);
-            self.block.math.decode_attention(&it.q, (keys, values), (tables, lengths), self.causal(layer))
+            self.plain_block.math.decode_attention(
+                &it.q,
+                (keys, values),
+                (tables, lengths),
+                self.causal(layer),
+            )
         })?;
         self.logits(weights, &x)
     }
@@ -101,11 +106,11 @@ impl Decoder {
     ) -> Result<Tensor> {
         let rope_table = self.rope_table();
         let mut x = self.embedding.forward(&weights[0], tokens)?;
-        for layer in 0..self.config.num_hidden_layers {
+        for (layer, block) in self.inner_blocks.iter().enumerate() {
             let weights = &weights[layer + 1];
-            let projected = self.block.project(weights, &x, (positions, &rope_table), None)?;
+            let projected = block.project(weights, &x, (positions, &rope_table), None)?;
             let attended = attend(layer, &projected)?;
-            x = self.block.finish(weights, &x, &attended)?;
+            x = block.finish(weights, &x, &attended)?;
         }
         Ok(x)
     }
@@ -133,7 +138,7 @@ impl Decoder {
 
     /// Attention in a layer.
     pub(super) fn causal(&self, layer: usize) -> Causal {
-        self.block.causal(self.config.window_of(layer))
+        self.plain_block.causal(self.config.window_of(layer))
     }
 }
 

@@ -33,6 +33,10 @@ pub struct DecoderConfig {
     pub sliding_window: Option<SlidingWindow>,
     /// Whether the query, key and value projections have a bias (Qwen2).
     pub qkv_bias: bool,
+    /// Whether attention's output projection has one (with `attention_bias` in Llama and Qwen3).
+    pub o_bias: bool,
+    /// Whether the three of the MLP have one (with `mlp_bias` in Llama).
+    pub mlp_bias: bool,
     /// Whether queries and keys are normed per head before the rotation (Qwen3).
     pub qk_norm: bool,
     /// Whether the head's matrix is the embedding's.
@@ -52,6 +56,9 @@ pub struct SlidingWindow {
 
 /// There is a row of a table for each of them.
 const MOST_POSITIONS: i64 = 1 << 24;
+
+/// The most of any width, far above all there are: so that sizes of matrices are numbers, and those of a model as well.
+const MOST_WIDTH: i64 = 1 << 22;
 
 impl DecoderConfig {
     /// How many tokens a token sees in a layer, itself included; `None`: all before it.
@@ -76,6 +83,19 @@ impl DecoderConfig {
         ];
         for (field, size) in sizes {
             check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
+        }
+        let heads_width = self.num_attention_heads.saturating_mul(self.head_dim);
+        let widths = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("num_attention_heads", heads_width),
+            ("intermediate_size", self.intermediate_size),
+        ];
+        for (field, width) in widths {
+            let what = if field == "num_attention_heads" { "times head_dim is" } else { "is" };
+            check_config(width <= MOST_WIDTH, field, || {
+                format!("{what} {width}, must be at most {MOST_WIDTH}")
+            })?;
         }
         check_layers("num_hidden_layers", self.num_hidden_layers)?;
         let positions = self.max_position_embeddings;
@@ -129,6 +149,8 @@ mod tests {
             max_position_embeddings: 64,
             sliding_window: None,
             qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
             qk_norm: false,
             tie_word_embeddings: true,
             initializer_range: 0.02,
@@ -149,6 +171,10 @@ mod tests {
         check("vocab_size", &|config| config.vocab_size = 0);
         check("num_key_value_heads", &|config| config.num_key_value_heads = 3);
         check("head_dim", &|config| config.head_dim = 15);
+        check("vocab_size", &|config| config.vocab_size = i64::MAX);
+        check("intermediate_size", &|config| config.intermediate_size = 1 << 40);
+        check("num_attention_heads", &|config| config.num_attention_heads = i64::MAX - 1);
+        check("num_attention_heads", &|config| config.head_dim = 1 << 62);
         check("rms_norm_eps", &|config| config.rms_norm_eps = f64::NAN);
         check("rope_theta", &|config| config.rope_theta = 0.0);
         let window = |tokens, layers| Some(SlidingWindow { tokens, layers });

@@ -1,6 +1,6 @@
 //! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
 
-use super::{Decoder, head};
+use super::{Decoder, block::Block, head};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::generation::LEAST_ROWS;
@@ -61,7 +61,7 @@ impl Footprint for Decoder {
         match block {
             0 => self.embedding_bytes(size, runs),
             _ if block + 1 == self.blocks() => self.head_bytes(size, runs),
-            _ => self.layer_bytes(size, runs),
+            _ => self.layer_bytes(&self.inner_blocks[block - 1], size, runs),
         }
     }
 }
@@ -80,8 +80,9 @@ impl Decoder {
             PackedSize { sequences: 1, longest, tokens: prompt_tokens, copies: prompt_tokens, targets: 0 };
         // Beside the block's own, copies of the keys and values that are cached.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
-        let prefill = self.layer_bytes(&size, runs);
-        let prefill = prefill.input + prefill.scoring + prompt_tokens * kv * runs.size();
+        let layers = self.inner_blocks.iter().map(|block| self.layer_bytes(block, &size, runs));
+        let layer = layers.map(|layer| layer.input + layer.scoring).max().unwrap_or(0);
+        let prefill = layer + prompt_tokens * kv * runs.size();
         // As they come out of the product, in fp32, and scaled.
         let logits = sequences.max(LEAST_ROWS) * self.config.vocab_size as usize;
         prefill.max(logits * (runs.size() + 2 * F32))
@@ -99,7 +100,7 @@ impl Decoder {
         }
     }
 
-    fn layer_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
+    fn layer_bytes(&self, block: &Block, size: &PackedSize, runs: Runs) -> BlockBytes {
         let config = &self.config;
         let [heads, kv_heads, dim] =
             [config.num_attention_heads, config.num_key_value_heads, config.head_dim].map(|it| it as usize);
@@ -113,10 +114,11 @@ impl Decoder {
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
         let gate_up = 2 * mlp;
-        let (adapters, rank) = self.block.adapters();
-        let between = rows(rank);
+        // What is between an adapter's products: of the widest, and of all.
+        let between = rows(block.ranks().max().unwrap_or(0));
+        let all_between = rows(block.ranks().sum());
         // Where adapters drop values, what one sees of its input of this size; backward, its part of the gradient first.
-        let dropped = |input: usize| if self.block.drops() { input } else { 0 };
+        let dropped = |input: usize| if block.drops() { input } else { 0 };
 
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations.
         let saved = x + floats(1) + qkv + q + lse + x + floats(1) + gate_up + qk_norm;
@@ -141,7 +143,7 @@ impl Decoder {
             // The residual stream stays in one place, and nothing is dropped.
             scoring: (forward - x - dropped(mlp)).max(attending),
             output_grad: x,
-            backward: in_mlp.max(mlp + x + in_attention.max(after)) + (adapters + 2) * between,
+            backward: in_mlp.max(mlp + x + in_attention.max(after)) + all_between + 2 * between,
         }
     }
 

@@ -4,6 +4,9 @@
 //! y = x W^T + (alpha / rank) x A^T B^T      A [rank, in], B [out, rank]
 //! ```
 //!
+//! With `rslora` (Kalajdzievski, 2023) the product is multiplied by alpha / sqrt(rank), whose gradients do not vanish in
+//! large ranks. Matrices may have ranks and alphas of their own.
+//!
 //! In training the adapters may see their input with some of its values dropped, each adapter with others; the matrix
 //! beside it sees all of it. A mask is made again wherever it is needed ([`ops::dropout()`]).
 //!
@@ -11,6 +14,7 @@
 //! can be frozen as a whole. Backward runs `x A^T` again, which costs less than keeping it would hold.
 
 use anyroll_backends::ops;
+use regex::Regex;
 use tch::Tensor;
 
 use super::{DecoderConfig, math::Math, recorded::Scratch};
@@ -25,6 +29,12 @@ pub struct LoraConfig {
     pub rank: i64,
     /// The product is multiplied by alpha / rank.
     pub alpha: f64,
+    /// Whether it is multiplied by alpha / sqrt(rank) instead.
+    pub rslora: bool,
+    /// Matrices with ranks of their own; the first pattern that matches counts.
+    pub rank_pattern: Vec<(ModulePattern, i64)>,
+    /// Matrices with alphas of their own, in the same way.
+    pub alpha_pattern: Vec<(ModulePattern, f64)>,
     /// At least one, each once.
     pub targets: Vec<LoraTarget>,
     /// The part of an adapter's input that is dropped in training, from 0 to below 1.
@@ -79,19 +89,80 @@ impl LoraTarget {
     }
 }
 
-impl LoraConfig {
-    /// What the product is multiplied by.
-    pub fn scale(&self) -> f64 {
-        self.alpha / self.rank as f64
+/// A pattern of matrices, as PEFT has them: a regular expression for the end of a name, from a dot on, or for all of it.
+/// `q_proj` and `layers.0.self_attn.q_proj` match `model.layers.0.self_attn.q_proj`.
+#[derive(Clone, Debug)]
+pub struct ModulePattern {
+    written: String,
+    compiled: Regex,
+}
+
+impl ModulePattern {
+    /// The pattern, if it is one.
+    pub fn new(written: &str) -> Option<ModulePattern> {
+        let compiled = Regex::new(&format!(r"^(?:.*\.)?(?:{written})$")).ok()?;
+        Some(ModulePattern { written: written.to_owned(), compiled })
     }
 
-    pub(super) fn validate(&self) -> Result<()> {
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.written
+    }
+
+    /// Whether it is one of the matrix `module`, as `model.layers.0.mlp.up_proj`.
+    pub fn matches(&self, module: &str) -> bool {
+        self.compiled.is_match(module)
+    }
+}
+
+impl PartialEq for ModulePattern {
+    fn eq(&self, other: &ModulePattern) -> bool {
+        self.written == other.written
+    }
+}
+
+/// The inner width of an adapter's product, and what it is multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterShape {
+    /// The inner width.
+    pub rank: i64,
+    /// The factor.
+    pub scale: f64,
+}
+
+impl LoraConfig {
+    /// Adapters of one rank and alpha, without dropout.
+    pub fn new(rank: i64, alpha: f64, targets: Vec<LoraTarget>) -> LoraConfig {
+        let (rank_pattern, alpha_pattern) = (vec![], vec![]);
+        LoraConfig { rank, alpha, rslora: false, rank_pattern, alpha_pattern, targets, dropout: 0.0 }
+    }
+
+    /// The adapter of the matrix `module`, as `model.layers.0.mlp.up_proj`.
+    pub(crate) fn shape_of(&self, module: &str) -> AdapterShape {
+        let rank = value_of(&self.rank_pattern, module).unwrap_or(self.rank);
+        let alpha = value_of(&self.alpha_pattern, module).unwrap_or(self.alpha);
+        AdapterShape { rank, scale: lora_scale(rank, alpha, self.rslora) }
+    }
+
+    pub(crate) fn validate(&self) -> Result<()> {
         check_product(self.rank, self.alpha)?;
+        self.rank_pattern.iter().try_for_each(|(_, rank)| check_product(*rank, self.alpha))?;
+        self.alpha_pattern.iter().try_for_each(|(_, alpha)| check_product(self.rank, *alpha))?;
         check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
             format!("is {}, must be from 0 to below 1", self.dropout)
         })?;
         check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
     }
+}
+
+/// What a product of this rank and alpha is multiplied by, with rsLoRA or without.
+pub fn lora_scale(rank: i64, alpha: f64, rslora: bool) -> f64 {
+    let rank = rank as f64;
+    alpha / if rslora { rank.sqrt() } else { rank }
+}
+
+fn value_of<T: Copy>(patterns: &[(ModulePattern, T)], module: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.matches(module)).map(|(_, value)| *value)
 }
 
 /// Refuses a rank and an alpha that make no product.
@@ -121,8 +192,6 @@ pub(crate) fn is_second(spec: &ParamSpec) -> bool {
 /// Where the adapters of a layer lie in its second unit.
 #[derive(Clone, Debug)]
 pub(super) struct Lora {
-    scale: f64,
-    rank: usize,
     dropout: f64,
     pub qkv: Vec<Adapter>,
     pub o: Vec<Adapter>,
@@ -145,16 +214,20 @@ pub(super) struct Adapter {
     b: usize,
     start: i64,
     columns: i64,
+    shape: AdapterShape,
 }
 
-/// The unit of each layer, and the adapters that the layers have in common.
-pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig) -> (Vec<Unit>, Lora) {
-    let units = (0..config.num_hidden_layers).map(|layer| {
+/// Adapters of a layer that have their input in common.
+pub(super) type Site = fn(&Lora) -> &[Adapter];
+
+/// The unit of each layer, and where its adapters lie.
+pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig) -> (Vec<Unit>, Vec<Lora>) {
+    let layers = (0..config.num_hidden_layers).map(|layer| {
         let name = format!("model.layers.{layer}");
-        let params = params(config, lora, &name).0;
-        Unit { name: format!("{name}.lora"), params, trainable: true }
+        let (params, adapters) = params(config, lora, &name);
+        (Unit { name: format!("{name}.lora"), params, trainable: true }, adapters)
     });
-    (units.collect(), params(config, lora, "").1)
+    layers.unzip()
 }
 
 fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamSpec>, Lora) {
@@ -162,15 +235,7 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
     let q = config.num_attention_heads * config.head_dim;
     let kv = config.num_key_value_heads * config.head_dim;
     let mut params = Vec::new();
-    let mut of = Lora {
-        scale: lora.scale(),
-        rank: lora.rank as usize,
-        dropout: lora.dropout,
-        qkv: vec![],
-        o: vec![],
-        gate_up: vec![],
-        down: vec![],
-    };
+    let mut of = Lora { dropout: lora.dropout, qkv: vec![], o: vec![], gate_up: vec![], down: vec![] };
     for &target in &lora.targets {
         let (site, start, inputs, outputs) = match target {
             LoraTarget::Q => (&mut of.qkv, 0, hidden, q),
@@ -181,9 +246,10 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
             LoraTarget::Up => (&mut of.gate_up, intermediate, hidden, intermediate),
             LoraTarget::Down => (&mut of.down, 0, intermediate, hidden),
         };
-        let a = params.len();
-        params.extend(pair(&format!("{layer}.{}.weight", target.name()), lora.rank, inputs, outputs));
-        site.push(Adapter { a, b: a + 1, start, columns: outputs });
+        let (a, module) = (params.len(), format!("{layer}.{}", target.name()));
+        let shape = lora.shape_of(&module);
+        params.extend(pair(&format!("{module}.weight"), shape.rank, inputs, outputs));
+        site.push(Adapter { a, b: a + 1, start, columns: outputs, shape });
     }
     (params, of)
 }
@@ -205,10 +271,10 @@ fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {
 const UNIT: usize = 1;
 
 impl Lora {
-    /// How many adapters a layer has, and their rank.
-    pub fn adapters(&self) -> (usize, usize) {
+    /// The rank of each adapter.
+    pub fn ranks(&self) -> impl Iterator<Item = usize> {
         let sites = [&self.qkv, &self.o, &self.gate_up, &self.down];
-        (sites.iter().map(|site| site.len()).sum(), self.rank)
+        sites.into_iter().flatten().map(|adapter| adapter.shape.rank as usize)
     }
 
     /// Whether values are dropped in training.
@@ -240,24 +306,25 @@ impl Lora {
         site: &[Adapter],
         weights: &Weights,
         x: &Tensor,
-        scratch: &mut Scratch,
+        scratch: &Scratch,
         math: Math,
         y: &Tensor,
     ) -> Result<()> {
         for adapter in site {
             let (a, b) = (weights.get(UNIT, adapter.a), weights.get(UNIT, adapter.b));
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
-            let between = &mut scratch.between;
+            let AdapterShape { rank, scale } = adapter.shape;
+            let mut between = scratch.between(rank)?;
             match math {
                 Math::Fast => {
-                    drop(x.f_mm_out(between, &a.f_tr()?)?.f_mul_scalar_(self.scale)?);
-                    drop(y.f_addmm_(between, &b.f_tr()?)?);
+                    drop(x.f_mm_out(&between, &a.f_tr()?)?.f_mul_scalar_(scale)?);
+                    drop(y.f_addmm_(&between, &b.f_tr()?)?);
                 }
                 Math::ByRows => {
-                    ops::linear_by_rows_into(x, a, None, between)?;
-                    drop(between.f_mul_scalar_(self.scale)?);
+                    ops::linear_by_rows_into(x, a, None, &mut between)?;
+                    drop(between.f_mul_scalar_(scale)?);
                     let mut product = scratch.product(adapter.columns)?;
-                    ops::linear_by_rows_into(&scratch.between, b, None, &mut product)?;
+                    ops::linear_by_rows_into(&between, b, None, &mut product)?;
                     drop(y.f_add_(&product)?);
                 }
             }
@@ -277,7 +344,7 @@ impl Lora {
     ) -> Result<Vec<Tensor>> {
         let between = site.iter().map(|adapter| {
             let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
-            let dz = dy.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(self.scale)?;
+            let dz = dy.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(adapter.shape.scale)?;
             let a = weights.get(UNIT, adapter.a);
             match drops.filter(|_| self.drops()) {
                 Some(_) => drop(dx.f_add_(&self.dropped(adapter, &dz.f_mm(a)?, drops)?)?),
@@ -316,9 +383,9 @@ impl Lora {
         Ok(ops::dropout(x, ops::Dropout { keys, salt, probability: self.dropout })?)
     }
 
-    /// `(alpha / rank) x A^T` `[N, rank]`.
+    /// `x A^T` `[N, rank]`, scaled.
     fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor, math: Math) -> Result<Tensor> {
         let z = math.linear(x, weights.get(UNIT, adapter.a), None)?;
-        Ok(z.f_mul_scalar(self.scale)?)
+        Ok(z.f_mul_scalar(adapter.shape.scale)?)
     }
 }

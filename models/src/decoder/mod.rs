@@ -27,7 +27,7 @@ use tch::{Device, Tensor};
 pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::{DecoderConfig, SlidingWindow};
 pub use footprint::PackedSize;
-pub use lora::{LoraConfig, LoraTarget};
+pub use lora::{AdapterShape, LoraConfig, LoraTarget, ModulePattern, lora_scale};
 pub(crate) use recorded::StepMemory;
 pub use rope::RopeScaling;
 pub use value::ValueModel;
@@ -50,10 +50,10 @@ pub struct Decoder {
     /// The units of each block.
     units_of: Vec<Vec<usize>>,
     embedding: Embedding,
-    /// The decoder block; with adapters, if there are any.
-    block: Block,
-    /// The block with its adapters off.
+    /// The decoder block of all layers, with its adapters off.
     plain_block: Block,
+    /// That of each layer; with its adapters, if there are any.
+    inner_blocks: Vec<Block>,
     head: Head,
     /// Cosines and sines of every position: fp32 `[max_position_embeddings, D]`. Behind a lock only because
     /// tch's tensors are not `Sync`; nobody writes to it.
@@ -83,7 +83,7 @@ impl Decoder {
         let (mut units, plain_block, head) = layout(&config);
         let mut units_of: Vec<Vec<usize>> = (0..=layers).map(|unit| vec![unit]).collect();
         units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
-        let mut block = plain_block.clone();
+        let mut inner_blocks = vec![plain_block.clone(); layers];
         if let Some(lora) = lora {
             lora.validate()?;
             units.iter_mut().for_each(|unit| unit.trainable = false);
@@ -92,19 +92,20 @@ impl Decoder {
                 units_of[layer + 1].push(units.len() + layer);
             }
             units.append(&mut lora_units);
-            block = plain_block.with_lora(adapters);
+            inner_blocks = adapters.into_iter().map(|lora| plain_block.with_lora(lora)).collect();
         }
         let frequencies = config.rope_scaling.frequencies(config.head_dim, config.rope_theta);
         let (positions, scale) = (config.max_position_embeddings, config.rope_scaling.table_scale());
         let rope_table = Mutex::new(ops::rope_table(positions, &frequencies, scale, device)?);
-        Ok(Decoder { config, units, units_of, embedding: Embedding, block, plain_block, head, rope_table })
+        let embedding = Embedding;
+        Ok(Decoder { config, units, units_of, embedding, plain_block, inner_blocks, head, rope_table })
     }
 
     /// The same decoder, whose gradients repeat to the bit (as they do unless this says otherwise) or may differ from
     /// run to run where that is faster.
     #[must_use]
     pub fn deterministic(mut self, deterministic: bool) -> Decoder {
-        self.block.deterministic = deterministic;
+        self.all_blocks().for_each(|block| block.deterministic = deterministic);
         self
     }
 
@@ -126,8 +127,8 @@ impl Decoder {
             units: self.units.clone(),
             units_of: self.units_of.clone(),
             embedding: Embedding,
-            block: self.block.clone(),
             plain_block: self.plain_block.clone(),
+            inner_blocks: self.inner_blocks.clone(),
             head: self.head,
             rope_table: Mutex::new(self.rope_table().f_to_device(device)?),
         })
@@ -149,7 +150,7 @@ impl Decoder {
 
     /// Whether its adapters drop values in training: a batch to train on needs [`PackedBatch::with_dropout`] then.
     pub fn drops(&self) -> bool {
-        self.block.drops()
+        self.inner_blocks.iter().any(Block::drops)
     }
 
     /// The same decoder, in which what a token comes to has the same bits in training, scoring and generation, whatever it
@@ -157,7 +158,8 @@ impl Decoder {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Decoder {
         let math = if strict { Math::ByRows } else { Math::Fast };
-        (self.block.math, self.plain_block.math, self.head.math) = (math, math, math);
+        self.all_blocks().for_each(|block| block.math = math);
+        self.head.math = math;
         self
     }
 
@@ -166,8 +168,12 @@ impl Decoder {
         self.head.math == Math::ByRows
     }
 
-    fn block_for(&self, batch: &PackedBatch) -> &Block {
-        if batch.adapters { &self.block } else { &self.plain_block }
+    fn all_blocks(&mut self) -> impl Iterator<Item = &mut Block> {
+        std::iter::once(&mut self.plain_block).chain(&mut self.inner_blocks)
+    }
+
+    fn block_for(&self, block: usize, batch: &PackedBatch) -> &Block {
+        if batch.adapters { &self.inner_blocks[block - 1] } else { &self.plain_block }
     }
 
     /// What an inner block is told.
@@ -229,12 +235,12 @@ impl Model for Decoder {
         }
         let table = self.rope_table();
         let layer = self.layer(block, batch, &table);
-        let (hidden, saved) = self.block_for(batch).forward(weights, x, layer, save)?;
+        let (hidden, saved) = self.block_for(block, batch).forward(weights, x, layer, save)?;
         Ok((Output::Hidden(hidden), saved))
     }
 
     fn thin(&self, block: usize, saved: Saved) -> Saved {
-        if self.is_inner(block) { self.block.thin(saved) } else { saved }
+        if self.is_inner(block) { self.plain_block.thin(saved) } else { saved }
     }
 
     fn refill(&self, block: usize, weights: &Weights, saved: Saved, batch: &PackedBatch) -> Result<Saved> {
@@ -243,7 +249,7 @@ impl Model for Decoder {
         }
         let table = self.rope_table();
         let drops = self.layer(block, batch, &table).drops;
-        self.block_for(batch).refill(weights, saved, drops)
+        self.block_for(block, batch).refill(weights, saved, drops)
     }
 
     fn backward(
@@ -263,7 +269,7 @@ impl Model for Decoder {
             OutputGrad::Hidden(dy) => {
                 let table = self.rope_table();
                 let layer = self.layer(block, batch, &table);
-                Ok(Some(self.block_for(batch).backward(weights, grads, saved, dy, layer)?))
+                Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, layer)?))
             }
             OutputGrad::Scores(ScoresGrad { logprobs, entropy }) => {
                 let dscores = (&logprobs, entropy.as_ref());

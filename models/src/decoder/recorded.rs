@@ -3,12 +3,7 @@
 use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, StepRotation};
 use tch::{Device, Kind, Tensor};
 
-use super::{
-    Decoder,
-    block::Block,
-    lora::{Adapter, Lora},
-    math::Math,
-};
+use super::{Decoder, block::Block, lora::Site, math::Math};
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
@@ -40,21 +35,22 @@ pub(crate) struct StepMemory {
 /// What is between the products of an adapter.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// Of its first matrix, `[B, rank]`; without adapters `[B, 0]`.
-    pub between: Tensor,
+    /// Of its first matrix: room for any adapter's rank; without adapters `[B, 0]`.
+    between: Tensor,
     /// Of its second one before that is added, where that is rounded by itself: room for any adapter's columns.
     product: Tensor,
 }
 
 impl Scratch {
     fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
-        let (config, (adapters, rank)) = (&decoder.config, decoder.block.adapters());
+        let config = &decoder.config;
+        let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).max();
         let widths =
             [config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim];
-        let adds_apart = adapters > 0 && decoder.is_strict();
+        let adds_apart = rank.is_some() && decoder.is_strict();
         let widest = widths.into_iter().max().filter(|_| adds_apart).unwrap_or(0);
         let values = |width: i64| Tensor::f_zeros([rows, width], options);
-        Ok(Scratch { between: values(rank as i64)?, product: values(widest)? })
+        Ok(Scratch { between: values(rank.unwrap_or(0) as i64)?, product: values(widest)? })
     }
 
     fn first(&self, rows: i64) -> Result<Scratch> {
@@ -62,11 +58,21 @@ impl Scratch {
         Ok(Scratch { between: first(&self.between)?, product: first(&self.product)? })
     }
 
+    /// Its first product, of this rank.
+    pub fn between(&self, rank: i64) -> Result<Tensor> {
+        first_columns(&self.between, rank)
+    }
+
     /// Its second product, of so many columns.
     pub fn product(&self, columns: i64) -> Result<Tensor> {
-        let rows = self.product.size()[0];
-        Ok(self.product.f_flatten(0, 1)?.f_narrow(0, 0, rows * columns)?.f_view([rows, columns])?)
+        first_columns(&self.product, columns)
     }
+}
+
+/// The beginning of a tensor's memory, as so many columns without gaps.
+fn first_columns(tensor: &Tensor, columns: i64) -> Result<Tensor> {
+    let rows = tensor.size()[0];
+    Ok(tensor.f_flatten(0, 1)?.f_narrow(0, 0, rows * columns)?.f_view([rows, columns])?)
 }
 
 impl StepMemory {
@@ -121,17 +127,17 @@ impl Decoder {
         cache: &KvCache,
     ) -> Result<()> {
         let rope_table = self.rope_table();
-        let (eps, input_norm) =
-            (self.block.eps, |layer: usize| weights[layer + 1].get(0, self.block.input_norm));
+        let Block { eps, input_norm, .. } = self.plain_block;
+        let input_norm = |layer: usize| weights[layer + 1].get(0, input_norm);
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
         memory.h.become_norm_of(&memory.x, input_norm(0), eps)?;
         let (layers, head_weights) = (self.config.num_hidden_layers, &weights[self.blocks() - 1]);
-        for layer in 0..layers {
+        for (layer, block) in self.inner_blocks.iter().enumerate() {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
             let how = (self.causal(layer), &rope_table);
             let next = if layer + 1 < layers { input_norm(layer + 1) } else { self.head.norm(head_weights) };
-            self.block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
+            block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
         }
         let lm_head = self.head.lm_head(head_weights);
         self.head.math.linear_into(&mut memory.h, lm_head, None, &mut memory.logits)
@@ -161,8 +167,9 @@ impl Block {
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
         let norm = of(self.post_attention_norm);
         self.add_and_norm_in_place(Branch::Attention, weights, attended, norm, (x, h, scratch))?;
-        if self.math == Math::ByRows || self.adapts(|lora| &lora.gate_up) {
-            self.math.linear_into(h, of(self.gate_up), None, gate_up)?;
+        let apart = self.gate_up_bias.is_some() || self.adapts(|lora| &lora.gate_up);
+        if self.math == Math::ByRows || apart {
+            self.math.linear_into(h, of(self.gate_up), self.gate_up_bias.map(of), gate_up)?;
             self.adapt_in_place(|lora| &lora.gate_up, weights, h.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
@@ -171,8 +178,8 @@ impl Block {
         self.add_and_norm_in_place(Branch::Mlp, weights, activated, next_norm, (x, h, scratch))
     }
 
-    /// Adds the product of `y` with a branch's last matrix to the residual stream `x`, and makes its norm. With adapters
-    /// somewhere the norm is made at once, since they take its values.
+    /// Adds the product of `y` with a branch's last matrix, and its bias, to the residual stream `x`, and makes its norm.
+    /// With adapters somewhere the norm is made at once, since they take its values.
     fn add_and_norm_in_place(
         &self,
         branch: Branch,
@@ -181,23 +188,27 @@ impl Block {
         norm: &Tensor,
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let (matrix, site): (usize, fn(&Lora) -> &[Adapter]) = match branch {
-            Branch::Attention => (self.o, |lora| &lora.o),
-            Branch::Mlp => (self.down, |lora| &lora.down),
+        let (matrix, bias, site): (usize, Option<usize>, Site) = match branch {
+            Branch::Attention => (self.o, self.o_bias, |lora| &lora.o),
+            Branch::Mlp => (self.down, self.down_bias, |lora| &lora.down),
         };
-        let matrix = weights.get(0, matrix);
+        let (matrix, bias) = (weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)));
         match self.math {
-            Math::Fast if self.lora.is_none() => {
+            Math::Fast if self.lora.is_none() && bias.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
             Math::Fast => {
                 ops::add_linear_(x, y, matrix)?;
+                if let Some(bias) = bias {
+                    drop(x.f_add_(bias)?);
+                }
                 self.adapt_in_place(site, weights, y, scratch, x)?;
             }
             // Rounded where `forward` rounds, in the memory of the norm that comes next.
             Math::ByRows => {
                 let mut product = h.values()?.shallow_clone();
-                ops::linear_by_rows_into(y, matrix, None, &mut product)?;
+                let inner_bias = bias.filter(|_| branch == Branch::Attention);
+                ops::linear_by_rows_into(y, matrix, inner_bias, &mut product)?;
                 match branch {
                     Branch::Attention => {
                         self.adapt_in_place(site, weights, y, scratch, &product)?;
@@ -205,6 +216,9 @@ impl Block {
                     }
                     Branch::Mlp => {
                         drop(x.f_add_(&product)?);
+                        if let Some(bias) = bias {
+                            drop(x.f_add_(bias)?);
+                        }
                         self.adapt_in_place(site, weights, y, scratch, x)?;
                     }
                 }

@@ -53,15 +53,20 @@ impl RopeScaling {
     pub(super) fn validate(self) -> Result<()> {
         let numbers = match self {
             RopeScaling::None => vec![],
-            RopeScaling::Linear { factor } => vec![factor],
+            RopeScaling::Linear { factor } => vec![("factor", factor)],
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
                 high_freq_factor,
                 original_max_position_embeddings,
             } => {
-                let range = high_freq_factor - low_freq_factor;
-                vec![factor, low_freq_factor, range, original_max_position_embeddings]
+                check_config(high_freq_factor > low_freq_factor, "rope_scaling", || {
+                    format!(
+                        "has a high_freq_factor of {high_freq_factor:?}, must be above its low_freq_factor"
+                    )
+                })?;
+                let original = ("original_max_position_embeddings", original_max_position_embeddings);
+                vec![("factor", factor), ("low_freq_factor", low_freq_factor), original]
             }
             RopeScaling::Yarn {
                 factor,
@@ -70,10 +75,18 @@ impl RopeScaling {
                 original_max_position_embeddings,
                 attention_factor,
                 ..
-            } => vec![factor, beta_fast, beta_slow, original_max_position_embeddings, attention_factor],
+            } => vec![
+                ("factor", factor),
+                ("beta_fast", beta_fast),
+                ("beta_slow", beta_slow),
+                ("original_max_position_embeddings", original_max_position_embeddings),
+                ("attention_factor", attention_factor),
+            ],
         };
-        check_config(numbers.iter().all(|&number| number > 0.0 && number.is_finite()), "rope_scaling", || {
-            format!("{self:?} needs positive numbers, and a high factor above the low one")
+        numbers.into_iter().try_for_each(|(name, number)| {
+            check_config(number > 0.0 && number.is_finite(), "rope_scaling", || {
+                format!("has {number:?} for {name}, must be a positive number")
+            })
         })
     }
 

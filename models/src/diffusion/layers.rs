@@ -9,25 +9,20 @@ use crate::decoder::lora;
 use crate::error::check_config;
 use crate::model::{Init, ParamSpec, Part, Unit, Weights};
 
-/// Low-rank adapters beside linear layers of the blocks, as [`crate::decoder`]'s: `y = x W^T + b + (alpha / rank) x A^T B^T`.
+/// Low-rank adapters beside linear layers of the blocks, as [`crate::decoder`]'s: `y = x W^T + b + scale x A^T B^T`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     /// The inner width of the product.
     pub rank: i64,
-    /// The product is multiplied by alpha / rank.
-    pub alpha: f64,
+    /// What the product is multiplied by.
+    pub scale: f64,
     /// The layers that have one, as `transformer_blocks.0.attn.to_q`; at least one.
     pub modules: Vec<String>,
 }
 
 impl Lora {
-    /// What the product is multiplied by.
-    pub fn scale(&self) -> f64 {
-        self.alpha / self.rank as f64
-    }
-
     pub(super) fn validate(&self) -> Result<()> {
-        lora::check_product(self.rank, self.alpha)?;
+        lora::check_product(self.rank, self.scale)?;
         check_config(!self.modules.is_empty(), "lora.targets", || "names no layer".to_owned())
     }
 }
@@ -108,7 +103,7 @@ impl<'a> Params<'a> {
                 self.adapters.extend(lora::pair(&format!("{name}.weight"), lora.rank, columns, rows));
             }
         }
-        Linear { adapters, scale: lora.scale(), ..linear }
+        Linear { adapters, scale: lora.scale, ..linear }
     }
 
     /// A convolution, its matrix of `[out, in, height, width]`; of videos `[out, in, frames, height, width]`.

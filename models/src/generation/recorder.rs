@@ -346,6 +346,8 @@ mod tests {
             sliding_window: None,
             max_position_embeddings: 64,
             qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
             qk_norm: false,
             tie_word_embeddings: true,
             initializer_range: 0.2,

@@ -48,7 +48,7 @@ impl SamplingParams {
             if holds {
                 Ok(())
             } else {
-                Err(Error::Input { what, problem: format!("{value} is not {range}") })
+                Err(Error::Input { what, problem: format!("{value:?} is not {range}") })
             }
         };
         let SamplingParams { temperature, top_p, min_p, repetition_penalty, .. } = *self;
@@ -68,7 +68,10 @@ impl SamplingParams {
             repetition_penalty,
             "a number from 1e-6 to 1e6",
         )?;
-        check(self.max_new_tokens > 0, "max_new_tokens", 0.0, "at least 1")
+        if self.max_new_tokens == 0 {
+            return Err(Error::Input { what: "max_new_tokens", problem: "0 is not at least 1".to_owned() });
+        }
+        Ok(())
     }
 
     /// What logits are divided by before the softmax that log-probabilities are of.

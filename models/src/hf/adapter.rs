@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use super::weights::WeightFiles;
-use super::{Error, Result, read_json, refuse_any};
-use crate::decoder::{self, DecoderConfig, LoraConfig, LoraTarget, lora};
+use super::{Error, Result, field, read_json, refuse_any, validated};
+use crate::decoder::{self, AdapterShape, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, lora};
 use crate::diffusion::Lora;
 use crate::init::WeightSource;
 use crate::model::{Init, ParamSpec, Part};
@@ -68,15 +68,10 @@ impl AdapterFolder {
             if holds { Ok(()) } else { Err(error()) }
         };
         refuse(file.peft_type == "LORA", "peft_type", "is another than `LORA`")?;
-        refuse(!file.use_rslora, "use_rslora", "is true; the scale is lora_alpha / r here")?;
         refuse(!file.use_dora, "use_dora", "is true; there is plain LoRA here")?;
         refuse(!file.fan_in_fan_out, "fan_in_fan_out", "is true; matrices are [out, in] here")?;
         let no_bias = file.bias.as_deref().is_none_or(|bias| bias == "none");
         refuse(no_bias, "bias", "is another than `none`")?;
-        let is_empty = |pattern: &Option<Map<String, Value>>| pattern.as_ref().is_none_or(Map::is_empty);
-        refuse(is_empty(&file.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
-        refuse(is_empty(&file.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
-
         refuse_any(&config_path, &file.others, &VARIANTS, "is there; there is plain LoRA here")?;
 
         let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
@@ -86,7 +81,16 @@ impl AdapterFolder {
         let targets = LoraTarget::ALL.into_iter().filter(is_there).collect();
         let holds = (0.0..1.0).contains(&file.lora_dropout);
         refuse(holds, "lora_dropout", "is not from 0 to below 1")?;
-        let lora = LoraConfig { rank: file.r, alpha: file.lora_alpha, targets, dropout: file.lora_dropout };
+        let lora = LoraConfig {
+            rank: file.r,
+            alpha: file.lora_alpha,
+            rslora: file.use_rslora,
+            rank_pattern: patterns(&config_path, "rank_pattern", file.rank_pattern, Value::as_i64)?,
+            alpha_pattern: patterns(&config_path, "alpha_pattern", file.alpha_pattern, Value::as_f64)?,
+            targets,
+            dropout: file.lora_dropout,
+        };
+        validated(&config_path, lora.validate())?;
         weights.check(&decoder::lora_units(config, &lora), |_| false)?;
         Ok(AdapterFolder { lora, weights })
     }
@@ -95,6 +99,24 @@ impl AdapterFolder {
     pub fn lora_config(&self) -> &LoraConfig {
         &self.lora
     }
+}
+
+/// The entries of the field `name` of the file `path`, in their order.
+fn patterns<T>(
+    path: &Path,
+    name: &str,
+    entries: Option<Map<String, Value>>,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<(ModulePattern, T)>> {
+    let entries = entries.into_iter().flatten().map(|(pattern, value)| {
+        let wrong = |problem: String| field(path, format!("{name}.{pattern}"), problem);
+        let compiled = ModulePattern::new(&pattern)
+            .ok_or_else(|| wrong("is no regular expression that is read here".to_owned()))?;
+        let value =
+            read(&value).ok_or_else(|| wrong(format!("is {value}, and not a number that it can be")))?;
+        Ok((compiled, value))
+    });
+    entries.collect()
 }
 
 impl WeightSource for AdapterFolder {
@@ -106,12 +128,18 @@ impl WeightSource for AdapterFolder {
 /// The `adapter_config.json` of an adapter for the language model that `base` names.
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
     let modules: Vec<&str> = lora.targets.iter().map(|target| last_segment(target.name())).collect();
+    let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
+    let alphas =
+        lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.as_str().to_owned(), json!(alpha)));
     let file = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
+        "use_rslora": lora.rslora,
+        "rank_pattern": Value::Object(ranks.collect()),
+        "alpha_pattern": Value::Object(alphas.collect()),
         "lora_dropout": lora.dropout,
         "target_modules": modules,
         "bias": "none",
@@ -122,12 +150,12 @@ pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> 
     file
 }
 
-/// An adapter whose alpha is its rank: A and (alpha / rank) B, so that the products are the same where there is nothing
+/// An adapter whose alpha is its rank: A and scale B, so that the products are the same where there is nothing
 /// to say what alpha is.
 pub struct Unscaled<'a> {
     /// The adapter's weights.
     pub adapter: &'a dyn WeightSource,
-    /// Its alpha over its rank.
+    /// What its products are multiplied by.
     pub scale: f64,
 }
 
@@ -160,43 +188,27 @@ impl<B: WeightSource, A: WeightSource> WeightSource for WithAdapter<B, A> {
 
 /// The shape of a model's adapters.
 pub trait Adapters {
-    /// The inner width of the products.
-    fn rank(&self) -> i64;
-    /// What they are multiplied by.
-    fn scale(&self) -> f64;
-    /// Whether the weight of this name has an adapter.
-    fn has(&self, name: &str) -> bool;
+    /// That of the adapter of the weight of this name, if it has one.
+    fn adapter_of(&self, name: &str) -> Option<AdapterShape>;
 }
 
 impl Adapters for LoraConfig {
-    fn rank(&self) -> i64 {
-        self.rank
-    }
-
-    fn scale(&self) -> f64 {
-        self.scale()
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.targets.iter().any(|target| name.ends_with(&format!(".{}.weight", target.name())))
+    fn adapter_of(&self, name: &str) -> Option<AdapterShape> {
+        let module = name.strip_suffix(".weight")?;
+        let is_there = self.targets.iter().any(|target| module.ends_with(&format!(".{}", target.name())));
+        is_there.then(|| self.shape_of(module))
     }
 }
 
 impl Adapters for Lora {
-    fn rank(&self) -> i64 {
-        self.rank
-    }
-
-    fn scale(&self) -> f64 {
-        self.scale()
-    }
-
-    fn has(&self, name: &str) -> bool {
-        name.strip_suffix(".weight").is_some_and(|name| self.modules.iter().any(|module| module == name))
+    fn adapter_of(&self, name: &str) -> Option<AdapterShape> {
+        let module = name.strip_suffix(".weight")?;
+        let shape = AdapterShape { rank: self.rank, scale: self.scale };
+        self.modules.iter().any(|name| name == module).then_some(shape)
     }
 }
 
-/// A model's weights with its adapter's products added to them: W + (alpha / rank) B A, in fp32.
+/// A model's weights with its adapter's products added to them: W + scale B A, in fp32.
 pub struct Merged<'a> {
     /// The model's weights.
     pub base: &'a dyn WeightSource,
@@ -211,8 +223,9 @@ impl WeightSource for Merged<'_> {
         self.base.read(spec, range.clone(), values)?;
         let mut first_row = 0;
         for part in &spec.parts {
-            if self.lora.has(&part.name) {
-                self.add_product(part, (first_row, spec.shape[1] as usize), range.clone(), values)?;
+            if let Some(shape) = self.lora.adapter_of(&part.name) {
+                let place = (first_row, spec.shape[1] as usize);
+                self.add_product(part, shape, place, range.clone(), values)?;
             }
             first_row += part.rows as usize;
         }
@@ -225,6 +238,7 @@ impl Merged<'_> {
     fn add_product(
         &self,
         part: &Part,
+        shape: AdapterShape,
         (first_row, columns): (usize, usize),
         range: Range<usize>,
         values: &mut [f32],
@@ -235,11 +249,11 @@ impl Merged<'_> {
             return Ok(());
         }
         let rows = start / columns - first_row..end.div_ceil(columns) - first_row;
-        let rank = self.lora.rank() as usize;
+        let rank = shape.rank as usize;
         let [a_name, b_name] = lora::names(&part.name);
         let a = self.matrix(&a_name, (rank, columns), 0..rank)?;
         let b = self.matrix(&b_name, (part.rows as usize, rank), rows.clone())?;
-        let product: Vec<f32> = b.f_mm(&a)?.f_mul_scalar(self.lora.scale())?.f_flatten(0, -1)?.try_into()?;
+        let product: Vec<f32> = b.f_mm(&a)?.f_mul_scalar(shape.scale)?.f_flatten(0, -1)?.try_into()?;
         let skipped = start - (first_row + rows.start) * columns;
         for (value, product) in
             values[start - range.start..end - range.start].iter_mut().zip(&product[skipped..])

@@ -81,14 +81,20 @@ pub(super) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The decoder that the file at `path` describes, under the head of `task`.
-    pub fn decoder_config(&self, path: &Path, task: Task) -> Result<DecoderConfig> {
+    /// The family of the file at `path`, whose model is for `task`.
+    pub fn family(&self, path: &Path, task: Task) -> Result<&'static str> {
         let named = self.architectures.as_deref().unwrap_or_default().join(", ");
-        let family = named.strip_suffix(task.suffix()).filter(|family| FAMILIES.contains(family));
-        let Some(family) = family else {
+        // A base model has no head of its own: if it is tied to the embedding nothing is missing.
+        let base = named.strip_suffix("Model").filter(|_| task == Task::Language);
+        let family = named.strip_suffix(task.suffix()).or(base);
+        FAMILIES.into_iter().find(|&known| Some(known) == family).ok_or_else(|| {
             let found = if named.is_empty() { "not named".to_owned() } else { named };
-            return Err(Error::Architecture { path: path.to_owned(), found, known: task.architectures() });
-        };
+            Error::Architecture { path: path.to_owned(), found, known: task.architectures() }
+        })
+    }
+
+    /// The decoder that the file at `path` describes, of `family`.
+    pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", family == "Qwen3");
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
@@ -102,6 +108,8 @@ impl ConfigFile {
             None => self.hidden_size / self.num_attention_heads.max(1),
         };
         let (rope_theta, rope_scaling) = self.rope(path)?;
+        // Fields that the class of the family does not read say nothing.
+        let attention_bias = self.attention_bias && matches!(family, "Llama" | "Qwen3");
         let config = DecoderConfig {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
@@ -115,7 +123,9 @@ impl ConfigFile {
             rope_scaling,
             max_position_embeddings: self.max_position_embeddings,
             sliding_window: self.window(path, family)?,
-            qkv_bias: qwen2,
+            qkv_bias: qwen2 || attention_bias,
+            o_bias: attention_bias,
+            mlp_bias: self.mlp_bias && family == "Llama",
             qk_norm: qwen3,
             tie_word_embeddings: self.tie_word_embeddings,
             initializer_range: self.initializer_range,
@@ -131,8 +141,6 @@ impl ConfigFile {
         };
         let silu = matches!(self.hidden_act.as_str(), "silu" | "swish");
         refuse(silu, "hidden_act", "is another than `silu`")?;
-        refuse(!self.attention_bias, "attention_bias", "is true; only Qwen2's biases are there")?;
-        refuse(!self.mlp_bias, "mlp_bias", "is true; there is no bias in the MLP")?;
         refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0; there is no dropout here")?;
         let whole = self.partial_rotary_factor.is_none_or(|factor| factor == 1.0);
         refuse(whole, "partial_rotary_factor", TURNED_WHOLE)?;
@@ -230,7 +238,14 @@ impl Rope<'_> {
             beta_slow: self.optional("beta_slow")?.unwrap_or(1.0),
             original_max_position_embeddings: self.original_length()?,
             attention_factor: self.optional("attention_factor")?.unwrap_or(attention_factor),
-            truncate: self.fields.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+            truncate: match self.fields.get("truncate") {
+                None | Some(Value::Null) => true,
+                Some(Value::Bool(truncate)) => *truncate,
+                Some(value) => {
+                    let name = format!("{}.truncate", self.name);
+                    return Err(field(self.path, name, format!("is {value}, and neither true nor false")));
+                }
+            },
         })
     }
 
@@ -294,7 +309,8 @@ mod tests {
             file[name] = value.clone();
         }
         let file: ConfigFile = serde_json::from_value(file).unwrap();
-        file.decoder_config(Path::new("m/config.json"), Task::Language)
+        let path = Path::new("m/config.json");
+        file.decoder_config(path, file.family(path, Task::Language)?)
     }
 
     #[test]
@@ -302,6 +318,10 @@ mod tests {
         let llama = read(json!({})).unwrap();
         assert_eq!((llama.num_key_value_heads, llama.head_dim, llama.rope_theta), (2, 8, 10_000.0));
         assert_eq!((llama.qkv_bias, llama.qk_norm, llama.tie_word_embeddings), (false, false, false));
+        let biased = read(json!({"attention_bias": true, "mlp_bias": true})).unwrap();
+        assert_eq!((biased.qkv_bias, biased.o_bias, biased.mlp_bias), (true, true, true));
+        let base = read(json!({"architectures": ["LlamaModel"], "tie_word_embeddings": true})).unwrap();
+        assert!(base.tie_word_embeddings && !base.o_bias);
         let qwen2 =
             json!({"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8});
         let qwen2 = read(qwen2).unwrap();
@@ -389,8 +409,7 @@ mod tests {
         );
         check(json!({"architectures": ["MistralForCausalLM"]}), "`num_key_value_heads` is missing");
         check(json!({"num_key_value_heads": 3}), "`num_key_value_heads` is 3, must divide");
-        check(json!({"attention_bias": true}), "`attention_bias` is true");
-        check(json!({"mlp_bias": true}), "`mlp_bias` is true");
+        check(json!({"hidden_size": 1_i64 << 60}), "`hidden_size` is 1152921504606846976, must be at most");
         check(json!({"hidden_act": "gelu"}), "`hidden_act` is another");
         check(json!({"quantization_config": {}}), "`quantization_config` is there");
         let yarn = json!({"rope_type": "yarn", "factor": 2.0});
@@ -402,6 +421,10 @@ mod tests {
         let half = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5});
         check(json!({"rope_parameters": half}), "`rope_parameters.partial_rotary_factor` is not 1");
         check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is no text");
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0, "truncate": "no"});
+        check(json!({"rope_scaling": yarn}), "`rope_scaling.truncate` is \"no\"");
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
+        check(json!({"rope_scaling": yarn}), "`rope_scaling` has 0.0 for beta_fast");
         check(json!({"num_hidden_layers": 10_000_000}), "`num_hidden_layers` is 10000000, must be at most");
         check(json!({"max_position_embeddings": 1_000_000_000}), "`max_position_embeddings` is 1000000000");
         check(json!({"rope_scaling": {"rope_type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`");

@@ -134,20 +134,25 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         None => (None, vec![false; config.num_hidden_layers]),
     };
     let all_slide = slides.iter().all(|&slides| slides);
-    let (architecture, model_type) = match (config.qkv_bias, config.qk_norm, tokens) {
-        (true, true, _) => {
-            return refuse("qkv_bias", "is there beside qk_norm, and no published family has both");
+    let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
+    let (architecture, model_type) = match (biases, config.qk_norm, tokens) {
+        ((true, false, _), true, _) => {
+            return refuse(
+                "qkv_bias",
+                "is there beside qk_norm, and no published family has these two alone",
+            );
         }
-        (true, false, _) => ("Qwen2ForCausalLM", "qwen2"),
-        (false, true, _) => ("Qwen3ForCausalLM", "qwen3"),
-        (false, false, Some(_)) if !all_slide => {
+        ((true, false, false), false, _) => ("Qwen2ForCausalLM", "qwen2"),
+        ((true, true, false) | (false, false, false), true, _) => ("Qwen3ForCausalLM", "qwen3"),
+        ((false, false, false), false, Some(_)) if !all_slide => {
             return refuse(
                 "sliding_window",
                 "is one of some layers, which no family without biases or norms has",
             );
         }
-        (false, false, Some(_)) => ("MistralForCausalLM", "mistral"),
-        (false, false, None) => ("LlamaForCausalLM", "llama"),
+        ((false, false, false), false, Some(_)) => ("MistralForCausalLM", "mistral"),
+        ((true, true, _) | (false, false, _), false, None) => ("LlamaForCausalLM", "llama"),
+        _ => return refuse("o_bias", "is there beside what no published family has with such biases"),
     };
     let first_window = slides.iter().position(|&slides| slides).unwrap_or(slides.len());
     let kind = |&slides: &bool| if slides { "sliding_attention" } else { "full_attention" };
@@ -173,7 +178,8 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         "max_window_layers": first_window,
         "tie_word_embeddings": config.tie_word_embeddings,
         "initializer_range": config.initializer_range,
-        "attention_bias": false,
+        "attention_bias": config.o_bias,
+        "mlp_bias": config.mlp_bias,
         "attention_dropout": 0.0,
         "eos_token_id": stop_tokens,
     });

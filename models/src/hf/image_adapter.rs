@@ -11,7 +11,7 @@ use super::diffusers::folders;
 use super::export::FolderKind;
 use super::weights::WeightFiles;
 use super::{Error, Result, field};
-use crate::decoder::lora;
+use crate::decoder::lora::{self, lora_scale};
 use crate::diffusion::{Lora, TransformerConfig};
 use crate::init::WeightSource;
 use crate::model::ParamSpec;
@@ -53,13 +53,13 @@ impl ImageAdapterFiles {
     /// [`Error`], which names the file and in it the field or the tensor.
     pub fn open(path: &Path, config: &TransformerConfig) -> Result<ImageAdapterFiles> {
         let mut weights = WeightFiles::empty(path);
-        let mut alphas = Vec::new();
+        let mut scales = Vec::new();
         for (folder, prefix) in folders(config) {
             let folder = path.join(folder);
             if config.boundary().is_none() {
-                alphas.push(add(&mut weights, path, prefix)?);
+                scales.push(add(&mut weights, path, prefix)?);
             } else if folder.is_dir() {
-                alphas.push(add(&mut weights, &folder, prefix)?);
+                scales.push(add(&mut weights, &folder, prefix)?);
             }
         }
         let modules: BTreeSet<&str> = weights.names().into_iter().filter_map(module_of).collect();
@@ -74,13 +74,16 @@ impl ImageAdapterFiles {
         };
         let [a, _] = lora::names(first);
         let rank = weights.shape(&a).and_then(|shape| shape.first().copied()).unwrap_or(0);
-        let mut alphas = alphas.into_iter().map(|alpha| alpha.unwrap_or(rank as f64));
-        let alpha = alphas.next().expect("a tensor has come of a file");
-        if alphas.any(|other| other != alpha) {
-            return Err(field(path, "lora_alpha", "is another in `transformer_2`; one alpha holds for all"));
+        let mut scales = scales.into_iter().map(|(alpha, is_stabilized)| {
+            lora_scale(rank, alpha.unwrap_or(rank as f64), is_stabilized)
+        });
+        let scale = scales.next().expect("a tensor has come of a file");
+        if scales.any(|other| other != scale) {
+            let problem = "or `use_rslora` is another in `transformer_2`; one scale holds for all";
+            return Err(field(path, "lora_alpha", problem));
         }
         let modules = modules.into_iter().map(str::to_owned).collect();
-        let lora = Lora { rank, alpha, modules };
+        let lora = Lora { rank, scale, modules };
         let units = config
             .adapter_units(&lora)
             .map_err(|error| Error::Broken { path: path.to_owned(), problem: error.to_string() })?;
@@ -101,36 +104,35 @@ impl WeightSource for ImageAdapterFiles {
 }
 
 /// Adds the tensors of a file, or of the one in a folder, with the names that adapters of the transformer with this `prefix`
-/// have. Returns alpha, if the file says so.
-fn add(weights: &mut WeightFiles, path: &Path, prefix: &str) -> Result<Option<f64>> {
+/// have. Returns alpha, if the file says so, and whether the scale is that of rsLoRA.
+fn add(weights: &mut WeightFiles, path: &Path, prefix: &str) -> Result<(Option<f64>, bool)> {
     let path = match path.is_dir() {
         true => path.join(format!("{}.safetensors", FolderKind::ImageAdapter.weights_stem())),
         false => path.to_owned(),
     };
     let file = WeightFiles::open_file(&path)?;
-    let alpha = match file.metadata(METADATA) {
-        Some(text) => alpha_of(&path, text)?,
-        None => None,
+    let scale = match file.metadata(METADATA) {
+        Some(text) => scale_of(&path, text)?,
+        None => (None, false),
     };
     weights.join(file, |name| match name.strip_prefix(OF_TRANSFORMER) {
         Some(rest) => format!("{}{prefix}{rest}", lora::PREFIX),
         None => name.to_owned(),
     });
-    Ok(alpha)
+    Ok(scale)
 }
 
-fn alpha_of(path: &Path, text: &str) -> Result<Option<f64>> {
+fn scale_of(path: &Path, text: &str) -> Result<(Option<f64>, bool)> {
     let found: AdapterMetadata =
         serde_json::from_str(text).map_err(|source| Error::Json { path: path.to_owned(), source })?;
     let refuse = |holds: bool, name: &str, problem: &str| {
         if holds { Ok(()) } else { Err(field(path, name, problem)) }
     };
-    refuse(!found.use_rslora, "use_rslora", "is true; the scale is lora_alpha / r here")?;
     refuse(!found.use_dora, "use_dora", "is true; there is plain LoRA here")?;
     let is_empty = |pattern: &Option<Map<String, Value>>| pattern.as_ref().is_none_or(Map::is_empty);
     refuse(is_empty(&found.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
     refuse(is_empty(&found.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
-    Ok(found.lora_alpha)
+    Ok((found.lora_alpha, found.use_rslora))
 }
 
 /// The layer beside which the tensor of this name stands, if it is the first of an adapter's two.

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub use adapter::{AdapterFolder, Adapters, Merged, Unscaled, WithAdapter, adapter_config_file};
 pub use clip::ClipFolder;
@@ -35,7 +35,7 @@ pub use head::HeadFile;
 pub use image_adapter::ImageAdapterFiles;
 pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
 
-use crate::decoder::{self, DecoderConfig, ValueModel};
+use crate::decoder::{self, DecoderConfig, ValueModel, lora};
 use crate::init::WeightSource;
 use crate::model::ParamSpec;
 use config::{ConfigFile, Task};
@@ -45,6 +45,7 @@ use weights::WeightFiles;
 #[derive(Debug)]
 pub struct ModelFolder {
     path: PathBuf,
+    family: &'static str,
     config: DecoderConfig,
     stop_tokens: Vec<i64>,
     weights: WeightFiles,
@@ -72,14 +73,15 @@ impl ModelFolder {
     fn open_for(task: Task, path: &Path) -> Result<ModelFolder> {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
-        let config = file.decoder_config(&config_path, task)?;
+        let family = file.family(&config_path, task)?;
+        let config = file.decoder_config(&config_path, family)?;
         let generation_path = path.join("generation_config.json");
         let stop_tokens = match generation_path.exists() {
             true => read_json::<GenerationConfig>(&generation_path)?.eos_token_id,
             false => None,
         };
         let stop_tokens = stop_tokens.or(file.eos_token_id).map_or(Vec::new(), TokenIds::into_vec);
-        let weights = WeightFiles::open(path, "model")?;
+        let weights = with_usual_names(WeightFiles::open(path, "model")?)?;
         let units = match task {
             Task::Language => decoder::units(&config),
             Task::Score => ValueModel::units_of_config(&config),
@@ -93,7 +95,7 @@ impl ModelFolder {
             );
             return Err(weights.problem(HEAD, problem));
         }
-        Ok(ModelFolder { path: path.to_owned(), config, stop_tokens, weights })
+        Ok(ModelFolder { path: path.to_owned(), family, config, stop_tokens, weights })
     }
 
     /// The folder.
@@ -101,12 +103,17 @@ impl ModelFolder {
         &self.path
     }
 
-    /// All of its `config.json`.
+    /// All of its `config.json`, with the architecture of a language model.
     ///
     /// # Errors
     /// [`Error`] if the file cannot be read any more.
     pub fn config_file(&self) -> Result<Map<String, Value>> {
-        read_json(&self.path.join("config.json"))
+        let mut file: Map<String, Value> = read_json(&self.path.join("config.json"))?;
+        file.insert(
+            "architectures".to_owned(),
+            json!([format!("{}{}", self.family, Task::Language.suffix())]),
+        );
+        Ok(file)
     }
 
     /// The shape of the model.
@@ -126,6 +133,30 @@ impl WeightSource for ModelFolder {
     }
 }
 
+/// The tensors under the names of a model with a head. Those of a base model, as `AutoModel` saves it, lack `model.`, and
+/// those of a wrapped module have the wrapper's name in front.
+fn with_usual_names(weights: WeightFiles) -> Result<WeightFiles> {
+    const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+    if let Some(name) = weights.names().into_iter().find(|name| name.starts_with(lora::PREFIX)) {
+        let problem = "is an adapter's or beside one: merge the adapter first, by PEFT's `merge_and_unload`, or give \
+                       its own folder as `lora.path`";
+        return Err(weights.problem(name, problem.to_owned()));
+    }
+    let unwrapped = |name: &str| {
+        let mut name = name;
+        while let Some(inner) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+            name = inner;
+        }
+        name.to_owned()
+    };
+    let is_base = weights.names().iter().any(|name| format!("model.{}", unwrapped(name)) == EMBEDDING);
+    weights.renamed(|name| {
+        let name = unwrapped(name);
+        let is_inner = ["embed_tokens.", "layers.", "norm."].iter().any(|part| name.starts_with(part));
+        if is_base && is_inner { format!("model.{name}") } else { name }
+    })
+}
+
 /// The head's matrix, and the one that it is where they are tied.
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -143,7 +174,7 @@ struct GenerationConfig {
 
 /// One token id or several.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`eos_token_id` is neither the number of a token nor a list of such")]
 enum TokenIds {
     One(i64),
     Several(Vec<i64>),

@@ -110,6 +110,19 @@ impl WeightFiles {
         self.metadata.get(key).map(String::as_str)
     }
 
+    /// The same tensors under other names: `rename` has that of each.
+    pub fn renamed(mut self, rename: impl Fn(&str) -> String) -> Result<WeightFiles> {
+        for (name, place) in std::mem::take(&mut self.tensors) {
+            let path = &self.files[place.file].0;
+            let new = rename(&name);
+            if self.tensors.contains_key(&new) {
+                return Err(broken(path, format!("`{name}` is there with a prefix and without")));
+            }
+            self.tensors.insert(new, place);
+        }
+        Ok(self)
+    }
+
     /// The names of all tensors, sorted.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();

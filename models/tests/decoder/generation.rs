@@ -33,6 +33,8 @@ fn config(qk_norm: bool) -> DecoderConfig {
         max_position_embeddings: 80,
         sliding_window: None,
         qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm,
         tie_word_embeddings: false,
         initializer_range: 0.4,
@@ -157,24 +159,27 @@ fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) 
 #[test]
 fn strict_logprobs_are_those_of_training_to_the_bit() {
     let window = Some(SlidingWindow { tokens: 9, layers: vec![true, false] });
-    let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(3, 4.0, LoraTarget::ALL.to_vec());
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (qk_norm, sliding_window, lora) in
             [(false, None, None), (true, window.clone(), None), (false, None, Some(&lora))]
         {
             let config = DecoderConfig { sliding_window, ..config(qk_norm) };
             let decoder = match lora {
-                Some(lora) => Decoder::with_lora(config, lora, Device::Cpu).unwrap(),
+                Some(lora) => {
+                    let biased = DecoderConfig { o_bias: true, mlp_bias: true, ..config };
+                    Decoder::with_lora(biased, lora, Device::Cpu).unwrap()
+                }
                 None => Decoder::new(config, Device::Cpu).unwrap(),
             };
             let mut holder = Holder::of_kind(decoder.strict(true), 3, kind);
-            // Adapters of which nothing is 0.
-            for unit in
-                (0..holder.weights.len()).filter(|&unit| holder.decoder.units()[unit].name.ends_with("lora"))
-            {
-                for weight in &mut holder.weights[unit] {
-                    let numbers = Tensor::arange(weight.numel() as i64, (Kind::Float, Device::Cpu));
-                    weight.copy_(&(numbers.sin() * 0.3).view_as(weight));
+            // Adapters and biases of which nothing is 0.
+            for (unit, weights) in holder.decoder.units().iter().zip(&mut holder.weights) {
+                for (spec, weight) in unit.params.iter().zip(weights) {
+                    if unit.name.ends_with("lora") || spec.name.ends_with("bias") {
+                        let numbers = Tensor::arange(weight.numel() as i64, (Kind::Float, Device::Cpu));
+                        weight.copy_(&(numbers.sin() * 0.3).view_as(weight));
+                    }
                 }
             }
             let what = format!("{kind:?}, {:?}", holder.decoder.config());

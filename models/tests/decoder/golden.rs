@@ -91,6 +91,8 @@ fn decoder_config(config: &Value) -> DecoderConfig {
         max_position_embeddings: integer("max_position_embeddings"),
         sliding_window: None,
         qkv_bias: flag("qkv_bias"),
+        o_bias: false,
+        mlp_bias: false,
         qk_norm: flag("qk_norm"),
         tie_word_embeddings: flag("tie_word_embeddings"),
         initializer_range: number("initializer_range"),

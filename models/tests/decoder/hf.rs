@@ -12,14 +12,16 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 11] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
     "qwen3",
+    "qwen3_biased",
     "llama2",
     "llama3_sharded",
     "llama_linear",
+    "llama_biased",
     "mistral",
     "mistral_window",
 ];
@@ -212,6 +214,49 @@ fn an_exported_folder_is_the_same_model() {
             }
         }
     }
+}
+
+/// The folder of a family with its tensors under other names, and another architecture.
+fn renamed(family: &str, to: &Path, architecture: &str, rename: impl Fn(&str) -> Option<String>) {
+    fs::create_dir_all(to).unwrap();
+    let tensors = Tensor::read_safetensors(path(family).join("model.safetensors")).unwrap();
+    let tensors: Vec<(String, Tensor)> =
+        tensors.into_iter().filter_map(|(name, tensor)| Some((rename(&name)?, tensor))).collect();
+    Tensor::write_safetensors(&tensors, to.join("model.safetensors")).unwrap();
+    let text = fs::read(path(family).join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&text).unwrap();
+    config["architectures"] = json!([architecture]);
+    fs::write(to.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn names_of_base_models_and_wrapped_ones_are_read() {
+    let scratch = tempfile::tempdir().unwrap();
+    let without = |prefix: &'static str| move |name: &str| Some(name.replacen(prefix, "", 1));
+    let wrapped = |name: &str| Some(format!("_orig_mod.module.{name}"));
+    // Tied, so that a base model has all there is of it.
+    let family = families().find(|family| family.name == "qwen3").unwrap();
+    let [base, module] = ["base", "module"].map(|name| scratch.path().join(name));
+    renamed("qwen3", &base, "Qwen3Model", without("model."));
+    renamed("qwen3", &module, "Qwen3ForCausalLM", wrapped);
+    for folder in [base, module] {
+        let folder = ModelFolder::open(&folder).unwrap();
+        assert_eq!(folder.config_file().unwrap()["architectures"], json!(["Qwen3ForCausalLM"]));
+        let decoder = Decoder::new(folder.decoder_config().clone(), Device::Cpu).unwrap();
+        let holder = Holder::from_source(decoder, &folder, Kind::Float);
+        let found = holder.forward(&pack(&family.sequences()), false).0.logprobs;
+        family.assert_close("logprobs", &found, &family.golden["logprobs"]);
+    }
+    let check = |name: &str, family: &str, rename: &dyn Fn(&str) -> Option<String>, expected: &str| {
+        let to = scratch.path().join(name);
+        renamed(family, &to, "Qwen2Model", rename);
+        let error = ModelFolder::open(&to).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error} has not {expected}");
+    };
+    let headless = |name: &str| name.strip_prefix("model.").map(str::to_owned);
+    check("untied", "qwen2", &headless, "`lm_head.weight` is missing");
+    let adapted = |name: &str| Some(format!("base_model.model.{name}"));
+    check("adapted", "qwen2", &adapted, "merge the adapter first");
 }
 
 #[test]

@@ -25,13 +25,18 @@ struct Golden {
     adapted: HashMap<String, Tensor>,
 }
 
+/// Of one rank and alpha, as most adapters are.
 fn golden() -> Golden {
+    golden_of("lora")
+}
+
+fn golden_of(name: &str) -> Golden {
     let tensors = |path: &str| {
         Tensor::read_safetensors(folder(path).join("golden.safetensors")).unwrap().into_iter().collect()
     };
     let base = ModelFolder::open(&folder("hf/qwen2")).unwrap();
-    let adapter = AdapterFolder::open(&folder("lora"), base.decoder_config()).unwrap();
-    Golden { base, adapter, alone: tensors("hf/qwen2"), adapted: tensors("lora") }
+    let adapter = AdapterFolder::open(&folder(name), base.decoder_config()).unwrap();
+    Golden { base, adapter, alone: tensors("hf/qwen2"), adapted: tensors(name) }
 }
 
 impl Golden {
@@ -78,13 +83,22 @@ fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
 #[test]
 fn scores_and_gradients_equal_peft() {
     let golden = golden();
-    let expected = LoraConfig {
-        rank: 3,
-        alpha: 5.0,
-        targets: vec![LoraTarget::Q, LoraTarget::V, LoraTarget::O, LoraTarget::Up, LoraTarget::Down],
-        dropout: 0.0,
-    };
+    let expected = LoraConfig::new(
+        3,
+        5.0,
+        vec![LoraTarget::Q, LoraTarget::V, LoraTarget::O, LoraTarget::Up, LoraTarget::Down],
+    );
     assert_eq!(*golden.adapter.lora_config(), expected);
+    check_scores_and_gradients(&golden);
+    let golden = golden_of("lora_patterns");
+    let found = golden.adapter.lora_config();
+    let ranks: Vec<_> = found.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str(), *rank)).collect();
+    let expected = [("(.*1.self_attn.q)_proj", 5), ("(q|v)_proj", 2), ("model.layers.0.mlp.down_proj", 1)];
+    assert_eq!((found.rslora, ranks), (true, expected.to_vec()));
+    check_scores_and_gradients(&golden);
+}
+
+fn check_scores_and_gradients(golden: &Golden) {
     let (mut holder, batch) = (golden.holder(Kind::Float), golden.batch());
     let (scores, saved) = holder.forward(&batch, true);
     assert_close("logprobs", &scores.logprobs, &golden.adapted["logprobs"]);
@@ -199,7 +213,11 @@ fn adapters_that_are_off_leave_the_model_as_it_was() {
 
 #[test]
 fn merged_weights_equal_those_of_peft() {
-    let golden = golden();
+    check_merged(&golden());
+    check_merged(&golden_of("lora_patterns"));
+}
+
+fn check_merged(golden: &Golden) {
     let merged = Merged { base: &golden.base, adapter: &golden.adapter, lora: golden.adapter.lora_config() };
     let plain = Decoder::new(golden.base.decoder_config().clone(), Device::Cpu).unwrap();
     let holder = Holder::from_source(plain, &merged, Kind::Float);
@@ -222,7 +240,12 @@ fn merged_weights_equal_those_of_peft() {
 
 #[test]
 fn an_adapter_is_written_as_peft_reads_it() {
-    let golden = golden();
+    check_written("lora");
+    check_written("lora_patterns");
+}
+
+fn check_written(name: &str) {
+    let golden = golden_of(name);
     let scratch = tempfile::tempdir().unwrap();
     let to = scratch.path().join("adapter");
     let decoder = golden.decoder();
@@ -242,7 +265,7 @@ fn an_adapter_is_written_as_peft_reads_it() {
     let tensors = |path: PathBuf| -> HashMap<String, Tensor> {
         Tensor::read_safetensors(path.join("adapter_model.safetensors")).unwrap().into_iter().collect()
     };
-    assert_eq!(tensors(to), tensors(folder("lora")));
+    assert_eq!(tensors(to), tensors(folder(name)));
 }
 
 #[test]
@@ -263,7 +286,11 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     };
     check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` is another"]);
     check("use_dora", json!(true), &["`use_dora` is true"]);
-    check("rank_pattern", json!({"q_proj": 8}), &["`rank_pattern` is there"]);
+    check("rank_pattern", json!({"q_proj": 8}), &["q_proj.lora_A.weight", "has shape [3, ", "and [8, "]);
+    check("rank_pattern", json!({"q_proj": 0}), &["`lora.rank` is 0"]);
+    check("rank_pattern", json!({"q_proj": "8"}), &["`rank_pattern.q_proj` is \"8\""]);
+    check("alpha_pattern", json!({"(?<=q)_proj": 8}), &["`alpha_pattern.(?<=q)_proj` is no regular"]);
+    check("alpha_pattern", json!({"q_proj": -1}), &["`lora.alpha` is -1"]);
     check("alora_invocation_tokens", json!([1, 2]), &["`alora_invocation_tokens` is there"]);
     check("use_qalora", json!(true), &["`use_qalora` is there"]);
     check("r", json!(4), &["lora_A.weight", "has shape [3, ", "and [4, "]);

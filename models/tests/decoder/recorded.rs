@@ -7,9 +7,9 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Causal, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, PackedBatch,
-    ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits,
-    init, model::Init,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, ModulePattern,
+    PackedBatch, ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    generation::Limits, init, model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -31,10 +31,17 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         sliding_window: None,
         max_position_embeddings: 1024,
         qkv_bias: !qk_norm,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm,
         tie_word_embeddings: qk_norm,
         initializer_range: 0.2,
     }
+}
+
+/// The same with a bias beside every matrix of a layer.
+fn biased(config: DecoderConfig) -> DecoderConfig {
+    DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..config }
 }
 
 /// The device; without it says so past the harness, which keeps what passing tests print.
@@ -66,7 +73,15 @@ impl From<DecoderConfig> for Shape {
 
 impl Shape {
     fn with_adapters(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
-        let lora = LoraConfig { rank: 6, alpha: 9.0, targets: targets.to_vec(), dropout: 0.0 };
+        let lora = LoraConfig::new(6, 9.0, targets.to_vec());
+        Shape { lora: Some(lora), ..Shape::from(config) }
+    }
+
+    /// With ranks of their own for some of them.
+    fn with_patterns(config: DecoderConfig) -> Shape {
+        let of = |pattern: &str, rank| (ModulePattern::new(pattern).unwrap(), rank);
+        let rank_pattern = vec![of("0.self_attn.q_proj", 16), of("(q|down)_proj", 3), of("1.mlp.*", 8)];
+        let lora = LoraConfig { rank_pattern, ..LoraConfig::new(6, 9.0, LoraTarget::ALL.to_vec()) };
         Shape { lora: Some(lora), ..Shape::from(config) }
     }
 
@@ -190,6 +205,8 @@ fn recorded_steps_equal_the_passes() {
     for targets in [&LoraTarget::ALL[..], &[LoraTarget::V, LoraTarget::Up]] {
         check(Shape::with_adapters(config(12, 128, true), targets), &greedy);
     }
+    check(Shape::with_patterns(biased(config(12, 128, true))), &greedy);
+    check(biased(config(4, 64, false)), &greedy);
     // Windows within a run, across splits, and of one layer of the two.
     for (tokens, layers) in [(5, [true, true]), (300, [true, true]), (100, [false, true])] {
         let sliding_window = Some(SlidingWindow { tokens, layers: layers.to_vec() });
@@ -215,8 +232,9 @@ fn recorded_steps_equal_the_passes() {
 #[test]
 fn recorded_steps_in_bf16_stay_near_training() {
     let adapted = Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL);
-    let plain = [config(14, 64, false), config(12, 128, true), config(4, 32, false)].map(Shape::from);
-    for shape in plain.into_iter().chain([adapted]) {
+    let plain = [config(14, 64, false), config(12, 128, true), config(4, 32, false)];
+    let plain = plain.into_iter().chain([biased(config(4, 64, true))]).map(Shape::from);
+    for shape in plain.chain([adapted]) {
         // A penalty chooses among the tokens, and is not in their log-probs.
         for repetition_penalty in [1.0, 1.3] {
             let params = SamplingParams { repetition_penalty, ..SamplingParams::default() };
@@ -246,6 +264,7 @@ fn strict_steps_have_the_log_probs_of_training_to_the_bit() {
         Shape::from(config(12, 128, true)),
         Shape::from(DecoderConfig { sliding_window: Some(window), ..config(10, 32, true) }),
         Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL),
+        Shape::with_patterns(biased(config(4, 64, true))),
         Shape::from(wide),
     ];
     let logprobs = |completions: &[Completion]| -> Vec<f32> {

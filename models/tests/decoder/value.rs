@@ -21,6 +21,8 @@ fn config() -> DecoderConfig {
         max_position_embeddings: 64,
         sliding_window: None,
         qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm: false,
         tie_word_embeddings: false,
         initializer_range: 0.3,

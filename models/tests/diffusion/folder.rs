@@ -351,7 +351,7 @@ fn adapters_that_were_written_are_read_again() {
         let folder = DiffusersFolder::open(folder).unwrap();
         let config = folder.transformer_config();
         let modules = config.modules().into_iter().filter(|name| name.contains(chosen)).collect();
-        let lora = Lora { rank: 3, alpha: 3.0, modules };
+        let lora = Lora { rank: 3, scale: 1.0, modules };
         let units = config.adapter_units(&lora).unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let to = scratch.path().join("adapter");

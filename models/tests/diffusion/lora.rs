@@ -28,7 +28,7 @@ fn case() -> Case {
     let modules = TransformerConfig::Sd3(config.clone()).modules();
     assert!(modules.iter().any(|name| name == "transformer_blocks.0.attn2.to_out.0"), "{modules:?}");
     let modules = modules.into_iter().enumerate().filter(|(i, _)| i % 3 != 1).map(|(_, name)| name).collect();
-    let lora = Lora { rank: LORA.0, alpha: LORA.1, modules };
+    let lora = Lora { rank: LORA.0, scale: LORA.1 / LORA.0 as f64, modules };
     let model = |lora| {
         let texts = Texts::new(golden.get("context"), Some(golden.get("pooled"))).unwrap();
         Sd3::new(config.clone(), lora, Device::Cpu).unwrap().with_texts(texts).unwrap()

@@ -19,13 +19,13 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::json_lines,
-    model_args::{ModelArgs, RoomArgs, SamplingArgs},
+    model_args::{LineSampling, ModelArgs, RoomArgs, SamplingArgs},
 };
 use crate::{
     Error, Result,
     data::{Record, stream},
     error_chain::one_line,
-    inference::{Room, cut, stop_condition},
+    inference::{Room, Texts, cut, stop_condition},
 };
 
 #[derive(Debug, Args)]
@@ -35,8 +35,9 @@ pub(super) struct GenerateArgs {
     /// A prompt; may be given more than once. Completions are printed as text, in the order of the prompts
     #[arg(long = "prompt", value_name = "TEXT", required_unless_present = "file", conflicts_with = "file")]
     prompts: Vec<String>,
-    /// Lines of {"prompt": ...}, with `--chat` a text or messages; `-` reads standard input. Completions are printed as
-    /// JSON, each as it ends
+    /// Lines of {"prompt": ...}, with `--chat` a text or messages, and what else holds for it: "temperature", "top_k",
+    /// "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop"; `-` reads standard input. Completions are printed
+    /// as JSON, each as it ends
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Completions of each prompt
@@ -66,6 +67,28 @@ const PURPOSE: u64 = 0x6765_6e65;
 #[derive(Debug, Deserialize)]
 struct Line {
     prompt: Prompt,
+    #[serde(flatten)]
+    sampling: LineSampling,
+    stop: Option<Texts>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// Fields that a line may have as part of some data set, and those that would be settings that nobody reads.
+const NOT_OF_A_LINE: [(&str, &str); 5] = [
+    ("max_tokens", "it is called `max_new_tokens` here"),
+    ("n", "say `--samples` for all lines"),
+    ("samples", "say `--samples` for all lines"),
+    ("seed", "say `--seed` for all lines"),
+    ("system", "say `--system` for all lines, or begin a `prompt` of messages with it"),
+];
+
+/// A prompt, and how it is gone on with.
+struct Asked {
+    line: usize,
+    prompt: Prompt,
+    sampling: SamplingArgs,
+    stops: Vec<String>,
 }
 
 /// A text, or a conversation.
@@ -102,16 +125,11 @@ struct Completed<'a> {
 }
 
 pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
-    let prompts: Vec<(usize, Prompt)> = match &args.file {
-        None => (1..).zip(args.prompts.iter().cloned().map(Prompt::Text)).collect(),
-        Some(file) => {
-            json_lines::<Line>(file)?.into_iter().map(|(line, Line { prompt })| (line, prompt)).collect()
-        }
-    };
+    let prompts = asked(args)?;
     let mut model = args.model.load(args.chat, args.system.clone())?;
     let tokenizer = model.tokenizer.clone();
     let mut encoded = Vec::with_capacity(prompts.len());
-    for (line, prompt) in prompts {
+    for Asked { line, prompt, sampling, stops } in prompts {
         let refuse = |problem| match &args.file {
             Some(path) => Error::InputLine { path: path.clone(), line, problem },
             None => anyroll_models::Error::Input { what: "--prompt", problem }.into(),
@@ -122,7 +140,10 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         let prompt = tokenizer.encode_prompt(&prompt.record(format!("prompt {line}")));
         let prompt = prompt.map_err(|error| refuse(one_line(&error)))?;
         let behind = model.max_length().saturating_sub(prompt.len());
-        let params = args.sampling.params(tokenizer.stop_tokens(), behind);
+        let params = sampling.params(tokenizer.stop_tokens(), behind);
+        if args.file.is_some() {
+            params.validate().map_err(|error| refuse(one_line(&error)))?;
+        }
         if prompt.is_empty() {
             return Err(refuse("it has no tokens".to_owned()));
         }
@@ -132,38 +153,39 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
                 format!("it has {tokens} tokens, and with {new} new ones more than the model's {most}");
             return Err(refuse(problem));
         }
-        encoded.push((line, prompt, Arc::new(params)));
+        encoded.push((line, prompt, Arc::new(params), stops));
     }
-    let lengths = encoded.iter().map(|(_, prompt, params)| prompt.len() + params.max_new_tokens);
+    let lengths = encoded.iter().map(|(_, prompt, params, _)| prompt.len() + params.max_new_tokens);
     let longest = lengths.max().unwrap_or(0);
     let wanted = encoded.len() * args.samples as usize;
     let room = Room { sequences: args.room.sequences.min(wanted).max(1), longest, memory: args.room.memory };
     let mut engine = model.engine(room)?;
     let mut asked = Vec::with_capacity(wanted);
-    for (index, (line, prompt, params)) in encoded.into_iter().enumerate() {
+    for (index, (line, prompt, params, stops)) in encoded.into_iter().enumerate() {
         let first = index as u64 * args.samples;
         let seed = |sample| stream(PURPOSE, args.seed, first + sample).next_u64();
         let sample = |number| Sample { seed: seed(number), begun: Completion::default() };
         let samples = (0..args.samples).map(sample).collect();
-        let stop = stop_condition(&tokenizer, &args.stops);
+        let stop = stop_condition(&tokenizer, &stops);
+        let stops: Arc<[String]> = stops.into();
         engine.submit(Request { prompt, params, stop, samples })?;
-        asked.extend((0..args.samples).map(|sample| (line, sample)));
+        asked.extend((0..args.samples).map(|sample| (line, sample, stops.clone())));
     }
     let mut out = io::stdout().lock();
     // Texts alone do not say whose they are, and wait for those before them.
     let (mut waiting, mut next) = (BTreeMap::new(), 0);
     while !engine.is_idle() {
         for (id, completion) in engine.step()? {
-            let (line, sample) = asked[id as usize];
+            let (line, sample, stops) = &asked[id as usize];
             let text = tokenizer.decode(&completion.tokens);
-            let text = cut(&text, &args.stops);
+            let text = cut(&text, stops);
             let written = match args.file {
                 None => {
                     waiting.insert(id, text.to_owned());
                     iter::from_fn(|| waiting.remove(&next).inspect(|_| next += 1))
                         .try_for_each(|text| writeln!(out, "{text}"))
                 }
-                Some(_) => writeln!(out, "{}", json(line, sample, text, &completion)),
+                Some(_) => writeln!(out, "{}", json(*line, *sample, text, &completion)),
             };
             // Whoever reads may have had enough, as `head` does.
             if written.and_then(|()| out.flush()).is_err() {
@@ -172,6 +194,31 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         }
     }
     Ok(0)
+}
+
+/// The prompts that the arguments or the lines of their file have.
+fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
+    let sampling = args.sampling;
+    sampling.params(Vec::new(), 1).validate()?;
+    let Some(file) = &args.file else {
+        let texts = (1..).zip(args.prompts.iter().cloned().map(Prompt::Text));
+        let asked = |(line, prompt)| Asked { line, prompt, sampling, stops: args.stops.clone() };
+        return Ok(texts.map(asked).collect());
+    };
+    let lines = json_lines::<Line>(file)?.into_iter();
+    let asked = lines.map(|(number, line)| {
+        let refuse = |problem: String| Error::InputLine { path: file.clone(), line: number, problem };
+        if let Some((field, help)) = NOT_OF_A_LINE.iter().find(|(field, _)| line.others.contains_key(*field))
+        {
+            return Err(refuse(format!("`{field}` is not read from a line: {help}")));
+        }
+        let stops = line.stop.map_or_else(|| args.stops.clone(), Texts::into_vec);
+        if stops.iter().any(String::is_empty) {
+            return Err(refuse("`stop` has a text of no characters".to_owned()));
+        }
+        Ok(Asked { line: number, prompt: line.prompt, sampling: sampling.with(&line.sampling), stops })
+    });
+    asked.collect()
 }
 
 fn json(line: usize, sample: u64, text: &str, completion: &Completion) -> String {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyroll_backends::BackendKind;
 use anyroll_models::SamplingParams;
 use clap::{Args, ValueEnum};
+use serde::Deserialize;
 
 use crate::{
     Result, config,
@@ -46,7 +47,7 @@ impl ModelArgs {
 }
 
 /// How tokens are chosen.
-#[derive(Debug, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub(super) struct SamplingArgs {
     /// Divides the logits; 0 takes the likeliest token
     #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
@@ -68,10 +69,33 @@ pub(super) struct SamplingArgs {
     max_new_tokens: Option<usize>,
 }
 
+/// What a line of a file says of it for its own prompt.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct LineSampling {
+    temperature: Option<f64>,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+    max_new_tokens: Option<usize>,
+}
+
 /// Tokens of a completion where nobody says how many.
 const NEW_TOKENS: usize = 256;
 
 impl SamplingArgs {
+    /// With what a line says in their place.
+    pub fn with(&self, line: &LineSampling) -> Self {
+        Self {
+            temperature: line.temperature.unwrap_or(self.temperature),
+            top_k: line.top_k.unwrap_or(self.top_k),
+            top_p: line.top_p.unwrap_or(self.top_p),
+            min_p: line.min_p.unwrap_or(self.min_p),
+            repetition_penalty: line.repetition_penalty.unwrap_or(self.repetition_penalty),
+            max_new_tokens: line.max_new_tokens.or(self.max_new_tokens),
+        }
+    }
+
     /// With the tokens that end a completion, for a prompt behind which there is room for so many.
     pub fn params(&self, stop_tokens: Vec<i64>, room: usize) -> SamplingParams {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens } = *self;

@@ -1,7 +1,9 @@
 //! What must hold between the fields of a config on any machine.
 
-use anyroll_models::LoraTarget;
+use std::fmt::Debug;
+
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
+use anyroll_models::{LoraTarget, ModulePattern};
 
 use super::error::{Problem, list};
 use super::model::LoraConfig;
@@ -451,10 +453,12 @@ impl Check<'_> {
         self.lora_numbers(lora)?;
         let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
         let help = format!("write names, or patterns of whole names; there is {}", list(&names));
-        let shape = lora.shape().map_err(|entry| {
-            self.problem("model.lora.targets", format!("`{entry}` names no matrix of a layer"), help.clone())
+        let shape = lora.shape().map_err(|(field, entry)| {
+            let message = format!("`{entry}` names no matrix of a layer");
+            self.problem(&format!("model.lora.{field}"), message, help.clone())
         })?;
         self.ensure(!shape.targets.is_empty(), "model.lora.targets", "the list is empty", help)?;
+        self.lora_patterns(&shape, folder)?;
         if let Some(path) = &lora.path {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
             let adapter = AdapterFolder::open(path, folder.decoder_config())
@@ -472,10 +476,34 @@ impl Check<'_> {
         self.no_reference(reference)
     }
 
+    /// Whether each pattern is one of a matrix that has an adapter.
+    fn lora_patterns(&self, shape: &anyroll_models::LoraConfig, folder: &ModelFolder) -> Result<(), Problem> {
+        let modules: Vec<String> = (0..folder.decoder_config().num_hidden_layers)
+            .flat_map(|layer| {
+                shape.targets.iter().map(move |target| format!("model.layers.{layer}.{}", target.name()))
+            })
+            .collect();
+        let ranks = shape.rank_pattern.iter().map(|(pattern, _)| ("rank_pattern", pattern));
+        let alphas = shape.alpha_pattern.iter().map(|(pattern, _)| ("alpha_pattern", pattern));
+        for (field, pattern) in ranks.chain(alphas) {
+            self.ensure(
+                modules.iter().any(|module| pattern.matches(module)),
+                &format!("model.lora.{field}"),
+                format!("`{}` matches no matrix that has an adapter", pattern.as_str()),
+                format!("write a pattern of the end of a name, such as {}", modules[0]),
+            )?;
+        }
+        Ok(())
+    }
+
     pub(super) fn lora_numbers(&self, lora: &LoraConfig) -> Result<(), Problem> {
         self.positive("model.lora.rank", lora.rank)?;
         let alpha = lora.alpha.unwrap_or(1.0);
         self.number("model.lora.alpha", alpha, alpha > 0.0, "above 0")?;
+        lora.rank_pattern.values().try_for_each(|&rank| self.positive("model.lora.rank_pattern", rank))?;
+        for &alpha in lora.alpha_pattern.values() {
+            self.number("model.lora.alpha_pattern", alpha, alpha > 0.0, "above 0")?;
+        }
         let holds = (0.0..1.0).contains(&lora.dropout);
         self.number("model.lora.dropout", lora.dropout, holds, "from 0 to below 1")
     }
@@ -492,9 +520,23 @@ impl Check<'_> {
 
 /// The shape of an adapter as YAML has it.
 fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
-    let anyroll_models::LoraConfig { rank, alpha, targets, .. } = lora;
+    let anyroll_models::LoraConfig { rank, alpha, rslora, rank_pattern, alpha_pattern, targets, .. } = lora;
     let targets: Vec<&str> = targets.iter().map(|target| target.name()).collect();
-    format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "))
+    let mut fields = format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "));
+    if *rslora {
+        fields += ", rslora: true";
+    }
+    fields + &entries("rank_pattern", rank_pattern) + &entries("alpha_pattern", alpha_pattern)
+}
+
+/// Patterns as YAML has them, behind other fields.
+fn entries<T: Debug>(field: &str, patterns: &[(ModulePattern, T)]) -> String {
+    if patterns.is_empty() {
+        return String::new();
+    }
+    let entries: Vec<String> =
+        patterns.iter().map(|(pattern, value)| format!("'{}': {value:?}", pattern.as_str())).collect();
+    format!(", {field}: {{{}}}", entries.join(", "))
 }
 
 impl Precision {

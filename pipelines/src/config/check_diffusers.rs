@@ -2,6 +2,7 @@
 
 use anyroll_models::diffusion::Lora;
 use anyroll_models::hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
+use anyroll_models::lora_scale;
 
 use super::check::Check;
 use super::diffusion::*;
@@ -93,6 +94,16 @@ impl Check<'_> {
             "adapters of a model of images see all of their input",
             "leave it out",
         )?;
+        for (field, is_empty) in
+            [("rank_pattern", lora.rank_pattern.is_empty()), ("alpha_pattern", lora.alpha_pattern.is_empty())]
+        {
+            self.ensure(
+                is_empty,
+                &format!("model.lora.{field}"),
+                "adapters of a model of images have one rank and one alpha",
+                "leave it out",
+            )?;
+        }
         let modules = folder.transformer_config().modules();
         let shape = lora.image_shape(&modules).map_err(|entry| {
             let begins = match folder.transformer_config().boundary() {
@@ -115,7 +126,7 @@ impl Check<'_> {
             found == shape,
             "model.lora.path",
             "the adapter there has another shape",
-            format!("write its own: {}", fields_of(&found, &modules)),
+            format!("write its own: {}", fields_of(&found, lora.rslora, &modules)),
         )?;
         Ok(shape)
     }
@@ -197,8 +208,9 @@ fn in_order(modules: &[String], chosen: &[String]) -> Vec<String> {
     modules.iter().filter(|module| chosen.contains(module)).cloned().collect()
 }
 
-/// The shape of an adapter as YAML has it: with ends of names, if these are the same in all blocks.
-fn fields_of(lora: &Lora, modules: &[String]) -> String {
+/// The shape of an adapter as YAML has it, beside the `rslora` that is there: with ends of names, if these are the same in
+/// all blocks.
+fn fields_of(lora: &Lora, rslora: bool, modules: &[String]) -> String {
     let short = ends(&lora.modules);
     let chosen = |name: &&String| short.iter().any(|end| name.ends_with(&format!(".{end}")));
     let all_chosen: Vec<&String> = modules.iter().filter(chosen).collect();
@@ -206,5 +218,6 @@ fn fields_of(lora: &Lora, modules: &[String]) -> String {
         true => short,
         false => lora.modules.iter().map(String::as_str).collect(),
     };
-    format!("rank: {}, alpha: {:?}, targets: [{}]", lora.rank, lora.alpha, targets.join(", "))
+    let alpha = lora.scale / lora_scale(lora.rank, 1.0, rslora);
+    format!("rank: {}, alpha: {alpha:?}, targets: [{}]", lora.rank, targets.join(", "))
 }

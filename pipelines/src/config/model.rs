@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use anyroll_models::LoraTarget;
+use anyroll_models::{LoraTarget, ModulePattern, lora_scale};
+use indexmap::IndexMap;
 use regex::Regex;
 
 use super::diffusion::DitConfig;
@@ -42,6 +43,16 @@ pub struct LoraConfig {
     /// The products are multiplied by alpha / rank; above 0. Default 2 x rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
+    /// Whether they are multiplied by alpha / sqrt(rank) instead (rsLoRA). Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rslora: bool,
+    /// Matrices with ranks of their own, by patterns as PEFT has them: regular expressions for the end of a name from a
+    /// dot on, such as `v_proj` or `layers.(0|1).mlp.up_proj`. The first that matches counts; of a language model.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub rank_pattern: IndexMap<String, usize>,
+    /// Matrices with alphas of their own, in the same way.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub alpha_pattern: IndexMap<String, f64>,
     /// Which matrices have one: names such as `q_proj`, or patterns that match whole names, such as `(q|v)_proj` or
     /// `mlp[.].*`. In a model of images the end of a layer's name, such as `attn.to_q`, is one. Default: all.
     #[serde(default = "all_targets")]
@@ -50,33 +61,44 @@ pub struct LoraConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub dropout: f64,
     /// A folder with an adapter as PEFT saves it, to go on from; of a model of images a file or a folder as diffusers saves
-    /// it, `pytorch_lora_weights.safetensors`. Its rank, alpha and targets are this one's. Default: a new adapter, which changes nothing until it is trained.
+    /// it, `pytorch_lora_weights.safetensors`. Its shape, from the rank to the targets, is this one's. Default: a new
+    /// adapter, which changes nothing until it is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
 }
 
 impl LoraConfig {
-    /// Its shape, or the entry of `targets` that is no pattern or matches nothing.
-    pub fn shape(&self) -> Result<anyroll_models::LoraConfig, &str> {
+    /// Its shape, or the field and its entry that is no pattern, or of `targets` matches nothing.
+    pub fn shape(&self) -> Result<anyroll_models::LoraConfig, (&'static str, &str)> {
         let mut targets = Vec::new();
         for entry in &self.targets {
-            let pattern = Regex::new(&format!("^(?:{entry})$")).map_err(|_| entry.as_str())?;
+            let unknown = ("targets", entry.as_str());
+            let pattern = Regex::new(&format!("^(?:{entry})$")).map_err(|_| unknown)?;
             let matches = |target: &LoraTarget| {
                 let name = target.name();
                 pattern.is_match(name) || pattern.is_match(name.rsplit('.').next().unwrap_or(name))
             };
             let mut found = LoraTarget::ALL.into_iter().filter(matches).peekable();
-            found.peek().ok_or(entry.as_str())?;
+            found.peek().ok_or(unknown)?;
             targets.extend(found);
         }
         // In the order of the layer, each once.
         let targets = LoraTarget::ALL.into_iter().filter(|target| targets.contains(target)).collect();
-        let alpha = self.alpha.unwrap_or(2.0 * self.rank as f64);
-        Ok(anyroll_models::LoraConfig { rank: self.rank as i64, alpha, targets, dropout: self.dropout })
+        Ok(anyroll_models::LoraConfig {
+            rank: self.rank as i64,
+            alpha: self.alpha(),
+            rslora: self.rslora,
+            rank_pattern: patterns("rank_pattern", &self.rank_pattern, |rank| rank as i64)?,
+            alpha_pattern: patterns("alpha_pattern", &self.alpha_pattern, |alpha| alpha)?,
+            targets,
+            dropout: self.dropout,
+        })
     }
-}
 
-impl LoraConfig {
+    fn alpha(&self) -> f64 {
+        self.alpha.unwrap_or(2.0 * self.rank as f64)
+    }
+
     /// Its shape in a model of images with the layers `modules`, or the entry of `targets` that is no pattern or matches
     /// none of them.
     pub fn image_shape(&self, modules: &[String]) -> Result<anyroll_models::diffusion::Lora, &str> {
@@ -94,9 +116,25 @@ impl LoraConfig {
         }
         let modules =
             modules.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(module, _)| module.clone());
-        let alpha = self.alpha.unwrap_or(2.0 * self.rank as f64);
-        Ok(anyroll_models::diffusion::Lora { rank: self.rank as i64, alpha, modules: modules.collect() })
+        let (rank, modules) = (self.rank as i64, modules.collect());
+        Ok(anyroll_models::diffusion::Lora {
+            rank,
+            scale: lora_scale(rank, self.alpha(), self.rslora),
+            modules,
+        })
     }
+}
+
+fn patterns<'a, V: Copy, T>(
+    field: &'static str,
+    entries: &'a IndexMap<String, V>,
+    value: impl Fn(V) -> T,
+) -> Result<Vec<(ModulePattern, T)>, (&'static str, &'a str)> {
+    let compiled = entries.iter().map(|(pattern, &of_pattern)| {
+        let pattern = ModulePattern::new(pattern).ok_or((field, pattern.as_str()))?;
+        Ok((pattern, value(of_pattern)))
+    });
+    compiled.collect()
 }
 
 fn all_targets() -> Vec<String> {

@@ -14,6 +14,8 @@ pub struct HfTokenizer {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
     template: Option<ChatTemplate>,
+    /// The one for conversations with tools, where that is another.
+    tool_template: Option<ChatTemplate>,
     eos: Option<i64>,
 }
 
@@ -118,14 +120,16 @@ impl HfTokenizer {
         let eos = special_tokens.get("eos_token").and_then(Value::as_str);
         let eos = eos.and_then(|token| tokenizer.token_to_id(token)).map(i64::from);
         let template_file = path.join("chat_template.jinja");
-        let source = match template_file.exists() {
-            true => Some(String::from_utf8_lossy(&read(&template_file)?).into_owned()),
-            false => template_of(&config),
+        let (source, tool_source) = match template_file.exists() {
+            true => (Some(String::from_utf8_lossy(&read(&template_file)?).into_owned()), None),
+            false => (template_of(&config, "default"), template_of(&config, "tool_use")),
         };
-        let template = source.map(|source| ChatTemplate::new(source, special_tokens)).transpose();
-        let template =
-            template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })?;
-        Ok(HfTokenizer { path: path.to_owned(), tokenizer, template, eos })
+        let compiled = |source: Option<String>| {
+            let template = source.map(|source| ChatTemplate::new(source, special_tokens.clone())).transpose();
+            template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })
+        };
+        let (template, tool_template) = (compiled(source)?, compiled(tool_source)?);
+        Ok(HfTokenizer { path: path.to_owned(), tokenizer, template, tool_template, eos })
     }
 
     /// Whether messages can be encoded.
@@ -190,7 +194,8 @@ impl HfTokenizer {
         conversation: Conversation,
         variables: &Map<String, Value>,
     ) -> Result<String, TokenizerError> {
-        let Some(template) = &self.template else {
+        let for_tools = self.tool_template.as_ref().filter(|_| conversation.tools.is_some());
+        let Some(template) = for_tools.or(self.template.as_ref()) else {
             return Err(TokenizerError::NoTemplate { path: self.path.clone() });
         };
         template
@@ -210,11 +215,12 @@ impl HfTokenizer {
     }
 }
 
-/// The template of a `tokenizer_config.json`: a text, or a list of several of which one is the default.
-fn template_of(config: &Map<String, Value>) -> Option<String> {
+/// A template of a `tokenizer_config.json`: the text there, which is the default, or of a list of several the one of this
+/// name.
+fn template_of(config: &Map<String, Value>, name: &str) -> Option<String> {
     let template = match config.get("chat_template")? {
-        Value::Array(named) => named.iter().find(|entry| entry["name"] == "default")?.get("template")?,
-        template => template,
+        Value::Array(named) => named.iter().find(|entry| entry["name"] == name)?.get("template")?,
+        template => Some(template).filter(|_| name == "default")?,
     };
     template.as_str().map(str::to_owned)
 }
@@ -264,6 +270,21 @@ mod tests {
         }
         assert_eq!(tokenizer.eos(), golden["eos"].as_i64());
         assert_eq!(tokenizer.decode(&[1 << 20, -1]).unwrap(), "");
+    }
+
+    #[test]
+    fn conversations_with_tools_may_have_a_template_of_their_own() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(folder().join("tokenizer.json"), scratch.path().join("tokenizer.json")).unwrap();
+        let named = |name: &str, template: &str| json!({"name": name, "template": template});
+        let config = json!({"chat_template": [named("tool_use", "tools"), named("default", "plain")]});
+        fs::write(scratch.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+        let render = |tools| {
+            let conversation = Conversation { tools, ..Conversation::default() };
+            tokenizer.render_chat(conversation, &Map::new()).unwrap()
+        };
+        assert_eq!([render(None), render(Some(&[json!({})]))], ["plain", "tools"]);
     }
 
     #[test]

@@ -83,11 +83,12 @@ impl Tokenizer {
         &self,
         messages: &[Value],
         tools: Option<&[Value]>,
+        variables: &Map<String, Value>,
     ) -> Result<Vec<i64>, TokenizerError> {
         let Tokenizer::Folder(folder) = self else {
             return Err(TokenizerError::NoTemplate { path: "a model of single characters".into() });
         };
-        folder.encode_messages(messages, tools)
+        folder.encode_messages(messages, tools, variables)
     }
 
     /// The tokens of a record's answer and an end: the completion that earns the reward.
@@ -153,16 +154,17 @@ impl FolderTokenizer {
             (false, false) => return Err(TokenizerError::Messages { record: record.id.clone() }),
             (true, _) => {}
         }
-        self.encode_messages(&self.conversation(record), None)
+        self.encode_messages(&self.conversation(record), None, &Map::new())
     }
 
     fn encode_messages(
         &self,
         messages: &[Value],
         tools: Option<&[Value]>,
+        variables: &Map<String, Value>,
     ) -> Result<Vec<i64>, TokenizerError> {
         let conversation = Conversation { messages, tools, add_generation_prompt: true };
-        self.tokenizer.encode_chat(conversation, &Map::new())
+        self.tokenizer.encode_chat(conversation, variables)
     }
 
     fn encode_answer(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
@@ -192,7 +194,7 @@ impl FolderTokenizer {
             if message["role"] != "assistant" {
                 continue;
             }
-            let before = self.encode_messages(&messages[..number], None)?;
+            let before = self.encode_messages(&messages[..number], None, &Map::new())?;
             let said = self.encode_answer(message["content"].as_str().unwrap_or_default())?;
             let turn = before.len()..before.len() + said.len();
             if !prompt.starts_with(&before) || prompt.get(turn.clone()) != Some(&said[..]) {

@@ -237,7 +237,7 @@ impl Ledger {
     }
 
     /// A key that is on or off: on is `field: value`, off is what is here without it.
-    pub(super) fn switch(&mut self, key: &str, field: &str, value: &str) {
+    pub(super) fn switch(&mut self, key: &str, field: &str, value: impl Into<Value>) {
         match (self.peek(key), self.truth(key)) {
             (None, _) => {}
             (Some(_), Some(true)) => self.map(key, field, value),

@@ -68,7 +68,7 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("lora_task_type", "adapters are those of a decoder"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 18] = [
+pub(super) const REFUSED: [(&str, &str); 17] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -83,7 +83,6 @@ pub(super) const REFUSED: [(&str, &str); 18] = [
     ("environment_factory", "there are no environments with turns"),
     ("tools", "there are no tool calls"),
     ("use_dora", "adapters are two matrices, without a magnitude"),
-    ("use_rslora", "an adapter's scale is alpha over the rank"),
     ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),
@@ -146,6 +145,7 @@ fn adapters(ledger: &mut Ledger) {
     ledger.copy_number("lora_alpha", "model.lora.alpha");
     ledger.copy_number("lora_dropout", "model.lora.dropout");
     ledger.lora_targets("lora_target_modules");
+    ledger.switch("use_rslora", "model.lora.rslora", true);
 }
 
 /// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its

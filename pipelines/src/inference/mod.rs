@@ -10,4 +10,4 @@ pub use loaded::{LoadedModel, Options};
 pub use room::Room;
 pub use sample::Sample;
 pub use sampler::{Asked, Sampled, Sampler, Sampling};
-pub use stop::{cut, stop_condition};
+pub use stop::{Texts, cut, stop_condition};

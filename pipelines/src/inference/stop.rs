@@ -3,8 +3,29 @@
 use std::sync::Arc;
 
 use anyroll_models::generation::StopCondition;
+use serde::Deserialize;
 
 use crate::data::Tokenizer;
+
+/// One text, or several, as stop strings are given.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "neither a text nor a list of texts")]
+pub enum Texts {
+    /// One.
+    One(String),
+    /// A list.
+    Several(Vec<String>),
+}
+
+impl Texts {
+    /// All of them.
+    pub fn into_vec(self) -> Vec<String> {
+        match self {
+            Texts::One(text) => vec![text],
+            Texts::Several(texts) => texts,
+        }
+    }
+}
 
 /// The condition that ends a completion with any of `strings`, which may be special tokens; `None` if there are none.
 pub fn stop_condition(tokenizer: &Arc<Tokenizer>, strings: &[String]) -> Option<StopCondition> {

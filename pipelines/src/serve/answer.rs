@@ -78,7 +78,7 @@ impl Refusal {
 
     fn body(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        json!({"error": {"message": self.message, "type": kind}})
+        json!({"error": {"message": self.message, "type": kind, "param": null, "code": null}})
     }
 }
 

@@ -12,8 +12,12 @@ use serde_json::{Map, Value, json};
 use super::{
     App,
     fields::{Fields, must_be},
+    messages,
 };
-use crate::{error_chain::one_line, inference::stop_condition};
+use crate::{
+    error_chain::one_line,
+    inference::{Texts, stop_condition},
+};
 
 /// A request, and how its answer is told.
 pub(super) struct Asked {
@@ -31,14 +35,6 @@ const MOST_SAMPLES: u64 = 128;
 /// Each is looked for after every token, so there is an end to them.
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 256;
-
-/// One text, or several.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Texts {
-    One(String),
-    Several(Vec<String>),
-}
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
@@ -65,17 +61,26 @@ pub(super) fn completion(mut fields: Fields, app: &App) -> Result<Asked, String>
 pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
     let logprobs = fields.flag("logprobs")?;
     let messages = fields.take("messages", "a list of messages")?;
-    let messages = joined(messages.ok_or("`messages` is missing: give the conversation")?)?;
-    let tools: Option<Vec<Value>> = fields.take("tools", "a list of functions")?;
-    let tools = tools.filter(|tools| !tools.is_empty());
+    let messages = messages::of_template(messages.ok_or("`messages` is missing: give the conversation")?)?;
+    let tools: Option<Vec<Map<String, Value>>> = fields.take("tools", "a list of functions")?;
+    let tools: Vec<Value> = tools.unwrap_or_default().into_iter().map(Value::Object).collect();
+    let tools = Some(tools).filter(|tools| !tools.is_empty());
     // Whether it calls one, and how often, is left to the model.
     for (field, value) in [("tool_choice", json!("none")), ("parallel_tool_calls", json!(false))] {
         if tools.is_some() && fields.0.get(field) == Some(&value) {
             return Err(format!("`{field}` cannot be {value} with `tools`: leave one of them out"));
         }
     }
-    let prompt = app.tokenizer.encode_messages(&messages, tools.as_deref());
-    asked(fields, app, prompt.map_err(|error| one_line(&error))?, logprobs)
+    let variables = fields.take("chat_template_kwargs", "an object of what the chat template asks for")?;
+    let variables = variables.unwrap_or_default();
+    let encode = |tools: Option<&[Value]>| {
+        app.tokenizer.encode_messages(&messages, tools, &variables).map_err(|error| one_line(&error))
+    };
+    let prompt = encode(tools.as_deref())?;
+    if tools.is_some() && encode(None)? == prompt {
+        return Err("`tools` are not told to this model: its chat template has no place for them".to_owned());
+    }
+    asked(fields, app, prompt, logprobs)
 }
 
 /// The tokens of `prompt`: a text or token ids, alone or as the only one of a list.
@@ -88,29 +93,12 @@ fn prompt(fields: &mut Fields, app: &App) -> Result<Vec<i64>, String> {
             let [tokens] = <[_; 1]>::try_from(lists).map_err(|lists| several(lists.len()))?;
             return Ok(tokens);
         }
-        Prompt::Texts(Texts::One(text)) => text,
-        Prompt::Texts(Texts::Several(texts)) => {
-            let [text] = <[_; 1]>::try_from(texts).map_err(|texts| several(texts.len()))?;
+        Prompt::Texts(texts) => {
+            let [text] = <[_; 1]>::try_from(texts.into_vec()).map_err(|texts| several(texts.len()))?;
             text
         }
     };
     app.tokenizer.encode_text(&text).map_err(|error| one_line(&error))
-}
-
-/// Messages whose contents are texts: of a list of parts, the texts on lines of their own.
-fn joined(mut messages: Vec<Value>) -> Result<Vec<Value>, String> {
-    for (number, message) in messages.iter_mut().enumerate() {
-        let Some(content) = message.get_mut("content") else { continue };
-        let Some(parts) = content.as_array() else { continue };
-        let text =
-            |part: &Value| part.get("text")?.as_str().filter(|_| part["type"] == "text").map(str::to_owned);
-        let texts: Option<Vec<String>> = parts.iter().map(text).collect();
-        let field = format!("messages[{number}].content");
-        let texts =
-            texts.ok_or_else(|| must_be(&field, r#"a text, or parts {"type": "text", "text": ...}"#))?;
-        *content = texts.join("\n").into();
-    }
-    Ok(messages)
 }
 
 /// What both ask for.
@@ -175,11 +163,7 @@ fn max_new_tokens(fields: &mut Fields, max_length: usize, prompt_len: usize) -> 
 
 fn stops(fields: &mut Fields) -> Result<Arc<[String]>, String> {
     let expected = format!("a text or up to {MOST_STOPS}, each of 1 to {MOST_STOP_BYTES} bytes");
-    let stops = match fields.take("stop", &expected)? {
-        None => Vec::new(),
-        Some(Texts::One(stop)) => vec![stop],
-        Some(Texts::Several(stops)) => stops,
-    };
+    let stops = fields.take("stop", &expected)?.map_or(Vec::new(), Texts::into_vec);
     let fits = |stop: &String| (1..=MOST_STOP_BYTES).contains(&stop.len());
     match stops.len() <= MOST_STOPS && stops.iter().all(fits) {
         true => Ok(stops.into()),
@@ -217,20 +201,5 @@ mod tests {
         for wrong in [json!(vec!["a"; 17]), json!(""), json!(["a", ""]), json!("a".repeat(257)), json!(1)] {
             assert!(stops(wrong.clone()).unwrap_err().starts_with("`stop` must be"), "{wrong}");
         }
-    }
-
-    #[test]
-    fn parts_of_a_message_are_joined_to_a_text() {
-        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        let messages = vec![
-            json!({"role": "system", "content": "s"}),
-            json!({"role": "user", "content": parts}),
-            json!({"role": "assistant", "content": null}),
-        ];
-        let found = joined(messages.clone()).unwrap();
-        assert_eq!(found[1], json!({"role": "user", "content": "a\nb"}));
-        assert_eq!([&found[0], &found[2]], [&messages[0], &messages[2]]);
-        let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]});
-        assert!(joined(vec![image]).unwrap_err().starts_with("`messages[0].content` must be a text"));
     }
 }

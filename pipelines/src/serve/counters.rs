@@ -43,7 +43,7 @@ impl Counters {
             .expect("a string takes all that is written");
         };
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        add("requests_total", "counter", "Requests that came in.", read(&self.requests));
+        add("requests_total", "counter", "Requests that were taken on.", read(&self.requests));
         add("prompt_tokens_total", "counter", "Tokens of their prompts.", read(&self.prompt_tokens));
         add("generated_tokens_total", "counter", "Tokens that were sampled.", read(&self.generated_tokens));
         if let Some(load) = *self.load.lock().unwrap() {

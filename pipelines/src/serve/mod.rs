@@ -7,6 +7,7 @@ mod answer;
 mod body;
 mod counters;
 mod fields;
+mod messages;
 mod text;
 mod worker;
 
@@ -23,7 +24,7 @@ use std::{
 use axum::{
     Json, Router,
     extract::{Path, State, rejection::JsonRejection},
-    http::StatusCode,
+    http::{StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -161,7 +162,20 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{name}", get(model))
         .route("/health", get(|| async { "ok" }))
         .route("/metrics", get(|State(app): State<Arc<App>>| async move { app.counters.text() }))
+        .fallback(unknown)
+        .method_not_allowed_fallback(|| async {
+            let message = "this address does not take this method".to_owned();
+            Refusal { status: StatusCode::METHOD_NOT_ALLOWED, message }
+        })
         .with_state(app)
+}
+
+async fn unknown(uri: Uri) -> Refusal {
+    let message = format!(
+        "there is nothing at {}: there is /v1/completions, /v1/chat/completions and /v1/models, /health and /metrics",
+        uri.path()
+    );
+    Refusal { status: StatusCode::NOT_FOUND, message }
 }
 
 /// A request's body, or why it is none.

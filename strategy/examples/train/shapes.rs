@@ -27,6 +27,8 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         sliding_window: None,
         max_position_embeddings: positions,
         qkv_bias: !is_qwen3,
+        o_bias: false,
+        mlp_bias: false,
         qk_norm: is_qwen3,
         tie_word_embeddings: name != "7b",
         initializer_range: 0.02,

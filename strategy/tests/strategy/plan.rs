@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, PackedBatch, PackedSize, Runs, ScoresGrad, Sequence,
-    Unit, ValueModel,
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedBatch, PackedSize, Runs, ScoresGrad,
+    Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -79,7 +79,7 @@ fn states_and_buffers_are_those_that_are_planned() {
     }
     let shape = decoder(true).config().clone();
     let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
-    let lora = LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(3, 6.0, LoraTarget::ALL.to_vec());
     for stage in STAGES {
         let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
         check_training(&Arc::new(frozen), stage.into(), 2);
@@ -141,8 +141,12 @@ fn activations_are_those_that_are_planned() {
     const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
     let (sequences, len) = (6, 48);
     let size = PackedSize::uniform(sequences, 2, len - 2);
-    let lora = LoraConfig { rank: 8, alpha: 6.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(8, 6.0, LoraTarget::ALL.to_vec());
     let dropping = LoraConfig { dropout: 0.1, ..lora.clone() };
+    let of = |pattern: &str, rank| (ModulePattern::new(pattern).unwrap(), rank);
+    let rank_pattern = vec![of("0.self_attn.q_proj", 12), of("mlp.*", 4)];
+    let unequal = LoraConfig { rank_pattern, ..lora.clone() };
+    let biased = DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..wide(false, false) };
     let keyed = || batch(sequences, len, 200).with_dropout(&[1; 6]).unwrap();
     let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
     let models = [
@@ -150,6 +154,11 @@ fn activations_are_those_that_are_planned() {
         ("qk-norm, tied", new(wide(true, true))),
         ("logits kept", new(wide(false, false)).keeping_logits(true)),
         ("upper half", new(wide(true, false)).freeze(|unit| !unit.name.ends_with(".2"))),
+        ("biases", new(biased)),
+        (
+            "adapters of several ranks",
+            Decoder::with_lora(wide(true, true), &unequal, tch::Device::Cpu).unwrap(),
+        ),
         ("adapters", Decoder::with_lora(wide(false, true), &lora, tch::Device::Cpu).unwrap()),
         (
             "adapters with dropout",

@@ -106,7 +106,7 @@ fn streamed_weights_are_saved_and_loaded() {
 #[test]
 fn adapters_train_beside_streamed_weights() {
     let shape = decoder(true).config().clone();
-    let lora = LoraConfig { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), dropout: 0.0 };
+    let lora = LoraConfig::new(2, 4.0, LoraTarget::ALL.to_vec());
     let adapted = || anyroll_models::Decoder::with_lora(shape.clone(), &lora, tch::Device::Cpu).unwrap();
     for stage in STAGES {
         let run = |config: ZeroConfig| {

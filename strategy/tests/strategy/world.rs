@@ -28,6 +28,8 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         rope_scaling: RopeScaling::None,
         rms_norm_eps: 1e-6,
         qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
         initializer_range: 0.3,
         qk_norm: true,
         tie_word_embeddings: tied,

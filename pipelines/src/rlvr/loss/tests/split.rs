@@ -176,6 +176,8 @@ fn decoder() -> Arc<Decoder> {
         rope_scaling: RopeScaling::None,
         rms_norm_eps: 1e-6,
         qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
         initializer_range: 0.3,
         qk_norm: false,
         tie_word_embeddings: false,
