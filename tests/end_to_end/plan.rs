@@ -134,7 +134,7 @@ fn a_reward_model_is_planned() {
         .concat()
     };
     let text = succeed(anyroll(args("80GiB"))).stdout;
-    assert!(text.contains("reward model on cuda [2], of 80.00 GiB; it fits, with 7"), "{text}");
+    assert!(text.contains("reward model on cuda [2], of 80.0 GiB; it fits, with 7"), "{text}");
     let text = succeed(anyroll(args("1GiB"))).stdout;
     assert!(text.contains("reward model on cuda [2], of 1.00 GiB; it does not fit: reward needs"), "{text}");
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::image_reward::ImageForm;
 use super::reward_model::RewardModelConfig;
+use super::schema::PipelineConfig;
 
 /// What a completion earns: a word, or a list of terms whose weighted sum it is.
 ///
@@ -64,6 +65,18 @@ impl RewardConfig {
             RewardKind::Model(model) => Some(model),
             _ => None,
         })
+    }
+}
+
+impl PipelineConfig {
+    /// What completions earn, if they earn something.
+    pub fn reward(&self) -> Option<&RewardConfig> {
+        if let Self::Rlvr(rlvr) = self { Some(&rlvr.reward) } else { None }
+    }
+
+    /// The same, to be changed.
+    pub fn reward_mut(&mut self) -> Option<&mut RewardConfig> {
+        if let Self::Rlvr(rlvr) = self { Some(&mut rlvr.reward) } else { None }
     }
 }
 

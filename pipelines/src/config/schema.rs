@@ -369,16 +369,6 @@ impl PipelineConfig {
             Self::Diffusion(_) => "diffusion",
         }
     }
-
-    /// What completions earn, if they earn something.
-    pub fn reward(&self) -> Option<&RewardConfig> {
-        if let Self::Rlvr(rlvr) = self { Some(&rlvr.reward) } else { None }
-    }
-
-    /// The same, to be changed.
-    pub fn reward_mut(&mut self) -> Option<&mut RewardConfig> {
-        if let Self::Rlvr(rlvr) = self { Some(&mut rlvr.reward) } else { None }
-    }
 }
 
 /// Reinforcement learning with a verifiable reward: a supervised warm-up, then policy gradients.
