@@ -236,7 +236,7 @@ impl Planner {
             base.policy(tch::Device::Cpu, &strategy)
         };
         let has_adapters = base.lora.is_some();
-        let critic = run.critic.iter().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
+        let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
@@ -244,7 +244,7 @@ impl Planner {
         Ok(Self {
             model: model(false)?,
             keeping_logits: model(true)?,
-            critic: critic.last().transpose()?,
+            critic: critic.transpose()?,
             reward_models: reward_models.collect::<Result<_>>()?,
             here,
             others,
