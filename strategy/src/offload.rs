@@ -218,6 +218,8 @@ pub(crate) struct Movable {
     arena: Arena,
     whole: Buffer,
     host: Host,
+    /// Whether `host` has what the device has: nothing was written since it was copied. What is frozen leaves once.
+    is_on_host: bool,
     place: Place,
     /// The compute that used it last, where that is known.
     last_use: Option<Event>,
@@ -260,8 +262,9 @@ enum Place {
         copy: Option<Copy>,
         is_kept: bool,
     },
+    /// On the host, if `is_kept`; else what it held is gone.
     Away {
-        is_on_host: bool,
+        is_kept: bool,
     },
     /// Until the copy.
     Arriving(Copy),
@@ -289,7 +292,8 @@ impl Movable {
     pub(crate) fn zeros(name: String, compute: &Stream, len_bytes: usize) -> Result<Self> {
         let arena = Arena::new(name, compute, len_bytes)?;
         let whole = arena.buffer(0..len_bytes, DType::U8);
-        Ok(Self { arena, whole, host: Host::Nowhere, place: Place::Here, last_use: None, stood_still: None })
+        let (host, place) = (Host::Nowhere, Place::Here);
+        Ok(Self { arena, whole, host, is_on_host: false, place, last_use: None, stood_still: None })
     }
 
     /// Elements `range` of `dtype`, counted from the start.
@@ -298,8 +302,14 @@ impl Movable {
         self.arena.buffer(range.start * size..range.end * size, dtype)
     }
 
-    /// Makes it ready for `compute`. The caller has seen to it that it is not away.
-    pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
+    /// Makes it ready for `compute`, which writes to it. The caller has seen to it that it is not away.
+    pub(crate) fn ready_to_write(&mut self, compute: &Stream) -> Result<()> {
+        self.is_on_host = false;
+        self.ready_to_read(compute)
+    }
+
+    /// Makes it ready for `compute`, which only reads it. The caller has seen to it that it is not away.
+    pub(crate) fn ready_to_read(&mut self, compute: &Stream) -> Result<()> {
         assert!(!self.is_away(), "public calls check that what they need is there");
         if let Place::Arriving(_) = self.place {
             let before = compute.record_timed()?;
@@ -341,10 +351,16 @@ impl Movable {
         }
         let arrived = self.copied()?;
         if !keep {
+            self.is_on_host = false;
             self.place = Place::Leaving { copy: arrived.map(Copy::Given), is_kept: false };
             return Ok(());
         }
         let last_use = self.last_use.take().map_or_else(|| compute.record(), Ok)?;
+        if mem::replace(&mut self.is_on_host, true) {
+            let copy = Some(Copy::Given(arrived.unwrap_or(last_use)));
+            self.place = Place::Leaving { copy, is_kept: true };
+            return Ok(());
+        }
         let after = arrived.into_iter().chain([last_use]).collect();
         let transit = out.carry(self.order(Way::ToHost, after)?);
         self.place = Place::Leaving { copy: Some(Copy::Ordered(transit)), is_kept: true };
@@ -356,11 +372,11 @@ impl Movable {
             Place::Here | Place::Arriving(_) => {}
             // The memory is still there: whoever writes it next waits for the copy that reads it.
             Place::Leaving { copy, .. } => self.place = copy.take().map_or(Place::Here, Place::Arriving),
-            Place::Away { is_on_host: false } => {
+            Place::Away { is_kept: false } => {
                 self.arena.map()?;
                 self.place = Place::Here;
             }
-            Place::Away { is_on_host: true } => {
+            Place::Away { is_kept: true } => {
                 self.arena.map()?;
                 let transit = back.carry(self.order(Way::ToDevice, Vec::new())?);
                 self.place = Place::Arriving(Copy::Ordered(transit));
@@ -407,7 +423,7 @@ impl Movable {
     fn give_back(&mut self) -> Result<usize> {
         let Place::Leaving { is_kept, .. } = self.place else { return Ok(0) };
         self.arena.unmap()?;
-        self.place = Place::Away { is_on_host: is_kept };
+        self.place = Place::Away { is_kept };
         Ok(self.arena.len_bytes())
     }
 

@@ -63,7 +63,7 @@ impl Home {
     /// Makes moments and master ready for `compute`.
     pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
         match self {
-            Self::Device(memory) => memory.ready(compute),
+            Self::Device(memory) => memory.ready_to_write(compute),
             Self::Host(_) => Ok(()),
         }
     }
@@ -149,7 +149,7 @@ impl OptimizerState {
         let moments = [&self.exp_avg, &self.exp_avg_sq];
         match &mut self.home {
             Home::Device(memory) => {
-                memory.ready(compute)?;
+                memory.ready_to_write(compute)?;
                 let weights = flat(weights)?;
                 let stepped = self.master.as_ref().unwrap_or(&weights);
                 step_runs(&self.runs, stepped, moments, &self.gradient, factors, hyper)?;

@@ -45,11 +45,6 @@ pub(crate) enum WeightsHome {
 }
 
 impl WeightsHome {
-    /// Makes weights on the device ready for `compute`.
-    pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
-        self.movable().map_or(Ok(()), |memory| memory.ready(compute))
-    }
-
     pub(crate) fn movable(&mut self) -> Option<&mut Movable> {
         match self {
             Self::Device { memory, .. } => Some(memory),
@@ -285,7 +280,7 @@ impl<M: Model> Zero<M> {
         let unit = &mut self.units[index];
         match &mut unit.home {
             WeightsHome::Device { memory, resident } => {
-                memory.ready(&self.compute)?;
+                memory.ready_to_read(&self.compute)?;
                 flat(&resident.slice(own))
             }
             WeightsHome::Host(memory) => {
@@ -317,7 +312,7 @@ impl<M: Model> Zero<M> {
         let unit = &mut self.units[index];
         match &mut unit.home {
             WeightsHome::Device { memory, resident } => {
-                memory.ready(&self.compute)?;
+                memory.ready_to_write(&self.compute)?;
                 flat(resident)?.f_copy_(kept)?;
             }
             WeightsHome::Host(memory) => {
@@ -398,7 +393,9 @@ impl<M: Model> Zero<M> {
     /// Starts to gather a unit that is not whole here.
     fn start_gather(&mut self, index: usize) -> Result<()> {
         let unit = &mut self.units[index];
-        unit.home.ready(&self.compute)?;
+        if let Some(memory) = unit.home.movable() {
+            memory.ready_to_read(&self.compute)?;
+        }
         if unit.whole.is_none() {
             let buffer = self.gathered.take(&unit.layout, unit.dtype)?;
             let views = param_views(&self.model.units()[index], &unit.layout, &buffer)?;
@@ -413,7 +410,7 @@ impl<M: Model> Zero<M> {
         let kept = self.kept_ranges(index).0;
         match &mut self.units[index].home {
             WeightsHome::Device { memory, resident } => {
-                memory.ready(&self.compute)?;
+                memory.ready_to_read(&self.compute)?;
                 Ok(Arriving::Gather(self.group.all_gather(whole, resident, &self.compute)?))
             }
             WeightsHome::Host(memory) => {

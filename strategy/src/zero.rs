@@ -433,7 +433,7 @@ impl<M: Model> Zero<M> {
             let layout = &self.units[unit].layout;
             work.iter().try_for_each(|work| work.wait_stream(&self.compute))?;
             let state = training.states[unit].as_mut().expect("only trained units are reduced");
-            state.gradient_memory.ready(&self.compute)?;
+            state.gradient_memory.ready_to_write(&self.compute)?;
             let arrived = received.clone().unwrap_or_else(|| whole.slice(layout.shard(rank)));
             let slices = arrived.len() / layout.shard_len();
             let by_rank = arrived.tensor(&[slices as i64, layout.shard_len() as i64])?;
@@ -454,7 +454,7 @@ impl<M: Model> Zero<M> {
         let mut partial = Vec::with_capacity(self.units.len());
         for (unit, state) in self.units.iter().zip(&mut training.states) {
             let Some(state) = state else { continue };
-            state.gradient_memory.ready(&self.compute)?;
+            state.gradient_memory.ready_to_read(&self.compute)?;
             partial.push(ops::sum_of_squares(&state.own_gradient(unit.layout.shard(rank))?)?);
         }
         let partial = Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?;
@@ -499,7 +499,9 @@ impl<M: Model> Zero<M> {
 
     fn step_unit(&mut self, index: usize, factors: &Tensor, hyper: &StepHyper) -> Result<()> {
         let unit = &mut self.units[index];
-        unit.home.ready(&self.compute)?;
+        if let Some(memory) = unit.home.movable() {
+            memory.ready_to_write(&self.compute)?;
+        }
         let target = match &unit.home {
             WeightsHome::Device { resident, .. } => resident.clone(),
             WeightsHome::Host(_) => self.gathered.take(&unit.layout, unit.dtype)?,

@@ -98,10 +98,45 @@ fn a_reward_model_is_planned() {
     // Sharded, what comes are a few blocks at a time beside the shards.
     let sharded = model(", backend: cuda, strategy: {zero_stage: 3}");
     assert!(number(&sharded["reward"]["buffers"]) > number(&reward["buffers"]));
-    // Elsewhere it is named, and not counted.
+    // On devices of its own it is counted there, and on the policy's only where they are these.
     let elsewhere = report(", backend: cuda, devices: [2, 3]");
-    assert_eq!(elsewhere["configured"]["plan"], without);
-    assert_eq!(elsewhere["not_counted"][0], "a reward model on cuda [2, 3]");
+    let plan = &elsewhere["configured"]["plan"];
+    for phase in ["generate", "train"] {
+        assert_eq!(plan[phase], without[phase]);
+    }
+    assert_eq!(plan["host"], comes["host"]);
+    assert!(plan["reward"].is_null() && elsewhere["not_counted"] == serde_json::json!([]));
+    let there = &plan["others"][0];
+    let reward = &there["reward"];
+    assert_eq!([&there["backend"], &there["roles"][0]], ["cuda", "reward model"]);
+    assert_eq!((&there["devices"], &there["fits"]), (&serde_json::json!([2, 3]), &Value::from(true)));
+    assert_eq!(number(&there["memory_bytes"]), 80 << 30);
+    assert_eq!((number(&reward["weights"]), number(&reward["kv_cache"])), (away_bytes, 0));
+    assert_eq!(reward["driver"], comes["reward"]["driver"]);
+    let parts = ["weights", "activations", "driver"].map(|part| number(&reward[part]));
+    assert_eq!(number(&reward["total"]), parts.iter().sum::<u64>());
+    let half = model(", backend: cuda, devices: [1, 2]");
+    let names = |plan: &Value| {
+        plan["others"].as_array().unwrap().iter().map(|it| it["devices"].to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!((&half["reward"], names(&half)), (&comes["reward"], vec!["[2]".to_owned()]));
+    // Devices that do not have the room are said to.
+    let sets = [
+        "pipeline.rlvr.reward=[{model: {path: tests/golden/reward_model, backend: cuda, devices: [2]}}]",
+        "backend=cpu",
+        "devices=1",
+    ];
+    let args = |memory| {
+        [
+            &["plan", "configs/rlvr_sort_cpu.yaml", "--memory", memory][..],
+            &sets.map(|set| ["--set", set]).concat(),
+        ]
+        .concat()
+    };
+    let text = succeed(anyroll(args("80GiB"))).stdout;
+    assert!(text.contains("reward model on cuda [2], of 80.0 GiB; it fits, with 7"), "{text}");
+    let text = succeed(anyroll(args("1GiB"))).stdout;
+    assert!(text.contains("reward model on cuda [2], of 1.00 GiB; it does not fit: reward needs"), "{text}");
 }
 
 /// A config that keeps logits comes to what one that does not is told of them.

@@ -4,14 +4,17 @@ use std::path::PathBuf;
 
 use anyroll_backends::BackendKind;
 use clap::Args;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::machine;
 use crate::{
     Error, Result,
-    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
+    config::{
+        BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, RolloutRole, Run,
+    },
     format::gib,
-    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Unsettled, choices, settle},
+    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
 };
 
 /// What to plan.
@@ -57,15 +60,19 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     sets.extend(args.world.map(|world| format!("devices={world}")));
     let loaded = Loaded::read(&args.config, &sets)?;
     let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
-    run.memory_bytes = args.memory.or(run.memory_bytes);
+    if let Some(memory) = args.memory {
+        let of_devices = BackendKind::ALL.into_iter().filter(|kind| !kind.is_host());
+        let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
+        run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
+    }
     let dataset = loaded.dataset.as_ref().filter(|_| !loaded.config.trains_a_reward_model());
     let dataset = dataset.ok_or(Error::NoPlan)?;
     let planner = Planner::new(&run, dataset)?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
-    let is_settled = settled.as_ref().is_ok_and(|it| it.is_some_and(|it| it.keep_logits == Some(true)));
-    let undecided = own.filter(|_| !is_settled);
-    let keeping_logits = undecided.and_then(|(stages, _)| planner.keeping_logits(&run, stages));
+    let is_settled = matches!(&settled, Ok(Some(Settled { keep_logits: Some(true), .. })));
+    let undecided = own.as_ref().filter(|_| !is_settled);
+    let keeping_logits = undecided.and_then(|(stages, _)| planner.keeping_logits(&run, *stages));
     let auto = auto(&run, &settled);
     let report = Report { auto, choices, planner, run, configured: own, keeping_logits };
     print!("{}", if args.json { report.json() } else { report.text() });
@@ -98,8 +105,8 @@ fn configured(
     run: &Run,
     settled: &Result<Option<Settled>, Unsettled>,
 ) -> Option<(Stages, MemoryPlan)> {
-    Some(match settled.ok()? {
-        Some(settled) => (settled.stages, settled.plan),
+    Some(match settled.as_ref().ok()? {
+        Some(settled) => (settled.stages, settled.plan.clone()),
         None => (Stages::of(run), planner.plan_at(run, Stages::of(run))),
     })
 }
@@ -107,11 +114,14 @@ fn configured(
 /// What is to be said of `zero_stage: auto`.
 fn auto(run: &Run, settled: &Result<Option<Settled>, Unsettled>) -> Option<String> {
     match settled {
-        Ok(settled) => settled.map(|settled| settled.reason(run.memory_bytes.unwrap_or(0))),
+        Ok(settled) => {
+            let memory_bytes = run.policy_memory_bytes().unwrap_or(0);
+            settled.as_ref().map(|settled| settled.reason(memory_bytes))
+        }
         Err(Unsettled::NoMemory) => {
             Some("auto needs to know the memory of a device: say `--memory 80GiB`".into())
         }
-        Err(Unsettled::TooLarge { phase, needs, memory_bytes, .. }) => {
+        Err(Unsettled::TooLarge { tightest: Tightest { phase, needs, memory_bytes }, .. }) => {
             let (needs, has) = (gib(*needs), gib(*memory_bytes));
             Some(format!("auto finds no stage that fits: the smallest needs {needs} GiB of {has} in {phase}"))
         }
@@ -132,7 +142,7 @@ impl Report {
     fn text(&self) -> String {
         let Self { planner, run, .. } = self;
         let (prompt, completion) = planner.longest();
-        let memory = run.memory_bytes.map_or("of unknown memory".into(), |it| format!("of {} GiB", gib(it)));
+        let memory = of_memory(run.policy_memory_bytes());
         let mut text = format!(
             "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} sequences of up to {prompt} + {completion} \
              tokens; every rank holds the same\n",
@@ -144,9 +154,8 @@ impl Report {
             run.policy.strategy.micro_batch_size,
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
-        let elsewhere = run.elsewhere();
-        if !elsewhere.is_empty() {
-            text += &format!("on devices of their own, and not counted: {}\n", elsewhere.join(", "));
+        if let Some(rollout) = &run.rollout {
+            text += &format!("on devices of its own, and not counted: {}\n", rollout.describe());
         }
         if let Some((stages, plan)) = &self.configured {
             text += &self.phases(stages.policy, plan);
@@ -157,48 +166,52 @@ impl Report {
     /// The config's own choice, phase by phase.
     fn phases(&self, stage: u8, plan: &MemoryPlan) -> String {
         let strategy = &self.run.policy.strategy;
+        let memory = self.run.policy_memory_bytes();
         let mut text = format!(
-            "\nas configured: ZeRO {stage}, offload: {{optimizer: {}, params: {}}}, recompute: {}; GiB of a rank\n{:<10}",
+            "\nas configured: ZeRO {stage}, offload: {{optimizer: {}, params: {}}}, recompute: {}; GiB of a rank\n{}\
+             host memory {}{}\n",
             optimizer_name(strategy.offload.optimizer),
             params_name(strategy.offload.params),
             recompute_name(strategy.recompute),
-            "",
+            parts_of(plan.phases()),
+            gib(plan.host),
+            verdict(plan.peak(), memory)
         );
-        text += &PARTS.map(|(name, _)| format!("{name:>12}")).concat();
-        for (name, phase) in plan.phases() {
-            text += &format!("\n{name:<10}");
-            text += &PARTS.map(|(_, part)| format!("{:>12}", gib(part(&phase)))).concat();
-        }
-        let (phase, peak) = plan.peak();
-        let verdict = match self.run.memory_bytes {
-            None => String::new(),
-            Some(memory) if plan.fits(memory) => {
-                format!("; it fits, with {} to spare in {phase}", gib(memory - peak))
-            }
-            Some(memory) => format!("; it does not fit: {phase} needs {} more", gib(peak - memory)),
-        };
-        text += &format!("\nhost memory {}{verdict}\n", gib(plan.host));
-        if let (Some(memory), Some(plan)) = (self.run.memory_bytes, &self.keeping_logits)
-            && plan.fits(memory)
+        if let (Some(memory), Some(keeping)) = (memory, &self.keeping_logits)
+            && keeping.fits(memory)
         {
-            let needs = gib(plan.train.total());
+            let needs = gib(keeping.train.total());
             text +=
                 &format!("with `keep_logits: true`, which fits, train takes {needs} and makes logits once\n");
         }
+        text.extend(plan.others.iter().map(|device| {
+            let parts = parts_of(device.phases());
+            let verdict = verdict(device.peak(), device.memory_bytes);
+            let (roles, place) = (device.roles.join(", "), device.place());
+            format!("\n{roles} on {place}, {}{verdict}\n{parts}", of_memory(device.memory_bytes))
+        }));
         text
     }
 
     /// All choices, one line each for those that differ in recomputation only.
     fn table(&self) -> String {
-        let memory = self.run.memory_bytes.unwrap_or(usize::MAX);
-        let cell = |bytes: usize| format!("{:>10}{}", gib(bytes), if bytes > memory { "!" } else { " " });
-        let marks = self.run.memory_bytes.map_or(String::new(), |it| format!("; ! is more than {}", gib(it)));
+        let memory = self.run.policy_memory_bytes();
+        let cell = |bytes: usize| {
+            format!(
+                "{:>10}{}",
+                gib(bytes),
+                if memory.is_some_and(|memory| bytes > memory) { "!" } else { " " }
+            )
+        };
+        let marks = memory.map_or(String::new(), |it| format!("; ! is more than {}", gib(it)));
         let mut text = format!("\nevery choice, GiB of a rank{marks}\n");
         let between = BETWEEN.iter().filter(|(_, phase)| phase(&self.choices[0].plan).is_some());
         text += &format!("{:<7}{:<15}{:<8}", "stage", "optimizer", "params");
         text += "train:none  selective       full ";
         text += &between.clone().map(|(name, _)| format!("{name:>10} ")).collect::<String>();
-        text += "  generate       host\n";
+        text += "  generate       host";
+        let has_others = !self.choices[0].plan.others.is_empty();
+        text += if has_others { "     others\n" } else { "\n" };
         for of_place in self.choices.chunks(3).filter(|it| self.is_as_configured(it[0].reference_params)) {
             let own = of_place.iter().find(|it| it.recompute == self.run.policy.strategy.recompute);
             let own = own.expect("all recomputations are there");
@@ -207,7 +220,13 @@ impl Report {
             text += &of_place.iter().map(|it| cell(training(&it.plan))).collect::<String>();
             let phases = between.clone().filter_map(|(_, phase)| phase(&own.plan));
             text += &phases.map(|phase| cell(phase.total())).collect::<String>();
-            text += &format!("{}{:>10}\n", cell(own.plan.generate.total()), gib(own.plan.host));
+            text += &format!("{}{:>10}", cell(own.plan.generate.total()), gib(own.plan.host));
+            text +=
+                &own.plan.others.iter().max_by_key(|device| device.peak().1).map_or(String::new(), |most| {
+                    let fits = own.plan.others.iter().all(|device| device.fits() != Some(false));
+                    format!("{:>10}{}", gib(most.peak().1), if fits { " " } else { "!" })
+                });
+            text += "\n";
         }
         if let Some(params) = self.reference_params() {
             text += &format!("the reference's params: {} (--json has all)\n", params_name(params));
@@ -228,12 +247,16 @@ impl Report {
     fn json(&self) -> String {
         let Self { planner, run, auto, configured, keeping_logits, choices } = self;
         let (prompt, completion) = planner.longest();
+        let memory_bytes = run.policy_memory_bytes();
         let of = |plan: &MemoryPlan| {
-            let mut value = serde_json::to_value(plan).expect("plain data");
-            for (name, phase) in plan.phases() {
-                value[name]["total"] = phase.total().into();
-            }
-            value["fits"] = run.memory_bytes.map(|memory| plan.fits(memory)).into();
+            let mut value = with_totals(plan, plan.phases());
+            value["fits"] = memory_bytes.map(|memory| plan.fits(memory)).into();
+            let others = plan.others.iter().map(|device| {
+                let mut value = with_totals(device, device.phases());
+                value["fits"] = device.fits().into();
+                value
+            });
+            value["others"] = others.collect();
             value
         };
         let choices: Vec<Value> = choices
@@ -249,17 +272,51 @@ impl Report {
             "parameters": planner.parameters(),
             "backend": run.policy.backend,
             "world_size": run.world_size,
-            "memory_bytes": run.memory_bytes,
+            "memory_bytes": memory_bytes,
             "longest_prompt": prompt,
             "longest_completion": completion,
             "auto": auto,
-            "not_counted": run.elsewhere(),
+            "not_counted": run.rollout.iter().map(RolloutRole::describe).collect::<Vec<_>>(),
             "configured": configured.as_ref().map(|(stages, plan)| json!({"zero_stage": stages.policy, "plan": of(plan)})),
             "keeping_logits": keeping_logits.as_ref().map(of),
             "choices": choices,
         });
         serde_json::to_string_pretty(&report).expect("plain data") + "\n"
     }
+}
+
+/// `plan` with what its `phases` come to.
+fn with_totals(plan: &impl Serialize, phases: impl Iterator<Item = (&'static str, PhaseBytes)>) -> Value {
+    let mut value = serde_json::to_value(plan).expect("plain data");
+    for (name, phase) in phases {
+        value[name]["total"] = phase.total().into();
+    }
+    value
+}
+
+fn of_memory(memory_bytes: Option<usize>) -> String {
+    memory_bytes.map_or("of unknown memory".into(), |it| format!("of {} GiB", gib(it)))
+}
+
+/// Whether the phase that takes most of a device's memory fits.
+fn verdict((phase, peak): (&str, usize), memory_bytes: Option<usize>) -> String {
+    match memory_bytes {
+        None => String::new(),
+        Some(memory) if peak <= memory => {
+            format!("; it fits, with {} to spare in {phase}", gib(memory - peak))
+        }
+        Some(memory) => format!("; it does not fit: {phase} needs {} more", gib(peak - memory)),
+    }
+}
+
+/// A line for each phase, under the names of its parts.
+fn parts_of(phases: impl Iterator<Item = (&'static str, PhaseBytes)>) -> String {
+    let mut text = format!("{:<10}{}\n", "", PARTS.map(|(name, _)| format!("{name:>12}")).concat());
+    for (name, phase) in phases {
+        let parts = PARTS.map(|(_, part)| format!("{:>12}", gib(part(&phase))));
+        text += &format!("{name:<10}{}\n", parts.concat());
+    }
+    text
 }
 
 /// What training takes, the critic's if that is more.

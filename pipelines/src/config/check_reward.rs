@@ -6,6 +6,7 @@ use super::check::Check;
 use super::error::Problem;
 use super::image_reward::ImageReward;
 use super::reward::*;
+use super::reward_model::host;
 use super::reward_model::{RewardModelConfig, RewardStrategyConfig};
 use super::schema::{Config, PipelineConfig};
 use super::stage::ZeroStage;
@@ -20,7 +21,7 @@ pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem
         let help = "leave it out: it computes on the host";
         check.ensure(model.devices.is_none(), "model.devices", alone, help)?;
         check.ensure(model.strategy.is_none(), "model.strategy", alone, help)?;
-        check.ensure(model.is_on_host(), "model.backend", alone, help)?;
+        check.ensure(model.backend == host(), "model.backend", alone, help)?;
     }
     check.reward_kind("", kind)
 }
@@ -88,10 +89,10 @@ impl Check<'_> {
         self.positive(&format!("{path}.batch_size"), model.batch_size)?;
         if let Some(RewardStrategyConfig { zero_stage, collective_timeout_s, .. }) = &model.strategy {
             self.ensure(
-                matches!(zero_stage, ZeroStage::Stage(0 | 3)),
+                matches!(zero_stage, ZeroStage::Stage(0 | 3) | ZeroStage::Auto),
                 &format!("{path}.strategy.zero_stage"),
                 "a model that is not trained is whole on every rank, 0, or sharded, 3",
-                "write 0 or 3",
+                "write 0, 3 or auto",
             )?;
             if let Some(timeout_s) = collective_timeout_s {
                 self.collective_timeout(&format!("{path}.strategy.collective_timeout_s"), *timeout_s)?;

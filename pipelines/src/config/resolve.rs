@@ -1,6 +1,9 @@
 //! What a config comes to on a machine: its ranks, their devices and threads, and how batches are shared.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyroll_models::hf::DiffusersFolder;
 
@@ -11,7 +14,6 @@ use super::error::{Problem, suggestion};
 use super::model::LoraConfig;
 use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
-use super::stage::ZeroStage;
 use super::tree::Node;
 use crate::data::files;
 use crate::error_chain::one_line;
@@ -70,8 +72,8 @@ pub struct Run {
     pub rollout: Option<RolloutRole>,
     /// How a step's completions are shared.
     pub batches: Batches,
-    /// The memory of a rank's device, where it is known; on a host an equal part of it.
-    pub memory_bytes: Option<usize>,
+    /// The memory of a rank's device by its backend, where it is known; on a host an equal part of it.
+    pub memory_bytes: BTreeMap<String, usize>,
     /// Why `zero_stage: auto` is what it is; `None` where a stage was written.
     pub stage_reason: Option<String>,
 }
@@ -85,7 +87,14 @@ impl Run {
 
     /// The roles that are held by a strategy whose stage may be open.
     pub fn roles(&self) -> impl Iterator<Item = &Role> {
-        [Some(&self.policy), self.reference.as_ref(), self.critic.as_ref()].into_iter().flatten()
+        let models = self.reward_models.iter().map(Option::as_ref);
+        let roles = [Some(&self.policy), self.reference.as_ref(), self.critic.as_ref()].into_iter();
+        roles.chain(models).flatten()
+    }
+
+    /// The memory of a device of the policy's, where it is known; on a host a rank's part of it.
+    pub fn policy_memory_bytes(&self) -> Option<usize> {
+        self.memory_bytes.get(&self.policy.backend).copied()
     }
 
     /// The roles that are not on the policy's devices, in words.
@@ -96,9 +105,7 @@ impl Run {
             let role = role.as_ref().filter(|role| !role.is_with(&self.policy))?;
             Some(format!("{name} on {} {:?}", role.backend, role.ordinals))
         });
-        let rollout = self.rollout.iter();
-        held.chain(rollout.map(|it| format!("rollout on {} {:?}", it.backend, it.ordinals.concat())))
-            .collect()
+        held.chain(self.rollout.iter().map(RolloutRole::describe)).collect()
     }
 }
 
@@ -109,6 +116,13 @@ pub struct RolloutRole {
     pub backend: String,
     /// The devices of each rank of this host, by local rank.
     pub ordinals: Vec<Vec<usize>>,
+}
+
+impl RolloutRole {
+    /// In words.
+    pub fn describe(&self) -> String {
+        format!("rollout on {} {:?}", self.backend, self.ordinals.concat())
+    }
 }
 
 /// Where and how a model is held.
@@ -180,7 +194,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let batches =
         resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
     let reward_models = resolver.reward_models(&policy)?;
-    let memory_bytes = resolver.memory(&policy);
+    let memory_bytes = resolver.memory(local_ranks);
     let config = resolver.filled(threads)?;
     Ok(Run {
         config,
@@ -311,12 +325,6 @@ impl Resolver<'_> {
             path,
             "models of images are held together, on the policy's devices",
             "leave its `backend`, `devices` and `collective_timeout_s` out",
-        )?;
-        self.check.ensure(
-            role.strategy.zero_stage != ZeroStage::Auto,
-            &field("strategy.zero_stage"),
-            "`auto` plans the memory of the policy's devices, and this role has others",
-            "write 0, 1, 2 or 3",
         )
     }
 
@@ -411,10 +419,12 @@ impl Resolver<'_> {
         )
     }
 
-    fn memory(&self, policy: &Role) -> Option<usize> {
-        let facts = self.machine.backends.iter().find(|facts| facts.name == policy.backend)?;
-        let shares = if facts.devices.is_none() { policy.ordinals.len() } else { 1 };
-        Some(facts.memory_bytes? / shares)
+    fn memory(&self, local_ranks: usize) -> BTreeMap<String, usize> {
+        let of = |facts: &BackendFacts| {
+            let shares = if facts.devices.is_none() { local_ranks } else { 1 };
+            Some((facts.name.clone(), facts.memory_bytes? / shares))
+        };
+        self.machine.backends.iter().filter_map(of).collect()
     }
 
     pub(super) fn ordinals(

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::image_reward::ImageForm;
 use super::reward_model::RewardModelConfig;
+use super::schema::PipelineConfig;
 
 /// What a completion earns: a word, or a list of terms whose weighted sum it is.
 ///
@@ -39,19 +40,43 @@ impl RewardConfig {
 
     /// Its reward models.
     pub fn models(&self) -> impl Iterator<Item = &RewardModelConfig> {
+        self.numbered_models().map(|(_, model)| model)
+    }
+
+    /// Its reward models, each with its term's number.
+    pub fn numbered_models(&self) -> impl Iterator<Item = (usize, &RewardModelConfig)> {
         let terms = match self {
             Self::Exact => &[][..],
             Self::Sum(terms) => terms,
         };
-        terms.iter().filter_map(|term| match &term.kind {
-            RewardKind::Model(model) => Some(model),
+        terms.iter().enumerate().filter_map(|(index, term)| match &term.kind {
+            RewardKind::Model(model) => Some((index, model)),
             _ => None,
         })
     }
 
-    /// Whether a model of it computes on the host while completions are sampled.
-    pub fn computes_on_host(&self) -> bool {
-        self.models().any(RewardModelConfig::is_on_host)
+    /// Its reward models, to be changed.
+    pub fn models_mut(&mut self) -> impl Iterator<Item = &mut RewardModelConfig> {
+        let terms = match self {
+            Self::Exact => &mut [][..],
+            Self::Sum(terms) => terms,
+        };
+        terms.iter_mut().filter_map(|term| match &mut term.kind {
+            RewardKind::Model(model) => Some(model),
+            _ => None,
+        })
+    }
+}
+
+impl PipelineConfig {
+    /// What completions earn, if they earn something.
+    pub fn reward(&self) -> Option<&RewardConfig> {
+        if let Self::Rlvr(rlvr) = self { Some(&rlvr.reward) } else { None }
+    }
+
+    /// The same, to be changed.
+    pub fn reward_mut(&mut self) -> Option<&mut RewardConfig> {
+        if let Self::Rlvr(rlvr) = self { Some(&mut rlvr.reward) } else { None }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Problem;
 use super::resolve::{Resolver, Role};
-use super::reward::{RewardConfig, RewardKind};
+use super::reward::RewardConfig;
 use super::schema::*;
 use super::stage::ZeroStage;
 
@@ -41,18 +41,11 @@ pub struct RewardModelConfig {
     pub batch_size: usize,
 }
 
-impl RewardModelConfig {
-    /// Whether each rank has it on the host, for itself.
-    pub fn is_on_host(&self) -> bool {
-        self.backend == host() && self.devices.is_none() && self.strategy.is_none()
-    }
-}
-
 /// How the ranks hold a model that only scores.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardStrategyConfig {
-    /// 0, whole on every rank, or 3, sharded over them; scores do not depend on it. Default 0.
+    /// 0, whole on every rank, 3, sharded over them, or auto: 0 if that fits. Scores do not depend on it. Default 0.
     pub zero_stage: ZeroStage,
     /// What leaves the device while it does not score; scores do not depend on it.
     pub offload: RewardOffloadConfig,
@@ -126,20 +119,19 @@ fn eight() -> usize {
     8
 }
 
-fn host() -> String {
+/// The backend that each rank has for itself.
+pub(super) fn host() -> String {
     "cpu".into()
 }
 
 impl Resolver<'_> {
     /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that is on the host.
     pub(super) fn reward_models(&self, policy: &Role) -> Result<Vec<Option<Role>>, Problem> {
-        let PipelineConfig::Rlvr(rlvr) = &self.config.pipeline else { return Ok(Vec::new()) };
-        let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(Vec::new()) };
-        let models = terms.iter().enumerate().filter_map(|(index, term)| match &term.kind {
-            RewardKind::Model(model) => Some((format!("pipeline.rlvr.reward[{index}].model"), model)),
-            _ => None,
+        let models = self.config.pipeline.reward().into_iter().flat_map(RewardConfig::numbered_models);
+        let held = models.map(|(index, model)| {
+            self.reward_model(&format!("pipeline.rlvr.reward[{index}].model"), model, policy)
         });
-        models.map(|(path, model)| self.reward_model(&path, model, policy)).collect()
+        held.collect()
     }
 
     fn reward_model(
@@ -150,7 +142,7 @@ impl Resolver<'_> {
     ) -> Result<Option<Role>, Problem> {
         let facts = self.backend(&format!("{path}.backend"), &model.backend)?;
         let backend = facts.name.clone();
-        if (RewardModelConfig { backend: backend.clone(), ..model.clone() }).is_on_host() {
+        if facts.devices.is_none() && model.devices.is_none() && model.strategy.is_none() {
             return Ok(None);
         }
         let ranks = Devices::Count(policy.ordinals.len());

@@ -7,12 +7,12 @@ use serde::{
     de::{self, Visitor},
 };
 
-use super::{Recompute, RolesConfig, Run, check::Check, error::Problem};
+use super::{Recompute, RewardConfig, RolesConfig, Run, check::Check, error::Problem};
 use crate::{
     data::Dataset,
     error_chain::one_line,
     format::gib,
-    plan::{Planner, Stages, Unsettled, settle as fastest},
+    plan::{Planner, Stages, Tightest, Unsettled, settle as fastest},
 };
 
 /// What is sharded over the ranks.
@@ -80,12 +80,12 @@ impl Serialize for ZeroStage {
 /// Writes the stages that `auto` stands for into `run`, wherever it stands.
 pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<(), Problem> {
     if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
-        let field = open_field(run);
+        let field = &open_field(run);
         let planner = Planner::new(run, dataset)
-            .map_err(|error| check.problem(field, one_line(&error), "write a stage, 0 to 3"))?;
+            .map_err(|error| check.problem(field, one_line(&error), "write the number of a stage"))?;
         let settled = fastest(&planner, run).map_err(|unsettled| refused(check, field, unsettled))?;
         let settled = settled.expect("a stage is open");
-        let Stages { policy, reference, critic } = settled.stages;
+        let Stages { policy, reference, critic, reward_models } = settled.stages;
         run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
         run.policy.strategy.keep_logits = settled.keep_logits;
         for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
@@ -94,22 +94,31 @@ pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<
                 role.strategy.keep_logits = settled.keep_logits;
             }
         }
-        run.stage_reason = run.memory_bytes.map(|memory_bytes| settled.reason(memory_bytes));
+        for model in run.reward_models.iter_mut().flatten() {
+            if let (ZeroStage::Auto, Some(stage)) = (model.strategy.zero_stage, reward_models) {
+                model.strategy.zero_stage = ZeroStage::Stage(stage);
+            }
+        }
+        run.stage_reason = run.policy_memory_bytes().map(|memory_bytes| settled.reason(memory_bytes));
     }
     write_down(run);
     Ok(())
 }
 
 /// The field that says `auto`.
-fn open_field(run: &Run) -> &'static str {
+fn open_field(run: &Run) -> String {
     let RolesConfig { policy, reference, critic, rollout: _ } = &run.config.roles;
-    let of_roles = [
-        ("roles.policy.strategy.zero_stage", policy),
-        ("roles.reference.strategy.zero_stage", reference),
-        ("roles.critic.strategy.zero_stage", critic),
-    ];
-    let open = of_roles.iter().find(|(_, role)| role.strategy.zero_stage == Some(ZeroStage::Auto));
-    open.map_or("strategy.zero_stage", |(field, _)| field)
+    let of_roles = [("policy", policy), ("reference", reference), ("critic", critic)].into_iter();
+    let of_roles = of_roles.map(|(name, role)| (format!("roles.{name}"), role.strategy.zero_stage));
+    let of_models = run.config.pipeline.reward().into_iter().flat_map(RewardConfig::numbered_models);
+    let of_models = of_models.map(|(index, model)| {
+        let stage = model.strategy.as_ref().map(|strategy| strategy.zero_stage);
+        (format!("pipeline.rlvr.reward[{index}].model"), stage)
+    });
+    let top = [(String::new(), Some(run.config.strategy.zero_stage))].into_iter();
+    let mut all = of_roles.chain(top).chain(of_models);
+    let open = all.find(|(_, stage)| *stage == Some(ZeroStage::Auto)).expect("a stage is open");
+    format!("{}.strategy.zero_stage", open.0).trim_start_matches('.').to_owned()
 }
 
 fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
@@ -117,9 +126,9 @@ fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
         Unsettled::NoMemory => check.problem(
             field,
             "`auto` needs to know how much memory the devices have, and their driver does not say",
-            "write a stage, 0 to 3; `anyroll plan --memory 80GiB` says what fits",
+            "write the number of a stage; `anyroll plan --memory 80GiB` says what fits",
         ),
-        Unsettled::TooLarge { phase, needs, memory_bytes, recompute } => {
+        Unsettled::TooLarge { tightest: Tightest { phase, needs, memory_bytes }, recompute } => {
             let message = format!(
                 "no stage fits: the smallest needs {} GiB of {} in {phase}",
                 gib(needs),
@@ -158,10 +167,18 @@ fn write_down(run: &mut Run) {
             *says = Some(stage);
         }
     }
+    let models = config.pipeline.reward_mut().into_iter().flat_map(RewardConfig::models_mut);
+    for (model, role) in models.zip(&run.reward_models) {
+        if let (Some(says), Some(role)) = (&mut model.strategy, role) {
+            says.zero_stage = role.strategy.zero_stage;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
     use super::*;
     use crate::{
         config::{
@@ -173,6 +190,9 @@ mod tests {
 
     /// Two ranks, and a model that is deep enough for stage 3 to be smaller.
     const SETS: [&str; 3] = ["model.decoder.layers=12", "devices=2", "strategy.micro_batch_size=1"];
+    /// So wide that what training holds is most of it.
+    const WIDE: &str =
+        "model.decoder={hidden_size: 64, layers: 12, heads: 2, intermediate_size: 128, max_length: 16}";
     const REFERENCE: &str = "pipeline.rlvr.algorithm.kl_coef=0.1";
 
     fn loaded(sets: &[&str]) -> Loaded {
@@ -185,10 +205,15 @@ mod tests {
         machine
     }
 
+    /// The policy's stage, and no other role.
+    fn only(policy: u8) -> Stages {
+        Stages { policy, reference: None, critic: None, reward_models: None }
+    }
+
     /// What a rank needs at these stages.
     fn needs(sets: &[&str], stages: Stages) -> usize {
         let loaded = loaded(sets);
-        let run = loaded.resolve(&with_memory(None)).unwrap();
+        let run = loaded.resolve_but_stage(&with_memory(None)).unwrap();
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
         let plan = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap().plan_at(&run, stages);
         let phases = plan
@@ -209,7 +234,7 @@ mod tests {
         const AUTO: &str = "strategy.zero_stage=auto";
         let candidates = [(1, 1), (1, 3), (3, 1), (3, 3)];
         let needs = candidates.map(|(policy, reference)| {
-            needs(&[REFERENCE], Stages { policy, reference: Some(reference), critic: None })
+            needs(&[REFERENCE], Stages { reference: Some(reference), ..only(policy) })
         });
         assert!(needs[0] > needs[1] && needs[1] > needs[3], "{needs:?}");
         for (index, &(policy, reference)) in candidates.iter().enumerate() {
@@ -267,7 +292,7 @@ mod tests {
             assert_eq!((&again.policy, &again.critic), (&run.policy, &run.critic), "{yaml}");
             (Stages::of(&run), run.stage_reason)
         };
-        let at = |policy, critic| Stages { policy, reference: None, critic: Some(critic) };
+        let at = |policy, critic| Stages { critic: Some(critic), ..only(policy) };
         // As long as one of them has its turn the other's states are away, and its weights are not.
         let (both, one, none) = (needs(&sets, at(1, 1)), needs(&sets, at(1, 3)), needs(&sets, at(3, 3)));
         assert!(both > one && one > none, "{both}, {one}, {none}");
@@ -292,19 +317,129 @@ mod tests {
             "pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {{path: {}, {fields}}}}}]",
             path.display()
         );
-        // So wide that stage 3 makes room for it.
-        let wide =
-            "model.decoder={hidden_size: 64, layers: 12, heads: 2, intermediate_size: 128, max_length: 16}";
         let stage_in = |sets: &[&str], memory_bytes| {
-            let sets = [&["strategy.zero_stage=auto", wide], sets].concat();
+            let sets = [&["strategy.zero_stage=auto", WIDE], sets].concat();
             let run = loaded(&sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
             run.policy.strategy.zero_stage.number()
         };
-        let one = Stages { policy: 1, reference: None, critic: None };
-        let (without, with) = (needs(&[wide], one), needs(&[wide, &reward], one));
+        let one = only(1);
+        let (without, with) = (needs(&[WIDE], one), needs(&[WIDE, &reward], one));
         assert!(with > without, "{with} and {without}");
         assert_eq!((stage_in(&[], without), stage_in(&[&reward], with)), (1, 1));
         assert_eq!(stage_in(&[&reward], without), 3);
+    }
+
+    /// The reward model of the tests in `folder`, so deep that stage 3 is smaller: its second layer 16 times.
+    fn deep_reward_model(folder: &Path) {
+        let golden = Path::new("../tests/golden/reward_model");
+        for name in ["tokenizer.json", "tokenizer_config.json"] {
+            fs::copy(golden.join(name), folder.join(name)).unwrap();
+        }
+        let read = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap();
+        let mut config = read(&fs::read(golden.join("config.json")).unwrap());
+        config["num_hidden_layers"] = 16.into();
+        config.as_object_mut().unwrap().remove("layer_types");
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let file = fs::read(golden.join("model.safetensors")).unwrap();
+        let (length, rest) = file.split_first_chunk().unwrap();
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let (mut header, mut data) = (read(header), data.to_vec());
+        for (name, tensor) in header.clone().as_object().unwrap() {
+            let Some(name) = name.strip_prefix("model.layers.1.") else { continue };
+            let [start, end] = [0, 1].map(|side| tensor["data_offsets"][side].as_u64().unwrap() as usize);
+            for layer in 2..16 {
+                let mut copied = tensor.clone();
+                copied["data_offsets"] = vec![data.len(), data.len() + end - start].into();
+                data.extend_from_within(start..end);
+                header[format!("model.layers.{layer}.{name}")] = copied;
+            }
+        }
+        let header = header.to_string().into_bytes();
+        let file = [&(header.len() as u64).to_le_bytes(), &header[..], &data].concat();
+        fs::write(folder.join("model.safetensors"), file).unwrap();
+    }
+
+    #[test]
+    fn auto_finds_a_reward_models_stage() {
+        let folder = tempfile::tempdir().unwrap();
+        deep_reward_model(folder.path());
+        let fields = "strategy: {zero_stage: auto, offload: {params: none}}";
+        let auto = format!(
+            "pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {{path: {}, {fields}}}}}]",
+            folder.path().display()
+        );
+        let field = "pipeline.rlvr.reward[1].model.strategy.zero_stage";
+        let settled = |sets: &[&str], memory_bytes| {
+            let run = loaded(sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
+            let yaml = run.to_yaml();
+            let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
+            assert_eq!((&again.policy, &again.reward_models), (&run.policy, &run.reward_models), "{yaml}");
+            let stage = run.reward_models[0].as_ref().unwrap().strategy.zero_stage.number();
+            (run.policy.strategy.zero_stage.number(), stage, run.stage_reason.unwrap())
+        };
+        // Training is where most is needed, with the model there: sharded, it leaves more room.
+        let own = "strategy.zero_stage=1";
+        let at = |reward_models| {
+            needs(&[WIDE, own, &auto], Stages { reward_models: Some(reward_models), ..only(1) })
+        };
+        assert!(at(0) > at(3), "{} and {}", at(0), at(3));
+        let (policy, stage, reason) = settled(&[WIDE, own, &auto], at(0));
+        assert_eq!((policy, stage), (1, 0));
+        assert!(reason.starts_with("auto is 1 for the policy, 0 for reward models, the fastest"), "{reason}");
+        let (policy, stage, reason) = settled(&[WIDE, own, &auto], at(0) - 1);
+        assert_eq!((policy, stage), (1, 3));
+        assert!(
+            reason.contains("3 for reward models: ") && reason.contains("fastest stage needs"),
+            "{reason}"
+        );
+        // One rank has nothing to share.
+        assert_eq!(settled(&["devices=1", &auto], 1 << 30).1, 0);
+        let Err(Error::Invalid(refused)) = loaded(&[&auto]).resolve(&with_memory(Some(1000))) else {
+            panic!("1000 bytes are enough")
+        };
+        assert_eq!(refused.field, field);
+        assert!(refused.message.contains("no stage fits"), "{refused}");
+    }
+
+    /// What other devices have decides about the roles that they hold, and about no other.
+    #[test]
+    fn auto_knows_devices_of_other_roles() {
+        let sets = [
+            "backend=gpu",
+            "roles.critic.backend=cpu",
+            "roles.critic.strategy.zero_stage=auto",
+            "pipeline.rlvr.algorithm={advantage: {gae: {lambda: 0.9}}}",
+            "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1}}}",
+            "pipeline.rlvr.group_size=1",
+        ];
+        let host = |memory_bytes: usize| {
+            let mut machine = with_memory(Some(1 << 40));
+            let hosts = machine.backends.iter_mut().filter(|facts| facts.devices.is_none());
+            hosts.for_each(|facts| facts.memory_bytes = Some(2 * memory_bytes));
+            machine
+        };
+        let loaded = loaded(&sets);
+        let run = loaded.resolve(&host(1 << 30)).unwrap();
+        assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, ZeroStage::Stage(1));
+        let planner = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap();
+        let needs = |critic| {
+            let plan = planner.plan_at(&run, Stages { critic: Some(critic), ..only(0) });
+            assert_eq!((plan.critic, plan.others.len()), (None, 1));
+            let device = &plan.others[0];
+            assert_eq!((device.place().as_str(), &*device.roles), ("cpu [0]", &["critic"][..]));
+            assert_eq!(device.fits(), Some(true));
+            device.peak()
+        };
+        let ((phase, one), (_, three)) = (needs(1), needs(3));
+        assert!(phase == "critic" && one > three, "{one} and {three}");
+        for (memory_bytes, stage) in [(one, 1), (one - 1, 3), (three, 3)] {
+            let run = loaded.resolve(&host(memory_bytes)).unwrap();
+            assert_eq!(run.critic.unwrap().strategy.zero_stage, ZeroStage::Stage(stage));
+            assert_eq!(run.policy.strategy.zero_stage, ZeroStage::Stage(0));
+        }
+        let error = loaded.resolve(&host(three - 1)).unwrap_err().to_string();
+        assert!(error.contains("roles.critic.strategy.zero_stage: no stage fits"), "{error}");
+        assert!(error.contains("in critic on cpu [0]"), "{error}");
     }
 
     #[test]

@@ -697,8 +697,6 @@ fn roles_may_have_devices_of_their_own() {
     };
     let path = "roles.reference.devices: they are";
     check(&[kl, "roles.reference.devices=2"], &format!("{path} 2, and there are 1 ranks"), "write 1");
-    let set = "roles.reference.strategy={zero_stage: auto, collective_timeout_s: 5}";
-    check(&[kl, set], "roles.reference.strategy.zero_stage: `auto` plans", "write 0, 1, 2 or 3");
     check(&["backend=gpu", "roles.rollout={}"], "roles.rollout.devices: device 0 is the policy's", "has not");
     let set = "roles.rollout.devices=[1, 2, 3]";
     check(&["backend=gpu", "devices=2", set], "3 devices cannot be shared evenly by 2", "a multiple of 2");

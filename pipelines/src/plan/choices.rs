@@ -2,19 +2,19 @@
 
 use serde::Serialize;
 
-use super::{MemoryPlan, Planner};
+use super::{MemoryPlan, Planner, Strategies};
 use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, Run, StrategyConfig, ZeroStage};
 
 /// One choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// Of the policy, and of a reference and a critic that have none of their own.
+    /// Of the policy, and of roles that have none of their own.
     pub zero_stage: u8,
     /// `offload.optimizer` of the policy.
     pub optimizer: OptimizerOffload,
     /// `offload.params` of the policy.
     pub params: Offload,
-    /// `offload.params` of the reference; `None` without one.
+    /// `offload.params` of a reference on the policy's devices; `None` without one.
     pub reference_params: Option<Offload>,
     /// What backward runs again.
     pub recompute: Recompute,
@@ -39,7 +39,8 @@ pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
     for zero_stage in 0..=3 {
         for (optimizer, params) in OPTIMIZER.into_iter().flat_map(|it| PARAMS.map(|params| (it, params))) {
             for &reference_params in &reference_params {
-                let reference = reference_params.map(|params| reference_of(run, zero_stage, params));
+                let reference = reference_of(run, zero_stage, reference_params);
+                let reward_models = reward_models_of(run, zero_stage);
                 all.extend(RECOMPUTE.map(|recompute| {
                     let policy = StrategyConfig {
                         zero_stage: ZeroStage::Stage(zero_stage),
@@ -47,7 +48,12 @@ pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
                         offload: OffloadConfig { optimizer, params },
                         ..run.policy.strategy.clone()
                     };
-                    let plan = planner.plan(&policy, reference.as_ref(), critic_of(run, &policy).as_ref());
+                    let plan = planner.plan(&Strategies {
+                        reference: reference.clone(),
+                        critic: critic_of(run, &policy),
+                        reward_models: reward_models.clone(),
+                        policy,
+                    });
                     Choice { zero_stage, optimizer, params, reference_params, recompute, plan }
                 }));
             }
@@ -72,12 +78,23 @@ fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
 }
 
 /// The reference goes along where it has no stage of its own.
-fn reference_of(run: &Run, stage: u8, params: Offload) -> StrategyConfig {
-    let reference = run.reference.as_ref().expect("the planner has one");
-    let says = run.config.roles.reference.strategy.zero_stage;
-    let zero_stage = stage_of(says, ZeroStage::Stage(stage));
-    let offload = OffloadConfig { params, ..reference.strategy.offload.clone() };
-    StrategyConfig { zero_stage, offload, ..reference.strategy.clone() }
+fn reference_of(run: &Run, stage: u8, params: Option<Offload>) -> Option<StrategyConfig> {
+    let reference = &run.reference.as_ref()?.strategy;
+    let zero_stage = stage_of(run.config.roles.reference.strategy.zero_stage, ZeroStage::Stage(stage));
+    let params = params.unwrap_or(reference.offload.params);
+    let offload = OffloadConfig { params, ..reference.offload.clone() };
+    Some(StrategyConfig { zero_stage, offload, ..reference.clone() })
+}
+
+/// Reward models go along where their stage is open; they have weights to share and nothing else.
+fn reward_models_of(run: &Run, stage: u8) -> Vec<Option<StrategyConfig>> {
+    let open = ZeroStage::Stage(if stage == 3 { 3 } else { 0 });
+    let models = run.reward_models.iter().map(|role| {
+        let strategy = &role.as_ref()?.strategy;
+        let zero_stage = stage_of(Some(strategy.zero_stage), open);
+        Some(StrategyConfig { zero_stage, ..strategy.clone() })
+    });
+    models.collect()
 }
 
 /// A role's own stage, or the policy's where it has none or leaves it open.

@@ -3,40 +3,39 @@
 //! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
 //! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
 //! together as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest that there can
-//! be. What is held on devices other than the policy's is not counted.
+//! be. Roles that have devices of their own are counted on those; what samples on devices of its own is not.
 
 mod choices;
 mod reward;
+mod site;
 mod stage;
 
-use anyroll_backends::{BackendKind, DType};
+use anyroll_backends::DType;
 use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
 use anyroll_strategy::{
     Precision, State,
-    plan::{Held, Ranks, driver_bytes, held, scoring_activations, training_activations, whole_weights},
+    plan::{Held, driver_bytes, held, scoring_activations, training_activations, whole_weights},
 };
 use serde::Serialize;
 
-use reward::RewardModel;
+use reward::{RewardHeld, RewardModel};
+use site::{Member, Site};
 
 pub use choices::{Choice, choices};
+pub use site::DevicePlan;
 pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Result,
     base_model::BaseModel,
     config::{
-        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Reduction, Role, Run, StrategyConfig,
-        Turns, WarmupConfig,
+        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Run, StrategyConfig, Turns, WarmupConfig,
     },
     data::{Dataset, Tokenizer},
     offline,
     offline::Written,
     train::{offloaded, zero_config},
 };
-
-/// What lengths of memory that can leave a device are rounded up to: 2 MiB on every device so far, pages on a host.
-const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
 
 /// What a rank's device holds at the peak of a phase, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -73,7 +72,7 @@ impl PhaseBytes {
 }
 
 /// What one choice of strategies comes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
     /// Forward, backward and the optimizer's step of the policy.
     pub train: PhaseBytes,
@@ -89,10 +88,30 @@ pub struct MemoryPlan {
     pub host: usize,
     /// Of the cache's bytes those without which not one sequence can be sampled.
     pub least_kv_cache: usize,
+    /// Devices that roles have for themselves.
+    pub others: Vec<DevicePlan>,
+}
+
+/// Where there is least room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tightest {
+    /// The phase, and the devices if they are not the policy's.
+    pub phase: String,
+    /// What it takes.
+    pub needs: usize,
+    /// What there is.
+    pub memory_bytes: usize,
+}
+
+impl Tightest {
+    /// Bytes that are missing; below zero those to spare.
+    pub fn missing(&self) -> i128 {
+        self.needs as i128 - self.memory_bytes as i128
+    }
 }
 
 impl MemoryPlan {
-    /// The phases by name, in a step's order.
+    /// The phases of the policy's device by name, in a step's order.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
         let phases = [
             ("generate", Some(self.generate)),
@@ -104,15 +123,27 @@ impl MemoryPlan {
         phases.into_iter().filter_map(|(name, phase)| Some((name, phase?)))
     }
 
-    /// The phase that takes most, and how much.
+    /// The phase that takes most of the policy's device, and how much.
     pub fn peak(&self) -> (&'static str, usize) {
         let totals = self.phases().map(|(name, phase)| (name, phase.total()));
         totals.max_by_key(|(_, total)| *total).expect("there are phases")
     }
 
-    /// Whether it fits into a device of so many bytes.
+    /// The phase with least room, where the policy's device has so many bytes. Devices of unknown memory have room.
+    pub fn tightest(&self, memory_bytes: usize) -> Tightest {
+        let (phase, needs) = self.peak();
+        let here = Tightest { phase: phase.to_owned(), needs, memory_bytes };
+        let others = self.others.iter().filter_map(|device| {
+            let (phase, needs) = device.peak();
+            let phase = format!("{phase} on {}", device.place());
+            Some(Tightest { phase, needs, memory_bytes: device.memory_bytes? })
+        });
+        others.fold(here, |most, it| if it.missing() > most.missing() { it } else { most })
+    }
+
+    /// Whether it fits into a policy's device of so many bytes, and into those of the other roles.
     pub fn fits(&self, memory_bytes: usize) -> bool {
-        self.peak().1 <= memory_bytes
+        self.tightest(memory_bytes).missing() <= 0
     }
 }
 
@@ -163,19 +194,31 @@ impl Work {
     }
 }
 
+/// How the roles of a run are held, with no stage open.
+#[derive(Clone, Debug)]
+pub struct Strategies {
+    /// The policy.
+    pub policy: StrategyConfig,
+    /// Its frozen copy.
+    pub reference: Option<StrategyConfig>,
+    /// What values tokens.
+    pub critic: Option<StrategyConfig>,
+    /// Reward models in the order of the reward's terms; `None` for one that each rank has on the host.
+    pub reward_models: Vec<Option<StrategyConfig>>,
+}
+
 /// Plans the memory of a run of a language model.
 pub struct Planner {
     model: Decoder,
     /// The same, which keeps logits.
     keeping_logits: Decoder,
     critic: Option<ValueModel>,
-    rewards: Vec<RewardModel>,
+    reward_models: Vec<RewardModel>,
     work: Work,
-    ranks: Ranks,
-    on_host: bool,
-    memory_bytes: Option<usize>,
+    /// The policy's devices.
+    here: Site,
+    others: Vec<Site>,
     samples_per_rank: usize,
-    has_reference: bool,
     scores_itself: bool,
     /// Whether the policy's states leave with every step, and not for evaluation alone.
     states_leave: bool,
@@ -192,34 +235,21 @@ impl Planner {
             let strategy = StrategyConfig { keep_logits: Some(keep), ..run.policy.strategy.clone() };
             base.policy(tch::Device::Cpu, &strategy)
         };
-        let backend: BackendKind = run.policy.backend.parse().expect("a resolved config names a backend");
-        let on_host = backend.is_host();
         let has_adapters = base.lora.is_some();
-        let ranks = Ranks {
-            world_size: run.world_size,
-            granularity_bytes: GRANULARITY_BYTES[usize::from(on_host)],
-            // A host has no library that sums.
-            sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,
-        };
-        let is_here = |role: &Option<Role>| role.as_ref().is_some_and(|role| role.is_with(&run.policy));
-        let critic = is_here(&run.critic).then(|| ValueModel::new(base.config.clone(), tch::Device::Cpu));
+        let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
-        let models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).zip(&run.reward_models);
-        let rewards =
-            models.map(|(config, role)| RewardModel::open(config, role.as_ref(), run, (ranks, on_host)));
-        let rewards: Vec<Option<RewardModel>> = rewards.collect::<Result<_>>()?;
+        let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
+        let (here, others) = Site::all(run, !has_adapters);
         Ok(Self {
             model: model(false)?,
             keeping_logits: model(true)?,
             critic: critic.transpose()?,
-            rewards: rewards.into_iter().flatten().collect(),
-            ranks,
-            on_host,
-            memory_bytes: run.memory_bytes,
+            reward_models: reward_models.collect::<Result<_>>()?,
+            here,
+            others,
             work: Work::new(run, &base.tokenizer, dataset)?,
             samples_per_rank: run.batches.sequences_per_step / run.world_size,
-            has_reference: is_here(&run.reference) && !has_adapters,
             scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
@@ -237,87 +267,152 @@ impl Planner {
 
     /// Whether there is a frozen copy on the policy's devices.
     pub fn has_reference(&self) -> bool {
-        self.has_reference
+        self.here.holds(Member::Reference)
     }
 
-    /// What these strategies of the policy, of its reference and of its critic come to.
-    pub fn plan(
-        &self,
-        policy: &StrategyConfig,
-        reference: Option<&StrategyConfig>,
-        critic: Option<&StrategyConfig>,
-    ) -> MemoryPlan {
-        let reference = reference.filter(|_| self.has_reference);
-        let own = held(&self.model, zero_config(policy), true, self.ranks);
-        let frozen = reference.map(|it| (it, held(&self.model, zero_config(it), false, self.ranks)));
-        let valued = critic.zip(self.critic.as_ref());
-        let valued = valued.map(|(it, model)| (it, held(model, zero_config(it), true, self.ranks)));
-        let own_away = away(policy, &own);
-        let [frozen_away, valued_away] =
-            [&frozen, &valued].map(|role| role.as_ref().map(|(it, held)| away(it, held)));
+    /// What these strategies come to.
+    pub fn plan(&self, strategies: &Strategies) -> MemoryPlan {
+        let (policy, site) = (&strategies.policy, &self.here);
+        let held = self.held(site, strategies);
+        let away = held.away();
+        let between = self.between(site, strategies, &held);
+        let [_, frozen_away, valued_away] = away;
+        let own = held.own.as_ref().map(|(_, held)| *held);
+        let train = self.phase(site, self.training(policy), &[own, frozen_away, valued_away], &held);
+        let generate = self.phase(site, 0, &away, &held);
+        let passes = between.iter().flatten().chain([&train]);
+        let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
+        let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
+        let kept = self.kept(site, generate.activations.max(busiest));
+        let [reward, score, critic] = between.map(|phase| phase.map(&kept));
+        let host = self.host_bytes(strategies);
+        let others = self.others.iter().map(|site| self.device(site, strategies)).collect();
+        MemoryPlan { train: kept(train), critic, score, reward, generate, host, least_kv_cache, others }
+    }
+
+    /// What devices come to that are not the policy's.
+    fn device(&self, site: &Site, strategies: &Strategies) -> DevicePlan {
+        let phases = self.between(site, strategies, &self.held(site, strategies));
+        let busiest = phases.iter().flatten().map(|phase| phase.activations).max().unwrap_or(0);
+        site.plan(phases.map(|phase| phase.map(self.kept(site, busiest))))
+    }
+
+    /// Off the host libtorch keeps what activations took, so each phase has the most of all.
+    fn kept(&self, site: &Site, most: usize) -> impl Fn(PhaseBytes) -> PhaseBytes + use<> {
+        let on_host = site.on_host;
+        move |phase| if on_host { phase } else { PhaseBytes { activations: most, ..phase } }
+    }
+
+    /// Host memory of all roles for a rank.
+    fn host_bytes(&self, strategies: &Strategies) -> usize {
+        let sites = || std::iter::once(&self.here).chain(&self.others);
+        // A role that is on several kinds of devices is so for different ranks.
+        let at = |member| sites().find(|site| site.holds(member)).unwrap_or(&self.here);
+        let roles = [Member::Policy, Member::Reference, Member::Critic].map(|member| {
+            let SiteHeld { own, frozen, valued, .. } = self.held(at(member), strategies);
+            let role = match member {
+                Member::Policy => own,
+                Member::Reference => frozen,
+                _ => valued,
+            };
+            role.map_or(0, |(strategy, held)| on_host(strategy, &held))
+        });
+        let models = self.reward_models.iter().zip(&strategies.reward_models).enumerate();
+        let models = models.map(|(index, (model, strategy))| {
+            model.host_bytes(strategy.as_ref(), at(Member::RewardModel(index)).ranks)
+        });
+        roles.into_iter().chain(models).sum()
+    }
+
+    /// What of each role a device of `site` holds while it has its turn.
+    fn held<'a>(&'a self, site: &Site, strategies: &'a Strategies) -> SiteHeld<'a> {
+        let Strategies { policy, reference, critic, reward_models } = strategies;
+        let decoder =
+            |it: &'a StrategyConfig, trained| (it, held(&self.model, zero_config(it), trained, site.ranks));
+        let here = |role: &'a Option<StrategyConfig>, member| role.as_ref().filter(|_| site.holds(member));
+        let valued = here(critic, Member::Critic).zip(self.critic.as_ref());
+        let models = self.reward_models.iter().zip(reward_models).enumerate();
+        let models = models.filter(|(index, _)| site.holds(Member::RewardModel(*index)));
+        SiteHeld {
+            own: site.holds(Member::Policy).then(|| decoder(policy, true)),
+            frozen: here(reference, Member::Reference).map(|it| decoder(it, false)),
+            valued: valued.map(|(it, model)| (it, held(model, zero_config(it), true, site.ranks))),
+            reward_models: models
+                .filter_map(|(_, (model, strategy))| {
+                    Some((model, model.held(strategy.as_ref()?, site.ranks)))
+                })
+                .collect(),
+        }
+    }
+
+    /// The phases between sampling and training: what rewards, what scores, and the critic's turn.
+    fn between(&self, site: &Site, strategies: &Strategies, held: &SiteHeld) -> [Option<PhaseBytes>; 3] {
+        let SiteHeld { own, frozen, valued, .. } = held;
+        let [own_away, frozen_away, valued_away] = held.away();
+        let its = |role: &Option<(&StrategyConfig, Held)>| role.as_ref().map(|(_, held)| *held);
 
         // Before a critic's turn the policy's states are still away, and after it the critic's.
-        let scorer = reference.or(self.scores_itself.then_some(policy));
-        let its = frozen.as_ref().map(|(_, held)| held);
-        let while_scored =
-            if valued.is_some() { own_away } else { Held { reducing: own_away.reducing, ..own } };
-        let score =
-            scorer.map(|it| self.phase(self.scoring(it), &[Some(&while_scored), its, valued_away.as_ref()]));
-        let critic = valued.as_ref().map(|(it, held)| {
-            self.phase(self.valuing(it), &[Some(&own_away), frozen_away.as_ref(), Some(held)])
-        });
-        let train =
-            self.phase(self.training(policy), &[Some(&own), frozen_away.as_ref(), valued_away.as_ref()]);
-        let generate = self.phase(0, &[Some(&own_away), frozen_away.as_ref(), valued_away.as_ref()]);
-        let while_rewarded = if self.states_leave { &own_away } else { &own };
-        let held = [Some(while_rewarded), frozen_away.as_ref(), valued_away.as_ref()];
-        let rewards = self.rewarding(policy, &held);
-        let passes = [score, critic, Some(train)].into_iter().flatten().chain(rewards.iter().copied());
-        let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
-        let reward = rewards.into_iter().max_by_key(PhaseBytes::total);
-        let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
-
-        let trained = [Some((policy, own)), valued].into_iter().flatten();
-        let all: Vec<(&StrategyConfig, Held)> = trained.chain(frozen).collect();
-        let roles: usize = all.iter().map(|(strategy, held)| on_host(strategy, held)).sum();
-        let host = roles + self.rewards.iter().map(|reward| reward.host_bytes).sum::<usize>();
-        let most = generate.activations.max(busiest);
-        let kept = |phase: PhaseBytes| match self.on_host {
-            true => phase,
-            false => PhaseBytes { activations: most, ..phase },
+        let asks_itself = own.as_ref().filter(|_| self.scores_itself);
+        let while_scored = match (its(own), own_away) {
+            (Some(own), Some(away)) if valued.is_none() => Some(Held { reducing: away.reducing, ..own }),
+            _ => own_away,
         };
-        let [reward, score, critic] = [reward, score, critic].map(|phase| phase.map(kept));
-        MemoryPlan { train: kept(train), critic, score, reward, generate, host, least_kv_cache }
+        let score = frozen.as_ref().or(asks_itself).map(|(it, _)| {
+            self.phase(site, self.scoring(it, site), &[while_scored, its(frozen), valued_away], held)
+        });
+        let critic = valued.as_ref().map(|(it, valued)| {
+            self.phase(site, self.valuing(it, site), &[own_away, frozen_away, Some(*valued)], held)
+        });
+        let while_rewarded = if self.states_leave { own_away } else { its(own) };
+        let reward = self.rewarding(site, strategies, &[while_rewarded, frozen_away, valued_away], held);
+        [reward, score, critic]
     }
 
     /// What these hold together, and what reward models hold at all times, beside so many bytes of activations.
-    fn phase(&self, activations: usize, held: &[Option<&Held>]) -> PhaseBytes {
-        let driver = if self.on_host { 0 } else { driver_bytes(self.ranks.world_size) };
+    fn phase(&self, site: &Site, activations: usize, roles: &[Option<Held>], held: &SiteHeld) -> PhaseBytes {
+        let driver = if site.on_host { 0 } else { driver_bytes(site.ranks.world_size) };
         let mut phase = PhaseBytes { driver, activations, ..PhaseBytes::default() };
-        let rewards = self.rewards.iter().map(|reward| &reward.stays);
-        held.iter().flatten().copied().chain(rewards).for_each(|held| phase.add(held));
+        let models = held.reward_models.iter().map(|(_, held)| &held.stays);
+        roles.iter().flatten().chain(models).for_each(|held| phase.add(held));
         phase
     }
 
-    /// The phase of each reward model that computes on the policy's device, beside what else is held then: the cache is gone,
-    /// and the policy's whole weights are not.
-    fn rewarding(&self, policy: &StrategyConfig, held: &[Option<&Held>]) -> Vec<PhaseBytes> {
+    /// The phase of the reward model that takes most, beside what else is held then: the cache is gone, and the policy's
+    /// whole weights are not. The activations are the most of all of them.
+    fn rewarding(
+        &self,
+        site: &Site,
+        strategies: &Strategies,
+        roles: &[Option<Held>],
+        held: &SiteHeld,
+    ) -> Option<PhaseBytes> {
         let Work { prompt, completion, .. } = self.work;
-        let phases = self.rewards.iter().filter_map(|reward| {
-            let activations = reward.activations(self.samples_per_rank, prompt, completion)?;
-            let mut phase = self.phase(activations, held);
-            phase.add(&reward.comes);
-            phase.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
-            Some(phase)
-        });
-        phases.collect()
+        let size = (self.samples_per_rank, prompt, completion);
+        let activations = |model: &RewardModel| model.activations(size, site.on_host);
+        let whole = match site.holds(Member::Policy) {
+            true => whole_weights(&self.model, zero_config(&strategies.policy), site.ranks),
+            false => 0,
+        };
+        let phase = |activations, comes: &Held| {
+            let mut phase = self.phase(site, activations, roles, held);
+            phase.add(comes);
+            phase.buffers += whole;
+            phase
+        };
+        let models = held.reward_models.iter().map(|(model, held)| phase(activations(model), &held.comes));
+        // Those that each rank has on the host compute where a policy on the host does.
+        let hosts = self.reward_models.iter().zip(&strategies.reward_models);
+        let hosts =
+            hosts.filter(|(_, strategy)| strategy.is_none() && site.on_host && site.holds(Member::Policy));
+        let hosts = hosts.map(|(model, _)| phase(activations(model), &Held::default()));
+        models.chain(hosts).max_by_key(PhaseBytes::total)
     }
 
     /// Activations of the critic's turn.
-    fn valuing(&self, critic: &StrategyConfig) -> usize {
+    fn valuing(&self, critic: &StrategyConfig, site: &Site) -> usize {
         let model = self.critic.as_ref().expect("it has a turn");
         let size = self.micro_batch(critic);
-        let runs = self.runs(critic);
+        let runs = runs(critic, site.on_host);
         let training = training_activations(model, &size, zero_config(critic), runs);
         training.max(scoring_activations(model, &size, runs))
     }
@@ -335,17 +430,18 @@ impl Planner {
         let micro_batch = policy.micro_batch_size;
         let rl = self.micro_batch(policy);
         let warmup = self.work.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
-            let own = warmup.batch_size / self.ranks.world_size;
+            let own = warmup.batch_size / self.here.ranks.world_size;
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
         });
         let sizes = [Some(rl), warmup].into_iter().flatten();
         let model = if policy.keep_logits == Some(true) { &self.keeping_logits } else { &self.model };
-        let peaks = sizes.map(|size| training_activations(model, &size, config, self.runs(policy)));
+        let peaks =
+            sizes.map(|size| training_activations(model, &size, config, runs(policy, self.here.on_host)));
         peaks.max().unwrap_or(0)
     }
 
-    fn scoring(&self, scorer: &StrategyConfig) -> usize {
-        scoring_activations(&self.model, &self.micro_batch(scorer), self.runs(scorer))
+    fn scoring(&self, scorer: &StrategyConfig, site: &Site) -> usize {
+        scoring_activations(&self.model, &self.micro_batch(scorer), runs(scorer, site.on_host))
     }
 
     /// The phase, from what is held in it, and the cache of one sequence. `busiest` are the activations of the other
@@ -357,31 +453,48 @@ impl Planner {
         busiest: usize,
     ) -> (PhaseBytes, usize) {
         let Some((sequences, memory)) = self.work.sampling else { return (generate, 0) };
-        generate.buffers += whole_weights(&self.model, zero_config(policy), self.ranks);
-        let (shape, dtype) = (self.model.config(), self.runs(policy).dtype);
+        generate.buffers += whole_weights(&self.model, zero_config(policy), self.here.ranks);
+        let runs = runs(policy, self.here.on_host);
+        let (shape, dtype) = (self.model.config(), runs.dtype);
         let sequences = sequences.max(1);
         let (prompt, longest) = (self.work.prompt, self.work.prompt + self.work.completion);
         let limits = Limits::new(sequences);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
-        let sampling = self.model.sampling_bytes(sequences, prompts, prompt, self.runs(policy));
-        generate.activations = if self.on_host { sampling } else { sampling.max(busiest) };
+        let sampling = self.model.sampling_bytes(sequences, prompts, prompt, runs);
+        generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
         // As `inference::Room` shares out what is free.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
         let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
-        let room = self.memory_bytes.map_or(wanted, |memory_bytes| {
+        let room = self.here.memory_bytes.map_or(wanted, |memory_bytes| {
             let free = memory_bytes.saturating_sub(generate.total()) as f64 * memory;
             KvCache::blocks_in(shape, dtype, free as usize)
         });
         generate.kv_cache = cache(wanted.min(room).max(least));
         (generate, cache(least))
     }
+}
 
-    fn runs(&self, strategy: &StrategyConfig) -> Runs {
-        let precision: Precision = zero_config(strategy).precision;
-        let dtype: DType = precision.dtype();
-        Runs { dtype, on_host: self.on_host }
+/// What of each role one device holds, with its strategy.
+struct SiteHeld<'a> {
+    own: Option<(&'a StrategyConfig, Held)>,
+    frozen: Option<(&'a StrategyConfig, Held)>,
+    valued: Option<(&'a StrategyConfig, Held)>,
+    reward_models: Vec<(&'a RewardModel, RewardHeld)>,
+}
+
+impl SiteHeld<'_> {
+    /// What is left of the policy, its reference and its critic while they have nothing to do.
+    fn away(&self) -> [Option<Held>; 3] {
+        let Self { own, frozen, valued, .. } = self;
+        [own, frozen, valued].map(|role| role.as_ref().map(|(strategy, held)| away(strategy, held)))
     }
+}
+
+fn runs(strategy: &StrategyConfig, on_host: bool) -> Runs {
+    let precision: Precision = zero_config(strategy).precision;
+    let dtype: DType = precision.dtype();
+    Runs { dtype, on_host }
 }
 
 /// What is left on the device while a role's offloaded states are away. Buffers go with what they are for.

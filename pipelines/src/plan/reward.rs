@@ -1,69 +1,65 @@
 //! The memory of reward models.
 
+use anyroll_backends::DType;
 use anyroll_models::{Model, PackedSize, Runs, ValueModel};
 use anyroll_strategy::plan::{Held, Ranks, held, scoring_activations};
 
-use super::{away, on_host as host_bytes_of};
+use super::{away, on_host};
 use crate::{
     Error, Result,
-    config::{RewardModelConfig, Role, Run},
+    config::{RewardModelConfig, StrategyConfig},
     reward,
     train::zero_config,
 };
 
-/// A reward model on the policy's devices, or on the host.
+/// A reward model.
 pub(super) struct RewardModel {
     model: ValueModel,
-    runs: Runs,
+    dtype: DType,
     batch_size: usize,
-    /// Whether it computes where the policy does.
-    on_policys_device: bool,
-    /// What of it is on the device at all times.
+}
+
+/// What of one is on a device.
+pub(super) struct RewardHeld {
+    /// At all times.
     pub(super) stays: Held,
-    /// What is there beside it while it scores.
+    /// Beside it while it scores.
     pub(super) comes: Held,
-    /// What the host holds.
-    pub(super) host_bytes: usize,
 }
 
 impl RewardModel {
-    /// That of `config`, which the ranks hold as `role` says, or each has on the host; `None` if it has devices of its own.
-    pub(super) fn open(
-        config: &RewardModelConfig,
-        role: Option<&Role>,
-        run: &Run,
-        (ranks, on_host): (Ranks, bool),
-    ) -> Result<Option<Self>> {
-        if role.is_some_and(|role| !role.is_with(&run.policy)) {
-            return Ok(None);
-        }
+    /// That of `config`.
+    pub(super) fn open(config: &RewardModelConfig) -> Result<Self> {
         let (folder, _) =
             reward::Model::open(config).map_err(|failure| Error::Start { name: "model".into(), failure })?;
         let model = ValueModel::new(folder.decoder_config().clone(), tch::Device::Cpu)?;
-        let runs = Runs { dtype: config.dtype.dtype(), on_host: role.is_none() || on_host };
-        let (stays, comes, host_bytes) = match role {
-            None => (Held::default(), Held::default(), whole_bytes(&model, runs)),
-            Some(role) => {
-                let all = held(&model, zero_config(&role.strategy), false, ranks);
-                let stays = away(&role.strategy, &all);
-                let (weights, gathered) = (all.weights - stays.weights, all.gathered - stays.gathered);
-                let host_bytes = host_bytes_of(&role.strategy, &all);
-                (stays, Held { weights, gathered, ..Held::default() }, host_bytes)
-            }
+        Ok(Self { model, dtype: config.dtype.dtype(), batch_size: config.batch_size })
+    }
+
+    /// What of it is on the device of a rank that holds it as `strategy` says.
+    pub(super) fn held(&self, strategy: &StrategyConfig, ranks: Ranks) -> RewardHeld {
+        let all = held(&self.model, zero_config(strategy), false, ranks);
+        let stays = away(strategy, &all);
+        let (weights, gathered) = (all.weights - stays.weights, all.gathered - stays.gathered);
+        RewardHeld { stays, comes: Held { weights, gathered, ..Held::default() } }
+    }
+
+    /// What the host holds of it for a rank: all of it, where no strategy says otherwise.
+    pub(super) fn host_bytes(&self, strategy: Option<&StrategyConfig>, ranks: Ranks) -> usize {
+        let Some(strategy) = strategy else {
+            let params = self.model.units().iter().flat_map(|unit| &unit.params);
+            return params.map(|param| param.elements()).sum::<usize>() * self.dtype.size_bytes();
         };
-        let (batch_size, on_policys_device) = (config.batch_size, role.is_some() || on_host);
-        Ok(Some(Self { model, runs, batch_size, on_policys_device, stays, comes, host_bytes }))
+        on_host(strategy, &held(&self.model, zero_config(strategy), false, ranks))
     }
 
-    /// Its activations on the policy's device, of which a rank has it score so many sequences of these lengths; `None` if it
-    /// computes elsewhere.
-    pub(super) fn activations(&self, sequences: usize, prompt: usize, completion: usize) -> Option<usize> {
+    /// Its activations, of which a rank has it score so many sequences of these lengths.
+    pub(super) fn activations(
+        &self,
+        (sequences, prompt, completion): (usize, usize, usize),
+        on_host: bool,
+    ) -> usize {
         let size = PackedSize::uniform(self.batch_size.min(sequences), prompt, completion);
-        self.on_policys_device.then(|| scoring_activations(&self.model, &size, self.runs))
+        scoring_activations(&self.model, &size, Runs { dtype: self.dtype, on_host })
     }
-}
-
-fn whole_bytes(model: &ValueModel, runs: Runs) -> usize {
-    let params = model.units().iter().flat_map(|unit| &unit.params);
-    params.map(|param| param.elements()).sum::<usize>() * runs.dtype.size_bytes()
 }

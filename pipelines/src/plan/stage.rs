@@ -2,9 +2,9 @@
 //!
 //! Stage 1 is the fastest on more than one rank: stage 0 steps every weight on every rank and gathers gradients in
 //! fp32, where 1 gathers weights; 2 is the same as 1 here; 3 gathers weights for each block twice a micro-batch. On one
-//! rank there is nothing to share, and 0 is all of them. docs/performance.md has them measured.
+//! rank there is nothing to share, and 0 is all of them. What is only asked for scores is whole at 0 without any gather. docs/performance.md has them measured.
 
-use super::{MemoryPlan, Planner};
+use super::{MemoryPlan, Planner, Strategies, Tightest};
 use crate::{
     config::{Recompute, Role, Run, StrategyConfig, ZeroStage},
     format::gib,
@@ -19,10 +19,12 @@ pub struct Stages {
     pub reference: Option<u8>,
     /// The critic's.
     pub critic: Option<u8>,
+    /// That of all reward models that leave theirs open.
+    pub reward_models: Option<u8>,
 }
 
 /// What `auto` came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
     /// The stages, those that were said among them.
     pub stages: Stages,
@@ -35,18 +37,14 @@ pub struct Settled {
 }
 
 /// Why `auto` came to nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
     /// Nobody has said how much memory a rank has.
     NoMemory,
     /// Not even the smallest stage fits.
     TooLarge {
-        /// The phase in which it takes most.
-        phase: &'static str,
-        /// How much that is.
-        needs: usize,
-        /// What there is.
-        memory_bytes: usize,
+        /// Where most is missing.
+        tightest: Tightest,
         /// What to write for it to fit, if something does.
         recompute: Option<Recompute>,
     },
@@ -60,11 +58,12 @@ impl Stages {
             policy: number(&run.policy),
             reference: run.reference.as_ref().map(number),
             critic: run.critic.as_ref().map(number),
+            reward_models: None,
         }
     }
 
     /// Those that `run` may have, the fastest first. The stages of the policy and the critic cost time in every micro-batch,
-    /// the reference's in one pass: so it gives way first, and the policy, which also samples, last.
+    /// the reference's and reward models' in one pass: so these give way first, and the policy, which also samples, last.
     fn candidates(run: &Run) -> Vec<Self> {
         let stages = |role: &Role| match role.strategy.zero_stage {
             ZeroStage::Stage(stage) => vec![stage],
@@ -74,28 +73,52 @@ impl Stages {
         let of = |role: &Option<Role>| {
             role.as_ref().map_or(vec![None], |role| stages(role).into_iter().map(Some).collect())
         };
+        let is_open = |role: &Role| role.strategy.zero_stage == ZeroStage::Auto;
+        let models: &[Option<u8>] = match run.reward_models.iter().flatten().any(is_open) {
+            false => &[None],
+            true if run.world_size == 1 => &[Some(0)],
+            true => &[Some(0), Some(3)],
+        };
         let (references, critics) = (of(&run.reference), of(&run.critic));
         let mut candidates = Vec::new();
         for policy in stages(&run.policy) {
-            for &critic in &critics {
-                candidates.extend(references.iter().map(|&reference| Self { policy, reference, critic }));
+            for (&critic, &reference) in
+                critics.iter().flat_map(|it| references.iter().map(move |its| (it, its)))
+            {
+                let with = |&reward_models| Self { policy, reference, critic, reward_models };
+                candidates.extend(models.iter().map(with));
             }
         }
         candidates
     }
 }
 
-impl Planner {
-    /// What `run` comes to at these stages.
-    pub fn plan_at(&self, run: &Run, stages: Stages) -> MemoryPlan {
+impl Strategies {
+    /// Those of `run` at these stages.
+    fn of(run: &Run, stages: Stages) -> Self {
         let at = |role: &Role, stage| StrategyConfig {
             zero_stage: ZeroStage::Stage(stage),
             ..role.strategy.clone()
         };
         let of =
             |role: &Option<Role>, stage: Option<u8>| role.as_ref().zip(stage).map(|(role, it)| at(role, it));
-        let (reference, critic) = (of(&run.reference, stages.reference), of(&run.critic, stages.critic));
-        self.plan(&at(&run.policy, stages.policy), reference.as_ref(), critic.as_ref())
+        let model = |role: &Role| match role.strategy.zero_stage {
+            ZeroStage::Stage(stage) => at(role, stage),
+            ZeroStage::Auto => at(role, stages.reward_models.expect("one is open")),
+        };
+        Self {
+            policy: at(&run.policy, stages.policy),
+            reference: of(&run.reference, stages.reference),
+            critic: of(&run.critic, stages.critic),
+            reward_models: run.reward_models.iter().map(|role| role.as_ref().map(model)).collect(),
+        }
+    }
+}
+
+impl Planner {
+    /// What `run` comes to at these stages.
+    pub fn plan_at(&self, run: &Run, stages: Stages) -> MemoryPlan {
+        self.plan(&Strategies::of(run, stages))
     }
 
     /// What it comes to if the policy keeps logits; `None` if `run` says whether it does.
@@ -114,27 +137,28 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
     if !run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
         return Ok(None);
     }
-    let memory_bytes = run.memory_bytes.ok_or(Unsettled::NoMemory)?;
+    let memory_bytes = run.policy_memory_bytes().ok_or(Unsettled::NoMemory)?;
     let candidates = Stages::candidates(run);
     let plans: Vec<MemoryPlan> = candidates.iter().map(|&stages| planner.plan_at(run, stages)).collect();
     if let Some(index) = plans.iter().position(|plan| plan.fits(memory_bytes)) {
-        let (stages, plan, faster) = (candidates[index], plans[index], (index > 0).then(|| plans[0]));
+        let (stages, plan) = (candidates[index], plans[index].clone());
+        let faster = (index > 0).then(|| plans[0].clone());
         let is_open = run.policy.strategy.zero_stage == ZeroStage::Auto;
         let keeping = planner.keeping_logits(run, stages).filter(|_| is_open);
         // Not at the cost of keys and values.
         let keeping = keeping.filter(|keeping| {
             keeping.fits(memory_bytes) && keeping.generate.kv_cache == plan.generate.kv_cache
         });
-        let keep_logits = keeping.map(|_| true).or(run.policy.strategy.keep_logits);
+        let keep_logits = keeping.as_ref().map(|_| true).or(run.policy.strategy.keep_logits);
         return Ok(Some(Settled { stages, keep_logits, plan: keeping.unwrap_or(plan), faster }));
     }
-    let (&smallest, plan) =
-        candidates.iter().zip(plans).min_by_key(|(_, plan)| plan.peak().1).expect("there are candidates");
+    let tightest = plans.iter().map(|plan| plan.tightest(memory_bytes));
+    let (&smallest, tightest) =
+        candidates.iter().zip(tightest).min_by_key(|(_, it)| it.missing()).expect("there are candidates");
     let recompute = [Recompute::Selective, Recompute::Full]
         .into_iter()
         .find(|&recompute| planner.plan_at(&recomputing(run, recompute), smallest).fits(memory_bytes));
-    let (phase, needs) = plan.peak();
-    Err(Unsettled::TooLarge { phase, needs, memory_bytes, recompute })
+    Err(Unsettled::TooLarge { tightest, recompute })
 }
 
 /// `run` with `recompute` in its top-level strategy, which the critic has as well unless it says otherwise.
@@ -151,10 +175,12 @@ impl Settled {
     /// The stages that `auto` stands for, and why.
     pub fn reason(&self, memory_bytes: usize) -> String {
         let (phase, peak) = self.plan.peak();
-        let Stages { policy, reference, critic } = self.stages;
+        let Stages { policy, reference, critic, reward_models } = self.stages;
         let others = [("reference", reference), ("critic", critic)].into_iter();
         let others = others.filter_map(|(role, stage)| Some((role, stage.filter(|stage| *stage != policy)?)));
-        let others: String = others.map(|(role, stage)| format!(", {stage} for its {role}")).collect();
+        let others = others.map(|(role, stage)| format!(", {stage} for its {role}"));
+        let models = reward_models.iter().map(|stage| format!(", {stage} for reward models"));
+        let others: String = others.chain(models).collect();
         let stage = match others.is_empty() {
             true => policy.to_string(),
             false => format!("{policy} for the policy{others}"),
@@ -164,7 +190,7 @@ impl Settled {
         match &self.faster {
             None => format!("auto is {stage}, the fastest: {room}"),
             Some(faster) => {
-                let (phase, needs) = faster.peak();
+                let Tightest { phase, needs, .. } = faster.tightest(memory_bytes);
                 format!("auto is {stage}: {room}, and the fastest stage needs {} in {phase}", gib(needs))
             }
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Completion, Error, Exact, Failure, HeldModel, Reward, Takes, build, distinct, model};
-use crate::config::{RewardConfig, RewardKind, RewardTerm};
+use crate::config::{RewardConfig, RewardKind, RewardTerm, Role};
 use crate::data::Record;
 
 /// The weighted sum of a config's rewards.
@@ -69,20 +69,22 @@ pub struct Score {
 }
 
 impl RewardSum {
-    /// What `config`, as it was resolved, says, ready to score.
+    /// What `config` says, ready to score, with its reward models held as `models` say, in the order of its terms.
     ///
     /// # Errors
     /// [`crate::Error::Start`] with the term that cannot: its file does not load, or its sandbox does not hold.
-    pub fn new(config: &RewardConfig) -> crate::Result<Self> {
+    pub fn new(config: &RewardConfig, models: &[Option<Role>]) -> crate::Result<Self> {
         let terms = match config {
             RewardConfig::Exact => {
                 let (name, by) = ("exact".to_owned(), By::Threads(Box::new(Exact)));
                 vec![Term { name, by, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }]
             }
             RewardConfig::Sum(terms) => {
+                let mut models = models.iter();
                 let started = |(index, term): (usize, &RewardTerm)| {
                     let name = || format!("pipeline.rlvr.reward[{index}]");
-                    By::new(&term.kind).map_err(|failure| crate::Error::Start { name: name(), failure })
+                    By::new(&term.kind, &mut models)
+                        .map_err(|failure| crate::Error::Start { name: name(), failure })
                 };
                 let scorers = terms.iter().enumerate().map(started);
                 let scorers = scorers.collect::<Result<Vec<_>, _>>()?;
@@ -230,9 +232,13 @@ impl Term {
 }
 
 impl By {
-    fn new(kind: &RewardKind) -> Result<Self, Failure> {
+    /// `models` are how the ranks hold the next reward models.
+    fn new<'a>(
+        kind: &RewardKind,
+        models: &mut impl Iterator<Item = &'a Option<Role>>,
+    ) -> Result<Self, Failure> {
         match kind {
-            RewardKind::Model(model) if !model.is_on_host() => Ok(Self::Ranks),
+            RewardKind::Model(_) if models.next().is_some_and(Option::is_some) => Ok(Self::Ranks),
             kind => build(kind).map(Self::Threads),
         }
     }
@@ -316,7 +322,7 @@ mod tests {
     }
 
     fn sum(config: &RewardConfig) -> RewardSum {
-        RewardSum::new(config).unwrap()
+        RewardSum::new(config, &[]).unwrap()
     }
 
     fn scorer(sum: RewardSum, workers: usize) -> Scorer {

@@ -75,7 +75,7 @@ pub struct Roles {
 fn threads(run: &Run, rlvr: &RlvrConfig, model: &Decoder) -> Option<usize> {
     const LEAST: usize = 1 << 24;
     let is_host = run.policy.backend.parse::<BackendKind>().is_ok_and(BackendKind::is_host);
-    let is_alone = run.rollout.is_none() && !rlvr.reward.computes_on_host();
+    let is_alone = run.rollout.is_none() && run.reward_models.iter().all(Option::is_some);
     let rows = rlvr.rollout.batch_size.min(run.batches.sequences_per_step / run.world_size);
     let (width, inner) = (model.config().hidden_size, model.config().intermediate_size);
     let largest = rows * (width * 2 * inner) as usize;
@@ -120,7 +120,7 @@ impl Setup {
         }
         let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
         let sampler = sampler(&rlvr.rollout, model.clone(), compute, base.tokenizer.clone(), threads);
-        let reward = Arc::new(RewardSum::new(&rlvr.reward)?);
+        let reward = Arc::new(RewardSum::new(&rlvr.reward, &run.reward_models)?);
         let offloaded = offloaded(&run.policy.strategy);
         let leaves = run.rollout.is_none() || run.critic.is_some();
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");

@@ -206,6 +206,33 @@ fn a_frozen_model_comes_and_goes() {
     }
 }
 
+/// Seen by what is written behind the strategy's back, which the next copy would keep.
+#[test]
+fn weights_that_nobody_has_set_are_copied_once() {
+    ranks(2, true, |device, group| {
+        let mut frozen = Zero::new(decoder(false), ZeroStage::Zero0, None, device, group.clone(), 7).unwrap();
+        let mut other = Zero::new(decoder(false), ZeroStage::Zero0, None, device, group, 8).unwrap();
+        let first = values(&mut frozen);
+        let go_and_come = |zero: &mut Zero<_>| {
+            zero.offload_states(&[Params]).unwrap();
+            zero.load_states(&[Params]).unwrap();
+        };
+        go_and_come(&mut frozen);
+        drop(frozen.weights().unwrap()[0][0].fill_(3.0));
+        assert_ne!(values(&mut frozen), first);
+        go_and_come(&mut frozen);
+        assert_eq!(values(&mut frozen), first, "what left once is on the host");
+        // Also one that turns back halfway.
+        frozen.start_offload(&[Params]).unwrap();
+        frozen.load_states(&[Params]).unwrap();
+        assert_eq!(values(&mut frozen), first);
+
+        frozen.copy_weights_from(&mut other).unwrap();
+        go_and_come(&mut frozen);
+        assert_eq!(values(&mut frozen), values(&mut other), "what was set is copied anew");
+    });
+}
+
 fn host(stage: ZeroStage, precision: Precision) -> ZeroConfig {
     ZeroConfig { precision, steps_on: StepsOn::Host, ..stage.into() }
 }
