@@ -102,7 +102,7 @@ fn is_compared(before: &str) -> bool {
     static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
         let compared = r"above|and|below|between|beyond|bigger|fewer|greater|larger|least|less|lower|more|most|nor|not|or|over|smaller|than|under|up\s+to|versus|vs\.?|(?:all|anything|everything|nothing)\s+but";
         let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|\p{N}|power|raised)\s+to(?:\s+the)?|to\s+the";
-        let of = r"(?:%|percent|any|cubes?|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
+        let of = r"(?:%|percent|any|cubes?|sqrt|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
         let labels =
             r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|section|step";
         let fillers = r"(?:\s+(?:a|an|be|equal|exactly|is|or|than|the|to))*";
@@ -119,7 +119,7 @@ fn goes_on(after: &str) -> bool {
         let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;:/+*×·−–-]|\\(?:cdot|times|div|pm)\b)");
         let hedge = r"(?i:\s*\b(?:else|even|maybe|perhaps|possibly)\b)*";
         let another = format!(r"[\s*)\]]*{between}{hedge}[\s(*$]*(?:\$|\\[(\[]|\\(?:boxed|fbox)|[-−]?[0-9])");
-        let adjacent = r"[0-9(]|[.,][0-9]|[\^√π²³₀-₉!+_?]|/?[a-zA-Z]\b|/[0-9]";
+        let adjacent = r"[eE]?[0-9]|\(|\s*per\s+cent|[.,][0-9]|[\^√π²³₀-₉!+_?]|/?[a-zA-Z]\b|/[0-9]";
         let command = r"\s*\\(?:cdot|times|div|pm|mp|sqrt|[dt]?frac|pi|[bp]?mod|binom)\b";
         let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT]\b|mod\b)|\s*[½⅓¼¾±]";
         let part = r"\s+(?:and|&)\s+(?:an?|one|two|three)\s+(?:half|third|quarter|fourth|fifth)";

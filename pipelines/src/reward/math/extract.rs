@@ -201,13 +201,12 @@ fn last_number(text: &str) -> Option<&str> {
     let (before, after) = (&text[..number.start()], &text[number.end()..]);
     let words = words_of_number(after);
     let unsigned = number.as_str().trim_start_matches(MINUS);
-    // In `x-5` the minus is an operator, and in `2024-05` a hyphen.
-    let is_signed = unsigned.len() < number.len();
-    let is_operator = is_signed && before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
     // `US$5` is no product.
     let is_money = unsigned.starts_with(['$', '€', '£', '\\']);
     let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
-    let is_whole = !is_operator && is_alone(before, &after[words..], is_rounded(unsigned));
+    // In `x-5` the minus is an operator, in `2024-05` a hyphen, and `x5` is a name.
+    let is_joined = before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
+    let is_whole = !is_joined && is_alone(before, &after[words..], is_rounded(unsigned));
     is_whole.then(|| &text[number.start()..number.end() + words])
 }
 

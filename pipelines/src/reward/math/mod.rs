@@ -1,8 +1,9 @@
 //! Mathematics: whether a completion's answer is the gold answer, in whatever form it is written.
 //!
 //! `extract` finds the answer in the text, if what stands around it leaves it as it is (`alone`), `lex` and `parse` read it
-//! into an `expr`, and `compare` tells whether two are equal, inequalities as sets (`region`), others by values at random points where it takes algebra (`evaluate`, `ball`). Length, depth, size and work are
-//! bounded: hostile text is wrong, never slow.
+//! into an `expr`, and `compare` tells whether two are equal: inequalities as sets (`region`), and where it takes algebra by
+//! values at random points (`evaluate`, `ball`). Length, depth, size and work are bounded: hostile text is wrong, never
+//! slow.
 
 mod alone;
 mod ball;

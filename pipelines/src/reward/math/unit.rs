@@ -71,8 +71,11 @@ pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
 
 /// Whether a number that is asked for without a unit may be another one, or none, with `unit`.
 pub(super) fn changes_meaning(unit: &str) -> bool {
-    let doubts = |word| DOUBTS.split_whitespace().any(|doubt| doubt == word);
     SCALES.contains(&unit) || unit.split(|c: char| !c.is_alphabetic()).any(doubts)
+}
+
+fn doubts(word: &str) -> bool {
+    DOUBTS.split_whitespace().any(|doubt| doubt == word)
 }
 
 /// Whether the number before `word` is another one with it.
@@ -206,7 +209,9 @@ fn singular(word: &str) -> &str {
         "mi" | "miles" => "mile",
         "lb" | "lbs" => "pound",
         "oz" | "ounces" => "ounce",
-        _ if word.len() > 3 && !word.ends_with("ss") => word.strip_suffix('s').unwrap_or(word),
+        _ if word.len() > 3 && !word.ends_with("ss") && !doubts(word) => {
+            word.strip_suffix('s').unwrap_or(word)
+        }
         _ => word,
     }
 }
