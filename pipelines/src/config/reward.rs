@@ -494,14 +494,24 @@ impl<'de> Deserialize<'de> for RewardConfig {
             type Value = RewardConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`exact`, or a list such as [{math: {}, weight: 1.0}]")
+                f.write_str("a reward that needs no field, such as `math`, or a list such as [{math: {}, weight: 1.0}]")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<RewardConfig, E> {
-                match text {
-                    "exact" => Ok(RewardConfig::Exact),
-                    _ => Err(E::unknown_variant(text, &["exact"])),
-                }
+                let kind = match text {
+                    "exact" => return Ok(RewardConfig::Exact),
+                    "math" => RewardKind::Math(MathConfig::default()),
+                    "choice" => RewardKind::Choice(NoFields {}),
+                    "countdown" => RewardKind::Countdown(NoFields {}),
+                    "ifeval" => RewardKind::Ifeval(IfevalConfig::default()),
+                    "code" => RewardKind::Code(CodeConfig::default()),
+                    // Others need fields, which a list has room for.
+                    _ => {
+                        const WORDS: [&str; 6] = ["exact", "math", "choice", "countdown", "ifeval", "code"];
+                        return Err(E::unknown_variant(text, &WORDS));
+                    }
+                };
+                Ok(RewardConfig::Sum(vec![RewardTerm::of(kind)]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, terms: A) -> Result<RewardConfig, A::Error> {

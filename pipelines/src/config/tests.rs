@@ -107,7 +107,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
     "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `countdown`, `file`, `mix`, found `sort`, `addition`", "keep one of them";
-    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write `exact`, or a list";
+    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write a reward that needs no field, such as `math`, or a list";
+    "    steps: 20" => "    reward: regex\n    steps: 20", "10:13", "pipeline.rlvr.reward", "regex", "math";
     "    steps: 20" => "    reward: []\n    steps: 20", "10:5", "pipeline.rlvr.reward", "the list is empty", "add a term";
     "    steps: 20" => "    reward: [{maths: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].maths", "no such field", "did you mean `math`?";
     "    steps: 20" => "    reward: [{math: {tol: 1}}]\n    steps: 20", "10:22", "pipeline.rlvr.reward[0].math.tol", "no such field", "choose from `tolerance`, `only_boxed`";
@@ -250,6 +251,16 @@ const MALFORMED: &[Malformed] = malformed! {
     "name: small" => "name: a: b", "1:8", "", "mapping values are not allowed", "mend the YAML";
     "name: small" => "---\nname: small\n---", "4:1", "", "more than one document", "remove what follows";
 };
+
+#[test]
+fn a_reward_that_needs_no_field_is_a_word() {
+    let reward = |set: &str| {
+        let PipelineConfig::Rlvr(rlvr) = read(SMALL, &[set]).unwrap().config.pipeline else { unreachable!() };
+        rlvr.reward
+    };
+    assert_eq!(reward("pipeline.rlvr.reward=countdown"), reward("pipeline.rlvr.reward=[{countdown: {}}]"));
+    assert_eq!(reward("pipeline.rlvr.reward=math"), reward("pipeline.rlvr.reward=[{math: {}}]"));
+}
 
 #[test]
 fn malformed_configs_name_the_field_the_place_and_the_fix() {

@@ -287,13 +287,17 @@ impl Dataset {
         }
     }
 
-    /// Tells data from other data, on every machine and at any time: a number of all prompts and answers, in their order.
+    /// Tells data from other data, on every machine and at any time: a number of all prompts, answers and columns that a
+    /// reward may read, in their order.
     /// Made records follow from the config.
     pub fn digest(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         self.each_listed(&mut |part, records| {
-            for Record { prompt, answer, rejected, .. } in records {
-                for text in [Some(prompt), Some(answer), rejected.as_ref()].into_iter().flatten() {
+            for Record { prompt, answer, rejected, columns, .. } in records {
+                let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
+                for text in
+                    [Some(prompt), Some(answer), rejected.as_ref(), columns.as_ref()].into_iter().flatten()
+                {
                     // The length before it, so that texts do not run into each other.
                     hasher.update(&(text.len() as u64).to_le_bytes());
                     hasher.update(text.as_bytes());
@@ -504,6 +508,10 @@ mod tests {
             Dataset(Source::Listed { train: train.to_vec(), held_out: held_out.to_vec() }).digest()
         };
         let (a, b, c) = (record("1", "23", None), record("12", "3", None), record("1", "23", Some("4")));
+        let with = |value: i32| {
+            let columns = Map::from_iter([("length".to_owned(), json!(value))]);
+            Record { columns, ..a.clone() }
+        };
         let all = [
             digest(from_ref(&a), from_ref(&b)),
             digest(from_ref(&b), from_ref(&a)),
@@ -513,6 +521,8 @@ mod tests {
             digest(from_ref(&a), &[]),
             digest(&[b], &[]),
             digest(&[c], &[]),
+            digest(&[with(1)], &[]),
+            digest(&[with(2)], &[]),
         ];
         assert_eq!(BTreeSet::from(all).len(), all.len(), "{all:?}");
         // It is kept in checkpoints.

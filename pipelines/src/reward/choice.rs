@@ -63,11 +63,13 @@ fn said(text: &str) -> Option<(char, &str)> {
 fn lists_another(rest: &str) -> bool {
     static LISTED: LazyLock<Regex> = LazyLock::new(|| {
         let around = r"(?:[\s(){}\[\]*$~]|\\(?:text(?:bf)?|math(?:rm|bf)|q?quad|[,; ])|(?i:option|choice|the|even|maybe|perhaps|possibly)\s)*";
-        let between = r"(?:[,;/&+|:=−–-]|\\[&|\\]|\\(?:l(?:or|and)|vee|wedge|cup)\b|and\b|or\b)";
+        let between = r"(?:[,;/&+|:=>→⇒−–-]|\\(?:to|implies|[rR]ightarrow)\b|\\[&|\\]|\\(?:l(?:or|and)|vee|wedge|cup)\b|and\b|or\b)";
         // `A` and `I` before another word are words themselves: `B, I think`.
         let letter = r"(?:[B-HJ-Z](?:[^A-Za-z0-9]|$)|[AI](?:[^A-Za-z0-9\s]|\s*$|\s+(?:and|or)\b))";
         let space = r"(?:\s|~|\\(?:q?quad\b|[,; ]))+";
-        Regex::new(&format!(r"^(?:{around}(?:{between}{around})+|{space}|\)\s*\(){letter}"))
+        // A letter alone behind a full stop is another answer, and `B. C is wrong` tells why.
+        let alone = r"\.[\s(*$]*[A-Z][\s.)*$}\]]*$";
+        Regex::new(&format!(r"^(?:(?:{around}(?:{between}{around})+|{space}|\)\s*\(){letter}|{alone})"))
             .expect("a pattern of this file")
     });
     LISTED.is_match(rest)
@@ -171,6 +173,12 @@ mod tests {
             r"\boxed{B \vee C}",
             r"\boxed{B: C}",
             r"\boxed{B \text{ or perhaps } C}",
+            r"\boxed{B. C}",
+            r"\boxed{B -> C}",
+            r"\boxed{B \to C}",
+            "The answer is B. C",
+            "The answer is B -> C",
+            "The answer is B → C.",
         ] {
             check(text, None);
         }

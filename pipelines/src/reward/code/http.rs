@@ -175,7 +175,15 @@ mod tests {
         let (url, seen) = stub(echo, Duration::ZERO);
         assert_eq!(score(&code(url, |_| {}), ASSERTS).unwrap(), 1.0);
         let sent = seen.bodies.lock().unwrap()[0]["code"].as_str().unwrap().to_owned();
-        assert!(sent.contains("\nassert add(1, 2) == 3\n_"), "{sent}");
+        assert!(sent.contains(", \"assert add(1, 2) == 3\")\n"), "{sent}");
+        // Bad data are no wrong program.
+        let told = |_: usize, body: &Value| {
+            let line = format!("{} no Python\n", body["stdin"].as_str().unwrap());
+            (200, reply("Success", Value::Null, ran("Finished", Some(0), &line)))
+        };
+        let (url, _) = stub(told, Duration::ZERO);
+        let error = one_line(&score(&code(url, |_| {}), ASSERTS).unwrap_err());
+        assert!(error.contains("its asserts are no Python: assert add"), "{error}");
         let early = |_: usize, _: &Value| (200, reply("Success", Value::Null, ran("Finished", Some(0), "")));
         let (url, _) = stub(early, Duration::ZERO);
         assert_eq!(score(&code(url, |_| {}), ASSERTS).unwrap(), 0.0);

@@ -66,7 +66,11 @@ impl Code {
                 }
                 let secret = self.secret();
                 let written = self.run(with_asserts(program, asserts, &self.secret()), &secret)?;
-                Ok(written.is_some_and(|written| written.lines().last() == Some(&secret)))
+                let last = written.as_deref().and_then(|written| written.lines().last());
+                match last.and_then(|line| line.strip_prefix(&secret)) {
+                    Some(NO_PYTHON) => Err(format!("its asserts are no Python: {asserts}").into()),
+                    told => Ok(told == Some("")),
+                }
             }
         }
     }
@@ -115,17 +119,32 @@ impl Reward for Code {
     }
 }
 
+/// What is written behind the secret if the asserts, and not the program, are at fault.
+const NO_PYTHON: &str = " no Python";
+
 /// Python that runs `program` and `asserts`, and then writes the secret of its standard input: a program that ends early does
-/// not pass. The secret is read before the program begins, and then in a function whose name the program cannot know; it finds
+/// not pass. Asserts that are no Python are told before the program begins. The secret is read before the program begins, and then in a function whose name the program cannot know; it finds
 /// an empty standard input.
 fn with_asserts(program: &str, asserts: &str, name: &str) -> String {
-    // What the program makes of `print`, or of what `print` writes to, is its own affair.
-    let tell = "(lambda secret, flush, write: lambda: (flush(), write(1, ('\\n' + secret + '\\n').encode())))\
-                (input(), __import__('sys').stdout.flush, __import__('os').write)";
-    // As a text of JSON, which Python reads alike: `from __future__` has to come first.
-    let program = serde_json::to_string(program).expect("a string is JSON");
+    let json = |text| serde_json::to_string(text).expect("a string is JSON");
+    // As texts of JSON, which Python reads alike: the program's `from __future__` has to come first in it.
+    let (program, asserts) = (json(program), json(asserts));
+    // What the program makes of `print`, `exec`, or of what `print` writes to, is its own affair.
     format!(
-        "_{name} = {tell}\nexec(compile({program}, 'program', 'exec', dont_inherit=True))\n{asserts}\n_{name}()\n"
+        "\
+def _{name}(secret, flush, write, run, names, asserts):
+    def tell(why=''):
+        flush(), write(1, ('\\n' + secret + why + '\\n').encode())
+    try:
+        asserts = compile(asserts, 'asserts', 'exec', dont_inherit=True)
+    except (SyntaxError, ValueError):
+        tell('{NO_PYTHON}')
+        raise SystemExit(0)
+    return lambda: (run(asserts, names), tell())
+_{name} = _{name}(input(), __import__('sys').stdout.flush, __import__('os').write, exec, globals(), {asserts})
+exec(compile({program}, 'program', 'exec', dont_inherit=True))
+_{name}()
+"
     )
 }
 
@@ -144,16 +163,17 @@ mod tests {
     /// What Python itself makes of programs, honest and other.
     #[test]
     fn a_program_passes_that_comes_to_the_end_of_its_asserts() {
-        let passes = |program: &str| {
+        let told = |program: &str, asserts: &str| {
             let mut python = std::process::Command::new("python3");
             python.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-            python.args(["-c", &with_asserts(program, "assert add(1, 2) == 3", "0123")]);
+            python.args(["-c", &with_asserts(program, asserts, "0123")]);
             let mut python = python.stderr(std::process::Stdio::null()).spawn().unwrap();
             std::io::Write::write_all(&mut python.stdin.take().unwrap(), b"secret").unwrap();
             let ended = python.wait_with_output().unwrap();
             let written = String::from_utf8(ended.stdout).unwrap();
-            ended.status.success() && written.lines().last() == Some("secret")
+            ended.status.success().then(|| written.lines().last().unwrap_or_default().to_owned())
         };
+        let passes = |program: &str| told(program, "assert add(1, 2) == 3") == Some("secret".into());
         for (program, right) in [
             ("def add(a, b):\n    return a + b", true),
             ("add = lambda a, b: a + b\nprint('\\u00fc \\n \\\\', 'ü', \"'\", end='')", true),
@@ -166,12 +186,23 @@ mod tests {
             ("def add(a, b):\n    return a - b", false),
             ("print(input())", false),
             ("import os\nos._exit(0)", false),
+            ("exec = compile = globals = lambda *_: None\ndef add(a, b): return a + b", true),
+            ("import builtins\nbuiltins.exec = lambda *_: None\ndef add(a, b): return a - b", false),
             ("import sys\nprint(sys.stdin.read())\nsys.exit()", false),
             ("def add(a, b):\n    raise SystemExit(0)", false),
             ("def add(", false),
         ] {
             assert_eq!(passes(program), right, "{program}");
         }
+        // Whatever the program is, bad data are told as such.
+        for program in ["def add(", "add = 1", "import os\nos._exit(0)"] {
+            assert_eq!(
+                told(program, "assert add(1, 2) = 3"),
+                Some(format!("secret{NO_PYTHON}")),
+                "{program}"
+            );
+        }
+        assert_eq!(told("", "assert undefined"), None);
     }
 
     #[test]

@@ -9,8 +9,10 @@ use num_traits::{Signed, ToPrimitive, Zero};
 
 use super::ball::{Balls, Domain};
 use super::evaluate::{Field, Fuel, PRIMES, constant_value, evaluate};
-use super::expr::{Brackets, Constant, Expr, Number, Relation, Scale};
+use super::expr::{Brackets, Expr, Number, Relation, Scale};
 use super::parse::{Answer, literal};
+use super::region::region;
+use super::unit::changes_meaning;
 
 /// Work on one pair of answers: some 20 ms.
 const FUEL: u64 = 300_000;
@@ -26,18 +28,21 @@ const ENOUGH_POINTS: usize = 4;
 
 /// Whether `predicted` is right. A decimal number as gold is matched within `tolerance` of its size, and within half of
 /// its last digit.
-pub(super) fn is_right(gold: &Answer, predicted: &Answer, tolerance: f64) -> bool {
-    if let (Some(gold), Some(predicted)) = (&gold.unit, &predicted.unit)
-        && gold != predicted
-    {
-        return false;
+///
+/// Where the gold number has no sign, one of percent is right by its value, and if `asks_percent` as the same number.
+pub(super) fn is_right(gold: &Answer, predicted: &Answer, tolerance: f64, asks_percent: bool) -> bool {
+    match (&gold.unit, &predicted.unit) {
+        (Some(gold), Some(predicted)) if gold != predicted => return false,
+        (None, Some(predicted)) if changes_meaning(predicted) => return false,
+        _ => {}
     }
-    let comparison = Comparison { tolerance, fuel: Fuel::new(FUEL), depth: Cell::new(0) };
+    let comparison = Comparison { tolerance, asks_percent, fuel: Fuel::new(FUEL), depth: Cell::new(0) };
     comparison.equal(&gold.expr, &predicted.expr)
 }
 
 struct Comparison {
     tolerance: f64,
+    asks_percent: bool,
     fuel: Fuel,
     /// Of conversions within each other.
     depth: Cell<usize>,
@@ -56,6 +61,10 @@ impl Comparison {
     }
 
     fn equal_parts(&self, gold: &Expr, predicted: &Expr) -> bool {
+        self.equal_forms(gold, predicted) || self.equal_regions(gold, predicted)
+    }
+
+    fn equal_forms(&self, gold: &Expr, predicted: &Expr) -> bool {
         use Expr::{Matrix, Relation, Sequence, Union};
         match (gold, predicted) {
             (Sequence(kind, gold), Sequence(other, predicted)) => {
@@ -73,14 +82,10 @@ impl Comparison {
             }
             (Union(gold), Union(predicted)) => self.equal_unordered(gold, predicted),
             (Relation(..), Relation(..)) => self.equal_relations(gold, predicted),
-            (Sequence(..) | Union(_), Relation(..)) if solution_set(predicted).is_some() => {
-                solution_set(predicted)
-                    .is_some_and(|set| is_list(gold) == is_list(&set) && self.equal(gold, &set))
+            (gold, Relation(..)) => self.values(predicted).into_iter().any(|value| self.equal(gold, value)),
+            (Relation(..), predicted) => {
+                self.values(gold).into_iter().any(|value| self.equal(value, predicted))
             }
-            (Relation(..), Sequence(..) | Union(_)) if solution_set(gold).is_some() => solution_set(gold)
-                .is_some_and(|set| is_list(&set) == is_list(predicted) && self.equal(&set, predicted)),
-            (gold, Relation(..)) => self.value(predicted).is_some_and(|value| self.equal(gold, value)),
-            (Relation(..), predicted) => self.value(gold).is_some_and(|value| self.equal(value, predicted)),
             // The only element of a set.
             (Sequence(Brackets::Braces, items), scalar) if items.len() == 1 => self.equal(&items[0], scalar),
             (scalar, Sequence(Brackets::Braces, items)) if items.len() == 1 => self.equal(scalar, &items[0]),
@@ -148,18 +153,36 @@ impl Comparison {
 
     // Equations and inequalities.
 
-    /// What `x = 2 + 3 = 5` says that x is: its last side, if all sides but a name at the front are the same.
-    fn value<'a>(&self, relation: &'a Expr) -> Option<&'a Expr> {
-        let Expr::Relation(sides, relations) = relation else { return None };
+    /// What `x = 2 + 3 = 5` says that x is: its last side, if all sides but a name at the front are the same; and of
+    /// `x = 1/3 ≈ 0.333` also the side that is rounded.
+    fn values<'a>(&self, relation: &'a Expr) -> Vec<&'a Expr> {
+        let Expr::Relation(sides, relations) = relation else { return Vec::new() };
         if let ([name, set], [Relation::In]) = (sides.as_slice(), relations.as_slice()) {
-            return matches!(name, Expr::Symbol(_)).then_some(set);
+            // Others are sets, which `region` compares.
+            let Expr::Sequence(Brackets::Braces, items) = set else { return Vec::new() };
+            return if items.len() == 1 && matches!(name, Expr::Symbol(_)) { vec![set] } else { Vec::new() };
         }
-        if relations.iter().any(|relation| *relation != Relation::Equal) {
-            return None;
+        if !relations.iter().all(|relation| relation.gives_a_value()) {
+            return Vec::new();
         }
-        let values = if assigned(relation).is_some() { &sides[1..] } else { &sides[..] };
-        let (last, rest) = values.split_last()?;
-        rest.iter().all(|side| self.equal(last, side)).then_some(last)
+        let named = usize::from(assigned(relation).is_some());
+        let (values, links) = (&sides[named..], &relations[named..]);
+        // A name is rounded to nothing: `x ≈ 5` may be anything near it.
+        let is_rounded = relations.last() == Some(&Relation::About);
+        let Some(last) = values.last().filter(|last| !is_rounded || places(last).is_some()) else {
+            return Vec::new();
+        };
+        let agree = values.windows(2).zip(links).all(|(pair, link)| match link {
+            Relation::About => self.rounds_to(&pair[0], &pair[1]),
+            _ => self.equal(&pair[1], &pair[0]),
+        });
+        let before = values.len().checked_sub(2).filter(|_| is_rounded).map(|at| &values[at]);
+        if agree { std::iter::once(last).chain(before).collect() } else { Vec::new() }
+    }
+
+    /// Whether `rounded` is a decimal within half of its last digit from `exact`.
+    fn rounds_to(&self, exact: &Expr, rounded: &Expr) -> bool {
+        places(rounded).is_some_and(|places| self.is_within(rounded, exact, 0.5 * 10f64.powi(-places)))
     }
 
     fn equal_relations(&self, gold: &Expr, predicted: &Expr) -> bool {
@@ -170,10 +193,8 @@ impl Comparison {
         if let (Some(name), Some(other)) = (assigned(gold), assigned(predicted))
             && name == other
         {
-            let (Some(gold), Some(predicted)) = (self.value(gold), self.value(predicted)) else {
-                return false;
-            };
-            return self.equal(gold, predicted);
+            let others = self.values(predicted);
+            return self.values(gold).into_iter().any(|value| others.iter().any(|it| self.equal(value, it)));
         }
         match (relations.as_slice(), other_relations.as_slice()) {
             ([relation], [other]) => {
@@ -223,6 +244,18 @@ impl Comparison {
         }
     }
 
+    /// What holds for a variable is the set of its values.
+    fn equal_regions(&self, gold: &Expr, predicted: &Expr) -> bool {
+        let is_set = |expr: &Expr| matches!(expr, Expr::Sequence(..) | Expr::Union(_));
+        let (gold, predicted) = match (region(gold), region(predicted)) {
+            (Some((variable, gold)), Some((other, predicted))) if variable == other => (gold, predicted),
+            (Some((_, gold)), None) if is_set(predicted) => (gold, predicted.clone()),
+            (None, Some((_, predicted))) if is_set(gold) => (gold.clone(), predicted),
+            _ => return false,
+        };
+        is_list(&gold) == is_list(&predicted) && self.equal(&gold, &predicted)
+    }
+
     // One value.
 
     /// A number of percent or degrees is also right without its sign, or as the plain number that it is.
@@ -235,7 +268,9 @@ impl Comparison {
                 self.equal_values(inner, predicted) || self.equal_values(&plain(*scale, inner), predicted)
             }
             (gold, Expr::Scaled(scale, inner)) => {
-                self.equal_values(gold, inner) || self.equal_values(gold, &plain(*scale, inner))
+                let drops_sign = *scale != Scale::Percent || self.asks_percent;
+                (drops_sign && self.equal_values(gold, inner))
+                    || self.equal_values(gold, &plain(*scale, inner))
             }
             _ => self.equal_values(gold, predicted),
         }
@@ -258,11 +293,17 @@ impl Comparison {
     /// For a gold decimal: within the tolerance, and within half of the last digit.
     fn is_close(&self, gold: &Expr, predicted: &Expr) -> bool {
         let Some(Number { value, places: Some(places) }) = literal(gold) else { return false };
+        let Some(value) = value.to_f64() else { return false };
+        self.is_within(gold, predicted, (self.tolerance * value.abs()).min(0.5 * 10f64.powi(-places)))
+    }
+
+    /// Whether `other` is a real number no further than `distance` from `literal`.
+    fn is_within(&self, number: &Expr, other: &Expr, distance: f64) -> bool {
         let balls = Balls { domain: Domain::Real, point: 0 };
-        let Some(value) = value.to_f64().filter(|_| predicted.symbols().is_empty()) else { return false };
-        let Some(predicted) = evaluate(predicted, &balls, &self.fuel) else { return false };
-        let distance = (predicted.value.re - value).abs();
-        predicted.is_real() && distance <= (self.tolerance * value.abs()).min(0.5 * 10f64.powi(-places))
+        let value = literal(number).and_then(|number| number.value.to_f64());
+        let Some(value) = value.filter(|_| other.symbols().is_empty()) else { return false };
+        let Some(other) = evaluate(other, &balls, &self.fuel) else { return false };
+        other.is_real() && (other.value.re - value).abs() <= distance
     }
 
     /// Whether two formulas have one value wherever they are evaluated.
@@ -357,7 +398,7 @@ fn assigned(relation: &Expr) -> Option<&str> {
         },
         _ => return None,
     };
-    let equal = relations.iter().all(|relation| *relation == Relation::Equal);
+    let equal = relations.iter().all(|relation| relation.gives_a_value());
     (equal && sides[1..].iter().all(|side| !side.symbols().contains(name.as_str()))).then_some(name)
 }
 
@@ -377,6 +418,11 @@ fn in_order(items: &[Expr]) -> bool {
 fn is_list(expr: &Expr) -> bool {
     use Brackets::{Bare, Both, Braces, Either};
     matches!(expr, Expr::Sequence(Bare | Both | Either | Braces, _))
+}
+
+/// Digits behind the point, of a decimal.
+fn places(expr: &Expr) -> Option<i32> {
+    literal(expr)?.places
 }
 
 fn is_rational(gold: &Expr, predicted: &Expr) -> bool {
@@ -418,48 +464,4 @@ fn at_integers(expr: &Expr) -> Expr {
         Expr::Call(function, parts) => Expr::Call(*function, each(parts)),
         other => other.clone(),
     }
-}
-
-/// `x > 3` and `1 <= x < 2` as intervals.
-fn solution_set(relation: &Expr) -> Option<Expr> {
-    use Relation::{Greater, GreaterEqual, Less, LessEqual};
-    let Expr::Relation(sides, relations) = relation else { return None };
-    let infinity = || Expr::Constant(Constant::Infinity);
-    let is_variable = |side: &Expr| matches!(side, Expr::Symbol(_));
-    let (low, low_relation, high, high_relation) = match (sides.as_slice(), relations.as_slice()) {
-        ([variable, set], [Relation::In]) if is_variable(variable) => return Some(set.clone()),
-        ([variable, bound], [relation]) if is_variable(variable) => match relation {
-            Less | LessEqual => (Expr::Neg(Box::new(infinity())), Less, bound.clone(), *relation),
-            Greater | GreaterEqual => (bound.clone(), relation.swapped(), infinity(), Less),
-            _ => return None,
-        },
-        ([bound, variable], [relation]) if is_variable(variable) => match relation {
-            Less | LessEqual => (bound.clone(), *relation, infinity(), Less),
-            Greater | GreaterEqual => {
-                (Expr::Neg(Box::new(infinity())), Less, bound.clone(), relation.swapped())
-            }
-            _ => return None,
-        },
-        ([low, variable, high], [first @ (Less | LessEqual), second @ (Less | LessEqual)])
-            if is_variable(variable) =>
-        {
-            (low.clone(), *first, high.clone(), *second)
-        }
-        ([high, variable, low], [first @ (Greater | GreaterEqual), second @ (Greater | GreaterEqual)])
-            if is_variable(variable) =>
-        {
-            (low.clone(), second.swapped(), high.clone(), first.swapped())
-        }
-        _ => return None,
-    };
-    if !low.symbols().is_empty() || !high.symbols().is_empty() {
-        return None;
-    }
-    let brackets = match (low_relation, high_relation) {
-        (Less, Less) => Brackets::Round,
-        (Less, _) => Brackets::OpenClosed,
-        (_, Less) => Brackets::ClosedOpen,
-        _ => Brackets::Square,
-    };
-    Some(Expr::Sequence(brackets, vec![low, high]))
 }

@@ -114,6 +114,8 @@ pub(super) enum Brackets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     Equal,
+    /// `≈`, which a number that is rounded stands behind.
+    About,
     NotEqual,
     Less,
     LessEqual,
@@ -123,6 +125,11 @@ pub(super) enum Relation {
 }
 
 impl Relation {
+    /// Whether what stands behind it is the value of what stands before it.
+    pub(super) fn gives_a_value(&self) -> bool {
+        matches!(self, Self::Equal | Self::About)
+    }
+
     /// The relation with its sides exchanged.
     pub(super) fn swapped(self) -> Self {
         match self {

@@ -1,12 +1,13 @@
 //! Where in a completion the answer stands.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
+use super::alone::{hedges, is_alone, is_negated, words_of_number};
 use super::expr::Expr;
 use super::parse::parse;
-use super::unit::changes_number;
 
 static PHRASE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?i)answer\s*(?:is\b|:)(?:\s|:|\*)*").expect("a pattern of this file"));
@@ -15,22 +16,28 @@ static PHRASE: LazyLock<Regex> =
 ///
 /// What is inside of `<think>` is not read. Then the first of these that is there counts, and of several the last:
 /// `\boxed{...}` or `\fbox{...}`; `<answer>...</answer>`, or what the following find in it; `#### ...`;
-/// `... answer is ...` or `answer: ...`; a formula between dollars or in `\(...\)` or `\[...\]`; a number.
-pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<&str> {
+/// `... answer is ...` or `answer: ...`; a formula between dollars or in `\(...\)` or `\[...\]`; a number. What
+/// the text around it changes, as in `-\boxed{5}`, `$5$ or $6$` and `not 5`, is none.
+pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
     let text = completion.rsplit("</think>").next().unwrap_or(completion);
-    if let Some(boxed) = last_boxed(text) {
-        return Some(clean(boxed));
+    let boxes = boxes(text);
+    if let Some(last) = boxes.last() {
+        return last.is_whole(text, &boxes).then(|| clean(last.content).into());
     }
     if only_boxed {
         return None;
     }
-    let tagged = last_tagged(text);
+    let (tagged, after) = last_tagged(text).unzip();
+    if after.is_some_and(|after| !is_alone("", after, true)) {
+        return None;
+    }
     if let Some(whole) = tagged.map(clean).filter(|inner| parse(inner).is_some()) {
-        return Some(whole);
+        return Some(whole.into());
     }
     let text = tagged.unwrap_or(text);
     let found = after_hashes(text).or_else(|| after_phrase(text)).or_else(|| last_formula(text));
-    found.or_else(|| last_number(text)).map(clean).filter(|answer| !answer.is_empty())
+    let found = found.or_else(|| last_number(text)).map(clean).filter(|answer| !answer.is_empty());
+    found.map(unmarked)
 }
 
 /// The gold answer: what is boxed or behind `####` in a solution, else the whole text.
@@ -38,41 +45,67 @@ pub(super) fn gold(text: &str) -> &str {
     clean(last_boxed(text).or_else(|| after_hashes(text)).unwrap_or(text))
 }
 
-/// The content of the last box whose braces are balanced, in one pass.
-fn last_boxed(text: &str) -> Option<&str> {
+/// A box whose braces are balanced.
+struct Boxed<'a> {
+    content: &'a str,
+    /// Where `\boxed` and where its last brace stand.
+    start: usize,
+    end: usize,
+}
+
+impl Boxed<'_> {
+    /// Whether nothing around it, such as another box, makes it another answer.
+    fn is_whole(&self, text: &str, boxes: &[Boxed]) -> bool {
+        static JOINS: LazyLock<Regex> = LazyLock::new(|| {
+            Regex::new(r"^[\s$]*(?:[,;]|and|or|\\text\s*\{\s*(?:and|or)\s*\})[\s$]*$")
+                .expect("a pattern of this file")
+        });
+        let before = boxes.iter().rev().find(|it| it.end < self.start && it.content != self.content);
+        let is_joined = before.is_some_and(|it| JOINS.is_match(&text[it.end + 1..self.start]));
+        !is_joined && is_alone(&text[..self.start], &text[self.end + 1..], true)
+    }
+}
+
+/// All boxes, in the order in which they end, in one pass.
+fn boxes(text: &str) -> Vec<Boxed<'_>> {
     let bytes = text.as_bytes();
-    let mut open: Vec<Option<usize>> = Vec::new();
-    let mut last = None;
+    let mut open: Vec<Option<(usize, usize)>> = Vec::new();
+    let mut found = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         match bytes[at] {
             b'\\' if text[at..].starts_with(r"\boxed") || text[at..].starts_with(r"\fbox") => {
+                let start = at;
                 at += if bytes[at + 1] == b'b' { r"\boxed".len() } else { r"\fbox".len() };
                 at += text[at..].len() - text[at..].trim_start().len();
                 if bytes.get(at) == Some(&b'{') {
                     at += 1;
-                    open.push(Some(at));
+                    open.push(Some((start, at)));
                 }
                 continue;
             }
             b'\\' => at += 1,
             b'{' => open.push(None),
             b'}' => {
-                if let Some(Some(start)) = open.pop() {
-                    last = Some(&text[start..at]);
+                if let Some(Some((start, inner))) = open.pop() {
+                    found.push(Boxed { content: &text[inner..at], start, end: at });
                 }
             }
             _ => {}
         }
         at += 1;
     }
-    last
+    found
 }
 
-/// The content of the last `<answer>` that is closed.
-fn last_tagged(text: &str) -> Option<&str> {
-    let (before, _) = text.rsplit_once("</answer>")?;
-    Some(before.rsplit_once("<answer>")?.1)
+fn last_boxed(text: &str) -> Option<&str> {
+    boxes(text).last().map(|last| last.content)
+}
+
+/// The content of the last `<answer>` that is closed, and what is behind it.
+fn last_tagged(text: &str) -> Option<(&str, &str)> {
+    let (before, after) = text.rsplit_once("</answer>")?;
+    Some((before.rsplit_once("<answer>")?.1, after))
 }
 
 /// GSM8K's mark. Markdown's headings look the same, so that it stands in the last line or before a bare value.
@@ -101,49 +134,21 @@ fn after_phrase(text: &str) -> Option<&str> {
         Regex::new(r",\s+(?:as|because|hence|since|so|which)\b").expect("a pattern of this file")
     });
     let phrase = PHRASE.find_iter(text).last()?;
+    if is_negated(&text[..phrase.start()]) {
+        return None;
+    }
     let line = text[phrase.end()..].lines().next()?;
     let line = bold(phrase.as_str(), line).unwrap_or(line);
     let line = REASON.split(line).next().unwrap_or(line);
-    let alone = formulas(line).next().filter(|(before, _, after)| !hedges(before) && ends_with_itself(after));
+    let alone = formulas(line)
+        .next()
+        .filter(|(before, formula, after)| !hedges(before) && is_alone(before, after, is_rounded(formula)));
     alone.map(|(_, formula, _)| formula).or_else(|| line.split(". ").next())
 }
 
-/// Whether words before a formula say that it is not the answer, or not all of it: `not`, `at least`, `either`.
-fn hedges(before: &str) -> bool {
-    static HEDGE: LazyLock<Regex> = LazyLock::new(|| {
-        let words = r"about|almost|approximately|at\s+(?:least|most)|between|either|fewer|greater|larger|less|more|nearly";
-        let words = format!("{words}|neither|not|roughly|smaller|than");
-        Regex::new(&format!(r"(?i:\b(?:{words})\b|n['’]t\b)")).expect("a pattern of this file")
-    });
-    HEDGE.is_match(before)
-}
-
-/// Whether what is said in a formula or in bold is not changed by the text `after` it: ` million`, ` or $6$`, ` times 2`.
-fn ends_with_itself(after: &str) -> bool {
-    static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
-        let words = "and|by|minus|or|plus|times|to|versus|vs|(?:divided|multiplied) by";
-        let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;/+−–-])");
-        let hedge = r"(?i:\s*\b(?:else|even|maybe|perhaps|possibly)\b)*";
-        Regex::new(&format!(r"^[\s*)\]]*{between}{hedge}[\s(*]*(?:\$|\\[(\[]|[-−]?[0-9])"))
-            .expect("a pattern of this file")
-    });
-    words_of_number(after) == 0 && !GOES_ON.is_match(after)
-}
-
-/// Whether a number or formula behind `before` is one of several, or what the answer is compared with: `or 5`, `than 5`.
-fn is_compared(before: &str) -> bool {
-    static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"(?i:\b(?:and|between|least|most|nor|not|or|than|versus|vs\.?)|n['’]t)[\s*(]+$")
-            .expect("a pattern of this file")
-    });
-    COMPARED.is_match(last_chars(before))
-}
-
-/// The end of `text`, long enough for what is looked for there.
-fn last_chars(text: &str) -> &str {
-    const MOST_CHARS: usize = 16;
-    let start = text.char_indices().rev().take(MOST_CHARS).last().map_or(0, |(start, _)| start);
-    &text[start..]
+/// A decimal may well be said to be about the answer.
+fn is_rounded(answer: &str) -> bool {
+    answer.contains('.')
 }
 
 /// What is bold in `line`, if `phrase` before it ends with the stars that open it.
@@ -151,27 +156,12 @@ fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
     let (inner, after) = line.split_once("**").filter(|_| phrase.ends_with("**"))?;
     // `2**10` is a power, and `**3** million` another number.
     let is_power = after.starts_with(|c: char| c.is_alphanumeric() || c == '(');
-    (!is_power && ends_with_itself(after)).then_some(inner)
-}
-
-/// How many bytes at the start of `text`, which follows a number, are words that make it another, as
-/// ` hundred thousand`, with the marks of a formula or of bold before them.
-fn words_of_number(text: &str) -> usize {
-    let mut rest = text;
-    loop {
-        let word =
-            rest.trim_start_matches(|c: char| c.is_whitespace() || [')', ']', '$', '*', '\\'].contains(&c));
-        let length = word.bytes().take_while(u8::is_ascii_alphabetic).count();
-        if !changes_number(&word[..length].to_ascii_lowercase()) {
-            return text.len() - rest.len();
-        }
-        rest = &word[length..];
-    }
+    (!is_power && is_alone("", after, true)).then_some(inner)
 }
 
 fn last_formula(text: &str) -> Option<&str> {
     let alone =
-        formulas(text).last().filter(|(before, _, after)| !is_compared(before) && ends_with_itself(after));
+        formulas(text).last().filter(|(before, formula, after)| is_alone(before, after, is_rounded(formula)));
     alone.map(|(_, formula, _)| formula)
 }
 
@@ -209,39 +199,15 @@ fn last_number(text: &str) -> Option<&str> {
     });
     let number = NUMBER.find_iter(text).last()?;
     let (before, after) = (&text[..number.start()], &text[number.end()..]);
-    let end = number.end() + words_of_number(after);
+    let words = words_of_number(after);
     let unsigned = number.as_str().trim_start_matches(MINUS);
-    let is_signed = unsigned.len() < number.len();
-    // In `x-5` the minus is an operator, and in `2024-05` a hyphen.
-    let is_operator = is_signed && before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
     // `US$5` is no product.
     let is_money = unsigned.starts_with(['$', '€', '£', '\\']);
     let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
-    if continues(after) || (!is_operator && (is_begun(before) || is_compared(before))) {
-        return None;
-    }
-    let start = if is_operator { number.end() - unsigned.len() } else { number.start() };
-    Some(&text[start..end])
-}
-
-/// Whether a number behind `before` is an exponent, an index, an argument or a factor, or has a sign apart from it.
-fn is_begun(before: &str) -> bool {
-    static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
-        // Two stars behind a number or variable are a power, others open what is bold.
-        let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
-        let sign = r"−\s+|(?:=|\bis)\s*[-–]\s+";
-        Regex::new(&format!(r"(?:[\p{{L}}\p{{N}}_^{{√/]|{power}|[\p{{L}}√]\(|[0-9]:|{sign})$"))
-            .expect("a pattern of this file")
-    });
-    BEGUN.is_match(last_chars(before))
-}
-
-/// Whether a number before `after` has a power or is a factor, as in `42x`.
-fn continues(after: &str) -> bool {
-    static CONTINUED: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"^(?:[\^√π²³]|\*\*[0-9(]|\\[A-Za-z]|/?[einxyz]\b)").expect("a pattern of this file")
-    });
-    CONTINUED.is_match(after)
+    // In `x-5` the minus is an operator, in `2024-05` a hyphen, and `x5` is a name.
+    let is_joined = before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
+    let is_whole = !is_joined && is_alone(before, &after[words..], is_rounded(unsigned));
+    is_whole.then(|| &text[number.start()..number.end() + words])
 }
 
 /// `text` without what stands around an answer in prose: spaces, dollars, stars, the end of the sentence.
@@ -256,7 +222,8 @@ fn clean(text: &str) -> &str {
             text = inner.filter(|inner| !inner.contains(open)).unwrap_or(text);
         }
         text = text.strip_suffix("**").unwrap_or(text);
-        text = text.strip_suffix('.').unwrap_or(text).trim();
+        // Dots that go on are no end.
+        text = text.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(text).trim();
         if let Some(boxed) = last_boxed(text) {
             text = boxed;
         }
@@ -265,4 +232,22 @@ fn clean(text: &str) -> &str {
         }
     }
     text
+}
+
+/// `3 million` of `$3$ million` and `**3** million`, and `-5` of `-$5$`.
+fn unmarked(text: &str) -> Cow<'_, str> {
+    static MARKED: LazyLock<Regex> = LazyLock::new(|| {
+        let (open, close) = (r"(?:\*\*|\$|\\\()?", r"(?:\*\*|\$|\\\))");
+        Regex::new(&format!(
+            r"^(?:([-−–])\s*{open}([0-9.,/]+){close}|{open}([^$*\\]+|\\[^$*()]+){close})\s*(\\?%|[A-Za-z ]*)$"
+        ))
+        .expect("a pattern of this file")
+    });
+    match MARKED.captures(text) {
+        Some(parts) => {
+            let part = |at| parts.get(at).map_or("", |part| part.as_str());
+            format!("{}{}{} {}", part(1), part(2), part(3), part(4)).trim().to_owned().into()
+        }
+        None => text.into(),
+    }
 }

@@ -1,9 +1,11 @@
 //! Mathematics: whether a completion's answer is the gold answer, in whatever form it is written.
 //!
-//! `extract` finds the answer in the text, `lex` and `parse` read it into an `expr`, and `compare` tells whether two
-//! are equal, by values at random points where it takes algebra (`evaluate`, `ball`). Length, depth, size and work are
-//! bounded: hostile text is wrong, never slow.
+//! `extract` finds the answer in the text, if what stands around it leaves it as it is (`alone`), `lex` and `parse` read it
+//! into an `expr`, and `compare` tells whether two are equal: inequalities as sets (`region`), and where it takes algebra by
+//! values at random points (`evaluate`, `ball`). Length, depth, size and work are bounded: hostile text is wrong, never
+//! slow.
 
+mod alone;
 mod ball;
 mod compare;
 mod evaluate;
@@ -11,10 +13,13 @@ mod expr;
 mod extract;
 mod lex;
 mod parse;
+mod region;
 mod unit;
 
 #[cfg(test)]
 mod tests;
+
+use std::borrow::Cow;
 
 use super::{Completion, Error, Reward};
 use crate::config::MathConfig;
@@ -34,17 +39,19 @@ impl Math {
         Self { config }
     }
 
-    /// Whether `predicted` equals `gold`, both bare answers.
-    fn is_right(&self, gold: &str, predicted: &str) -> bool {
+    /// Whether `predicted` equals `gold`, both bare answers to a question that may ask for percent.
+    fn is_right(&self, gold: &str, predicted: &str, asks_percent: bool) -> bool {
         match (parse::parse(gold), parse::parse(predicted)) {
-            (Some(gold), Some(predicted)) => compare::is_right(&gold, &predicted, self.config.tolerance),
+            (Some(gold), Some(predicted)) => {
+                compare::is_right(&gold, &predicted, self.config.tolerance, asks_percent)
+            }
             // What is not read as mathematics is right as the same text.
             (None, None) => same_text(gold, predicted),
             _ => false,
         }
     }
 
-    fn find<'a>(&self, completion: &Completion<'a>) -> Option<&'a str> {
+    fn find<'a>(&self, completion: &Completion<'a>) -> Option<Cow<'a, str>> {
         extract::extract(completion.text, self.config.only_boxed || !completion.finished)
     }
 }
@@ -59,12 +66,14 @@ impl Reward for Math {
         if gold.is_empty() {
             return Err(Error::new(self.name(), record, "its answer is empty"));
         }
-        let right = self.find(completion).is_some_and(|predicted| self.is_right(gold, predicted));
+        let asks_percent = ["%", "percent"].iter().any(|word| record.prompt.contains(word));
+        let found = self.find(completion);
+        let right = found.is_some_and(|predicted| self.is_right(gold, &predicted, asks_percent));
         Ok(f64::from(u8::from(right)))
     }
 
     fn extracted(&self, completion: &Completion) -> Option<String> {
-        self.find(completion).map(str::to_owned)
+        self.find(completion).map(Cow::into_owned)
     }
 }
 

@@ -106,7 +106,7 @@ impl Parser<'_> {
             return items.pop();
         }
         let bounds =
-            |item: &Expr| matches!(item, Expr::Relation(_, relations) if relations[0] != Relation::Equal);
+            |item: &Expr| matches!(item, Expr::Relation(_, relations) if !relations[0].gives_a_value());
         let said = |word| self.tokens.contains(word) && items.iter().any(bounds);
         let joined = match (said(&Token::And), said(&Token::Or)) {
             (true, false) => Brackets::Both,

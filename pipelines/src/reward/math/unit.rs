@@ -43,6 +43,13 @@ const NUMBERS: &str = "zero one two three four five six seven eight nine eleven 
 /// What changes a number only directly behind it: `5 squared` is 25, and `5 cm squared` has a unit.
 const OPERATIONS: [&str; 8] = ["squared", "cubed", "factorial", "k", "mil", "mln", "mn", "bn"];
 
+/// Words behind a number that say it is not the answer, or not quite.
+const DOUBTS: &str = "not no wrong false incorrect isn wasn least most more less fewer over under above below approximately \
+    approx about around roughly almost nearly circa plus minus times negative if maybe perhaps unless except";
+
+/// Letters that may be a unit, or a factor: kelvin and thousands, bytes and billions.
+const SCALES: [&str; 4] = ["k", "K", "M", "B"];
+
 /// Takes the unit out of `tokens`; its spelling becomes one of each unit's. A word that counts, as `million`, becomes a
 /// factor. `None` if there is one whose meaning is not known here: without it the number would be another.
 pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
@@ -60,6 +67,15 @@ pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
         return Some(currency);
     }
     Some((!words.is_empty()).then(|| spell(&words)))
+}
+
+/// Whether a number that is asked for without a unit may be another one, or none, with `unit`.
+pub(super) fn changes_meaning(unit: &str) -> bool {
+    SCALES.contains(&unit) || unit.split(|c: char| !c.is_alphabetic()).any(doubts)
+}
+
+fn doubts(word: &str) -> bool {
+    DOUBTS.split_whitespace().any(|doubt| doubt == word)
 }
 
 /// Whether the number before `word` is another one with it.
@@ -193,7 +209,9 @@ fn singular(word: &str) -> &str {
         "mi" | "miles" => "mile",
         "lb" | "lbs" => "pound",
         "oz" | "ounces" => "ounce",
-        _ if word.len() > 3 && !word.ends_with("ss") => word.strip_suffix('s').unwrap_or(word),
+        _ if word.len() > 3 && !word.ends_with("ss") && !doubts(word) => {
+            word.strip_suffix('s').unwrap_or(word)
+        }
         _ => word,
     }
 }

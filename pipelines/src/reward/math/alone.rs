@@ -1,0 +1,158 @@
+//! Whether the text around an answer leaves it as it is.
+//!
+//! A policy is paid for what is found here, and it finds what is overlooked: `5` of `not 5`, `-$5$`, `$5$%`, `10 - 5`, `4 or 5` and
+//! `is it 5?` is no answer. In doubt none is: the same text with a box around the answer counts.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::unit::changes_number;
+
+/// Whether an answer between `before` and `after` is all that is said. What `is_rounded` may be said to be about right.
+pub(super) fn is_alone(before: &str, after: &str, is_rounded: bool) -> bool {
+    let last = last_chars(before);
+    let is_about = !is_rounded && ABOUT.is_match(last);
+    let is_item = is_dash(before.trim());
+    !(is_about || is_item || is_begun(last) || is_compared(last) || is_negated(before) || goes_on(after))
+}
+
+/// Whether words before a formula say that it is not the answer, or not all of it: `not`, `at least`, `either`.
+pub(super) fn hedges(before: &str) -> bool {
+    static HEDGE: LazyLock<Regex> = LazyLock::new(|| {
+        let words = r"at\s+(?:least|most)|between|either|fewer|greater|larger|less|more";
+        pattern(&format!(r"(?i:\b(?:{words}|neither|not|one\s+of|smaller|than)\b|n['’]t\b)"))
+    });
+    HEDGE.is_match(before)
+}
+
+/// Whether the part of a sentence that `before` ends in denies what follows, or only supposes it.
+pub(super) fn is_negated(before: &str) -> bool {
+    static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
+        let words = "but|hence|so|then|therefore|thus";
+        pattern(&format!(r"[.;:?!]\s|[,\n]|=|\b(?i:{words})\b"))
+    });
+    static NEGATION: LazyLock<Regex> = LazyLock::new(|| {
+        let denied = r"cannot|except|excluding|instead|neither|never|no|none|nor|not|unlike|without";
+        let supposed = r"assum(?:e|ing)|if|let|suppos(?:e|ing)|unless|whether|wrong";
+        pattern(&format!(r"(?i:\b(?:{denied}|{supposed})\b|n['’]t\b)"))
+    });
+    const MOST_CHARS: usize = 120;
+    let last = last_of(before, MOST_CHARS);
+    let clause = CLAUSE.find_iter(last).last().map_or(last, |end| &last[end.end()..]);
+    // `Let x = 5` gives no answer, and what is equal to it in `if x = 2, y = 5` is one.
+    let supposed = last.trim_end().ends_with('=') && LET.is_match(last);
+    supposed || NEGATION.is_match(clause)
+}
+
+/// `let x =`, at the end of a text.
+static LET: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i:\b(?:assume|if|let|suppose|whether))\s+(?:that\s+)?[\s$*]*\p{L}[\p{L}\p{N}_]*\s*=\s*$")
+});
+
+/// How many bytes at the start of `text`, which follows a number, are words that make it another, as
+/// ` hundred thousand` or ` percent`, with the marks of a formula or of bold before them.
+pub(super) fn words_of_number(text: &str) -> usize {
+    let mut rest = text;
+    loop {
+        let word = rest
+            .trim_start_matches(|c: char| c.is_whitespace() || [')', ']', '$', '*', '\\', '}'].contains(&c));
+        let word = word.strip_prefix("text{").unwrap_or(word).trim_start();
+        let length = match word.starts_with('%') {
+            true => 1,
+            false => word.bytes().take_while(u8::is_ascii_alphabetic).count(),
+        };
+        let name = word[..length].to_ascii_lowercase();
+        if !changes_number(&name) && !["%", "percent"].contains(&&*name) {
+            return text.len() - rest.len();
+        }
+        rest = &word[length..];
+    }
+}
+
+/// Only what is a decimal may be behind it.
+static ABOUT: LazyLock<Regex> = LazyLock::new(|| {
+    let words = r"about|almost|approximately|approx\.?|around|circa|nearly|roughly";
+    pattern(&format!(r"(?:\b(?i:{words})\s+(?i:equal\s+to\s+)?|[~≈]|\\(?:approx|sim)\b)[\s$*(]*$"))
+});
+
+/// Whether what stands behind `before` is an exponent, an index, an argument, an operand or an item of a list, or has a
+/// sign apart from it.
+fn is_begun(before: &str) -> bool {
+    static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
+        // Two stars behind a number or variable are a power, others open what is bold.
+        let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
+        let sign = r"[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
+        let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
+        let listed = r"[\p{N})][$*]*[^\S\n]*[,;.]?[^\S\n]+\(?|[\p{N}][,;]|[\p{N}]\$\s*\$?";
+        let opened = r"[\p{L}\p{N})]\s*[(\[|]";
+        let compared = r"(?:[<>≤≥≠]=?|!=|\\(?:n?eq?|[lg]eq?|[lg]t|neq))\s*\$?";
+        let command = r"\\(?:sqrt|[dt]?frac)\s*(?:\[[^\]]*\])?(?:\{[^{}]*\})?\s*\{";
+        let adjacent = r"[\p{N}_^√/#½⅓¼¾][${]?";
+        pattern(&format!("(?:{adjacent}|{power}|{sign}|{operator}|{listed}|{opened}|{compared}|{command})$"))
+    });
+    let word = before.trim_end_matches([' ', '$', '*', '-']);
+    let word = &word[word.rfind(|c: char| !c.is_alphabetic()).map_or(0, |at| at + char_length(word, at))..];
+    BEGUN.is_match(before) || changes_number(&word.to_ascii_lowercase())
+}
+
+/// Whether a number or formula behind `before` is one of several, what the answer is compared with, an operand in words, or
+/// the number of a step: `or 5`, `than 5`, `twice 5`, `step 5`.
+fn is_compared(before: &str) -> bool {
+    static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
+        let compared = r"above|and|below|between|beyond|bigger|fewer|greater|larger|least|less|lower|more|most|nor|not|or|over|smaller|than|under|up\s+to|versus|vs\.?|(?:all|anything|everything|nothing)\s+but";
+        let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|\p{N}|power|raised)\s+to(?:\s+the)?|to\s+the";
+        let of = r"(?:%|percent|any|cubes?|sqrt|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
+        let labels =
+            r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|section|step";
+        let fillers = r"(?:\s+(?:a|an|be|equal|exactly|is|or|than|the|to))*";
+        pattern(&format!(r"(?i:(?:^|\W)(?:{compared}|{operators}|{of}|{labels})|n['’]t){fillers}[\s$*(]+$"))
+    });
+    COMPARED.is_match(before)
+}
+
+/// Whether what stands before `after` is not changed by it: ` million`, `%`, ` or $6$`, `^2`, ` is wrong`, `?`.
+fn goes_on(after: &str) -> bool {
+    static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
+        let words =
+            "and|by|choose|minus|mod|of|or|out of|over|plus|times|to|versus|vs|x|(?:divided|multiplied) by";
+        let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;:/+*×·−–-]|\\(?:cdot|times|div|pm)\b)");
+        let hedge = r"(?i:\s*\b(?:else|even|maybe|perhaps|possibly)\b)*";
+        let another = format!(r"[\s*)\]]*{between}{hedge}[\s(*$]*(?:\$|\\[(\[]|\\(?:boxed|fbox)|[-−]?[0-9])");
+        let adjacent = r"[eE]?[0-9]|\(|\s*per\s+cent|[.,][0-9]|[\^√π²³₀-₉!+_?]|/?[a-zA-Z]\b|/[0-9]";
+        let command = r"\s*\\(?:cdot|times|div|pm|mp|sqrt|[dt]?frac|pi|[bp]?mod|binom)\b";
+        let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT]\b|mod\b)|\s*[½⅓¼¾±]";
+        let part = r"\s+(?:and|&)\s+(?:an?|one|two|three)\s+(?:half|third|quarter|fourth|fifth)";
+        let is = r"(?:am|are|can|could|has|have|is|seems|was|would)(?:\s+be)?";
+        let wrong = r"(?:clearly\s+|also\s+)?(?:false|impossible|incorrect|no\b|not|too|wrong)";
+        let denied =
+            format!(r"[\s,]*(?:which\s+|that\s+)?(?:{is}\s+{wrong}|(?:is|ca|could|was|wo)n['’]t)|\s*below");
+        let asked = r"[^.!?\n]*\?";
+        pattern(&format!("^(?:{another}|{adjacent}|{command}|{letter}|(?i:{part}|{denied})|{asked})"))
+    });
+    let rest = after.trim_start_matches("**").trim_start_matches(['$', ')', ']', '}']);
+    words_of_number(after) > 0 || GOES_ON.is_match(after) || GOES_ON.is_match(rest)
+}
+
+fn is_dash(text: &str) -> bool {
+    ["-", "–", "—", "−"].contains(&text)
+}
+
+/// The end of `text`, long enough for what is looked for there.
+fn last_chars(text: &str) -> &str {
+    const MOST_CHARS: usize = 40;
+    last_of(text, MOST_CHARS)
+}
+
+fn last_of(text: &str, most_chars: usize) -> &str {
+    let start = text.char_indices().rev().take(most_chars).last().map_or(0, |(start, _)| start);
+    &text[start..]
+}
+
+fn char_length(text: &str, at: usize) -> usize {
+    text[at..].chars().next().map_or(0, char::len_utf8)
+}
+
+fn pattern(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("a pattern of this file")
+}

@@ -1,0 +1,117 @@
+//! Inequalities as the sets of what solves them.
+
+use super::expr::{Brackets, Constant, Expr, Relation};
+
+/// Values between two bounds, each with whether it is one of them.
+struct Interval {
+    low: Expr,
+    has_low: bool,
+    high: Expr,
+    has_high: bool,
+}
+
+/// The variable that `expr` bounds, and the set of its values: of `x > 3`, `1 <= x < 2`, `x \ne 3` and `x \in [2, 5]`, and of
+/// several of them that are joined by `or`, or two by `and`.
+pub(super) fn region(expr: &Expr) -> Option<(&str, Expr)> {
+    match expr {
+        Expr::Relation(sides, relations) => {
+            if let ([Expr::Symbol(variable), set], [Relation::In]) = (sides.as_slice(), relations.as_slice())
+            {
+                return Some((variable, set.clone()));
+            }
+            if let ([Expr::Symbol(variable), hole], [Relation::NotEqual]) =
+                (sides.as_slice(), relations.as_slice())
+            {
+                let (below, above) = (below(hole.clone(), false), above(hole.clone(), false));
+                let is_number = hole.symbols().is_empty();
+                return is_number.then(|| (variable.as_str(), Expr::Union(vec![below.set(), above.set()])));
+            }
+            let (variable, interval) = interval(expr)?;
+            Some((variable, interval.set()))
+        }
+        Expr::Sequence(Brackets::Either, items) => {
+            let (variable, _) = region(items.first()?)?;
+            let mut parts = Vec::new();
+            for item in items {
+                match region(item)? {
+                    (other, _) if other != variable => return None,
+                    (_, Expr::Union(more)) => parts.extend(more),
+                    (_, part) => parts.push(part),
+                }
+            }
+            Some((variable, Expr::Union(parts)))
+        }
+        Expr::Sequence(Brackets::Both, items) => {
+            let [one, other] = items.as_slice() else { return None };
+            let ((variable, one), (its, other)) = (interval(one)?, interval(other)?);
+            let both = one.and(other).filter(|_| variable == its)?;
+            Some((variable, both.set()))
+        }
+        _ => None,
+    }
+}
+
+fn infinity() -> Expr {
+    Expr::Constant(Constant::Infinity)
+}
+
+fn below(high: Expr, has_high: bool) -> Interval {
+    Interval { low: Expr::Neg(Box::new(infinity())), has_low: false, high, has_high }
+}
+
+fn above(low: Expr, has_low: bool) -> Interval {
+    Interval { low, has_low, high: infinity(), has_high: false }
+}
+
+impl Interval {
+    fn set(self) -> Expr {
+        let brackets = match (self.has_low, self.has_high) {
+            (false, false) => Brackets::Round,
+            (false, true) => Brackets::OpenClosed,
+            (true, false) => Brackets::ClosedOpen,
+            (true, true) => Brackets::Square,
+        };
+        Expr::Sequence(brackets, vec![self.low, self.high])
+    }
+
+    /// What lies in both, of which one has no end above and the other none below.
+    fn and(self, other: Self) -> Option<Self> {
+        let ends = |it: &Self| it.high != infinity();
+        let (lower, upper) = match (ends(&self), ends(&other)) {
+            (false, true) => (self, other),
+            (true, false) => (other, self),
+            _ => return None,
+        };
+        let begins_nowhere = upper.low == Expr::Neg(Box::new(infinity()));
+        begins_nowhere.then_some(Self { high: upper.high, has_high: upper.has_high, ..lower })
+    }
+}
+
+/// The variable between constant bounds.
+fn interval(relation: &Expr) -> Option<(&str, Interval)> {
+    use Relation::{Greater, GreaterEqual, Less, LessEqual};
+    let Expr::Relation(sides, relations) = relation else { return None };
+    let with = |relation: &Relation| matches!(relation, LessEqual | GreaterEqual);
+    let (variable, interval) = match (sides.as_slice(), relations.as_slice()) {
+        ([Expr::Symbol(variable), bound], [relation]) | ([bound, Expr::Symbol(variable)], [relation]) => {
+            let is_first = matches!(&sides[0], Expr::Symbol(name) if name == variable);
+            let interval = match if is_first { *relation } else { relation.swapped() } {
+                Less | LessEqual => below(bound.clone(), with(relation)),
+                Greater | GreaterEqual => above(bound.clone(), with(relation)),
+                _ => return None,
+            };
+            (variable, interval)
+        }
+        ([low, Expr::Symbol(variable), high], [first @ (Less | LessEqual), second @ (Less | LessEqual)])
+        | (
+            [high, Expr::Symbol(variable), low],
+            [second @ (Greater | GreaterEqual), first @ (Greater | GreaterEqual)],
+        ) => {
+            let (low, high) = (low.clone(), high.clone());
+            (variable, Interval { low, has_low: with(first), high, has_high: with(second) })
+        }
+        _ => return None,
+    };
+    let is_constant = interval.low.symbols().is_empty() && interval.high.symbols().is_empty();
+    is_constant.then_some((variable.as_str(), interval))
+}
