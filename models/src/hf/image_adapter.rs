@@ -74,9 +74,9 @@ impl ImageAdapterFiles {
         };
         let [a, _] = lora::names(first);
         let rank = weights.shape(&a).and_then(|shape| shape.first().copied()).unwrap_or(0);
-        let mut scales = scales.into_iter().map(|(alpha, is_stabilized)| {
-            lora_scale(rank, alpha.unwrap_or(rank as f64), is_stabilized)
-        });
+        let mut scales = scales
+            .into_iter()
+            .map(|(alpha, is_stabilized)| lora_scale(rank, alpha.unwrap_or(rank as f64), is_stabilized));
         let scale = scales.next().expect("a tensor has come of a file");
         if scales.any(|other| other != scale) {
             let problem = "or `use_rslora` is another in `transformer_2`; one scale holds for all";
