@@ -12,6 +12,7 @@ use anyroll_models::hf::{
 };
 use anyroll_models::init::{self, Seed, WeightSource};
 use anyroll_models::{Model, Unit, passes};
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::golden::goldens;
@@ -409,4 +410,40 @@ fn what_is_wrong_with_an_adapter_is_named() {
     let error = ImageAdapterFiles::open(empty.path(), pair.transformer_config()).unwrap_err().to_string();
     assert!(error.contains("it has no folder `transformer` or `transformer_2`"), "{error}");
     check(good.into(), "[\"blocks.1.attn2.to_k\"]");
+}
+
+/// diffusers puts what PEFT was told into the header of the file.
+#[test]
+fn the_header_of_an_adapter_says_what_its_products_are_multiplied_by() {
+    let folder = DiffusersFolder::open(&videos("model")).unwrap();
+    let of_rank_2 = |said: &str| {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("some_name.safetensors");
+        let name = "transformer.blocks.1.attn2.to_k";
+        let tensors = [("A", [2, 24]), ("B", [24, 2])].map(|(which, shape)| {
+            (format!("{name}.lora_{which}.weight"), Tensor::ones(shape, (Kind::Float, Device::Cpu)))
+        });
+        Tensor::write_safetensors(&tensors, &path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let (length, rest) = bytes.split_at(8);
+        let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+        let mut header: Value = serde_json::from_slice(header).unwrap();
+        header["__metadata__"] = json!({"format": "pt", "lora_adapter_metadata": said});
+        let header = header.to_string().into_bytes();
+        std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), &*header, data].concat()).unwrap();
+        ImageAdapterFiles::open(&path, folder.transformer_config())
+            .map(|adapter| adapter.lora().scale)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(of_rank_2("{}"), Ok(1.0));
+    assert_eq!(of_rank_2(r#"{"transformer.r": 2, "transformer.lora_alpha": 8}"#), Ok(4.0));
+    let stabilized = r#"{"transformer.lora_alpha": 8, "transformer.use_rslora": true}"#;
+    assert_eq!(of_rank_2(stabilized), Ok(8.0 / 2.0f64.sqrt()));
+    let refused = |said: &str, field: &str| {
+        let error = of_rank_2(said).unwrap_err();
+        assert!(error.contains("some_name.safetensors") && error.contains(field), "{error}");
+    };
+    refused(r#"{"transformer.use_dora": true}"#, "`use_dora`");
+    refused(r#"{"transformer.rank_pattern": {"to_q": 4}}"#, "`rank_pattern`");
+    refused("{", "some_name.safetensors");
 }
