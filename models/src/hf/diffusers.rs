@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::export::{DIFFUSERS_STEM, ExportDtype, FolderContents, FolderKind, failed, sync_folder};
+use super::export::{
+    DIFFUSERS_STEM, ExportDtype, FolderContents, FolderKind, failed, sync_folder, write_whole,
+};
 use super::latent_decoder::{LatentDecoderFolder, video_zoom};
 use super::weights::WeightFiles;
 use super::{Error, Result, field, read_json, refuse_any, validated, write_folder};
@@ -181,7 +183,6 @@ pub fn write_image_adapter(
         return write(to, &units);
     }
     write_whole(to, |aside| {
-        fs::create_dir_all(aside).map_err(failed(aside))?;
         for (name, prefix) in folders(config) {
             let own = of_transformer(&units, prefix);
             if !own.is_empty() {
@@ -190,22 +191,6 @@ pub fn write_image_adapter(
         }
         Ok(())
     })
-}
-
-/// Makes the new folder `to` of what `fill` puts in one aside, which gets its name once it is whole and on the disk.
-fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<()>) -> crate::Result<()> {
-    if to.exists() {
-        return Err(failed(to)(std::io::ErrorKind::AlreadyExists.into()).into());
-    }
-    let aside = to.with_extension("partial");
-    if aside.exists() {
-        fs::remove_dir_all(&aside).map_err(failed(&aside))?; // what an interrupted export left behind
-    }
-    fill(&aside)?;
-    sync_folder(&aside)?;
-    fs::rename(&aside, to).map_err(failed(to))?;
-    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
-    Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
 }
 
 /// The units with the parameters alone whose names begin with `prefix`.
@@ -294,7 +279,7 @@ fn transformers(path: &Path) -> Result<(TransformerConfig, WeightFiles)> {
     let mut weights = WeightFiles::empty(path);
     for (name, prefix) in folders(&config) {
         let own = WeightFiles::open(&path.join(name), DIFFUSERS_STEM)?;
-        weights.join(own, |name| format!("{prefix}{name}"));
+        weights.join(own.renamed(|name| format!("{prefix}{name}"))?);
     }
     Ok((config, weights))
 }

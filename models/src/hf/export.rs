@@ -75,34 +75,43 @@ pub struct FolderContents<'a> {
 /// [`Error::Write`] if `path` is there already or cannot be written, [`Error::Read`] for a file to copy, or the
 /// source's error.
 pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()> {
-    if path.exists() {
-        return Err(failed(path)(io::ErrorKind::AlreadyExists.into()).into());
+    write_whole(path, |aside| {
+        write_weights(aside, contents)?;
+        let mut config = contents.config.clone();
+        if contents.kind == FolderKind::Model {
+            config.remove("dtype");
+            config.insert("torch_dtype".to_owned(), contents.dtype.torch_name().into());
+        }
+        if let Some(name) = contents.kind.config_name() {
+            write_file(&aside.join(name), &pretty(&config.into()))?;
+        }
+        for (name, bytes) in contents.made {
+            write_file(&aside.join(name), bytes)?;
+        }
+        for source in contents.copied {
+            let bytes =
+                fs::read(source).map_err(|error| Error::Read { path: source.clone(), source: error })?;
+            write_file(&aside.join(source.file_name().expect("a file has a name")), &bytes)?;
+        }
+        Ok(())
+    })
+}
+
+/// Makes the new folder `to` of what `fill` puts in one aside, which gets its name once it is whole and on the disk.
+pub(super) fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<()>) -> crate::Result<()> {
+    if to.exists() {
+        return Err(failed(to)(io::ErrorKind::AlreadyExists.into()).into());
     }
-    let aside = path.with_extension("partial");
+    let aside = to.with_extension("partial");
     // What an interrupted export left behind.
     match fs::remove_dir_all(&aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&aside)(error).into()),
         _ => fs::create_dir_all(&aside).map_err(failed(&aside))?,
     }
-    write_weights(&aside, contents)?;
-    let mut config = contents.config.clone();
-    if contents.kind == FolderKind::Model {
-        config.remove("dtype");
-        config.insert("torch_dtype".to_owned(), contents.dtype.torch_name().into());
-    }
-    if let Some(name) = contents.kind.config_name() {
-        write_file(&aside.join(name), &pretty(&config.into()))?;
-    }
-    for (name, bytes) in contents.made {
-        write_file(&aside.join(name), bytes)?;
-    }
-    for source in contents.copied {
-        let bytes = fs::read(source).map_err(|error| Error::Read { path: source.clone(), source: error })?;
-        write_file(&aside.join(source.file_name().expect("a file has a name")), &bytes)?;
-    }
+    fill(&aside)?;
     sync_folder(&aside)?;
-    fs::rename(&aside, path).map_err(failed(path))?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    fs::rename(&aside, to).map_err(failed(to))?;
+    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
 }
 

@@ -115,10 +115,10 @@ fn add(weights: &mut WeightFiles, path: &Path, prefix: &str) -> Result<(Option<f
         Some(text) => scale_of(&path, text)?,
         None => (None, false),
     };
-    weights.join(file, |name| match name.strip_prefix(OF_TRANSFORMER) {
+    weights.join(file.renamed(|name| match name.strip_prefix(OF_TRANSFORMER) {
         Some(rest) => format!("{}{prefix}{rest}", lora::PREFIX),
         None => name.to_owned(),
-    });
+    })?);
     Ok(scale)
 }
 

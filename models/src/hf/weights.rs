@@ -94,14 +94,14 @@ impl WeightFiles {
         Ok(weights)
     }
 
-    /// Adds the tensors of `other` under the names that `rename` makes of theirs, which none here has.
-    pub fn join(&mut self, other: WeightFiles, rename: impl Fn(&str) -> String) {
+    /// Adds the tensors of `other`, whose names none here has.
+    pub fn join(&mut self, other: WeightFiles) {
         let first = self.files.len();
         self.files.extend(other.files);
         let moved = other
             .tensors
             .into_iter()
-            .map(|(name, place)| (rename(&name), Place { file: first + place.file, ..place }));
+            .map(|(name, place)| (name, Place { file: first + place.file, ..place }));
         self.tensors.extend(moved);
     }
 
