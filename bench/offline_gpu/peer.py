@@ -1,8 +1,9 @@
 """DPO by TRL on the pairs that `run.py` wrote: `peer.py MODEL_FOLDER PAIRS`. Prints one JSON object: the seconds of each
-step, and the most memory that torch had allocated."""
+step, the most memory that torch had allocated, and a prompt's tokens."""
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 
@@ -50,18 +51,22 @@ def main():
         report_to=[],
         disable_tqdm=True,
     )
+    # AutoTokenizer takes Qwen2's own class for the folder's, which splits texts otherwise and knows none of these words.
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(arguments.folder)
+    data = datasets.load_dataset("json", data_files=arguments.pairs, split="train")
+    prompt_tokens = statistics.mean(len(tokenizer(prompt).input_ids) for prompt in data["prompt"])
     clock = Clock()
     trainer = trl.DPOTrainer(
         model=arguments.folder,
         args=config,
-        train_dataset=datasets.load_dataset("json", data_files=arguments.pairs, split="train"),
-        processing_class=transformers.AutoTokenizer.from_pretrained(arguments.folder),
+        train_dataset=data,
+        processing_class=tokenizer,
         callbacks=[clock],
     )
     trainer.train()
     peak = torch.cuda.max_memory_allocated() / 2**30
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    print(json.dumps({"seconds": clock.seconds, "peak_gib": peak, "losses": losses}))
+    print(json.dumps({"seconds": clock.seconds, "peak_gib": peak, "prompt_tokens": prompt_tokens, "losses": losses}))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ def peer(arguments, pairs):
         sys.exit(done.stdout)
     found = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"seconds"'))
     seconds = statistics.median(found["seconds"][WARM_UP:])
-    print(f"TRL {arguments.peer}: {seconds:.3f} s a step, {found['peak_gib']:.1f} GiB; losses", *found["losses"])
+    print(f"TRL {arguments.peer}: {seconds:.3f} s a step, {found['peak_gib']:.1f} GiB;", end=" ")
+    print(f"{found['prompt_tokens']:.0f} tokens a prompt; losses", *found["losses"])
     return seconds
 
 

@@ -1,12 +1,14 @@
 """GRPO by TRL on what `setup.py` wrote: `torchrun --nproc-per-node N peer.py FOLDER`, or one process without torchrun.
 
-The rewards are random, as anyroll's `scoring: {random: true}`. Prints one JSON object: the seconds of each step.
+The rewards are random, as anyroll's `scoring: {random: true}`. Prints one JSON object: the seconds of
+each step, the most memory that torch had allocated, and the tokens of a prompt and of a completion.
 """
 
 import argparse
 import json
 import os
 import random
+import statistics
 import tempfile
 import time
 
@@ -70,15 +72,17 @@ def main():
         ),
     )
     draw = random.Random(0)
+    # AutoTokenizer takes Qwen2's own class for the folder's, which splits texts otherwise and knows none of these words.
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(arguments.folder)
+    data = datasets.load_dataset("json", data_files=os.path.join(arguments.folder, "prompts.jsonl"), split="train")
+    prompt_tokens = statistics.mean(len(tokenizer(prompt).input_ids) for prompt in data["prompt"])
     clock = Clock()
     trainer = trl.GRPOTrainer(
         model=arguments.folder,
         reward_funcs=lambda completions, **_: [draw.random() for _ in completions],
         args=config,
-        train_dataset=datasets.load_dataset(
-            "json", data_files=os.path.join(arguments.folder, "prompts.jsonl"), split="train"
-        ),
-        processing_class=transformers.AutoTokenizer.from_pretrained(arguments.folder),
+        train_dataset=data,
+        processing_class=tokenizer,
         callbacks=[clock],
     )
     trainer.train()
@@ -86,7 +90,8 @@ def main():
     if int(os.environ.get("RANK", "0")) == 0:
         peak = torch.cuda.max_memory_allocated() / 2**30
         mean = next((length for length in lengths if length), None)
-        print(json.dumps({"seconds": clock.seconds, "peak_gib": peak, "mean_length": mean}))
+        found = {"seconds": clock.seconds, "peak_gib": peak, "prompt_tokens": prompt_tokens, "mean_length": mean}
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def peer(arguments, gpus):
     found = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"seconds"'))
     seconds = statistics.median(found["seconds"][WARM_UP:])
     print(f"TRL, {gpus} GPUs: {seconds:.3f} s a step, {found['peak_gib']:.1f} GiB;", end=" ")
-    print(f"{found['mean_length']:.0f} tokens a completion", flush=True)
+    print(f"{found['prompt_tokens']:.0f} tokens a prompt, {found['mean_length']:.0f} a completion", flush=True)
     return seconds
 
 

@@ -42,9 +42,11 @@ def main():
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     model.to(torch.bfloat16).save_pretrained(arguments.folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocabulary)}, unk_token="w1"))
+    # No special token may begin a word: it would be found inside of it.
+    names = ["<end>", "<pad>", *(f"w{i}" for i in range(2, vocabulary))]
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0", pad_token="w1")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
     fast.save_pretrained(arguments.folder)
     draw = random.Random(0)
     with open(arguments.folder / "prompts.jsonl", "w") as file:
