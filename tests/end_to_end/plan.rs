@@ -139,6 +139,59 @@ fn a_reward_model_is_planned() {
     assert!(text.contains("reward model on cuda [2], of 1.00 GiB; it does not fit: reward needs"), "{text}");
 }
 
+/// Devices that only sample have the weights once, and as many keys and values as sequences that they are dealt.
+#[test]
+fn rollout_on_devices_of_its_own_is_planned() {
+    let planned = |devices: &str, more: &[&str]| {
+        let rollout = format!("roles.rollout={{devices: {devices}}}");
+        let sets = [&["backend=cuda", "devices=[0, 1]", "strategy.precision=bf16", &rollout], more].concat();
+        let report = plan(&sets, &["--memory", "80GiB"]);
+        assert_eq!(report["not_counted"], serde_json::json!([]));
+        report
+    };
+    let number = |of: &Value| of.as_u64().unwrap();
+    let report = planned("[2, 3]", &[]);
+    let (whole, parameters) = (&report["configured"]["plan"], number(&report["parameters"]));
+    let there = &whole["others"][0];
+    assert_eq!(
+        (&there["devices"], &there["roles"]),
+        (&serde_json::json!([2, 3]), &serde_json::json!(["rollout"]))
+    );
+    let (own, policys) = (&there["generate"], &whole["generate"]);
+    assert_eq!(number(&own["weights"]), 2 * parameters);
+    assert_eq!(own["kv_cache"], policys["kv_cache"]);
+    assert!(number(&own["driver"]) < number(&policys["driver"]), "it has no communicator");
+    let parts = ["weights", "activations", "driver", "kv_cache"].map(|part| number(&own[part]));
+    assert_eq!(number(&own["total"]), parts.iter().sum::<u64>());
+
+    // Twice the devices have half of the sequences each; two steps ahead, as many again.
+    let cache = |report: &Value| number(&report["configured"]["plan"]["others"][0]["generate"]["kv_cache"]);
+    let all = "pipeline.rlvr.rollout.batch_size=4096";
+    let ahead = "pipeline.rlvr.rollout.async.ahead=2";
+    let whole = cache(&planned("[2, 3]", &[all]));
+    let half = cache(&planned("[2, 3, 4, 5]", &[all]));
+    let spare = 2 * half - whole; // a cache has a block that nobody owns
+    assert!(spare > 0 && 100 * spare < whole, "{half} and {whole}");
+    assert_eq!(cache(&planned("[2, 3, 4, 5]", &[all, ahead])), whole);
+    // Beside a reference there, its keys and values are there while that scores, if it samples ahead.
+    let beside = ["pipeline.rlvr.algorithm.kl_coef=0.01", "roles.reference={devices: [2, 3]}"];
+    let score = |ahead: &str| {
+        let report = planned("[2, 3]", &[&beside[..], &[ahead]].concat());
+        let others = report["configured"]["plan"]["others"].as_array().unwrap().clone();
+        assert_eq!(others.len(), 1);
+        assert_eq!(others[0]["roles"], serde_json::json!(["reference", "rollout"]));
+        others[0]["score"].clone()
+    };
+    let (in_turn, meanwhile) = (score("pipeline.rlvr.rollout.async.ahead=0"), score(ahead));
+    assert_eq!(number(&in_turn["kv_cache"]), 0);
+    assert!(number(&meanwhile["kv_cache"]) > 0);
+    assert!(number(&in_turn["weights"]) >= 4 * parameters);
+    // A host has no memory of a device.
+    let host = plan(&["roles.rollout={devices: 2}"], &["--memory", "80GiB"]);
+    assert_eq!(host["not_counted"][0], "rollout on cpu [0, 0]");
+    assert_eq!(host["configured"]["plan"]["others"], serde_json::json!([]));
+}
+
 /// A config that keeps logits comes to what one that does not is told of them.
 #[test]
 fn a_plan_says_what_keeping_logits_takes() {

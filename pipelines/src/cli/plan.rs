@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use super::machine;
 use crate::{
     Error, Result,
-    config::{
-        BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, RolloutRole, Run,
-    },
+    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
     format::gib,
-    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
+    plan::{
+        Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, not_counted,
+        settle,
+    },
 };
 
 /// What to plan.
@@ -154,9 +155,7 @@ impl Report {
             run.policy.strategy.micro_batch_size,
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
-        if let Some(rollout) = &run.rollout {
-            text += &format!("on devices of its own, and not counted: {}\n", rollout.describe());
-        }
+        text.extend(not_counted(run).iter().map(|role| format!("not counted: {role}\n")));
         if let Some((stages, plan)) = &self.configured {
             text += &self.phases(stages.policy, plan);
         }
@@ -276,7 +275,7 @@ impl Report {
             "longest_prompt": prompt,
             "longest_completion": completion,
             "auto": auto,
-            "not_counted": run.rollout.iter().map(RolloutRole::describe).collect::<Vec<_>>(),
+            "not_counted": not_counted(run),
             "configured": configured.as_ref().map(|(stages, plan)| json!({"zero_stage": stages.policy, "plan": of(plan)})),
             "keeping_logits": keeping_logits.as_ref().map(of),
             "choices": choices,

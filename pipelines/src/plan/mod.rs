@@ -3,7 +3,7 @@
 //! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
 //! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
 //! together as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest that there can
-//! be. Roles that have devices of their own are counted on those; what samples on devices of its own is not.
+//! be. Roles that have devices of their own are counted on those, but for what samples on a host.
 
 mod choices;
 mod reward;
@@ -22,7 +22,7 @@ use reward::{RewardHeld, RewardModel};
 use site::{Member, Site};
 
 pub use choices::{Choice, choices};
-pub use site::DevicePlan;
+pub use site::{DevicePlan, not_counted};
 pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
@@ -156,8 +156,17 @@ struct Work {
     /// Sequences in a row whose prompt is computed once; 1 where each is by itself.
     sharing: usize,
     warmup: Option<WarmupConfig>,
-    /// Sequences that are sampled at a time, and the part of free memory that their cache may take; `None` if none are.
-    sampling: Option<(usize, f64)>,
+    /// What is sampled; `None` if nothing is.
+    sampling: Option<Sampling>,
+}
+
+/// What an engine samples.
+#[derive(Clone, Copy)]
+struct Sampling {
+    /// Sequences at a time.
+    sequences: usize,
+    /// The part of free memory that their cache may take.
+    memory: f64,
 }
 
 impl Work {
@@ -171,7 +180,10 @@ impl Work {
                 completion: rlvr.rollout.max_new_tokens,
                 sharing: if rlvr.share_prompts == Some(true) { rlvr.group_size } else { 1 },
                 warmup: rlvr.warmup.clone(),
-                sampling: Some((rlvr.rollout.batch_size.min(per_rank), rlvr.rollout.kv_cache.memory)),
+                sampling: Some(Sampling {
+                    sequences: rlvr.rollout.batch_size.min(per_rank),
+                    memory: rlvr.rollout.kv_cache.memory,
+                }),
             },
             PipelineConfig::Offline(offline) => {
                 let completed = offline.completions().div_ceil(run.world_size);
@@ -185,8 +197,10 @@ impl Work {
                     completion: answer,
                     sharing: if run.config.model.drops() { 1 } else { offline.objective.answers() },
                     warmup: offline.warmup.clone(),
-                    sampling: (completed > 0)
-                        .then(|| (completed.min(offline::MOST_AT_A_TIME), KvCacheConfig::default().memory)),
+                    sampling: (completed > 0).then(|| Sampling {
+                        sequences: completed.min(offline::MOST_AT_A_TIME),
+                        memory: KvCacheConfig::default().memory,
+                    }),
                 }
             }
             PipelineConfig::Diffusion(_) => unreachable!("only a run of a language model has a dataset"),
@@ -218,6 +232,8 @@ pub struct Planner {
     /// The policy's devices.
     here: Site,
     others: Vec<Site>,
+    /// What each device samples that does nothing else, and whether it does so while others compute.
+    rollout: Option<(Sampling, bool)>,
     samples_per_rank: usize,
     scores_itself: bool,
     /// Whether the policy's states leave with every step, and not for evaluation alone.
@@ -241,6 +257,13 @@ impl Planner {
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         let (here, others) = Site::all(run, !has_adapters);
+        let samples_per_rank = run.batches.sequences_per_step / run.world_size;
+        let rollout = rlvr.zip(run.rollout.as_ref()).map(|(rlvr, role)| {
+            let ahead = rlvr.rollout.asynchronous.ahead;
+            let under_way = (samples_per_rank * ahead.max(1) as usize).div_ceil(role.ordinals[0].len());
+            let sequences = rlvr.rollout.batch_size.min(under_way);
+            (Sampling { sequences, memory: rlvr.rollout.kv_cache.memory }, ahead > 0)
+        });
         Ok(Self {
             model: model(false)?,
             keeping_logits: model(true)?,
@@ -249,7 +272,8 @@ impl Planner {
             here,
             others,
             work: Work::new(run, &base.tokenizer, dataset)?,
-            samples_per_rank: run.batches.sequences_per_step / run.world_size,
+            rollout,
+            samples_per_rank,
             scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
@@ -292,9 +316,21 @@ impl Planner {
 
     /// What devices come to that are not the policy's.
     fn device(&self, site: &Site, strategies: &Strategies) -> DevicePlan {
-        let phases = self.between(site, strategies, &self.held(site, strategies));
+        let held = self.held(site, strategies);
+        let mut phases = self.between(site, strategies, &held);
         let busiest = phases.iter().flatten().map(|phase| phase.activations).max().unwrap_or(0);
-        site.plan(phases.map(|phase| phase.map(self.kept(site, busiest))))
+        let rollout = self.rollout.filter(|_| site.holds(Member::Rollout));
+        let generate = rollout.map(|(sampling, beside_others)| {
+            let runs = runs(&strategies.policy, site.on_host);
+            let phase = self.phase(site, 0, &held.away(), &held);
+            let (generate, _) = self.sampling(site, sampling, runs, phase, busiest);
+            if beside_others {
+                phases.iter_mut().flatten().for_each(|phase| phase.kv_cache = generate.kv_cache);
+            }
+            generate
+        });
+        let most = generate.map_or(busiest, |generate| generate.activations);
+        site.plan(generate, phases.map(|phase| phase.map(self.kept(site, most))))
     }
 
     /// Off the host libtorch keeps what activations took, so each phase has the most of all.
@@ -335,6 +371,10 @@ impl Planner {
         let models = models.filter(|(index, _)| site.holds(Member::RewardModel(*index)));
         SiteHeld {
             own: site.holds(Member::Policy).then(|| decoder(policy, true)),
+            copied: match site.holds(Member::Rollout) {
+                true => self.parameters() * zero_config(policy).precision.dtype().size_bytes(),
+                false => 0,
+            },
             frozen: here(reference, Member::Reference).map(|it| decoder(it, false)),
             valued: valued.map(|(it, model)| (it, held(model, zero_config(it), true, site.ranks))),
             reward_models: models
@@ -370,8 +410,8 @@ impl Planner {
 
     /// What these hold together, and what reward models hold at all times, beside so many bytes of activations.
     fn phase(&self, site: &Site, activations: usize, roles: &[Option<Held>], held: &SiteHeld) -> PhaseBytes {
-        let driver = if site.on_host { 0 } else { driver_bytes(site.ranks.world_size) };
-        let mut phase = PhaseBytes { driver, activations, ..PhaseBytes::default() };
+        let driver = if site.on_host { 0 } else { driver_bytes(site.connected()) };
+        let mut phase = PhaseBytes { weights: held.copied, driver, activations, ..PhaseBytes::default() };
         let models = held.reward_models.iter().map(|(_, held)| &held.stays);
         roles.iter().flatten().chain(models).for_each(|held| phase.add(held));
         phase
@@ -444,17 +484,28 @@ impl Planner {
         scoring_activations(&self.model, &self.micro_batch(scorer), runs(scorer, site.on_host))
     }
 
-    /// The phase, from what is held in it, and the cache of one sequence. `busiest` are the activations of the other
-    /// phases.
+    /// Sampling by the policy, from what is held then, and the cache of one sequence. `busiest` are the activations of the
+    /// other phases.
     fn generating(
         &self,
         policy: &StrategyConfig,
         mut generate: PhaseBytes,
         busiest: usize,
     ) -> (PhaseBytes, usize) {
-        let Some((sequences, memory)) = self.work.sampling else { return (generate, 0) };
+        let Some(sampling) = self.work.sampling else { return (generate, 0) };
         generate.buffers += whole_weights(&self.model, zero_config(policy), self.here.ranks);
-        let runs = runs(policy, self.here.on_host);
+        self.sampling(&self.here, sampling, runs(policy, self.here.on_host), generate, busiest)
+    }
+
+    /// An engine on `site`, likewise.
+    fn sampling(
+        &self,
+        site: &Site,
+        Sampling { sequences, memory }: Sampling,
+        runs: Runs,
+        mut generate: PhaseBytes,
+        busiest: usize,
+    ) -> (PhaseBytes, usize) {
         let (shape, dtype) = (self.model.config(), runs.dtype);
         let sequences = sequences.max(1);
         let (prompt, longest) = (self.work.prompt, self.work.prompt + self.work.completion);
@@ -466,7 +517,7 @@ impl Planner {
         // As `inference::Room` shares out what is free.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
         let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
-        let room = self.here.memory_bytes.map_or(wanted, |memory_bytes| {
+        let room = site.memory_bytes.map_or(wanted, |memory_bytes| {
             let free = memory_bytes.saturating_sub(generate.total()) as f64 * memory;
             KvCache::blocks_in(shape, dtype, free as usize)
         });
@@ -478,6 +529,8 @@ impl Planner {
 /// What of each role one device holds, with its strategy.
 struct SiteHeld<'a> {
     own: Option<(&'a StrategyConfig, Held)>,
+    /// The weights of rollout, which are there at all times.
+    copied: usize,
     frozen: Option<(&'a StrategyConfig, Held)>,
     valued: Option<(&'a StrategyConfig, Held)>,
     reward_models: Vec<(&'a RewardModel, RewardHeld)>,

@@ -7,7 +7,7 @@ use anyroll_strategy::plan::Ranks;
 use serde::Serialize;
 
 use super::PhaseBytes;
-use crate::config::{Reduction, Role, Run};
+use crate::config::{Reduction, Role, RolloutRole, Run};
 
 /// What lengths of memory that can leave a device are rounded up to: 2 MiB on every device so far, pages on a host.
 const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
@@ -19,6 +19,7 @@ pub(super) enum Member {
     Reference,
     Critic,
     RewardModel(usize),
+    Rollout,
 }
 
 impl Member {
@@ -28,6 +29,7 @@ impl Member {
             Self::Reference => "reference",
             Self::Critic => "critic",
             Self::RewardModel(_) => "reward model",
+            Self::Rollout => "rollout",
         }
     }
 }
@@ -51,6 +53,11 @@ impl Site {
         };
         let mut here = BTreeSet::from([Member::Policy]);
         let mut others = BTreeMap::<(&str, usize), BTreeSet<Member>>::new();
+        for rollout in run.rollout.iter().filter(|rollout| !is_host(&rollout.backend)) {
+            for ordinal in rollout.ordinals.iter().flatten() {
+                others.entry((&rollout.backend, *ordinal)).or_default().insert(Member::Rollout);
+            }
+        }
         for (member, role) in members(run, copies_reference) {
             for ordinal in &role.ordinals {
                 if policys(role, ordinal) {
@@ -71,7 +78,7 @@ impl Site {
     }
 
     fn new(run: &Run, backend: &str, ordinals: BTreeSet<usize>, members: BTreeSet<Member>) -> Self {
-        let on_host = backend.parse().is_ok_and(BackendKind::is_host);
+        let on_host = is_host(backend);
         let ranks = Ranks {
             world_size: run.world_size,
             granularity_bytes: GRANULARITY_BYTES[usize::from(on_host)],
@@ -86,13 +93,24 @@ impl Site {
         self.members.contains(&member)
     }
 
+    /// The ranks that have a communicator there; what samples has none.
+    pub(super) fn connected(&self) -> usize {
+        let only_samples = self.members.iter().all(|member| *member == Member::Rollout);
+        if only_samples { 1 } else { self.ranks.world_size }
+    }
+
     /// What it comes to with these phases.
-    pub(super) fn plan(&self, [reward, score, critic]: [Option<PhaseBytes>; 3]) -> DevicePlan {
+    pub(super) fn plan(
+        &self,
+        generate: Option<PhaseBytes>,
+        [reward, score, critic]: [Option<PhaseBytes>; 3],
+    ) -> DevicePlan {
         DevicePlan {
             backend: self.backend.clone(),
             devices: self.ordinals.iter().copied().collect(),
             roles: self.members.iter().map(|member| member.name()).collect(),
             memory_bytes: self.memory_bytes,
+            generate,
             reward,
             score,
             critic,
@@ -100,7 +118,16 @@ impl Site {
     }
 }
 
-/// All but the policy and what each rank has on the host for itself.
+fn is_host(backend: &str) -> bool {
+    backend.parse().is_ok_and(BackendKind::is_host)
+}
+
+/// What of `run` a plan leaves out, in words: rollout by threads of a host.
+pub fn not_counted(run: &Run) -> Vec<String> {
+    run.rollout.iter().filter(|rollout| is_host(&rollout.backend)).map(RolloutRole::describe).collect()
+}
+
+/// All but the policy, what only samples, and what each rank has on the host for itself.
 fn members(run: &Run, copies_reference: bool) -> impl Iterator<Item = (Member, &Role)> {
     let reference = run.reference.as_ref().filter(|_| copies_reference);
     let fixed = [(Member::Reference, reference), (Member::Critic, run.critic.as_ref())];
@@ -120,6 +147,8 @@ pub struct DevicePlan {
     pub roles: Vec<&'static str>,
     /// What a rank has of a device's memory, where it is known.
     pub memory_bytes: Option<usize>,
+    /// Sampling, with as much room for keys and values as the policy's takes.
+    pub generate: Option<PhaseBytes>,
     /// Reward models, one after the other.
     pub reward: Option<PhaseBytes>,
     /// The reference's log-probs.
@@ -131,7 +160,12 @@ pub struct DevicePlan {
 impl DevicePlan {
     /// The phases by name, in a step's order.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
-        let phases = [("reward", self.reward), ("score", self.score), ("critic", self.critic)];
+        let phases = [
+            ("generate", self.generate),
+            ("reward", self.reward),
+            ("score", self.score),
+            ("critic", self.critic),
+        ];
         phases.into_iter().filter_map(|(name, phase)| Some((name, phase?)))
     }
 
