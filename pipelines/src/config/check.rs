@@ -7,6 +7,7 @@ use anyroll_models::{LoraTarget, ModulePattern};
 
 use super::error::{Problem, list};
 use super::model::LoraConfig;
+use super::optimizer::*;
 use super::schema::*;
 use super::stage::ZeroStage;
 use super::tree::Node;

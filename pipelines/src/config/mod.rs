@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
-//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
-//! `algorithm`, `data` and `metrics` for those of their sections, `offline` and `diffusion` for those of their pipelines.
+//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields, `algorithm`, `data`,
+//! `metrics` and `optimizer` for those of their sections, `offline` and `diffusion` for those of their pipelines.
 
 mod algorithm;
 mod check;
@@ -28,6 +28,7 @@ mod include;
 mod metrics;
 mod model;
 mod offline;
+mod optimizer;
 mod resolve;
 mod reward;
 mod reward_model;
@@ -45,6 +46,7 @@ pub use image_reward::*;
 pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
+pub use optimizer::*;
 pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
 pub use reward_model::*;

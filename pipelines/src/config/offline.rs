@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::data::DataConfig;
-use super::schema::{CheckpointConfig, OptimizerConfig, WarmupConfig};
+use super::optimizer::OptimizerConfig;
+use super::schema::{CheckpointConfig, WarmupConfig};
 
 /// Training on texts that are there beforehand: answers to be learnt, or pairs of a better and a worse one.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
