@@ -46,6 +46,8 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
                 &[],
             )?;
             let dataset = check.data("pipeline.offline", &offline.data, evaluated, tokenizer)?;
+            let steps = check.length(&config.pipeline, &dataset)?.steps;
+            check.schedule("pipeline.offline.optimizer", &offline.optimizer, steps)?;
             check.written(config, offline, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
         }
@@ -55,6 +57,9 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             check.rewards_have_answers(rlvr)?;
             let dataset = check.data("pipeline.rlvr", &rlvr.data, rlvr.evaluation.prompts, tokenizer)?;
+            let steps = check.length(&config.pipeline, &dataset)?.steps;
+            check.schedule("pipeline.rlvr.optimizer", &rlvr.optimizer, steps)?;
+            rlvr.critic.as_ref().map_or(Ok(()), |critic| check.critic_over(critic, steps))?;
             check.domains(rlvr, &dataset)?;
             check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
@@ -286,7 +291,6 @@ impl Check<'_> {
 
     fn rlvr(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.rlvr.{name}");
-        self.positive(&field("steps"), rlvr.steps)?;
         self.positive(&field("prompts_per_step"), rlvr.prompts_per_step)?;
         self.positive(&field("group_size"), rlvr.group_size)?;
         self.ensure(
@@ -312,7 +316,7 @@ impl Check<'_> {
         self.rollout(&rlvr.rollout)?;
         self.asynchronous(rlvr)?;
         self.algorithm(rlvr)?;
-        self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
+        self.optimizer(&field("optimizer"), &rlvr.optimizer)?;
         self.critic(rlvr)?;
         if let Some(warmup) = &rlvr.warmup {
             self.warmup(&field("warmup"), warmup)?;
@@ -334,7 +338,9 @@ impl Check<'_> {
         if let Some(size) = warmup.micro_batch_size {
             self.positive(&format!("{path}.micro_batch_size"), size)?;
         }
-        self.optimizer(&format!("{path}.optimizer"), &warmup.optimizer, warmup.steps)
+        let path = format!("{path}.optimizer");
+        self.optimizer(&path, &warmup.optimizer)?;
+        self.schedule(&path, &warmup.optimizer, warmup.steps)
     }
 
     fn selection(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
@@ -404,12 +410,7 @@ impl Check<'_> {
         )
     }
 
-    pub(super) fn optimizer(
-        &self,
-        path: &str,
-        optimizer: &OptimizerConfig,
-        steps: u64,
-    ) -> Result<(), Problem> {
+    pub(super) fn optimizer(&self, path: &str, optimizer: &OptimizerConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         let AdamWConfig { learning_rate, betas, eps, weight_decay, decays: _ } = optimizer.adamw;
         self.number(&field("adamw.learning_rate"), learning_rate, learning_rate > 0.0, "above 0")?;
@@ -420,7 +421,17 @@ impl Check<'_> {
         self.number(&field("adamw.eps"), eps, eps > 0.0, "above 0")?;
         self.number(&field("adamw.weight_decay"), weight_decay, weight_decay >= 0.0, "0 or above")?;
         let norm = optimizer.max_grad_norm;
-        self.number(&field("max_grad_norm"), norm, norm >= 0.0, "0 or above")?;
+        self.number(&field("max_grad_norm"), norm, norm >= 0.0, "0 or above")
+    }
+
+    /// Whether the learning rate's way fits into `steps`.
+    pub(super) fn schedule(
+        &self,
+        path: &str,
+        optimizer: &OptimizerConfig,
+        steps: u64,
+    ) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
         let (kind, warmup_steps, ratio) = match &optimizer.schedule {
             ScheduleConfig::Constant(_) => return Ok(()),
             ScheduleConfig::Linear(decay) => ("linear", decay.warmup_steps, decay.final_ratio),

@@ -34,6 +34,7 @@ mod reward;
 mod reward_model;
 mod schema;
 mod stage;
+mod steps;
 mod tree;
 
 use std::path::Path;
@@ -52,9 +53,10 @@ pub use reward::*;
 pub use reward_model::*;
 pub use schema::*;
 pub use stage::ZeroStage;
+pub use steps::{DataEpochs, Measure, Steps};
 
 use crate::data::Dataset;
-use error::Source;
+use error::{Problem, Source};
 use tree::Node;
 
 /// A config file as it was read.
@@ -101,7 +103,7 @@ impl Loaded {
     pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
         let resolved = || {
             let check = check::Check { tree: &self.tree };
-            let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
+            let mut run = self.resolve_on(machine, &check)?;
             check.keys(&self.config)?;
             if let Some(dataset) = &self.dataset {
                 stage::settle(&mut run, dataset, &check)?;
@@ -119,7 +121,16 @@ impl Loaded {
 
     /// As [`Self::resolve`], with `zero_stage: auto` left as it is, and for a machine that need not be this one.
     pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
-        resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
+        let check = check::Check { tree: &self.tree };
+        self.resolve_on(machine, &check).map_err(|problem| self.source.render(problem))
+    }
+
+    fn resolve_on(&self, machine: &Machine, check: &check::Check) -> Result<Run, Problem> {
+        let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
+        if let Some(dataset) = &self.dataset {
+            steps::settle(&mut run, dataset, check)?;
+        }
+        Ok(run)
     }
 }
 

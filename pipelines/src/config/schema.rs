@@ -19,6 +19,7 @@ use super::offline::OfflineConfig;
 use super::optimizer::OptimizerConfig;
 use super::reward::RewardConfig;
 use super::stage::ZeroStage;
+use super::steps::{DataEpochs, Steps};
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -390,8 +391,8 @@ pub struct RlvrConfig {
     /// Supervised steps on the gold answers, before the first RL step. Default: none.
     #[serde(default)]
     pub warmup: Option<WarmupConfig>,
-    /// RL steps.
-    pub steps: u64,
+    /// RL steps: a number, or `{data_epochs: 3}` for as many as cover passes over the data.
+    pub steps: Steps<DataEpochs>,
     /// Prompts sampled in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
     /// Completions of each prompt; at least 2, since advantages are relative to the group's mean, unless they are

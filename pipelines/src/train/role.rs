@@ -144,13 +144,16 @@ fn schedule(config: &ScheduleConfig) -> Schedule {
 pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
     let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
     let reason = run.stage_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let covered = run.steps_reason.as_ref();
+    let covered = covered.map(|reason| format!(", {} steps: {reason}", run.config.pipeline.steps()));
     let elsewhere: String = run.elsewhere().iter().map(|role| format!(", {role}")).collect();
     format!(
-        "{title}, {parameters} parameters, {} on {} x {}{elsewhere}, ZeRO {}{reason}, seed {}",
+        "{title}, {parameters} parameters, {} on {} x {}{elsewhere}, ZeRO {}{reason}, seed {}{}",
         run.policy.strategy.precision.name(),
         run.world_size,
         run.policy.backend,
         run.policy.strategy.zero_stage.number(),
-        run.config.seed
+        run.config.seed,
+        covered.unwrap_or_default(),
     )
 }
