@@ -47,19 +47,20 @@ fn a_supervised_run_of_epochs_goes_on_bitwise() {
         &data,
         "pipeline.offline.steps={data_epochs: 24}",
         "pipeline.offline.batch_size=16",
-        "pipeline.offline.optimizer.schedule.cosine.warmup_steps=7",
+        "pipeline.offline.optimizer.schedule.cosine.warmup_steps={share: 0.1}",
         "pipeline.offline.evaluation={every: 20, prompts: 20, completions: 5}",
         "pipeline.offline.checkpoint.every=30",
     ];
     let whole = folder.path().join("whole");
-    let told = succeed(changed(SFT, &whole, &sets)).stdout;
+    let told = succeed(changed(SFT, &whole, &sets)).stderr;
     // 24 x 45 / 16 is 67.5.
     let why = "24 epochs of 45 training records, 16 a step";
     assert!(told.contains(&format!("68 steps: {why}")), "{told}");
     assert_steps(&whole, 68, &format!("# pipeline.offline.steps: {why}\n"));
-    // The rate ends with them, at the ratio of the config.
+    // The rate rises over a tenth of them, 6.8, and ends with them at the ratio of the config.
     let rates: Vec<f64> =
         metrics(&whole)[1..].iter().map(|it| it["learning_rate"].as_f64().unwrap()).collect();
+    assert_eq!(rates.iter().position(|rate| *rate == 2e-3), Some(6), "{rates:?}");
     assert!((rates[67] - 1e-4).abs() < 1e-12, "{rates:?}");
 
     let cut = folder.path().join("cut");

@@ -10,6 +10,7 @@ use super::model::LoraConfig;
 use super::optimizer::*;
 use super::schema::*;
 use super::stage::ZeroStage;
+use super::steps::Steps;
 use super::tree::Node;
 use crate::data::{Dataset, Tokenizer};
 use crate::error_chain::one_line;
@@ -421,7 +422,23 @@ impl Check<'_> {
         self.number(&field("adamw.eps"), eps, eps > 0.0, "above 0")?;
         self.number(&field("adamw.weight_decay"), weight_decay, weight_decay >= 0.0, "0 or above")?;
         let norm = optimizer.max_grad_norm;
-        self.number(&field("max_grad_norm"), norm, norm >= 0.0, "0 or above")
+        self.number(&field("max_grad_norm"), norm, norm >= 0.0, "0 or above")?;
+        let share = |name: &str, steps: Steps<Share>| match steps {
+            Steps::Count(_) => Ok(()),
+            Steps::By(Share { share }) => {
+                let field = field(&format!("schedule.{name}.share"));
+                self.number(&field, share, (0.0..=1.0).contains(&share), "from 0 to 1")
+            }
+        };
+        match &optimizer.schedule {
+            ScheduleConfig::Constant(constant) => share("constant.warmup_steps", constant.warmup_steps),
+            ScheduleConfig::Linear(decay) => share("linear.warmup_steps", decay.warmup_steps),
+            ScheduleConfig::Cosine(decay) => share("cosine.warmup_steps", decay.warmup_steps),
+            ScheduleConfig::Wsd(wsd) => {
+                share("wsd.warmup_steps", wsd.warmup_steps)?;
+                share("wsd.decay_steps", wsd.decay_steps)
+            }
+        }
     }
 
     /// Whether the learning rate's way fits into `steps`.
@@ -440,6 +457,7 @@ impl Check<'_> {
         };
         let holds = (0.0..=1.0).contains(&ratio);
         self.number(&field(&format!("schedule.{kind}.final_ratio")), ratio, holds, "from 0 to 1")?;
+        let warmup_steps = warmup_steps.of(steps);
         self.ensure(
             warmup_steps < steps.max(1),
             &field(&format!("schedule.{kind}.warmup_steps")),
@@ -447,6 +465,7 @@ impl Check<'_> {
             "write fewer than the steps",
         )?;
         let ScheduleConfig::Wsd(WsdConfig { decay_steps, .. }) = optimizer.schedule else { return Ok(()) };
+        let decay_steps = decay_steps.of(steps);
         self.ensure(
             decay_steps > 0 && decay_steps <= steps.max(1) - warmup_steps,
             &field("schedule.wsd.decay_steps"),

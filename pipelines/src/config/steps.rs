@@ -161,9 +161,12 @@ impl Check<'_> {
 
 /// As few steps of `size` records as cover so many passes over `records`.
 fn steps_of(epochs: f64, records: usize, size: usize) -> u64 {
-    let steps = epochs * records as f64 / size as f64;
-    // 1.1 x 10 is a little more than 11, and no step more.
-    ((steps * (1.0 - 1e-12)).ceil() as u64).max(1)
+    whole(epochs * records as f64 / size as f64).max(1)
+}
+
+/// `steps` rounded up. 1.1 x 10 is a little more than 11, and no step more.
+pub(super) fn whole(steps: f64) -> u64 {
+    (steps * (1.0 - 1e-12)).ceil() as u64
 }
 
 #[cfg(test)]

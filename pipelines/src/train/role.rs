@@ -114,7 +114,7 @@ pub fn finish_steps<M: Model>(policy: &Zero<M>, steps: &[StepStats]) -> Result<M
 
 /// The learning rate of step `step`, from 0, of so many.
 pub fn learning_rate(optimizer: &OptimizerConfig, step: u64, steps: u64) -> f64 {
-    optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, steps)
+    optimizer.adamw.learning_rate * schedule(&optimizer.schedule, steps).factor(step, steps)
 }
 
 /// What this process has allocated on the model's device; libtorch's own memory is not in it.
@@ -122,19 +122,19 @@ pub fn allocated_bytes<M: Model>(model: &Zero<M>) -> Result<f64> {
     Ok(model.group().stream().device().memory_info()?.allocated_bytes as f64)
 }
 
-/// The learning rate's way.
-fn schedule(config: &ScheduleConfig) -> Schedule {
+/// The learning rate's way over `steps`.
+fn schedule(config: &ScheduleConfig, steps: u64) -> Schedule {
     match config {
-        ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
+        ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps.of(steps) },
         ScheduleConfig::Linear(c) => {
-            Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            Schedule::Linear { warmup_steps: c.warmup_steps.of(steps), final_ratio: c.final_ratio }
         }
         ScheduleConfig::Cosine(c) => {
-            Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            Schedule::Cosine { warmup_steps: c.warmup_steps.of(steps), final_ratio: c.final_ratio }
         }
         ScheduleConfig::Wsd(c) => Schedule::Wsd {
-            warmup_steps: c.warmup_steps,
-            decay_steps: c.decay_steps,
+            warmup_steps: c.warmup_steps.of(steps),
+            decay_steps: c.decay_steps.of(steps),
             final_ratio: c.final_ratio,
         },
     }
