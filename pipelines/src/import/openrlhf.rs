@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 const PACKED: &str = "sequences are always packed";
@@ -279,10 +279,14 @@ fn run(ledger: &mut Ledger, prompts: u64) {
             ledger.change(key, &field, steps, why);
         }
     }
-    if ledger.peek("train.num_episodes").is_some() {
-        match samples {
-            Some(_) => ledger.fold("train.num_episodes", "in the number of steps"),
-            None => ledger.refuse("train.num_episodes", format!("say `{field}`: a run's length is in steps")),
+    let key = "train.num_episodes";
+    match (samples, ledger.truth("algo.dynamic_filtering_enable")) {
+        (Some(_), _) if ledger.peek(key).is_some() => ledger.fold(key, "in the number of steps"),
+        (Some(_), _) => {}
+        (None, Some(true)) => ledger.refuse_all(&[(key, NO_EPOCHS)]),
+        (None, _) => {
+            ledger.assume(&[(key, json!(1))]);
+            rules::data_epochs(ledger, key, &field, "max_samples");
         }
     }
 }
@@ -303,9 +307,11 @@ fn optimizer(ledger: &mut Ledger) {
         warmup: ["actor.lr_warmup_steps", "actor.lr_warmup_ratio"],
         final_ratio: "actor.min_lr_ratio",
         updates_per_step: 1,
-        steps: ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64),
     };
     ledger.assume(&[("actor.lr_scheduler", json!("cosine_with_min_lr")), ("actor.min_lr_ratio", json!(0.1))]);
+    if ledger.peek(schedule.warmup[0]).is_none() {
+        ledger.assume(&[(schedule.warmup[1], json!(0.03))]);
+    }
     schedule.apply(ledger);
 }
 

@@ -6,7 +6,7 @@ const PPO: &str = "python -m openrlhf.cli.train_ppo_ray --pretrain m --rollout_b
 
 /// Imports `text` as what `origin` has, whatever its keys are.
 #[track_caller]
-fn imported_from(text: &str, origin: Origin) -> Import {
+pub(super) fn imported_from(text: &str, origin: Origin) -> Import {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, text).unwrap();
