@@ -592,6 +592,7 @@ fn what_is_no_config_is_said() {
 
 mod defaults;
 mod epochs;
+mod openrlhf_offline;
 mod openrlhf_trl;
 mod roll;
 mod verl;
