@@ -279,7 +279,9 @@ pub(super) fn run(ledger: &mut Ledger, pipeline: &str, records: u64, (key, usual
     for key in ["max_samples", "data.max_samples"] {
         if ledger.peek(key).is_some() {
             let steps = samples.unwrap_or(0).saturating_mul(epochs).div_ceil(records.max(1));
-            let why = format!("as many records, {records} a step");
+            let why = format!(
+                "as many records, {records} a step; where a file has fewer, say `{field}: {{data_epochs: {epochs}}}`"
+            );
             ledger.change(key, &field, steps, why);
         }
     }

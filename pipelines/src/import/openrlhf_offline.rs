@@ -51,7 +51,7 @@ const RENAMED: [(&str, &str); 26] = [
 /// Of PPO's dotted flags those that these programs have as well begin so.
 const COMMON: [&str; 5] = ["ds.", "train.", "data.", "ckpt.", "eval."];
 
-const IDLE: [(&str, &str); 14] = [
+const IDLE: [(&str, &str); 16] = [
     ("local_rank", "`anyroll run` starts the ranks"),
     ("use_ms", "nothing is downloaded"),
     ("full_determinism", "`strategy.deterministic` is the default"),
@@ -65,17 +65,17 @@ const IDLE: [(&str, &str); 14] = [
     ("eval_split", "a dataset is a file"),
     ("eval.split", "a dataset is a file"),
     ("model.gradient_checkpointing_reentrant", "recomputation is per block"),
+    ("value_head_prefix", "an exported reward model has transformers' name for its head"),
+    ("ds.value_head_prefix", "an exported reward model has transformers' name for its head"),
     ("model.compute_fp32_loss_enable", "losses are computed in fp32 or above"),
 ];
 
-const REFUSED: [(&str, &str); 8] = [
+const REFUSED: [(&str, &str); 6] = [
     ("model.margin_loss_enable", "pairs have no margins"),
     ("model.pretrain_mode_enable", "the answer alone is learnt, and not the prompt"),
     ("model.aux_loss_coef", "there are no mixtures of experts"),
     ("tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.tokenizer_chat_template", "the template is that of the model's folder"),
-    ("value_head_prefix", "an exported reward model has transformers' name for its head"),
-    ("ds.value_head_prefix", "an exported reward model has transformers' name for its head"),
     ("data.dataset_probs", "say the files in a `mix`, with their weights"),
 ];
 

@@ -16,7 +16,8 @@ const DPO: &str = "deepspeed --module openrlhf.cli.train_dpo --pretrain models/l
     --apply_chat_template --beta 0.2 --train_batch_size 256 --micro_train_batch_size 1 --zero_stage 3 --ref_offload";
 
 const RM: &str = "torchrun -m openrlhf.cli.train_rm --model.model_name_or_path models/llama --data.dataset a.jsonl \
-    --eval.dataset b.jsonl --adam.lr 1e-5 --ds.zero_stage 3 --ds.param_dtype bf16 --model.loss_type sigmoid";
+    --eval.dataset b.jsonl --adam.lr 1e-5 --ds.zero_stage 3 --ds.param_dtype bf16 --model.loss_type sigmoid \
+    --ds.value_head_prefix score";
 
 #[track_caller]
 fn check(import: &Import, lines: &[&str]) {
@@ -72,6 +73,8 @@ fn pairs() {
     );
     let ipo = imported("ipo.sh", &format!("{DPO} --ipo --max_samples 2560"), Origin::OpenrlhfDpo);
     check(&ipo, &["      ipo:\n        beta: 0.2\n", "    steps: 10\n"]);
+    let told = "changed   max_samples: 2560 -> pipeline.offline.steps: 10 (as many records, 256 a step; where a file";
+    check_rows(&ipo, &[("max_samples", told)]);
     let rpo = format!("{DPO} --nll_loss_coef 0.3 --ref_pretrain models/llama");
     check(&imported("rpo.sh", &rpo, Origin::OpenrlhfDpo), &["        sft_weight: 0.3\n"]);
 
