@@ -7,6 +7,7 @@ mod commands;
 mod critic;
 mod diffusers;
 mod diffusion;
+mod epochs;
 mod failures;
 mod image_rewards;
 mod inference;

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::schema::OptimizerConfig;
+use super::optimizer::OptimizerConfig;
 
 /// Advantages and the policy loss.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

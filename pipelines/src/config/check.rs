@@ -7,8 +7,10 @@ use anyroll_models::{LoraTarget, ModulePattern};
 
 use super::error::{Problem, list};
 use super::model::LoraConfig;
+use super::optimizer::*;
 use super::schema::*;
 use super::stage::ZeroStage;
+use super::steps::Steps;
 use super::tree::Node;
 use crate::data::{Dataset, Tokenizer};
 use crate::error_chain::one_line;
@@ -45,6 +47,8 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
                 &[],
             )?;
             let dataset = check.data("pipeline.offline", &offline.data, evaluated, tokenizer)?;
+            let steps = check.length(&config.pipeline, &dataset)?.steps;
+            check.schedule("pipeline.offline.optimizer", &offline.optimizer, steps)?;
             check.written(config, offline, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
         }
@@ -54,6 +58,9 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             check.rewards_have_answers(rlvr)?;
             let dataset = check.data("pipeline.rlvr", &rlvr.data, rlvr.evaluation.prompts, tokenizer)?;
+            let steps = check.length(&config.pipeline, &dataset)?.steps;
+            check.schedule("pipeline.rlvr.optimizer", &rlvr.optimizer, steps)?;
+            rlvr.critic.as_ref().map_or(Ok(()), |critic| check.critic_over(critic, steps))?;
             check.domains(rlvr, &dataset)?;
             check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
             Ok(Some(dataset))
@@ -285,7 +292,6 @@ impl Check<'_> {
 
     fn rlvr(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.rlvr.{name}");
-        self.positive(&field("steps"), rlvr.steps)?;
         self.positive(&field("prompts_per_step"), rlvr.prompts_per_step)?;
         self.positive(&field("group_size"), rlvr.group_size)?;
         self.ensure(
@@ -311,7 +317,7 @@ impl Check<'_> {
         self.rollout(&rlvr.rollout)?;
         self.asynchronous(rlvr)?;
         self.algorithm(rlvr)?;
-        self.optimizer(&field("optimizer"), &rlvr.optimizer, rlvr.steps)?;
+        self.optimizer(&field("optimizer"), &rlvr.optimizer)?;
         self.critic(rlvr)?;
         if let Some(warmup) = &rlvr.warmup {
             self.warmup(&field("warmup"), warmup)?;
@@ -333,7 +339,9 @@ impl Check<'_> {
         if let Some(size) = warmup.micro_batch_size {
             self.positive(&format!("{path}.micro_batch_size"), size)?;
         }
-        self.optimizer(&format!("{path}.optimizer"), &warmup.optimizer, warmup.steps)
+        let path = format!("{path}.optimizer");
+        self.optimizer(&path, &warmup.optimizer)?;
+        self.schedule(&path, &warmup.optimizer, warmup.steps)
     }
 
     fn selection(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
@@ -403,12 +411,7 @@ impl Check<'_> {
         )
     }
 
-    pub(super) fn optimizer(
-        &self,
-        path: &str,
-        optimizer: &OptimizerConfig,
-        steps: u64,
-    ) -> Result<(), Problem> {
+    pub(super) fn optimizer(&self, path: &str, optimizer: &OptimizerConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("{path}.{name}");
         let AdamWConfig { learning_rate, betas, eps, weight_decay, decays: _ } = optimizer.adamw;
         self.number(&field("adamw.learning_rate"), learning_rate, learning_rate > 0.0, "above 0")?;
@@ -420,6 +423,32 @@ impl Check<'_> {
         self.number(&field("adamw.weight_decay"), weight_decay, weight_decay >= 0.0, "0 or above")?;
         let norm = optimizer.max_grad_norm;
         self.number(&field("max_grad_norm"), norm, norm >= 0.0, "0 or above")?;
+        let share = |name: &str, steps: Steps<Share>| match steps {
+            Steps::Count(_) => Ok(()),
+            Steps::By(Share { share }) => {
+                let field = field(&format!("schedule.{name}.share"));
+                self.number(&field, share, (0.0..=1.0).contains(&share), "from 0 to 1")
+            }
+        };
+        match &optimizer.schedule {
+            ScheduleConfig::Constant(constant) => share("constant.warmup_steps", constant.warmup_steps),
+            ScheduleConfig::Linear(decay) => share("linear.warmup_steps", decay.warmup_steps),
+            ScheduleConfig::Cosine(decay) => share("cosine.warmup_steps", decay.warmup_steps),
+            ScheduleConfig::Wsd(wsd) => {
+                share("wsd.warmup_steps", wsd.warmup_steps)?;
+                share("wsd.decay_steps", wsd.decay_steps)
+            }
+        }
+    }
+
+    /// Whether the learning rate's way fits into `steps`.
+    pub(super) fn schedule(
+        &self,
+        path: &str,
+        optimizer: &OptimizerConfig,
+        steps: u64,
+    ) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
         let (kind, warmup_steps, ratio) = match &optimizer.schedule {
             ScheduleConfig::Constant(_) => return Ok(()),
             ScheduleConfig::Linear(decay) => ("linear", decay.warmup_steps, decay.final_ratio),
@@ -428,6 +457,7 @@ impl Check<'_> {
         };
         let holds = (0.0..=1.0).contains(&ratio);
         self.number(&field(&format!("schedule.{kind}.final_ratio")), ratio, holds, "from 0 to 1")?;
+        let warmup_steps = warmup_steps.of(steps);
         self.ensure(
             warmup_steps < steps.max(1),
             &field(&format!("schedule.{kind}.warmup_steps")),
@@ -435,6 +465,7 @@ impl Check<'_> {
             "write fewer than the steps",
         )?;
         let ScheduleConfig::Wsd(WsdConfig { decay_steps, .. }) = optimizer.schedule else { return Ok(()) };
+        let decay_steps = decay_steps.of(steps);
         self.ensure(
             decay_steps > 0 && decay_steps <= steps.max(1) - warmup_steps,
             &field("schedule.wsd.decay_steps"),

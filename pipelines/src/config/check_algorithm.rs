@@ -164,13 +164,19 @@ impl Check<'_> {
         let clip = critic.value_clip;
         let field = format!("{path}.value_clip");
         self.number(&field, clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0")?;
+        self.optimizer(&format!("{path}.optimizer"), &critic.optimizer)
+    }
+
+    /// Whether the critic's part of the run ends before the run does.
+    pub(super) fn critic_over(&self, critic: &CriticConfig, steps: u64) -> Result<(), Problem> {
+        let path = "pipeline.rlvr.critic";
         self.ensure(
-            critic.warmup_steps < rlvr.steps,
+            critic.warmup_steps < steps,
             &format!("{path}.warmup_steps"),
-            format!("{} of {} steps leave none to the policy", critic.warmup_steps, rlvr.steps),
+            format!("{} of {steps} steps leave none to the policy", critic.warmup_steps),
             "write fewer than the steps",
         )?;
-        self.optimizer(&format!("{path}.optimizer"), &critic.optimizer, rlvr.steps)
+        self.schedule(&format!("{path}.optimizer"), &critic.optimizer, steps)
     }
 }
 

@@ -49,13 +49,15 @@ impl Check<'_> {
         self.sampler(&diffusion.sampler)?;
         self.image_rewards(&field("reward"), &diffusion.reward)?;
         self.method(diffusion)?;
-        self.optimizer(&field("optimizer"), &diffusion.optimizer, diffusion.steps)?;
+        self.optimizer(&field("optimizer"), &diffusion.optimizer)?;
+        self.schedule(&field("optimizer"), &diffusion.optimizer, diffusion.steps)?;
         if let Some(warmup) = &diffusion.warmup {
             self.positive(&field("warmup.batch_size"), warmup.batch_size)?;
             let dropout = warmup.class_dropout;
             let holds = (0.0..=1.0).contains(&dropout);
             self.number(&field("warmup.class_dropout"), dropout, holds, "from 0 to 1")?;
-            self.optimizer(&field("warmup.optimizer"), &warmup.optimizer, warmup.steps)?;
+            self.optimizer(&field("warmup.optimizer"), &warmup.optimizer)?;
+            self.schedule(&field("warmup.optimizer"), &warmup.optimizer, warmup.steps)?;
         }
         for (name, value) in [
             ("evaluation.every", diffusion.evaluation.every),

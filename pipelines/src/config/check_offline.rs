@@ -13,7 +13,6 @@ impl Check<'_> {
     pub(super) fn offline(&self, config: &Config, offline: &OfflineConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.offline.{name}");
         for (name, value) in [
-            ("steps", offline.steps),
             ("batch_size", offline.batch_size as u64),
             ("evaluation.every", offline.evaluation.every),
             ("evaluation.prompts", offline.evaluation.prompts as u64),
@@ -31,7 +30,7 @@ impl Check<'_> {
         )?;
         self.objective(&field("objective"), &offline.objective)?;
         self.turns(&field("turns"), config, offline)?;
-        self.optimizer(&field("optimizer"), &offline.optimizer, offline.steps)?;
+        self.optimizer(&field("optimizer"), &offline.optimizer)?;
         if let Some(warmup) = &offline.warmup {
             self.warmup(&field("warmup"), warmup)?;
         }

@@ -8,7 +8,8 @@ use anyroll_models::diffusion::{sigmas, sigmas_of_diffusers};
 use serde::{Deserialize, Serialize};
 
 use super::image_reward::ImageRewardConfig;
-use super::schema::{CheckpointConfig, OptimizerConfig};
+use super::optimizer::OptimizerConfig;
+use super::schema::CheckpointConfig;
 
 /// The shape of a class-conditional diffusion transformer (DiT with adaLN-Zero).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
-//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields,
-//! `algorithm`, `data` and `metrics` for those of their sections, `offline` and `diffusion` for those of their pipelines.
+//! the `--set` that is to blame, and says what would be right. Read `schema` for the fields, `algorithm`, `data`,
+//! `metrics` and `optimizer` for those of their sections, `offline` and `diffusion` for those of their pipelines.
 
 mod algorithm;
 mod check;
@@ -28,11 +28,13 @@ mod include;
 mod metrics;
 mod model;
 mod offline;
+mod optimizer;
 mod resolve;
 mod reward;
 mod reward_model;
 mod schema;
 mod stage;
+mod steps;
 mod tree;
 
 use std::path::Path;
@@ -45,14 +47,16 @@ pub use image_reward::*;
 pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
+pub use optimizer::*;
 pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
 pub use reward_model::*;
 pub use schema::*;
 pub use stage::ZeroStage;
+pub use steps::{DataEpochs, Measure, Steps};
 
 use crate::data::Dataset;
-use error::Source;
+use error::{Problem, Source};
 use tree::Node;
 
 /// A config file as it was read.
@@ -99,7 +103,7 @@ impl Loaded {
     pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
         let resolved = || {
             let check = check::Check { tree: &self.tree };
-            let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
+            let mut run = self.resolve_on(machine, &check)?;
             check.keys(&self.config)?;
             if let Some(dataset) = &self.dataset {
                 stage::settle(&mut run, dataset, &check)?;
@@ -117,7 +121,16 @@ impl Loaded {
 
     /// As [`Self::resolve`], with `zero_stage: auto` left as it is, and for a machine that need not be this one.
     pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
-        resolve::resolve(&self.config, &self.tree, machine).map_err(|problem| self.source.render(problem))
+        let check = check::Check { tree: &self.tree };
+        self.resolve_on(machine, &check).map_err(|problem| self.source.render(problem))
+    }
+
+    fn resolve_on(&self, machine: &Machine, check: &check::Check) -> Result<Run, Problem> {
+        let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
+        if let Some(dataset) = &self.dataset {
+            steps::settle(&mut run, dataset, check)?;
+        }
+        Ok(run)
     }
 }
 

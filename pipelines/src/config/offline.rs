@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::data::DataConfig;
-use super::schema::{CheckpointConfig, OptimizerConfig, WarmupConfig};
+use super::optimizer::OptimizerConfig;
+use super::schema::{CheckpointConfig, WarmupConfig};
+use super::steps::{DataEpochs, Steps};
 
 /// Training on texts that are there beforehand: answers to be learnt, or pairs of a better and a worse one.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -20,8 +22,8 @@ pub struct OfflineConfig {
     /// Supervised steps on the answers, the better ones, before the first step. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup: Option<WarmupConfig>,
-    /// Optimizer steps.
-    pub steps: u64,
+    /// Optimizer steps: a number, or `{data_epochs: 3}` for as many as cover passes over the data.
+    pub steps: Steps<DataEpochs>,
     /// Records of a step, over all ranks; a multiple of the number of ranks. Where the objective compares, a record is two
     /// sequences of `strategy.micro_batch_size`.
     pub batch_size: usize,

@@ -76,13 +76,17 @@ pub struct Run {
     pub memory_bytes: BTreeMap<String, usize>,
     /// Why `zero_stage: auto` is what it is; `None` where a stage was written.
     pub stage_reason: Option<String>,
+    /// The passes over the data that its steps cover; `None` where steps were written.
+    pub steps_reason: Option<String>,
 }
 
 impl Run {
     /// The config with nothing left to resolve as YAML, and in comments why it is so.
     pub fn to_yaml(&self) -> String {
-        let reason = self.stage_reason.iter().map(|reason| format!("# strategy.zero_stage: {reason}\n"));
-        reason.chain([self.config.to_yaml()]).collect()
+        let pipeline = self.config.pipeline.name();
+        let stage = self.stage_reason.iter().map(|reason| format!("# strategy.zero_stage: {reason}\n"));
+        let steps = self.steps_reason.iter().map(|reason| format!("# pipeline.{pipeline}.steps: {reason}\n"));
+        stage.chain(steps).chain([self.config.to_yaml()]).collect()
     }
 
     /// The roles that are held by a strategy whose stage may be open.
@@ -208,6 +212,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
         batches,
         memory_bytes,
         stage_reason: None,
+        steps_reason: None,
     })
 }
 

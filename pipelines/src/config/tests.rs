@@ -337,7 +337,7 @@ fn set_overrides_the_file() {
     let config = read(SMALL, &sets).unwrap().config;
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
     assert_eq!(config.seed, 8, "the last one counts");
-    assert_eq!((rlvr.steps, rlvr.evaluation.every), (3, 1));
+    assert_eq!((rlvr.steps, rlvr.evaluation.every), (Steps::Count(3), 1));
     assert_eq!(rlvr.optimizer.adamw.betas, [0.5, 0.6]);
     assert_eq!(rlvr.data, DataConfig::Addition(AdditionConfig { digits: 2, reversed: false }));
     assert_eq!(config.roles.reference.strategy.micro_batch_size, Some(2));

@@ -201,6 +201,14 @@ impl Dataset {
         }
     }
 
+    /// The records of a pass over the training data; `None` where no pass ends, of made records, or each source has its own.
+    pub fn records_of_a_pass(&self) -> Option<usize> {
+        match &self.0 {
+            Source::Listed { train, .. } => Some(train.len()),
+            Source::Made(_) | Source::Mixed { .. } => None,
+        }
+    }
+
     /// The training records of a range of positions in the run.
     fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
         match &self.0 {

@@ -22,11 +22,31 @@ pub(super) struct Program {
     keys: fn(Vec<String>) -> Result<Keys, String>,
 }
 
-const PROGRAMS: [Program; 2] = [
+const OPENRLHF: &[&str] = &["openrlhf.cli."];
+
+const PROGRAMS: [Program; 5] = [
     Program {
         origin: Origin::Openrlhf,
-        packages: &["openrlhf.cli."],
+        packages: OPENRLHF,
         names: &["openrlhf.cli.train_ppo_ray"],
+        keys: flags,
+    },
+    Program {
+        origin: Origin::OpenrlhfSft,
+        packages: OPENRLHF,
+        names: &["openrlhf.cli.train_sft"],
+        keys: flags,
+    },
+    Program {
+        origin: Origin::OpenrlhfDpo,
+        packages: OPENRLHF,
+        names: &["openrlhf.cli.train_dpo"],
+        keys: flags,
+    },
+    Program {
+        origin: Origin::OpenrlhfRm,
+        packages: OPENRLHF,
+        names: &["openrlhf.cli.train_rm"],
         keys: flags,
     },
     Program {
@@ -38,11 +58,18 @@ const PROGRAMS: [Program; 2] = [
 ];
 
 impl Program {
-    /// Whose command `text` has. OpenRLHF's is always one, verl's config may be a YAML as well.
+    /// The first program that `text` calls, or whose system it names. OpenRLHF's is always a command, verl's config may be a
+    /// YAML as well.
     pub(super) fn of(text: &str, origin: Option<Origin>) -> Option<&'static Self> {
         let fits = |program: &&Self| origin.is_none_or(|origin| origin == program.origin);
-        let calls = |program: &&Self| program.is_named_in(text) || origin == Some(Origin::Openrlhf);
-        PROGRAMS.iter().filter(fits).find(calls)
+        let is_called = |program: &&Self| {
+            let calls = program.calls(text, &mut Variables::of_shell()).unwrap_or_default();
+            calls.iter().any(|(name, _)| program.names.contains(&name.as_str()))
+        };
+        let is_meant =
+            |program: &&Self| program.is_named_in(text) || (origin.is_some() && program.packages == OPENRLHF);
+        let mut programs = PROGRAMS.iter().filter(fits);
+        programs.clone().find(is_called).or_else(|| programs.find(is_meant))
     }
 
     fn is_named_in(&self, text: &str) -> bool {
@@ -58,7 +85,15 @@ impl Program {
         match (calls.len(), calls.pop(), other) {
             (1, Some((_, arguments)), _) => (self.keys)(arguments),
             (0, _, Some(other)) => {
-                Err(format!("it calls `{other}`, and only commands of `{name}` are imported"))
+                let of_system = PROGRAMS.iter().filter(|program| program.packages == self.packages);
+                let names: Vec<&str> = of_system.flat_map(|program| program.names).copied().collect();
+                match names.contains(&other.as_str()) {
+                    true => Err(format!("it calls `{other}`, and not `{name}`: leave --from out")),
+                    false => {
+                        let names = names.join("`, `");
+                        Err(format!("it calls `{other}`, and only commands of `{names}` are imported"))
+                    }
+                }
             }
             (0, ..) => Err(format!("it has no command that calls `{name}`")),
             (count, ..) => Err(format!("it calls `{name}` {count} times: leave one of the commands in")),

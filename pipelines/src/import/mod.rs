@@ -13,6 +13,7 @@ mod deepspeed;
 mod document;
 mod ledger;
 mod openrlhf;
+mod openrlhf_offline;
 mod roll;
 mod roll_data;
 mod rules;
@@ -56,6 +57,12 @@ pub enum Origin {
     TrlReward,
     /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
     Openrlhf,
+    /// One that calls `openrlhf.cli.train_sft`.
+    OpenrlhfSft,
+    /// One that calls `openrlhf.cli.train_dpo`.
+    OpenrlhfDpo,
+    /// One that calls `openrlhf.cli.train_rm`.
+    OpenrlhfRm,
     /// A script or a line that calls `verl.trainer.main_ppo`, or its YAML.
     Verl,
     /// trlx's TRLConfig YAML.
@@ -85,7 +92,7 @@ pub enum Error {
     /// No system that we know has such a config.
     #[error(
         "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
-         trl-sft, trl-dpo, trl-reward, openrlhf, verl or trlx",
+         trl-sft, trl-dpo, trl-reward, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, verl or trlx",
         path.display()
     )]
     Unknown {
@@ -163,6 +170,9 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
         Origin::TrlReward => trl_offline::apply(&mut ledger, trl_offline::Trainer::Reward),
         Origin::Openrlhf => openrlhf::apply(&mut ledger),
+        Origin::OpenrlhfSft => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Sft),
+        Origin::OpenrlhfDpo => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Dpo),
+        Origin::OpenrlhfRm => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Rm),
         Origin::Verl => verl::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }

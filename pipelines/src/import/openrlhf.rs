@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 const PACKED: &str = "sequences are always packed";
 
 /// Flat flags and the dotted ones that replaced them: rules speak of the dotted ones alone.
-const RENAMED: [(&str, &str); 60] = [
+pub(super) const RENAMED: [(&str, &str); 60] = [
     ("pretrain", "actor.model_name_or_path"),
     ("reward_pretrain", "reward.model_name_or_path"),
     ("remote_rm_url", "reward.remote_url"),
@@ -71,7 +71,7 @@ const RENAMED: [(&str, &str); 60] = [
     ("prompt_data", "data.prompt_dataset"),
 ];
 
-const MORE_RENAMED: [(&str, &str); 15] = [
+pub(super) const MORE_RENAMED: [(&str, &str); 15] = [
     ("reward_clip_range", "reward.clip_range"),
     ("overlong_buffer_len", "reward.overlong_buffer_len"),
     ("overlong_penalty_factor", "reward.overlong_penalty_factor"),
@@ -110,7 +110,7 @@ fn defaults() -> [(&'static str, Value); 16] {
     ]
 }
 
-const IDLE: [(&str, &str); 37] = [
+pub(super) const IDLE: [(&str, &str); 37] = [
     ("vllm*", ONE_ENGINE),
     ("enforce_eager", ONE_ENGINE),
     ("enable_prefix_caching", ONE_ENGINE),
@@ -153,7 +153,7 @@ const IDLE: [(&str, &str); 37] = [
     ("actor.gradient_checkpointing_reentrant", "recomputation is per block"),
 ];
 
-const REFUSED: [(&str, &str); 15] = [
+pub(super) const REFUSED: [(&str, &str); 15] = [
     ("ds.zpg", "ZeRO++ is not there"),
     ("ds.load_in_4bit", "weights are not quantised"),
     ("ds.ring_attn_*", "sequences are not split over ranks"),
@@ -179,10 +179,11 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.assume(&defaults());
     ledger.fill("name", "imported_from_openrlhf");
     ledger.fill("backend", "auto");
-    model(ledger);
-    strategy(ledger);
+    model(ledger, "actor.");
+    strategy(ledger, "actor.");
+    ledger.copy_number("train.micro_batch_size", "strategy.micro_batch_size");
     batches(ledger);
-    optimizer(ledger);
+    optimizer(ledger, R, "actor.");
     algorithm(ledger);
     data(ledger);
     rewards(ledger);
@@ -190,8 +191,9 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-fn model(ledger: &mut Ledger) {
-    let key = "actor.model_name_or_path";
+/// Where the model is whose flags begin with `section`, and its adapters.
+pub(super) fn model(ledger: &mut Ledger, section: &str) {
+    let key = &format!("{section}model_name_or_path");
     if let Some(name) = ledger.text(key) {
         ledger.change(key, "model.path", name, DOWNLOAD);
     }
@@ -210,20 +212,21 @@ fn model(ledger: &mut Ledger) {
     }
 }
 
-fn strategy(ledger: &mut Ledger) {
+/// How the model is held whose flags begin with `section`.
+pub(super) fn strategy(ledger: &mut Ledger, section: &str) {
     ledger.copy_number("ds.zero_stage", "strategy.zero_stage");
-    ledger.copy_number("actor.num_gpus_per_node", "devices");
+    ledger.copy_number(&format!("{section}num_gpus_per_node"), "devices");
     ledger.copy_text("ds.param_dtype", "strategy.precision");
     if ledger.peek("bf16").is_some() {
         ledger.map("bf16", "strategy.precision", "bf16");
     }
     ledger.switch("ds.adam_offload", "strategy.offload.optimizer", "cpu_step");
-    ledger.switch("actor.gradient_checkpointing_enable", "strategy.recompute", "full");
+    let recompute = format!("{section}gradient_checkpointing_enable");
+    ledger.switch(&recompute, "strategy.recompute", "full");
     let reference = "roles.reference.strategy.offload.params";
     for key in ["ref.offload", "ref_reward_offload"] {
         ledger.switch(key, reference, "between_steps");
     }
-    ledger.copy_number("train.micro_batch_size", "strategy.micro_batch_size");
 }
 
 /// OpenRLHF's rollout batch is in prompts, its training batch in completions.
@@ -256,56 +259,68 @@ fn batches(ledger: &mut Ledger) {
             ledger.fold("train.partial_rollout_enable", "what is unfinished goes on in the next step");
         }
     }
-    run(ledger, prompts);
+    run(ledger, R, prompts, ("train.num_episodes", 1));
 }
 
-/// How long the run is, and when it is saved and evaluated.
-fn run(ledger: &mut Ledger, prompts: u64) {
+/// How long the run of `pipeline` is, with so many records a step and passes over the data by a key with its default, and
+/// when it is saved and evaluated.
+pub(super) fn run(ledger: &mut Ledger, pipeline: &str, records: u64, (key, usual): (&str, u64)) {
     for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
         match ledger.number(key) {
-            Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{field}")),
+            Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{pipeline}.{field}")),
             Some(_) => ledger.idle(key, "only at the end"),
             None => {}
         }
     }
-    ledger.copy_number("ckpt.max_num", &format!("{R}.checkpoint.keep_last"));
-    let field = format!("{R}.steps");
+    ledger.copy_number("ckpt.max_num", &format!("{pipeline}.checkpoint.keep_last"));
+    let field = format!("{pipeline}.steps");
     let samples = ledger.whole("max_samples").or_else(|| ledger.whole("data.max_samples"));
-    let episodes = ledger.whole("train.num_episodes").unwrap_or(1);
+    let epochs = ledger.whole(key).unwrap_or(usual);
     for key in ["max_samples", "data.max_samples"] {
         if ledger.peek(key).is_some() {
-            let steps = (samples.unwrap_or(0) * episodes).div_ceil(prompts.max(1));
-            let why = format!("as many prompts, {prompts} a step");
+            let steps = samples.unwrap_or(0).saturating_mul(epochs).div_ceil(records.max(1));
+            let why = format!(
+                "as many records, {records} a step; where a file has fewer, say `{field}: {{data_epochs: {epochs}}}`"
+            );
             ledger.change(key, &field, steps, why);
         }
     }
-    if ledger.peek("train.num_episodes").is_some() {
-        match samples {
-            Some(_) => ledger.fold("train.num_episodes", "in the number of steps"),
-            None => ledger.refuse("train.num_episodes", format!("say `{field}`: a run's length is in steps")),
+    match (samples, ledger.truth("algo.dynamic_filtering_enable")) {
+        (Some(_), _) if ledger.peek(key).is_some() => ledger.fold(key, "in the number of steps"),
+        (Some(_), _) => {}
+        (None, Some(true)) => ledger.refuse_all(&[(key, NO_EPOCHS)]),
+        (None, _) => {
+            ledger.assume(&[(key, json!(usual))]);
+            rules::data_epochs(ledger, key, &field, "max_samples");
         }
     }
 }
 
-fn optimizer(ledger: &mut Ledger) {
-    let adamw = format!("{R}.optimizer.adamw");
-    ledger.copy_number("actor.adam.lr", &format!("{adamw}.learning_rate"));
-    ledger.copy_number("actor.adam.eps", &format!("{adamw}.eps"));
-    ledger.copy_number("actor.adam.weight_decay", &format!("{adamw}.weight_decay"));
-    rules::max_grad_norm(ledger, "actor.max_norm", &format!("{R}.optimizer.max_grad_norm"));
-    if let Some(Value::Array(betas)) = ledger.peek("actor.adam.betas").cloned() {
+/// The optimizer of `pipeline`, by the flags that begin with `section`.
+pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, section: &str) {
+    let key = |name: &str| format!("{section}{name}");
+    let adamw = format!("{pipeline}.optimizer.adamw");
+    ledger.copy_number(&key("adam.lr"), &format!("{adamw}.learning_rate"));
+    ledger.copy_number(&key("adam.eps"), &format!("{adamw}.eps"));
+    ledger.copy_number(&key("adam.weight_decay"), &format!("{adamw}.weight_decay"));
+    rules::max_grad_norm(ledger, &key("max_norm"), &format!("{pipeline}.optimizer.max_grad_norm"));
+    if let Some(Value::Array(betas)) = ledger.peek(&key("adam.betas")).cloned() {
         let betas: Vec<f64> = betas.iter().filter_map(values::number).collect();
-        ledger.map("actor.adam.betas", &format!("{adamw}.betas"), betas);
+        ledger.map(&key("adam.betas"), &format!("{adamw}.betas"), betas);
     }
+    let [name, steps, ratio, least] =
+        ["lr_scheduler", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio"].map(key);
     let schedule = Schedule {
-        pipeline: R,
-        name: "actor.lr_scheduler",
-        warmup: ["actor.lr_warmup_steps", "actor.lr_warmup_ratio"],
-        final_ratio: "actor.min_lr_ratio",
+        pipeline,
+        name: &name,
+        warmup: [&steps, &ratio],
+        final_ratio: &least,
         updates_per_step: 1,
-        steps: ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64),
     };
-    ledger.assume(&[("actor.lr_scheduler", json!("cosine_with_min_lr")), ("actor.min_lr_ratio", json!(0.1))]);
+    ledger.assume(&[(&name, json!("cosine_with_min_lr")), (&least, json!(0.1))]);
+    if ledger.peek(schedule.warmup[0]).is_none() {
+        ledger.assume(&[(schedule.warmup[1], json!(0.03))]);
+    }
     schedule.apply(ledger);
 }
 

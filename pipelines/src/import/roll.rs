@@ -285,7 +285,6 @@ fn adamw(ledger: &mut Ledger, section: &str, owner: &str) {
         warmup: [&args("warmup_steps"), &args("warmup_ratio")],
         final_ratio: &args("min_lr_ratio"),
         updates_per_step: 1,
-        steps: ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64),
     };
     schedule.apply(ledger);
 }

@@ -1,5 +1,7 @@
 //! Rules that several importers have in common.
 
+use serde_json::json;
+
 use super::{ledger::Ledger, values};
 
 /// The count that a key says. What is no count is refused, and `default` stands in where others are made from it.
@@ -43,6 +45,21 @@ pub(super) fn updates_to_steps(ledger: &mut Ledger, key: &str, field: &str, upda
             let why = format!("{updates_per_step} updates make a step of ours");
             ledger.change(key, field, updates.div_ceil(updates_per_step), why);
         }
+    }
+}
+
+/// Passes over the data, unless `field` has a number of steps by what `steps` says.
+pub(super) fn data_epochs(ledger: &mut Ledger, key: &str, field: &str, steps: &str) {
+    if ledger.peek(key).is_none() {
+        return;
+    }
+    match (ledger.draft(field), ledger.number(key)) {
+        (Some(_), _) => ledger.idle(key, format!("{steps} is given")),
+        (None, Some(epochs)) if epochs > 0.0 => {
+            let why = "a step may end one and begin the next, where others cut or fill each to whole steps";
+            ledger.change(key, field, json!({"data_epochs": values::json(epochs)}), why);
+        }
+        (None, _) => ledger.refuse(key, "not a number above 0"),
     }
 }
 

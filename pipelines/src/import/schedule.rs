@@ -1,6 +1,8 @@
 //! Learning-rate schedules by the names that `transformers` gave them.
 
-use super::ledger::Ledger;
+use serde_json::{Value, json};
+
+use super::{ledger::Ledger, values};
 
 /// Foreign schedule keys, and how many of its steps are one of ours.
 pub(super) struct Schedule<'a> {
@@ -14,8 +16,6 @@ pub(super) struct Schedule<'a> {
     pub(super) final_ratio: &'a str,
     /// Foreign steps in one step of ours.
     pub(super) updates_per_step: u64,
-    /// Steps of ours, if they are known.
-    pub(super) steps: Option<u64>,
 }
 
 impl Schedule<'_> {
@@ -44,9 +44,8 @@ impl Schedule<'_> {
         format!("{}.optimizer.schedule.{kind}.{name}", self.pipeline)
     }
 
-    fn known_warmup(&self, ledger: &Ledger, kind: &str) -> u64 {
-        let known = ledger.draft(&self.field(kind, "warmup_steps"));
-        known.and_then(serde_json::Value::as_u64).unwrap_or(0)
+    fn known_warmup(&self, ledger: &Ledger, kind: &str) -> Value {
+        ledger.draft(&self.field(kind, "warmup_steps")).cloned().unwrap_or(json!(0))
     }
 
     fn warmup_steps(&self, ledger: &mut Ledger, kind: &str) {
@@ -56,7 +55,7 @@ impl Schedule<'_> {
         // transformers takes a number below 1 for a share of the steps.
         let is_share = ledger.number(steps_key).is_some_and(|steps| steps > 0.0 && steps < 1.0);
         if is_share {
-            self.warmup_share(ledger, steps_key, &field, None);
+            warmup_share(ledger, steps_key, &field, None);
         } else if ledger.peek(steps_key).is_some() {
             match (steps, self.updates_per_step) {
                 (None, _) => ledger.refuse(steps_key, "not a whole number"),
@@ -69,20 +68,17 @@ impl Schedule<'_> {
             }
         }
         if ledger.peek(ratio_key).is_some() {
-            self.warmup_share(ledger, ratio_key, &field, steps);
+            warmup_share(ledger, ratio_key, &field, steps);
         }
     }
+}
 
-    /// The share of all steps that `key` says, unless `steps` are given.
-    fn warmup_share(&self, ledger: &mut Ledger, key: &str, field: &str, steps: Option<u64>) {
-        match (ledger.number(key), self.steps, steps) {
-            (Some(0.0), ..) => ledger.idle(key, "none"),
-            (Some(_), _, Some(1..)) => ledger.idle(key, "the warm-up's steps are given as well"),
-            (Some(ratio), Some(all), _) => {
-                let ours = (ratio * all as f64).ceil() as u64;
-                ledger.change(key, field, ours, format!("of {all} steps"));
-            }
-            _ => ledger.refuse(key, "the number of steps is not known: give the warm-up in steps"),
-        }
+/// The share of all steps that `key` says, unless `steps` are given.
+fn warmup_share(ledger: &mut Ledger, key: &str, field: &str, steps: Option<u64>) {
+    match (ledger.number(key), steps) {
+        (Some(0.0), _) => ledger.idle(key, "none"),
+        (Some(_), Some(1..)) => ledger.idle(key, "the warm-up's steps are given as well"),
+        (Some(share), _) => ledger.map(key, field, json!({"share": values::json(share)})),
+        (None, _) => ledger.refuse(key, "not a number"),
     }
 }

@@ -355,7 +355,7 @@ bf16: true
             "    batch_size: 64\n",
             "    steps: 200\n",
             "        learning_rate: 0.00002\n",
-            "          warmup_steps: 20\n",
+            "          warmup_steps:\n            share: 0.1\n",
             "          answer: messages\n",
         ],
     );
@@ -591,6 +591,8 @@ fn what_is_no_config_is_said() {
 }
 
 mod defaults;
+mod epochs;
+mod openrlhf_offline;
 mod openrlhf_trl;
 mod roll;
 mod verl;

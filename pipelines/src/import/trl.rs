@@ -209,19 +209,17 @@ fn groups(ledger: &mut Ledger, completions: u64, world: u64) -> Option<u64> {
     is_whole.then_some(completions / group)
 }
 
-/// How long the run is.
+/// How long the run is: `max_steps` where that is above 0, and else `num_train_epochs`.
 pub(super) fn steps(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
     let field = format!("{pipeline}.steps");
     match ledger.number("max_steps") {
         Some(steps) if steps <= 0.0 && steps.fract() == 0.0 => ledger.idle("max_steps", "no bound"),
         _ => rules::updates_to_steps(ledger, "max_steps", &field, updates_per_step),
     }
-    if ledger.peek("num_train_epochs").is_some() {
-        match ledger.draft(&field) {
-            Some(_) => ledger.idle("num_train_epochs", "max_steps is given"),
-            None => ledger.refuse("num_train_epochs", format!("say `{field}`: a run's length is in steps")),
-        }
+    if ledger.draft(&field).is_none() {
+        ledger.assume(&[("num_train_epochs", json!(3))]);
     }
+    rules::data_epochs(ledger, "num_train_epochs", &field, "max_steps");
 }
 
 /// AdamW and its schedule.
@@ -234,14 +232,12 @@ pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, updates_per_step: u
     let betas: Vec<f64> = ["adam_beta1", "adam_beta2"].iter().filter_map(|key| ledger.number(key)).collect();
     ledger.map("adam_beta1", &format!("{adamw}.betas"), betas.clone());
     ledger.map("adam_beta2", &format!("{adamw}.betas"), betas);
-    let steps = ledger.draft(&format!("{pipeline}.steps")).and_then(Value::as_u64);
     let schedule = Schedule {
         pipeline,
         name: "lr_scheduler_type",
         warmup: ["warmup_steps", "warmup_ratio"],
         final_ratio: "lr_scheduler_kwargs.min_lr_rate",
         updates_per_step,
-        steps,
     };
     schedule.apply(ledger);
 }

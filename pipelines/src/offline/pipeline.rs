@@ -219,7 +219,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         let config = &self.setup.config;
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
-            steps: config.steps,
+            steps: config.steps.number(),
             evaluate_every: config.evaluation.every,
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,

@@ -80,7 +80,7 @@ impl Pipeline for Rlvr {
         let rlvr = &self.setup.rlvr;
         Plan {
             warmup_steps: rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps),
-            steps: rlvr.steps,
+            steps: rlvr.steps.number(),
             evaluate_every: rlvr.evaluation.every,
             save_every: rlvr.checkpoint.every,
             keep_last: rlvr.checkpoint.keep_last,

@@ -114,7 +114,7 @@ pub fn finish_steps<M: Model>(policy: &Zero<M>, steps: &[StepStats]) -> Result<M
 
 /// The learning rate of step `step`, from 0, of so many.
 pub fn learning_rate(optimizer: &OptimizerConfig, step: u64, steps: u64) -> f64 {
-    optimizer.adamw.learning_rate * schedule(&optimizer.schedule).factor(step, steps)
+    optimizer.adamw.learning_rate * schedule(&optimizer.schedule, steps).factor(step, steps)
 }
 
 /// What this process has allocated on the model's device; libtorch's own memory is not in it.
@@ -122,19 +122,19 @@ pub fn allocated_bytes<M: Model>(model: &Zero<M>) -> Result<f64> {
     Ok(model.group().stream().device().memory_info()?.allocated_bytes as f64)
 }
 
-/// The learning rate's way.
-fn schedule(config: &ScheduleConfig) -> Schedule {
+/// The learning rate's way over `steps`.
+fn schedule(config: &ScheduleConfig, steps: u64) -> Schedule {
     match config {
-        ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps },
+        ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps.of(steps) },
         ScheduleConfig::Linear(c) => {
-            Schedule::Linear { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            Schedule::Linear { warmup_steps: c.warmup_steps.of(steps), final_ratio: c.final_ratio }
         }
         ScheduleConfig::Cosine(c) => {
-            Schedule::Cosine { warmup_steps: c.warmup_steps, final_ratio: c.final_ratio }
+            Schedule::Cosine { warmup_steps: c.warmup_steps.of(steps), final_ratio: c.final_ratio }
         }
         ScheduleConfig::Wsd(c) => Schedule::Wsd {
-            warmup_steps: c.warmup_steps,
-            decay_steps: c.decay_steps,
+            warmup_steps: c.warmup_steps.of(steps),
+            decay_steps: c.decay_steps.of(steps),
             final_ratio: c.final_ratio,
         },
     }
@@ -144,13 +144,16 @@ fn schedule(config: &ScheduleConfig) -> Schedule {
 pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
     let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
     let reason = run.stage_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let covered = run.steps_reason.as_ref();
+    let covered = covered.map(|reason| format!(", {} steps: {reason}", run.config.pipeline.steps()));
     let elsewhere: String = run.elsewhere().iter().map(|role| format!(", {role}")).collect();
     format!(
-        "{title}, {parameters} parameters, {} on {} x {}{elsewhere}, ZeRO {}{reason}, seed {}",
+        "{title}, {parameters} parameters, {} on {} x {}{elsewhere}, ZeRO {}{reason}, seed {}{}",
         run.policy.strategy.precision.name(),
         run.world_size,
         run.policy.backend,
         run.policy.strategy.zero_stage.number(),
-        run.config.seed
+        run.config.seed,
+        covered.unwrap_or_default(),
     )
 }

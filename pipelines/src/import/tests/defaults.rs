@@ -95,7 +95,7 @@ fn trls_rewards_and_shares_of_a_warm_up() {
     let import = imported("grpo.yaml", text, Origin::Trl);
     check_refused(&import, &[]);
     let length = "    - length:\n        max_tokens: 1280\n        buffer_tokens: 256\n      weight: 0.5\n";
-    for line in ["          warmup_steps: 10\n", "    - math: {}\n", length] {
+    for line in ["          warmup_steps:\n            share: 0.05\n", "    - math: {}\n", length] {
         assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
     }
     let own = imported("grpo.yaml", &text.replace("trl.rewards.accuracy", "my"), Origin::Trl);

@@ -6,7 +6,7 @@ const PPO: &str = "python -m openrlhf.cli.train_ppo_ray --pretrain m --rollout_b
 
 /// Imports `text` as what `origin` has, whatever its keys are.
 #[track_caller]
-fn imported_from(text: &str, origin: Origin) -> Import {
+pub(super) fn imported_from(text: &str, origin: Origin) -> Import {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, text).unwrap();
@@ -46,7 +46,10 @@ fn a_script_without_one_ppo_command_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.sh");
     for (script, expected) in [
-        ("python -m openrlhf.cli.train_sft --pretrain x", "calls `openrlhf.cli.train_sft`"),
+        (
+            "python -m openrlhf.cli.train_kd --pretrain x",
+            "`openrlhf.cli.train_sft`, `openrlhf.cli.train_dpo`",
+        ),
         ("python -m openrlhf.cli.train_ppo --pretrain x", "calls `openrlhf.cli.train_ppo`"),
         ("# openrlhf.cli.train_ppo_ray --pretrain x", "has no command"),
         (&*format!("{PPO}\n{PPO}"), "2 times"),

@@ -95,7 +95,8 @@ pipeline:
       max_grad_norm: 1
       schedule:
         constant:
-          warmup_steps: 10
+          warmup_steps:
+            share: 0.1
     rollout:
       max_new_tokens: 2048
       temperature: 1

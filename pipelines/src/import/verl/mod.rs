@@ -5,7 +5,7 @@ mod reward;
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, rules, schedule::Schedule};
 
 const ACTOR: &str = "actor_rollout_ref.actor";
@@ -356,18 +356,11 @@ fn run(ledger: &mut Ledger) {
     let field = format!("{R}.steps");
     rules::leave_unset(ledger, &["trainer.total_training_steps"]);
     rules::map_count(ledger, "trainer.total_training_steps", &field, 1);
-    if ledger.peek("trainer.total_epochs").is_some() {
-        match ledger.draft(&field) {
-            Some(_) => ledger.idle("trainer.total_epochs", "total_training_steps is given"),
-            None => {
-                ledger.refuse("trainer.total_epochs", format!("say `{field}`: a run's length is in steps"))
-            }
-        }
-    }
+    epochs(ledger, &field);
     for (key, name) in [("trainer.save_freq", "checkpoint"), ("trainer.test_freq", "evaluation")] {
         match ledger.number(key) {
             Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{R}.{name}.every")),
-            Some(_) => match ledger.draft(&field).cloned() {
+            Some(_) => match ledger.draft(&field).and_then(Value::as_u64) {
                 Some(steps) => ledger.change(key, &format!("{R}.{name}.every"), steps, "only at the end"),
                 None => {
                     ledger.fold(key, format!("say `{R}.{name}.every`: by default it is not only at the end"))
@@ -390,6 +383,17 @@ fn run(ledger: &mut Ledger) {
         Some(-1.0) => ledger.idle("data.val_max_samples", "`evaluation.prompts` says how many"),
         _ => drop(rules::map_count(ledger, "data.val_max_samples", &format!("{R}.evaluation.prompts"), 1)),
     }
+}
+
+fn epochs(ledger: &mut Ledger, field: &str) {
+    let key = "trainer.total_epochs";
+    let filters = ledger.truth("algorithm.filter_groups.enable") == Some(true);
+    match ledger.draft(field) {
+        None if filters => ledger.refuse_all(&[(key, NO_EPOCHS)]),
+        None => ledger.assume(&[(key, json!(30))]),
+        Some(_) => {}
+    }
+    rules::data_epochs(ledger, key, field, "total_training_steps");
 }
 
 /// AdamW as the keys below `section` say it, for what `owner` trains. Its schedule counts steps, as ours does.
@@ -423,14 +427,12 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
         ledger.rename(&[(&*old, &*kind)]);
     }
     ledger.assume(&[(&kind, json!("constant"))]);
-    let known = ledger.draft(&format!("{R}.steps")).and_then(Value::as_u64);
     let schedule = Schedule {
         pipeline: owner,
         name: &kind,
         warmup: [&steps, &ratio],
         final_ratio: &key("min_lr_ratio"),
         updates_per_step: 1,
-        steps: known,
     };
     schedule.apply(ledger);
     match ledger.number(&key("num_cycles")) {

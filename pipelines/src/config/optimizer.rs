@@ -1,0 +1,205 @@
+//! The `optimizer` section, which every pipeline has: the update rule, gradient clipping and the learning rate over the
+//! steps.
+
+use serde::{Deserialize, Serialize};
+
+use super::steps::{Measure, Steps, whole};
+
+/// An optimizer, its gradient clipping and its learning-rate schedule.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// The update rule.
+    pub adamw: AdamWConfig,
+    /// Gradients are scaled down to this global norm; 0 leaves them as they are. Default 1.
+    #[serde(default = "one_f64")]
+    pub max_grad_norm: f64,
+    /// The learning rate over the steps. Default: constant from the first step.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+}
+
+/// AdamW (Loshchilov and Hutter, 2019).
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdamWConfig {
+    /// The schedule's peak; above 0.
+    pub learning_rate: f64,
+    /// Decay of the first and the second moment, each from 0 to below 1. Default [0.9, 0.999].
+    #[serde(default = "adam_betas")]
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment; above 0. Default 1e-8.
+    #[serde(default = "adam_eps")]
+    pub eps: f64,
+    /// Decoupled weight decay, multiplied by the learning rate; 0 is none. Default 0.
+    #[serde(default)]
+    pub weight_decay: f64,
+    /// What it applies to. Default matrices.
+    #[serde(default)]
+    pub decays: Decays,
+}
+
+/// The weights that weight decay applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decays {
+    /// All but norms and biases.
+    #[default]
+    Matrices,
+    /// All that are trained.
+    All,
+}
+
+/// The learning rate over the steps, as a factor on its peak. Step `s` of the first `warmup_steps`
+/// has the factor `(s + 1) / warmup_steps`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleConfig {
+    /// The peak after the warm-up.
+    Constant(ConstantConfig),
+    /// A straight line from the peak to `final_ratio` of it at the last step.
+    Linear(DecayConfig),
+    /// Half a cosine from the peak to `final_ratio` of it at the last step.
+    Cosine(DecayConfig),
+    /// The peak, and at the end a straight line to `final_ratio` of it at the last step.
+    Wsd(WsdConfig),
+}
+
+impl Default for ScheduleConfig {
+    fn default() -> Self {
+        Self::Constant(ConstantConfig { warmup_steps: Steps::default() })
+    }
+}
+
+/// A learning rate that stays.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConstantConfig {
+    /// Steps of the rise from 0, a number or `{share: 0.03}` of all; 0 is none. Default 0.
+    #[serde(default)]
+    pub warmup_steps: Steps<Share>,
+}
+
+/// A learning rate that falls until the last step.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecayConfig {
+    /// Steps of the rise from 0, a number or `{share: 0.03}` of all, and fewer than there are; 0 is none. Default 0.
+    #[serde(default)]
+    pub warmup_steps: Steps<Share>,
+    /// What is left of the peak at the last step, 0 to 1. Default 0.
+    #[serde(default)]
+    pub final_ratio: f64,
+}
+
+/// A learning rate that stays, and falls at the end (warm-up, stable, decay).
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WsdConfig {
+    /// Steps of the rise from 0, a number or `{share: 0.03}` of all; 0 is none. Default 0.
+    #[serde(default)]
+    pub warmup_steps: Steps<Share>,
+    /// Steps of the fall, the last ones, a number or `{share: 0.1}` of all; together with `warmup_steps` at most all.
+    pub decay_steps: Steps<Share>,
+    /// What is left of the peak at the last step, 0 to 1. Default 0.
+    #[serde(default)]
+    pub final_ratio: f64,
+}
+
+/// A part of a schedule by what it is of the schedule's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// Of all steps, 0 to 1; `ceil(share x steps)` of them, as `transformers` has its `warmup_ratio`.
+    pub share: f64,
+}
+
+impl Measure for Share {
+    const EXAMPLE: &'static str = "{share: 0.1}";
+}
+
+impl Default for Steps<Share> {
+    fn default() -> Self {
+        Self::Count(0)
+    }
+}
+
+impl Steps<Share> {
+    /// How many of `steps` they are.
+    pub fn of(self, steps: u64) -> u64 {
+        match self {
+            Self::Count(count) => count,
+            Self::By(Share { share }) => whole(share * steps as f64),
+        }
+    }
+}
+
+fn one_f64() -> f64 {
+    1.0
+}
+
+fn adam_betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+
+fn adam_eps() -> f64 {
+    1e-8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{
+        Error, PipelineConfig,
+        tests::{SMALL, machine, read},
+    };
+
+    #[test]
+    fn a_share_is_rounded_up_as_in_transformers() {
+        // `TrainingArguments.get_warmup_steps`: math.ceil(num_training_steps * warmup_ratio).
+        for (share, steps, expected) in
+            [(0.1, 68, 7), (0.03, 100, 3), (0.03, 101, 4), (0.0, 9, 0), (1.0, 9, 9), (0.001, 20, 1)]
+        {
+            assert_eq!(Steps::By(Share { share }).of(steps), expected, "{share} of {steps}");
+        }
+        assert_eq!(Steps::Count(5).of(3), 5);
+    }
+
+    fn schedule(of: &str) -> Result<ScheduleConfig, Error> {
+        let set = format!("pipeline.rlvr.optimizer.schedule={of}");
+        let run = read(SMALL, &[&set])?.resolve(&machine())?;
+        // What is left behind says the same.
+        let again = read(&run.to_yaml(), &[]).unwrap();
+        assert_eq!(again.config.pipeline, run.config.pipeline);
+        let PipelineConfig::Rlvr(rlvr) = run.config.pipeline else { unreachable!("it is one") };
+        Ok(rlvr.optimizer.schedule)
+    }
+
+    #[track_caller]
+    fn check_refused(of: &str, field: &str, message: &str) {
+        let Err(Error::Invalid(invalid)) = schedule(of) else { panic!("accepted: {of}") };
+        assert_eq!(invalid.field, format!("pipeline.rlvr.optimizer.schedule.{field}"));
+        assert!(invalid.message.contains(message), "{}", invalid.message);
+    }
+
+    #[test]
+    fn parts_of_a_schedule_are_steps_or_shares() {
+        let by = |share| Steps::By(Share { share });
+        assert_eq!(
+            schedule("{cosine: {warmup_steps: {share: 0.25}}}").unwrap(),
+            ScheduleConfig::Cosine(DecayConfig { warmup_steps: by(0.25), final_ratio: 0.0 })
+        );
+        // Of 20 steps.
+        schedule("{wsd: {warmup_steps: {share: 0.2}, decay_steps: {share: 0.8}}}").unwrap();
+        let message = "17 do not fit in 20 steps, 4 of which";
+        let too_many = "{wsd: {warmup_steps: {share: 0.2}, decay_steps: {share: 0.81}}}";
+        check_refused(too_many, "wsd.decay_steps", message);
+        check_refused("{linear: {warmup_steps: {share: 1}}}", "linear.warmup_steps", "20 of 20 steps");
+        check_refused(
+            "{constant: {warmup_steps: {share: 1.1}}}",
+            "constant.warmup_steps.share",
+            "1.1 is out",
+        );
+        check_refused("{constant: {warmup_steps: half}}", "constant.warmup_steps", "or {share: 0.1}");
+    }
+}

@@ -1,0 +1,221 @@
+//! OpenRLHF's `train_sft`, `train_dpo` and `train_rm` command lines, with flat or dotted flags. Defaults are OpenRLHF's.
+
+use serde_json::{Value, json};
+
+use super::{ledger::Ledger, openrlhf, rules, values};
+
+/// The pipeline that they become.
+const P: &str = "pipeline.offline";
+
+/// Which of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trainer {
+    /// `train_sft`.
+    Sft,
+    /// `train_dpo`.
+    Dpo,
+    /// `train_rm`.
+    Rm,
+}
+
+/// Flat flags and the dotted ones that replaced them, where PPO's have other names.
+const RENAMED: [(&str, &str); 26] = [
+    ("pretrain", "model.model_name_or_path"),
+    ("ref_pretrain", "ref.model_name_or_path"),
+    ("ref_offload", "ref.offload"),
+    ("gradient_checkpointing", "model.gradient_checkpointing_enable"),
+    ("gradient_checkpointing_use_reentrant", "model.gradient_checkpointing_reentrant"),
+    ("learning_rate", "adam.lr"),
+    ("adam_betas", "adam.betas"),
+    ("l2", "adam.weight_decay"),
+    ("beta", "model.beta"),
+    ("ipo", "model.ipo_enable"),
+    ("label_smoothing", "model.label_smoothing"),
+    ("nll_loss_coef", "model.nll_loss_coef"),
+    ("loss", "model.loss_type"),
+    ("margin_loss", "model.margin_loss_enable"),
+    ("compute_fp32_loss", "model.compute_fp32_loss_enable"),
+    ("aux_loss_coef", "model.aux_loss_coef"),
+    ("pretrain_mode", "model.pretrain_mode_enable"),
+    ("dataset", "data.dataset"),
+    ("dataset_probs", "data.dataset_probs"),
+    ("eval_dataset", "eval.dataset"),
+    ("output_key", "data.output_key"),
+    ("prompt_key", "data.prompt_key"),
+    ("chosen_key", "data.chosen_key"),
+    ("rejected_key", "data.rejected_key"),
+    ("multiturn", "data.multiturn"),
+    ("max_len", "data.max_len"),
+];
+
+/// Of PPO's dotted flags those that these programs have as well begin so.
+const COMMON: [&str; 5] = ["ds.", "train.", "data.", "ckpt.", "eval."];
+
+const IDLE: [(&str, &str); 16] = [
+    ("local_rank", "`anyroll run` starts the ranks"),
+    ("use_ms", "nothing is downloaded"),
+    ("full_determinism", "`strategy.deterministic` is the default"),
+    ("train.full_determinism_enable", "`strategy.deterministic` is the default"),
+    ("muon.*", "AdamW is the optimizer"),
+    ("disable_fast_tokenizer", "the model's folder has its tokenizer"),
+    ("data.disable_fast_tokenizer", "the model's folder has its tokenizer"),
+    ("data.dataloader_num_workers", "data is read by every rank, without workers"),
+    ("dataset_split", "a dataset is a file"),
+    ("data.dataset_split", "a dataset is a file"),
+    ("eval_split", "a dataset is a file"),
+    ("eval.split", "a dataset is a file"),
+    ("model.gradient_checkpointing_reentrant", "recomputation is per block"),
+    ("value_head_prefix", "an exported reward model has transformers' name for its head"),
+    ("ds.value_head_prefix", "an exported reward model has transformers' name for its head"),
+    ("model.compute_fp32_loss_enable", "losses are computed in fp32 or above"),
+];
+
+const REFUSED: [(&str, &str); 6] = [
+    ("model.margin_loss_enable", "pairs have no margins"),
+    ("model.pretrain_mode_enable", "the answer alone is learnt, and not the prompt"),
+    ("model.aux_loss_coef", "there are no mixtures of experts"),
+    ("tokenizer_chat_template", "the template is that of the model's folder"),
+    ("data.tokenizer_chat_template", "the template is that of the model's folder"),
+    ("data.dataset_probs", "say the files in a `mix`, with their weights"),
+];
+
+fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
+    let (learning_rate, micro_batch_size, length) = match trainer {
+        Trainer::Sft => (5e-6, 8, 2048),
+        Trainer::Dpo => (1e-5, 8, 512),
+        Trainer::Rm => (9e-6, 1, 512),
+    };
+    vec![
+        ("train.batch_size", json!(128)),
+        ("train.micro_batch_size", json!(micro_batch_size)),
+        ("train.seed", json!(42)),
+        ("ds.zero_stage", json!(2)),
+        ("adam.lr", json!(learning_rate)),
+        ("adam.betas", json!(["0.9", "0.95"])),
+        ("max_norm", json!(1.0)),
+        ("data.max_len", json!(length)),
+    ]
+}
+
+pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
+    let common = |(_, new): &&(&str, &str)| COMMON.iter().any(|section| new.starts_with(section));
+    let renamed = openrlhf::RENAMED.iter().chain(&openrlhf::MORE_RENAMED).filter(common);
+    ledger.rename(RENAMED.iter().chain(renamed));
+    ledger.assume(&defaults(trainer));
+    ledger.fill("name", format!("imported_from_openrlhf_{}", format!("{trainer:?}").to_lowercase()));
+    ledger.fill("backend", "auto");
+    openrlhf::model(ledger, "model.");
+    openrlhf::strategy(ledger, "model.");
+    batches(ledger, trainer);
+    openrlhf::optimizer(ledger, P, "");
+    match ledger.text("optim").as_deref() {
+        None => {}
+        Some("adam") => ledger.idle("optim", "AdamW is the optimizer"),
+        Some(_) => ledger.refuse("optim", "the optimizer is AdamW"),
+    }
+    match trainer {
+        Trainer::Sft => ledger.fill(&format!("{P}.objective"), "sft"),
+        Trainer::Dpo => dpo(ledger),
+        Trainer::Rm => reward_model(ledger),
+    }
+    data(ledger, trainer);
+    ledger.idle_all(&IDLE);
+    ledger.idle_all(&openrlhf::IDLE);
+    ledger.refuse_all(&REFUSED);
+    ledger.refuse_all(&openrlhf::REFUSED);
+}
+
+/// OpenRLHF's batches are counted in records, and a pair of a micro-batch is one of them.
+fn batches(ledger: &mut Ledger, trainer: Trainer) {
+    let (key, field) = ("train.micro_batch_size", "strategy.micro_batch_size");
+    let size = rules::count(ledger, key, 1);
+    match trainer {
+        _ if ledger.peek(key).is_none() => {}
+        Trainer::Sft => ledger.map(key, field, size),
+        Trainer::Dpo | Trainer::Rm => {
+            ledger.change(key, field, size.saturating_mul(2), "a pair is two sequences");
+        }
+    }
+    let records = rules::map_count(ledger, "train.batch_size", &format!("{P}.batch_size"), 128);
+    ledger.copy_number("train.seed", "seed");
+    let epochs = if trainer == Trainer::Sft { 2 } else { 1 };
+    openrlhf::run(ledger, P, records, ("train.max_epochs", epochs));
+}
+
+fn dpo(ledger: &mut Ledger) {
+    let key = "model.ipo_enable";
+    let kind = match ledger.truth(key) {
+        Some(true) => "ipo",
+        _ => "dpo",
+    };
+    let field = format!("{P}.objective.{kind}");
+    ledger.assume(&[("model.beta", json!(0.1))]);
+    ledger.copy_number("model.beta", &format!("{field}.beta"));
+    if kind == "ipo" {
+        ledger.fold(key, "the objective, of means over tokens where OpenRLHF has sums");
+    }
+    let (smoothing, nll) = ("model.label_smoothing", "model.nll_loss_coef");
+    if kind == "dpo" {
+        ledger.copy_number(smoothing, &format!("{field}.label_smoothing"));
+        if let Some(weight) = ledger.number(nll) {
+            let why = "of all tokens' mean, where OpenRLHF has the mean of the answers' means";
+            ledger.change(nll, &format!("{field}.sft_weight"), values::json(weight), why);
+        }
+    }
+    ledger.refuse_all(&[(smoothing, "`ipo` has none"), (nll, "`ipo` has none")]);
+    let (reference, model) = ("ref.model_name_or_path", ledger.draft("model.path").cloned());
+    match ledger.text(reference) {
+        None => {}
+        Some(path) if Some(json!(path)) == model => {
+            ledger.idle(reference, "the reference is the model as it was at the start");
+        }
+        Some(_) => ledger.refuse(reference, "the reference is the model as it was at the start"),
+    }
+    ledger.idle_all(&[(key, "off")]);
+}
+
+fn reward_model(ledger: &mut Ledger) {
+    ledger.fill(&format!("{P}.objective.reward_model.center"), 0.0);
+    match ledger.text("model.loss_type").as_deref() {
+        None => {}
+        Some("sigmoid" | "log_exp" | "logexp") => {
+            ledger.idle("model.loss_type", "each is -log sigmoid of the difference");
+        }
+        Some(_) => ledger.refuse("model.loss_type", "the loss is -log sigmoid of the difference"),
+    }
+}
+
+/// Files have OpenRLHF's columns: pairs in `chosen` and `rejected`, answers in `output_key` or conversations in `input_key`.
+fn data(ledger: &mut Ledger, trainer: Trainer) {
+    let file = format!("{P}.data.file");
+    let why = "a JSONL, Parquet or Arrow file: write the dataset to it first";
+    rules::data_file(ledger, "data.dataset", &format!("{file}.path"), why);
+    rules::data_file(ledger, "eval.dataset", &format!("{file}.held_out"), why);
+    let column = |name: &str| format!("{file}.columns.{name}");
+    match trainer {
+        Trainer::Sft => {
+            ledger.assume(&[("data.input_key", json!("input"))]);
+            let has_answers = ledger.peek("data.output_key").is_some();
+            ledger.copy_text("data.output_key", &column("answer"));
+            ledger.copy_text("data.input_key", &column(if has_answers { "prompt" } else { "answer" }));
+            ledger.switch("data.multiturn", &format!("{P}.turns"), "all");
+        }
+        Trainer::Dpo | Trainer::Rm => {
+            ledger.assume(&[("data.chosen_key", json!("chosen")), ("data.rejected_key", json!("rejected"))]);
+            ledger.copy_text("data.prompt_key", &column("prompt"));
+            ledger.copy_text("data.chosen_key", &column("answer"));
+            ledger.copy_text("data.rejected_key", &column("rejected"));
+        }
+    }
+    if let Some(most) = ledger.whole("data.max_len") {
+        let why = "longer records are left out, and not cut";
+        ledger.change("data.max_len", &format!("{file}.max_tokens"), most, why);
+    }
+    if ledger.peek("data.apply_chat_template").is_some() {
+        ledger.flag("data.apply_chat_template", "model.chat");
+    }
+    ledger.fill("model.chat", false);
+    if ledger.number("data.dataset_probs") == Some(1.0) {
+        ledger.idle("data.dataset_probs", "one file");
+    }
+}

@@ -1,0 +1,114 @@
+//! OpenRLHF's commands that train on texts which are there beforehand.
+
+use super::{openrlhf_trl::imported_from, *};
+
+/// As OpenRLHF's examples are written; whose a command is, its program says.
+const SFT: &str = "set -x
+read -r -d '' training_commands <<EOF
+openrlhf.cli.train_sft --max_len 4096 --dataset data/orca.jsonl --input_key question --output_key response \\
+    --train_batch_size 256 --micro_train_batch_size 2 --pretrain models/llama --save_path ./ckpt --save_steps -1 \\
+    --zero_stage 2 --max_epochs 3 --packing_samples --bf16 --learning_rate 2e-6 --gradient_checkpointing
+EOF
+deepspeed --module $training_commands
+";
+
+const DPO: &str = "deepspeed --module openrlhf.cli.train_dpo --pretrain models/llama --dataset data/pairs.jsonl \
+    --apply_chat_template --beta 0.2 --train_batch_size 256 --micro_train_batch_size 1 --zero_stage 3 --ref_offload";
+
+const RM: &str = "torchrun -m openrlhf.cli.train_rm --model.model_name_or_path models/llama --data.dataset a.jsonl \
+    --eval.dataset b.jsonl --adam.lr 1e-5 --ds.zero_stage 3 --ds.param_dtype bf16 --model.loss_type sigmoid \
+    --ds.value_head_prefix score";
+
+#[track_caller]
+fn check(import: &Import, lines: &[&str]) {
+    check_refused(import, &[]);
+    check_loads_as("offline", import);
+    for line in lines {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+}
+
+#[test]
+fn supervised_fine_tuning() {
+    let import = imported("sft.sh", SFT, Origin::OpenrlhfSft);
+    check(
+        &import,
+        &[
+            "  path: models/llama\n  chat: false\n",
+            "  zero_stage: 2\n",
+            "  recompute: full\n",
+            "  micro_batch_size: 2\n",
+            "    batch_size: 256\n",
+            "    steps:\n      data_epochs: 3\n",
+            "        learning_rate: 2.0e-6\n",
+            "        cosine:\n          warmup_steps:\n            share: 0.03\n          final_ratio: 0.1\n",
+            "    objective: sft\n",
+            "        path: data/orca.jsonl\n        columns:\n          answer: response\n          prompt: question\n",
+            "        max_tokens: 4096\n",
+        ],
+    );
+    let whole = imported_from(
+        "openrlhf.cli.train_sft --dataset a.jsonl --multiturn --apply_chat_template --pretrain m",
+        Origin::OpenrlhfSft,
+    );
+    check(&whole, &["    turns: all\n", "          answer: input\n", "      data_epochs: 2\n"]);
+    let told = "changed   train.max_epochs: 2 by default -> pipeline.offline.steps: {\"data_epochs\":2}";
+    check_rows(&whole, &[("train.max_epochs", told)]);
+}
+
+#[test]
+fn pairs() {
+    let dpo = imported("dpo.sh", DPO, Origin::OpenrlhfDpo);
+    let offload = "  reference:\n    strategy:\n      offload:\n        params: between_steps\n";
+    check(
+        &dpo,
+        &[
+            offload,
+            "  path: models/llama\n  chat: true\n",
+            "  micro_batch_size: 2\n",
+            "      dpo:\n        beta: 0.2\n",
+            "      data_epochs: 1\n",
+            "          answer: chosen\n          rejected: rejected\n",
+        ],
+    );
+    let ipo = imported("ipo.sh", &format!("{DPO} --ipo --max_samples 2560"), Origin::OpenrlhfDpo);
+    check(&ipo, &["      ipo:\n        beta: 0.2\n", "    steps: 10\n"]);
+    let told = "changed   max_samples: 2560 -> pipeline.offline.steps: 10 (as many records, 256 a step; where a file";
+    check_rows(&ipo, &[("max_samples", told)]);
+    let rpo = format!("{DPO} --nll_loss_coef 0.3 --ref_pretrain models/llama");
+    check(&imported("rpo.sh", &rpo, Origin::OpenrlhfDpo), &["        sft_weight: 0.3\n"]);
+
+    let rm = imported("rm.sh", RM, Origin::OpenrlhfRm);
+    check(
+        &rm,
+        &[
+            "      reward_model:\n        center: 0.0\n",
+            "        learning_rate: 0.00001\n",
+            "        held_out: b.jsonl\n",
+            "  micro_batch_size: 2\n",
+        ],
+    );
+}
+
+#[test]
+fn what_they_say_and_we_have_not_is_refused() {
+    for (command, keys) in [
+        (format!("{DPO} --ref_pretrain models/other"), &["ref.model_name_or_path"][..]),
+        (format!("{DPO} --ipo --label_smoothing 0.1"), &["model.label_smoothing"]),
+        (format!("{RM} --model.margin_loss_enable --optim muon"), &["model.margin_loss_enable", "optim"]),
+        (
+            format!("{RM} --ds.tensor_parallel_size 2 --data.dataset_probs 0.5,0.5"),
+            &["ds.tensor_parallel_size", "data.dataset_probs"],
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.sh");
+        fs::write(&path, &command).unwrap();
+        check_refused(&import(&path, None).unwrap(), keys);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    fs::write(&path, DPO).unwrap();
+    let error = import(&path, Some(Origin::OpenrlhfSft)).unwrap_err().to_string();
+    assert!(error.contains("calls `openrlhf.cli.train_dpo`, and not `openrlhf.cli.train_sft`"), "{error}");
+}
