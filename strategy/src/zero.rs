@@ -193,7 +193,8 @@ impl<M: Model> Zero<M> {
         let scaled_norm = self.global_norm()?;
         let training = self.training_mut();
         let adamw = training.adamw;
-        let (mut factors, stats) = training.scaler.advance(&scaled_norm, &adamw)?;
+        training.step += 1;
+        let (mut factors, stats) = training.scaler.advance(&scaled_norm, &adamw, training.step)?;
         self.gather_gradients()?;
         if self.config.steps_on == StepsOn::Host {
             self.send_gradients()?;
@@ -205,9 +206,7 @@ impl<M: Model> Zero<M> {
                 self.step_unit(index, &factors, &hyper)?;
             }
         }
-        let training = self.training_mut();
-        training.step += 1;
-        training.accumulated = false;
+        self.training_mut().accumulated = false;
         Ok(stats)
     }
 
@@ -222,9 +221,20 @@ impl<M: Model> Zero<M> {
         // In fp16 a smaller scale may help, as long as there is one.
         let skipped = !grad_norm.is_finite();
         if skipped && loss_scale.is_none_or(|scale| scale <= 1.0) {
-            return Err(Error::NonFiniteGradient { step: self.steps_done(), grad_norm });
+            return Err(Error::NonFiniteGradient { step: stats.step, grad_norm, loss_scale });
         }
         Ok(Stepped { grad_norm: (!skipped).then_some(grad_norm), loss_scale })
+    }
+
+    /// Whether anything came of the optimizer's steps so far. Waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::AllSkipped`] if there were any, and in fp16 none of them was taken.
+    pub fn check_learnt(&self) -> Result<()> {
+        match self.counters()? {
+            Some(Counters { step: steps, taken: 0, .. }) if steps > 0 => Err(Error::AllSkipped { steps }),
+            _ => Ok(()),
+        }
     }
 
     /// The head's scores of a batch, without a gradient.

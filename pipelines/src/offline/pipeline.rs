@@ -242,6 +242,10 @@ impl<M: Answering> Pipeline for Offline<M> {
         setup.lesson().warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
+    fn check_learnt(&self) -> Result<()> {
+        Ok(self.roles.policy.check_learnt()?)
+    }
+
     fn end_warm_up(&mut self) -> Result<()> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
     }

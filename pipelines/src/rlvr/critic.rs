@@ -100,6 +100,11 @@ impl Critic {
         step < self.config.warmup_steps
     }
 
+    /// An error if nothing came of its steps so far.
+    pub fn check_learnt(&self) -> Result<()> {
+        Ok(self.model.check_learnt()?)
+    }
+
     /// Takes over the policy's weights below the head.
     pub fn begin_as(&mut self, policy: &mut Zero<Decoder>) -> Result<()> {
         self.model.load_states(&self.offloaded)?;

@@ -101,6 +101,11 @@ impl Pipeline for Rlvr {
         setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
+    fn check_learnt(&self) -> Result<()> {
+        self.roles.policy.check_learnt()?;
+        self.roles.critic.as_ref().map_or(Ok(()), Critic::check_learnt)
+    }
+
     fn end_warm_up(&mut self) -> Result<()> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.rlvr.optimizer))?)
     }

@@ -109,6 +109,9 @@ pub fn train<P: Pipeline>(
         ended = training.steps(stop)?;
     }
     training.finish_save()?;
+    if ended == Ended::Finished {
+        training.pipeline.check_learnt()?;
+    }
     training.tell(ended)?;
     Ok(ended)
 }
@@ -179,6 +182,7 @@ impl<P: Pipeline> Training<P> {
                 return Ok(Ended::Interrupted);
             }
         }
+        self.pipeline.check_learnt()?;
         self.pipeline.end_warm_up()?;
         Ok(Ended::Finished)
     }

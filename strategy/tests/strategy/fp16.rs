@@ -92,10 +92,30 @@ fn an_overflow_that_no_scale_mends_is_an_error() {
         assert_eq!(step(&mut zero, 0, true), Stepped { grad_norm: None, loss_scale: Some(2.0) });
         accumulate(&mut zero, &[sequence(0, 3)], f64::INFINITY);
         let stats = zero.step(1e-2).unwrap();
-        let error = zero.finish_step(&stats).unwrap_err();
-        assert!(matches!(error, Error::NonFiniteGradient { step: 2, .. }), "{error}");
         assert!(before == values(&mut zero));
+        // Another one is begun before anybody looks.
+        accumulate(&mut zero, &[sequence(0, 3)], -0.1);
+        zero.step(1e-2).unwrap();
+        let error = zero.finish_step(&stats).unwrap_err();
+        assert!(matches!(error, Error::NonFiniteGradient { step: 2, loss_scale: Some(1.0), .. }), "{error}");
     });
+}
+
+#[test]
+fn steps_that_are_all_skipped_are_an_error() {
+    for world_size in [1, 2] {
+        ranks(world_size, false, |device, group| {
+            let mut zero = zero(fp16(ZeroStage::Zero2, 65536.0, 2000), true, device, group);
+            zero.check_learnt().unwrap();
+            for number in 0..3 {
+                step(&mut zero, number, true);
+            }
+            let error = zero.check_learnt().unwrap_err();
+            assert!(matches!(error, Error::AllSkipped { steps: 3 }), "{error}");
+            step(&mut zero, 3, false);
+            zero.check_learnt().unwrap();
+        });
+    }
 }
 
 /// The scale, the steps since it grew and the count of steps that were taken are all part of what goes on.
