@@ -37,7 +37,10 @@ fn help_with_gradients(error: &StrategyError) -> Option<&'static str> {
         ),
         StrategyError::NonFiniteGradient { .. } => Some(
             "a lower `optimizer.adamw.learning_rate` or `optimizer.max_grad_norm`, or more `warmup_steps` in its schedule, \
-             keep steps small; the last checkpoint is from before, and `--resume` goes on with what `resolved.yaml` says",
+             keep steps small; `--resume` goes on from the last checkpoint as the folder's `resolved.yaml` says",
+        ),
+        StrategyError::NonFiniteWeights { .. } => Some(
+            "a lower `optimizer.adamw.learning_rate` keeps weights from growing out of `strategy.precision`",
         ),
         _ => None,
     }
@@ -77,8 +80,7 @@ mod tests {
     #[test]
     fn a_gradient_that_is_not_finite_is_told_with_what_may_mend_it() {
         let check = |step, loss_scale, words: &str| {
-            let source =
-                anyroll_strategy::Error::NonFiniteGradient { step, grad_norm: f64::NAN, loss_scale };
+            let source = anyroll_strategy::Error::NonFiniteGradient { step, grad_norm: f64::NAN, loss_scale };
             let error = crate::Error::from(source);
             let help = super::help(&error, &super::one_line(&error)).unwrap();
             assert!(help.contains(words), "{help}");

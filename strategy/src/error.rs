@@ -53,8 +53,16 @@ pub enum Error {
         /// In fp16, the factor that was on the loss.
         loss_scale: Option<f64>,
     },
+    /// Weights have become infinite or NaN.
+    #[error("{elements} of the weights that were trained are infinite or NaN")]
+    NonFiniteWeights {
+        /// How many.
+        elements: u64,
+    },
     /// In fp16, the gradient of every step overflowed.
-    #[error("the gradients of all {steps} optimizer steps overflowed fp16, so that each was skipped: nothing was learnt")]
+    #[error(
+        "the gradients of all {steps} optimizer steps overflowed fp16, so that each was skipped: nothing was learnt"
+    )]
     AllSkipped {
         /// Steps since the optimizer was made.
         steps: u64,

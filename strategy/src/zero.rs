@@ -70,8 +70,8 @@ pub(crate) struct Training {
     writing: Vec<Option<(Buffer, UnitGrads)>>,
     /// Gradients on their way, oldest first.
     reducing: VecDeque<Reducing>,
-    /// The ranks' parts of the squared norm.
-    squares: Buffer,
+    /// The ranks' parts of a sum.
+    of_ranks: Buffer,
     /// Whether the accumulators hold something of the current step.
     accumulated: bool,
 }
@@ -224,17 +224,6 @@ impl<M: Model> Zero<M> {
             return Err(Error::NonFiniteGradient { step: stats.step, grad_norm, loss_scale });
         }
         Ok(Stepped { grad_norm: (!skipped).then_some(grad_norm), loss_scale })
-    }
-
-    /// Whether anything came of the optimizer's steps so far. Waits for the device.
-    ///
-    /// # Errors
-    /// [`Error::AllSkipped`] if there were any, and in fp16 none of them was taken.
-    pub fn check_learnt(&self) -> Result<()> {
-        match self.counters()? {
-            Some(Counters { step: steps, taken: 0, .. }) if steps > 0 => Err(Error::AllSkipped { steps }),
-            _ => Ok(()),
-        }
     }
 
     /// The head's scores of a batch, without a gradient.
@@ -459,7 +448,7 @@ impl<M: Model> Zero<M> {
     /// The norm of the whole gradient, fp64, one element, on the device. Each rank squares its own shard, at
     /// every stage, and the partial sums are added in rank order.
     fn global_norm(&mut self) -> Result<Tensor> {
-        let (rank, world_size) = (self.group.rank(), self.group.world_size());
+        let rank = self.group.rank();
         let training = self.training.as_mut().expect("checked by `step`");
         let mut partial = Vec::with_capacity(self.units.len());
         for (unit, state) in self.units.iter().zip(&mut training.states) {
@@ -467,19 +456,25 @@ impl<M: Model> Zero<M> {
             state.gradient_memory.ready_to_read(&self.compute)?;
             partial.push(ops::sum_of_squares(&state.own_gradient(unit.layout.shard(rank))?)?);
         }
-        let partial = Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?;
+        Ok(self.sum_of_ranks(&Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?)?.f_sqrt()?)
+    }
+
+    /// The sum of one fp64 element of every rank, in rank order.
+    pub(crate) fn sum_of_ranks(&self, own: &Tensor) -> Result<Tensor> {
+        let (rank, world_size) = (self.group.rank(), self.group.world_size());
+        let training = self.training.as_ref().expect("public calls check that there is an optimizer");
         // Collectives have no fp64: the sums travel as bytes.
         const BYTES: usize = size_of::<f64>();
-        let all = &training.squares;
+        let all = &training.of_ranks;
         let mine = all.slice(rank * BYTES..(rank + 1) * BYTES);
-        flat(&mine)?.f_view_dtype(Kind::Double)?.f_copy_(&partial)?;
+        flat(&mine)?.f_view_dtype(Kind::Double)?.f_copy_(own)?;
         self.group.all_gather(all, &mine, &self.compute)?.wait_stream(&self.compute)?;
         let sums = flat(all)?.f_view_dtype(Kind::Double)?;
         let mut total = sums.f_select(0, 0)?.copy();
         for other in 1..world_size as i64 {
             total = total.f_add(&sums.f_select(0, other)?)?;
         }
-        Ok(total.f_sqrt()?)
+        Ok(total)
     }
 
     /// Completes the accumulated gradients where this rank steps more than its shard.
@@ -576,7 +571,7 @@ impl<M: Model> Zero<M> {
             first_block,
             gradients: Pool::new(&self.compute),
             received: Pool::new(&self.compute),
-            squares: Buffer::zeros(&self.compute, self.group.world_size() * size_of::<f64>(), DType::U8)?,
+            of_ranks: Buffer::zeros(&self.compute, self.group.world_size() * size_of::<f64>(), DType::U8)?,
             writing: self.units.iter().map(|_| None).collect(),
             reducing: VecDeque::new(),
             accumulated: false,

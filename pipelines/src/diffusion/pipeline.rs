@@ -96,7 +96,8 @@ impl Pipeline for Diffusion {
         self.setup.warmup_step(&mut self.roles, exchange, warmup, step)
     }
 
-    fn check_learnt(&self) -> Result<()> {
+    fn check_learnt(&mut self) -> Result<()> {
+        self.roles.policy.load_states(&self.setup.offloaded)?;
         Ok(self.roles.policy.check_learnt()?)
     }
 

@@ -242,7 +242,8 @@ impl<M: Answering> Pipeline for Offline<M> {
         setup.lesson().warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
-    fn check_learnt(&self) -> Result<()> {
+    fn check_learnt(&mut self) -> Result<()> {
+        self.roles.policy.load_states(&self.setup.offloaded)?;
         Ok(self.roles.policy.check_learnt()?)
     }
 

@@ -100,9 +100,11 @@ impl Critic {
         step < self.config.warmup_steps
     }
 
-    /// An error if nothing came of its steps so far.
-    pub fn check_learnt(&self) -> Result<()> {
-        Ok(self.model.check_learnt()?)
+    /// An error if its steps so far have led to nothing that is a model.
+    pub fn check_learnt(&mut self) -> Result<()> {
+        self.model.load_states(&self.offloaded)?;
+        self.model.check_learnt()?;
+        self.leave()
     }
 
     /// Takes over the policy's weights below the head.

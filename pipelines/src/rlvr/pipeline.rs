@@ -101,9 +101,10 @@ impl Pipeline for Rlvr {
         setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
-    fn check_learnt(&self) -> Result<()> {
+    fn check_learnt(&mut self) -> Result<()> {
+        self.roles.policy.load_states(&self.setup.offloaded)?;
         self.roles.policy.check_learnt()?;
-        self.roles.critic.as_ref().map_or(Ok(()), Critic::check_learnt)
+        self.roles.critic.as_mut().map_or(Ok(()), Critic::check_learnt)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
