@@ -268,9 +268,7 @@ impl<P: Pipeline> Training<P> {
     /// Writes a checkpoint beside the others if the policy is better than ever.
     fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
         let score = self.pipeline.best_by(metrics);
-        let Some(score) = score.filter(|score| self.position.best.is_none_or(|best| *score > best)) else {
-            return Ok(());
-        };
+        let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
         self.position.best = Some(score);
         let position = serde_json::to_value(&self.position).expect("plain numbers");
         self.pipeline.save(&mut self.saver, &self.folder.join(BEST), position)
@@ -304,6 +302,11 @@ impl<P: Pipeline> Training<P> {
             journal.say(line);
         }
     }
+}
+
+/// Whether a score is better than the best one so far. One that is not a number is none, and of equal ones the first is kept.
+fn is_best(score: f64, best: Option<f64>) -> bool {
+    score.is_finite() && best.is_none_or(|best| score > best)
 }
 
 const CHECKPOINTS: &str = "checkpoints";
@@ -353,5 +356,23 @@ fn or_older(error: Error, last: &Path, older: Option<&PathBuf>) -> Error {
             Error::LastCheckpoint { last: last.to_owned(), older: older.clone(), source: source.into() }
         }
         (error, _) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_best;
+
+    #[test]
+    fn the_best_is_a_number_and_the_first_of_equals() {
+        let mut best = None;
+        let mut kept = Vec::new();
+        for score in [f64::NAN, f64::NEG_INFINITY, -3.0, -3.0, f64::NAN, -2.0, f64::INFINITY, -2.5, -1.0] {
+            if is_best(score, best) {
+                best = Some(score);
+                kept.push(score);
+            }
+        }
+        assert_eq!(kept, [-3.0, -2.0, -1.0]);
     }
 }
