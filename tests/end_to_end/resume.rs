@@ -180,6 +180,11 @@ fn a_run_goes_on_with_its_own_data_and_model() {
     let config = fs::read_to_string(&resolved).unwrap();
     fs::write(&resolved, config.replace("intermediate_size: 176", "intermediate_size: 88")).unwrap();
     refused(&["step_000004", "has the shape", "in the model"]);
+    // Of the two `steps` the first is the warm-up's.
+    fs::write(&resolved, config.replace("\n    steps: 8\n", "\n    steps: 3\n")).unwrap();
+    refused(&["step_000004", "4 steps are done, and `steps` is 3: write 4 or above"]);
+    fs::write(&resolved, config.replace("steps: 60\n", "steps: 90\n")).unwrap();
+    refused(&["4 steps behind a warm-up of 60, and `warmup.steps` is 90: write 60 again"]);
     fs::write(&resolved, config).unwrap();
     succeed(resume(&run));
 }

@@ -342,6 +342,20 @@ fn load<P: Pipeline>(
                        they were, or `anyroll export` the model and start a new run from it";
         return Err(refused(problem.to_owned()));
     }
+    let Position { steps, warmup_steps, .. } = position;
+    if steps > plan.steps {
+        let problem =
+            format!("{steps} steps are done, and `steps` is {}: write {steps} or above", plan.steps);
+        return Err(refused(problem));
+    }
+    // It would come between the steps that are done and those that follow.
+    if steps > 0 && warmup_steps < plan.warmup_steps {
+        let now = plan.warmup_steps;
+        let problem = format!(
+            "it has {steps} steps behind a warm-up of {warmup_steps}, and `warmup.steps` is {now}: write {warmup_steps} again"
+        );
+        return Err(refused(problem));
+    }
     if position.warmup_steps >= plan.warmup_steps {
         pipeline.end_warm_up()?;
     }
