@@ -35,6 +35,8 @@ fn check_prints_what_a_config_resolves_to() {
         resolved.contains("# 2 ranks on cpu, 1 CPU threads each; a step has 512 sequences"),
         "{resolved}"
     );
+    let idle = succeed(anyroll(["check", ONE_RANK, "--set", "roles.critic.strategy.zero_stage=3"])).stderr;
+    assert!(idle.contains("this run has no such role") && idle.contains("roles.critic"), "{idle}");
     let path = folder.path().join("resolved.yaml");
     fs::write(&path, &resolved).unwrap();
     assert_eq!(succeed(anyroll(["check", path.to_str().unwrap()])).stdout, resolved);
