@@ -11,6 +11,19 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
     chain.map(|error| without_backtrace(&error.to_string()).to_owned()).collect::<Vec<_>>().join(": ")
 }
 
+/// What is wrong with a text of one line, of which serde says that it is the first. The place is told where the text is no
+/// JSON.
+pub fn within_line(error: &serde_json::Error) -> String {
+    let said = error.to_string().replace("expected f64", "expected a number");
+    let said = said.replace("expected usize", "expected a whole number, 0 or above");
+    let column = error.column();
+    match said.strip_suffix(&format!(" at line 1 column {column}")) {
+        Some(problem) if error.is_data() => problem.to_owned(),
+        Some(problem) => format!("{problem} at character {column}"),
+        None => said,
+    }
+}
+
 /// What a user can do about an error that ended a run, if that is known; `told` is its [`one_line`].
 pub fn help(error: &Error, told: &str) -> Option<&'static str> {
     match error {

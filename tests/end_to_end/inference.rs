@@ -138,6 +138,13 @@ fn what_cannot_be_used_is_named() {
     let file = lines(&folder, "hot.jsonl", &[json!({"prompt": "1>", "temperature": -1})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("hot.jsonl:1: `temperature`: -1"), "{error}");
+    let file =
+        lines(&folder, "typed.jsonl", &[json!({"prompt": "1>"}), json!({"prompt": "1>", "top_k": "5"})]);
+    let error = fail(anyroll(["generate", run, "--file", &file]));
+    assert!(
+        error.contains("typed.jsonl:2: `top_k`: invalid type: string \"5\", expected a whole"),
+        "{error}"
+    );
     let file = lines(&folder, "twice.jsonl", &[json!({"prompt": "1>"})]);
     fs::write(&file, r#"{"prompt": "1>", "prompt": "2>"}"#).unwrap();
     let error = fail(anyroll(["generate", run, "--file", &file]));

@@ -14,6 +14,7 @@ mod reward;
 mod run;
 mod score;
 mod serve;
+mod stdout;
 
 use std::{
     env,
@@ -22,6 +23,7 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand};
+use stdout::print;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -209,18 +211,18 @@ fn check(args: &ConfigArgs) -> Result<u8> {
     let loaded = Loaded::read(&args.config, &args.sets)?;
     let run = loaded.resolve(&machine(Rank::from_env()?))?;
     loaded.try_rewards()?;
-    print!("{}", run.to_yaml());
     let batches = run.batches;
-    println!(
-        "# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
-         micro-batches",
+    print(format_args!(
+        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
+         micro-batches\n",
+        run.to_yaml(),
         run.world_size,
         run.policy.backend,
         run.threads,
         batches.sequences_per_step,
         batches.sequences_per_update,
         batches.micro_batches_per_update,
-    );
+    ))?;
     Ok(0)
 }
 

@@ -1,15 +1,12 @@
 //! `anyroll score`: the log-probs of given texts, by the forward pass that training runs.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use anyroll_models::Sequence;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::{lines::json_lines, model_args::ModelArgs};
+use super::{lines::json_lines, model_args::ModelArgs, stdout::print};
 use crate::{Error, Result, data::Record, error_chain::one_line, inference::LoadedModel};
 
 #[derive(Debug, Args)]
@@ -66,7 +63,6 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
     for (line, input) in inputs {
         texts.push(encode(args, &model, line, input)?);
     }
-    let mut out = io::stdout().lock();
     let mut rest = texts.as_slice();
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -86,8 +82,7 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
                 logprobs,
             };
             let line = serde_json::to_string(&line).expect("plain data");
-            // Whoever reads may have had enough, as `head` does.
-            if writeln!(out, "{line}").is_err() {
+            if !print(line + "\n")? {
                 return Ok(0);
             }
         }
