@@ -153,9 +153,12 @@ impl Pipeline for Rlvr {
         checkpoint::load(&mut self.roles.policy, path)?;
         if self.is_asynchronous() {
             let group = &self.place.group;
-            let bytes = checkpoint::own(path, group.rank(), group.world_size())?.unwrap_or_default();
-            self.rollout.under_way = serde_json::from_slice(&bytes)
-                .map_err(|error| Error::Resume { run: path.to_owned(), problem: error.to_string() })?;
+            let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
+            let bytes = checkpoint::own(path, group.rank(), group.world_size())?.ok_or_else(|| {
+                refused("it has no completions under way: write `rollout.async.ahead: 0` again".to_owned())
+            })?;
+            self.rollout.under_way =
+                serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
         }
         self.roles.critic.as_mut().map_or(Ok(()), |critic| critic.load(path))
     }
