@@ -20,7 +20,7 @@ use crate::{
     Error, Result,
     data::{Record, stream},
     error_chain::one_line,
-    inference::{Room, Texts, cut, stop_condition},
+    inference::{Room, Texts, check_numbers, cut, stop_condition},
 };
 
 #[derive(Debug, Args)]
@@ -106,7 +106,7 @@ struct Asked {
 
 /// A text, or a conversation.
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`prompt` is neither a text nor messages")]
+#[serde(untagged, expecting = "neither a text nor messages")]
 enum Prompt {
     Text(String),
     Messages(Vec<Map<String, Value>>),
@@ -188,6 +188,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let (mut waiting, mut next) = (BTreeMap::new(), 0);
     while !engine.is_idle() {
         for (id, completion) in engine.step()? {
+            check_numbers(&completion.logprobs)?;
             let (line, sample, stops) = &asked[id as usize];
             let text = tokenizer.decode(&completion.tokens);
             let text = cut(&text, stops);

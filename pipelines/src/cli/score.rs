@@ -7,7 +7,12 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{lines::json_lines, model_args::ModelArgs, stdout::print};
-use crate::{Error, Result, data::Record, error_chain::one_line, inference::LoadedModel};
+use crate::{
+    Error, Result,
+    data::Record,
+    error_chain::one_line,
+    inference::{LoadedModel, check_numbers},
+};
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
@@ -75,6 +80,7 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
             batch.iter().map(|text| Sequence { tokens: &text.tokens, prompt_len: text.prompt_len }).collect();
         let scored = model.logprobs(&sequences, args.temperature)?;
         for (text, logprobs) in batch.iter().zip(&scored) {
+            check_numbers(logprobs)?;
             let line = Scored {
                 line: text.line,
                 logprob: logprobs.iter().fold(0.0, |sum, logprob| sum + f64::from(*logprob)),
