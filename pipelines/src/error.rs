@@ -115,6 +115,12 @@ pub enum Error {
         /// What it trained, and what that is for.
         trained: &'static str,
     },
+    /// A model whose log-probs are NaN.
+    #[error(
+        "the model's log-probs are NaN: look for infinity, NaN and very large numbers in its weights, or take `--precision \
+         fp32`"
+    )]
+    NoNumbers,
     /// No port is free to meet on.
     #[error("cannot find a free port")]
     Port(#[source] std::io::Error),

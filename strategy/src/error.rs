@@ -43,13 +43,29 @@ pub enum Error {
         /// What it needs.
         state: State,
     },
-    /// The gradient norm is NaN or infinite. The weights are those before the step.
-    #[error("step {step}: the gradient norm is {grad_norm}; the weights are unchanged")]
+    /// The gradient norm is NaN or infinite, and no smaller loss scale can mend it. The step changed no weights.
+    #[error("optimizer step {step}: the gradient norm is {grad_norm}; the weights are unchanged")]
     NonFiniteGradient {
-        /// The optimizer step, from 1.
+        /// The step, from 1: those since the optimizer was made.
         step: u64,
         /// The norm.
         grad_norm: f64,
+        /// In fp16, the factor that was on the loss.
+        loss_scale: Option<f64>,
+    },
+    /// Weights have become infinite or NaN.
+    #[error("{elements} of the weights that were trained are infinite or NaN")]
+    NonFiniteWeights {
+        /// How many.
+        elements: u64,
+    },
+    /// In fp16, the gradient of every step overflowed.
+    #[error(
+        "the gradients of all {steps} optimizer steps overflowed fp16, so that each was skipped: nothing was learnt"
+    )]
+    AllSkipped {
+        /// Steps since the optimizer was made.
+        steps: u64,
     },
     /// A checkpoint's file could not be read or written.
     #[error("checkpoint {}", path.display())]

@@ -13,6 +13,7 @@ mod config;
 pub mod disk;
 mod error;
 pub mod layout;
+mod learnt;
 mod loss_scale;
 mod memory;
 mod offload;

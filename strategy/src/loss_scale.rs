@@ -13,7 +13,7 @@ pub(crate) struct Counters {
     /// Steps, skipped ones included.
     pub(crate) step: u64,
     /// Steps that were not skipped.
-    taken: u64,
+    pub(crate) taken: u64,
     /// In fp16.
     loss_scale: Option<ScaleCounters>,
 }
@@ -70,9 +70,14 @@ impl Scaler {
         }
     }
 
-    /// From the norm of the scaled gradient to what AdamW takes from the device (`ops::AdamW::factors`), and what the
-    /// step will have done. Counts the step, unless the norm is not finite.
-    pub(crate) fn advance(&mut self, scaled_norm: &Tensor, adamw: &AdamW) -> Result<(Tensor, StepStats)> {
+    /// From the norm of the scaled gradient of step `step`, from 1, to what AdamW takes from the device
+    /// (`ops::AdamW::factors`), and what the step will have done. Counts it as taken, unless the norm is not finite.
+    pub(crate) fn advance(
+        &mut self,
+        scaled_norm: &Tensor,
+        adamw: &AdamW,
+        step: u64,
+    ) -> Result<(Tensor, StepStats)> {
         let loss_scale = self.loss_scale.as_ref().map(|dynamic| dynamic.scale.copy());
         let grad_norm = match &loss_scale {
             Some(scale) => scaled_norm.f_div(scale)?,
@@ -95,7 +100,7 @@ impl Scaler {
         if let Some(dynamic) = &mut self.loss_scale {
             dynamic.update(&finite)?;
         }
-        Ok((factors, StepStats { grad_norm, loss_scale }))
+        Ok((factors, StepStats { step, grad_norm, loss_scale }))
     }
 
     /// Reads them, which waits for the device. `step` is the count of all steps.

@@ -12,6 +12,8 @@ use crate::{
 /// What a step does, on the device: [`crate::Zero::finish_step`] waits for it and reads it.
 #[derive(Debug)]
 pub struct StepStats {
+    /// Its number, from 1.
+    pub(crate) step: u64,
     pub(crate) grad_norm: Tensor,
     /// In fp16, the factor that was on the loss.
     pub(crate) loss_scale: Option<Tensor>,

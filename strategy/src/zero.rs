@@ -70,8 +70,8 @@ pub(crate) struct Training {
     writing: Vec<Option<(Buffer, UnitGrads)>>,
     /// Gradients on their way, oldest first.
     reducing: VecDeque<Reducing>,
-    /// The ranks' parts of the squared norm.
-    squares: Buffer,
+    /// The ranks' parts of a sum.
+    of_ranks: Buffer,
     /// Whether the accumulators hold something of the current step.
     accumulated: bool,
 }
@@ -193,7 +193,8 @@ impl<M: Model> Zero<M> {
         let scaled_norm = self.global_norm()?;
         let training = self.training_mut();
         let adamw = training.adamw;
-        let (mut factors, stats) = training.scaler.advance(&scaled_norm, &adamw)?;
+        training.step += 1;
+        let (mut factors, stats) = training.scaler.advance(&scaled_norm, &adamw, training.step)?;
         self.gather_gradients()?;
         if self.config.steps_on == StepsOn::Host {
             self.send_gradients()?;
@@ -205,9 +206,7 @@ impl<M: Model> Zero<M> {
                 self.step_unit(index, &factors, &hyper)?;
             }
         }
-        let training = self.training_mut();
-        training.step += 1;
-        training.accumulated = false;
+        self.training_mut().accumulated = false;
         Ok(stats)
     }
 
@@ -222,7 +221,7 @@ impl<M: Model> Zero<M> {
         // In fp16 a smaller scale may help, as long as there is one.
         let skipped = !grad_norm.is_finite();
         if skipped && loss_scale.is_none_or(|scale| scale <= 1.0) {
-            return Err(Error::NonFiniteGradient { step: self.steps_done(), grad_norm });
+            return Err(Error::NonFiniteGradient { step: stats.step, grad_norm, loss_scale });
         }
         Ok(Stepped { grad_norm: (!skipped).then_some(grad_norm), loss_scale })
     }
@@ -449,7 +448,7 @@ impl<M: Model> Zero<M> {
     /// The norm of the whole gradient, fp64, one element, on the device. Each rank squares its own shard, at
     /// every stage, and the partial sums are added in rank order.
     fn global_norm(&mut self) -> Result<Tensor> {
-        let (rank, world_size) = (self.group.rank(), self.group.world_size());
+        let rank = self.group.rank();
         let training = self.training.as_mut().expect("checked by `step`");
         let mut partial = Vec::with_capacity(self.units.len());
         for (unit, state) in self.units.iter().zip(&mut training.states) {
@@ -457,19 +456,25 @@ impl<M: Model> Zero<M> {
             state.gradient_memory.ready_to_read(&self.compute)?;
             partial.push(ops::sum_of_squares(&state.own_gradient(unit.layout.shard(rank))?)?);
         }
-        let partial = Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?;
+        Ok(self.sum_of_ranks(&Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?)?.f_sqrt()?)
+    }
+
+    /// The sum of one fp64 element of every rank, in rank order.
+    pub(crate) fn sum_of_ranks(&self, own: &Tensor) -> Result<Tensor> {
+        let (rank, world_size) = (self.group.rank(), self.group.world_size());
+        let training = self.training.as_ref().expect("public calls check that there is an optimizer");
         // Collectives have no fp64: the sums travel as bytes.
         const BYTES: usize = size_of::<f64>();
-        let all = &training.squares;
+        let all = &training.of_ranks;
         let mine = all.slice(rank * BYTES..(rank + 1) * BYTES);
-        flat(&mine)?.f_view_dtype(Kind::Double)?.f_copy_(&partial)?;
+        flat(&mine)?.f_view_dtype(Kind::Double)?.f_copy_(own)?;
         self.group.all_gather(all, &mine, &self.compute)?.wait_stream(&self.compute)?;
         let sums = flat(all)?.f_view_dtype(Kind::Double)?;
         let mut total = sums.f_select(0, 0)?.copy();
         for other in 1..world_size as i64 {
             total = total.f_add(&sums.f_select(0, other)?)?;
         }
-        Ok(total.f_sqrt()?)
+        Ok(total)
     }
 
     /// Completes the accumulated gradients where this rank steps more than its shard.
@@ -566,7 +571,7 @@ impl<M: Model> Zero<M> {
             first_block,
             gradients: Pool::new(&self.compute),
             received: Pool::new(&self.compute),
-            squares: Buffer::zeros(&self.compute, self.group.world_size() * size_of::<f64>(), DType::U8)?,
+            of_ranks: Buffer::zeros(&self.compute, self.group.world_size() * size_of::<f64>(), DType::U8)?,
             writing: self.units.iter().map(|_| None).collect(),
             reducing: VecDeque::new(),
             accumulated: false,

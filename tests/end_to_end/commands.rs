@@ -1,11 +1,14 @@
 //! What the other commands say, and runs on a user's own data.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Ended, ONE_RANK, TWO_RANKS, anyroll, fail, finish, series, succeed, tiny, whole_lines};
+use super::{
+    Ended, ONE_RANK, TWO_RANKS, anyroll, fail, finish, published_model, series, succeed, tiny, whole_lines,
+};
 
 #[test]
 fn help_teaches_by_examples() {
@@ -35,6 +38,8 @@ fn check_prints_what_a_config_resolves_to() {
         resolved.contains("# 2 ranks on cpu, 1 CPU threads each; a step has 512 sequences"),
         "{resolved}"
     );
+    let idle = succeed(anyroll(["check", ONE_RANK, "--set", "roles.critic.strategy.zero_stage=3"])).stderr;
+    assert!(idle.contains("this run has no such role") && idle.contains("roles.critic"), "{idle}");
     let path = folder.path().join("resolved.yaml");
     fs::write(&path, &resolved).unwrap();
     assert_eq!(succeed(anyroll(["check", path.to_str().unwrap()])).stdout, resolved);
@@ -59,6 +64,31 @@ fn a_bad_config_is_refused_before_anything_starts() {
     let ended = finish(tiny(ONE_RANK, &run, &["devices=3"]));
     assert!(ended.error().contains("pipeline.rlvr.warmup.batch_size"), "{ended:#?}");
     assert!(ended.stderr.contains("a multiple of 3") && !run.exists(), "{ended:#?}");
+}
+
+/// As by `head`, which has seen enough, and by a file on a disk without room.
+#[test]
+fn output_that_nobody_wants_is_no_failure_and_output_that_is_lost_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("prompts.jsonl");
+    fs::write(&prompts, "{\"prompt\": \"12 + 34\"}\n".repeat(3)).unwrap();
+    let model = published_model::model();
+    let generate = ["generate", model.to_str().unwrap(), "--max-new-tokens", "2"];
+    let of_file = [&generate[..], &["--file", prompts.to_str().unwrap()]].concat();
+    let of_text = [&generate[..], &["--prompt", "12 + 34"]].concat();
+    for args in [&["check", ONE_RANK][..], &["plan", ONE_RANK], &of_file, &of_text] {
+        let mut unread = anyroll(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(unread.stdout.take());
+        let ended = unread.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success() && said.is_empty(), "{args:?}: {said}");
+
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ended = anyroll(args).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.starts_with("error: cannot write standard output: No space left"), "{args:?}: {said}");
+    }
 }
 
 #[test]

@@ -70,6 +70,41 @@ fn a_rank_that_fails_by_itself_is_named_with_its_reason() {
     assert_nothing_left(&run);
 }
 
+/// Told with the step that failed, and what may mend it; the ranks agree.
+#[test]
+fn training_that_leads_nowhere_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let rate = "optimizer.adamw.learning_rate=1e30";
+    let check = |name: &str, sets: &[&str], words: &[&str]| {
+        let run = folder.path().join(name);
+        let ended = finish(tiny(TWO_RANKS, &run, sets));
+        ended.error();
+        assert!(words.iter().all(|word| ended.stderr.contains(word)), "{name}: {ended:#?}");
+        run
+    };
+    let policy = format!("pipeline.rlvr.{rate}");
+    let constant = "pipeline.rlvr.optimizer.schedule={constant: {}}";
+    // Two updates a step: the first makes weights too large, the second shows it.
+    let words =
+        ["optimizer step 2: the gradient norm is NaN", "help: a lower `optimizer.adamw.learning_rate`"];
+    check("fp32", &[&policy, constant], &words);
+    // The last step of all: no other shows what it did.
+    let last =
+        ["pipeline.rlvr.steps=1", "pipeline.rlvr.mini_batches=1", "pipeline.rlvr.evaluation.prompts=4"];
+    let words = ["of the weights that were trained are infinite or NaN", "help: a lower"];
+    let too_far = "pipeline.rlvr.optimizer.adamw.learning_rate=1e39";
+    check("last", &[&last[..], &[too_far, constant]].concat(), &words);
+    // In fp16 steps are skipped as long as a smaller loss scale may help.
+    let fp16 = ["strategy.precision=fp16", "pipeline.rlvr.steps=3", constant];
+    let run = check("fp16", &[&fp16[..], &[&policy]].concat(), &words);
+    assert!(run.join("report.html").exists(), "what there is is kept");
+    // So they are in a warm-up.
+    let warm_up = format!("pipeline.rlvr.warmup.{rate}");
+    let short = ["strategy.precision=fp16", "pipeline.rlvr.warmup.steps=6", &warm_up];
+    let run = check("warm-up", &short, &words);
+    assert!(!run.join("report.html").exists(), "nothing follows it");
+}
+
 #[test]
 fn a_folder_that_cannot_be_made_is_told_before_any_rank_starts() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
+use tch::Tensor;
 use tempfile::TempDir;
 
 use super::{ONE_RANK, anyroll, fail, finish, published_model, run_tiny, succeed, whole_lines};
@@ -138,6 +139,13 @@ fn what_cannot_be_used_is_named() {
     let file = lines(&folder, "hot.jsonl", &[json!({"prompt": "1>", "temperature": -1})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("hot.jsonl:1: `temperature`: -1"), "{error}");
+    let file =
+        lines(&folder, "typed.jsonl", &[json!({"prompt": "1>"}), json!({"prompt": "1>", "top_k": "5"})]);
+    let error = fail(anyroll(["generate", run, "--file", &file]));
+    assert!(
+        error.contains("typed.jsonl:2: `top_k`: invalid type: string \"5\", expected a whole"),
+        "{error}"
+    );
     let file = lines(&folder, "twice.jsonl", &[json!({"prompt": "1>"})]);
     fs::write(&file, r#"{"prompt": "1>", "prompt": "2>"}"#).unwrap();
     let error = fail(anyroll(["generate", run, "--file", &file]));
@@ -145,6 +153,32 @@ fn what_cannot_be_used_is_named() {
     let file = lines(&folder, "tokens.jsonl", &[json!({"tokens": [1, 2]}), json!({"tokens": [1, 999]})]);
     let error = fail(anyroll(["score", run, "--file", &file]));
     assert!(error.contains("tokens.jsonl:2: `tokens`: there is no token 999"), "{error}");
+}
+
+#[test]
+fn a_model_that_computes_no_numbers_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(published_model::model()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let weights = folder.path().join("model.safetensors");
+    let spoilt: Vec<_> = Tensor::read_safetensors(&weights).unwrap();
+    let spoilt: Vec<_> = spoilt
+        .into_iter()
+        .map(
+            |(name, tensor)| {
+                if name == "model.norm.weight" { (name, tensor * f64::NAN) } else { (name, tensor) }
+            },
+        )
+        .collect();
+    Tensor::write_safetensors(&spoilt, &weights).unwrap();
+    let model = folder.path().to_str().unwrap();
+    let file = lines(&folder, "texts.jsonl", &[json!({"prompt": "12 + 34"})]);
+    for args in [["generate", model, "--prompt", "12 + 34"], ["score", model, "--file", &file]] {
+        let error = fail(anyroll(args));
+        assert!(error.contains("log-probs are NaN: look for infinity, NaN"), "{error}");
+    }
 }
 
 /// What a line says of sampling holds for its own prompt, and is what the arguments are for all.
@@ -185,7 +219,7 @@ fn a_prompt_may_be_messages() {
     let error = fail(generate(json!([]), &["--chat"]));
     assert!(error.contains("prompts.jsonl:1: it has no messages"), "{error}");
     let error = fail(generate(json!(5), &["--chat"]));
-    assert!(error.contains("prompts.jsonl:1: `prompt` is neither a text nor messages"), "{error}");
+    assert!(error.contains("prompts.jsonl:1: `prompt`: neither a text nor messages"), "{error}");
 }
 
 #[test]

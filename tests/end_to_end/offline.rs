@@ -341,3 +341,46 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     let missing = fail(anyroll(["check", SFT, "--set", "devices=3"]));
     assert!(missing.contains("64 prompts cannot be shared evenly by 3"), "{missing}");
 }
+
+#[test]
+fn records_that_teach_nothing_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pairs.jsonl");
+    let check = |objective: &str, line: &dyn Fn(u32) -> [String; 2]| {
+        let lines = (0..90).map(|number| {
+            let [chosen, rejected] = line(number);
+            format!(
+                "{{\"prompt\": \"{number:03}>\", \"chosen\": \"{chosen}\", \"rejected\": \"{rejected}\"}}\n"
+            )
+        });
+        fs::write(&file, lines.collect::<String>()).unwrap();
+        let columns = "columns: {answer: chosen, rejected: rejected}";
+        let path = file.display();
+        let data =
+            format!("pipeline.offline.data={{file: {{path: {path}, held_out_percent: 40, {columns}}}}}");
+        let objective = format!("pipeline.offline.objective={objective}");
+        // The first of the usual changes is one of the data that give way here.
+        let sets = small(SFT, &[&data, &objective]);
+        Process::start(anyroll(
+            ["check", SFT].into_iter().chain(sets[1..].iter().flat_map(|it| ["--set", *it])),
+        ))
+        .finish()
+    };
+    let digits = |number: u32| [(number % 7).to_string(), (number % 5).to_string()];
+    let fine = check("{dpo: {}}", &|number| [(number % 7).to_string(), "x".to_owned()]);
+    assert!(fine.code == Some(0) && fine.stderr.is_empty(), "{fine:#?}");
+    let some = check("{dpo: {}}", &digits);
+    let words = "the better answer and the worse one are the same: nothing is compared records=15 first=";
+    assert!(some.code == Some(0) && some.stderr.contains(words), "{some:#?}");
+    assert!(check("sft", &digits).stderr.is_empty());
+    let all = check("{dpo: {}}", &|_| ["1".to_owned(), "1".to_owned()]);
+    assert!(
+        all.error().contains("in every record the better answer and the worse one are the same"),
+        "{all:#?}"
+    );
+    let empty = check("sft", &|number| ["1".repeat((number % 9) as usize), String::new()]);
+    let words = "answers are empty: what they teach is to end at once records=10 first=";
+    assert!(empty.code == Some(0) && empty.stderr.contains(words), "{empty:#?}");
+    let long = check("sft", &|number| ["1".repeat(number as usize), String::new()]);
+    assert!(long.stderr.contains("write `max_tokens: 32` beside the file's path"), "{long:#?}");
+}

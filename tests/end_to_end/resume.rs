@@ -180,7 +180,41 @@ fn a_run_goes_on_with_its_own_data_and_model() {
     let config = fs::read_to_string(&resolved).unwrap();
     fs::write(&resolved, config.replace("intermediate_size: 176", "intermediate_size: 88")).unwrap();
     refused(&["step_000004", "has the shape", "in the model"]);
+    // Of the two `steps` the first is the warm-up's.
+    fs::write(&resolved, config.replace("\n    steps: 8\n", "\n    steps: 3\n")).unwrap();
+    refused(&["step_000004", "4 steps are done, and `steps` is 3: write 4 or above"]);
+    fs::write(&resolved, config.replace("steps: 60\n", "steps: 90\n")).unwrap();
+    refused(&["4 steps behind a warm-up of 60, and `warmup.steps` is 90: write 60 again"]);
     fs::write(&resolved, config).unwrap();
+    succeed(resume(&run));
+}
+
+/// A run goes on with what it has kept, and says what it has not.
+#[test]
+fn a_run_does_not_go_on_with_what_it_began_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run_tiny(&folder, "run", ONE_RANK, &["pipeline.rlvr.steps=8"]);
+    let resolved = run.join("resolved.yaml");
+    let config = fs::read_to_string(&resolved).unwrap().replace("\n    steps: 8\n", "\n    steps: 9\n");
+    let refused = |from: &str, to: &str, words: &[&str]| {
+        assert!(config.contains(from), "no {from:?} in {config}");
+        fs::write(&resolved, config.replace(from, to)).unwrap();
+        let error = fail(resume(&run));
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    };
+    refused("kl_coef: 0.0", "kl_coef: 0.1", &["cannot resume", "it has kept no model to compare with"]);
+    let [from, to] = ["      max_new_tokens: 4\n", "      max_new_tokens: 4\n      async: {ahead: 1}\n"];
+    refused(from, to, &["cannot resume", "no completions under way", "`rollout.async.ahead: 0`"]);
+    let critic = "    critic: {optimizer: {adamw: {learning_rate: 1.0e-3}}}\n    evaluation:\n";
+    let advantage = config.split("      advantage:\n").nth(1).unwrap();
+    let advantage = &advantage[..advantage.find("      whiten_advantages").unwrap()];
+    let with_critic = config
+        .replace(&format!("      advantage:\n{advantage}"), "      advantage: {gae: {}}\n")
+        .replace("    evaluation:\n", critic);
+    fs::write(&resolved, with_critic).unwrap();
+    let error = fail(resume(&run));
+    assert!(error.contains("cannot resume") && error.contains("it has no critic"), "{error}");
+    fs::write(&resolved, &config).unwrap();
     succeed(resume(&run));
 }
 

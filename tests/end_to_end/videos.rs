@@ -285,6 +285,8 @@ fn only_what_steps_with_a_gradient_meet_is_trained() {
     let unmet = "no step with a gradient is at or above the boundary 0.875, where `transformer` paints";
     check(&[LORA], "model.lora.targets", unmet);
     check(&["model.lora.targets=['blocks[.].*']"], "model.lora.targets", "names no layer of a block");
+    let guided = [OF_SECOND, "pipeline.diffusion.sampler.guidance_2=3"];
+    check(&guided, "pipeline.diffusion.sampler.guidance_2", "guidance leads away from a text");
     let sets = [&*model, OF_SECOND, "pipeline.diffusion.steps=3"];
     let zero2 = run_however_held(&folder, &sets);
     let norms = norms_of_adapters(&zero2, &folder.path().join("adapters"));

@@ -62,7 +62,10 @@ fn dispatch(args: &[OsString]) -> Result<()> {
         Some("test") => test(rest),
         Some("check") => check(rest),
         Some("matrix") => matrix(rest),
-        Some("lines") => lines::print(&root()),
+        Some("lines") => {
+            no_arguments("lines", rest)?;
+            lines::print(&root())
+        }
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");
             Ok(())
@@ -107,9 +110,7 @@ fn matrix(args: &[OsString]) -> Result<()> {
 
 /// What CI runs, the cheap steps first. All in the release profile, so that libtorch's bindings compile once.
 fn check(args: &[OsString]) -> Result<()> {
-    if let Some(extra) = args.first() {
-        return Err(Error::Usage(format!("`check` takes no arguments, got `{}`", extra.display())));
-    }
+    no_arguments("check", args)?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     Setup::default().run(&root())?;
     cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
@@ -120,6 +121,12 @@ fn check(args: &[OsString]) -> Result<()> {
     )?;
     test(&[])?;
     matrix(&["run", "--backend", "cpu"].map(OsString::from))
+}
+
+fn no_arguments(command: &str, args: &[OsString]) -> Result<()> {
+    args.first().map_or(Ok(()), |extra| {
+        Err(Error::Usage(format!("`{command}` takes no arguments, got `{}`", extra.display())))
+    })
 }
 
 /// The checkout, from where cargo says this package is.

@@ -7,6 +7,7 @@ use anyroll_backends::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::stdout::print;
 use crate::{
     Error, Result,
     atomic_file::write_atomic,
@@ -64,7 +65,7 @@ fn supervise(backend: BackendKind, json: bool) -> Result<u8> {
     }
     let text = fs::read_to_string(&file).map_err(Error::Bench)?;
     let report: Report = serde_json::from_str(&text).map_err(std::io::Error::from).map_err(Error::Bench)?;
-    print!("{}", if json { text } else { table(&report) });
+    print(if json { text } else { table(&report) })?;
     Ok(0)
 }
 
@@ -92,7 +93,7 @@ fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
         let text = serde_json::to_string_pretty(&report).expect("plain data") + "\n";
         match env::var_os(FIGURES) {
             Some(path) => write_atomic(Path::new(&path), text.as_bytes())?,
-            None => print!("{}", table(&report)),
+            None => drop(print(table(&report))?),
         }
     }
     Ok(0)

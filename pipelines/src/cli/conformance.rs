@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::{
     doctor::{self, BackendReport, TorchReport},
     log_to,
+    stdout::print,
 };
 use crate::{
     Error, Result,
@@ -132,7 +133,7 @@ fn supervise(args: &ConformanceArgs) -> Result<u8> {
         let filter = args.filter.as_deref().unwrap_or_default();
         return Err(Error::NoCase { filter: filter.to_owned() });
     }
-    print!("{}", table(&outcomes));
+    print(table(&outcomes))?;
     if let Some(path) = &args.report {
         let report = serde_json::to_string_pretty(&Report::of(args, &outcomes)).expect("plain data");
         write_atomic(path, report.as_bytes())?;
@@ -185,7 +186,7 @@ fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
         let bytes = serde_json::to_vec(&outcomes).expect("outcomes are plain data");
         match env::var_os(OUTCOMES) {
             Some(path) => write_atomic(Path::new(&path), &bytes)?,
-            None => print!("{}", table(&outcomes)),
+            None => drop(print(table(&outcomes))?),
         }
     }
     Ok(u8::from(Counts::of(&outcomes).failed > 0 && env::var_os(OUTCOMES).is_none()))

@@ -6,6 +6,7 @@ use anyroll_backends::{BackendKind, DeviceInfo, diagnose, open, ops};
 use anyroll_libtorch::Torch;
 use serde::Serialize;
 
+use super::stdout::print;
 use crate::Result;
 
 #[derive(Debug, Serialize)]
@@ -46,11 +47,10 @@ struct DeviceReport {
 pub(super) fn doctor(json: bool) -> Result<u8> {
     let backends = BackendKind::ALL.into_iter().map(backend).collect();
     let report = Report { anyroll: env!("CARGO_PKG_VERSION"), torch: torch(), backends };
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report).expect("plain data"));
-    } else {
-        print!("{}", text(&report));
-    }
+    print(match json {
+        true => serde_json::to_string_pretty(&report).expect("plain data") + "\n",
+        false => text(&report),
+    })?;
     Ok(0)
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyroll_models::hf::ExportDtype;
 use clap::{Args, ValueEnum};
 
+use super::stdout::print;
 use crate::{
     Result,
     export::{ExportOptions, export},
@@ -42,6 +43,6 @@ pub(super) fn run(args: &ExportArgs) -> Result<u8> {
     let (run, checkpoint) = RunDir::and_checkpoint(&args.run);
     let options = ExportOptions { dtype, adapter: args.adapter };
     let checkpoint = export(&run, checkpoint.as_deref(), &args.to, options)?;
-    println!("{} is in {}", checkpoint.display(), args.to.display());
+    print(format_args!("{} is in {}\n", checkpoint.display(), args.to.display()))?;
     Ok(0)
 }

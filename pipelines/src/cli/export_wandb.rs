@@ -10,6 +10,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use super::stdout::print;
 use crate::{
     Error, Result,
     metrics::{Record, read_metrics},
@@ -61,9 +62,9 @@ pub(super) fn run(args: &ExportWandbArgs) -> Result<u8> {
         "steps": steps,
     });
     write(args, &asked)?;
-    println!("{} steps of {}", records.len(), args.run.display());
+    print(format_args!("{} steps of {}\n", records.len(), args.run.display()))?;
     if args.mode == Mode::Offline {
-        println!("send them with: wandb sync {}/wandb/offline-run-*", args.run.display());
+        print(format_args!("send them with: wandb sync {}/wandb/offline-run-*\n", args.run.display()))?;
     }
     Ok(0)
 }

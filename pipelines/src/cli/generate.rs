@@ -1,12 +1,6 @@
 //! `anyroll generate`: completions of prompts.
 
-use std::{
-    collections::BTreeMap,
-    io::{self, Write},
-    iter,
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, iter, path::PathBuf, sync::Arc};
 
 use anyroll_models::{
     Request,
@@ -19,13 +13,14 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::json_lines,
-    model_args::{LineSampling, ModelArgs, RoomArgs, SamplingArgs},
+    model_args::{ModelArgs, RoomArgs, SamplingArgs},
+    stdout::print,
 };
 use crate::{
     Error, Result,
     data::{Record, stream},
     error_chain::one_line,
-    inference::{Room, Texts, cut, stop_condition},
+    inference::{Room, Texts, check_numbers, cut, stop_condition},
 };
 
 #[derive(Debug, Args)]
@@ -67,11 +62,29 @@ const PURPOSE: u64 = 0x6765_6e65;
 #[derive(Debug, Deserialize)]
 struct Line {
     prompt: Prompt,
-    #[serde(flatten)]
-    sampling: LineSampling,
+    temperature: Option<f64>,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+    max_new_tokens: Option<usize>,
     stop: Option<Texts>,
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+impl Line {
+    /// What is said for all lines, with what this one says in its place.
+    fn sampling(&self, all: SamplingArgs) -> SamplingArgs {
+        SamplingArgs {
+            temperature: self.temperature.unwrap_or(all.temperature),
+            top_k: self.top_k.unwrap_or(all.top_k),
+            top_p: self.top_p.unwrap_or(all.top_p),
+            min_p: self.min_p.unwrap_or(all.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(all.repetition_penalty),
+            max_new_tokens: self.max_new_tokens.or(all.max_new_tokens),
+        }
+    }
 }
 
 /// Fields that a line may have as part of some data set, and those that would be settings that nobody reads.
@@ -93,7 +106,7 @@ struct Asked {
 
 /// A text, or a conversation.
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`prompt` is neither a text nor messages")]
+#[serde(untagged, expecting = "neither a text nor messages")]
 enum Prompt {
     Text(String),
     Messages(Vec<Map<String, Value>>),
@@ -171,24 +184,24 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         engine.submit(Request { prompt, params, stop, samples })?;
         asked.extend((0..args.samples).map(|sample| (line, sample, stops.clone())));
     }
-    let mut out = io::stdout().lock();
     // Texts alone do not say whose they are, and wait for those before them.
     let (mut waiting, mut next) = (BTreeMap::new(), 0);
     while !engine.is_idle() {
         for (id, completion) in engine.step()? {
+            check_numbers(&completion.logprobs)?;
             let (line, sample, stops) = &asked[id as usize];
             let text = tokenizer.decode(&completion.tokens);
             let text = cut(&text, stops);
-            let written = match args.file {
+            let told: String = match args.file {
                 None => {
                     waiting.insert(id, text.to_owned());
                     iter::from_fn(|| waiting.remove(&next).inspect(|_| next += 1))
-                        .try_for_each(|text| writeln!(out, "{text}"))
+                        .map(|text| text + "\n")
+                        .collect()
                 }
-                Some(_) => writeln!(out, "{}", json(*line, *sample, text, &completion)),
+                Some(_) => json(*line, *sample, text, &completion) + "\n",
             };
-            // Whoever reads may have had enough, as `head` does.
-            if written.and_then(|()| out.flush()).is_err() {
+            if !print(told)? {
                 return Ok(0);
             }
         }
@@ -212,11 +225,12 @@ fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
         {
             return Err(refuse(format!("`{field}` is not read from a line: {help}")));
         }
+        let sampling = line.sampling(sampling);
         let stops = line.stop.map_or_else(|| args.stops.clone(), Texts::into_vec);
         if stops.iter().any(String::is_empty) {
             return Err(refuse("`stop` has a text of no characters".to_owned()));
         }
-        Ok(Asked { line: number, prompt: line.prompt, sampling: sampling.with(&line.sampling), stops })
+        Ok(Asked { line: number, prompt: line.prompt, sampling, stops })
     });
     asked.collect()
 }

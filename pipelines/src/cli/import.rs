@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::stdout::print;
 use crate::{
     Result,
     atomic_file::write_atomic,
@@ -29,7 +30,7 @@ pub(super) fn run(args: &ImportArgs) -> Result<u8> {
         eprintln!("{row}");
     }
     match &args.output {
-        None => print!("{}", imported.yaml()),
+        None => drop(print(imported.yaml())?),
         Some(path) => write_atomic(path, imported.yaml().as_bytes())?,
     }
     let refused = imported.refused();

@@ -2,42 +2,65 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, ErrorKind},
     path::Path,
 };
 
 use serde::de::DeserializeOwned;
 
-use crate::{Error, Result, output_error::OutputError};
+use crate::{Error, Result, data::without_mark, error_chain::within_line, output_error::OutputError};
 
 /// Every line that is not blank, with its number from 1; `-` is standard input.
 ///
 /// # Errors
 /// The file that cannot be read, or the line that is not what it should be.
 pub(super) fn json_lines<T: DeserializeOwned>(file: &Path) -> Result<Vec<(usize, T)>> {
-    let mut parsed = Vec::new();
-    let lines = open(file).map_err(|source| unreadable(file, source))?;
-    for (index, text) in lines.enumerate() {
-        let text = text.map_err(|source| unreadable(file, source))?;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let value = of_line(&text).map_err(|problem| Error::InputLine {
-            path: file.to_owned(),
-            line: index + 1,
-            problem,
-        })?;
-        parsed.push((index + 1, value));
-    }
-    Ok(parsed)
+    let parsed = lines(file)?.map(|line| {
+        let (line, text) = line?;
+        let value = of_line(&text);
+        value.map(|value| (line, value)).map_err(|problem| refused(file, line, problem))
+    });
+    parsed.collect()
 }
 
-fn of_line<T: DeserializeOwned>(text: &str) -> std::result::Result<T, String> {
+/// The text of every line that is not blank, with its number from 1; `-` is standard input.
+///
+/// # Errors
+/// The file that cannot be read, or a line that is no text.
+pub(super) fn lines(file: &Path) -> Result<impl Iterator<Item = Result<(usize, String)>>> {
+    let unreadable = |source: io::Error| Error::from(OutputError::io("read", file, source));
+    let numbered = (1..).zip(open(file).map_err(unreadable)?);
+    let texts = numbered.map(move |(line, text)| {
+        let text = text.map_err(|source| match source.kind() {
+            ErrorKind::InvalidData => refused(file, line, "the line is not in UTF-8".to_owned()),
+            _ => unreadable(source),
+        })?;
+        Ok((line, if line == 1 { without_mark(&text).to_owned() } else { text }))
+    });
+    Ok(texts.filter(|line| !line.as_ref().is_ok_and(|(_, text)| text.trim().is_empty())))
+}
+
+/// The value that a line is, or what is wrong with it: which field, or at which character.
+pub(super) fn of_line<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     // A list would do for a struct.
     if !text.trim_start().starts_with('{') {
         return Err("it is no JSON object".to_owned());
     }
-    serde_json::from_str(text).map_err(|error| error.to_string())
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let problem = within_line(error.inner());
+        // Where the text is no JSON, no field is to blame.
+        match error.inner().is_data() && error.path().iter().next().is_some() {
+            true => format!("`{}`: {problem}", error.path()),
+            false => problem,
+        }
+    })?;
+    json.end().map_err(|error| within_line(&error))?;
+    Ok(value)
+}
+
+fn refused(file: &Path, line: usize, problem: String) -> Error {
+    Error::InputLine { path: file.to_owned(), line, problem }
 }
 
 fn open(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>> {
@@ -47,6 +70,36 @@ fn open(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>>
     Ok(Box::new(BufReader::new(File::open(file)?).lines()))
 }
 
-fn unreadable(file: &Path, source: io::Error) -> Error {
-    OutputError::io("read", file, source).into()
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs};
+
+    use super::*;
+
+    type Numbers = BTreeMap<String, f64>;
+
+    #[test]
+    fn what_is_wrong_with_a_line_is_told_with_its_number_and_field() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let read = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            json_lines::<Numbers>(&path).map_err(|error| error.to_string())
+        };
+        let found = read(b"\xef\xbb\xbf{\"a\": 1}\n\n \r\n{\"a\": 2}\r\n").unwrap();
+        assert_eq!(found, [(1, [("a".to_owned(), 1.0)].into()), (4, [("a".to_owned(), 2.0)].into())]);
+        for (bytes, expected) in [
+            (
+                &b"{}\n{\"a\": 1, \"b\": \"x\"}\n"[..],
+                ":2: `b`: invalid type: string \"x\", expected a number",
+            ),
+            (b"\n[1]\n", ":2: it is no JSON object"),
+            (b"{\"a\": 1,}\n", ":1: trailing comma at character 9"),
+            (b"{\"a\": 1} 2\n", ":1: trailing characters at character 10"),
+            (b"{}\n{\"a\": \"\xff\"}\n", ":2: the line is not in UTF-8"),
+        ] {
+            let error = read(bytes).unwrap_err();
+            assert!(error.ends_with(&format!("lines.jsonl{expected}")), "{error}");
+        }
+    }
 }

@@ -14,6 +14,7 @@ mod reward;
 mod run;
 mod score;
 mod serve;
+mod stdout;
 
 use std::{
     env,
@@ -22,12 +23,13 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand};
+use stdout::print;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     Error, Result,
     config::{BackendFacts, Loaded, Machine},
-    error_chain::{help_with_memory, one_line},
+    error_chain::{help, one_line},
     launch::{self, FailureKind, Rank},
 };
 
@@ -196,7 +198,7 @@ fn cache_folder() -> Option<PathBuf> {
 fn tell(error: &Error, is_run: bool) {
     let kind = if error.is_from_peer() { FailureKind::Peer } else { FailureKind::Own };
     let mut reason = one_line(error);
-    if let Some(help) = help_with_memory(&reason).filter(|_| is_run) {
+    if let Some(help) = help(error, &reason).filter(|_| is_run) {
         reason = format!("{reason}\n  help: {help}");
     }
     let reported = launch::is_launched() && launch::report_failure(&reason, kind).is_ok();
@@ -209,18 +211,18 @@ fn check(args: &ConfigArgs) -> Result<u8> {
     let loaded = Loaded::read(&args.config, &args.sets)?;
     let run = loaded.resolve(&machine(Rank::from_env()?))?;
     loaded.try_rewards()?;
-    print!("{}", run.to_yaml());
     let batches = run.batches;
-    println!(
-        "# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
-         micro-batches",
+    print(format_args!(
+        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
+         micro-batches\n",
+        run.to_yaml(),
         run.world_size,
         run.policy.backend,
         run.threads,
         batches.sequences_per_step,
         batches.sequences_per_update,
         batches.micro_batches_per_update,
-    );
+    ))?;
     Ok(0)
 }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use anyroll_backends::BackendKind;
 use anyroll_models::SamplingParams;
 use clap::{Args, ValueEnum};
-use serde::Deserialize;
 
 use crate::{
     Result, config,
@@ -51,51 +50,28 @@ impl ModelArgs {
 pub(super) struct SamplingArgs {
     /// Divides the logits; 0 takes the likeliest token
     #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
-    temperature: f64,
+    pub temperature: f64,
     /// Only the so many likeliest tokens; 0 for all
     #[arg(long, default_value_t = 0)]
-    top_k: usize,
+    pub top_k: usize,
     /// Only the likeliest tokens that together reach this probability; 1 for all
     #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
-    top_p: f64,
+    pub top_p: f64,
     /// Only tokens with this part of the likeliest one's probability; 0 for all
     #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
-    min_p: f64,
+    pub min_p: f64,
     /// Makes tokens less likely that were there before; 1 for not
     #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
-    repetition_penalty: f64,
+    pub repetition_penalty: f64,
     /// The most tokens of a completion [default: 256, or as many as the model has room for behind the prompt]
     #[arg(long)]
-    max_new_tokens: Option<usize>,
-}
-
-/// What a line of a file says of it for its own prompt.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct LineSampling {
-    temperature: Option<f64>,
-    top_k: Option<usize>,
-    top_p: Option<f64>,
-    min_p: Option<f64>,
-    repetition_penalty: Option<f64>,
-    max_new_tokens: Option<usize>,
+    pub max_new_tokens: Option<usize>,
 }
 
 /// Tokens of a completion where nobody says how many.
 const NEW_TOKENS: usize = 256;
 
 impl SamplingArgs {
-    /// With what a line says in their place.
-    pub fn with(&self, line: &LineSampling) -> Self {
-        Self {
-            temperature: line.temperature.unwrap_or(self.temperature),
-            top_k: line.top_k.unwrap_or(self.top_k),
-            top_p: line.top_p.unwrap_or(self.top_p),
-            min_p: line.min_p.unwrap_or(self.min_p),
-            repetition_penalty: line.repetition_penalty.unwrap_or(self.repetition_penalty),
-            max_new_tokens: line.max_new_tokens.or(self.max_new_tokens),
-        }
-    }
-
     /// With the tokens that end a completion, for a prompt behind which there is room for so many.
     pub fn params(&self, stop_tokens: Vec<i64>, room: usize) -> SamplingParams {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens } = *self;

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::machine;
+use super::{machine, stdout::print};
 use crate::{
     Error, Result,
     config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
@@ -76,7 +76,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let keeping_logits = undecided.and_then(|(stages, _)| planner.keeping_logits(&run, *stages));
     let auto = auto(&run, &settled);
     let report = Report { auto, choices, planner, run, configured: own, keeping_logits };
-    print!("{}", if args.json { report.json() } else { report.text() });
+    print(if args.json { report.json() } else { report.text() })?;
     Ok(0)
 }
 

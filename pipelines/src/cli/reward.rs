@@ -1,19 +1,20 @@
 //! `anyroll reward`: a reward, tried on completions from a file.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::{
+    lines::{lines, of_line},
+    stdout::print,
+};
 use crate::{
     Error, Result,
     config::read_reward,
-    data::{Record, without_mark},
+    data::Record,
     error_chain::one_line,
-    output_error::OutputError,
     reward::{Completion, Reward, build},
 };
 
@@ -60,28 +61,21 @@ struct Scored {
 pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     let reward = build(&read_reward(&args.name, &args.sets)?)
         .map_err(|failure| Error::Start { name: args.name.clone(), failure })?;
-    let unreadable = |source| OutputError::io("read", &args.file, source);
-    let mut out = io::stdout().lock();
     let (mut count, mut sum, mut failed) = (0, 0.0, 0);
-    for (index, text) in lines(&args.file).map_err(unreadable)?.enumerate() {
-        let text = text.map_err(unreadable)?;
-        let text = if index == 0 { without_mark(&text) } else { &text };
-        if text.trim().is_empty() {
-            continue;
-        }
-        match score(&*reward, index + 1, text) {
+    for line in lines(&args.file)? {
+        let (line, text) = line?;
+        match score(&*reward, line, &text) {
             Ok(scored) => {
                 count += 1;
                 sum += scored.score;
                 let line = serde_json::to_string(&scored).expect("plain data");
-                // Whoever reads may have had enough, as `head` does.
-                if writeln!(out, "{line}").is_err() {
+                if !print(line + "\n")? {
                     return Ok(0);
                 }
             }
             Err(message) => {
                 failed += 1;
-                eprintln!("{}:{}: {message}", args.file.display(), index + 1);
+                eprintln!("{}:{line}: {message}", args.file.display());
             }
         }
     }
@@ -90,16 +84,9 @@ pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     Ok(u8::from(failed > 0 || count == 0))
 }
 
-fn lines(file: &Path) -> io::Result<Box<dyn Iterator<Item = io::Result<String>>>> {
-    if file == Path::new("-") {
-        return Ok(Box::new(io::stdin().lock().lines()));
-    }
-    Ok(Box::new(BufReader::new(File::open(file)?).lines()))
-}
-
 fn score(reward: &dyn Reward, line: usize, text: &str) -> Result<Scored, String> {
-    let case: Case = serde_json::from_str(text)
-        .map_err(|error| format!("the line is no completion with an answer: {error}"))?;
+    let case: Case =
+        of_line(text).map_err(|problem| format!("the line is no completion with an answer: {problem}"))?;
     let answer = match case.answer {
         Value::Null => String::new(),
         Value::String(text) => text,

@@ -1,16 +1,18 @@
 //! `anyroll score`: the log-probs of given texts, by the forward pass that training runs.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use anyroll_models::Sequence;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::{lines::json_lines, model_args::ModelArgs};
-use crate::{Error, Result, data::Record, error_chain::one_line, inference::LoadedModel};
+use super::{lines::json_lines, model_args::ModelArgs, stdout::print};
+use crate::{
+    Error, Result,
+    data::Record,
+    error_chain::one_line,
+    inference::{LoadedModel, check_numbers},
+};
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
@@ -66,7 +68,6 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
     for (line, input) in inputs {
         texts.push(encode(args, &model, line, input)?);
     }
-    let mut out = io::stdout().lock();
     let mut rest = texts.as_slice();
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -79,6 +80,7 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
             batch.iter().map(|text| Sequence { tokens: &text.tokens, prompt_len: text.prompt_len }).collect();
         let scored = model.logprobs(&sequences, args.temperature)?;
         for (text, logprobs) in batch.iter().zip(&scored) {
+            check_numbers(logprobs)?;
             let line = Scored {
                 line: text.line,
                 logprob: logprobs.iter().fold(0.0, |sum, logprob| sum + f64::from(*logprob)),
@@ -86,8 +88,7 @@ pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
                 logprobs,
             };
             let line = serde_json::to_string(&line).expect("plain data");
-            // Whoever reads may have had enough, as `head` does.
-            if writeln!(out, "{line}").is_err() {
+            if !print(line + "\n")? {
                 return Ok(0);
             }
         }

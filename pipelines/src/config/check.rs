@@ -28,6 +28,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     let folder = check.model(&config.model)?;
     check.strategies(config)?;
     check.logits_exist(config)?;
+    warn_of_idle_roles(config);
     match (&config.pipeline, &config.model) {
         (pipeline, ModelConfig::Dit(_) | ModelConfig::Diffusers(_))
             if !matches!(pipeline, PipelineConfig::Diffusion(_)) =>
@@ -80,6 +81,19 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         (PipelineConfig::Diffusion(_), ModelConfig::Decoder(_) | ModelConfig::Folder(_)) => {
             let help = "write `dit`, or `diffusers` for a published one";
             Err(check.problem("model", "`diffusion` trains a model of images", help))
+        }
+    }
+}
+
+/// Tells of a role that the run has none of: the same file may be run with and without a KL term.
+fn warn_of_idle_roles(config: &Config) {
+    let RolesConfig { reference, critic, .. } = &config.roles;
+    for (field, role, exists) in [
+        ("roles.reference", reference, config.pipeline.has_reference()),
+        ("roles.critic", critic, config.pipeline.has_critic()),
+    ] {
+        if !exists && *role != RoleConfig::default() {
+            tracing::warn!(field, "this run has no such role: what is said of it does nothing");
         }
     }
 }

@@ -45,7 +45,7 @@ impl Check<'_> {
             "leave it out: a published model has been trained",
         )?;
         self.second_guidance(&diffusion.sampler, folder.transformer_config().boundary())?;
-        self.prompts(prompts, &folder, diffusion.sampler.is_guided())?;
+        self.prompts(prompts, &folder, diffusion.sampler.guided_by())?;
         let decoded = self.decoded_frames(diffusion.sampler.decode_frames, prompts.frames, &folder)?;
         for (at, reward) in diffusion.reward.fields() {
             self.reward_of_texts(&format!("{}{at}", field("reward")), reward, (prompts, &folder))?;
@@ -135,7 +135,7 @@ impl Check<'_> {
         &self,
         prompts: &PromptsConfig,
         folder: &DiffusersFolder,
-        is_guided: bool,
+        guided_by: Option<&str>,
     ) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
         let sizes = folder.transformer_config().latents();
@@ -169,8 +169,8 @@ impl Check<'_> {
             self.problem(&field("embeddings"), one_line(&error), help)
         })?;
         self.ensure(
-            !is_guided || texts.has_negative(),
-            "pipeline.diffusion.sampler.guidance",
+            guided_by.is_none() || texts.has_negative(),
+            &format!("pipeline.diffusion.sampler.{}", guided_by.unwrap_or_default()),
             format!("guidance leads away from a text, and {} has none", texts.path().display()),
             "add `negative_prompt_embeds` and `negative_pooled_prompt_embeds`, or write 1",
         )?;

@@ -215,7 +215,7 @@ impl Check<'_> {
         self.number(&field("old_decay_max"), max, (0.0..1.0).contains(&max), "from 0 to below 1")?;
         self.ensure(
             !sampler.is_guided(),
-            "pipeline.diffusion.sampler.guidance",
+            &format!("pipeline.diffusion.sampler.{}", sampler.guided_by().unwrap_or_default()),
             "`diffusion_nft` trains one velocity a point, and guidance takes two",
             "write 1: what guidance does, the method teaches",
         )

@@ -120,6 +120,7 @@ impl Check<'_> {
                 "name its column, `columns: {answer: chosen, rejected: rejected}`, or write `objective: sft`",
             ));
         }
+        self.answers_teach(offline, &examples)?;
         let (field, max_length, longest) = match (&config.model, published) {
             (ModelConfig::Decoder(decoder), _) => {
                 self.texts(&examples)?;
@@ -144,7 +145,35 @@ impl Check<'_> {
             format!(
                 "the longest prompt with its answer is {longest} tokens, and it has room for {max_length}"
             ),
-            format!("allow {longest} or above, or leave longer records out of the data"),
+            format!(
+                "allow {longest} or above, or write `max_tokens: {max_length}` beside the file's path, which leaves longer \
+                 records out"
+            ),
         )
+    }
+
+    /// Tells which records teach nothing, or to say nothing.
+    fn answers_teach(&self, offline: &OfflineConfig, examples: &[Record]) -> Result<(), Problem> {
+        let empty: Vec<&Record> = examples.iter().filter(|record| record.answer.is_empty()).collect();
+        if let Some(first) = empty.first() {
+            let (records, first) = (empty.len(), &first.id);
+            tracing::warn!(records, first, "answers are empty: what they teach is to end at once");
+        }
+        let is_equal = |record: &&Record| record.rejected.as_ref() == Some(&record.answer);
+        let equal: Vec<&Record> = examples.iter().filter(is_equal).collect();
+        let Some(first) = equal.first().filter(|_| offline.objective.compares()) else { return Ok(()) };
+        let (records, id) = (equal.len(), &first.id);
+        self.ensure(
+            records < examples.len(),
+            "pipeline.offline.data",
+            "in every record the better answer and the worse one are the same",
+            "name another column for one of them, `columns: {answer: chosen, rejected: rejected}`",
+        )?;
+        tracing::warn!(
+            records,
+            first = id,
+            "the better answer and the worse one are the same: nothing is compared"
+        );
+        Ok(())
     }
 }

@@ -164,7 +164,13 @@ impl SamplerConfig {
 
     /// Whether any step has guidance.
     pub fn is_guided(&self) -> bool {
-        self.guidance != 1.0 || self.guidance_2.is_some_and(|guidance| guidance != 1.0)
+        self.guided_by().is_some()
+    }
+
+    /// The first field by which any step has guidance.
+    pub fn guided_by(&self) -> Option<&'static str> {
+        let fields = [("guidance", Some(self.guidance)), ("guidance_2", self.guidance_2)];
+        fields.into_iter().find(|(_, value)| value.is_some_and(|value| value != 1.0)).map(|(name, _)| name)
     }
 }
 

@@ -61,6 +61,17 @@ pub(super) enum Origin {
     Set(usize),
 }
 
+impl Origin {
+    /// Whether a `--set` has brought this, and `other` is of the file or of one before it.
+    pub(super) fn is_set_after(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Set(own), Self::Set(other)) => own > other,
+            (Self::Set(_), Self::File { .. }) => true,
+            (Self::File { .. }, _) => false,
+        }
+    }
+}
+
 /// An error before it is rendered: the text that it points into is held by [`Source`].
 #[derive(Debug)]
 pub(super) struct Problem {

@@ -162,22 +162,33 @@ pub struct Batches {
     pub micro_batches_per_update: usize,
 }
 
+impl PipelineConfig {
+    /// Whether something is compared with what the policy was.
+    pub(super) fn has_reference(&self) -> bool {
+        match self {
+            Self::Rlvr(rlvr) => rlvr.algorithm.kl_coef > 0.0,
+            Self::Offline(offline) => offline.objective.has_reference(),
+            Self::Diffusion(diffusion) => diffusion.method.kl_coef() > 0.0,
+        }
+    }
+
+    /// Whether a model learns what tokens earn.
+    pub(super) fn has_critic(&self) -> bool {
+        matches!(self, Self::Rlvr(rlvr) if rlvr.critic.is_some())
+    }
+}
+
 /// Resolves `config`, read from `tree` and checked.
 pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result<Run, Problem> {
     let check = Check { tree };
     let resolver = Resolver { check: &check, config, machine };
     let policy = resolver.role("roles.policy", &config.roles.policy)?;
-    let has_reference = match &config.pipeline {
-        PipelineConfig::Rlvr(rlvr) => rlvr.algorithm.kl_coef > 0.0,
-        PipelineConfig::Offline(offline) => offline.objective.has_reference(),
-        PipelineConfig::Diffusion(diffusion) => diffusion.method.kl_coef() > 0.0,
-    };
-    let reference = match has_reference {
+    let reference = match config.pipeline.has_reference() {
         true => Some(resolver.role("roles.reference", &config.roles.reference)?),
         false => None,
     };
     let local_ranks = policy.ordinals.len();
-    let has_critic = matches!(&config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.critic.is_some());
+    let has_critic = config.pipeline.has_critic();
     let critic = has_critic.then(|| resolver.role("roles.critic", &config.roles.critic)).transpose()?;
     for (path, role) in [("roles.reference", &reference), ("roles.critic", &critic)] {
         if let Some(role) = role {

@@ -278,6 +278,19 @@ mod tests {
     }
 
     #[test]
+    fn the_reason_names_what_was_left_open() {
+        let reason = |sets: &[&str]| settled(sets, 1 << 30).unwrap().2.stage_reason.unwrap();
+        let said = "roles.reference.strategy.zero_stage=0";
+        for (sets, starts) in [
+            (&["strategy.zero_stage=auto"][..], "auto is 1, the fastest: "),
+            (&["strategy.zero_stage=auto", said], "auto is 1, the fastest: "),
+            (&["roles.reference.strategy.zero_stage=auto"], "auto is 1 for the reference, the fastest: "),
+        ] {
+            assert!(reason(sets).starts_with(starts), "{sets:?}: {}", reason(sets));
+        }
+    }
+
+    #[test]
     fn auto_knows_a_critic() {
         let sets = [
             "pipeline.rlvr.algorithm={advantage: {gae: {lambda: 0.9}}}",
@@ -300,7 +313,7 @@ mod tests {
         let (stages, reason) = settled(&auto, one);
         assert_eq!(stages, at(1, 3));
         let reason = reason.unwrap();
-        assert!(reason.starts_with("auto is 1 for the policy, 3 for its critic: "), "{reason}");
+        assert!(reason.starts_with("auto is 1 for the policy, 3 for the critic: "), "{reason}");
         assert_eq!(settled(&auto, none).0, at(3, 3));
         // One that is said stays, and its memory counts.
         let said = [&auto[..], &["roles.critic.strategy.zero_stage=0"]].concat();
@@ -385,7 +398,7 @@ mod tests {
         assert!(at(0) > at(3), "{} and {}", at(0), at(3));
         let (policy, stage, reason) = settled(&[WIDE, own, &auto], at(0));
         assert_eq!((policy, stage), (1, 0));
-        assert!(reason.starts_with("auto is 1 for the policy, 0 for reward models, the fastest"), "{reason}");
+        assert!(reason.starts_with("auto is 0 for reward models, the fastest: "), "{reason}");
         let (policy, stage, reason) = settled(&[WIDE, own, &auto], at(0) - 1);
         assert_eq!((policy, stage), (1, 3));
         assert!(

@@ -88,14 +88,22 @@ impl Node {
         })
     }
 
-    /// Adds the fields of `other` that this mapping does not have; where both have a mapping, so again below.
+    /// Adds the fields of `other` that this mapping does not have; where both have a mapping, so again below. Of what both
+    /// have this one's stays, unless a `--set` that came later has brought `other`.
     pub(super) fn fill_from(&mut self, other: Self) {
-        let (Value::Map(own), Value::Map(others)) = (&mut self.value, other.value) else { return };
-        for entry in others {
-            match own.iter_mut().find(|own| own.key == entry.key) {
-                Some(own) => own.node.fill_from(entry.node),
-                None => own.push(entry),
+        match (&mut self.value, other.value) {
+            (Value::Map(own), Value::Map(others)) => {
+                for entry in others {
+                    match own.iter_mut().find(|own| own.key == entry.key) {
+                        Some(own) => own.node.fill_from(entry.node),
+                        None => own.push(entry),
+                    }
+                }
             }
+            (_, value) if other.origin.is_set_after(self.origin) => {
+                *self = Self { value, origin: other.origin };
+            }
+            _ => {}
         }
     }
 

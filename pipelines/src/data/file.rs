@@ -126,14 +126,10 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     let column = |name: &str| {
         find(&object, name).ok_or_else(|| {
             let names = object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-            let has_pairs = ["chosen", "rejected"].iter().all(|name| object.contains_key(*name));
-            let such_as = match has_pairs {
-                true => ", `{answer: chosen, rejected: rejected}`",
-                false if columns.answer.as_deref() == Some(name) => {
-                    "; `answer: null` there if records have none"
-                }
-                false => "",
-            };
+            let mut such_as = likely_columns(&object);
+            if such_as.is_empty() && columns.answer.as_deref() == Some(name) {
+                such_as = "; `answer: null` there if records have none".to_owned();
+            }
             format!("there is no `{name}`, but {names}: name its column in the config's `columns`{such_as}")
         })
     };
@@ -169,6 +165,20 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     Ok(Record { id: row, prompt, messages, answer, rejected, domain, columns: columns_left })
 }
 
+/// What `columns` may be, by the names that others give to parts of records; empty if there are none of these.
+fn likely_columns(object: &Map<String, Value>) -> String {
+    const PROMPTS: [&str; 4] = ["instruction", "question", "problem", "query"];
+    const ANSWERS: [&str; 6] = ["messages", "chosen", "completion", "response", "output", "solution"];
+    let first = |names: &[&'static str]| names.iter().copied().find(|name| object.contains_key(*name));
+    let parts =
+        [("prompt", first(&PROMPTS)), ("answer", first(&ANSWERS)), ("rejected", first(&["rejected"]))];
+    let found = parts.iter().filter_map(|(part, name)| Some(format!("{part}: {}", (*name)?)));
+    match found.collect::<Vec<_>>() {
+        none if none.is_empty() => String::new(),
+        found => format!(", such as `{{{}}}`", found.join(", ")),
+    }
+}
+
 /// An answer's text, and, if it ends a conversation, the messages before it.
 type Answer = (String, Option<Vec<Value>>);
 
@@ -201,6 +211,9 @@ fn last_of(messages: &[Value]) -> Result<Answer, &'static str> {
         Some((last, before)) if last["role"] == "assistant" && last["content"].is_string() => {
             Ok((last["content"].as_str().unwrap_or_default().to_owned(), Some(before.to_vec())))
         }
+        Some((last, _)) if last.get("from").is_some() => Err(
+            "is a conversation in `from` and `value`: write `role`, which is user or assistant, and `content`",
+        ),
         _ => Err(r#"is a conversation that does not end with {"role": "assistant", "content": a text}"#),
     }
 }
@@ -391,7 +404,9 @@ pub(super) mod tests {
         let other = turns("3").replace("1+1?", "1+2?");
         refused(&format!(r#"{{"chosen": {}, "rejected": {other}}}"#, turns("2")), "begins otherwise");
         let unnamed = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
-        assert!(unnamed.unwrap_err().ends_with("`columns`, `{answer: chosen, rejected: rejected}`"));
+        assert!(unnamed.unwrap_err().ends_with("`columns`, such as `{answer: chosen, rejected: rejected}`"));
+        let alpaca = parse(&ColumnsConfig::default(), r#"{"instruction": "a", "input": "", "output": "b"}"#);
+        assert!(alpaca.unwrap_err().ends_with("such as `{prompt: instruction, answer: output}`"));
         // A conversation is no text to be learnt as it stands, and neither is a list beside a worse answer.
         for answer in [
             turns("2").replace("assistant", "user"),
@@ -400,7 +415,7 @@ pub(super) mod tests {
         ] {
             let line = format!(r#"{{"prompt": "a", "answer": {answer}}}"#);
             let error = parse(&ColumnsConfig::default(), &line).unwrap_err();
-            assert!(error.starts_with("`answer` is a conversation that does not end"), "{error}");
+            assert!(error.starts_with("`answer` is a conversation"), "{error}");
         }
         refused(r#"{"prompt": "a", "chosen": [{"content": "2"}], "rejected": "3"}"#, "`chosen` is neither");
         let as_text = parse(&ColumnsConfig::default(), &json!({"answer": turns("2")}).to_string()).unwrap();

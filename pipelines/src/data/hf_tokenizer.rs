@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
+use tokenizers::AddedToken;
 
 use super::chat_template::{ChatTemplate, Conversation};
 use super::{Record, UnknownCharacter};
@@ -73,6 +74,19 @@ pub enum TokenizerError {
         /// The model's folder.
         path: PathBuf,
     },
+    /// What is said to end a completion is no token of the model.
+    #[error(
+        "{} names {token} as eos_token_id in generation_config.json or config.json, and the model has tokens from 0 to {}",
+        path.display(), vocab_size - 1
+    )]
+    NoSuchStop {
+        /// The model's folder.
+        path: PathBuf,
+        /// The token.
+        token: i64,
+        /// How many the model has.
+        vocab_size: i64,
+    },
     /// A record has a character that the model has no token for.
     #[error(transparent)]
     Character(#[from] UnknownCharacter),
@@ -106,9 +120,17 @@ impl HfTokenizer {
     pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
         let file = path.join("tokenizer.json");
         let bytes = read(&file)?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| TokenizerError::Broken { path: file, problem: error.to_string() })?;
+        let broken = |error: tokenizers::Error| TokenizerError::Broken {
+            path: file.clone(),
+            problem: error.to_string(),
+        };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
         let config = optional_json(&path.join("tokenizer_config.json"))?;
+        for token in named_tokens(&config) {
+            if tokenizer.token_to_id(&token.content).is_none() {
+                tokenizer.add_tokens([token]).map_err(broken)?;
+            }
+        }
         let mut special_tokens = Map::new();
         for name in SPECIAL_TOKENS {
             // Written as a text, or as an object with what else is said of the token.
@@ -215,6 +237,34 @@ impl HfTokenizer {
     }
 }
 
+/// The tokens that a `tokenizer_config.json` names. Those that `tokenizer.json` lacks come behind those that it has, as
+/// transformers adds them: by their numbers, then special ones in this order.
+fn named_tokens(config: &Map<String, Value>) -> Vec<AddedToken> {
+    const NAMED: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    const LISTED: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+    let numbered = config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten();
+    let numbered = numbered.filter_map(|(id, token)| Some((id.parse::<u32>().ok()?, token)));
+    let mut numbered: Vec<(u32, &Value)> = numbered.collect();
+    numbered.sort_unstable_by_key(|(id, _)| *id);
+    let numbered = numbered.into_iter().filter_map(|(_, token)| added_token(token, false));
+    let named = NAMED.iter().filter_map(|name| config.get(*name));
+    let listed = LISTED.iter().filter_map(|name| config.get(*name)?.as_array()).flatten();
+    numbered.chain(named.chain(listed).filter_map(|token| added_token(token, true))).collect()
+}
+
+/// A token that is written as a text, or as an object with what else is said of it.
+fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
+    let says = |name: &str| token.get(name).and_then(Value::as_bool);
+    let content = token.get("content").unwrap_or(token).as_str()?;
+    let mut added = AddedToken::from(content, says("special").unwrap_or(special));
+    added.single_word = says("single_word").unwrap_or(added.single_word);
+    added.lstrip = says("lstrip").unwrap_or(added.lstrip);
+    added.rstrip = says("rstrip").unwrap_or(added.rstrip);
+    added.normalized = says("normalized").unwrap_or(added.normalized);
+    Some(added)
+}
+
 /// A template of a `tokenizer_config.json`: the text there, which is the default, or of a list of several the one of this
 /// name.
 fn template_of(config: &Map<String, Value>, name: &str) -> Option<String> {
@@ -270,6 +320,30 @@ mod tests {
         }
         assert_eq!(tokenizer.eos(), golden["eos"].as_i64());
         assert_eq!(tokenizer.decode(&[1 << 20, -1]).unwrap(), "");
+    }
+
+    /// The tokens are those that transformers 5.24 has of such a folder (`PreTrainedTokenizerFast`).
+    #[test]
+    fn tokens_that_only_the_config_names_are_added() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(folder().join("tokenizer.json"), scratch.path().join("tokenizer.json")).unwrap();
+        let token = |content: &str, lstrip: bool| {
+            json!({"content": content, "lstrip": lstrip, "rstrip": false, "normalized": false, "single_word": false,
+                   "special": true})
+        };
+        let config = json!({
+            "added_tokens_decoder": {"323": token("<second>", true), "322": token("<first>", false)},
+            "eos_token": "<|im_end|>",
+            "pad_token": "<pad>",
+            "additional_special_tokens": ["<third>"],
+        });
+        fs::write(scratch.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+        let text = "a <first> b  <second> c<third><pad><|im_end|>";
+        let ids = [64, 220, 322, 220, 65, 323, 220, 66, 325, 324, 321];
+        assert_eq!(tokenizer.encode(text, true).unwrap(), ids);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "a  b c");
+        assert_eq!((tokenizer.special_token("<third>"), tokenizer.eos()), (Some(325), Some(321)));
     }
 
     #[test]

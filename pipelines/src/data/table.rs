@@ -1,5 +1,6 @@
 //! The rows of a file as JSON objects, read a piece at a time.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -9,9 +10,11 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_json::{WriterBuilder, writer::LineDelimited};
 use arrow_schema::ArrowError;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::Error;
+use crate::error_chain::within_line;
 
 /// Takes a row and its columns.
 type Visit<'a> = dyn FnMut(Row, Map<String, Value>) -> Result<(), Error> + 'a;
@@ -78,6 +81,35 @@ pub(crate) fn without_mark(line: &str) -> &str {
     line.strip_prefix('\u{feff}').unwrap_or(line)
 }
 
+/// A JSON object that has each of its fields once: of two it would be unsaid which one counts.
+struct Object(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor;
+
+        impl<'de> Visitor<'de> for ObjectVisitor {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Object, A::Error> {
+                let mut object = Map::new();
+                while let Some((name, value)) = entries.next_entry::<String, Value>()? {
+                    if object.insert(name.clone(), value).is_some() {
+                        return Err(A::Error::custom(format_args!("`{name}` is there twice")));
+                    }
+                }
+                Ok(Object(object))
+            }
+        }
+
+        deserializer.deserialize_map(ObjectVisitor)
+    }
+}
+
 /// A file's rows on their way.
 struct Rows<'a> {
     path: &'a Path,
@@ -96,10 +128,10 @@ impl<'a> Rows<'a> {
             })?;
             let text = if self.number == 1 { without_mark(&text) } else { &text };
             if !text.trim().is_empty() {
-                let object = serde_json::from_str(text);
                 let row = self.row("line");
-                let object =
-                    object.map_err(|error| row.error(format!("the line is no JSON object: {error}")))?;
+                let Object(object) = serde_json::from_str(text).map_err(|error| {
+                    row.error(format!("the line is no JSON object: {}", within_line(&error)))
+                })?;
                 (self.visit)(row, object)?;
             }
         }
@@ -209,6 +241,22 @@ mod tests {
         fs::write(&path, b"{}\n\n{\"prompt\": \"\xff\"}\n").unwrap();
         let error = one_line(&rows(&path).unwrap_err());
         assert!(error.ends_with("train.jsonl:3: the line is not in UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_is_no_object_is_told_with_what_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.jsonl");
+        for (line, expected) in [
+            (r#"{"answer": 1, "prompt": "a", "answer": 2}"#, "`answer` is there twice"),
+            ("[1]", "invalid type: sequence, expected an object"),
+            (r#"{"answer": 1"#, "EOF while parsing an object at character 12"),
+        ] {
+            fs::write(&path, format!("{{}}\n{line}\n")).unwrap();
+            let error = one_line(&rows(&path).unwrap_err());
+            let expected = format!("train.jsonl:2: the line is no JSON object: {expected}");
+            assert!(error.ends_with(&expected), "{error}");
+        }
     }
 
     #[test]

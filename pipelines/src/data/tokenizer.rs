@@ -36,11 +36,17 @@ impl Tokenizer {
         if config.chat && !tokenizer.has_chat_template() {
             return Err(TokenizerError::NoTemplate { path: folder.path().to_owned() });
         }
+        let path = || folder.path().to_owned();
+        let vocab_size = folder.decoder_config().vocab_size;
+        let is_there = |token: &i64| (0..vocab_size).contains(token);
         let mut stop_tokens = folder.stop_tokens().to_vec();
+        if let Some(&token) = stop_tokens.iter().find(|token| !is_there(token)) {
+            return Err(TokenizerError::NoSuchStop { path: path(), token, vocab_size });
+        }
         // Chat models end a turn with a token that `generation_config.json` may leave out.
-        stop_tokens.extend(tokenizer.eos().filter(|eos| !stop_tokens.contains(eos)));
+        stop_tokens.extend(tokenizer.eos().filter(|eos| is_there(eos) && !stop_tokens.contains(eos)));
         if stop_tokens.is_empty() {
-            return Err(TokenizerError::NoStop { path: folder.path().to_owned() });
+            return Err(TokenizerError::NoStop { path: path() });
         }
         Ok(Tokenizer::Folder(Box::new(FolderTokenizer { tokenizer, stop_tokens, config: config.clone() })))
     }
@@ -203,5 +209,32 @@ impl FolderTokenizer {
             turns.push(turn);
         }
         Ok(turns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn an_end_that_the_model_cannot_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in
+            fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")).unwrap()
+        {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        let config = FolderConfig { path: folder.path().into(), chat: true, system_prompt: None, lora: None };
+        let open = |stops: Value| {
+            let text = json!({"eos_token_id": stops}).to_string();
+            fs::write(folder.path().join("generation_config.json"), text).unwrap();
+            Tokenizer::of_folder(&ModelFolder::open(folder.path()).unwrap(), &config)
+        };
+        assert_eq!(open(json!([5, 320])).unwrap().stop_tokens(), [5, 320, 321]);
+        let error = open(json!([5, 328])).unwrap_err().to_string();
+        assert!(error.contains("names 328 as eos_token_id") && error.contains("from 0 to 327"), "{error}");
     }
 }

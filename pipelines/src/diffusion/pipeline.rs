@@ -96,6 +96,11 @@ impl Pipeline for Diffusion {
         self.setup.warmup_step(&mut self.roles, exchange, warmup, step)
     }
 
+    fn check_learnt(&mut self) -> Result<()> {
+        self.roles.policy.load_states(&self.setup.offloaded)?;
+        Ok(self.roles.policy.check_learnt()?)
+    }
+
     fn end_warm_up(&mut self) -> Result<()> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
     }

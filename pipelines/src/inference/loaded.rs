@@ -116,6 +116,11 @@ impl LoadedModel {
     }
 }
 
+/// An error for log-probs of a model that computes no numbers.
+pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
+    if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
+}
+
 /// What the folder holds, and the checkpoint to load over it.
 fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::path::PathBuf>)> {
     if path.join("config.json").is_file() {

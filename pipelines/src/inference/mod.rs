@@ -6,7 +6,7 @@ mod sample;
 mod sampler;
 mod stop;
 
-pub use loaded::{LoadedModel, Options};
+pub use loaded::{LoadedModel, Options, check_numbers};
 pub use room::Room;
 pub use sample::Sample;
 pub use sampler::{Asked, Sampled, Sampler, Sampling};

@@ -242,6 +242,11 @@ impl<M: Answering> Pipeline for Offline<M> {
         setup.lesson().warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
+    fn check_learnt(&mut self) -> Result<()> {
+        self.roles.policy.load_states(&self.setup.offloaded)?;
+        Ok(self.roles.policy.check_learnt()?)
+    }
+
     fn end_warm_up(&mut self) -> Result<()> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
     }

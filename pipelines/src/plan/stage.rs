@@ -28,6 +28,8 @@ pub struct Stages {
 pub struct Settled {
     /// The stages, those that were said among them.
     pub stages: Stages,
+    /// Those that were not, by their roles.
+    pub open: Vec<(&'static str, u8)>,
     /// Whether the policy keeps logits, if `auto` says so, too.
     pub keep_logits: Option<bool>,
     /// What they come to.
@@ -60,6 +62,20 @@ impl Stages {
             critic: run.critic.as_ref().map(number),
             reward_models: None,
         }
+    }
+
+    /// Those that `run` leaves open, by their roles.
+    fn open(self, run: &Run) -> Vec<(&'static str, u8)> {
+        let is_open = |role: &&Role| role.strategy.zero_stage == ZeroStage::Auto;
+        let models = run.reward_models.iter().flatten().find(is_open);
+        let roles = [
+            ("the policy", Some(&run.policy), Some(self.policy)),
+            ("the reference", run.reference.as_ref(), self.reference),
+            ("the critic", run.critic.as_ref(), self.critic),
+            ("reward models", models, self.reward_models),
+        ];
+        let open = roles.into_iter().filter(|(_, role, _)| role.as_ref().is_some_and(is_open));
+        open.filter_map(|(name, _, stage)| Some((name, stage?))).collect()
     }
 
     /// Those that `run` may have, the fastest first. The stages of the policy and the critic cost time in every micro-batch,
@@ -150,7 +166,8 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
             keeping.fits(memory_bytes) && keeping.generate.kv_cache == plan.generate.kv_cache
         });
         let keep_logits = keeping.as_ref().map(|_| true).or(run.policy.strategy.keep_logits);
-        return Ok(Some(Settled { stages, keep_logits, plan: keeping.unwrap_or(plan), faster }));
+        let (open, plan) = (stages.open(run), keeping.unwrap_or(plan));
+        return Ok(Some(Settled { stages, open, keep_logits, plan, faster }));
     }
     let tightest = plans.iter().map(|plan| plan.tightest(memory_bytes));
     let (&smallest, tightest) =
@@ -175,15 +192,14 @@ impl Settled {
     /// The stages that `auto` stands for, and why.
     pub fn reason(&self, memory_bytes: usize) -> String {
         let (phase, peak) = self.plan.peak();
-        let Stages { policy, reference, critic, reward_models } = self.stages;
-        let others = [("reference", reference), ("critic", critic)].into_iter();
-        let others = others.filter_map(|(role, stage)| Some((role, stage.filter(|stage| *stage != policy)?)));
-        let others = others.map(|(role, stage)| format!(", {stage} for its {role}"));
-        let models = reward_models.iter().map(|stage| format!(", {stage} for reward models"));
-        let others: String = others.chain(models).collect();
-        let stage = match others.is_empty() {
-            true => policy.to_string(),
-            false => format!("{policy} for the policy{others}"),
+        let all_are = |stage| self.open.iter().all(|(_, other)| *other == stage);
+        let stage = match self.open[0] {
+            ("the policy", stage) if all_are(stage) => stage.to_string(),
+            _ => {
+                let stages: Vec<_> =
+                    self.open.iter().map(|(role, stage)| format!("{stage} for {role}")).collect();
+                stages.join(", ")
+            }
         };
         let kept = if self.keep_logits == Some(true) { " and logits kept" } else { "" };
         let room = format!("{} of {} GiB in {phase}{kept}", gib(peak), gib(memory_bytes));

@@ -16,7 +16,7 @@ use super::{
     targets::moments,
 };
 use crate::{
-    Result,
+    Error, Result,
     base_model::UnderNewHead,
     config::{CriticConfig, Run},
     inference::Sample,
@@ -100,6 +100,13 @@ impl Critic {
         step < self.config.warmup_steps
     }
 
+    /// An error if its steps so far have led to nothing that is a model.
+    pub fn check_learnt(&mut self) -> Result<()> {
+        self.model.load_states(&self.offloaded)?;
+        self.model.check_learnt()?;
+        self.leave()
+    }
+
     /// Takes over the policy's weights below the head.
     pub fn begin_as(&mut self, policy: &mut Zero<Decoder>) -> Result<()> {
         self.model.load_states(&self.offloaded)?;
@@ -117,8 +124,13 @@ impl Critic {
 
     /// Loads what [`Self::save`] wrote.
     pub fn load(&mut self, folder: &Path) -> Result<()> {
+        let path = folder.join(FOLDER);
+        if !path.exists() {
+            let problem = "it has no critic, since the run began without one: take `critic` out again";
+            return Err(Error::Resume { run: folder.to_owned(), problem: problem.to_owned() });
+        }
         self.model.load_states(&self.offloaded)?;
-        checkpoint::load(&mut self.model, &folder.join(FOLDER))?;
+        checkpoint::load(&mut self.model, &path)?;
         self.leave()
     }
 

@@ -101,6 +101,12 @@ impl Pipeline for Rlvr {
         setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
+    fn check_learnt(&mut self) -> Result<()> {
+        self.roles.policy.load_states(&self.setup.offloaded)?;
+        self.roles.policy.check_learnt()?;
+        self.roles.critic.as_mut().map_or(Ok(()), Critic::check_learnt)
+    }
+
     fn end_warm_up(&mut self) -> Result<()> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.rlvr.optimizer))?)
     }
@@ -147,9 +153,12 @@ impl Pipeline for Rlvr {
         checkpoint::load(&mut self.roles.policy, path)?;
         if self.is_asynchronous() {
             let group = &self.place.group;
-            let bytes = checkpoint::own(path, group.rank(), group.world_size())?.unwrap_or_default();
-            self.rollout.under_way = serde_json::from_slice(&bytes)
-                .map_err(|error| Error::Resume { run: path.to_owned(), problem: error.to_string() })?;
+            let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
+            let bytes = checkpoint::own(path, group.rank(), group.world_size())?.ok_or_else(|| {
+                refused("it has no completions under way: write `rollout.async.ahead: 0` again".to_owned())
+            })?;
+            self.rollout.under_way =
+                serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
         }
         self.roles.critic.as_mut().map_or(Ok(()), |critic| critic.load(path))
     }

@@ -109,6 +109,9 @@ pub fn train<P: Pipeline>(
         ended = training.steps(stop)?;
     }
     training.finish_save()?;
+    if ended == Ended::Finished {
+        training.pipeline.check_learnt()?;
+    }
     training.tell(ended)?;
     Ok(ended)
 }
@@ -179,6 +182,7 @@ impl<P: Pipeline> Training<P> {
                 return Ok(Ended::Interrupted);
             }
         }
+        self.pipeline.check_learnt()?;
         self.pipeline.end_warm_up()?;
         Ok(Ended::Finished)
     }
@@ -264,9 +268,7 @@ impl<P: Pipeline> Training<P> {
     /// Writes a checkpoint beside the others if the policy is better than ever.
     fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
         let score = self.pipeline.best_by(metrics);
-        let Some(score) = score.filter(|score| self.position.best.is_none_or(|best| *score > best)) else {
-            return Ok(());
-        };
+        let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
         self.position.best = Some(score);
         let position = serde_json::to_value(&self.position).expect("plain numbers");
         self.pipeline.save(&mut self.saver, &self.folder.join(BEST), position)
@@ -302,6 +304,11 @@ impl<P: Pipeline> Training<P> {
     }
 }
 
+/// Whether a score is better than the best one so far. One that is not a number is none, and of equal ones the first is kept.
+fn is_best(score: f64, best: Option<f64>) -> bool {
+    score.is_finite() && best.is_none_or(|best| score > best)
+}
+
 const CHECKPOINTS: &str = "checkpoints";
 const BEST: &str = "best";
 
@@ -335,6 +342,20 @@ fn load<P: Pipeline>(
                        they were, or `anyroll export` the model and start a new run from it";
         return Err(refused(problem.to_owned()));
     }
+    let Position { steps, warmup_steps, .. } = position;
+    if steps > plan.steps {
+        let problem =
+            format!("{steps} steps are done, and `steps` is {}: write {steps} or above", plan.steps);
+        return Err(refused(problem));
+    }
+    // It would come between the steps that are done and those that follow.
+    if steps > 0 && warmup_steps < plan.warmup_steps {
+        let now = plan.warmup_steps;
+        let problem = format!(
+            "it has {steps} steps behind a warm-up of {warmup_steps}, and `warmup.steps` is {now}: write {warmup_steps} again"
+        );
+        return Err(refused(problem));
+    }
     if position.warmup_steps >= plan.warmup_steps {
         pipeline.end_warm_up()?;
     }
@@ -349,5 +370,23 @@ fn or_older(error: Error, last: &Path, older: Option<&PathBuf>) -> Error {
             Error::LastCheckpoint { last: last.to_owned(), older: older.clone(), source: source.into() }
         }
         (error, _) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_best;
+
+    #[test]
+    fn the_best_is_a_number_and_the_first_of_equals() {
+        let mut best = None;
+        let mut kept = Vec::new();
+        for score in [f64::NAN, f64::NEG_INFINITY, -3.0, -3.0, f64::NAN, -2.0, f64::INFINITY, -2.5, -1.0] {
+            if is_best(score, best) {
+                best = Some(score);
+                kept.push(score);
+            }
+        }
+        assert_eq!(kept, [-3.0, -2.0, -1.0]);
     }
 }

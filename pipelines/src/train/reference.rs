@@ -8,7 +8,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 use super::{Place, hold, offloaded};
-use crate::{Result, config::Role};
+use crate::{Error, Result, config::Role};
 
 /// A frozen copy.
 #[derive(Debug)]
@@ -36,6 +36,11 @@ impl Reference {
         let mut model = hold(decoder, &role.strategy, place, None, weights)?;
         let path = folder.join("reference");
         if kept {
+            if !path.exists() {
+                let problem = "it has kept no model to compare with, since it began without one: it goes on without one, \
+                               or `anyroll export` the policy and start a new run from it";
+                return Err(Error::Resume { run: folder.to_owned(), problem: problem.to_owned() });
+            }
             checkpoint::load(&mut model, &path)?;
         } else {
             model.copy_weights_from(policy)?;

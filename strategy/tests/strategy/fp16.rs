@@ -1,6 +1,8 @@
 //! Weights in fp16: the loss scale follows PyTorch's, an overflow leaves no trace, and stages agree.
 
-use anyroll_strategy::{Error, LossScale, Precision, Stepped, Zero, ZeroConfig, ZeroStage, checkpoint};
+use anyroll_strategy::{
+    Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
+};
 use tch::Kind;
 
 use crate::world::{STAGES, accumulate, floats, ranks, sequence, train, trained, values, zero};
@@ -92,10 +94,52 @@ fn an_overflow_that_no_scale_mends_is_an_error() {
         assert_eq!(step(&mut zero, 0, true), Stepped { grad_norm: None, loss_scale: Some(2.0) });
         accumulate(&mut zero, &[sequence(0, 3)], f64::INFINITY);
         let stats = zero.step(1e-2).unwrap();
-        let error = zero.finish_step(&stats).unwrap_err();
-        assert!(matches!(error, Error::NonFiniteGradient { step: 2, .. }), "{error}");
         assert!(before == values(&mut zero));
+        // Another one is begun before anybody looks.
+        accumulate(&mut zero, &[sequence(0, 3)], -0.1);
+        zero.step(1e-2).unwrap();
+        let error = zero.finish_step(&stats).unwrap_err();
+        assert!(matches!(error, Error::NonFiniteGradient { step: 2, loss_scale: Some(1.0), .. }), "{error}");
     });
+}
+
+#[test]
+fn steps_that_are_all_skipped_are_an_error() {
+    for world_size in [1, 2] {
+        ranks(world_size, false, |device, group| {
+            let mut zero = zero(fp16(ZeroStage::Zero2, 65536.0, 2000), true, device, group);
+            zero.check_learnt().unwrap();
+            for number in 0..3 {
+                step(&mut zero, number, true);
+            }
+            let error = zero.check_learnt().unwrap_err();
+            assert!(matches!(error, Error::AllSkipped { steps: 3 }), "{error}");
+            step(&mut zero, 3, false);
+            zero.check_learnt().unwrap();
+        });
+    }
+}
+
+/// Its own gradient is as good as any.
+#[test]
+fn a_step_that_leaves_the_precision_is_an_error() {
+    let too_far =
+        [(Precision::Fp32, 1e39), (Precision::Bf16, 1e39), (fp16(ZeroStage::Zero0, 1.0, 9).precision, 1e5)];
+    for (stage, (precision, learning_rate)) in
+        STAGES.into_iter().flat_map(|stage| too_far.map(|it| (stage, it)))
+    {
+        for steps_on in [StepsOn::Device, StepsOn::Host] {
+            ranks(2, false, |device, group| {
+                let config = ZeroConfig { precision, steps_on, ..stage.into() };
+                let mut zero = zero(config, true, device, group);
+                accumulate(&mut zero, &[sequence(0, 3)], -0.1);
+                let stats = zero.step(learning_rate).unwrap();
+                zero.finish_step(&stats).unwrap();
+                let error = zero.check_learnt().unwrap_err();
+                assert!(matches!(error, Error::NonFiniteWeights { elements: 1.. }), "{error}");
+            });
+        }
+    }
 }
 
 /// The scale, the steps since it grew and the count of steps that were taken are all part of what goes on.

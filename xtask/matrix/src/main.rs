@@ -34,7 +34,7 @@ const WORKFLOW: &str = ".github/workflows/matrix.yml";
 
 /// Runs what `ci/matrix.yaml` lists, and shows what became of it.
 #[derive(Parser)]
-#[command(name = "cargo xtask matrix", after_help = EXAMPLES)]
+#[command(name = "cargo xtask matrix", bin_name = "cargo xtask matrix", after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
