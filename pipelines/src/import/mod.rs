@@ -15,6 +15,7 @@ mod ledger;
 mod openrlhf;
 mod roll;
 mod roll_data;
+mod roll_rewards;
 mod rules;
 mod schedule;
 mod shared;
