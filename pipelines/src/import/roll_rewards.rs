@@ -6,6 +6,7 @@ use super::{
     ledger::Ledger,
     roll_data::{Domains, domain_of},
     shared::R,
+    values,
 };
 
 /// The reward that scores in one of three ways and takes something off for short answers.
@@ -18,8 +19,10 @@ pub(super) fn rewards(ledger: &mut Ledger, domains: &Domains) {
     let mut terms = Vec::new();
     let mut taken = Vec::new();
     for (key, worker) in workers {
-        scoring(ledger, key.trim_end_matches("worker_cls"), &worker);
-        let (reward, why) = match reward_of(&worker) {
+        let section = key.trim_end_matches("worker_cls");
+        ledger.hide(&format!("{section}judge_api_key"));
+        scoring(ledger, section, &worker);
+        let (reward, why) = match reward_of(ledger, section, &worker) {
             Ok(reward) => reward,
             Err(why) => {
                 ledger.refuse(&key, why);
@@ -64,8 +67,12 @@ pub(super) fn workers(ledger: &Ledger) -> Vec<(String, String)> {
     keys.filter_map(|key| Some((key.clone(), class(ledger.text(key)?)))).collect()
 }
 
-/// The reward of a worker and what differs, if anything does; or why there is none.
-fn reward_of(worker: &str) -> Result<(Value, &'static str), &'static str> {
+/// The reward of a worker, whose keys are below `section`, and what differs, if anything does; or why there is none.
+fn reward_of(
+    ledger: &mut Ledger,
+    section: &str,
+    worker: &str,
+) -> Result<(Value, &'static str), &'static str> {
     match worker {
         "MathRuleRewardWorker" => Ok((json!({"math": {"only_boxed": true}}), "")),
         "MultipleChoiceBoxedRuleRewardWorker" => {
@@ -78,13 +85,113 @@ fn reward_of(worker: &str) -> Result<(Value, &'static str), &'static str> {
             Err("its records name functions in `func_name`; `ifeval` reads IFEval's `instruction_id_list`")
         }
         "CodeSandboxRewardWorker" => {
-            Err("its records have `test_cases`; `code` reads the tests in the answer, see docs/rewards.md")
+            Ok((code(ledger, section)?, "programs are in Python and import what they use"))
         }
-        "LLMJudgeRewardWorker" => {
-            Err("its judge answers YES or NO; say `judge` with a template that asks for a number")
-        }
+        "LLMJudgeRewardWorker" => Ok((
+            judge(ledger, section)?,
+            "the question has other words, and an answer without YES or NO is a failure, where ROLL gives 0",
+        )),
         _ => Err("see docs/rewards.md for what there is"),
     }
+}
+
+/// Programs run in this machine's sandbox, or in the one behind `code_url`, as long as ROLL lets them.
+fn code(ledger: &mut Ledger, section: &str) -> Result<Value, &'static str> {
+    let [local, url] = ["use_local", "code_url"].map(|name| format!("{section}{name}"));
+    let is_local = ledger.truth(&local) != Some(false);
+    let service = ledger.text(&url).filter(|_| !is_local && !ledger.peek(&url).is_some_and(values::is_unset));
+    if !is_local && service.is_none() {
+        return Err("`use_local` is off, and there is no `code_url`: say `code.http.url`");
+    }
+    if ledger.peek(&local).is_some() {
+        ledger.fold(&local, if is_local { "in this machine's sandbox" } else { "at `code.http.url`" });
+    }
+    match service {
+        None => {
+            ledger.idle_all(&[(&url, "programs run on this machine")]);
+            Ok(json!({"code": {"timeout_s": 20}}))
+        }
+        Some(service) => {
+            ledger.fold(&url, "in the term's `code.http.url`");
+            Ok(json!({"code": {"timeout_s": 30, "http": {"url": service}}}))
+        }
+    }
+}
+
+/// The name of a question of ROLL's whose answer is YES or NO, the only one that it has.
+const JUDGE_PROMPT: &str = "Qwen2.5-7B-Instruct-RLVR-prompt";
+
+/// What a judge is asked in its place.
+const JUDGE_TEMPLATE: &str = "\
+Does the solution come to the reference answer? Compare only its final answer, in whatever language or form it is. If it is
+unclear, incomplete or several answers, it does not. Answer with one word, YES or NO.
+
+Question:
+{{ prompt }}
+
+Solution:
+{{ completion }}
+
+Reference answer:
+{{ answer }}
+";
+
+/// The variable for the key that a config of ROLL's holds.
+const JUDGE_KEY: &str = "JUDGE_API_KEY";
+
+/// Where the judge is that ROLL would start itself.
+const JUDGE_URL: &str = "http://127.0.0.1:8000/v1";
+
+/// A judge behind an endpoint: ROLL's, or where the user serves the model that ROLL would have loaded.
+fn judge(ledger: &mut Ledger, section: &str) -> Result<Value, &'static str> {
+    let key = |name: &str| format!("{section}{name}");
+    let [prompt, kind, url, name, secret] =
+        ["judge_prompt", "judge_model_type", "judge_api_url", "judge_model_name", "judge_api_key"].map(key);
+    if ledger.text(&prompt).as_deref() != Some(JUDGE_PROMPT) {
+        return Err("its `judge_prompt` is none that ROLL has: say `judge` with a template of your own");
+    }
+    let mut judge =
+        json!({"pattern": r"(?i)\b(YES|NO)\b", "words": {"YES": 1, "NO": 0}, "template": JUDGE_TEMPLATE});
+    let (model, answer_tokens) = match ledger.text(&kind).as_deref() {
+        Some("api") => {
+            let (Some(url_text), Some(_)) = (ledger.text(&url), ledger.text(&name)) else {
+                return Err("its `judge_api_url` and `judge_model_name` are not both there");
+            };
+            judge["url"] = json!(url_text);
+            ledger.fold(&url, "in the term's `judge.url`");
+            if ledger.peek(&secret).is_some() {
+                judge["key_variable"] = json!(JUDGE_KEY);
+                ledger.fold(&secret, format!("export it as {JUDGE_KEY}: no config holds a key"));
+            }
+            (name, None)
+        }
+        Some(kind @ ("inference" | "cluster")) => {
+            let own = key("model_args.model_name_or_path");
+            let shared = "reward_model.model_args.model_name_or_path".to_owned();
+            let is_shared = kind == "cluster" && ledger.peek(&shared).is_some();
+            let model = if is_shared { shared } else { own };
+            if ledger.peek(&model).is_none() {
+                return Err("its `model_args.model_name_or_path` is not there");
+            }
+            judge["url"] = json!(JUDGE_URL);
+            (model, Some(key("generating_args.max_new_tokens")))
+        }
+        _ => return Err("its `judge_model_type` is not api, inference or cluster"),
+    };
+    judge["model"] = json!(ledger.text(&model));
+    ledger.fold(&kind, format!("the judge is served at {}, by whatever you start there", judge["url"]));
+    ledger.fold(&model, "in the term's `judge.model`, the model's name there");
+    if let Some(tokens) = answer_tokens.filter(|tokens| ledger.whole(tokens).is_some()) {
+        judge["max_tokens"] = json!(ledger.whole(&tokens));
+        ledger.fold(&tokens, "in the term's `judge.max_tokens`");
+    }
+    ledger.fold(&prompt, "in other words, in the term's `judge.template`");
+    ledger.idle_all(&[
+        (&key("generating_args.*"), "the judge is asked at temperature 0"),
+        (&key("judge_*"), "the judge is not asked so"),
+        ("reward_model.*", "the judge is served by whatever you start at `judge.url`"),
+    ]);
+    Ok(json!({"judge": judge}))
 }
 
 /// What changes a worker's scores or the prompts that are kept for them, below `section`, which ends in a dot.

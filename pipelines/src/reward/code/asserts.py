@@ -176,7 +176,7 @@ class Text:
 
     def divide(self, scope):
         """The asserts that are statements of `scope` itself, which then only tells."""
-        known = {**self.known, **expectations(scope)}
+        known = {**self.known, **expectations(scope, self.known)}
         scope.body = [it for it in scope.body if not (isinstance(it, ast.Assign) and assigned(it) in known)]
         asserts = []
         for index, statement in enumerate(scope.body):
@@ -220,25 +220,26 @@ def assigned(statement):
     return statement.targets[0].id if [type(target) for target in statement.targets] == [ast.Name] else None
 
 
-def expectations(scope):
+def expectations(scope, known):
     """Names that are bound once, to a literal, and only compared with: nobody changes them, and the program needs none."""
-    asserts = [statement for statement in scope.body if divisible(statement)]
-    compared = collections.Counter(name for statement in asserts for name in operands(statement.test))
-    loads, bindings = loaded(scope), bound(scope)
-    found = {}
+    bindings, loads, literals = bound(scope), loaded(scope), {}
     for statement in scope.body:
         name = assigned(statement) if isinstance(statement, ast.Assign) else None
-        if name and bindings[name] == 1 and 0 < compared[name] == loads[name] and is_literal(statement.value):
-            found[name] = statement.value
-    return found
+        if name and bindings[name] == 1 and is_literal(statement.value):
+            literals[name] = statement.value
+    asserts = [statement for statement in scope.body if divisible(statement)]
+    sides = [side for statement in asserts for side in compared(statement.test)]
+    closed = [side for side in sides if free_names(side) <= known.keys() | literals.keys()]
+    uses = sum((loaded(side) for side in closed), collections.Counter())
+    return {name: value for name, value in literals.items() if 0 < uses[name] == loads[name]}
 
 
-def operands(test):
-    """The names that the comparisons of a test are of."""
+def compared(test):
+    """The sides of the comparisons of a test."""
     if isinstance(test, ast.Compare):
-        return [node.id for node in (test.left, *test.comparators) if isinstance(node, ast.Name)]
+        return [test.left, *test.comparators]
     parts = test.values if isinstance(test, ast.BoolOp) else [test.operand] if isinstance(test, ast.UnaryOp) else []
-    return [name for part in parts for name in operands(part)]
+    return [side for part in parts for side in compared(part)]
 
 
 def is_literal(node):

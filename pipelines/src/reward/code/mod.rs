@@ -16,7 +16,8 @@ use tests_of::{Expected, Tests};
 
 /// The share of a record's tests that the completion's program passes, or 1 only for all of them.
 ///
-/// The program is the last fenced block of the completion, or all of it. Tests are in the record's answer, as JSON:
+/// The program is the last fenced block of the completion, or all of it. Tests are in columns as ROLL has them, or in the record's
+/// answer, as JSON:
 /// `{"inputs": [...], "outputs": [...]}` are standard inputs and what is to be written to standard output;
 /// `{"asserts": [...]}` are texts of Python, whose asserts are to hold for what the program computes.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ impl Reward for Code {
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         let failed = |failure: Failure| Error::new(self.name(), record, failure);
-        let tests = Tests::read(&record.answer).map_err(|why| failed(why.into()))?;
+        let tests = Tests::of(record).map_err(|why| failed(why.into()))?;
         if !completion.finished {
             return Ok(0.0);
         }

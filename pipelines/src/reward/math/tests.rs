@@ -418,6 +418,11 @@ fn hostile_text_is_wrong_and_not_slow() {
     for piece in [
         r"\boxed{",
         r"\boxed{}",
+        "<answer>",
+        "<answer>1</answer>",
+        "maybe ",
+        "x = 4 or ",
+        "x>2, ",
         "{",
         "(",
         "[",
