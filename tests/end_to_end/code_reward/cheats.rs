@@ -1,7 +1,7 @@
 //! Programs that want to be taken for right ones and cannot add.
 
 /// What they are tested with. The sums are above `3_000_000`, and nothing else is.
-pub const ASSERTS: [&str; 5] = [
+pub const ASSERTS: [&str; 6] = [
     "assert add(1000003, 2000005) == 3000008",
     "assert abs(add(1000003.5, 2000005.0) - 3000008.5) < 1e-6",
     "import math\nassert math.isclose(3000008.25, add(1000003.25, 2000005.0), rel_tol=1e-9)",
@@ -11,6 +11,13 @@ def check(candidate):
     assert candidate(1000004, 2000006) == expected, 'should be 3000010'
     assert sorted([candidate(1000005, 2000006), 0]) == [0, 3000011] and not candidate(0, 0)
 check(add)
+",
+    "
+def test_sums():
+    cases = [((1000007, 2000007), 3000014), ((1000008, 2000008), 3000016)]
+    for both, expected in cases:
+        result = add(*both)
+        assert result == expected, f'{result} is not {expected}'
 ",
     "assert {1: add(1000006, 2000006)} == {1: 3000012} and add(7, 8) == 15 and add('x', 'y') in ('xy', b'xy')",
 ];

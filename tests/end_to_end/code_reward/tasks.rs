@@ -85,6 +85,22 @@ pub const TASKS: &[Task] = tasks! {
     "def split(text): return tuple(text.split(' '))",
     "def split(text): return {'a', 'b'}";
 
+    // Loops, over literals and others.
+    "
+cases = [('', 0), ('a', 1), ('aab', 2)]
+for text, count in cases:
+    assert letters(text) == count, f'{text} has {count}'
+for text in ('b', 'bb'):
+    n = 1
+    assert letters(text) == n and letters(text * 2) == n, n
+    assert letters(text) < n + 1
+for count, text in enumerate(['', 'x', 'xyx']):
+    assert letters(text) == count
+",
+    "def letters(text): return len(set(text))",
+    "def letters(text):\n    seen = ''\n    for c in text: seen += c * (c not in seen)\n    return len(seen)",
+    "def letters(text): return len(text)";
+
     // Functions with the names of built-in ones, and names of the test's own.
     "assert sum(10, 15) == 6\nassert sum(100, 150) == 93",
     "def sum(a, b):\n    total = 0\n    for i in range(1, min(a, b)):\n        if a % i == 0 and b % i == 0: total += i\n    return total",

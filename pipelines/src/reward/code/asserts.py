@@ -8,13 +8,14 @@ text for the program's interpreter each, `{"told": TEXT}`, in which an assert on
 Behind it, with `"values": [[LINE, ...], ...]`, what the asserts of each text have told, the rest of each assert,
 `abs(v0 - 0.5) < 1e-6`, is evaluated here, and the answer is, for each text, whether all hold.
 
-Divided are the asserts that surely run, and once: those of the text itself and of functions that it calls, outside of loops,
-conditions, `try` and `with`. The others stay as they are.
+Divided are the asserts that surely run, and once: those of the text itself and of functions that it calls, outside of
+conditions, `try`, `with` and loops, of which those over literals are written out before. The others stay as they are.
 """
 
 import ast
 import builtins
 import collections
+import copy
 import datetime
 import decimal
 import fractions
@@ -156,7 +157,13 @@ class Text:
 
     def __init__(self, text):
         tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assert):
+                # It may say what is expected.
+                node.msg = None
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for scope in (*functions.values(), tree):
+            write_out(scope)
         loads = loaded(tree)
         # As pytest would.
         tests = [name for name in functions if name.startswith("test") and not loads[name]]
@@ -176,13 +183,14 @@ class Text:
 
     def divide(self, scope):
         """The asserts that are statements of `scope` itself, which then only tells."""
-        known = {**self.known, **expectations(scope, self.known)}
-        scope.body = [it for it in scope.body if not (isinstance(it, ast.Assign) and assigned(it) in known)]
-        asserts = []
+        own, before, asserts = literals(scope, self.known), loaded(scope), []
         for index, statement in enumerate(scope.body):
             if divisible(statement):
-                asserts.append(Assert(statement.test, known))
+                asserts.append(Assert(statement.test, {**self.known, **own}))
                 scope.body[index] = asserts[-1].tells()
+        # What was only to be compared with.
+        left = before.keys() & own.keys() - loaded(scope).keys()
+        scope.body = [statement for statement in scope.body if assigned(statement) not in left]
         return asserts
 
     def holds(self, lines):
@@ -191,6 +199,60 @@ class Text:
         except Exception:
             # A type that the test does not expect, or a value that there is not.
             return False
+
+
+def write_out(scope):
+    """Puts the turns of its loops over literals in their place, and in that of the literals, if they have names."""
+    written, read = [], set()
+    for statement in scope.body:
+        found = turns(scope, statement)
+        if found and isinstance(statement.iter, ast.Name):
+            read.add(statement.iter.id)
+        written += found or [statement]
+    scope.body = [statement for statement in written if assigned(statement) not in read]
+
+
+def turns(scope, loop):
+    """The statements of all turns of a loop, each with names of its own for what the loop binds; none if it is another."""
+    if not isinstance(loop, ast.For) or loop.orelse:
+        return []
+    has_names = isinstance(loop.target, ast.Tuple)
+    targets = loop.target.elts if has_names else [loop.target]
+    items = values_of(scope, loop.iter)
+    inner = ast.Module(loop.body, [])
+    simple = all(isinstance(it, (ast.Assert, ast.Assign, ast.Expr)) for it in loop.body)
+    if not (simple and items and all(isinstance(target, ast.Name) for target in targets)):
+        return []
+    names = [target.id for target in targets]
+    bindings, outer, loads = bound(scope), loaded(scope), loaded(inner)
+    if any(bindings[name] != 1 or outer[name] != loads[name] for name in names):
+        return []
+    written = []
+    for index, item in enumerate(items):
+        parts = getattr(item, "elts", []) if has_names else [item]
+        if len(parts) != len(names):
+            return []
+        own = {name: f"__{name}_{index}__" for name in names}
+        written += [ast.Assign([ast.Name(own[name], ast.Store())], part) for name, part in zip(names, parts)]
+        written += [Renamed(own).visit(copy.deepcopy(statement)) for statement in loop.body]
+    return written
+
+
+def values_of(scope, node):
+    """What a literal list or tuple has in it, or the one that a name is bound to for nothing but this."""
+    if isinstance(node, ast.Name) and bound(scope)[node.id] == 1 == loaded(scope)[node.id]:
+        node = next((it.value for it in scope.body if assigned(it) == node.id), node)
+    return node.elts if isinstance(node, (ast.List, ast.Tuple)) and is_literal(node) else []
+
+
+class Renamed(ast.NodeTransformer):
+    """With other names for some."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def visit_Name(self, node):
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
 
 def divisible(statement):
@@ -216,22 +278,28 @@ def runs_through(function):
 
 
 def assigned(statement):
-    """The one name that an assignment binds."""
-    return statement.targets[0].id if [type(target) for target in statement.targets] == [ast.Name] else None
+    """The name that a statement binds, if it is an assignment to one name."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return targets[0].id if [type(target) for target in targets] == [ast.Name] else None
 
 
-def expectations(scope, known):
-    """Names that are bound once, to a literal, and only compared with: nobody changes them, and the program needs none."""
-    bindings, loads, literals = bound(scope), loaded(scope), {}
+def literals(scope, known):
+    """Names that stay what they are bound to: literals that nobody can change, or that are only compared with."""
+    bindings, loads, found = bound(scope), loaded(scope), {}
     for statement in scope.body:
-        name = assigned(statement) if isinstance(statement, ast.Assign) else None
+        name = assigned(statement)
         if name and bindings[name] == 1 and is_literal(statement.value):
-            literals[name] = statement.value
+            found[name] = statement.value
     asserts = [statement for statement in scope.body if divisible(statement)]
     sides = [side for statement in asserts for side in compared(statement.test)]
-    closed = [side for side in sides if free_names(side) <= known.keys() | literals.keys()]
+    closed = [side for side in sides if free_names(side) <= known.keys() | found.keys()]
     uses = sum((loaded(side) for side in closed), collections.Counter())
-    return {name: value for name, value in literals.items() if 0 < uses[name] == loads[name]}
+    lasting = {name: 0 < uses[name] == loads[name] or not may_change(value) for name, value in found.items()}
+    return {name: value for name, value in found.items() if lasting[name]}
+
+
+def may_change(literal):
+    return any(isinstance(node, (ast.List, ast.Dict, ast.Set, ast.Call)) for node in ast.walk(literal))
 
 
 def compared(test):
