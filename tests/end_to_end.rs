@@ -3,6 +3,7 @@
 //! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
 
 mod asynchronous;
+mod code_reward;
 mod commands;
 mod critic;
 mod diffusers;

@@ -17,7 +17,7 @@ PIECES = (
     r"\frac \dfrac \sqrt \sqrt[3] \pi \infty \left( \right) \{ \} \cup \cap \pm \cdot \times \div ^ _ { } ( ) [ ] | , ; ="
     r" < > \le \ge \ne \in \text \mathrm \sin \cos \tan \log \ln \exp ! ^\circ \% $ \binom \begin{pmatrix} \end{pmatrix}"
     r" & \\ \boxed{ } + - * / . x y z e i n 0 1 2 3 7 10 100 1,000 0.5 1e9 99999999999999999999 - \overline \lfloor \rfloor"
-    r" \mathbb{R} \emptyset cm km \mu #### answer is ~ ` ' \n é 数 𝟙 \u0000"
+    r" \mathbb{R} \emptyset cm km \mu <answer> </answer> maybe or not #### answer is ~ ` ' \n é 数 𝟙 \u0000"
 ).split(" ")
 
 

@@ -194,6 +194,20 @@ mod tests {
     }
 
     #[test]
+    fn advantages_are_those_of_the_papers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/papers.json");
+        let golden: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let [rewards, lengths, greedy] = ["rewards", "lengths", "greedy"].map(|name| numbers(&golden[name]));
+        let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size: 4 };
+        for (name, advantage) in
+            [("opo", Advantage::Opo), ("gpg", Advantage::Gpg), ("remax", Advantage::Remax)]
+        {
+            check_near(&sample_advantages(&advantage, earned), &numbers(&golden[name]));
+        }
+    }
+
+    #[test]
     fn whitened_advantages_equal_the_reference() {
         let golden = golden();
         let (rewards, lengths) = (numbers(&golden["rewards"]), numbers(&golden["lengths"]));

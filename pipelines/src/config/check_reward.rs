@@ -163,6 +163,9 @@ impl Check<'_> {
         self.endpoint(path, &judge.endpoint())?;
         self.positive(&format!("{path}.max_tokens"), judge.max_tokens)?;
         self.number(&format!("{path}.scale"), judge.scale, judge.scale != 0.0, "other than 0")?;
+        for (word, number) in &judge.words {
+            self.number(&format!("{path}.words.{word}"), *number, true, "that is finite")?;
+        }
         Judge::pattern(&judge.pattern).map_err(|why| {
             let help = "write one group, around the number, as in `Score: ([0-9.]+)`; `(?:...)` is none";
             self.problem(&format!("{path}.pattern"), why, help)

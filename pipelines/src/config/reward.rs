@@ -1,5 +1,6 @@
 //! The fields of rewards.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -349,10 +350,13 @@ pub struct JudgeConfig {
     pub model: String,
     /// What it is asked, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}` in it.
     pub template: String,
-    /// A regular expression with one group, around the number in the judge's answer; its last match counts. Default
+    /// A regular expression with one group, around the number or word in the judge's answer; its last match counts. Default
     /// `Score:\s*([-+]?[0-9.]+)`.
     #[serde(default = "score_pattern")]
     pub pattern: String,
+    /// What a word counts, such as `{yes: 1, no: 0}`, in whatever case it is written. Default: the group is a number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub words: BTreeMap<String, f64>,
     /// What the number is multiplied by, such as 0.1 where it goes to 10. Default 1.
     #[serde(default = "one")]
     pub scale: f64,

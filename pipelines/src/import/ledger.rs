@@ -344,6 +344,13 @@ impl Ledger {
         }
     }
 
+    /// Keeps what a key has, such as a password, out of the report.
+    pub(super) fn hide(&mut self, key: &str) {
+        if let Some(value) = self.keys.get_mut(key) {
+            *value = Value::String("(hidden)".to_owned());
+        }
+    }
+
     /// Whether the key's value has a variable in it whose value is not known.
     fn is_unknown(&self, key: &str) -> bool {
         self.is_partial && self.text(key).is_some_and(|text| !shell::is_expanded(&text))

@@ -16,6 +16,7 @@ mod openrlhf;
 mod openrlhf_offline;
 mod roll;
 mod roll_data;
+mod roll_rewards;
 mod rules;
 mod schedule;
 mod shared;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ledger::Ledger, roll::workers, shared::R, values};
+use super::{ledger::Ledger, roll_rewards::workers, shared::R, values};
 
 /// The most tokens of a prompt, where none is said.
 pub(super) const PROMPT_LENGTH: u64 = 1024;

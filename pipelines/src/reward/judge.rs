@@ -10,7 +10,8 @@ use super::{Completion, Error, Failure, Reward};
 use crate::config::JudgeConfig;
 use crate::data::Record;
 
-/// What a judge says of a completion: the number that `pattern` finds last in its answer, times `scale`.
+/// What a judge says of a completion: the number, or what the word counts, that `pattern` finds last in its answer, times
+/// `scale`.
 #[derive(Debug)]
 pub struct Judge {
     config: JudgeConfig,
@@ -111,13 +112,26 @@ impl Judge {
 
     fn number(&self, said: &str) -> Result<f64, Failure> {
         let found = self.pattern.captures_iter(said).last().and_then(|found| found.get(1));
-        let number: Option<f64> = found.and_then(|found| found.as_str().parse().ok());
+        let number: Option<f64> = found.and_then(|found| self.counts(found.as_str()));
         match number.filter(|number| number.is_finite()) {
             Some(number) => Ok(number * self.config.scale),
             None => {
                 let said: String = said.chars().take(100).collect();
                 Err(format!("the judge's answer has no number that `pattern` finds: {said:?}").into())
             }
+        }
+    }
+
+    /// What a word or a number counts, before `scale`.
+    fn counts(&self, found: &str) -> Option<f64> {
+        match self.config.words.is_empty() {
+            true => found.parse().ok(),
+            false => self
+                .config
+                .words
+                .iter()
+                .find(|(word, _)| word.eq_ignore_ascii_case(found))
+                .map(|(_, number)| *number),
         }
     }
 }
@@ -139,6 +153,7 @@ impl Reward for Judge {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::atomic::Ordering;
     use std::thread;
     use std::time::{Duration, Instant};
@@ -158,6 +173,7 @@ mod tests {
             model: "a-judge".into(),
             template: "Q: {{ prompt }}\nA: {{ completion }}\nGold: {{ answer }}".into(),
             pattern: r"Score: ([0-9.]+)".into(),
+            words: BTreeMap::new(),
             scale: 0.1,
             key_variable: None,
             max_tokens: 64,
@@ -232,6 +248,22 @@ mod tests {
         fails(|_| (200, says("splendid")), "no number", 1);
         let error = score(&judge("http://127.0.0.1:1/v1".into(), |_| {})).unwrap_err();
         assert!(crate::error_chain::one_line(&error).contains("127.0.0.1:1"));
+    }
+
+    #[test]
+    fn words_count_what_they_are_said_to() {
+        let with = |config: &mut JudgeConfig| {
+            config.pattern = r"(?i)\b(yes|no|maybe)\b".into();
+            config.words = [("yes".to_owned(), 10.0), ("no".to_owned(), 0.0)].into();
+        };
+        for (said, counts) in [("YES", 1.0), ("no", 0.0), ("No, that is: Yes.", 1.0)] {
+            let (url, _) = stub(move |_, _| (200, says(said)), Duration::ZERO);
+            assert_eq!(score(&judge(url, with)).unwrap(), counts, "{said}");
+        }
+        for said in ["maybe", "1", "yesterday"] {
+            let (url, _) = stub(move |_, _| (200, says(said)), Duration::ZERO);
+            assert!(score(&judge(url, with)).is_err(), "{said}");
+        }
     }
 
     #[test]

@@ -128,8 +128,8 @@ const MATH: &str = "  math: {worker_cls: a.MathRuleRewardWorker}\n";
 fn rolls_rewards_that_score_otherwise() {
     for (worker, why) in [
         ("GeneralRuleRewardWorker", "`instruction_id_list`"),
-        ("CodeSandboxRewardWorker", "`test_cases`"),
-        ("LLMJudgeRewardWorker", "YES or NO"),
+        ("LLMJudgeRewardWorker", "a template of your own"),
+        ("VideoR1RewardWorker", "docs/rewards.md"),
     ] {
         let import = roll("", &format!("  some: {{worker_cls: a.{worker}, reward_type: soft}}\n"));
         check_refused(&import, &["rewards.some.worker_cls"]);
@@ -148,6 +148,78 @@ fn rolls_rewards_that_score_otherwise() {
     let import = roll("validation: {data_args: {file_name: [data/aime.jsonl]}}\n", MATH);
     check_refused(&import, &[]);
     check_rows(&import, &[("validation.data_args.file_name", "mapped")]);
+}
+
+#[test]
+fn rolls_sandbox_is_this_machines_or_a_services() {
+    let code =
+        |fields: &str| roll("", &format!("  code: {{worker_cls: a.CodeSandboxRewardWorker{fields}}}\n"));
+    let local = code(", use_local: true, code_url: http://here");
+    check_refused(&local, &[]);
+    let rows = [
+        ("rewards.code.worker_cls", "changed"),
+        ("rewards.code.use_local", "changed"),
+        ("rewards.code.code_url", "no effect"),
+    ];
+    check_rows(&local, &rows);
+    assert!(local.yaml().contains("    - code:\n        timeout_s: 20\n"), "{}", local.yaml());
+    let service = code(", use_local: false, code_url: 'http://here:8080/run_code'");
+    check_refused(&service, &[]);
+    assert!(service.yaml().contains("          url: http://here:8080/run_code\n"), "{}", service.yaml());
+    check_refused(&code(", use_local: false"), &["rewards.code.worker_cls"]);
+}
+
+#[test]
+fn rolls_judge_is_asked_at_an_endpoint() {
+    const PROMPT: &str = "judge_prompt: Qwen2.5-7B-Instruct-RLVR-prompt";
+    let judge = |more: &str, fields: &str| {
+        roll(more, &format!("  judge: {{worker_cls: a.LLMJudgeRewardWorker, {fields}}}\n"))
+    };
+    let api = judge(
+        "",
+        &format!(
+            "{PROMPT}, judge_model_type: api, judge_api_url: 'http://here/v1', judge_model_name: big, judge_api_key: sk-1234"
+        ),
+    );
+    check_refused(&api, &[]);
+    let told: String = api.rows.iter().map(|row| format!("{row}\n")).collect();
+    assert!(told.contains("export it as JUDGE_API_KEY") && !told.contains("sk-1234"), "{told}");
+    let yaml = api.yaml();
+    assert!(!yaml.contains("sk-1234"), "{yaml}");
+    for line in
+        ["        url: http://here/v1\n", "        model: big\n", "        key_variable: JUDGE_API_KEY\n"]
+    {
+        assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
+    }
+    let own = format!(
+        "{PROMPT}, judge_model_type: inference, model_args: {{model_name_or_path: some/judge}}, generating_args: {{max_new_tokens: 100, top_p: 0.8}}"
+    );
+    let own = judge("", &own);
+    check_refused(&own, &[]);
+    check_rows(
+        &own,
+        &[
+            ("rewards.judge.judge_model_type", "changed"),
+            ("rewards.judge.generating_args.top_p", "no effect"),
+        ],
+    );
+    for line in [
+        "        url: http://127.0.0.1:8000/v1\n",
+        "        model: some/judge\n",
+        "        max_tokens: 100\n",
+    ] {
+        assert!(own.yaml().contains(line), "no\n{line}in\n{}", own.yaml());
+    }
+    let shared = "reward_model: {model_args: {model_name_or_path: shared/judge}, strategy_args: {strategy_name: vllm}}\n";
+    let shared = judge(shared, &format!("{PROMPT}, judge_model_type: cluster"));
+    check_refused(&shared, &[]);
+    assert!(shared.yaml().contains("        model: shared/judge\n"), "{}", shared.yaml());
+    let half = judge(
+        "",
+        &format!("{PROMPT}, judge_model_type: api, judge_api_url: 'http://here/v1', judge_api_key: sk-1234"),
+    );
+    check_refused(&half, &["rewards.judge.worker_cls"]);
+    assert!(half.rows.iter().all(|row| !row.to_string().contains("sk-1234")));
 }
 
 #[test]

@@ -96,6 +96,8 @@ impl Http {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
     use std::sync::atomic::Ordering;
     use std::thread;
     use std::time::Duration;
@@ -110,7 +112,7 @@ mod tests {
     use crate::reward::{Code, Completion, Error, Reward};
 
     const SUMS: &str = r#"{"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}"#;
-    const ASSERTS: &str = r#"{"asserts": ["assert add(1, 2) == 3"]}"#;
+    const ASSERTS: &str = r#"{"asserts": ["assert abs(add(1, 2) - 3) < 0.321"]}"#;
 
     fn code(url: String, change: impl FnOnce(&mut CodeConfig)) -> Code {
         let http = HttpSandboxConfig {
@@ -166,30 +168,64 @@ mod tests {
         assert_eq!(score(&code(url, |code| code.credit = Credit::Share), half).unwrap(), 0.5);
     }
 
+    /// A service that does run Python.
+    fn runs(_: usize, body: &Value) -> (u16, String) {
+        let text = |key: &str| body[key].as_str().unwrap();
+        let mut python = Command::new("python3");
+        python.args(["-c", text("code")]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut python = python.spawn().unwrap();
+        // A program may end without reading its input.
+        let _ = python.stdin.take().unwrap().write_all(text("stdin").as_bytes());
+        let ended = python.wait_with_output().unwrap();
+        let status = if ended.status.success() { "Success" } else { "Failed" };
+        let written = String::from_utf8(ended.stdout).unwrap();
+        (200, reply(status, Value::Null, ran("Finished", ended.status.code().map(i64::from), &written)))
+    }
+
     #[test]
-    fn asserts_pass_for_who_came_to_the_last_line() {
-        let echo = |_: usize, body: &Value| {
-            let stdin = body["stdin"].as_str().unwrap();
-            (200, reply("Success", Value::Null, ran("Finished", Some(0), &format!("hello\n\n{stdin}\n"))))
+    fn what_asserts_expect_is_never_sent_with_the_program() {
+        let score = |code: &Code, program: &str| {
+            let record = Record { answer: ASSERTS.into(), ..Record::default() };
+            code.score(&record, &Completion { text: program, tokens: None, finished: true })
         };
-        let (url, seen) = stub(echo, Duration::ZERO);
-        assert_eq!(score(&code(url, |_| {}), ASSERTS).unwrap(), 1.0);
-        let sent = seen.bodies.lock().unwrap()[0]["code"].as_str().unwrap().to_owned();
-        assert!(sent.contains(", \"assert add(1, 2) == 3\")\n"), "{sent}");
-        // Bad data are no wrong program.
-        let told = |_: usize, body: &Value| {
-            let line = format!("{} no Python\n", body["stdin"].as_str().unwrap());
-            (200, reply("Success", Value::Null, ran("Finished", Some(0), &line)))
+        let (url, seen) = stub(runs, Duration::ZERO);
+        let code = code(url, |_| {});
+        assert_eq!(score(&code, "add = lambda a, b: a + b").unwrap(), 1.0);
+        assert_eq!(score(&code, "add = lambda a, b: a - b").unwrap(), 0.0);
+        assert_eq!(score(&code, "raise SystemExit").unwrap(), 0.0);
+        let sent: Vec<String> = seen
+            .bodies
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|body| body["code"].as_str().unwrap().to_owned())
+            .collect();
+        let with_program: Vec<&String> = sent.iter().filter(|code| code.starts_with("def _")).collect();
+        // The asserts are divided once, and decided twice: a program that ends early is not asked about.
+        assert_eq!((sent.len(), with_program.len()), (6, 3));
+        for code in with_program {
+            assert!(code.contains("add(1, 2))") && !code.contains("321"), "{code}");
+        }
+    }
+
+    #[test]
+    fn asserts_that_cannot_be_read_are_no_wrong_program() {
+        let score = |code: &Code, answer: &str| {
+            let record = Record { answer: answer.into(), ..Record::default() };
+            one_line(
+                &code.score(&record, &Completion { text: "", tokens: None, finished: true }).unwrap_err(),
+            )
         };
-        let (url, _) = stub(told, Duration::ZERO);
-        let error = one_line(&score(&code(url, |_| {}), ASSERTS).unwrap_err());
-        assert!(error.contains("its asserts are no Python: assert add"), "{error}");
-        let early = |_: usize, _: &Value| (200, reply("Success", Value::Null, ran("Finished", Some(0), "")));
-        let (url, _) = stub(early, Duration::ZERO);
-        assert_eq!(score(&code(url, |_| {}), ASSERTS).unwrap(), 0.0);
-        let (url, seen) = stub(early, Duration::ZERO);
+        let (url, _) = stub(runs, Duration::ZERO);
+        let error = score(&code(url, |_| {}), r#"{"asserts": ["assert add(1, 2) = 3"]}"#);
+        assert!(error.contains("its asserts are no Python: assert add(1, 2) = 3: "), "{error}");
+        let silent = |_: usize, _: &Value| (200, reply("Success", Value::Null, ran("Finished", Some(0), "")));
+        let (url, _) = stub(silent, Duration::ZERO);
+        let error = score(&code(url, |_| {}), ASSERTS);
+        assert!(error.contains("its asserts cannot be read"), "{error}");
+        let (url, seen) = stub(silent, Duration::ZERO);
         let cpp = code(url, |code| code.http.as_mut().unwrap().language = "cpp".into());
-        assert!(one_line(&score(&cpp, ASSERTS).unwrap_err()).contains("asserts are Python"));
+        assert!(score(&cpp, ASSERTS).contains("asserts are Python"));
         assert_eq!(seen.requests.load(Ordering::SeqCst), 0);
     }
 

@@ -14,7 +14,8 @@ pub(super) fn is_alone(before: &str, after: &str, is_rounded: bool) -> bool {
     let last = last_chars(before);
     let is_about = !is_rounded && ABOUT.is_match(last);
     let is_item = is_dash(before.trim());
-    !(is_about || is_item || is_begun(last) || is_compared(last) || is_negated(before) || goes_on(after))
+    let is_one_of_several = is_begun(last) || is_compared(last) || is_another(last);
+    !(is_about || is_item || is_one_of_several || is_negated(before) || goes_on(after))
 }
 
 /// Whether words before a formula say that it is not the answer, or not all of it: `not`, `at least`, `either`.
@@ -35,19 +36,30 @@ pub(super) fn is_negated(before: &str) -> bool {
     static NEGATION: LazyLock<Regex> = LazyLock::new(|| {
         let denied = r"cannot|except|excluding|instead|neither|never|no|none|nor|not|unlike|without";
         let supposed = r"assum(?:e|ing)|if|let|suppos(?:e|ing)|unless|whether|wrong";
-        pattern(&format!(r"(?i:\b(?:{denied}|{supposed})\b|n['’]t\b)"))
+        let guessed = format!(r"hardly|{GUESSED}|(?:I|my|we)(?:['’]d|\s+would)?\s+(?:doubt|guess)");
+        pattern(&format!(r"(?i:\b(?:{denied}|{supposed}|{guessed})\b|n['’]t\b)"))
     });
     const MOST_CHARS: usize = 120;
     let last = last_of(before, MOST_CHARS);
     let clause = CLAUSE.find_iter(last).last().map_or(last, |end| &last[end.end()..]);
     // `Let x = 5` gives no answer, and what is equal to it in `if x = 2, y = 5` is one.
     let supposed = last.trim_end().ends_with('=') && LET.is_match(last);
-    supposed || NEGATION.is_match(clause)
+    supposed || NEGATION.is_match(clause) || MAY_BE.is_match(clause)
 }
+
+/// Words that make a guess of what stands beside them.
+const GUESSED: &str = "maybe|perhaps|possibly|presumably|probably";
+
+/// Words that make a guess of what follows at once. Elsewhere they are harmless: `the most that he could have is 5`.
+static MAY_BE: LazyLock<Regex> = LazyLock::new(|| {
+    let may = r"(?:can|could|may|might)\s+(?:also\s+|well\s+)?be|(?:un)?likely|say";
+    pattern(&format!(r"(?i:\b(?:{may}))[\s$*(]*$"))
+});
 
 /// `let x =`, at the end of a text.
 static LET: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i:\b(?:assume|if|let|suppose|whether))\s+(?:that\s+)?[\s$*]*\p{L}[\p{L}\p{N}_]*\s*=\s*$")
+    let words = r"assume|(?:false|impossible|incorrect|not|untrue|wrong)\s+that|if|let|suppose|whether";
+    pattern(&format!(r"(?i:\b(?:{words}))\s+(?:that\s+)?[\s$*]*\p{{L}}[\p{{L}}\p{{N}}_]*\s*=\s*$"))
 });
 
 /// How many bytes at the start of `text`, which follows a number, are words that make it another, as
@@ -82,8 +94,8 @@ fn is_begun(before: &str) -> bool {
     static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
         // Two stars behind a number or variable are a power, others open what is bold.
         let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
-        let sign = r"[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
-        let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
+        let sign = r"(?:±|\\(?:pm|mp)\b|\+/-)[\s$*(]*|[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
+        let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^&]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
         let listed = r"[\p{N})][$*]*[^\S\n]*[,;.]?[^\S\n]+\(?|[\p{N}][,;]|[\p{N}]\$\s*\$?";
         let opened = r"[\p{L}\p{N})]\s*[(\[|]";
         let compared = r"(?:[<>≤≥≠]=?|!=|\\(?:n?eq?|[lg]eq?|[lg]t|neq))\s*\$?";
@@ -103,12 +115,28 @@ fn is_compared(before: &str) -> bool {
         let compared = r"above|and|below|between|beyond|bigger|fewer|greater|larger|least|less|lower|more|most|nor|not|or|over|smaller|than|under|up\s+to|versus|vs\.?|(?:all|anything|everything|nothing)\s+but";
         let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|\p{N}|power|raised)\s+to(?:\s+the)?|to\s+the";
         let of = r"(?:%|percent|any|cubes?|sqrt|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
+        let related = r"(?:complement|conjugate|cosine|divisors?|inverse|logarithm|multiples?|negation|negative|opposite|reciprocal|sine|tangent)\s+of|(?:away|differs?|different|far)\s+from";
         let labels =
             r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|section|step";
-        let fillers = r"(?:\s+(?:a|an|be|equal|exactly|is|or|than|the|to))*";
-        pattern(&format!(r"(?i:(?:^|\W)(?:{compared}|{operators}|{of}|{labels})|n['’]t){fillers}[\s$*(]+$"))
+        let fillers = r"(?:\s+(?:a|an|be|equal|exactly|or|than|the|to))*";
+        pattern(&format!(
+            r"(?i:(?:^|\W)(?:{compared}|{operators}|{of}|{related}|{labels})|n['’]t){fillers}[\s$*(]+$"
+        ))
     });
     COMPARED.is_match(before)
+}
+
+/// Whether what follows is a further value of a name: `x = 4 or x = 5`, `x_1 = 4, x_2 = 5`.
+fn is_another(before: &str) -> bool {
+    static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
+        let name = r"(\p{L}+)(?:_?\{?[0-9]+\}?)?\s*=\s*";
+        pattern(&format!(
+            r"{name}[-−]?[\p{{N}}.,/]+[\s$]*(?:[,;&]|and|or)[\s$]*(?:and\s|or\s)?[\s$]*{name}[-−$*(\s]*$"
+        ))
+    });
+    ANOTHER
+        .captures(before)
+        .is_some_and(|names| names.get(1).map(|it| it.as_str()) == names.get(2).map(|it| it.as_str()))
 }
 
 /// Whether what stands before `after` is not changed by it: ` million`, `%`, ` or $6$`, `^2`, ` is wrong`, `?`.
@@ -119,7 +147,8 @@ fn goes_on(after: &str) -> bool {
         let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;:/+*×·−–-]|\\(?:cdot|times|div|pm)\b)");
         let hedge = r"(?i:\s*\b(?:else|even|maybe|perhaps|possibly)\b)*";
         let another = format!(r"[\s*)\]]*{between}{hedge}[\s(*$]*(?:\$|\\[(\[]|\\(?:boxed|fbox)|[-−]?[0-9])");
-        let adjacent = r"[eE]?[0-9]|\(|\s*per\s+cent|[.,][0-9]|[\^√π²³₀-₉!+_?]|/?[a-zA-Z]\b|/[0-9]";
+        let adjacent =
+            r"[eE]?[0-9]|\(|\s*per\s+cent|[.,][0-9]|[\^√π²³₀-₉!+_?]|(?:/?[a-zA-Z]|st|nd|rd|th)\b|/[0-9]";
         let command = r"\s*\\(?:cdot|times|div|pm|mp|sqrt|[dt]?frac|pi|[bp]?mod|binom)\b";
         let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT]\b|mod\b)|\s*[½⅓¼¾±]";
         let part = r"\s+(?:and|&)\s+(?:an?|one|two|three)\s+(?:half|third|quarter|fourth|fifth)";
@@ -127,8 +156,12 @@ fn goes_on(after: &str) -> bool {
         let wrong = r"(?:clearly\s+|also\s+)?(?:false|impossible|incorrect|no\b|not|too|wrong)";
         let denied =
             format!(r"[\s,]*(?:which\s+|that\s+)?(?:{is}\s+{wrong}|(?:is|ca|could|was|wo)n['’]t)|\s*below");
+        let bound = r"(?:and|or)\s+(?:above|below|fewer|greater|less|more|so|up)|at\s+(?:least|most)|plus";
+        let guessed = format!(r"[^\S\n]*[,(]?[^\S\n]*(?:{bound}|{GUESSED}|I\s+guess)\b");
         let asked = r"[^.!?\n]*\?";
-        pattern(&format!("^(?:{another}|{adjacent}|{command}|{letter}|(?i:{part}|{denied})|{asked})"))
+        pattern(&format!(
+            "^(?:{another}|{adjacent}|{command}|{letter}|(?i:{part}|{denied}|{guessed})|{asked})"
+        ))
     });
     let rest = after.trim_start_matches("**").trim_start_matches(['$', ')', ']', '}']);
     words_of_number(after) > 0 || GOES_ON.is_match(after) || GOES_ON.is_match(rest)

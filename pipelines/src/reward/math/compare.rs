@@ -3,6 +3,7 @@
 //! In doubt it is not: a wrong answer that is rewarded does more harm than a right one that is missed.
 
 use std::cell::Cell;
+use std::cmp::Ordering;
 
 use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
@@ -247,13 +248,26 @@ impl Comparison {
     /// What holds for a variable is the set of its values.
     fn equal_regions(&self, gold: &Expr, predicted: &Expr) -> bool {
         let is_set = |expr: &Expr| matches!(expr, Expr::Sequence(..) | Expr::Union(_));
-        let (gold, predicted) = match (region(gold), region(predicted)) {
+        let order = |low: &Expr, high: &Expr| self.order(low, high);
+        let (gold, predicted) = match (region(gold, &order), region(predicted, &order)) {
             (Some((variable, gold)), Some((other, predicted))) if variable == other => (gold, predicted),
             (Some((_, gold)), None) if is_set(predicted) => (gold, predicted.clone()),
             (None, Some((_, predicted))) if is_set(gold) => (gold.clone(), predicted),
             _ => return false,
         };
         is_list(&gold) == is_list(&predicted) && self.equal(&gold, &predicted)
+    }
+
+    /// Which of two numbers is the greater one, exactly or as far as rounding tells.
+    fn order(&self, one: &Expr, other: &Expr) -> Option<Ordering> {
+        let exact = |expr: &Expr| constant_value(expr, &self.fuel);
+        if let (Some(one), Some(other)) = (exact(one), exact(other)) {
+            return Some(one.cmp(&other));
+        }
+        let balls = Balls { domain: Domain::Real, point: 0 };
+        let value = |expr: &Expr| evaluate(expr, &balls, &self.fuel).filter(|ball| ball.is_real());
+        let (one, other) = (value(one)?, value(other)?);
+        if one.agrees(&other) { Some(Ordering::Equal) } else { one.value.re.partial_cmp(&other.value.re) }
     }
 
     // One value.

@@ -27,10 +27,12 @@ pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<Cow<'_, str>
     if only_boxed {
         return None;
     }
-    let (tagged, after) = last_tagged(text).unzip();
-    if after.is_some_and(|after| !is_alone("", after, true)) {
+    let tags = tagged(text);
+    let tagged = tags.last();
+    if tagged.is_some_and(|last| !last.is_said(text, &tags)) {
         return None;
     }
+    let tagged = tagged.map(|last| last.content);
     if let Some(whole) = tagged.map(clean).filter(|inner| parse(inner).is_some()) {
         return Some(whole.into());
     }
@@ -45,29 +47,42 @@ pub(super) fn gold(text: &str) -> &str {
     clean(last_boxed(text).or_else(|| after_hashes(text)).unwrap_or(text))
 }
 
-/// A box whose braces are balanced.
-struct Boxed<'a> {
+/// A box whose braces are balanced, or an `<answer>` that is closed.
+struct Marked<'a> {
     content: &'a str,
-    /// Where `\boxed` and where its last brace stand.
+    /// Where `\boxed` or `<answer>` begins, and where what closes it ends.
     start: usize,
     end: usize,
 }
 
-impl Boxed<'_> {
-    /// Whether nothing around it, such as another box, makes it another answer.
-    fn is_whole(&self, text: &str, boxes: &[Boxed]) -> bool {
+impl Marked<'_> {
+    /// Whether nothing around a box, such as another one, makes it another answer.
+    fn is_whole(&self, text: &str, boxes: &[Marked]) -> bool {
+        // What is outside of a tag is no part of a formula with what is inside.
+        let before = text[..self.start].rsplit("<answer>").next().unwrap_or_default();
+        let after = text[self.end..].split("</answer>").next().unwrap_or_default();
+        !self.is_joined(text, boxes) && is_alone(before, after, true)
+    }
+
+    /// Whether nothing around a tag takes it back. It says by itself what is in it and what is before.
+    fn is_said(&self, text: &str, tags: &[Marked]) -> bool {
+        let (before, after) = (&text[..self.start], &text[self.end..]);
+        !(self.is_joined(text, tags) || is_negated(before)) && is_alone("", after, true)
+    }
+
+    /// Whether another one of `all` stands right before it, as in a list.
+    fn is_joined(&self, text: &str, all: &[Marked]) -> bool {
         static JOINS: LazyLock<Regex> = LazyLock::new(|| {
-            Regex::new(r"^[\s$]*(?:[,;]|and|or|\\text\s*\{\s*(?:and|or)\s*\})[\s$]*$")
+            Regex::new(r"^[\s$]*(?:[,;]|\\\\|and|or|\\text\s*\{\s*(?:and|or)\s*\})?[\s$]*$")
                 .expect("a pattern of this file")
         });
-        let before = boxes.iter().rev().find(|it| it.end < self.start && it.content != self.content);
-        let is_joined = before.is_some_and(|it| JOINS.is_match(&text[it.end + 1..self.start]));
-        !is_joined && is_alone(&text[..self.start], &text[self.end + 1..], true)
+        let before = all.iter().rev().find(|it| it.end <= self.start && it.content != self.content);
+        before.is_some_and(|it| JOINS.is_match(&text[it.end..self.start]))
     }
 }
 
 /// All boxes, in the order in which they end, in one pass.
-fn boxes(text: &str) -> Vec<Boxed<'_>> {
+fn boxes(text: &str) -> Vec<Marked<'_>> {
     let bytes = text.as_bytes();
     let mut open: Vec<Option<(usize, usize)>> = Vec::new();
     let mut found = Vec::new();
@@ -88,7 +103,7 @@ fn boxes(text: &str) -> Vec<Boxed<'_>> {
             b'{' => open.push(None),
             b'}' => {
                 if let Some(Some((start, inner))) = open.pop() {
-                    found.push(Boxed { content: &text[inner..at], start, end: at });
+                    found.push(Marked { content: &text[inner..at], start, end: at + 1 });
                 }
             }
             _ => {}
@@ -102,10 +117,20 @@ fn last_boxed(text: &str) -> Option<&str> {
     boxes(text).last().map(|last| last.content)
 }
 
-/// The content of the last `<answer>` that is closed, and what is behind it.
-fn last_tagged(text: &str) -> Option<(&str, &str)> {
-    let (before, after) = text.rsplit_once("</answer>")?;
-    Some((before.rsplit_once("<answer>")?.1, after))
+/// All `<answer>`s that are closed; of one in another the inner one.
+fn tagged(text: &str) -> Vec<Marked<'_>> {
+    const OPEN: &str = "<answer>";
+    static TAG: LazyLock<Regex> = LazyLock::new(|| Regex::new("</?answer>").expect("a pattern of this file"));
+    let mut open = None;
+    let mut found = Vec::new();
+    for tag in TAG.find_iter(text) {
+        if tag.as_str() == OPEN {
+            open = Some(tag.start());
+        } else if let Some(start) = open.take() {
+            found.push(Marked { content: &text[start + OPEN.len()..tag.start()], start, end: tag.end() });
+        }
+    }
+    found
 }
 
 /// GSM8K's mark. Markdown's headings look the same, so that it stands in the last line or before a bare value.
@@ -131,7 +156,7 @@ fn is_bare_value(text: &str) -> bool {
 /// What is said to be the answer, up to the end of the sentence or to where it is explained.
 fn after_phrase(text: &str) -> Option<&str> {
     static REASON: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r",\s+(?:as|because|hence|since|so|which)\b").expect("a pattern of this file")
+        Regex::new(r",\s+(?:as|hence|so|which)\b|,?\s+(?:because|since)\b").expect("a pattern of this file")
     });
     let phrase = PHRASE.find_iter(text).last()?;
     if is_negated(&text[..phrase.start()]) {
@@ -217,7 +242,9 @@ fn clean(text: &str) -> &str {
     let mut text = text.trim();
     for _ in 0..MOST_LAYERS {
         let before = text;
-        for (open, close) in [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")] {
+        for (open, close) in
+            [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")]
+        {
             let inner = text.strip_prefix(open).and_then(|text| text.strip_suffix(close));
             text = inner.filter(|inner| !inner.contains(open)).unwrap_or(text);
         }

@@ -1,5 +1,7 @@
 //! Inequalities as the sets of what solves them.
 
+use std::cmp::Ordering;
+
 use super::expr::{Brackets, Constant, Expr, Relation};
 
 /// Values between two bounds, each with whether it is one of them.
@@ -11,8 +13,9 @@ struct Interval {
 }
 
 /// The variable that `expr` bounds, and the set of its values: of `x > 3`, `1 <= x < 2`, `x \ne 3` and `x \in [2, 5]`, and of
-/// several of them that are joined by `or`, or two by `and`.
-pub(super) fn region(expr: &Expr) -> Option<(&str, Expr)> {
+/// several of them that are joined by `or`, or two by `and`. A comma is `and` where both can hold, as in `x > 2, x < 5`, and `or`
+/// in `x < 2, x > 5`. `order` compares two numbers.
+pub(super) fn region<'a>(expr: &'a Expr, order: &Order) -> Option<(&'a str, Expr)> {
     match expr {
         Expr::Relation(sides, relations) => {
             if let ([Expr::Symbol(variable), set], [Relation::In]) = (sides.as_slice(), relations.as_slice())
@@ -29,26 +32,40 @@ pub(super) fn region(expr: &Expr) -> Option<(&str, Expr)> {
             let (variable, interval) = interval(expr)?;
             Some((variable, interval.set()))
         }
-        Expr::Sequence(Brackets::Either, items) => {
-            let (variable, _) = region(items.first()?)?;
-            let mut parts = Vec::new();
-            for item in items {
-                match region(item)? {
-                    (other, _) if other != variable => return None,
-                    (_, Expr::Union(more)) => parts.extend(more),
-                    (_, part) => parts.push(part),
-                }
-            }
-            Some((variable, Expr::Union(parts)))
-        }
+        Expr::Sequence(Brackets::Bare, items) => match both(items) {
+            Some((variable, both)) if both.holds_somewhere(order)? => Some((variable, both.set())),
+            _ => either(items, order),
+        },
+        Expr::Sequence(Brackets::Either, items) => either(items, order),
         Expr::Sequence(Brackets::Both, items) => {
-            let [one, other] = items.as_slice() else { return None };
-            let ((variable, one), (its, other)) = (interval(one)?, interval(other)?);
-            let both = one.and(other).filter(|_| variable == its)?;
+            let (variable, both) = both(items)?;
             Some((variable, both.set()))
         }
         _ => None,
     }
+}
+
+/// Which of two numbers is the greater one, if they are.
+pub(super) type Order<'a> = dyn Fn(&Expr, &Expr) -> Option<Ordering> + 'a;
+
+fn either<'a>(items: &'a [Expr], order: &Order) -> Option<(&'a str, Expr)> {
+    let (variable, _) = region(items.first()?, order)?;
+    let mut parts = Vec::new();
+    for item in items {
+        match region(item, order)? {
+            (other, _) if other != variable => return None,
+            (_, Expr::Union(more)) => parts.extend(more),
+            (_, part) => parts.push(part),
+        }
+    }
+    Some((variable, Expr::Union(parts)))
+}
+
+fn both(items: &[Expr]) -> Option<(&str, Interval)> {
+    let [one, other] = items else { return None };
+    let ((variable, one), (its, other)) = (interval(one)?, interval(other)?);
+    let both = one.and(other).filter(|_| variable == its)?;
+    Some((variable, both))
 }
 
 fn infinity() -> Expr {
@@ -72,6 +89,15 @@ impl Interval {
             (true, true) => Brackets::Square,
         };
         Expr::Sequence(brackets, vec![self.low, self.high])
+    }
+
+    /// Whether any value lies in it; `None` if that cannot be told.
+    fn holds_somewhere(&self, order: &Order) -> Option<bool> {
+        Some(match order(&self.low, &self.high)? {
+            Ordering::Less => true,
+            Ordering::Equal => self.has_low && self.has_high,
+            Ordering::Greater => false,
+        })
     }
 
     /// What lies in both, of which one has no end above and the other none below.

@@ -16,7 +16,11 @@ fn score(answer: &str, text: &str, finished: bool) -> f64 {
 
 /// Kind, gold answer and predicted answer of each case.
 fn cases() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    let lines = include_str!("cases.tsv").lines().filter(|line| !line.starts_with('#'));
+    fields(include_str!("cases.tsv"))
+}
+
+fn fields(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let lines = table.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| {
         let mut fields = line.split('\t');
         let mut field = || fields.next().unwrap_or_else(|| panic!("three fields: {line}"));
@@ -42,6 +46,19 @@ fn every_case_of_the_table() {
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     assert!(right >= 180 && wrong >= 120 && right + wrong >= 300, "{right} right, {wrong} wrong");
+}
+
+/// Whole completions: what stands around an answer, and answers that are none.
+#[test]
+fn every_completion_of_the_table() {
+    let mut failures = Vec::new();
+    for (kind, gold, completion) in fields(include_str!("completions.tsv")) {
+        let found = score(gold, &completion.replace('⏎', "\n"), true);
+        if found != f64::from(u8::from(kind == "right")) {
+            failures.push(format!("{kind}: {gold}  |  {completion}"));
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]
@@ -93,7 +110,8 @@ fn finds_the_answer() {
     check("The answer is therefore $5$ cm.", Some("5"));
     check("The answer is x=1, y=2", Some("x=1, y=2"));
     check(r"<answer>\frac{1}{2}</answer>", Some(r"\frac{1}{2}"));
-    check("<answer>1</answer> <answer>The answer is 2.</answer> 3", Some("2"));
+    check("<answer>1</answer> No: <answer>The answer is 2.</answer> 3", Some("2"));
+    check("<answer>1</answer> <answer>The answer is 2.</answer> 3", None);
     check("<answer>so we have 2</answer>", Some("2"));
     check("nothing here", None);
     check("", None);
@@ -400,6 +418,11 @@ fn hostile_text_is_wrong_and_not_slow() {
     for piece in [
         r"\boxed{",
         r"\boxed{}",
+        "<answer>",
+        "<answer>1</answer>",
+        "maybe ",
+        "x = 4 or ",
+        "x>2, ",
         "{",
         "(",
         "[",

@@ -105,6 +105,56 @@ fn aggregated_losses_equal_the_reference() {
     }
 }
 
+fn papers() -> serde_json::Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/papers.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Losses whose weights no gradient flows through, and SAPO's, as `make_papers_golden.py` has them.
+#[test]
+fn losses_and_gradients_are_those_of_the_papers() {
+    let (golden, papers) = (Golden::read(), papers());
+    let sapo = |tau_positive, tau_negative| PolicyLoss::Sapo(SapoConfig { tau_positive, tau_negative });
+    let cispo = |min_ratio, max_ratio| PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio });
+    let topr =
+        |positive_weight, negative_weight| PolicyLoss::Topr(ToprConfig { positive_weight, negative_weight });
+    let (of_tokens, of_sequences) = (Aggregation::TokenMean, Aggregation::SeqMeanTokenMean);
+    for (name, loss, aggregation) in [
+        ("sapo", sapo(1.0, 1.05), of_sequences),
+        ("sapo_2_0.5", sapo(2.0, 0.5), of_sequences),
+        ("cispo_0_5", cispo(0.0, 5.0), of_tokens),
+        ("cispo_0.8_1.28", cispo(0.8, 1.28), of_tokens),
+        ("topr", topr(1.0, 1.0), of_tokens),
+        ("topr_2_0.5", topr(2.0, 0.5), of_tokens),
+    ] {
+        let algorithm = AlgorithmConfig { loss, aggregation, ..AlgorithmConfig::default() };
+        let (found, gradient) = golden.loss(&algorithm, &golden.numbers("logp"));
+        let expected = papers[name]["loss"].as_f64().unwrap();
+        assert!((found - expected).abs() < 1e-6, "{name}: {found} is not {expected}");
+        let expected: Vec<f64> = serde_json::from_value(papers[name]["gradient"].clone()).unwrap();
+        check_near(&gradient, &expected, 1e-6);
+    }
+}
+
+#[test]
+fn weights_of_the_rollout_are_those_of_the_papers() {
+    let (golden, papers) = (Golden::read(), papers());
+    let (token, sequence) = (Level::Token, Level::Sequence);
+    let truncate = |level, max| RolloutCorrection::Truncate(TruncateConfig { level, max });
+    let mask = |level, min, max| RolloutCorrection::Mask(MaskConfig { level, min, max });
+    for (name, config) in [
+        ("tis_token_1.1", truncate(token, 1.1)),
+        ("tis_sequence_1.3", truncate(sequence, 1.3)),
+        ("mis_token_0.8_1.2", mask(token, 0.8, 1.2)),
+        ("mis_sequence_0.6_1.3", mask(sequence, 0.6, 1.3)),
+    ] {
+        let (old, rollout) = (golden.tensor("old_logp"), golden.tensor("rollout_logp"));
+        let correction = Correction::new(&config, &old, &rollout, &golden.lengths()).unwrap().unwrap();
+        let expected: Vec<f64> = serde_json::from_value(papers[name].clone()).unwrap();
+        check_near(&Vec::<f64>::try_from(correction.weights).unwrap(), &expected, 1e-12);
+    }
+}
+
 #[test]
 fn value_losses_equal_the_reference() {
     let golden = Golden::read();

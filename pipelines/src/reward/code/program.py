@@ -1,0 +1,63 @@
+def __NAME__(secret, names, program, asserts):
+    # Runs `program`, and `asserts` behind it. What they tell stands in lines that begin with `secret`, the last of which has
+    # nothing else; whatever the program makes of `print`, `exec` or of what `print` writes to is its own affair. Nothing
+    # that is told here has to be true: it is compared elsewhere, with what this interpreter has never had.
+    from json import dumps
+    from os import write
+    from sys import stdout
+
+    bases = int, float, complex, str, bytes, tuple, list, dict, set, frozenset
+    parts = "list", "tuple", "set", "frozenset", "deque"
+    flush, run = stdout.flush, exec
+
+    def plain(value):
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return {"int": hex(value)}
+        if kind is float:
+            return {"float": value.hex()}
+        if kind is complex:
+            return {"complex": [value.real.hex(), value.imag.hex()]}
+        if kind in (bytes, bytearray):
+            return {kind.__name__: value.hex()}
+        if kind.__name__ in parts and kind.__module__ in ("builtins", "collections"):
+            return {kind.__name__: [plain(item) for item in value]}
+        if kind is dict:
+            return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
+        if kind is range:
+            return {"range": [plain(value.start), plain(value.stop), plain(value.step)]}
+        if kind.__module__ in ("fractions", "decimal"):
+            return {kind.__name__: str(value)}
+        if kind.__module__ == "datetime" and kind.__name__ in ("date", "datetime", "time"):
+            return {kind.__name__: value.isoformat()}
+        if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+            return plain(value.item())
+        # As what it is a kind of: an enum's member, a named tuple, a counter.
+        for base in bases:
+            if isinstance(value, base):
+                return plain(base(*base.__getnewargs__(value)) if hasattr(base, "__getnewargs__") else base(value))
+        return {"other": None}
+
+    def say(text):
+        flush()
+        rest = ("\n" + secret + text + "\n").encode()
+        while rest:
+            rest = rest[write(1, rest) :]
+
+    def tell(*values):
+        told = []
+        for value in values:
+            try:
+                told.append(plain(value()))
+            except Exception:
+                told.append({"raised": None})
+        say(dumps(told))
+
+    run(compile(program, "program", "exec", dont_inherit=True), names)
+    names["__tell__"] = tell
+    run(compile(asserts, "asserts", "exec", dont_inherit=True), names)
+    say("")
+
+
