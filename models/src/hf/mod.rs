@@ -15,6 +15,7 @@ mod export;
 mod head;
 mod image_adapter;
 mod latent_decoder;
+mod t5;
 mod weights;
 
 use std::fs;
@@ -34,6 +35,7 @@ pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_co
 pub use head::HeadFile;
 pub use image_adapter::ImageAdapterFiles;
 pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
+pub use t5::T5Folder;
 
 use crate::decoder::{self, DecoderConfig, ValueModel, lora};
 use crate::init::WeightSource;
