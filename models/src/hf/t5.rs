@@ -39,7 +39,7 @@ impl T5Folder {
                 other => other.to_owned(),
             })?;
         }
-        weights.check(std::slice::from_ref(encoder.unit()), |name| name == OTHER_EMBEDDING)?;
+        weights.check([encoder.unit()], |name| name == OTHER_EMBEDDING)?;
         if !weights.begins_alike(OTHER_EMBEDDING, T5Encoder::EMBEDDING)? {
             let problem = format!("is another than `{}`, and there is one embedding", T5Encoder::EMBEDDING);
             return Err(weights.problem(OTHER_EMBEDDING, problem));
