@@ -36,6 +36,7 @@ TEXTS = [
     "A  DOG on\ta blue cat's 42nd roof, isn't it?",
     "a red dog on a blue cat on a red dog on a blue cat on a red dog on a blue cat on a red dog on a blue cat",
     "naïve café: 猫 🐱 Ⅻ½ --- we'll've",
+    "wow! a cat!!",
     "",
 ]
 NEGATIVE = "blue dog"

@@ -4,7 +4,11 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyroll_models::hf::T5Folder;
+use anyroll_models::clip::TextEncoder;
+use anyroll_models::hf::{
+    ClipTextFolder, EmbeddingsShape, ExportDtype, T5Folder, TextEmbeddings, TextEmbeddingsWriter,
+    TextEncoderFolders,
+};
 use anyroll_models::init::{self, WeightSource};
 use anyroll_models::model::Unit;
 use anyroll_models::t5::T5Encoder;
@@ -57,6 +61,20 @@ fn states_of_t5_and_umt5_equal_transformers() {
         .collect();
     let others = encoder.encode(&shuffled, &wanted["tokens"], None).unwrap();
     assert!((others - found).abs().max().double_value(&[]) > 0.1);
+}
+
+#[test]
+fn states_and_vectors_of_clips_equal_transformers() {
+    let wanted = tensors("sd3/encoders.safetensors");
+    for (number, name) in ["sd3/text_encoder", "sd3/text_encoder_2"].into_iter().enumerate() {
+        let folder = ClipTextFolder::open(&golden(name)).unwrap();
+        let encoder = TextEncoder::new(folder.config().clone(), folder.projection_dim()).unwrap();
+        let weights = weights(&folder, encoder.unit(), Kind::Float);
+        let get = |what: &str| &wanted[&format!("clip.{number}.{what}")];
+        let found = encoder.encode(&weights, get("tokens")).unwrap();
+        assert_close(&format!("{name}: hidden"), &found.hidden, get("hidden"));
+        assert_close(&format!("{name}: pooled"), &found.pooled, get("pooled"));
+    }
 }
 
 #[test]
@@ -132,4 +150,94 @@ fn the_embedding_may_have_the_encoders_own_name() {
     Tensor::write_safetensors(&both, &path).unwrap();
     let error = T5Folder::open(folder.path()).unwrap_err().to_string();
     assert!(error.contains("`encoder.embed_tokens.weight` is another than `shared.weight`"), "{error}");
+}
+
+/// A model's folder with its text encoders: the tiny one of this name, and the golden encoders.
+fn model(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let transformer = golden("..").join(format!("tiny_{name}/model/transformer/config.json"));
+    fs::create_dir(folder.path().join("transformer")).unwrap();
+    fs::copy(transformer, folder.path().join("transformer/config.json")).unwrap();
+    for part in ["text_encoder", "text_encoder_2", "text_encoder_3"] {
+        let from = golden(name).join(part);
+        if from.exists() {
+            std::os::unix::fs::symlink(fs::canonicalize(from).unwrap(), folder.path().join(part)).unwrap();
+        }
+    }
+    folder
+}
+
+#[test]
+fn encoders_fit_the_transformer_beside_them_or_say_why_not() {
+    let (sd3, wan) = (model("sd3"), model("wan"));
+    assert!(matches!(
+        TextEncoderFolders::open(sd3.path()).unwrap(),
+        TextEncoderFolders::Sd3 { t5: Some(_), width: 12, .. }
+    ));
+    assert!(matches!(TextEncoderFolders::open(wan.path()).unwrap(), TextEncoderFolders::Wan { .. }));
+    let check = |model: &Path, (from, to): (&str, &str), file: &str, words: &str| {
+        let config = model.join("transformer/config.json");
+        let text = fs::read_to_string(&config).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&config, text.replace(from, to)).unwrap();
+        let error = TextEncoderFolders::open(model).unwrap_err().to_string();
+        assert!(error.contains(file) && error.contains(words), "{error}");
+        fs::write(&config, text).unwrap();
+    };
+    let wide = ("\"joint_attention_dim\": 12", "\"joint_attention_dim\": 16");
+    check(sd3.path(), wide, "text_encoder_3/config.json", "`d_model` is 12");
+    let narrow = ("\"joint_attention_dim\": 12", "\"joint_attention_dim\": 9");
+    check(sd3.path(), narrow, "text_encoder_2/config.json", "`hidden_size` is 6, and 4 in text_encoder");
+    let pooled = ("\"pooled_projection_dim\": 10", "\"pooled_projection_dim\": 12");
+    check(sd3.path(), pooled, "text_encoder_2/config.json", "`projection_dim` is 7");
+    check(wan.path(), ("\"text_dim\": 6", "\"text_dim\": 8"), "text_encoder/config.json", "`d_model` is 6");
+    fs::remove_file(sd3.path().join("text_encoder_3")).unwrap();
+    let without = TextEncoderFolders::open(sd3.path()).unwrap();
+    assert!(matches!(without, TextEncoderFolders::Sd3 { t5: None, .. }));
+    fs::remove_file(sd3.path().join("text_encoder_2")).unwrap();
+    let error = TextEncoderFolders::open(sd3.path()).unwrap_err().to_string();
+    assert!(error.contains("text_encoder_2/config.json"), "{error}");
+    let open = |path: &Path| ClipTextFolder::open(path).map(drop);
+    let check = |change, words| check_config("sd3/text_encoder", open, change, words);
+    check(("clip_text_model", "clip"), "`model_type` is `clip`");
+    check(("quick_gelu", "relu"), "`hidden_act` is `relu`");
+    check(("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 0"), "has no layer");
+}
+
+#[test]
+fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    for (dtype, pooled) in [(ExportDtype::Fp32, true), (ExportDtype::Bf16, true), (ExportDtype::Fp32, false)]
+    {
+        let path = folder.path().join("prompts.safetensors");
+        let kind = if dtype == ExportDtype::Bf16 { Kind::BFloat16 } else { Kind::Float };
+        let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
+        let (tokens, wholes) = (random(&[6, 3, 4]), random(&[6, 5]));
+        let whole = |first: i64, count: i64| pooled.then(|| wholes.narrow(0, first, count));
+        let shape = EmbeddingsShape { count: 5, tokens: 3, widths: (4, pooled.then_some(5)) };
+        let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
+        for (first, count) in [(0, 2), (2, 3)] {
+            writer.add(&tokens.narrow(0, first, count), whole(first, count).as_ref()).unwrap();
+        }
+        assert!(!path.exists(), "nothing has its name before it is whole");
+        writer.finish(&tokens.narrow(0, 5, 1), whole(5, 1).as_ref()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let texts = TextEmbeddings::open(&path, (4, pooled.then_some(5))).unwrap();
+        assert!(texts.count() == 5 && texts.has_negative());
+        let read: HashMap<String, Tensor> = Tensor::read_safetensors(&path).unwrap().into_iter().collect();
+        assert_eq!(read.len(), if pooled { 4 } else { 2 });
+        assert!(read["prompt_embeds"].equal(&tokens.narrow(0, 0, 5)));
+        assert!(read["negative_prompt_embeds"].equal(&tokens.narrow(0, 5, 1)));
+        if pooled {
+            assert!(read["pooled_prompt_embeds"].equal(&wholes.narrow(0, 0, 5)));
+            assert!(read["negative_pooled_prompt_embeds"].equal(&wholes.narrow(0, 5, 1)));
+        }
+        let error = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap_err().to_string();
+        assert!(error.contains("prompts.safetensors"), "{error}");
+        fs::remove_file(&path).unwrap();
+        let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
+        let error = writer.add(&(&tokens / 0.0).narrow(0, 0, 2), whole(0, 2).as_ref()).unwrap_err();
+        assert!(error.to_string().contains("`prompt_embeds` has values that are not finite"), "{error}");
+        fs::remove_file(folder.path().join("prompts.safetensors.partial")).unwrap();
+    }
 }
