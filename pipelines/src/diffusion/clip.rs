@@ -71,7 +71,7 @@ impl ClipScorer {
 /// Checks all of the folder but the weights' values.
 pub fn open(config: &ClipRewardConfig) -> Result<(ClipFolder, HfTokenizer), Failure> {
     let folder = ClipFolder::open(&config.path).map_err(|error| one_line(&error))?;
-    let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
+    let tokenizer = HfTokenizer::open_clip(&config.path).map_err(|error| one_line(&error))?;
     Ok((folder, tokenizer))
 }
 
@@ -88,13 +88,8 @@ fn tokens(tokenizer: &HfTokenizer, records: &[Record], clip: &Clip) -> Result<Ve
     let mut cut = 0;
     let mut all = Vec::with_capacity(records.len());
     for record in records {
-        let mut text = tokenizer.encode(&record.prompt, true)?;
-        cut += usize::from(text.len() > most);
-        text.truncate(most);
-        if text.last() != Some(&end) {
-            text.truncate(most - 1);
-            text.push(end);
-        }
+        let (text, is_cut) = tokenizer.encode_ending(&record.prompt, most, end)?;
+        cut += usize::from(is_cut);
         all.push(text);
     }
     if cut > 0 {
