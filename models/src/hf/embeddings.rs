@@ -181,9 +181,8 @@ impl TextEmbeddingsWriter {
             end.extend(self.bytes(pooled, 1, NEGATIVE[1])?);
         }
         let failed = failed(&self.path);
-        self.file.write_all(&end).map_err(&failed)?;
-        let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
-        file.sync_all().map_err(&failed)?;
+        self.file.write_all(&end).and_then(|()| self.file.flush()).map_err(&failed)?;
+        self.file.get_ref().sync_all().map_err(&failed)?;
         fs::rename(&self.aside, &self.path).map_err(&failed)?;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
@@ -199,6 +198,13 @@ impl TextEmbeddingsWriter {
         }
         let values = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_flatten(0, -1)?;
         Ok(self.dtype.encode(&Vec::<f32>::try_from(&values)?))
+    }
+}
+
+impl Drop for TextEmbeddingsWriter {
+    fn drop(&mut self) {
+        // Of one that did not finish; what has got its name is not there any more.
+        let _ = fs::remove_file(&self.aside);
     }
 }
 
