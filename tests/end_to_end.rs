@@ -18,6 +18,7 @@ mod other_launchers;
 mod other_tools;
 mod own_devices;
 mod plan;
+mod prompts;
 mod published_model;
 mod reproducibility;
 mod resume;

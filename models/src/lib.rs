@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
 //! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]; [`diffusion`] has models of
-//! images. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors, gradients go
+//! images, [`clip`] and [`t5`] what reads their texts. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors, gradients go
 //! into tensors, and who laid those out is not asked. [`hf`] reads and writes the
 //! folders in which models are published.
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ pub mod init;
 pub mod model;
 pub mod passes;
 mod random;
+pub mod t5;
 
 pub use batch::{PackedBatch, Sequence};
 pub use decoder::{

@@ -59,7 +59,7 @@ pub(super) struct Case {
 }
 
 /// The rewards of a function.
-fn by_function() -> Case {
+pub(super) fn by_function() -> Case {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("reward.py");
     fs::write(&path, REWARD).unwrap();

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::weights::WeightFiles;
 use super::{Result, field, read_json, validated};
-use crate::clip::{Activation, Clip, ClipConfig, TowerConfig};
+use crate::clip::{Activation, Clip, ClipConfig, TextConfig, TowerConfig};
 use crate::init::WeightSource;
 use crate::model::ParamSpec;
 
@@ -68,7 +68,7 @@ struct ConfigFile {
 /// Its `text_config`.
 #[derive(Deserialize)]
 #[serde(default)]
-struct TextFile {
+pub(super) struct TextFile {
     vocab_size: i64,
     hidden_size: i64,
     intermediate_size: i64,
@@ -144,7 +144,7 @@ impl Default for PreprocessorFile {
     }
 }
 
-fn first_projection() -> i64 {
+pub(super) fn first_projection() -> i64 {
     512
 }
 
@@ -156,46 +156,56 @@ impl ConfigFile {
         if self.model_type != "clip" {
             return Err(field(path, "model_type", format!("is `{}`; there is `clip`", self.model_type)));
         }
-        let activation = |tower: &str, name: &str| match name {
-            "quick_gelu" => Ok(Activation::QuickGelu),
-            "gelu" => Ok(Activation::Gelu),
-            other => {
-                let problem = format!("is `{other}`; there are quick_gelu and gelu");
-                Err(field(path, format!("{tower}.hidden_act"), problem))
-            }
-        };
-        let ConfigFile { text_config: text, vision_config: vision, projection_dim, .. } = self;
+        let ConfigFile { text_config, vision_config: vision, projection_dim, .. } = self;
         if vision.num_channels != 3 {
             let problem = format!("is {}; images have 3", vision.num_channels);
             return Err(field(path, "vision_config.num_channels", problem));
         }
         Ok(ClipConfig {
-            text_config: TowerConfig {
-                hidden_size: text.hidden_size,
-                intermediate_size: text.intermediate_size,
-                num_hidden_layers: text.num_hidden_layers,
-                num_attention_heads: text.num_attention_heads,
-                hidden_act: activation("text_config", &text.hidden_act)?,
-                layer_norm_eps: text.layer_norm_eps,
-            },
+            text_config: text_config.into_config("text_config.", path)?,
             vision_config: TowerConfig {
                 hidden_size: vision.hidden_size,
                 intermediate_size: vision.intermediate_size,
                 num_hidden_layers: vision.num_hidden_layers,
                 num_attention_heads: vision.num_attention_heads,
-                hidden_act: activation("vision_config", &vision.hidden_act)?,
+                hidden_act: activation("vision_config.", &vision.hidden_act, path)?,
                 layer_norm_eps: vision.layer_norm_eps,
             },
             projection_dim,
-            vocab_size: text.vocab_size,
-            max_position_embeddings: text.max_position_embeddings,
-            eos_token_id: text
-                .eos_token_id
-                .filter(|token| *token != MISNAMED_END)
-                .unwrap_or(text.vocab_size - 1),
             image_size: vision.image_size,
             patch_size: vision.patch_size,
             pixels: [preprocessor.image_mean, preprocessor.image_std],
         })
+    }
+}
+
+impl TextFile {
+    /// `within` is what the names of its fields begin with.
+    pub(super) fn into_config(self, within: &str, path: &Path) -> Result<TextConfig> {
+        let end = self.eos_token_id.filter(|token| *token != MISNAMED_END);
+        Ok(TextConfig {
+            tower: TowerConfig {
+                hidden_size: self.hidden_size,
+                intermediate_size: self.intermediate_size,
+                num_hidden_layers: self.num_hidden_layers,
+                num_attention_heads: self.num_attention_heads,
+                hidden_act: activation(within, &self.hidden_act, path)?,
+                layer_norm_eps: self.layer_norm_eps,
+            },
+            vocab_size: self.vocab_size,
+            max_position_embeddings: self.max_position_embeddings,
+            eos_token_id: end.unwrap_or(self.vocab_size - 1),
+        })
+    }
+}
+
+fn activation(within: &str, name: &str, path: &Path) -> Result<Activation> {
+    match name {
+        "quick_gelu" => Ok(Activation::QuickGelu),
+        "gelu" => Ok(Activation::Gelu),
+        other => {
+            let problem = format!("is `{other}`; there are quick_gelu and gelu");
+            Err(field(path, format!("{within}hidden_act"), problem))
+        }
     }
 }

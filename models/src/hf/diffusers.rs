@@ -285,7 +285,7 @@ fn transformers(path: &Path) -> Result<(TransformerConfig, WeightFiles)> {
 }
 
 /// What the transformer's `config.json` describes.
-fn transformer_config(folder: &Path) -> Result<TransformerConfig> {
+pub(super) fn transformer_config(folder: &Path) -> Result<TransformerConfig> {
     let path = folder.join("config.json");
     let file: Value = read_json(&path)?;
     let understood = |source| Error::Json { path: path.clone(), source };

@@ -1,11 +1,16 @@
 //! Text embeddings that encoders made beforehand, in a safetensors file with the names of diffusers' arguments.
 
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use tch::{Device, Tensor};
+use safetensors::tensor::TensorInfo;
+use tch::{Device, Kind, Tensor};
 
-use super::Result;
+use super::export::{ExportDtype, failed, header, sync_folder};
 use super::weights::WeightFiles;
+use super::{Error, Result};
 use crate::diffusion::Texts;
 
 const PROMPTS: [&str; 2] = ["prompt_embeds", "pooled_prompt_embeds"];
@@ -78,11 +83,10 @@ impl TextEmbeddings {
             let names = [prompt, negative].into_iter().take(if self.has_negative { 2 } else { 1 });
             let finite = |name| {
                 let tensor = self.files.tensor(name, device)?;
-                match tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? {
-                    0 => {
-                        Err(self.files.problem(name, "has values that are not finite numbers".into()).into())
-                    }
-                    _ => Ok(tensor),
+                if is_finite(&tensor)? {
+                    Ok(tensor)
+                } else {
+                    Err(self.files.problem(name, NOT_FINITE.into()).into())
                 }
             };
             let tensors = names.map(finite).collect::<crate::Result<Vec<_>>>()?;
@@ -98,5 +102,136 @@ impl TextEmbeddings {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+const NOT_FINITE: &str = "has values that are not finite numbers";
+
+fn is_finite(tensor: &Tensor) -> crate::Result<bool> {
+    Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
+}
+
+/// What a file of [`TextEmbeddings`] is to hold, apart from its one negative text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingsShape {
+    /// Texts P, at least 1.
+    pub count: usize,
+    /// Tokens S of each.
+    pub tokens: i64,
+    /// The widths D of a token and, if the model reads that, E of a text as a whole.
+    pub widths: (i64, Option<i64>),
+}
+
+/// Writes a file of [`TextEmbeddings`], some texts at a time: aside, and under its name once it is whole and on the disk.
+#[derive(Debug)]
+pub struct TextEmbeddingsWriter {
+    path: PathBuf,
+    aside: PathBuf,
+    file: BufWriter<File>,
+    dtype: ExportDtype,
+    shape: EmbeddingsShape,
+    /// Texts so far.
+    written: usize,
+    /// The texts as wholes, which lie behind all tokens.
+    pooled: Vec<u8>,
+}
+
+impl TextEmbeddingsWriter {
+    /// Begins the new file `path`.
+    ///
+    /// # Errors
+    /// [`Error::Write`] if `path` is there already or cannot be written.
+    pub fn create(path: &Path, shape: EmbeddingsShape, dtype: ExportDtype) -> Result<TextEmbeddingsWriter> {
+        if path.exists() {
+            return Err(failed(path)(io::ErrorKind::AlreadyExists.into()));
+        }
+        let mut aside = OsString::from(path);
+        aside.push(".partial");
+        let aside = PathBuf::from(aside);
+        let mut file = BufWriter::new(File::create(&aside).map_err(failed(path))?);
+        file.write_all(&header(shape.tensors(dtype))).map_err(failed(path))?;
+        Ok(Self { path: path.to_owned(), aside, file, dtype, shape, written: 0, pooled: Vec::new() })
+    }
+
+    /// Adds texts: their tokens `[B, S, D]` and, if the shape has it, the texts as wholes `[B, E]`.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for values that are no numbers, [`Error::Write`], or libtorch's.
+    pub fn add(&mut self, tokens: &Tensor, pooled: Option<&Tensor>) -> crate::Result<()> {
+        let rows = tokens.size()[0];
+        self.written += rows as usize;
+        let bytes = self.bytes(tokens, rows, PROMPTS[0])?;
+        self.file.write_all(&bytes).map_err(failed(&self.path))?;
+        if let Some(pooled) = pooled {
+            let bytes = self.bytes(pooled, rows, PROMPTS[1])?;
+            self.pooled.extend(bytes);
+        }
+        Ok(())
+    }
+
+    /// Ends with the text to be led away from, of one row each, and gives the file its name.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn finish(mut self, tokens: &Tensor, pooled: Option<&Tensor>) -> crate::Result<()> {
+        assert_eq!(self.written, self.shape.count, "as many texts as were announced");
+        let mut end = std::mem::take(&mut self.pooled);
+        end.extend(self.bytes(tokens, 1, NEGATIVE[0])?);
+        if let Some(pooled) = pooled {
+            end.extend(self.bytes(pooled, 1, NEGATIVE[1])?);
+        }
+        let failed = failed(&self.path);
+        self.file.write_all(&end).and_then(|()| self.file.flush()).map_err(&failed)?;
+        self.file.get_ref().sync_all().map_err(&failed)?;
+        fs::rename(&self.aside, &self.path).map_err(&failed)?;
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
+    }
+
+    /// The values of so many rows of the tensor `name`.
+    fn bytes(&self, tensor: &Tensor, rows: i64, name: &str) -> crate::Result<Vec<u8>> {
+        let shape = self.shape.of_rows(name, rows);
+        assert_eq!(tensor.size(), shape, "{name} has the shape that was announced");
+        if !is_finite(tensor)? {
+            let (path, name) = (self.path.clone(), name.to_owned());
+            return Err(Error::Tensor { path, name, problem: NOT_FINITE.to_owned() }.into());
+        }
+        let values = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_flatten(0, -1)?;
+        Ok(self.dtype.encode(&Vec::<f32>::try_from(&values)?))
+    }
+}
+
+impl Drop for TextEmbeddingsWriter {
+    fn drop(&mut self) {
+        // Of one that did not finish; what has got its name is not there any more.
+        let _ = fs::remove_file(&self.aside);
+    }
+}
+
+impl EmbeddingsShape {
+    /// The shape of a tensor with so many rows.
+    fn of_rows(&self, name: &str, rows: i64) -> Vec<i64> {
+        let (width, whole) = self.widths;
+        match name == PROMPTS[0] || name == NEGATIVE[0] {
+            true => vec![rows, self.tokens, width],
+            false => vec![rows, whole.expect("a model that reads texts as wholes")],
+        }
+    }
+
+    /// The tensors in the order in which they are written.
+    fn tensors(&self, dtype: ExportDtype) -> Vec<(String, TensorInfo)> {
+        let kinds = if self.widths.1.is_some() { 2 } else { 1 };
+        let all = [(PROMPTS, self.count as i64), (NEGATIVE, 1)];
+        let all =
+            all.into_iter().flat_map(|(names, rows)| names.into_iter().take(kinds).map(move |it| (it, rows)));
+        let mut end = 0;
+        let infos = all.map(|(name, rows)| {
+            let shape: Vec<usize> = self.of_rows(name, rows).into_iter().map(|size| size as usize).collect();
+            let start = end;
+            end += shape.iter().product::<usize>() * dtype.bytes();
+            let info = TensorInfo { dtype: dtype.safetensors(), shape, data_offsets: (start, end) };
+            (name.to_owned(), info)
+        });
+        infos.collect()
     }
 }

@@ -297,15 +297,8 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
         let (dtype, shape) = (contents.dtype.safetensors(), tensor.shape.clone());
         (tensor.name.to_string(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
-    // `transformers` refuses a file that does not say whose tensors it holds.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos.collect()).expect("offsets rise without gaps");
-    let mut header = serde_json::to_vec(&metadata).expect("a header is plain data");
-    header.resize(header.len().next_multiple_of(8), b' ');
-
     let mut file = BufWriter::new(File::create(path).map_err(failed(path))?);
-    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed(path))?;
-    file.write_all(&header).map_err(failed(path))?;
+    file.write_all(&header(infos.collect())).map_err(failed(path))?;
     let mut values = vec![0.0; CHUNK];
     for tensor in tensors {
         for start in tensor.range.clone().step_by(CHUNK) {
@@ -317,6 +310,16 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
     }
     let file = file.into_inner().map_err(|error| failed(path)(error.into_error()))?;
     Ok(file.sync_all().map_err(failed(path))?)
+}
+
+/// What a file of these tensors, one behind the other, begins with.
+pub(super) fn header(tensors: Vec<(String, TensorInfo)>) -> Vec<u8> {
+    // `transformers` refuses a file that does not say whose tensors it holds.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), tensors).expect("offsets rise without gaps");
+    let mut header = serde_json::to_vec(&metadata).expect("a header is plain data");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header].concat()
 }
 
 impl FolderKind {
@@ -353,7 +356,7 @@ impl FolderKind {
 }
 
 impl ExportDtype {
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         match self {
             ExportDtype::Fp32 => 4,
             ExportDtype::Bf16 | ExportDtype::Fp16 => 2,
@@ -368,7 +371,7 @@ impl ExportDtype {
         }
     }
 
-    fn safetensors(self) -> Dtype {
+    pub(super) fn safetensors(self) -> Dtype {
         match self {
             ExportDtype::Fp32 => Dtype::F32,
             ExportDtype::Bf16 => Dtype::BF16,
@@ -376,7 +379,7 @@ impl ExportDtype {
         }
     }
 
-    fn encode(self, values: &[f32]) -> Vec<u8> {
+    pub(super) fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             ExportDtype::Fp32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             ExportDtype::Bf16 => {

@@ -2,6 +2,7 @@
 //!
 //! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads; [`DiffusersFolder`] and
 //! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP, [`HeadFile`] a head of one.
+//! [`TextEncoderFolders`] has what reads texts for them, and [`TextEmbeddings`] what it said.
 //! Opening a folder reads the configuration and the headers of the weights, and checks that every tensor of the model is
 //! there in its shape; the weights themselves are read range by range, as ranks need them, and never whole.
 
@@ -15,6 +16,8 @@ mod export;
 mod head;
 mod image_adapter;
 mod latent_decoder;
+mod t5;
+mod text_encoders;
 mod weights;
 
 use std::fs;
@@ -28,12 +31,14 @@ use serde_json::{Map, Value, json};
 pub use adapter::{AdapterFolder, Adapters, Merged, Unscaled, WithAdapter, adapter_config_file};
 pub use clip::ClipFolder;
 pub use diffusers::{DiffusersFolder, write_diffusers_folder, write_image_adapter};
-pub use embeddings::TextEmbeddings;
+pub use embeddings::{EmbeddingsShape, TextEmbeddings, TextEmbeddingsWriter};
 pub use error::{Error, Result};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
 pub use head::HeadFile;
 pub use image_adapter::ImageAdapterFiles;
 pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
+pub use t5::T5Folder;
+pub use text_encoders::{ClipTextFolder, TextEncoderFolders};
 
 use crate::decoder::{self, DecoderConfig, ValueModel, lora};
 use crate::init::WeightSource;
@@ -195,9 +200,9 @@ fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> E
 }
 
 /// What a shape's own check found of the file `path` that has it.
-fn validated(path: &Path, found: crate::Result<()>) -> Result<()> {
+fn validated<T>(path: &Path, found: crate::Result<T>) -> Result<T> {
     match found {
-        Ok(()) => Ok(()),
+        Ok(found) => Ok(found),
         Err(crate::Error::Config { field: name, problem }) => Err(field(path, name, problem)),
         Err(other) => unreachable!("validation names a field: {other}"),
     }

@@ -150,9 +150,13 @@ impl WeightFiles {
     }
 
     /// Checks that the tensors of `units` are there in their shapes, and no other but those that `is_known` knows.
-    pub fn check(&self, units: &[Unit], is_known: impl Fn(&str) -> bool) -> Result<()> {
+    pub fn check<'a>(
+        &self,
+        units: impl IntoIterator<Item = &'a Unit>,
+        is_known: impl Fn(&str) -> bool,
+    ) -> Result<()> {
         let mut expected = HashMap::new();
-        for spec in units.iter().flat_map(|unit| &unit.params) {
+        for spec in units.into_iter().flat_map(|unit| &unit.params) {
             for part in &spec.parts {
                 let shape: Vec<i64> =
                     std::iter::once(part.rows).chain(spec.shape[1..].iter().copied()).collect();

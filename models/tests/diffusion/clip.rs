@@ -27,7 +27,7 @@ fn read(path: &Path) -> HashMap<String, Tensor> {
 fn open(name: &str) -> (Clip, [Vec<Tensor>; 2]) {
     let folder = ClipFolder::open(&path(name)).unwrap();
     let clip = Clip::new(folder.config().clone()).unwrap();
-    let weights = clip.units().each_ref().map(|unit| {
+    let weights = clip.units().map(|unit| {
         let read = |spec| init::whole(&folder, spec, Kind::Float, Device::Cpu).unwrap();
         unit.params.iter().map(read).collect()
     });
@@ -108,10 +108,11 @@ fn contradictions_name_their_field() {
         let error = Clip::new(config).unwrap_err().to_string();
         assert!(error.contains(&format!("`{field}`")), "{error}");
     };
-    check("text_config", |config| config.text_config.num_attention_heads = 5);
+    check("text_config", |config| config.text_config.tower.num_attention_heads = 5);
     check("vision_config", |config| config.vision_config.layer_norm_eps = 0.0);
     check("patch_size", |config| config.patch_size = 9);
-    check("eos_token_id", |config| config.eos_token_id = config.vocab_size);
+    check("vision_config", |config| config.vision_config.num_hidden_layers = 0);
+    check("eos_token_id", |config| config.text_config.eos_token_id = config.text_config.vocab_size);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod golden;
 mod lora;
 mod passes;
 mod sd3;
+mod text_encoders;
 mod vae;
 mod wan;
 mod wan_vae;

@@ -3,6 +3,7 @@
 mod bench;
 mod conformance;
 mod doctor;
+mod embed;
 mod export;
 mod export_wandb;
 mod generate;
@@ -54,6 +55,8 @@ Examples:
   anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
                                                              what a trained model makes of a prompt
   anyroll score DIR --file texts.jsonl                       log-probs of given texts
+  anyroll embed DIR --file prompts.jsonl --out prompts.safetensors
+                                                             prompts as a diffusers folder's text encoders read them
   anyroll serve DIR --port 8000                              a model behind OpenAI's interface
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
   anyroll import deepspeed.json                              another system's config as ours, key by key
@@ -77,6 +80,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Print the log-probs of given texts
     Score(score::ScoreArgs),
+    /// Encode prompts with a published model's text encoders, for training it on them
+    Embed(embed::EmbedArgs),
     /// Answer completion and chat requests over HTTP
     Serve(serve::ServeArgs),
     /// Score completions from a file with a reward, before training with it
@@ -160,6 +165,7 @@ pub fn main() -> u8 {
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Score(args) => score::score(&args),
+        Command::Embed(args) => embed::embed(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::Reward(args) => reward::reward(&args),
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),

@@ -1,4 +1,4 @@
-//! The arguments that `generate`, `score` and `serve` share.
+//! The arguments that `generate`, `score`, `serve` and `embed` share.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     Result, config,
-    inference::{LoadedModel, Options},
+    inference::{DeviceChoice, LoadedModel, Options},
 };
 
 /// Which model, and where.
@@ -16,13 +16,20 @@ use crate::{
 pub(super) struct ModelArgs {
     /// A run's folder, one of its checkpoints, or a model's folder as Hugging Face publishes it
     model: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct DeviceArgs {
     /// Where it runs [default: the first backend that there is]
     #[arg(long)]
     backend: Option<BackendKind>,
     /// The device's number
     #[arg(long, default_value_t = 0)]
     device: usize,
-    /// The dtype of weights, activations and cache [default: fp32 on the cpu, bf16 elsewhere]
+    /// The dtype of all that it holds [default: fp32 on the cpu, bf16 elsewhere]
     #[arg(long)]
     precision: Option<Precision>,
 }
@@ -33,14 +40,21 @@ enum Precision {
     Bf16,
 }
 
-impl ModelArgs {
-    /// Loads it; with `chat`, prompts are messages behind this system message.
-    pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
+impl DeviceArgs {
+    /// What they choose.
+    pub fn choice(self) -> DeviceChoice {
         let precision = self.precision.map(|precision| match precision {
             Precision::Fp32 => config::Precision::Fp32,
             Precision::Bf16 => config::Precision::Bf16,
         });
-        let options = Options { backend: self.backend, ordinal: self.device, precision, chat, system_prompt };
+        DeviceChoice { backend: self.backend, ordinal: self.device, precision }
+    }
+}
+
+impl ModelArgs {
+    /// Loads it; with `chat`, prompts are messages behind this system message.
+    pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
+        let options = Options { device: self.device.choice(), chat, system_prompt };
         LoadedModel::open(&self.model, &options)
     }
 }

@@ -165,7 +165,7 @@ impl Check<'_> {
         )?;
         let widths = folder.transformer_config().text_widths();
         let texts = TextEmbeddings::open(&prompts.embeddings, widths).map_err(|error| {
-            let help = "docs/diffusion.md has a script that writes it";
+            let help = "`anyroll embed` writes it: docs/diffusion.md";
             self.problem(&field("embeddings"), one_line(&error), help)
         })?;
         self.ensure(

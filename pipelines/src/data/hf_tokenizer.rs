@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat_template::{ChatTemplate, Conversation};
-use super::{Record, UnknownCharacter};
+use super::{Record, UnknownCharacter, clip_tokenizer};
 
 /// Text to tokens and back, as the model was taught.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct HfTokenizer {
     /// The one for conversations with tools, where that is another.
     tool_template: Option<ChatTemplate>,
     eos: Option<i64>,
+    pad: Option<i64>,
+    max_length: Option<usize>,
 }
 
 /// A tokenizer that cannot be used, or a text that it cannot take.
@@ -39,6 +41,15 @@ pub enum TokenizerError {
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
+    },
+    /// The pieces are there in a form that is not read.
+    #[error(
+        "{} has a spiece.model and no tokenizer.json, which alone is read: make it by \
+         `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers", path.display()
+    )]
+    SentencePiece {
+        /// The folder.
+        path: PathBuf,
     },
     /// The model has no chat template.
     #[error(
@@ -119,14 +130,43 @@ impl HfTokenizer {
     /// The file that cannot be used, and why.
     pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
         let file = path.join("tokenizer.json");
-        let bytes = read(&file)?;
-        let broken = |error: tokenizers::Error| TokenizerError::Broken {
-            path: file.clone(),
-            problem: error.to_string(),
-        };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
+        if !file.exists() && path.join("spiece.model").exists() {
+            return Err(TokenizerError::SentencePiece { path: path.to_owned() });
+        }
         let config = optional_json(&path.join("tokenizer_config.json"))?;
-        for token in named_tokens(&config) {
+        Self::of(path, &config, &read(&file)?, file)
+    }
+
+    /// As [`Self::open`] of the folder of a CLIP, which may have `vocab.json` and `merges.txt` instead of `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn open_clip(path: &Path) -> Result<HfTokenizer, TokenizerError> {
+        let (whole, vocab) = (path.join("tokenizer.json"), path.join("vocab.json"));
+        if whole.exists() || !vocab.exists() {
+            return Self::open(path);
+        }
+        let config = optional_json(&path.join("tokenizer_config.json"))?;
+        let made = clip_tokenizer::tokenizer_json(path, &config)?;
+        let made = serde_json::to_vec(&made).expect("plain data");
+        Self::of(path, &config, &made, vocab)
+    }
+
+    /// What `tokenizer`, a `tokenizer.json`, and `config` say, of which `file` is to blame for the first.
+    fn of(
+        path: &Path,
+        config: &Map<String, Value>,
+        tokenizer: &[u8],
+        file: PathBuf,
+    ) -> Result<HfTokenizer, TokenizerError> {
+        let broken = |error: tokenizers::Error| {
+            let problem = error.to_string();
+            TokenizerError::Broken { path: file.clone(), problem }
+        };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer).map_err(broken)?;
+        // Files have what was last asked of a tokenizer, and `transformers` undoes it as well.
+        tokenizer.with_padding(None).with_truncation(None).map_err(broken)?;
+        for token in named_tokens(config) {
             if tokenizer.token_to_id(&token.content).is_none() {
                 tokenizer.add_tokens([token]).map_err(broken)?;
             }
@@ -139,19 +179,25 @@ impl HfTokenizer {
                 special_tokens.insert(name.to_owned(), token.clone().into());
             }
         }
-        let eos = special_tokens.get("eos_token").and_then(Value::as_str);
-        let eos = eos.and_then(|token| tokenizer.token_to_id(token)).map(i64::from);
+        let id_of = |name: &str| {
+            let token = special_tokens.get(name).and_then(Value::as_str)?;
+            tokenizer.token_to_id(token).map(i64::from)
+        };
+        let (eos, pad) = (id_of("eos_token"), id_of("pad_token"));
+        // A number that fits no text says that there is none.
+        let max_length = config.get("model_max_length").and_then(Value::as_u64).map(|most| most as usize);
         let template_file = path.join("chat_template.jinja");
         let (source, tool_source) = match template_file.exists() {
             true => (Some(String::from_utf8_lossy(&read(&template_file)?).into_owned()), None),
-            false => (template_of(&config, "default"), template_of(&config, "tool_use")),
+            false => (template_of(config, "default"), template_of(config, "tool_use")),
         };
         let compiled = |source: Option<String>| {
             let template = source.map(|source| ChatTemplate::new(source, special_tokens.clone())).transpose();
             template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })
         };
         let (template, tool_template) = (compiled(source)?, compiled(tool_source)?);
-        Ok(HfTokenizer { path: path.to_owned(), tokenizer, template, tool_template, eos })
+        let path = path.to_owned();
+        Ok(HfTokenizer { path, tokenizer, template, tool_template, eos, pad, max_length })
     }
 
     /// Whether messages can be encoded.
@@ -162,6 +208,21 @@ impl HfTokenizer {
     /// The token that ends a text, if `tokenizer_config.json` names one.
     pub fn eos(&self) -> Option<i64> {
         self.eos
+    }
+
+    /// The token behind a text that is shorter than others, if `tokenizer_config.json` names one.
+    pub fn pad(&self) -> Option<i64> {
+        self.pad
+    }
+
+    /// The most tokens of a text, if `tokenizer_config.json` says so.
+    pub fn max_length(&self) -> Option<usize> {
+        self.max_length
+    }
+
+    /// The tokens that there are, with added ones.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
     }
 
     /// The special token that is written so.
@@ -177,6 +238,23 @@ impl HfTokenizer {
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
         let encoding = self.tokenizer.encode_fast(text, special).map_err(|error| self.failed(&*error))?;
         Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
+    }
+
+    /// The tokens of a text with those around it, the last of which is `end`: at most so many, and whether it has more.
+    pub fn encode_ending(
+        &self,
+        text: &str,
+        most: usize,
+        end: i64,
+    ) -> Result<(Vec<i64>, bool), TokenizerError> {
+        let mut tokens = self.encode(text, true)?;
+        let is_cut = tokens.len() > most;
+        tokens.truncate(most);
+        if tokens.last() != Some(&end) {
+            tokens.truncate(most - 1);
+            tokens.push(end);
+        }
+        Ok((tokens, is_cut))
     }
 
     /// The tokens of a record's prompt with a completion, as reward models read a text: the conversation in the chat template,
@@ -283,7 +361,7 @@ fn optional_json(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
         .map_err(|error| TokenizerError::Broken { path: path.to_owned(), problem: error.to_string() })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
 }
 
@@ -380,6 +458,8 @@ mod tests {
         };
         let tokenizer = "tokenizer.json";
         check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
+        let pieces = |folder: &Path| fs::rename(folder.join(tokenizer), folder.join("spiece.model")).unwrap();
+        check(&pieces, &["has a spiece.model and no tokenizer.json", "save_pretrained"]);
         check(
             &|folder| fs::write(folder.join(tokenizer), "{}").unwrap(),
             &[tokenizer, "cannot be understood"],

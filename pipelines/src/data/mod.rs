@@ -6,6 +6,7 @@
 
 mod char_tokenizer;
 mod chat_template;
+mod clip_tokenizer;
 pub(crate) mod countdown;
 mod error;
 mod file;

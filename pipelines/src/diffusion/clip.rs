@@ -25,7 +25,7 @@ impl ImageTower {
     /// Reads that of `folder` on `device`.
     pub fn read(folder: &ClipFolder, dtype: RewardDtype, device: Device) -> Result<Self> {
         let clip = Clip::new(folder.config().clone())?;
-        let weights = read(folder, &clip.units()[0], dtype, device)?;
+        let weights = read(folder, clip.units()[0], dtype, device)?;
         Ok(Self { clip, weights })
     }
 
@@ -50,7 +50,7 @@ impl ClipScorer {
         let (folder, tokenizer) =
             open(config).map_err(|failure| Error::Start { name: "clip".into(), failure })?;
         let tower = ImageTower::read(&folder, config.dtype, device)?;
-        let of_texts = read(&folder, &tower.clip.units()[1], config.dtype, device)?;
+        let of_texts = read(&folder, tower.clip.units()[1], config.dtype, device)?;
         let tokens = tokens(&tokenizer, records, &tower.clip)?;
         let vectors = no_grad(|| {
             let vectors = tokens.chunks(TEXTS).map(|texts| tower.clip.embed_texts(&of_texts, texts));
@@ -71,7 +71,7 @@ impl ClipScorer {
 /// Checks all of the folder but the weights' values.
 pub fn open(config: &ClipRewardConfig) -> Result<(ClipFolder, HfTokenizer), Failure> {
     let folder = ClipFolder::open(&config.path).map_err(|error| one_line(&error))?;
-    let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
+    let tokenizer = HfTokenizer::open_clip(&config.path).map_err(|error| one_line(&error))?;
     Ok((folder, tokenizer))
 }
 
@@ -83,17 +83,13 @@ fn read(folder: &ClipFolder, unit: &Unit, dtype: RewardDtype, device: Device) ->
 
 /// Each text as CLIP's own code reads it: one that is too long is cut off, and ends as all do.
 fn tokens(tokenizer: &HfTokenizer, records: &[Record], clip: &Clip) -> Result<Vec<Vec<i64>>> {
-    let (most, end) = (clip.config().max_position_embeddings as usize, clip.config().eos_token_id);
+    let config = &clip.config().text_config;
+    let (most, end) = (config.max_position_embeddings as usize, config.eos_token_id);
     let mut cut = 0;
     let mut all = Vec::with_capacity(records.len());
     for record in records {
-        let mut text = tokenizer.encode(&record.prompt, true)?;
-        cut += usize::from(text.len() > most);
-        text.truncate(most);
-        if text.last() != Some(&end) {
-            text.truncate(most - 1);
-            text.push(end);
-        }
+        let (text, is_cut) = tokenizer.encode_ending(&record.prompt, most, end)?;
+        cut += usize::from(is_cut);
         all.push(text);
     }
     if cut > 0 {

@@ -4,12 +4,13 @@
 //! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
 //! formulas. `subject` is what is painted and what with, `setup` says who takes part and samples, `decoder` makes pixels
 //! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
-//! `evaluate` how the policy is measured and `warmup` what comes before.
+//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on.
 
 mod aesthetic;
 mod backpropagation;
 mod clip;
 mod decoder;
+mod embed;
 mod evaluate;
 mod forward_process;
 mod frames;
@@ -28,6 +29,7 @@ mod subject;
 mod warmup;
 
 pub use clip::open as open_clip;
+pub use embed::PromptEncoders;
 pub use pipeline::Diffusion;
 pub use scorer::load_script;
 pub use setup::{Reference, Roles, Samples, Setup};

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use anyroll_backends::{BackendKind, CollectiveGroup, DeviceId, Rendezvous, Stream, connect, devices, open};
+use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_models::{Decoder, Engine, PackedBatch, Sequence, hf::Merged, init::WeightSource};
 use anyroll_strategy::{
     Zero,
@@ -10,7 +10,7 @@ use anyroll_strategy::{
 };
 use serde_json::Value;
 
-use super::Room;
+use super::{DeviceChoice, Room};
 use crate::{
     Error, Result,
     base_model::BaseModel,
@@ -28,12 +28,8 @@ use crate::{
 /// How a model is loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The backend; `None`: the first that runs models.
-    pub backend: Option<BackendKind>,
-    /// The device's number.
-    pub ordinal: usize,
-    /// The dtype; `None`: fp32 on a CPU, bf16 elsewhere.
-    pub precision: Option<Precision>,
+    /// Where, and in which dtype.
+    pub device: DeviceChoice,
     /// Whether a prompt is a user's message in the model's chat template; a run's model is otherwise prompted as in the run.
     pub chat: bool,
     /// The system message before it.
@@ -62,9 +58,7 @@ impl LoadedModel {
         let (base, saved) = base_model(path, options)?;
         let place = place(options)?;
         let torch = place.torch_device()?;
-        let backend = place.device.id().backend;
-        let precision = if backend.is_host() { Precision::Fp32 } else { Precision::Bf16 };
-        let strategy = strategy(options.precision.unwrap_or(precision));
+        let strategy = strategy(options.device.precision(&*place.device));
         // Adapters are merged into the weights.
         let model = Arc::new(Decoder::new(base.config, torch)?);
         let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
@@ -169,15 +163,7 @@ fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
 /// A device, alone.
 fn place(options: &Options) -> Result<Place> {
     const TIMEOUT: Duration = Duration::from_secs(60);
-    let usable = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
-    let backend = options.backend.or_else(|| BackendKind::ALL.into_iter().find(usable));
-    let backend = backend.unwrap_or(BackendKind::Cpu);
-    if !backend.runs_models() {
-        let what =
-            "models: libtorch does not compute on it; leave `--backend` out for the first that does".into();
-        return Err(anyroll_backends::Error::Unsupported { backend, what }.into());
-    }
-    let device = open(DeviceId { backend, ordinal: options.ordinal })?;
+    let device = options.device.open()?;
     let rendezvous = Rendezvous::on_this_host(0, 1, free_port().map_err(Error::Port)?, TIMEOUT);
     let comm = connect(&*device, &rendezvous)?;
     let group = CollectiveGroup::new("inference", comm, &device, TIMEOUT)?;

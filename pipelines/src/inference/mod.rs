@@ -1,11 +1,13 @@
-//! Models in use: what training's rollout and `anyroll generate`, `score` and `serve` have in common.
+//! Models in use: what training's rollout and `anyroll generate`, `score`, `serve` and `embed` have in common.
 
+mod device;
 mod loaded;
 mod room;
 mod sample;
 mod sampler;
 mod stop;
 
+pub use device::DeviceChoice;
 pub use loaded::{LoadedModel, Options, check_numbers};
 pub use room::Room;
 pub use sample::Sample;

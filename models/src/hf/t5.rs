@@ -1,0 +1,127 @@
+//! Folders of T5's and UMT5's encoders, as `transformers` writes them.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::weights::WeightFiles;
+use super::{Result, field, read_json, validated};
+use crate::init::WeightSource;
+use crate::model::ParamSpec;
+use crate::t5::{T5Config, T5Encoder};
+
+/// What `transformers` also calls the embedding, and some files alone.
+const OTHER_EMBEDDING: &str = "encoder.embed_tokens.weight";
+
+/// A folder of an encoder, opened and checked: `config.json` and safetensors.
+#[derive(Debug)]
+pub struct T5Folder {
+    config: T5Config,
+    weights: WeightFiles,
+}
+
+impl T5Folder {
+    /// Opens the folder at `path`, of a T5 or a UMT5.
+    ///
+    /// # Errors
+    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
+    pub fn open(path: &Path) -> Result<T5Folder> {
+        let config_path = path.join("config.json");
+        let file: ConfigFile = read_json(&config_path)?;
+        let config = file.into_config(&config_path)?;
+        validated(&config_path, config.validate())?;
+        let encoder = T5Encoder::new(config.clone()).expect("just validated");
+        let mut weights = WeightFiles::open(path, "model")?;
+        if !weights.contains(T5Encoder::EMBEDDING) {
+            weights = weights.renamed(|name| match name {
+                OTHER_EMBEDDING => T5Encoder::EMBEDDING.to_owned(),
+                other => other.to_owned(),
+            })?;
+        }
+        weights.check([encoder.unit()], |name| name == OTHER_EMBEDDING)?;
+        if !weights.begins_alike(OTHER_EMBEDDING, T5Encoder::EMBEDDING)? {
+            let problem = format!("is another than `{}`, and there is one embedding", T5Encoder::EMBEDDING);
+            return Err(weights.problem(OTHER_EMBEDDING, problem));
+        }
+        Ok(T5Folder { config, weights })
+    }
+
+    /// The encoder's shape.
+    pub fn config(&self) -> &T5Config {
+        &self.config
+    }
+}
+
+impl WeightSource for T5Folder {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        Ok(self.weights.read(spec, range, values)?)
+    }
+}
+
+/// What matters of `config.json`.
+#[derive(Deserialize)]
+struct ConfigFile {
+    model_type: String,
+    vocab_size: i64,
+    d_model: i64,
+    d_kv: i64,
+    d_ff: i64,
+    num_layers: usize,
+    num_heads: i64,
+    #[serde(default = "first_buckets")]
+    relative_attention_num_buckets: i64,
+    #[serde(default = "first_distance")]
+    relative_attention_max_distance: i64,
+    #[serde(default = "first_epsilon")]
+    layer_norm_epsilon: f64,
+    feed_forward_proj: String,
+    #[serde(default = "first_end")]
+    eos_token_id: i64,
+    #[serde(default)]
+    pad_token_id: i64,
+}
+
+fn first_buckets() -> i64 {
+    32
+}
+
+fn first_distance() -> i64 {
+    128
+}
+
+fn first_epsilon() -> f64 {
+    1e-6
+}
+
+fn first_end() -> i64 {
+    1
+}
+
+impl ConfigFile {
+    fn into_config(self, path: &Path) -> Result<T5Config> {
+        let biases_by_layer = match self.model_type.as_str() {
+            "t5" => false,
+            "umt5" => true,
+            other => return Err(field(path, "model_type", format!("is `{other}`; there are t5 and umt5"))),
+        };
+        if self.feed_forward_proj != "gated-gelu" {
+            let problem = format!("is `{}`; there is gated-gelu, of T5 1.1", self.feed_forward_proj);
+            return Err(field(path, "feed_forward_proj", problem));
+        }
+        Ok(T5Config {
+            vocab_size: self.vocab_size,
+            d_model: self.d_model,
+            d_kv: self.d_kv,
+            d_ff: self.d_ff,
+            num_layers: self.num_layers,
+            num_heads: self.num_heads,
+            relative_attention_num_buckets: self.relative_attention_num_buckets,
+            relative_attention_max_distance: self.relative_attention_max_distance,
+            layer_norm_epsilon: self.layer_norm_epsilon,
+            biases_by_layer,
+            eos_token_id: self.eos_token_id,
+            pad_token_id: self.pad_token_id,
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! The text encoders of a model of images or videos as diffusers publishes it, in folders beside its transformer's.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::clip::{TextFile, first_projection};
+use super::diffusers::transformer_config;
+use super::weights::WeightFiles;
+use super::{Result, T5Folder, field, read_json, validated};
+use crate::clip::{TextConfig, TextEncoder};
+use crate::diffusion::TransformerConfig;
+use crate::init::WeightSource;
+use crate::model::ParamSpec;
+
+/// The folder of the half of a CLIP that reads texts, opened and checked: `config.json` and safetensors.
+#[derive(Debug)]
+pub struct ClipTextFolder {
+    config: TextConfig,
+    projection_dim: i64,
+    weights: WeightFiles,
+}
+
+impl ClipTextFolder {
+    /// Opens the folder at `path`, of a `CLIPTextModelWithProjection`.
+    ///
+    /// # Errors
+    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
+    pub fn open(path: &Path) -> Result<ClipTextFolder> {
+        let config_path = path.join("config.json");
+        let file: ConfigFile = read_json(&config_path)?;
+        if file.model_type != "clip_text_model" {
+            let problem = format!("is `{}`; there is `clip_text_model`", file.model_type);
+            return Err(field(&config_path, "model_type", problem));
+        }
+        let config = file.text.into_config("", &config_path)?;
+        let projection_dim = file.projection_dim;
+        let encoder = TextEncoder::new(config.clone(), projection_dim);
+        let encoder = validated(&config_path, encoder)?;
+        let weights = WeightFiles::open(path, "model")?;
+        weights.check([encoder.unit()], |name| name.ends_with("embeddings.position_ids"))?;
+        Ok(ClipTextFolder { config, projection_dim, weights })
+    }
+
+    /// The encoder's shape.
+    pub fn config(&self) -> &TextConfig {
+        &self.config
+    }
+
+    /// Elements of a text's vector.
+    pub fn projection_dim(&self) -> i64 {
+        self.projection_dim
+    }
+}
+
+impl WeightSource for ClipTextFolder {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        Ok(self.weights.read(spec, range, values)?)
+    }
+}
+
+/// What matters of `config.json`.
+#[derive(Deserialize)]
+struct ConfigFile {
+    model_type: String,
+    #[serde(default = "first_projection")]
+    projection_dim: i64,
+    #[serde(flatten)]
+    text: TextFile,
+}
+
+/// The folders of a model's text encoders, opened and checked: they fit the transformer beside them.
+#[derive(Debug)]
+pub enum TextEncoderFolders {
+    /// Of Stable Diffusion 3.
+    Sd3 {
+        /// `text_encoder` and `text_encoder_2`.
+        clips: Box<[ClipTextFolder; 2]>,
+        /// `text_encoder_3`, which may be missing.
+        t5: Option<T5Folder>,
+        /// Elements of a token that the transformer reads.
+        width: i64,
+    },
+    /// Of Wan.
+    Wan {
+        /// `text_encoder`.
+        umt5: T5Folder,
+    },
+}
+
+impl TextEncoderFolders {
+    /// Opens those in the folder at `path`, of whose transformer the configuration alone is read.
+    ///
+    /// # Errors
+    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
+    pub fn open(path: &Path) -> Result<TextEncoderFolders> {
+        let transformer = transformer_config(&path.join("transformer"))?;
+        let widths = transformer.text_widths();
+        match transformer {
+            TransformerConfig::Sd3(config) => {
+                Self::sd3(path, config.joint_attention_dim, config.pooled_projection_dim)
+            }
+            TransformerConfig::Wan(_) => {
+                let folder = path.join("text_encoder");
+                let umt5 = T5Folder::open(&folder)?;
+                expect_width(&folder, "d_model", umt5.config().d_model, widths.0)?;
+                Ok(Self::Wan { umt5 })
+            }
+        }
+    }
+
+    fn sd3(path: &Path, width: i64, pooled: i64) -> Result<TextEncoderFolders> {
+        let [one, two, three] =
+            ["text_encoder", "text_encoder_2", "text_encoder_3"].map(|part| path.join(part));
+        let clips = Box::new([ClipTextFolder::open(&one)?, ClipTextFolder::open(&two)?]);
+        let [first, second] = clips.each_ref().map(|clip| &clip.config);
+        let [hidden, other] = [first, second].map(|config| config.tower.hidden_size);
+        if hidden + other > width {
+            let problem =
+                format!("is {other}, and {hidden} in text_encoder; the transformer reads {width} of both");
+            return Err(field(&two.join("config.json"), "hidden_size", problem));
+        }
+        let [most, of_second] = [first, second].map(|config| config.max_position_embeddings);
+        if most != of_second {
+            let problem = format!("is {of_second}, and {most} in text_encoder; both read as many tokens");
+            return Err(field(&two.join("config.json"), "max_position_embeddings", problem));
+        }
+        expect_width(&two, "projection_dim", clips[1].projection_dim, pooled - clips[0].projection_dim)?;
+        let t5 = if three.exists() { Some(T5Folder::open(&three)?) } else { None };
+        if let Some(t5) = &t5 {
+            expect_width(&three, "d_model", t5.config().d_model, width)?;
+        }
+        Ok(Self::Sd3 { clips, t5, width })
+    }
+}
+
+/// Refuses an encoder whose states are not as wide as what the transformer reads.
+fn expect_width(folder: &Path, name: &str, found: i64, wanted: i64) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    let problem = format!("is {found}; what the transformer reads is {wanted} wide");
+    Err(field(&folder.join("config.json"), name, problem))
+}

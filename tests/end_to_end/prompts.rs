@@ -1,0 +1,154 @@
+//! From prompts to training: a published model's text encoders, tiny, say what diffusers' pipelines say, and it is trained on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tch::{Kind, Tensor};
+use tempfile::TempDir;
+
+use super::diffusers::by_function;
+use super::{anyroll, fail, series, succeed};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+/// The tiny model of this name with its text encoders, as diffusers publishes it.
+fn model(folder: &TempDir, name: &str) -> PathBuf {
+    let model = folder.path().join(name);
+    copy(&golden(&format!("tiny_{name}/model")), &model);
+    copy(&golden(&format!("text_encoders/{name}")), &model);
+    model
+}
+
+fn embed(model: &Path, file: &Path, out: &Path, more: &[&str]) -> Command {
+    let mut command = anyroll(["embed"]);
+    command.arg(model).arg("--file").arg(file).arg("--out").arg(out);
+    // Of one prompt after four, so that a batch is short.
+    command.args(["--max-sequence-length", "16", "--batch-size", "4", "--negative", "blue dog"]).args(more);
+    command
+}
+
+#[track_caller]
+fn assert_near(found: &Path, wanted: &Path, most: f64) {
+    let (found, wanted) =
+        (Tensor::read_safetensors(found).unwrap(), Tensor::read_safetensors(wanted).unwrap());
+    assert_eq!(found.len(), wanted.len());
+    for (name, wanted) in &wanted {
+        let found = &found.iter().find(|(known, _)| known == name).unwrap().1;
+        assert_eq!(found.size(), wanted.size(), "{name}");
+        let apart = (found.to_kind(Kind::Float) - wanted).abs().max().double_value(&[]);
+        assert!(apart < most, "{name}: {apart:e}"); // false for NaN
+    }
+}
+
+#[test]
+fn a_stable_diffusion_3_is_trained_on_prompts() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let (texts, out) = (model.join("texts.jsonl"), folder.path().join("prompts.safetensors"));
+    let ended = succeed(embed(&model, &texts, &out, &["--backend", "cpu"]));
+    assert_near(&out, &golden("text_encoders/sd3/prompts.safetensors"), 1e-5);
+    assert!(ended.stdout.contains("6 prompts of 28 tokens each are in"), "{}", ended.stdout);
+    assert!(ended.stderr.contains("have more than the 12 tokens of `tokenizer_2`"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("have more than the 16 tokens of `tokenizer_3`"), "{}", ended.stderr);
+
+    let mut case = by_function();
+    let (records, out) = (texts.display(), out.display());
+    let data = format!("{{embeddings: {out}, records: {records}, height: 16, width: 16}}");
+    case.sets.push(format!("model.diffusers={}", model.display()));
+    case.sets.push(format!("pipeline.diffusion.data.prompts={data}"));
+    let run = case.run("trained", &["pipeline.diffusion.sampler.guidance=2"]);
+    assert!(series(&run, "grad_norm").iter().all(|&norm| norm > 0.0 && norm.is_finite()));
+}
+
+#[test]
+fn a_third_encoder_may_be_missing_and_texts_may_be_plain() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let (texts, out) = (model.join("texts.jsonl"), folder.path().join("whole.safetensors"));
+    succeed(embed(&model, &texts, &out, &["--precision", "bf16"]));
+    let whole = Tensor::read_safetensors(&out).unwrap();
+    assert!(whole.iter().all(|(_, tensor)| tensor.kind() == Kind::BFloat16));
+    assert_near(&out, &golden("text_encoders/sd3/prompts.safetensors"), 0.1);
+
+    fs::remove_dir_all(model.join("text_encoder_3")).unwrap();
+    let out = folder.path().join("without.safetensors");
+    let log = succeed(embed(&model, &texts, &out, &[])).stderr;
+    assert!(log.contains("has no text_encoder_3: its tokens are zeros"), "{log}");
+    assert_near(&out, &golden("text_encoders/sd3/prompts_without_t5.safetensors"), 1e-5);
+
+    let plain = folder.path().join("texts.txt");
+    fs::write(&plain, "a red cat\n\nwow! a cat!!\n").unwrap();
+    let out = folder.path().join("plain.safetensors");
+    succeed(embed(&model, &plain, &out, &[]));
+    let plain = Tensor::read_safetensors(&out).unwrap();
+    let wanted =
+        Tensor::read_safetensors(golden("text_encoders/sd3/prompts_without_t5.safetensors")).unwrap();
+    let pooled = |tensors: &[(String, Tensor)]| {
+        tensors.iter().find(|(name, _)| name == "pooled_prompt_embeds").unwrap().1.shallow_clone()
+    };
+    let wanted = pooled(&wanted).index_select(0, &Tensor::from_slice(&[0i64, 4]));
+    assert!((pooled(&plain) - wanted).abs().max().double_value(&[]) < 1e-5);
+}
+
+#[test]
+fn wan_reads_what_is_left_of_a_prompt_when_it_is_cleaned() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "wan");
+    let out = folder.path().join("prompts.safetensors");
+    succeed(embed(&model, &model.join("texts.jsonl"), &out, &[]));
+    assert_near(&out, &golden("text_encoders/wan/prompts.safetensors"), 1e-5);
+}
+
+#[test]
+fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let (texts, out) = (model.join("texts.jsonl"), folder.path().join("prompts.safetensors"));
+    let check = |file: &Path, more: &[&str], words: &[&str]| {
+        let error = fail(embed(&model, file, &out, more));
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(files.into_iter().all(|name| !name.to_string_lossy().starts_with("prompts")));
+    };
+    let empty = folder.path().join("empty.txt");
+    fs::write(&empty, "\n").unwrap();
+    check(&empty, &[], &["`--file`", "empty.txt has no prompt"]);
+    check(&folder.path().join("none.jsonl"), &[], &["cannot read", "none.jsonl"]);
+    check(&texts, &["--device", "99", "--backend", "cuda"], &["cuda"]);
+    let far = ["--max-sequence-length=513"];
+    let mut command = anyroll(["embed"]);
+    command.arg(&model).arg("--file").arg(&texts).arg("--out").arg(&out).args(far);
+    assert!(fail(command).contains("`--max-sequence-length`: is 513: write a number above 0, at most 512"));
+    let third = model.join("tokenizer_3");
+    fs::rename(third.join("tokenizer.json"), third.join("spiece.model")).unwrap();
+    check(&texts, &[], &["tokenizer_3 has a spiece.model and no tokenizer.json", "save_pretrained"]);
+    fs::rename(third.join("spiece.model"), third.join("tokenizer.json")).unwrap();
+    // Found in the midst of the work.
+    let first = model.join("text_encoder/model.safetensors");
+    let weights: Vec<_> = Tensor::read_safetensors(&first).unwrap();
+    let broken: Vec<_> = weights.iter().map(|(name, tensor)| (name, tensor / 0.0)).collect();
+    Tensor::write_safetensors(&broken, &first).unwrap();
+    check(&texts, &[], &["prompts.safetensors", "`prompt_embeds` has values that are not finite"]);
+    Tensor::write_safetensors(&weights, &first).unwrap();
+    fs::remove_file(model.join("tokenizer/merges.txt")).unwrap();
+    check(&texts, &[], &["cannot read", "tokenizer/merges.txt"]);
+    copy(&golden("text_encoders/sd3/tokenizer"), &model.join("tokenizer"));
+    fs::write(&out, "mine").unwrap();
+    let error = fail(embed(&model, &texts, &out, &[]));
+    assert!(error.contains("cannot write") && error.contains("exists"), "{error}");
+    assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
+}
