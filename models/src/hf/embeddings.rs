@@ -30,7 +30,7 @@ impl TextEmbeddings {
     /// Opens the file at `path`, whose texts must have `widths`: of tokens and, if the model reads it, of the whole.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the tensor that is missing or of another shape.
+    /// [`Error`], which names the tensor that is missing or of another shape.
     pub fn open(path: &Path, widths: (i64, Option<i64>)) -> Result<TextEmbeddings> {
         let files = WeightFiles::open_file(path)?;
         let missing = || files.problem(PROMPTS[0], "is missing, or not F32, BF16 or F16".into());
@@ -76,7 +76,7 @@ impl TextEmbeddings {
     /// The texts on `device`, and behind them the negative one if there is one.
     ///
     /// # Errors
-    /// [`Error::Tensor`](super::Error::Tensor) for values that are no numbers, [`Error::Read`](super::Error::Read) if the
+    /// [`Error::Tensor`] for values that are no numbers, [`Error::Read`] if the
     /// file cannot be read any more, or libtorch's (out of memory).
     pub fn load(&self, device: Device) -> crate::Result<Texts> {
         let read = |prompt: &str, negative: &str| -> crate::Result<Tensor> {
