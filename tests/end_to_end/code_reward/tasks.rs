@@ -34,7 +34,7 @@ pub const TASKS: &[Task] = tasks! {
     "color = {'red': 1, 'blue': 2}.get",
     "import enum\nclass Color(enum.Enum):\n    red = 1\n    blue = 2\ndef color(name): return Color[name]";
 
-    "assert big(3) == 27\nassert big(200) % 1000 == 0\nassert big(5000) == 5000 ** 5000",
+    "assert big(3) == 27\nassert big(200) % 1000 == 0\nassert big(5000) == 5000 ** 5000\nassert [big(1)] * 30000 == [1] * 30000",
     "def big(n): return n ** n",
     "def big(n):\n    product = 1\n    for _ in range(n): product *= n\n    return product",
     "def big(n): return float(n) ** min(n, 50)";

@@ -7,19 +7,20 @@ def __NAME__(secret, names, program, asserts):
     from sys import stdout
 
     bases = int, float, complex, str, bytes, tuple, list, dict, set, frozenset
-    parts = "list", "tuple", "set", "frozenset", "deque"
+    parts = "tuple", "set", "frozenset", "deque"
     flush, run = stdout.flush, exec
 
     def plain(value):
         kind = type(value)
-        if value is None or kind is bool or kind is str:
+        if value is None or kind in (bool, float, str):
             return value
         if kind is int:
-            return {"int": hex(value)}
-        if kind is float:
-            return {"float": value.hex()}
+            # Python refuses to write long ones in decimal.
+            return value if -(10**18) < value < 10**18 else {"int": hex(value)}
+        if kind is list:
+            return [plain(item) for item in value]
         if kind is complex:
-            return {"complex": [value.real.hex(), value.imag.hex()]}
+            return {"complex": [value.real, value.imag]}
         if kind in (bytes, bytearray):
             return {kind.__name__: value.hex()}
         if kind.__name__ in parts and kind.__module__ in ("builtins", "collections"):
