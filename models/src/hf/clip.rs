@@ -33,8 +33,7 @@ impl ClipFolder {
         };
         let file: ConfigFile = read_json(&config_path)?;
         let config = file.into_config(preprocessor, &config_path)?;
-        validated(&config_path, config.validate())?;
-        let clip = Clip::new(config.clone()).expect("just validated");
+        let clip = validated(&config_path, Clip::new(config.clone()))?;
         let weights = WeightFiles::open(path, "model")?;
         weights
             .check(clip.units(), |name| name == "logit_scale" || name.ends_with("embeddings.position_ids"))?;

@@ -30,8 +30,7 @@ impl T5Folder {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
         let config = file.into_config(&config_path)?;
-        validated(&config_path, config.validate())?;
-        let encoder = T5Encoder::new(config.clone()).expect("just validated");
+        let encoder = validated(&config_path, T5Encoder::new(config.clone()))?;
         let mut weights = WeightFiles::open(path, "model")?;
         if !weights.contains(T5Encoder::EMBEDDING) {
             weights = weights.renamed(|name| match name {

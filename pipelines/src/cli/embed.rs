@@ -1,19 +1,15 @@
 //! `anyroll embed`: what a published model's text encoders say of prompts, for training on them.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyroll_models::hf::{ExportDtype, TextEmbeddingsWriter};
 use clap::Args;
 use tch::Kind;
 
-use super::model_args::DeviceArgs;
+use super::{lines::lines, model_args::DeviceArgs, stdout::print};
 use crate::{
     Result,
     config::Precision,
-    data,
     diffusion::{PromptEncoders, read_records},
     train::torch_device,
 };
@@ -69,16 +65,14 @@ pub(super) fn embed(args: &EmbedArgs) -> Result<u8> {
     }
     let (states, pooled) = encoders.encode(&tokens, count..count + 1)?;
     file.finish(&states, pooled.as_ref())?;
-    println!("{count} prompts of {} tokens each are in {}", shape.tokens, args.out.display());
+    print(format_args!("{count} prompts of {} tokens each are in {}\n", shape.tokens, args.out.display()))?;
     Ok(0)
 }
 
 /// The prompts of a file.
 fn prompts(path: &Path) -> Result<Vec<String>> {
     if path.extension().is_some_and(|extension| extension == "txt") {
-        let unreadable = |source| data::Error::Read { path: path.to_owned(), source };
-        let text = fs::read_to_string(path).map_err(unreadable)?;
-        return Ok(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect());
+        return lines(path)?.map(|line| Ok(line?.1)).collect();
     }
     Ok(read_records(path)?.into_iter().map(|record| record.prompt).collect())
 }

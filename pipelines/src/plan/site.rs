@@ -147,7 +147,7 @@ pub struct DevicePlan {
     pub roles: Vec<&'static str>,
     /// What a rank has of a device's memory, where it is known.
     pub memory_bytes: Option<usize>,
-    /// Sampling, with as much room for keys and values as the policy's takes.
+    /// Sampling, with the keys and values of the sequences that it is dealt.
     pub generate: Option<PhaseBytes>,
     /// Reward models, one after the other.
     pub reward: Option<PhaseBytes>,
