@@ -172,6 +172,17 @@ pub enum Error {
         /// That of rank 0.
         first: String,
     },
+    /// A host has another folder there, or none.
+    #[error(
+        "rank {rank} does not find the run's folder {}, into which every rank writes its part of checkpoints: \
+         put --output on a file system that all hosts share", folder.display()
+    )]
+    NotShared {
+        /// The first such rank.
+        rank: usize,
+        /// The folder, as rank 0 has it.
+        folder: std::path::PathBuf,
+    },
     /// A run's model cannot be exported.
     #[error("cannot export {}: {problem}", run.display())]
     Export {

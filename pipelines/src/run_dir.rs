@@ -10,19 +10,40 @@
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
 //! | `checkpoints/` | what the run resumes from |
 //! | `best/` | the checkpoint with the best held-out score, if `checkpoint.keep_best` is set |
-//! | `lock` | locked by the process that writes the folder |
+//! | `lock` | locked by the process that writes the folder, which says in it who it is |
 
 use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::process;
 
-use jiff::Zoned;
+use jiff::{Timestamp, Zoned};
 
 use crate::atomic_file::write_atomic;
 use crate::output_error::{OutputError, Result};
 
 const CONFIG: &str = "config.yaml";
 const RESOLVED: &str = "resolved.yaml";
+const LOCK: &str = "lock";
+
+/// That a run folder is this process's.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+    mark: String,
+}
+
+impl Lock {
+    /// What the file says of this process: no other has ever said it.
+    pub fn mark(&self) -> &str {
+        &self.mark
+    }
+
+    /// Whether the folder at `path`, as this host sees it, has the lock with that mark.
+    pub fn is_at(path: &Path, mark: &str) -> bool {
+        fs::read_to_string(path.join(LOCK)).is_ok_and(|found| found == mark)
+    }
+}
 
 /// The folder of one run. A value of this type means that the folder exists and holds both configs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,19 +100,29 @@ impl RunDir {
         Ok(RunDir { path: path.to_owned() })
     }
 
-    /// Claims the folder for this process, for as long as the file that is returned is open. The system lets go of
+    /// Claims the folder for this process, for as long as the lock that is returned lives. The system lets go of
     /// it however the process ends.
     ///
     /// # Errors
     /// [`OutputError::InUse`] while another process has it.
-    pub fn lock(&self) -> Result<File> {
-        let path = self.path.join("lock");
-        let file = File::create(&path).map_err(|source| OutputError::io("create", &path, source))?;
+    pub fn lock(&self) -> Result<Lock> {
+        let path = self.path.join(LOCK);
+        let io = |action| {
+            let path = &path;
+            move |source| OutputError::io(action, path, source)
+        };
+        // Emptied when it is this process's, and not before.
+        let mut file =
+            File::options().write(true).create(true).truncate(false).open(&path).map_err(io("create"))?;
         match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => Err(OutputError::InUse { path: self.path.clone() }),
-            Err(TryLockError::Error(source)) => Err(OutputError::io("lock", &path, source)),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(OutputError::InUse { path: self.path.clone() }),
+            Err(TryLockError::Error(source)) => return Err(io("lock")(source)),
         }
+        let mark = format!("process {} of {}", process::id(), Timestamp::now());
+        let written = file.set_len(0).and_then(|()| file.write_all(mark.as_bytes()));
+        written.and_then(|()| file.sync_all()).map_err(io("write"))?;
+        Ok(Lock { _file: file, mark })
     }
 
     /// Where a run goes whose user names no folder: `runs/<name>-<YYYYmmdd-HHMMSS>`, in `now`'s time zone,
@@ -240,8 +271,11 @@ mod tests {
         let lock = run.lock().unwrap();
         let error = RunDir::open(run.path()).unwrap().lock().unwrap_err();
         assert!(matches!(&error, OutputError::InUse { path } if path == run.path()), "{error}");
+        assert!(Lock::is_at(run.path(), lock.mark()), "who failed has left the mark");
+        let before = lock.mark().to_owned();
         drop(lock);
-        run.lock().unwrap();
+        let lock = run.lock().unwrap();
+        assert!(Lock::is_at(run.path(), lock.mark()) && !Lock::is_at(run.path(), &before));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Ranks that another launcher has started: torchrun, srun, an operator of Kubernetes.
 
+use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
@@ -42,6 +43,37 @@ fn ranks_with_different_configs_are_refused() {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         let first = ended.stderr.lines().next().unwrap_or_default();
         assert!(first.contains("rank 1 has `seed: 1` where rank 0 has `seed: 0`"), "{}", ended.stderr);
+    }
+}
+
+/// Found out before anything is trained, and not when the first checkpoint is written.
+#[test]
+fn hosts_that_do_not_share_the_run_folder_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let run = folder.path().join("run");
+    // Where another host has nothing, rank 1 has an empty file system.
+    let hidden = |rank: &Command| {
+        let mut command = Command::new("unshare");
+        let mount = format!("mount -t tmpfs none '{}' && exec \"$@\"", folder.path().display());
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &mount, "sh"]);
+        command.arg(rank.get_program()).args(rank.get_args());
+        command.envs(rank.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.current_dir(rank.get_current_dir().unwrap_or(Path::new(".")));
+        command
+    };
+    if !hidden(&Command::new("true")).status().is_ok_and(|status| status.success()) {
+        let words =
+            "SKIPPED: hosts that do not share a folder: `unshare --user --mount` is not allowed here\n";
+        return io::stderr().write_all(words.as_bytes()).unwrap();
+    }
+    let tiny = tiny(TWO_RANKS, &run, &[]);
+    let second = as_rank(hidden(&tiny), 1, port);
+    for ended in [as_rank(tiny, 0, port), second].map(Process::start).map(Process::finish) {
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        let first = ended.stderr.lines().next().unwrap_or_default();
+        assert!(first.contains("rank 1 does not find the run's folder"), "{}", ended.stderr);
+        assert!(first.contains("put --output on a file system that all hosts share"), "{}", ended.stderr);
     }
 }
 

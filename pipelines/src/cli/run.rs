@@ -3,7 +3,7 @@
 use std::{
     env,
     ffi::OsString,
-    path::Path,
+    path::{self, Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -22,7 +22,7 @@ use crate::{
     offline::Offline,
     progress::Screen,
     rlvr::Rlvr,
-    run_dir::RunDir,
+    run_dir::{Lock, RunDir},
     train::{Ended, Exchange, Job, Place, train},
 };
 
@@ -118,16 +118,17 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
         (0, None) => Some(folder(args, &loaded, &run)?),
         _ => None,
     };
-    let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
+    let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
     let data = loaded.dataset.as_ref().map(|dataset| format!("{:08x}", dataset.digest()));
     same_config(&run, data.as_deref(), &exchange)?;
+    let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
-    let job = Job { name: &name, data, dir, resume: args.resume.is_some(), prometheus };
+    let job = Job { name: &name, data, dir, folder, resume: args.resume.is_some(), prometheus };
     let ended = match &run.config.pipeline {
         PipelineConfig::Rlvr(_) => {
             let dataset = loaded.dataset.expect("a checked config has data for rlvr");
@@ -161,6 +162,22 @@ fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()>
     let (own, first) = lines.into_iter().find(|(own, first)| own != first).expect("they differ");
     let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
     Err(Error::Configs { rank, own: line(own), first: line(first) })
+}
+
+/// The run folder, as this rank calls it. Refuses one that a rank does not see: each writes its part of a checkpoint there.
+fn shared_folder(own: Option<(&RunDir, &Lock)>, exchange: &Exchange) -> Result<PathBuf> {
+    let said = own.map_or(String::new(), |(dir, lock)| {
+        let path = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
+        format!("{}\n{}", lock.mark(), path.display())
+    });
+    let said = exchange.text_of_first(&said)?;
+    let (mark, path) = said.split_once('\n').expect("rank 0 says both");
+    let folder = PathBuf::from(path);
+    let sees = exchange.gather(&[f64::from(Lock::is_at(&folder, mark))])?;
+    match sees.iter().position(|sees| sees[0] == 0.0) {
+        Some(rank) => Err(Error::NotShared { rank, folder }),
+        None => Ok(own.map_or(folder, |(dir, _)| dir.path().to_owned())),
+    }
 }
 
 /// A flag that Ctrl-C and its like set.

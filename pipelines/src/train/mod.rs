@@ -59,8 +59,10 @@ pub struct Job<'a> {
     pub name: &'a str,
     /// Tells its data from others, if it reads any: [`crate::data::Dataset::digest`].
     pub data: Option<String>,
-    /// The run folder, on rank 0.
+    /// The run folder, on rank 0, which alone writes into it but for checkpoints.
     pub dir: Option<RunDir>,
+    /// Its path, as this rank calls it.
+    pub folder: PathBuf,
     /// Whether to go on from the folder's last checkpoint.
     pub resume: bool,
     /// Where rank 0 shows the metrics to Prometheus, if anywhere.
@@ -132,9 +134,7 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, data, dir, resume, prometheus } = job;
-        let own = dir.as_ref().map_or(String::new(), |dir| dir.path().display().to_string());
-        let folder = PathBuf::from(exchange.text_of_first(&own)?);
+        let Job { name, data, dir, folder, resume, prometheus } = job;
         let plan = pipeline.plan();
         let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
         let mut position = match saved.split_last() {
