@@ -1,6 +1,7 @@
 """A step of GRPO by anyroll and by TRL, on the same GPUs in turn: `run.py MODEL_FOLDER --gpus 1 2 [--skip-peer]`.
 
-`setup.py` writes the folder. Prints the median step of each after the first two, and where anyroll's goes.
+`setup.py` writes the folder. Prints the median step of each after the first two, where anyroll's goes, and the most memory
+that the driver said of a GPU while it ran, beyond what was in use before.
 """
 
 import argparse
@@ -17,6 +18,25 @@ WARM_UP = 2
 PHASES = ["gather", "generate", "reward", "reference", "train", "load", "offload"]
 
 
+class MostMemory:
+    """What the driver says of the fullest of the GPUs, every 50 ms within the block; `gib` is the most beyond the first."""
+
+    def __enter__(self):
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        used = subprocess.run(query, stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.before = max(map(int, used.split()))
+        self.log = tempfile.TemporaryFile("w+")
+        self.sampler = subprocess.Popen([*query, "-lms", "50"], stdout=self.log)
+        return self
+
+    def __exit__(self, *_):
+        self.sampler.terminate()
+        self.sampler.wait()
+        self.log.seek(0)
+        # The last line may be half written.
+        self.gib = (max(map(int, self.log.read().split("\n")[:-1])) - self.before) / 1024
+
+
 def ours(arguments, gpus):
     with tempfile.TemporaryDirectory() as folder:
         run = pathlib.Path(folder) / "run"
@@ -28,7 +48,8 @@ def ours(arguments, gpus):
         ]
         command = [arguments.anyroll, "run", HERE / "rlvr.yaml", "--output", run]
         command += [part for one in sets for part in ("--set", one)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with MostMemory() as memory:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
             sys.exit(done.stdout)
         lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -36,7 +57,7 @@ def ours(arguments, gpus):
     median = lambda key: statistics.median(step.get(key, 0.0) for step in steps)
     phases = ", ".join(f"{phase} {median(f'time/{phase}_s'):.3f}" for phase in PHASES)
     print(f"anyroll, {gpus} GPUs: {median('time/step_s'):.3f} s a step ({phases};", end=" ")
-    print(f"{median('response_length/mean'):.0f} tokens a completion)", flush=True)
+    print(f"{median('response_length/mean'):.0f} tokens a completion), {memory.gib:.1f} GiB", flush=True)
     return median("time/step_s")
 
 
