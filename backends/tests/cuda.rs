@@ -1,11 +1,16 @@
 //! What the CUDA backend does beyond the contract that the conformance suite checks. Without an NVIDIA GPU every test
 //! but the first says that it is skipped, and why.
 
-use std::{io::Write, sync::Arc, time::Duration};
+use std::{
+    io::Write,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
 
 use anyroll_backends::{
     Arena, BackendKind, Buffer, CollectiveGroup, DType, Device, DeviceId, Error, PinnedBuffer, ReduceOp,
-    Rendezvous, Stream, connect, devices, open,
+    Rendezvous, Stream, connect, devices, open, ops,
 };
 use tch::{Kind, Tensor};
 
@@ -13,10 +18,12 @@ const ID: DeviceId = DeviceId { backend: BackendKind::Cuda, ordinal: 0 };
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// The first GPU; without one says so past the harness, which keeps what passing tests print.
-fn device() -> Option<Arc<dyn Device>> {
+/// The first GPU, for one test at a time, since some count what is allocated; without one says so past the harness, which
+/// keeps what passing tests print.
+fn device() -> Option<(Arc<dyn Device>, MutexGuard<'static, ()>)> {
+    static ALONE: Mutex<()> = Mutex::new(());
     match open(ID) {
-        Ok(device) => Some(device),
+        Ok(device) => Some((device, ALONE.lock().unwrap_or_else(PoisonError::into_inner))),
         Err(error @ Error::Unavailable { .. }) => {
             let _ = writeln!(std::io::stderr(), "SKIPPED: {error}");
             None
@@ -37,7 +44,7 @@ fn a_machine_without_it_says_what_was_tried() {
 
 #[test]
 fn a_device_is_opened_once_and_describes_itself() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     assert!(Arc::ptr_eq(&device, &open(ID).unwrap()));
     let all = devices(BackendKind::Cuda).unwrap();
     for info in &all {
@@ -50,7 +57,7 @@ fn a_device_is_opened_once_and_describes_itself() {
 
 #[test]
 fn an_arena_gives_its_memory_back_and_keeps_its_address() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let stream = Stream::new(&device).unwrap();
     // More than one piece of physical memory, and not a multiple of a piece.
     let len = 5 * GIB + 6 * MIB;
@@ -96,7 +103,7 @@ fn an_arena_gives_its_memory_back_and_keeps_its_address() {
 
 #[test]
 fn copies_cross_the_borders_of_registrations() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let stream = Stream::new(&device).unwrap();
     let mut from = PinnedBuffer::new(&device, 2 * GIB + 4096).unwrap();
     let mut to = PinnedBuffer::new(&device, 2 * GIB + 4096).unwrap();
@@ -117,7 +124,7 @@ fn copies_cross_the_borders_of_registrations() {
 
 #[test]
 fn libtorch_works_on_our_memory_in_our_order() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let (ours, torch) = (Stream::new(&device).unwrap(), Stream::torch(&device).unwrap());
     let buffer = Buffer::zeros(&ours, 1 << 22, DType::F32).unwrap();
     let tensor = buffer.tensor(&[1 << 22]).unwrap();
@@ -137,7 +144,7 @@ fn libtorch_works_on_our_memory_in_our_order() {
 
 #[test]
 fn an_allocation_that_does_not_fit_says_how_much_is_free() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let stream = Stream::new(&device).unwrap();
     let total = device.memory_info().unwrap().total_bytes;
     for error in [
@@ -156,7 +163,7 @@ fn an_allocation_that_does_not_fit_says_how_much_is_free() {
 
 #[test]
 fn host_work_runs_in_order_and_its_failure_is_the_streams() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let stream = Stream::new(&device).unwrap();
     stream.enqueue_host_fn(Box::new(|| Err("first".into()))).unwrap();
     stream.enqueue_host_fn(Box::new(|| panic!("second"))).unwrap();
@@ -169,7 +176,7 @@ fn host_work_runs_in_order_and_its_failure_is_the_streams() {
 
 #[test]
 fn a_single_rank_takes_the_same_path() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let timeout = Duration::from_secs(60);
     let rendezvous = Rendezvous {
         rank: 0,
@@ -198,4 +205,31 @@ fn a_single_rank_takes_the_same_path() {
     let error = first.all_reduce(&buffer, ReduceOp::Sum, &stream).unwrap_err();
     assert!(matches!(error, Error::Aborted { .. }), "{error}");
     second.check().unwrap();
+}
+
+/// Of products of these shapes one kernel makes both, with more shared memory for what more blocks share.
+#[test]
+fn threads_launch_one_kernel_with_different_shared_memory() {
+    let Some(_alone) = device() else { return };
+    let at = (Kind::BFloat16, tch::Device::Cuda(0));
+    let products = [(512i64, 8960i64), (1536, 1536)].map(|(rows, columns)| {
+        let x = Tensor::randn([64, columns], (Kind::Float, at.1)).to_kind(at.0);
+        let weight = Tensor::randn([rows, columns], (Kind::Float, at.1)).to_kind(at.0);
+        (x, weight)
+    });
+    let product = |(x, weight): &(Tensor, Tensor)| {
+        let mut y = Tensor::zeros([64, weight.size()[0]], at);
+        ops::add_linear_(&mut y, x, weight).unwrap();
+        y
+    };
+    thread::scope(|scope| {
+        for of in products {
+            scope.spawn(move || {
+                let alone = of.0.matmul(&of.1.tr());
+                (0..2000).for_each(|_| drop(product(&of)));
+                let apart = (product(&of) - &alone).abs().max().double_value(&[]);
+                assert!(apart <= 1e-2 * alone.abs().max().double_value(&[]), "{apart}");
+            });
+        }
+    });
 }

@@ -135,6 +135,11 @@ impl Dialect for Calls {
         unsafe { self.function_load(function) }
     }
 
+    fn allow_shared(&self, function: Handle, bytes: u32) -> Result<(), Failed> {
+        // SAFETY: a function of a loaded module.
+        unsafe { self.function_set_attribute(function, MAX_DYNAMIC_SHARED_BYTES, bytes as c_int) }
+    }
+
     fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed> {
         let major = driver.attribute(device, COMPUTE_CAPABILITY_MAJOR)?;
         let minor = driver.attribute(device, COMPUTE_CAPABILITY_MINOR)?;
@@ -172,13 +177,7 @@ impl Dialect for Calls {
             attribute_count: attributes.len() as c_uint,
         };
         // SAFETY: the caller's promise; the attributes outlive the call.
-        unsafe {
-            if shared_bytes > 0 {
-                // More than a kernel may declare has to be allowed.
-                self.function_set_attribute(function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes as c_int)?;
-            }
-            self.launch_with(&config, function, arguments, ptr::null_mut())
-        }
+        unsafe { self.launch_with(&config, function, arguments, ptr::null_mut()) }
     }
 
     fn diagnose(

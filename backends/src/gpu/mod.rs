@@ -472,7 +472,8 @@ unsafe impl Device for Gpu {
         let grid = Grid { starts_early: grid.starts_early && self.can_start_early, ..grid };
         // SAFETY: the arguments are those of the kernel, as the caller promises.
         self.context.run(|driver| unsafe {
-            driver.dialect.launch(driver, function, grid, handle(stream.0), arguments.as_mut_ptr())
+            function.allow(grid.shared_bytes, driver)?;
+            driver.dialect.launch(driver, function.raw, grid, handle(stream.0), arguments.as_mut_ptr())
         })
     }
 }

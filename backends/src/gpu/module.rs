@@ -3,15 +3,41 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, CString},
+    sync::{Mutex, PoisonError},
 };
 
-use super::{compiler::Compiler, context::Context, driver::Handle};
-use crate::{Result, device_kernels::Source, kernel_cache};
+use super::{
+    compiler::Compiler,
+    context::Context,
+    driver::{Driver, Handle},
+};
+use crate::{Result, device_kernels::Source, kernel_cache, library::Failed};
 
 #[derive(Debug)]
 pub(super) struct Module {
     raw: Handle,
-    functions: HashMap<&'static CStr, Handle>,
+    functions: HashMap<&'static CStr, Function>,
+}
+
+/// A kernel on the device.
+#[derive(Debug)]
+pub(super) struct Function {
+    pub raw: Handle,
+    /// The most dynamic shared memory that a launch was allowed. The driver keeps one such limit for all threads, some of
+    /// which launch the same kernel with more than others, so it only grows.
+    shared_bytes: Mutex<u32>,
+}
+
+impl Function {
+    /// Allows launches with so much dynamic shared memory.
+    pub fn allow(&self, shared_bytes: u32, driver: &Driver) -> Result<(), Failed> {
+        let mut allowed = self.shared_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared_bytes > *allowed {
+            driver.dialect.allow_shared(self.raw, shared_bytes)?;
+            *allowed = shared_bytes;
+        }
+        Ok(())
+    }
 }
 
 impl Module {
@@ -32,7 +58,7 @@ impl Module {
                 driver.module_function(&mut function, raw, name.as_ptr())?;
                 // Now, and not at the first launch, when another kernel may wait for what that launch holds up.
                 driver.dialect.load_function(function)?;
-                functions.insert(name, function);
+                functions.insert(name, Function { raw: function, shared_bytes: Mutex::new(0) });
             }
             Ok(())
         })?;
@@ -40,8 +66,8 @@ impl Module {
     }
 
     /// A kernel by its name in the source, which lists it.
-    pub(super) fn function(&self, name: &CStr) -> Handle {
-        self.functions[name]
+    pub(super) fn function(&self, name: &CStr) -> &Function {
+        &self.functions[name]
     }
 
     pub(super) fn unload(self, context: &Context) -> Result<()> {

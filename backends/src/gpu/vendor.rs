@@ -85,6 +85,10 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn leave(&self, previous: Handle) -> Result<(), Failed>;
     /// Puts a kernel on the device now, where the driver would wait for its first launch.
     fn load_function(&self, function: Handle) -> Result<(), Failed>;
+    /// Allows a kernel so much dynamic shared memory, where that has to be asked for.
+    fn allow_shared(&self, _function: Handle, _bytes: u32) -> Result<(), Failed> {
+        Ok(())
+    }
     /// Whether a kernel may start on such a device before the one in front has ended.
     fn can_start_early(&self, _architecture: &str) -> bool {
         false
