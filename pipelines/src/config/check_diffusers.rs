@@ -46,6 +46,7 @@ impl Check<'_> {
         )?;
         self.second_guidance(&diffusion.sampler, folder.transformer_config().boundary())?;
         self.prompts(prompts, &folder, diffusion.sampler.guided_by())?;
+        self.tiles(diffusion.sampler.decode_tiles, &folder)?;
         let decoded = self.decoded_frames(diffusion.sampler.decode_frames, prompts.frames, &folder)?;
         for (at, reward) in diffusion.reward.fields() {
             self.reward_of_texts(&format!("{}{at}", field("reward")), reward, (prompts, &folder))?;
@@ -129,6 +130,28 @@ impl Check<'_> {
             format!("write its own: {}", fields_of(&found, lora.rslora, &modules)),
         )?;
         Ok(shape)
+    }
+
+    /// Whether tiles are whole latents that overlap by half at most.
+    fn tiles(&self, tiles: Option<TilesConfig>, folder: &DiffusersFolder) -> Result<(), Problem> {
+        let Some(tiles) = tiles else { return Ok(()) };
+        let field = |name: &str| format!("pipeline.diffusion.sampler.decode_tiles.{name}");
+        let zoom = folder.zoom().1 as usize;
+        self.positive(&field("size"), tiles.size)?;
+        self.ensure(
+            tiles.size.is_multiple_of(zoom) && tiles.size / zoom >= 2,
+            &field("size"),
+            format!("{} pixels are no tile of whole latents", tiles.size),
+            format!("write a multiple of {zoom}, at least {}; diffusers has 256 for videos", 2 * zoom),
+        )?;
+        let stride = tiles.stride(zoom);
+        let fits = stride.is_multiple_of(zoom) && stride * 2 >= tiles.size && stride <= tiles.size;
+        self.ensure(
+            fits,
+            &field("stride"),
+            format!("tiles of {} pixels do not follow each other by {stride}", tiles.size),
+            format!("write a multiple of {zoom}, from half of `size` to all of it"),
+        )
     }
 
     fn prompts(

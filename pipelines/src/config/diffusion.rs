@@ -142,6 +142,28 @@ pub struct SamplerConfig {
     /// what the autoencoder needs. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode_frames: Option<usize>,
+    /// Decode what is larger than a tile in tiles that overlap, as diffusers' `enable_tiling` does: less memory, and slightly
+    /// other pixels. Default: whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_tiles: Option<TilesConfig>,
+}
+
+/// Square tiles of images or frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TilesConfig {
+    /// Pixels of a tile's side; a multiple of what a latent stands for.
+    pub size: usize,
+    /// Pixels from one tile to the next, from half of `size` to all of it. Default: three quarters of `size`, in whole latents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<usize>,
+}
+
+impl TilesConfig {
+    /// Pixels from one tile to the next, where a latent stands for `zoom` of a side.
+    pub fn stride(&self, zoom: usize) -> usize {
+        self.stride.unwrap_or(self.size / zoom * 3 / 4 * zoom)
+    }
 }
 
 impl SamplerConfig {

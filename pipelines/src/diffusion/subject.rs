@@ -101,10 +101,11 @@ impl Subject {
             Some(path) => read_records(path)?,
             None => (0..count).map(numbered).collect(),
         };
-        let (precision, batch_size) = (run.policy.strategy.precision, config.sampler.decode_batch_size);
-        let frames = config.sampler.decode_frames.unwrap_or(prompts.frames) as i64;
+        let precision = run.policy.strategy.precision;
         let decoder = match folder.decoder() {
-            Ok(decoder) => Some(ImageDecoder::new(decoder, frames, precision, batch_size, device)?),
+            Ok(decoder) => {
+                Some(ImageDecoder::new(decoder, prompts.frames, &config.sampler, precision, device)?)
+            }
             Err(error) => {
                 tracing::warn!("videos are not decoded, and have no pictures: {}", one_line(error));
                 None
