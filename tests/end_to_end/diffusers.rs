@@ -354,6 +354,7 @@ fn what_does_not_fit_a_published_model_is_refused() {
         "decode_tiles.stride",
         "tiles of 16 pixels do not follow each other by 6",
     );
+    check(&["model.variant=fp16"], "model.variant", "no folder in it has weights of the variant `fp16`");
     check(&["roles.reference.strategy.zero_stage=3"], "roles.reference", "adapters off");
     check(&["model.decoder={}"], "model", "decoder");
 }

@@ -30,6 +30,9 @@ pub(super) struct EmbedArgs {
     /// Tokens of a prompt that the T5 reads [default: 256 of Stable Diffusion 3, 512 of Wan]
     #[arg(long, value_name = "TOKENS")]
     max_sequence_length: Option<usize>,
+    /// Weights to read where a folder has them, such as fp16 of model.fp16.safetensors [default: the plain files]
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
     /// Prompts that go through the encoders together
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
@@ -44,7 +47,7 @@ pub(super) fn embed(args: &EmbedArgs) -> Result<u8> {
         let problem = format!("{} has no prompt", args.file.display());
         return Err(anyroll_models::Error::Input { what: "--file", problem }.into());
     }
-    let encoders = PromptEncoders::open(&args.model, args.max_sequence_length)?;
+    let encoders = PromptEncoders::open(&args.model, args.variant.as_deref(), args.max_sequence_length)?;
     texts.push(args.negative.clone());
     let tokens = encoders.tokens(&texts)?;
     let choice = args.device.choice();

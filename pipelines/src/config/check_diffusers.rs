@@ -1,7 +1,7 @@
 //! What must hold between a published model of images and what it is to paint.
 
 use anyroll_models::diffusion::Lora;
-use anyroll_models::hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
+use anyroll_models::hf::{self, DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
 use anyroll_models::lora_scale;
 
 use super::check::Check;
@@ -20,10 +20,10 @@ impl Check<'_> {
         diffusion: &DiffusionConfig,
         reference: &RoleConfig,
     ) -> Result<(), Problem> {
-        let folder = DiffusersFolder::open(&model.path).map_err(|error| {
+        let folder = DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(|error| {
             let help =
                 "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
-            self.problem("model.diffusers", one_line(&error), help)
+            self.variant(&error).unwrap_or_else(|| self.problem("model.diffusers", one_line(&error), help))
         })?;
         let lora = model.lora.as_ref().map(|lora| self.image_lora(lora, &folder)).transpose()?;
         if lora.is_some() {
@@ -130,6 +130,14 @@ impl Check<'_> {
             format!("write its own: {}", fields_of(&found, lora.rslora, &modules)),
         )?;
         Ok(shape)
+    }
+
+    /// What is wrong with the variant that is asked for, if it is that.
+    fn variant(&self, error: &hf::Error) -> Option<Problem> {
+        let help = "write what stands between the name of the files and its end, such as `fp16`; or leave it out for files \
+                    without";
+        matches!(error, hf::Error::Variant { .. })
+            .then(|| self.problem("model.variant", one_line(error), help))
     }
 
     /// Whether tiles are whole latents that overlap by half at most.

@@ -540,7 +540,7 @@ impl Resolver<'_> {
     /// Absolute paths, and the shift of the model's own scheduler.
     fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) -> Result<(), Problem> {
         let own = match &self.config.model {
-            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path)
+            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path, model.variant.as_deref())
                 .map_err(|error| self.check.problem("model.diffusers", one_line(&error), "mend the folder"))?
                 .shift(),
             _ => 1.0,

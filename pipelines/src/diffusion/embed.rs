@@ -35,12 +35,16 @@ pub struct PromptEncoders {
 pub type Tokens = Vec<Vec<Vec<i64>>>;
 
 impl PromptEncoders {
-    /// Opens those in the folder `model`, whose T5 shall read so many tokens.
+    /// Opens those in the folder `model`, with weights of the `variant`, whose T5 shall read so many tokens.
     ///
     /// # Errors
     /// The file that cannot be used, and in it the field or the tensor; a `max_sequence_length` that no model has.
-    pub fn open(model: &Path, max_sequence_length: Option<usize>) -> Result<Self> {
-        let folders = TextEncoderFolders::open(model).map_err(anyroll_models::Error::from)?;
+    pub fn open(
+        model: &Path,
+        variant: Option<&str>,
+        max_sequence_length: Option<usize>,
+    ) -> Result<Self> {
+        let folders = TextEncoderFolders::open(model, variant).map_err(anyroll_models::Error::from)?;
         let (usual, most) = match &folders {
             TextEncoderFolders::Sd3 { .. } => (SD3_TOKENS[0], Some(SD3_TOKENS[1])),
             TextEncoderFolders::Wan { .. } => (WAN_TOKENS, None),

@@ -89,7 +89,8 @@ impl Subject {
         prompts: &PromptsConfig,
         device: Device,
     ) -> Result<Self> {
-        let folder = DiffusersFolder::open(&model.path).map_err(anyroll_models::Error::from)?;
+        let folder = DiffusersFolder::open(&model.path, model.variant.as_deref())
+            .map_err(anyroll_models::Error::from)?;
         let shape = folder.transformer_config().clone();
         let texts = TextEmbeddings::open(&prompts.embeddings, shape.text_widths())
             .map_err(anyroll_models::Error::from)?;
