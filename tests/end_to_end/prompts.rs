@@ -105,6 +105,28 @@ fn a_third_encoder_may_be_missing_and_texts_may_be_plain() {
 }
 
 #[test]
+fn each_encoder_may_have_its_text_and_layers_may_be_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let (texts, out) = (model.join("texts_apart.jsonl"), folder.path().join("prompts.safetensors"));
+    let apart = ["--negative-2", "red", "--negative-3", "a cat", "--clip-skip", "1"];
+    succeed(embed(&model, &texts, &out, &apart));
+    assert_near(&out, &golden("text_encoders/sd3/prompts_apart.safetensors"), 1e-5);
+    let check = |model: &Path, file: &Path, more: &[&str], words: &str| {
+        let error = fail(embed(model, file, &folder.path().join("none.safetensors"), more));
+        assert!(error.contains(words), "{error}");
+    };
+    check(&model, &texts, &["--clip-skip", "3"], "`clip_skip`: is 3: write a number up to 2");
+    check(&model, &texts, &["--variant", "fp16"], "no folder in it has weights of the variant `fp16`");
+    let wrong = folder.path().join("wrong.jsonl");
+    fs::write(&wrong, "{\"prompt\": \"a cat\", \"prompt_2\": 2}\n").unwrap();
+    check(&model, &wrong, &[], "`prompt_2` is no text");
+    let wan = self::model(&folder, "wan");
+    check(&wan, &texts, &[], "the model has one text encoder");
+    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model reads by no CLIP");
+}
+
+#[test]
 fn wan_reads_what_is_left_of_a_prompt_when_it_is_cleaned() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(&folder, "wan");
@@ -132,7 +154,7 @@ fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
     let far = ["--max-sequence-length=513"];
     let mut command = anyroll(["embed"]);
     command.arg(&model).arg("--file").arg(&texts).arg("--out").arg(&out).args(far);
-    assert!(fail(command).contains("`--max-sequence-length`: is 513: write a number above 0, at most 512"));
+    assert!(fail(command).contains("`max_sequence_length`: is 513: write a number above 0, at most 512"));
     let third = model.join("tokenizer_3");
     fs::rename(third.join("tokenizer.json"), third.join("spiece.model")).unwrap();
     check(&texts, &[], &["tokenizer_3 has a spiece.model and no tokenizer.json", "save_pretrained"]);

@@ -71,7 +71,7 @@ fn states_and_vectors_of_clips_equal_transformers() {
         let encoder = TextEncoder::new(folder.config().clone(), folder.projection_dim()).unwrap();
         let weights = weights(&folder, encoder.unit(), Kind::Float);
         let get = |what: &str| &wanted[&format!("clip.{number}.{what}")];
-        let found = encoder.encode(&weights, get("tokens")).unwrap();
+        let found = encoder.encode(&weights, get("tokens"), 0).unwrap();
         assert_close(&format!("{name}: hidden"), &found.hidden, get("hidden"));
         assert_close(&format!("{name}: pooled"), &found.pooled, get("pooled"));
     }
@@ -263,9 +263,11 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         let whole = |first: i64, count: i64| pooled.then(|| wholes.narrow(0, first, count));
         let shape = EmbeddingsShape { count: 5, tokens: 3, widths: (4, pooled.then_some(5)) };
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
-        for (first, count) in [(0, 2), (2, 3)] {
-            writer.add(&tokens.narrow(0, first, count), whole(first, count).as_ref()).unwrap();
+        // In any order, and the third row's text is the fifth's as well.
+        for (first, places) in [(2, vec![vec![2, 4], vec![3]]), (0, vec![vec![0], vec![1]])] {
+            writer.put(&places, &tokens.narrow(0, first, 2), whole(first, 2).as_ref()).unwrap();
         }
+        let rows = Tensor::from_slice(&[0i64, 1, 2, 3, 2]);
         assert!(!path.exists(), "nothing has its name before it is whole");
         writer.finish(&tokens.narrow(0, 5, 1), whole(5, 1).as_ref()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -273,17 +275,18 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         assert!(texts.count() == 5 && texts.has_negative());
         let read: HashMap<String, Tensor> = Tensor::read_safetensors(&path).unwrap().into_iter().collect();
         assert_eq!(read.len(), if pooled { 4 } else { 2 });
-        assert!(read["prompt_embeds"].equal(&tokens.narrow(0, 0, 5)));
+        assert!(read["prompt_embeds"].equal(&tokens.index_select(0, &rows)));
         assert!(read["negative_prompt_embeds"].equal(&tokens.narrow(0, 5, 1)));
         if pooled {
-            assert!(read["pooled_prompt_embeds"].equal(&wholes.narrow(0, 0, 5)));
+            assert!(read["pooled_prompt_embeds"].equal(&wholes.index_select(0, &rows)));
             assert!(read["negative_pooled_prompt_embeds"].equal(&wholes.narrow(0, 5, 1)));
         }
         let error = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap_err().to_string();
         assert!(error.contains("prompts.safetensors"), "{error}");
         fs::remove_file(&path).unwrap();
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
-        let error = writer.add(&(&tokens / 0.0).narrow(0, 0, 2), whole(0, 2).as_ref()).unwrap_err();
+        let broken = (&tokens / 0.0).narrow(0, 0, 2);
+        let error = writer.put(&[vec![0], vec![1]], &broken, whole(0, 2).as_ref()).unwrap_err();
         assert!(error.to_string().contains("`prompt_embeds` has values that are not finite"), "{error}");
         drop(writer);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

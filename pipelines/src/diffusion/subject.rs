@@ -12,11 +12,11 @@ use anyroll_models::{
 use serde_json::{Map, Value};
 use tch::Device;
 
-use super::{decoder::ImageDecoder, shapes};
+use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
 use crate::{
     Result,
     config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig, Run},
-    data::{self, Record},
+    data::{self, Record, without_mark},
     error_chain::one_line,
 };
 
@@ -155,21 +155,33 @@ fn numbered(number: usize) -> Record {
     Record { id: number.to_string(), prompt: number.to_string(), ..Record::default() }
 }
 
-/// A record a line, each with a `prompt`.
+/// A record a line, each with a `prompt`; of a `.txt` each line is one.
 ///
 /// # Errors
 /// [`data::Error`] for a file that cannot be read, or a line that is none.
 pub fn read_records(path: &Path) -> Result<Vec<Record>, data::Error> {
     let text =
         fs::read_to_string(path).map_err(|source| data::Error::Read { path: path.to_owned(), source })?;
+    let is_plain = path.extension().is_some_and(|extension| extension == "txt");
     let parse = |(index, line): (usize, &str)| {
         let wrong = |message: String| data::Error::Line { path: path.to_owned(), line: index + 1, message };
-        let mut columns: Map<String, Value> = serde_json::from_str(line)
-            .map_err(|error| wrong(format!("the line is no JSON object: {error}")))?;
-        let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
-            return Err(wrong("there is no text `prompt`".into()));
+        let (prompt, columns) = match is_plain {
+            true => (line.to_owned(), Map::new()),
+            false => {
+                let mut columns: Map<String, Value> = serde_json::from_str(line)
+                    .map_err(|error| wrong(format!("the line is no JSON object: {error}")))?;
+                let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
+                    return Err(wrong("there is no text `prompt`".into()));
+                };
+                (prompt, columns)
+            }
         };
+        for name in OF_OTHERS {
+            if !matches!(columns.get(name), None | Some(Value::Null | Value::String(_))) {
+                return Err(wrong(format!("`{name}` is no text")));
+            }
+        }
         Ok(Record { id: format!("line {}", index + 1), prompt, columns, ..Record::default() })
     };
-    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+    without_mark(&text).lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
 }
