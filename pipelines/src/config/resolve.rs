@@ -547,7 +547,7 @@ impl Resolver<'_> {
         };
         diffusion.sampler.shift.get_or_insert(own);
         if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
-            prompts.embeddings = absolute(&prompts.embeddings);
+            prompts.embeddings = prompts.embeddings.as_deref().map(absolute);
             prompts.records = prompts.records.as_deref().map(absolute);
         }
         for path in diffusion.reward.paths_mut() {

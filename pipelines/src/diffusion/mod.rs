@@ -4,8 +4,8 @@
 //! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
 //! formulas. `subject` is what is painted and what with, `setup` says who takes part and samples, `decoder` makes pixels
 //! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
-//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on,
-//! and `prompts` a file of that.
+//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on, and
+//! `prompts` a file of that.
 
 mod aesthetic;
 mod backpropagation;
@@ -33,7 +33,7 @@ mod warmup;
 pub use clip::open as open_clip;
 pub use embed::{EncoderOptions, PromptEncoders};
 pub use pipeline::Diffusion;
-pub use prompts::{PromptTexts, Prompts};
+pub use prompts::{PromptTexts, Prompts, digest, encode_own, open_encoders};
 pub use scorer::load_script;
 pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::{CLASSES, SIZE};

@@ -1,14 +1,29 @@
-//! Prompts to a file of what a model's text encoders say of them.
+//! Prompts to a file of what a model's text encoders say of them: for `anyroll embed`, and for a run that encodes its own
+//! prompts before it holds a model.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::io::Write;
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyroll_backends::release_cached;
 use anyroll_models::hf::{ExportDtype, TextEmbeddingsWriter};
 use tch::{Device, Kind};
 
-use super::embed::PromptEncoders;
-use crate::{Result, data::Record};
+use super::embed::{EncoderOptions, PromptEncoders};
+use super::subject::read_records;
+use crate::{
+    Result,
+    config::{
+        DiffusersConfig, EncodeConfig, EncodeOn, ImageDataConfig, ModelConfig, PipelineConfig, Precision,
+        PromptsConfig, Run,
+    },
+    data::{self, Record},
+    format::gib,
+    progress::Screen,
+    train::{Exchange, Place},
+};
 
 /// What each encoder of a model reads of a prompt, the first one's text first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -70,6 +85,13 @@ impl Prompts {
         Self { distinct, places, negative, batch_size }
     }
 
+    /// Those of `records` as a run encodes them.
+    pub fn of(records: &[Record], encode: &EncodeConfig) -> Self {
+        let [second, third] = [&encode.negative_prompt_2, &encode.negative_prompt_3].map(Option::as_deref);
+        let negative = PromptTexts::new(&encode.negative_prompt, second, third);
+        Self::new(records, negative, encode.batch_size)
+    }
+
     /// All texts, the negative one last.
     pub fn texts(&self) -> Vec<&PromptTexts> {
         self.distinct.iter().chain([&self.negative]).collect()
@@ -78,6 +100,11 @@ impl Prompts {
     /// Rows of the file, apart from the negative one.
     pub fn rows(&self) -> usize {
         self.places.iter().map(Vec::len).sum()
+    }
+
+    /// How often [`Self::write`] asks whether it goes on.
+    fn batches(&self) -> usize {
+        self.distinct.len().div_ceil(self.batch_size)
     }
 
     /// Writes the new file `out`, each text encoded once, in the dtype `kind` on `device`, whose memory is free again afterwards.
@@ -114,4 +141,127 @@ impl Prompts {
         release_cached(device)?;
         Ok(true)
     }
+}
+
+/// The dtype that texts are encoded in: where nobody says it fp32 on a host, bf16 elsewhere.
+fn kind_on(device: Device, precision: Option<Precision>) -> Kind {
+    match precision {
+        Some(Precision::Fp32) => Kind::Float,
+        Some(_) => Kind::BFloat16,
+        None if device == Device::Cpu => Kind::Float,
+        None => Kind::BFloat16,
+    }
+}
+
+/// The encoders in a model's folder as `encode` has them read.
+///
+/// # Errors
+/// As [`PromptEncoders::open`].
+pub fn open_encoders(model: &DiffusersConfig, encode: &EncodeConfig) -> Result<PromptEncoders> {
+    PromptEncoders::open(
+        &model.path,
+        EncoderOptions {
+            variant: model.variant.as_deref(),
+            max_sequence_length: encode.max_sequence_length,
+            clip_skip: encode.clip_skip,
+        },
+    )
+}
+
+/// The texts of a run, if there are any.
+fn texts(run: &Run) -> Option<(&DiffusersConfig, &PromptsConfig)> {
+    let PipelineConfig::Diffusion(config) = &run.config.pipeline else { return None };
+    let (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) =
+        (&run.config.model, &config.data)
+    else {
+        return None;
+    };
+    Some((model, prompts))
+}
+
+/// Tells the records of a run of texts from all others, as [`crate::data::Dataset::digest`] does; `None` where it has none.
+///
+/// # Errors
+/// Those of [`read_records`].
+pub fn digest(run: &Run) -> Result<Option<u32>> {
+    let records = texts(run).and_then(|(_, prompts)| prompts.records.as_ref());
+    Ok(records.map(|path| read_records(path)).transpose()?.map(|records| data::digest(&records)))
+}
+
+/// Makes the file of the embeddings of a run that encodes its own texts, in the run's folder and before any rank holds a model,
+/// and returns its path: rank 0, who knows the `folder`, encodes, and the others wait, for no batch longer than their timeout.
+/// A run that is resumed finds its file there. `screen` shows what is done; it breaks off if somebody `stop`s a rank.
+///
+/// # Errors
+/// As [`Prompts::write`]; a rank that fails or stalls.
+pub fn encode_own(
+    run: &Run,
+    (place, exchange): (&Place, &Exchange),
+    folder: Option<&Path>,
+    screen: &Screen,
+    stop: &AtomicBool,
+) -> Result<ControlFlow<(), Option<PathBuf>>> {
+    let Some((model, prompts)) = texts(run) else { return Ok(Continue(None)) };
+    let Some(encode) = &prompts.encode else { return Ok(Continue(None)) };
+    let own = folder.map_or(String::new(), |folder| folder.display().to_string());
+    let folder = PathBuf::from(exchange.text_of_first(&own)?);
+    let records = read_records(prompts.records.as_ref().expect("a checked config has records to encode"))?;
+    // Of other records it is another file: what a run that has no checkpoint yet finds may be older than they are.
+    let out = folder.join(format!("prompts-{:08x}.safetensors", data::digest(&records)));
+    let prompts = Prompts::of(&records, encode);
+    let is_first = exchange.rank() == 0;
+    let is_missing = is_first && !out.exists();
+    if exchange.sum(&[f64::from(u8::from(is_missing))])?[0] == 0.0 {
+        return Ok(Continue(Some(out)));
+    }
+    let mut goes_on = || {
+        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
+        Ok(exchange.sum(&[wish])?[0] == 0.0)
+    };
+    // Nobody is kept from training by a screen that is gone.
+    let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
+    let is_whole = match is_first {
+        true => encode_here((model, encode), &prompts, place, &out, &say, &mut goes_on)?,
+        false => wait(prompts.batches(), &mut goes_on)?,
+    };
+    if is_whole {
+        // The file has its name.
+        exchange.sum(&[0.0])?;
+        return Ok(Continue(Some(out)));
+    }
+    if is_first {
+        let folder = folder.display();
+        say(&format!("interrupted while encoding: begin anew with `anyroll run --resume {folder}`"));
+    }
+    Ok(Break(()))
+}
+
+/// Rank 0's part of [`encode_own`]: false if it does not go on to the end.
+fn encode_here(
+    (model, encode): (&DiffusersConfig, &EncodeConfig),
+    prompts: &Prompts,
+    place: &Place,
+    out: &Path,
+    say: &dyn Fn(&str),
+    goes_on: &mut dyn FnMut() -> Result<bool>,
+) -> Result<bool> {
+    let (device, name) = match encode.on {
+        EncodeOn::Device => (place.torch_device()?, place.device.id().to_string()),
+        EncodeOn::Host => (Device::Cpu, "the host".to_owned()),
+    };
+    let kind = kind_on(device, encode.precision);
+    let encoders = open_encoders(model, encode)?;
+    let (count, bytes) = (prompts.distinct.len(), encoders.elements() * kind.elt_size_in_bytes());
+    say(&format!("encoding {count} texts with the model's own encoders, {} GiB on {name}", gib(bytes)));
+    prompts.write(&encoders, (kind, device), out, &mut |_, _| goes_on())
+}
+
+/// Another rank's part: as often as rank 0 asks.
+fn wait(batches: usize, goes_on: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
+    for _ in 0..batches {
+        if !goes_on()? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

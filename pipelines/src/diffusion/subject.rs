@@ -45,12 +45,19 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// What `run` names, on `device`.
-    pub fn open(run: &Run, config: &DiffusionConfig, device: Device) -> Result<Self> {
+    /// What `run` names, on `device`; of texts with the file of their `embeddings`.
+    pub fn open(
+        run: &Run,
+        config: &DiffusionConfig,
+        embeddings: Option<&Path>,
+        device: Device,
+    ) -> Result<Self> {
         match (&run.config.model, &config.data) {
             (ModelConfig::Dit(dit), ImageDataConfig::Shapes) => Self::shapes(dit, run.config.seed),
             (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) => {
-                Self::prompts(run, config, model, prompts, device)
+                let embeddings = embeddings.or(prompts.embeddings.as_deref());
+                let embeddings = embeddings.expect("texts are encoded before the run or at its beginning");
+                Self::prompts(run, config, model, (prompts, embeddings), device)
             }
             _ => unreachable!("a checked config has a model that fits its data"),
         }
@@ -86,14 +93,14 @@ impl Subject {
         run: &Run,
         config: &DiffusionConfig,
         model: &DiffusersConfig,
-        prompts: &PromptsConfig,
+        (prompts, embeddings): (&PromptsConfig, &Path),
         device: Device,
     ) -> Result<Self> {
         let folder = DiffusersFolder::open(&model.path, model.variant.as_deref())
             .map_err(anyroll_models::Error::from)?;
         let shape = folder.transformer_config().clone();
-        let texts = TextEmbeddings::open(&prompts.embeddings, shape.text_widths())
-            .map_err(anyroll_models::Error::from)?;
+        let texts = TextEmbeddings::open(embeddings, shape.text_widths());
+        let texts = texts.map_err(anyroll_models::Error::from)?;
         let lora = model.lora.as_ref().map(|lora| {
             lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
         });
