@@ -198,6 +198,7 @@ fn what_does_not_fit_a_model_of_videos_is_refused() {
     let missing = "upsampler.resample.1.bias` is missing";
     check(&[&model, &reward("images", 1)], "pipeline.diffusion.reward[0]", missing);
     check(&[&model, &format!("{sampler}.decode_frames=1")], "decode_frames", missing);
+    check(&[&model, &format!("{sampler}.decode_tiles={{size: 16}}")], "decode_tiles", missing);
     let run = folder.path().join("latents");
     let log = succeed(command(&run, &[&model, "pipeline.diffusion.steps=1", "devices=1"])).stderr;
     assert!(log.contains("videos are not decoded") && log.contains(missing), "{log}");

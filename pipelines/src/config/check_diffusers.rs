@@ -70,6 +70,13 @@ impl Check<'_> {
         self.seen_frames(&diffusion.reward, decoded)
     }
 
+    /// Refuses a `field` about decoding for a model whose latents are not decoded.
+    fn is_decoded(&self, field: &str, folder: &DiffusersFolder) -> Result<(), Problem> {
+        let Err(error) = folder.decoder() else { return Ok(()) };
+        let message = format!("this model's videos are not decoded here: {}", one_line(error));
+        Err(self.problem(field, message, "leave it out"))
+    }
+
     /// How many frames of videos are decoded; `None` for images.
     fn decoded_frames(
         &self,
@@ -88,10 +95,7 @@ impl Check<'_> {
             return Ok(None);
         }
         let Some(decoded) = asked else { return Ok(Some(frames)) };
-        if let Err(error) = folder.decoder() {
-            let message = format!("this model's videos are not decoded here: {}", one_line(error));
-            return Err(self.problem(field, message, "leave it out"));
-        }
+        self.is_decoded(field, folder)?;
         let (in_time, _) = folder.zoom();
         let whole = (1..=frames).contains(&decoded) && (decoded - 1).is_multiple_of(in_time as usize);
         self.ensure(
@@ -159,6 +163,7 @@ impl Check<'_> {
     /// Whether tiles are whole latents that overlap by half at most.
     fn tiles(&self, tiles: Option<TilesConfig>, folder: &DiffusersFolder) -> Result<(), Problem> {
         let Some(tiles) = tiles else { return Ok(()) };
+        self.is_decoded("pipeline.diffusion.sampler.decode_tiles", folder)?;
         let field = |name: &str| format!("pipeline.diffusion.sampler.decode_tiles.{name}");
         let zoom = folder.zoom().1 as usize;
         self.positive(&field("size"), tiles.size)?;

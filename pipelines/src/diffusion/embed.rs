@@ -104,14 +104,14 @@ impl PromptEncoders {
 
     /// How many weights all encoders have.
     pub fn elements(&self) -> usize {
+        const OPENED: &str = "an encoder of a folder that was opened";
         let of = |unit: &Unit| unit.params.iter().map(ParamSpec::elements).sum::<usize>();
-        let of_t5 = |folder: &T5Folder| T5Encoder::new(folder.config().clone()).map_or(0, |it| of(it.unit()));
+        let of_t5 = |folder: &T5Folder| of(T5Encoder::new(folder.config().clone()).expect(OPENED).unit());
+        let of_clip = |folder: &ClipTextFolder| {
+            of(TextEncoder::new(folder.config().clone(), folder.projection_dim()).expect(OPENED).unit())
+        };
         match &self.folders {
             TextEncoderFolders::Sd3 { clips, t5, .. } => {
-                let of_clip = |folder: &ClipTextFolder| {
-                    TextEncoder::new(folder.config().clone(), folder.projection_dim())
-                        .map_or(0, |it| of(it.unit()))
-                };
                 clips.iter().map(of_clip).sum::<usize>() + t5.as_ref().map_or(0, of_t5)
             }
             TextEncoderFolders::Wan { umt5 } => of_t5(umt5),

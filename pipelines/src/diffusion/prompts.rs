@@ -265,3 +265,33 @@ fn wait(batches: usize, goes_on: &mut dyn FnMut() -> Result<bool>) -> Result<boo
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_text_that_comes_again_is_encoded_once() {
+        let record = |prompt: &str, second: Option<&str>| {
+            let mut record = Record { prompt: prompt.to_owned(), ..Record::default() };
+            record.columns.extend(second.map(|second| (OF_OTHERS[0].to_owned(), json!(second))));
+            record
+        };
+        let records = [
+            record("a cat", None),
+            record("a dog", None),
+            record("a cat", None),
+            record("a cat", Some("red")),
+            record("a dog", Some("a dog")),
+        ];
+        let prompts = Prompts::new(&records, PromptTexts::new("", None, Some("blue")), 2);
+        assert_eq!(prompts.places, [vec![0, 2], vec![1, 4], vec![3]]);
+        assert_eq!((prompts.rows(), prompts.batches()), (5, 2));
+        let read = |number: usize| prompts.texts().into_iter().map(move |texts| texts.of_encoder(number));
+        assert_eq!(read(0).collect::<Vec<_>>(), ["a cat", "a dog", "a cat", ""]);
+        assert_eq!(read(1).collect::<Vec<_>>(), ["a cat", "a dog", "red", ""]);
+        assert_eq!(read(2).collect::<Vec<_>>(), ["a cat", "a dog", "a cat", "blue"]);
+    }
+}
