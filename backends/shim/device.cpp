@@ -1,5 +1,6 @@
 // Accelerators through c10's own interfaces, so that no vendor's header is needed.
 #include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include "shim.h"
 
@@ -30,6 +31,14 @@ int anyroll_exchange_stream(int device_type, int index, int64_t id, int64_t* bef
     auto type = static_cast<c10::DeviceType>(device_type);
     auto stream = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index), type);
     *before = guard_of(device_type).exchangeStream(stream).id();
+    return 0;
+  });
+}
+// Gives back to devices of a type the memory that libtorch keeps for its next tensors, if it keeps any.
+int anyroll_empty_cache(int device_type) {
+  return guarded<int>(-1, [&] {
+    auto* allocator = c10::GetAllocator(static_cast<c10::DeviceType>(device_type));
+    if (auto* caching = dynamic_cast<c10::DeviceAllocator*>(allocator)) caching->emptyCache();
     return 0;
   });
 }

@@ -176,6 +176,20 @@ impl TorchDevice {
     }
 }
 
+/// Gives back to a device the memory that libtorch keeps for its next tensors there: for what is not libtorch's, such as
+/// [`Buffer`](crate::Buffer)s. A host's is never kept.
+///
+/// # Errors
+/// libtorch's, such as a failure of what the device was doing.
+pub fn release_cached(device: tch::Device) -> Result<()> {
+    let kept = TorchDevice::of(device).filter(|device| device.kind != 0);
+    // SAFETY: libtorch's support of a device that has tensors is loaded, and memory of live tensors is not given back.
+    match kept.is_some_and(|device| unsafe { ffi::anyroll_empty_cache(device.kind) } != 0) {
+        true => Err(Error::Torch(ffi::last_error())),
+        false => Ok(()),
+    }
+}
+
 /// Opaque handles. Only the device that made one can read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawBuffer(pub u64);

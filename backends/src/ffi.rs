@@ -33,6 +33,7 @@ unsafe extern "C" {
         id: i64,
         before: *mut i64,
     ) -> c_int;
+    pub(crate) fn anyroll_empty_cache(device_type: c_int) -> c_int;
     pub(crate) fn anyroll_exchange_device(device_type: c_int, index: c_int) -> c_int;
     pub(crate) fn anyroll_restore_device(device_type: c_int, index: c_int);
 

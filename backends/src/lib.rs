@@ -53,7 +53,7 @@ pub use buffer::{Arena, Buffer, PinnedBuffer};
 pub use collective::{Collective, P2p, ReduceOp, Reduction};
 pub use device::{
     BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Grid, HostFn, Limits, MemoryInfo, RawBuffer,
-    RawEvent, RawGraph, RawSlice, RawStream, TorchDevice,
+    RawEvent, RawGraph, RawSlice, RawStream, TorchDevice, release_cached,
 };
 pub use dtype::DType;
 pub use error::{Error, Result, without_backtrace};

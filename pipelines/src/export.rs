@@ -97,7 +97,8 @@ fn export_images(
     to: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let folder = DiffusersFolder::open(&model.path).map_err(anyroll_models::Error::from)?;
+    let folder =
+        DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(anyroll_models::Error::from)?;
     let shape = folder.transformer_config();
     let lora = model.lora.as_ref().map(|lora| {
         lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")

@@ -247,6 +247,29 @@ fn following_a_network_back_through_the_decoder_raises_its_score() {
 }
 
 #[test]
+fn images_are_decoded_in_tiles_and_followed_back_through_them() {
+    let case = by_network();
+    let large = ["pipeline.diffusion.data.prompts.height=32", "pipeline.diffusion.data.prompts.width=24"];
+    let run = |name: &str, tiles: &str| {
+        let tiles = format!("pipeline.diffusion.sampler.decode_tiles={tiles}");
+        case.run(name, &[&large[..], &[&tiles]].concat())
+    };
+    let (whole, tiled) = (run("whole", "null"), run("tiled", "{size: 16}"));
+    // No larger than a tile: the same to the bit.
+    assert_same(&whole, &run("large", "{size: 32, stride: 16}"));
+    let rewards = [&whole, &tiled].map(|run| series(run, "eval/reward"));
+    let apart = (rewards[0][0] - rewards[1][0]).abs();
+    assert!(apart > 0.0 && apart < 0.1, "{rewards:?}");
+    assert!(series(&tiled, "grad_norm").iter().all(|&norm| norm > 0.0 && norm.is_finite()));
+    // However many are decoded at a time.
+    let at_a_time = "pipeline.diffusion.sampler.decode_batch_size=3";
+    let tiles = "pipeline.diffusion.sampler.decode_tiles={size: 16}";
+    let together = case.run("together", &[&large[..], &[tiles, at_a_time]].concat());
+    let apart = rewards[1].iter().zip(series(&together, "eval/reward")).map(|(a, b)| (a - b).abs());
+    assert!(apart.fold(0.0, f64::max) < 1e-4);
+}
+
+#[test]
 fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
     let case = by_network();
     let sets = ["pipeline.diffusion.steps=30"];
@@ -322,6 +345,16 @@ fn what_does_not_fit_a_published_model_is_refused() {
     check(&[beside], "pipeline.diffusion.reward", "`weight` stands beside a reward: write a list of one");
     check(&["pipeline.diffusion.reward=[]"], "pipeline.diffusion.reward", "the list is empty");
     check(&["pipeline.diffusion.sampler.decode_frames=1"], "sampler.decode_frames", "have no frames");
+    let tiles = "pipeline.diffusion.sampler.decode_tiles";
+    check(&[&format!("{tiles}={{size: 15}}")], "decode_tiles.size", "no tile of whole latents");
+    check(&[&format!("{tiles}={{size: 2}}")], "decode_tiles.size", "no tile of whole latents");
+    check(&[&format!("{tiles}={{size: 16, stride: 18}}")], "decode_tiles.stride", "by 18");
+    check(
+        &[&format!("{tiles}={{size: 16, stride: 6}}")],
+        "decode_tiles.stride",
+        "tiles of 16 pixels do not follow each other by 6",
+    );
+    check(&["model.variant=fp16"], "model.variant", "no folder in it has weights of the variant `fp16`");
     check(&["roles.reference.strategy.zero_stage=3"], "roles.reference", "adapters off");
     check(&["model.decoder={}"], "model", "decoder");
 }

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nix::sys::signal::Signal;
 use tch::{Kind, Tensor};
 use tempfile::TempDir;
 
-use super::diffusers::by_function;
-use super::{anyroll, fail, series, succeed};
+use super::diffusers::{Case, by_function};
+use super::{Process, anyroll, assert_same, fail, interrupt, resume, series, succeed, wait_until};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
@@ -105,6 +106,153 @@ fn a_third_encoder_may_be_missing_and_texts_may_be_plain() {
 }
 
 #[test]
+fn each_encoder_may_have_its_text_and_layers_may_be_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let (texts, out) = (model.join("texts_apart.jsonl"), folder.path().join("prompts.safetensors"));
+    let apart = ["--negative-2", "red", "--negative-3", "a cat", "--clip-skip", "1"];
+    succeed(embed(&model, &texts, &out, &apart));
+    assert_near(&out, &golden("text_encoders/sd3/prompts_apart.safetensors"), 1e-5);
+    let check = |model: &Path, file: &Path, more: &[&str], words: &str| {
+        let error = fail(embed(model, file, &folder.path().join("none.safetensors"), more));
+        assert!(error.contains(words), "{error}");
+    };
+    check(&model, &texts, &["--clip-skip", "3"], "`clip_skip`: is 3: write a number up to 2");
+    check(&model, &texts, &["--variant", "fp16"], "no folder in it has weights of the variant `fp16`");
+    let wrong = folder.path().join("wrong.jsonl");
+    fs::write(&wrong, "{\"prompt\": \"a cat\", \"prompt_2\": 2}\n").unwrap();
+    check(&model, &wrong, &[], "`prompt_2` is no text");
+    let wan = self::model(&folder, "wan");
+    check(&wan, &texts, &[], "the model has one text encoder");
+    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model reads by no CLIP");
+}
+
+/// A run on the texts of the model's own folder, apart from the sets that say how they are encoded.
+fn encoded(model: &Path, records: &Path, how: &str) -> Case {
+    let mut case = by_function();
+    let data = format!("{{{how}, records: {}, height: 16, width: 16}}", records.display());
+    case.sets.push(format!("model.diffusers={}", model.display()));
+    case.sets.push(format!("pipeline.diffusion.data.prompts={data}"));
+    case.sets.push("pipeline.diffusion.sampler.guidance=2".to_owned());
+    case
+}
+
+#[test]
+fn a_run_encodes_its_prompts_to_what_embed_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    // A text that comes twice is encoded once.
+    let records = folder.path().join("texts.jsonl");
+    let lines = fs::read_to_string(model.join("texts_apart.jsonl")).unwrap();
+    fs::write(&records, format!("{lines}{lines}{{\"prompt\": \"a red cat\"}}\n")).unwrap();
+    let out = folder.path().join("prompts.safetensors");
+    succeed(embed(&model, &records, &out, &["--clip-skip", "1", "--negative-3", "red"]));
+    let of_file = encoded(&model, &records, &format!("embeddings: {}", out.display()));
+    let how = "encode: {max_sequence_length: 16, batch_size: 4, negative_prompt: blue dog, negative_prompt_3: red, \
+               clip_skip: 1}";
+    let own = encoded(&model, &records, how);
+    for sets in [&["devices=1"], &["devices=2"]] {
+        let [of_file, own] = [&of_file, &own].map(|case| case.run(sets[0], sets));
+        assert_same(&of_file, &own);
+        let made = fs::read_dir(&own).unwrap().map(|entry| entry.unwrap().path());
+        let made = made.into_iter().find(|path| path.extension().is_some_and(|it| it == "safetensors"));
+        assert!(fs::read(made.unwrap()).unwrap() == fs::read(&out).unwrap(), "the files differ");
+    }
+    // By the processor and in bf16 as well.
+    let more =
+        ["pipeline.diffusion.data.prompts.encode={on: host, precision: bf16}", "pipeline.diffusion.steps=1"];
+    let run = own.run("host", &more);
+    assert!(series(&run, "grad_norm").iter().all(|&norm| norm > 0.0 && norm.is_finite()));
+}
+
+#[test]
+fn a_run_that_encoded_its_prompts_goes_on_with_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let records = folder.path().join("texts.txt");
+    fs::write(&records, "a red cat\na blue dog\n\nwow! a cat!!\n").unwrap();
+    let mut case = encoded(&model, &records, "encode: {}");
+    case.sets.push("pipeline.diffusion.steps=30".to_owned());
+    let whole = case.run("whole", &[]);
+    let run = case.folder.path().join("interrupted");
+    interrupt(case.command(&run, &[]), &run, 5);
+    // What is there is not encoded again: it would be in bf16 elsewhere.
+    fs::write(&records, "a red cat\na blue dog\nanother\n").unwrap();
+    let error = fail(resume(&run));
+    assert!(error.contains("its data have changed since"), "{error}");
+    fs::write(&records, "a red cat\na blue dog\nwow! a cat!!\n").unwrap();
+    succeed(resume(&run));
+    assert_same(&whole, &run);
+}
+
+#[test]
+fn a_run_that_is_interrupted_while_it_encodes_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(&folder, "sd3");
+    let records = folder.path().join("texts.txt");
+    let texts = |count: usize| (0..count).map(|number| format!("a cat {number}\n")).collect::<String>();
+    fs::write(&records, texts(6000)).unwrap();
+    let case = encoded(&model, &records, "encode: {batch_size: 1}");
+    let run = case.folder.path().join("interrupted");
+    let files = |end: &str| {
+        let names = fs::read_dir(&run).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(end)).count()
+    };
+    let process = Process::start(case.command(&run, &["devices=2"]));
+    wait_until("texts are encoded", || files(".safetensors.partial") == 1);
+    process.send(Signal::SIGINT);
+    let ended = process.finish();
+    assert!(ended.code == Some(130) && ended.stderr.contains("interrupted while encoding"), "{ended:#?}");
+    assert_eq!(files(".partial") + files(".safetensors"), 0);
+    fs::write(&records, texts(8)).unwrap();
+    succeed(resume(&run));
+    assert!(files(".safetensors") == 1 && series(&run, "grad_norm").len() == 3);
+}
+
+#[test]
+fn prompts_that_a_run_cannot_encode_are_refused_by_their_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let (sd3, wan) = (model(&folder, "sd3"), model(&folder, "wan"));
+    let texts = sd3.join("texts.jsonl");
+    let check = |model: &Path, records: &Path, how: &str, more: &[&str], words: &[&str]| {
+        let case = encoded(model, records, how);
+        let error = fail(case.command(&case.folder.path().join("never"), more));
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        assert!(!case.folder.path().join("never").exists());
+    };
+    let prompts = "pipeline.diffusion.data.prompts";
+    let without = format!("{prompts}.records=null");
+    check(&sd3, &texts, "encode: {}", &[&without], &["prompts.records", "`encode` reads the texts there"]);
+    let both = "encode: {}, embeddings: prompts.safetensors";
+    check(&sd3, &texts, both, &[], &["data.prompts", "one of `embeddings` and `encode`"]);
+    check(&sd3, &texts, "held_out: 0", &[], &["data.prompts", "one of `embeddings` and `encode`"]);
+    let skip = "encode: {clip_skip: 3}";
+    check(&sd3, &texts, skip, &[], &["encode.clip_skip", "is 3: write a number up to 2"]);
+    check(&sd3, &texts, "encode: {batch_size: 0}", &[], &["encode.batch_size"]);
+    check(&sd3, &texts, "encode: {precision: fp16}", &[], &["encode.precision", "fp16 overflows in T5"]);
+    check(
+        &sd3,
+        &texts,
+        "encode: {max_sequence_length: 513}",
+        &[],
+        &["encode.max_sequence_length", "at most 512"],
+    );
+    check(&sd3, &texts, "encode: {}, held_out: 6", &[], &["held_out", "6 of 6 texts leave none"]);
+    let variant = "model.variant=fp16";
+    check(&sd3, &texts, "encode: {}", &[variant], &["model.variant", "the variant `fp16`"]);
+    fs::remove_dir_all(sd3.join("tokenizer_2")).unwrap();
+    check(&sd3, &texts, "encode: {}", &[], &["data.prompts.encode", "tokenizer_2"]);
+    let apart = golden("text_encoders/sd3/texts_apart.jsonl");
+    check(
+        &wan,
+        &apart,
+        "encode: {}",
+        &["model.lora=null"],
+        &["prompts.records", "the model has one text encoder"],
+    );
+}
+
+#[test]
 fn wan_reads_what_is_left_of_a_prompt_when_it_is_cleaned() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(&folder, "wan");
@@ -132,7 +280,7 @@ fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
     let far = ["--max-sequence-length=513"];
     let mut command = anyroll(["embed"]);
     command.arg(&model).arg("--file").arg(&texts).arg("--out").arg(&out).args(far);
-    assert!(fail(command).contains("`--max-sequence-length`: is 513: write a number above 0, at most 512"));
+    assert!(fail(command).contains("`max_sequence_length`: is 513: write a number above 0, at most 512"));
     let third = model.join("tokenizer_3");
     fs::rename(third.join("tokenizer.json"), third.join("spiece.model")).unwrap();
     check(&texts, &[], &["tokenizer_3 has a spiece.model and no tokenizer.json", "save_pretrained"]);

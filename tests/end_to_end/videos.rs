@@ -114,6 +114,19 @@ fn rewards_of_frames_are_followed_through_the_decoder() {
     assert!(fs::read_to_string(zero2.join("report.html")).unwrap().contains("data:image/png"));
 }
 
+#[test]
+fn videos_are_decoded_in_tiles_and_followed_back_through_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let reward = format!("{REWARD}={{torchscript: {{path: {}}}}}", network(&folder).display());
+    let sets = [&reward, "pipeline.diffusion.method={refl: {mid_step: 4, noise: fixed}}"];
+    let tiles = "pipeline.diffusion.sampler.decode_tiles={size: 16, stride: 8}";
+    let rewards = [run(&folder, "whole", &sets), run(&folder, "tiled", &[&sets[..], &[tiles]].concat())]
+        .map(|run| series(&run, "eval/reward"));
+    let apart = (rewards[0][0] - rewards[1][0]).abs();
+    assert!(apart > 0.0 && apart < 0.1, "{rewards:?}");
+    assert!(rewards[1][1] > rewards[1][0] + 0.005, "{rewards:?}");
+}
+
 /// A video of which only the first frames are decoded is judged by these.
 #[test]
 fn functions_get_the_frames_that_are_decoded() {
@@ -185,6 +198,7 @@ fn what_does_not_fit_a_model_of_videos_is_refused() {
     let missing = "upsampler.resample.1.bias` is missing";
     check(&[&model, &reward("images", 1)], "pipeline.diffusion.reward[0]", missing);
     check(&[&model, &format!("{sampler}.decode_frames=1")], "decode_frames", missing);
+    check(&[&model, &format!("{sampler}.decode_tiles={{size: 16}}")], "decode_tiles", missing);
     let run = folder.path().join("latents");
     let log = succeed(command(&run, &[&model, "pipeline.diffusion.steps=1", "devices=1"])).stderr;
     assert!(log.contains("videos are not decoded") && log.contains(missing), "{log}");

@@ -40,6 +40,10 @@ TEXTS = [
     "",
 ]
 NEGATIVE = "blue dog"
+# A text for each encoder, and how many of a CLIP's last layers are skipped besides the last.
+TEXTS_APART = [("a red cat", "a dog", "blue"), ("a dog", "a dog", "a dog"), ("", "a red cat on a blue dog", "the cat")]
+NEGATIVES_APART = ("blue dog", "red", "a cat")
+CLIP_SKIP = 1
 # Cleaned before they are read. What ftfy makes of them is made here as well.
 WAN_TEXTS = [
     "a red cat &amp; a blue dog",
@@ -155,6 +159,23 @@ def write_sd3():
         tensors = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled,
                    "negative_prompt_embeds": negative[:1], "negative_pooled_prompt_embeds": negative_pooled[:1]}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / f"{name}.safetensors")
+    write_apart(StableDiffusion3Pipeline(**parts, text_encoder_3=encoder, tokenizer_3=pieces), out)
+
+
+def write_apart(pipeline, out):
+    """What is made of a text for each encoder, with `clip_skip`; the second has one for all."""
+    lines = [{"prompt": one, "prompt_2": two, "prompt_3": three} for one, two, three in TEXTS_APART]
+    lines[1] = {"prompt": TEXTS_APART[1][0], "prompt_3": None}
+    (out / "texts_apart.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    texts = [list(texts) for texts in zip(*TEXTS_APART)]
+    negatives = [[text] * len(TEXTS_APART) for text in NEGATIVES_APART]
+    embeds, negative, pooled, negative_pooled = pipeline.encode_prompt(
+        *texts, negative_prompt=negatives[0], negative_prompt_2=negatives[1], negative_prompt_3=negatives[2],
+        device="cpu", max_sequence_length=TOKENS, clip_skip=CLIP_SKIP,
+    )
+    tensors = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled,
+               "negative_prompt_embeds": negative[:1], "negative_pooled_prompt_embeds": negative_pooled[:1]}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "prompts_apart.safetensors")
 
 
 def write_wan():

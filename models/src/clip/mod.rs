@@ -101,7 +101,7 @@ impl Clip {
         let tokens = Tensor::f_cat(&[class, patches], 1)?.f_add(get(at.positions))?;
         let eps = self.config.vision_config.layer_norm_eps;
         let tokens = at.first_norm.layer_norm(&weights, &tokens, eps)?;
-        let [_, tokens] = at.tower.forward(&weights, tokens, false)?;
+        let [_, tokens] = at.tower.forward(&weights, tokens, 1, false)?;
         let pooled = at.last_norm.layer_norm(&weights, &tokens.f_select(1, 0)?, eps)?;
         unit_vectors(&pooled.f_linear(get(at.projection), None::<&Tensor>)?)
     }
@@ -119,7 +119,7 @@ impl Clip {
         });
         let padded = Tensor::f_from_slice(&padded.collect::<Vec<_>>())?;
         let padded = padded.f_view([texts.len() as i64, longest as i64])?.f_to_device(weights[0].device())?;
-        unit_vectors(&self.texts.encode(weights, &padded)?.pooled)
+        unit_vectors(&self.texts.encode(weights, &padded, 0)?.pooled)
     }
 
     /// fp32 `[B, 3, image_size, image_size]`.

@@ -37,7 +37,7 @@ pub struct TextEncoder {
 /// What a [`TextEncoder`] says of texts, in its weights' dtype.
 #[derive(Debug)]
 pub struct EncodedTexts {
-    /// The states that the last layer reads: `[B, T, hidden_size]`.
+    /// The states that the last layer reads, or one before it: `[B, T, hidden_size]`.
     pub hidden: Tensor,
     /// The vector of each text, projected from the last state of its end: `[B, projection_dim]`.
     pub pooled: Tensor,
@@ -78,18 +78,19 @@ impl TextEncoder {
     }
 
     /// Reads texts of tokens, int64 `[B, T]` of at most `max_position_embeddings` tokens. Each ends with its first
-    /// `eos_token_id`, and it is free what is behind: no token sees one behind it.
+    /// `eos_token_id`, and it is free what is behind: no token sees one behind it. The states are those that the layer reads
+    /// which comes `skip` layers before the last, as diffusers' `clip_skip` has it; fewer than there are layers.
     ///
     /// # Errors
     /// libtorch's.
-    pub fn encode(&self, weights: &[Tensor], texts: &Tensor) -> Result<EncodedTexts> {
+    pub fn encode(&self, weights: &[Tensor], texts: &Tensor, skip: usize) -> Result<EncodedTexts> {
         let units = [weights];
         let weights = Weights::new(&units);
         let get = |index: usize| weights.get(0, index);
         let (count, longest) = texts.size2()?;
         let positions = get(self.positions).f_narrow(0, 0, longest)?;
         let tokens = Tensor::f_embedding(get(self.tokens), texts, -1, false, false)?.f_add(&positions)?;
-        let [hidden, tokens] = self.tower.forward(&weights, tokens, true)?;
+        let [hidden, tokens] = self.tower.forward(&weights, tokens, skip + 1, true)?;
         let eps = self.config.tower.layer_norm_eps;
         let tokens = self.last_norm.layer_norm(&weights, &tokens, eps)?.f_flatten(0, 1)?;
         let ends = texts.f_eq(self.config.eos_token_id)?.f_to_kind(Kind::Int)?.f_argmax(-1, false)?;

@@ -86,15 +86,24 @@ impl Tower {
         Tower { layers: layers.collect(), config: config.clone() }
     }
 
-    /// `x` `[B, T, hidden_size]` through all layers: what the last one reads, and what it says.
-    pub(super) fn forward(&self, weights: &Weights, x: Tensor, is_causal: bool) -> Result<[Tensor; 2]> {
-        let (last, before) = self.layers.split_last().expect("a tower has layers");
-        let mut x = x;
-        for layer in before {
-            x = layer.forward(weights, x, &self.config, is_causal)?;
-        }
-        let said = last.forward(weights, x.shallow_clone(), &self.config, is_causal)?;
-        Ok([x, said])
+    /// `x` `[B, T, hidden_size]` through all layers: what the last `behind` of them read, 1 or more and at most all, and what
+    /// the last one says.
+    pub(super) fn forward(
+        &self,
+        weights: &Weights,
+        x: Tensor,
+        behind: usize,
+        is_causal: bool,
+    ) -> Result<[Tensor; 2]> {
+        let (before, behind) = self.layers.split_at(self.layers.len() - behind);
+        let through = |x: &Tensor, layers: &[Layer]| {
+            layers
+                .iter()
+                .try_fold(x.shallow_clone(), |x, layer| layer.forward(weights, x, &self.config, is_causal))
+        };
+        let read = through(&x, before)?;
+        let said = through(&read, behind)?;
+        Ok([read, said])
     }
 }
 

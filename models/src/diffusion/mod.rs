@@ -5,7 +5,7 @@
 //! noise that has been walked from sigma 1 to sigma 0 in a few [`sigmas`].
 //!
 //! [`dit`] is a model of classes, [`sd3`] one of texts, in latents that [`vae`] decodes, and [`wan`] one of videos
-//! with its decoder;
+//! with its decoder; [`tiles`] decodes large ones in parts;
 //! [`transformer`] is any of them. [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a log-probability;
 //! [`guidance`] asks a model twice.
 
@@ -17,6 +17,7 @@ pub mod sampler;
 pub mod sd3;
 pub mod sde;
 mod texts;
+pub mod tiles;
 pub mod transformer;
 pub mod vae;
 pub mod wan;
@@ -34,6 +35,7 @@ pub use sampler::{Sampler, Walk, sigmas, sigmas_of_diffusers, velocity};
 pub use sd3::{Sd3, Sd3Config};
 pub use sde::{SdeNoise, SdeStep};
 pub use texts::Texts;
+pub use tiles::Tiles;
 pub use transformer::{LatentSizes, Transformer, TransformerConfig};
 pub use vae::{LatentBatch, VaeConfig, VaeDecoder};
 pub use wan::{EXPERTS, Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};

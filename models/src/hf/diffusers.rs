@@ -13,7 +13,7 @@ use super::export::{
     DIFFUSERS_STEM, ExportDtype, FolderContents, FolderKind, failed, sync_folder, write_whole,
 };
 use super::latent_decoder::{LatentDecoderFolder, video_zoom};
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, check_variant};
 use super::{Error, Result, field, read_json, refuse_any, validated, write_folder};
 use crate::decoder::lora;
 use crate::diffusion::sd3::PositionTable;
@@ -49,24 +49,26 @@ pub struct DiffusersFolder {
 }
 
 impl DiffusersFolder {
-    /// Opens the folder at `path`.
+    /// Opens the folder at `path`. Weights are those of the `variant`, such as `fp16`, in each folder that has it.
     ///
     /// # Errors
     /// [`Error`], which names the file and in it the field or the tensor: a class or a feature that this crate lacks, a
-    /// tensor that is missing, too many or of an odd shape, a broken file.
-    pub fn open(path: &Path) -> Result<DiffusersFolder> {
-        let (transformer, weights) = transformers(path)?;
+    /// tensor that is missing, too many or of an odd shape, a broken file; a variant that no folder has.
+    pub fn open(path: &Path, variant: Option<&str>) -> Result<DiffusersFolder> {
+        let (transformer, weights) = transformers(path, variant)?;
+        check_variant(path, variant)?;
         weights.check(&transformer.units(), |name| name == PositionTable::NAME)?;
         let vae = path.join("vae");
         let (decoder, zoom) = match &transformer {
             TransformerConfig::Sd3(_) => {
-                let decoder = LatentDecoderFolder::of_images(&vae)?;
+                let decoder = LatentDecoderFolder::of_images(&vae, variant)?;
                 let zoom = decoder.config().zoom();
                 (Ok(decoder), zoom)
             }
             TransformerConfig::Wan(_) => {
                 let zoom = video_zoom(&vae)?;
-                (LatentDecoderFolder::of_videos(&vae, transformer.latents().channels, zoom), zoom)
+                let channels = transformer.latents().channels;
+                (LatentDecoderFolder::of_videos(&vae, channels, zoom, variant), zoom)
             }
         };
         let shift = shift(&path.join("scheduler"))?;
@@ -245,7 +247,7 @@ struct IndexFile {
 }
 
 /// The transformer of a model, or its pair, and their weights.
-fn transformers(path: &Path) -> Result<(TransformerConfig, WeightFiles)> {
+fn transformers(path: &Path, variant: Option<&str>) -> Result<(TransformerConfig, WeightFiles)> {
     let mut config = transformer_config(&path.join(TRANSFORMER))?;
     let index = path.join("model_index.json");
     let boundary = if index.exists() { read_json::<IndexFile>(&index)?.boundary_ratio } else { None };
@@ -278,7 +280,7 @@ fn transformers(path: &Path) -> Result<(TransformerConfig, WeightFiles)> {
     }
     let mut weights = WeightFiles::empty(path);
     for (name, prefix) in folders(&config) {
-        let own = WeightFiles::open(&path.join(name), DIFFUSERS_STEM)?;
+        let own = WeightFiles::open_variant(&path.join(name), DIFFUSERS_STEM, variant)?;
         weights.join(own.renamed(|name| format!("{prefix}{name}"))?);
     }
     Ok((config, weights))

@@ -1,8 +1,10 @@
 //! Text embeddings that encoders made beforehand, in a safetensors file with the names of diffusers' arguments.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorInfo;
@@ -127,13 +129,13 @@ pub struct EmbeddingsShape {
 pub struct TextEmbeddingsWriter {
     path: PathBuf,
     aside: PathBuf,
-    file: BufWriter<File>,
+    file: File,
     dtype: ExportDtype,
     shape: EmbeddingsShape,
-    /// Texts so far.
+    /// Where each tensor begins in the file.
+    starts: HashMap<String, u64>,
+    /// Rows so far.
     written: usize,
-    /// The texts as wholes, which lie behind all tokens.
-    pooled: Vec<u8>,
 }
 
 impl TextEmbeddingsWriter {
@@ -148,23 +150,31 @@ impl TextEmbeddingsWriter {
         let mut aside = OsString::from(path);
         aside.push(".partial");
         let aside = PathBuf::from(aside);
-        let mut file = BufWriter::new(File::create(&aside).map_err(failed(path))?);
-        file.write_all(&header(shape.tensors(dtype))).map_err(failed(path))?;
-        Ok(Self { path: path.to_owned(), aside, file, dtype, shape, written: 0, pooled: Vec::new() })
+        let file = File::create(&aside).map_err(failed(path))?;
+        let tensors = shape.tensors(dtype);
+        let header = header(tensors.clone());
+        file.write_all_at(&header, 0).map_err(failed(path))?;
+        let starts =
+            tensors.into_iter().map(|(name, info)| (name, (header.len() + info.data_offsets.0) as u64));
+        Ok(Self { path: path.to_owned(), aside, file, dtype, shape, starts: starts.collect(), written: 0 })
     }
 
-    /// Adds texts: their tokens `[B, S, D]` and, if the shape has it, the texts as wholes `[B, E]`.
+    /// Writes texts: their tokens `[B, S, D]` and, if the shape has it, the texts as wholes `[B, E]`. Each goes to the rows of
+    /// its `places`, and every row is written once.
     ///
     /// # Errors
     /// [`Error::Tensor`] for values that are no numbers, [`Error::Write`], or libtorch's.
-    pub fn add(&mut self, tokens: &Tensor, pooled: Option<&Tensor>) -> crate::Result<()> {
-        let rows = tokens.size()[0];
-        self.written += rows as usize;
-        let bytes = self.bytes(tokens, rows, PROMPTS[0])?;
-        self.file.write_all(&bytes).map_err(failed(&self.path))?;
-        if let Some(pooled) = pooled {
-            let bytes = self.bytes(pooled, rows, PROMPTS[1])?;
-            self.pooled.extend(bytes);
+    pub fn put(
+        &mut self,
+        places: &[Vec<usize>],
+        tokens: &Tensor,
+        pooled: Option<&Tensor>,
+    ) -> crate::Result<()> {
+        self.written += places.iter().map(Vec::len).sum::<usize>();
+        for (name, tensor) in PROMPTS.into_iter().zip([Some(tokens), pooled]) {
+            if let Some(tensor) = tensor {
+                self.write(name, places, tensor)?;
+            }
         }
         Ok(())
     }
@@ -172,20 +182,32 @@ impl TextEmbeddingsWriter {
     /// Ends with the text to be led away from, of one row each, and gives the file its name.
     ///
     /// # Errors
-    /// As [`Self::add`].
-    pub fn finish(mut self, tokens: &Tensor, pooled: Option<&Tensor>) -> crate::Result<()> {
+    /// As [`Self::put`].
+    pub fn finish(self, tokens: &Tensor, pooled: Option<&Tensor>) -> crate::Result<()> {
         assert_eq!(self.written, self.shape.count, "as many texts as were announced");
-        let mut end = std::mem::take(&mut self.pooled);
-        end.extend(self.bytes(tokens, 1, NEGATIVE[0])?);
-        if let Some(pooled) = pooled {
-            end.extend(self.bytes(pooled, 1, NEGATIVE[1])?);
+        for (name, tensor) in NEGATIVE.into_iter().zip([Some(tokens), pooled]) {
+            if let Some(tensor) = tensor {
+                self.write(name, &[vec![0]], tensor)?;
+            }
         }
         let failed = failed(&self.path);
-        self.file.write_all(&end).and_then(|()| self.file.flush()).map_err(&failed)?;
-        self.file.get_ref().sync_all().map_err(&failed)?;
+        self.file.sync_all().map_err(&failed)?;
         fs::rename(&self.aside, &self.path).map_err(&failed)?;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
+    }
+
+    /// Writes each row of `tensor` to the rows of its `places` in the tensor `name`.
+    fn write(&self, name: &str, places: &[Vec<usize>], tensor: &Tensor) -> crate::Result<()> {
+        let bytes = self.bytes(tensor, places.len() as i64, name)?;
+        let row_bytes = bytes.len() / places.len();
+        for (row, places) in bytes.chunks_exact(row_bytes).zip(places) {
+            for place in places {
+                let start = self.starts[name] + (place * row_bytes) as u64;
+                self.file.write_all_at(row, start).map_err(failed(&self.path))?;
+            }
+        }
+        Ok(())
     }
 
     /// The values of so many rows of the tensor `name`.

@@ -58,6 +58,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// Weights that are there in another variant than is asked for, such as `fp16`.
+    #[error("{}: {problem}", path.display())]
+    Variant {
+        /// The model's folder, or that of a part.
+        path: PathBuf,
+        /// Which are there, and which are not.
+        problem: String,
+    },
     /// A tensor that is missing, too many, or not as the configuration says.
     #[error("{}: tensor `{name}` {problem}", path.display())]
     Tensor {

@@ -46,21 +46,31 @@ impl LatentDecoderFolder {
         &self.config
     }
 
-    pub(super) fn of_images(folder: &Path) -> Result<Self> {
+    pub(super) fn of_images(folder: &Path, variant: Option<&str>) -> Result<Self> {
         let config = read_config::<VaeFile>(folder, "AutoencoderKL")?.into_config(folder)?;
         let decoder = VaeDecoder::new(config.clone(), false).expect("just validated");
-        Self::with_weights(folder, LatentDecoderConfig::Images(config), decoder.units())
+        Self::with_weights(folder, variant, LatentDecoderConfig::Images(config), decoder.units())
     }
 
     /// Of latents of so many channels, each of which stands for so many frames, and pixels of a side.
-    pub(super) fn of_videos(folder: &Path, channels: i64, zoom: (i64, i64)) -> Result<Self> {
+    pub(super) fn of_videos(
+        folder: &Path,
+        channels: i64,
+        zoom: (i64, i64),
+        variant: Option<&str>,
+    ) -> Result<Self> {
         let config = read_config::<WanVaeFile>(folder, WAN)?.into_config(folder, channels, zoom)?;
         let decoder = WanVaeDecoder::new(config.clone()).expect("just validated");
-        Self::with_weights(folder, LatentDecoderConfig::Videos(config), decoder.units())
+        Self::with_weights(folder, variant, LatentDecoderConfig::Videos(config), decoder.units())
     }
 
-    fn with_weights(folder: &Path, config: LatentDecoderConfig, units: &[Unit]) -> Result<Self> {
-        let weights = WeightFiles::open(folder, DIFFUSERS_STEM)?;
+    fn with_weights(
+        folder: &Path,
+        variant: Option<&str>,
+        config: LatentDecoderConfig,
+        units: &[Unit],
+    ) -> Result<Self> {
+        let weights = WeightFiles::open_variant(folder, DIFFUSERS_STEM, variant)?;
         let of_encoder = |name: &str| name.starts_with("encoder.") || name.starts_with("quant_conv.");
         weights.check(units, of_encoder)?;
         Ok(Self { config, weights })

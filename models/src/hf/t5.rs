@@ -22,16 +22,16 @@ pub struct T5Folder {
 }
 
 impl T5Folder {
-    /// Opens the folder at `path`, of a T5 or a UMT5.
+    /// Opens the folder at `path`, of a T5 or a UMT5. Weights are those of the `variant` if the folder has it.
     ///
     /// # Errors
     /// [`Error`](super::Error), which names the file and in it the field or the tensor.
-    pub fn open(path: &Path) -> Result<T5Folder> {
+    pub fn open(path: &Path, variant: Option<&str>) -> Result<T5Folder> {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
         let config = file.into_config(&config_path)?;
         let encoder = validated(&config_path, T5Encoder::new(config.clone()))?;
-        let mut weights = WeightFiles::open(path, "model")?;
+        let mut weights = WeightFiles::open_variant(path, "model", variant)?;
         if !weights.contains(T5Encoder::EMBEDDING) {
             weights = weights.renamed(|name| match name {
                 OTHER_EMBEDDING => T5Encoder::EMBEDDING.to_owned(),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::clip::{TextFile, first_projection};
 use super::diffusers::transformer_config;
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, check_variant};
 use super::{Result, T5Folder, field, read_json, validated};
 use crate::clip::{TextConfig, TextEncoder};
 use crate::diffusion::TransformerConfig;
@@ -23,11 +23,11 @@ pub struct ClipTextFolder {
 }
 
 impl ClipTextFolder {
-    /// Opens the folder at `path`, of a `CLIPTextModelWithProjection`.
+    /// Opens the folder at `path`, of a `CLIPTextModelWithProjection`. Weights are those of the `variant` if the folder has it.
     ///
     /// # Errors
     /// [`Error`](super::Error), which names the file and in it the field or the tensor.
-    pub fn open(path: &Path) -> Result<ClipTextFolder> {
+    pub fn open(path: &Path, variant: Option<&str>) -> Result<ClipTextFolder> {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
         if file.model_type != "clip_text_model" {
@@ -38,7 +38,7 @@ impl ClipTextFolder {
         let projection_dim = file.projection_dim;
         let encoder = TextEncoder::new(config.clone(), projection_dim);
         let encoder = validated(&config_path, encoder)?;
-        let weights = WeightFiles::open(path, "model")?;
+        let weights = WeightFiles::open_variant(path, "model", variant)?;
         weights.check([encoder.unit()], |name| name.ends_with("embeddings.position_ids"))?;
         Ok(ClipTextFolder { config, projection_dim, weights })
     }
@@ -90,30 +90,32 @@ pub enum TextEncoderFolders {
 }
 
 impl TextEncoderFolders {
-    /// Opens those in the folder at `path`, of whose transformer the configuration alone is read.
+    /// Opens those in the folder at `path`, of whose transformer the configuration alone is read. Weights are those of the
+    /// `variant`, such as `fp16`, in each folder that has it.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
-    pub fn open(path: &Path) -> Result<TextEncoderFolders> {
+    /// [`Error`](super::Error), which names the file and in it the field or the tensor; a variant that no folder has.
+    pub fn open(path: &Path, variant: Option<&str>) -> Result<TextEncoderFolders> {
         let transformer = transformer_config(&path.join("transformer"))?;
+        check_variant(path, variant)?;
         let widths = transformer.text_widths();
         match transformer {
             TransformerConfig::Sd3(config) => {
-                Self::sd3(path, config.joint_attention_dim, config.pooled_projection_dim)
+                Self::sd3(path, variant, (config.joint_attention_dim, config.pooled_projection_dim))
             }
             TransformerConfig::Wan(_) => {
                 let folder = path.join("text_encoder");
-                let umt5 = T5Folder::open(&folder)?;
+                let umt5 = T5Folder::open(&folder, variant)?;
                 expect_width(&folder, "d_model", umt5.config().d_model, widths.0)?;
                 Ok(Self::Wan { umt5 })
             }
         }
     }
 
-    fn sd3(path: &Path, width: i64, pooled: i64) -> Result<TextEncoderFolders> {
+    fn sd3(path: &Path, variant: Option<&str>, (width, pooled): (i64, i64)) -> Result<TextEncoderFolders> {
         let [one, two, three] =
             ["text_encoder", "text_encoder_2", "text_encoder_3"].map(|part| path.join(part));
-        let clips = Box::new([ClipTextFolder::open(&one)?, ClipTextFolder::open(&two)?]);
+        let clips = Box::new([ClipTextFolder::open(&one, variant)?, ClipTextFolder::open(&two, variant)?]);
         let [first, second] = clips.each_ref().map(|clip| &clip.config);
         let [hidden, other] = [first, second].map(|config| config.tower.hidden_size);
         if hidden + other > width {
@@ -127,7 +129,7 @@ impl TextEncoderFolders {
             return Err(field(&two.join("config.json"), "max_position_embeddings", problem));
         }
         expect_width(&two, "projection_dim", clips[1].projection_dim, pooled - clips[0].projection_dim)?;
-        let t5 = if three.exists() { Some(T5Folder::open(&three)?) } else { None };
+        let t5 = if three.exists() { Some(T5Folder::open(&three, variant)?) } else { None };
         if let Some(t5) = &t5 {
             expect_width(&three, "d_model", t5.config().d_model, width)?;
         }

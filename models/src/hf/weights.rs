@@ -4,7 +4,7 @@
 //! error and not the end of the process, and a rank reads its ranges and nothing else either way.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,41 @@ const CHUNK_BYTES: usize = 1 << 22;
 /// The name of the index over several files that begin with `stem`.
 pub(super) fn index_name(stem: &str) -> String {
     format!("{stem}.safetensors.index.json")
+}
+
+/// Refuses a `variant` of which none of the folders in `model` has weights.
+pub(super) fn check_variant(model: &Path, variant: Option<&str>) -> Result<()> {
+    let Some(variant) = variant else { return Ok(()) };
+    let entries = fs::read_dir(model).map_err(|source| Error::Read { path: model.to_owned(), source })?;
+    let has = |folder: &Path| variants(folder).iter().any(|found| found == variant);
+    match entries.flatten().any(|entry| has(&entry.path())) {
+        true => Ok(()),
+        false => {
+            let problem = format!("no folder in it has weights of the variant `{variant}`");
+            Err(Error::Variant { path: model.to_owned(), problem })
+        }
+    }
+}
+
+/// The variants of weights that a folder has, sorted: what diffusers puts between a file's name and its end, such as the `fp16`
+/// in `model.fp16.safetensors` and in `model.safetensors.index.fp16.json`.
+fn variants(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut found: Vec<String> = names.filter_map(|name| variant_of(&name).map(str::to_owned)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Of which variant the file or the index of this name is; `None` if it is none of a variant, or a part that an index names.
+fn variant_of(name: &str) -> Option<&str> {
+    let inner = match name.strip_suffix(".json") {
+        Some(index) => index.split_once(".safetensors.index.")?.1,
+        None => name.strip_suffix(".safetensors")?.split_once('.')?.1,
+    };
+    let is_plain = !inner.is_empty() && inner.chars().all(|it| it.is_ascii_alphanumeric() || it == '_');
+    is_plain.then_some(inner)
 }
 
 /// All tensors of a folder, by name.
@@ -61,10 +96,33 @@ impl WeightFiles {
 
     /// Opens the files of the folder `path` whose names begin with `stem`, and reads their headers.
     pub fn open(path: &Path, stem: &str) -> Result<WeightFiles> {
+        Self::open_named(path, &format!("{stem}.safetensors"), &index_name(stem))
+    }
+
+    /// The same of a model's part: of the `variant`, where the folder has it, and else its plain files, as diffusers does it.
+    pub fn open_variant(path: &Path, stem: &str, variant: Option<&str>) -> Result<WeightFiles> {
+        let file = |variant: &str| format!("{stem}.{variant}.safetensors");
+        let index = |variant: &str| format!("{stem}.safetensors.index.{variant}.json");
+        let has = |name: String| path.join(name).exists();
+        if let Some(variant) = variant.filter(|variant| has(file(variant)) || has(index(variant))) {
+            return Self::open_named(path, &file(variant), &index(variant));
+        }
+        let is_plain = has(format!("{stem}.safetensors")) || has(index_name(stem));
+        match variants(path).first() {
+            Some(only) if !is_plain => {
+                let problem = format!("its weights are there as the variant `{only}` alone: ask for that");
+                Err(Error::Variant { path: path.to_owned(), problem })
+            }
+            _ => Self::open(path, stem),
+        }
+    }
+
+    /// Opens `file`, or the files that `index` names if it is there.
+    fn open_named(path: &Path, file: &str, index: &str) -> Result<WeightFiles> {
         let mut weights = WeightFiles::empty(path);
-        let index_path = path.join(index_name(stem));
+        let index_path = path.join(index);
         if !index_path.exists() {
-            weights.add_file(&path.join(format!("{stem}.safetensors")))?;
+            weights.add_file(&path.join(file))?;
             return Ok(weights);
         }
         let index: Index = read_json(&index_path)?;

@@ -8,6 +8,7 @@ mod lora;
 mod passes;
 mod sd3;
 mod text_encoders;
+mod tiles;
 mod vae;
 mod wan;
 mod wan_vae;

@@ -29,7 +29,7 @@ fn weights(folder: &dyn WeightSource, unit: &Unit, kind: Kind) -> Vec<Tensor> {
 }
 
 fn t5(name: &str, kind: Kind) -> (T5Encoder, Vec<Tensor>) {
-    let folder = T5Folder::open(&golden(name)).unwrap();
+    let folder = T5Folder::open(&golden(name), None).unwrap();
     let encoder = T5Encoder::new(folder.config().clone()).unwrap();
     let weights = weights(&folder, encoder.unit(), kind);
     (encoder, weights)
@@ -67,11 +67,11 @@ fn states_of_t5_and_umt5_equal_transformers() {
 fn states_and_vectors_of_clips_equal_transformers() {
     let wanted = tensors("sd3/encoders.safetensors");
     for (number, name) in ["sd3/text_encoder", "sd3/text_encoder_2"].into_iter().enumerate() {
-        let folder = ClipTextFolder::open(&golden(name)).unwrap();
+        let folder = ClipTextFolder::open(&golden(name), None).unwrap();
         let encoder = TextEncoder::new(folder.config().clone(), folder.projection_dim()).unwrap();
         let weights = weights(&folder, encoder.unit(), Kind::Float);
         let get = |what: &str| &wanted[&format!("clip.{number}.{what}")];
-        let found = encoder.encode(&weights, get("tokens")).unwrap();
+        let found = encoder.encode(&weights, get("tokens"), 0).unwrap();
         assert_close(&format!("{name}: hidden"), &found.hidden, get("hidden"));
         assert_close(&format!("{name}: pooled"), &found.pooled, get("pooled"));
     }
@@ -115,7 +115,7 @@ fn check_config<E: ToString>(
 
 #[test]
 fn an_encoder_of_t5_that_cannot_be_used_is_named() {
-    let open = |path: &Path| T5Folder::open(path).map(drop);
+    let open = |path: &Path| T5Folder::open(path, None).map(drop);
     let check = |change, words| check_config("sd3/text_encoder_3", open, change, words);
     check(("\"t5\"", "\"bart\""), "`model_type` is `bart`; there are t5 and umt5");
     check(("\"gated-gelu\"", "\"relu\""), "`feed_forward_proj` is `relu`");
@@ -138,17 +138,17 @@ fn the_embedding_may_have_the_encoders_own_name() {
         .map(|(name, tensor)| (if name == T5Encoder::EMBEDDING { own } else { name.as_str() }, tensor))
         .collect();
     Tensor::write_safetensors(&named, &path).unwrap();
-    T5Folder::open(folder.path()).unwrap();
+    T5Folder::open(folder.path(), None).unwrap();
     let embedding = &read.iter().find(|(name, _)| name == T5Encoder::EMBEDDING).unwrap().1;
     let other = embedding + 1;
     let mut both: Vec<(&str, &Tensor)> = read.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     both.push((own, embedding));
     Tensor::write_safetensors(&both, &path).unwrap();
-    T5Folder::open(folder.path()).unwrap();
+    T5Folder::open(folder.path(), None).unwrap();
     both.pop();
     both.push((own, &other));
     Tensor::write_safetensors(&both, &path).unwrap();
-    let error = T5Folder::open(folder.path()).unwrap_err().to_string();
+    let error = T5Folder::open(folder.path(), None).unwrap_err().to_string();
     assert!(error.contains("`encoder.embed_tokens.weight` is another than `shared.weight`"), "{error}");
 }
 
@@ -171,16 +171,16 @@ fn model(name: &str) -> tempfile::TempDir {
 fn encoders_fit_the_transformer_beside_them_or_say_why_not() {
     let (sd3, wan) = (model("sd3"), model("wan"));
     assert!(matches!(
-        TextEncoderFolders::open(sd3.path()).unwrap(),
+        TextEncoderFolders::open(sd3.path(), None).unwrap(),
         TextEncoderFolders::Sd3 { t5: Some(_), width: 12, .. }
     ));
-    assert!(matches!(TextEncoderFolders::open(wan.path()).unwrap(), TextEncoderFolders::Wan { .. }));
+    assert!(matches!(TextEncoderFolders::open(wan.path(), None).unwrap(), TextEncoderFolders::Wan { .. }));
     let check = |model: &Path, (from, to): (&str, &str), file: &str, words: &str| {
         let config = model.join("transformer/config.json");
         let text = fs::read_to_string(&config).unwrap();
         assert!(text.contains(from), "{text}");
         fs::write(&config, text.replace(from, to)).unwrap();
-        let error = TextEncoderFolders::open(model).unwrap_err().to_string();
+        let error = TextEncoderFolders::open(model, None).unwrap_err().to_string();
         assert!(error.contains(file) && error.contains(words), "{error}");
         fs::write(&config, text).unwrap();
     };
@@ -192,16 +192,63 @@ fn encoders_fit_the_transformer_beside_them_or_say_why_not() {
     check(sd3.path(), pooled, "text_encoder_2/config.json", "`projection_dim` is 7");
     check(wan.path(), ("\"text_dim\": 6", "\"text_dim\": 8"), "text_encoder/config.json", "`d_model` is 6");
     fs::remove_file(sd3.path().join("text_encoder_3")).unwrap();
-    let without = TextEncoderFolders::open(sd3.path()).unwrap();
+    let without = TextEncoderFolders::open(sd3.path(), None).unwrap();
     assert!(matches!(without, TextEncoderFolders::Sd3 { t5: None, .. }));
     fs::remove_file(sd3.path().join("text_encoder_2")).unwrap();
-    let error = TextEncoderFolders::open(sd3.path()).unwrap_err().to_string();
+    let error = TextEncoderFolders::open(sd3.path(), None).unwrap_err().to_string();
     assert!(error.contains("text_encoder_2/config.json"), "{error}");
-    let open = |path: &Path| ClipTextFolder::open(path).map(drop);
+    let open = |path: &Path| ClipTextFolder::open(path, None).map(drop);
     let check = |change, words| check_config("sd3/text_encoder", open, change, words);
     check(("clip_text_model", "clip"), "`model_type` is `clip`");
     check(("quick_gelu", "relu"), "`hidden_act` is `relu`");
     check(("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 0"), "has no layer");
+}
+
+/// Each as diffusers calls it with `variant="fp16"`.
+#[test]
+fn weights_of_a_variant_are_read_where_it_is_asked_for() {
+    let open = |model: &Path, variant: Option<&str>| TextEncoderFolders::open(model, variant);
+    let own = |model: &tempfile::TempDir, part: &str| {
+        // In place of the link.
+        let folder = model.path().join(part);
+        fs::remove_file(&folder).unwrap();
+        fs::create_dir(&folder).unwrap();
+        for entry in fs::read_dir(golden("sd3").join(part)).unwrap().map(Result::unwrap) {
+            fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+        folder
+    };
+    let first = |folders: &TextEncoderFolders| {
+        let TextEncoderFolders::Sd3 { clips, .. } = folders else { panic!("it is of images") };
+        let encoder = TextEncoder::new(clips[0].config().clone(), clips[0].projection_dim()).unwrap();
+        weights(&clips[0], encoder.unit(), Kind::Float).remove(0)
+    };
+    let sd3 = model("sd3");
+    let error = open(sd3.path(), Some("fp16")).unwrap_err().to_string();
+    assert!(error.contains("no folder in it has weights of the variant `fp16`"), "{error}");
+
+    // A file, and beside it plain ones in the other folders.
+    let clip = own(&sd3, "text_encoder");
+    let plain = Tensor::read_safetensors(clip.join("model.safetensors")).unwrap();
+    let halves: Vec<_> = plain.iter().map(|(name, it)| (name, (it * 2).to_kind(Kind::Half))).collect();
+    Tensor::write_safetensors(&halves, clip.join("model.fp16.safetensors")).unwrap();
+    let [of_plain, of_variant] =
+        [None, Some("fp16")].map(|variant| first(&open(sd3.path(), variant).unwrap()));
+    assert!((of_variant - of_plain * 2).abs().max().double_value(&[]) < 0.01);
+
+    // Several files with an index.
+    let t5 = own(&sd3, "text_encoder_3");
+    fs::rename(t5.join("model.safetensors.index.json"), t5.join("model.safetensors.index.fp16.json"))
+        .unwrap();
+    open(sd3.path(), Some("fp16")).unwrap();
+    for variant in [None, Some("bf16")] {
+        let error = open(sd3.path(), variant).unwrap_err().to_string();
+        let words = match variant {
+            None => "its weights are there as the variant `fp16` alone: ask for that",
+            Some(_) => "of the variant `bf16`",
+        };
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]
@@ -216,9 +263,11 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         let whole = |first: i64, count: i64| pooled.then(|| wholes.narrow(0, first, count));
         let shape = EmbeddingsShape { count: 5, tokens: 3, widths: (4, pooled.then_some(5)) };
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
-        for (first, count) in [(0, 2), (2, 3)] {
-            writer.add(&tokens.narrow(0, first, count), whole(first, count).as_ref()).unwrap();
+        // In any order, and the third row's text is the fifth's as well.
+        for (first, places) in [(2, vec![vec![2, 4], vec![3]]), (0, vec![vec![0], vec![1]])] {
+            writer.put(&places, &tokens.narrow(0, first, 2), whole(first, 2).as_ref()).unwrap();
         }
+        let rows = Tensor::from_slice(&[0i64, 1, 2, 3, 2]);
         assert!(!path.exists(), "nothing has its name before it is whole");
         writer.finish(&tokens.narrow(0, 5, 1), whole(5, 1).as_ref()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -226,17 +275,18 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         assert!(texts.count() == 5 && texts.has_negative());
         let read: HashMap<String, Tensor> = Tensor::read_safetensors(&path).unwrap().into_iter().collect();
         assert_eq!(read.len(), if pooled { 4 } else { 2 });
-        assert!(read["prompt_embeds"].equal(&tokens.narrow(0, 0, 5)));
+        assert!(read["prompt_embeds"].equal(&tokens.index_select(0, &rows)));
         assert!(read["negative_prompt_embeds"].equal(&tokens.narrow(0, 5, 1)));
         if pooled {
-            assert!(read["pooled_prompt_embeds"].equal(&wholes.narrow(0, 0, 5)));
+            assert!(read["pooled_prompt_embeds"].equal(&wholes.index_select(0, &rows)));
             assert!(read["negative_pooled_prompt_embeds"].equal(&wholes.narrow(0, 5, 1)));
         }
         let error = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap_err().to_string();
         assert!(error.contains("prompts.safetensors"), "{error}");
         fs::remove_file(&path).unwrap();
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
-        let error = writer.add(&(&tokens / 0.0).narrow(0, 0, 2), whole(0, 2).as_ref()).unwrap_err();
+        let broken = (&tokens / 0.0).narrow(0, 0, 2);
+        let error = writer.put(&[vec![0], vec![1]], &broken, whole(0, 2).as_ref()).unwrap_err();
         assert!(error.to_string().contains("`prompt_embeds` has values that are not finite"), "{error}");
         drop(writer);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -26,7 +26,7 @@ fn contradictions_name_their_field() {
     check("scaling_factor", |config| config.scaling_factor = 0.0);
 }
 
-fn config_of(config: &Value) -> VaeConfig {
+pub fn config_of(config: &Value) -> VaeConfig {
     VaeConfig {
         latent_channels: integer(config, "latent_channels"),
         out_channels: integer(config, "out_channels"),

@@ -16,8 +16,10 @@ fn videos_and_gradients_equal_diffusers() {
         let weights: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
         for part in 1..=4 {
             let (videos, tape) = model.decode(&weights, &golden.get("latents"), part, true).unwrap();
-            golden.assert_close("output", &videos);
-            let found = model.latents_grad(&weights, tape.unwrap(), &golden.get("d_output")).unwrap();
+            // As diffusers cuts off what is no colour.
+            golden.assert_close("output", &videos.clamp(-1.0, 1.0));
+            let d_videos = golden.get("d_output") * videos.abs().le(1.0);
+            let found = model.latents_grad(&weights, tape.unwrap(), &d_videos).unwrap();
             golden.assert_close("grad.latents", &found);
         }
         // Of the first frames nothing depends on those behind.
@@ -93,7 +95,7 @@ fn decoder(config: &Value, golden: &Golden) -> (WanVaeDecoder, Vec<Vec<Tensor>>)
     (model, weights)
 }
 
-fn config_of(config: &Value) -> WanVaeConfig {
+pub fn config_of(config: &Value) -> WanVaeConfig {
     fn read<T: serde::de::DeserializeOwned>(value: &Value) -> T {
         serde_json::from_value(value.clone()).unwrap()
     }

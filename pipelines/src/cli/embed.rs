@@ -1,16 +1,15 @@
 //! `anyroll embed`: what a published model's text encoders say of prompts, for training on them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyroll_models::hf::{ExportDtype, TextEmbeddingsWriter};
 use clap::Args;
 use tch::Kind;
 
-use super::{lines::lines, model_args::DeviceArgs, stdout::print};
+use super::{model_args::DeviceArgs, stdout::print};
 use crate::{
     Result,
     config::Precision,
-    diffusion::{PromptEncoders, read_records},
+    diffusion::{EncoderOptions, PromptEncoders, PromptTexts, Prompts, read_records},
     train::torch_device,
 };
 
@@ -18,7 +17,8 @@ use crate::{
 pub(super) struct EmbedArgs {
     /// The folder of a Stable Diffusion 3 or a Wan, as diffusers publishes it, with its text encoders and tokenizers
     model: PathBuf,
-    /// The prompts: lines of {"prompt": ...}, which can be the `records` of training as well, or a .txt with one a line
+    /// The prompts: lines of {"prompt": ...}, which can be the `records` of training as well, or a .txt with one a line; a
+    /// `prompt_2` and a `prompt_3` are what the second and the third encoder read instead
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// The new safetensors file, for `embeddings`
@@ -27,9 +27,21 @@ pub(super) struct EmbedArgs {
     /// What guidance leads away from
     #[arg(long, value_name = "TEXT", default_value = "")]
     negative: String,
+    /// What the second encoder reads of that [default: the same]
+    #[arg(long, value_name = "TEXT")]
+    negative_2: Option<String>,
+    /// What the third encoder reads of that [default: the same]
+    #[arg(long, value_name = "TEXT")]
+    negative_3: Option<String>,
     /// Tokens of a prompt that the T5 reads [default: 256 of Stable Diffusion 3, 512 of Wan]
     #[arg(long, value_name = "TOKENS")]
     max_sequence_length: Option<usize>,
+    /// Layers of each CLIP that prompts skip before its last
+    #[arg(long, value_name = "LAYERS", default_value_t = 0)]
+    clip_skip: usize,
+    /// Weights to read where a folder has them, such as fp16 of model.fp16.safetensors [default: the plain files]
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
     /// Prompts that go through the encoders together
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
@@ -38,41 +50,31 @@ pub(super) struct EmbedArgs {
 }
 
 pub(super) fn embed(args: &EmbedArgs) -> Result<u8> {
-    let mut texts = prompts(&args.file)?;
-    let count = texts.len();
-    if count == 0 {
+    let records = read_records(&args.file)?;
+    if records.is_empty() {
         let problem = format!("{} has no prompt", args.file.display());
         return Err(anyroll_models::Error::Input { what: "--file", problem }.into());
     }
-    let encoders = PromptEncoders::open(&args.model, args.max_sequence_length)?;
-    texts.push(args.negative.clone());
-    let tokens = encoders.tokens(&texts)?;
+    let options = EncoderOptions {
+        variant: args.variant.as_deref(),
+        max_sequence_length: args.max_sequence_length,
+        clip_skip: args.clip_skip,
+    };
+    let encoders = PromptEncoders::open(&args.model, options)?;
+    let negative = PromptTexts::new(&args.negative, args.negative_2.as_deref(), args.negative_3.as_deref());
+    let prompts = Prompts::new(&records, negative, args.batch_size as usize);
     let choice = args.device.choice();
     let device = choice.open()?;
-    let (kind, dtype) = match choice.precision(&*device) {
-        Precision::Bf16 => (Kind::BFloat16, ExportDtype::Bf16),
-        _ => (Kind::Float, ExportDtype::Fp32),
+    let kind = match choice.precision(&*device) {
+        Precision::Bf16 => Kind::BFloat16,
+        _ => Kind::Float,
     };
-    let shape = encoders.shape(count);
-    let mut file =
-        TextEmbeddingsWriter::create(&args.out, shape, dtype).map_err(anyroll_models::Error::from)?;
-    let encoders = encoders.load(kind, torch_device(&*device)?)?;
-    for first in (0..count).step_by(args.batch_size as usize) {
-        let rows = first..count.min(first + args.batch_size as usize);
-        let (states, pooled) = encoders.encode(&tokens, rows.clone())?;
-        file.add(&states, pooled.as_ref())?;
-        tracing::info!("{} of {count} prompts", rows.end);
-    }
-    let (states, pooled) = encoders.encode(&tokens, count..count + 1)?;
-    file.finish(&states, pooled.as_ref())?;
-    print(format_args!("{count} prompts of {} tokens each are in {}\n", shape.tokens, args.out.display()))?;
+    let mut tell = |done: usize, of: usize| {
+        tracing::info!("{done} of {of} texts");
+        Ok(true)
+    };
+    prompts.write(&encoders, (kind, torch_device(&*device)?), &args.out, &mut tell)?;
+    let (count, tokens) = (prompts.rows(), encoders.shape(0).tokens);
+    print(format_args!("{count} prompts of {tokens} tokens each are in {}\n", args.out.display()))?;
     Ok(0)
-}
-
-/// The prompts of a file.
-fn prompts(path: &Path) -> Result<Vec<String>> {
-    if path.extension().is_some_and(|extension| extension == "txt") {
-        return lines(path)?.map(|line| Ok(line?.1)).collect();
-    }
-    Ok(read_records(path)?.into_iter().map(|record| record.prompt).collect())
 }

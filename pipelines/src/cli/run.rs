@@ -3,6 +3,7 @@
 use std::{
     env,
     ffi::OsString,
+    ops::ControlFlow,
     path::{self, Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
@@ -16,7 +17,7 @@ use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
     config::{self, Loaded, PipelineConfig, Run},
-    diffusion::Diffusion,
+    diffusion::{self, Diffusion},
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
@@ -123,7 +124,11 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
-    let data = loaded.dataset.as_ref().map(|dataset| format!("{:08x}", dataset.digest()));
+    let data = match &loaded.dataset {
+        Some(dataset) => Some(dataset.digest()),
+        None => diffusion::digest(&run)?,
+    };
+    let data = data.map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
     let name = run.config.name.clone();
@@ -142,7 +147,14 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
                 train(Offline::of_language(run, dataset, place, &rank)?, exchange, job, screen, &stop)?
             }
         }
-        PipelineConfig::Diffusion(_) => train(Diffusion::new(run, place)?, exchange, job, screen, &stop)?,
+        PipelineConfig::Diffusion(_) => {
+            let folder = job.dir.as_ref().map(RunDir::path);
+            let encoded = diffusion::encode_own(&run, (&place, &exchange), folder, screen, &stop)?;
+            let ControlFlow::Continue(embeddings) = encoded else {
+                return Ok(Outcome::Interrupted.exit_code());
+            };
+            train(Diffusion::new(run, place, embeddings.as_deref())?, exchange, job, screen, &stop)?
+        }
     };
     match ended {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),

@@ -1,15 +1,19 @@
 //! What must hold between a published model of images and what it is to paint.
 
+use std::path::Path;
+
 use anyroll_models::diffusion::Lora;
-use anyroll_models::hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
+use anyroll_models::hf::{self, DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
 use anyroll_models::lora_scale;
 
 use super::check::Check;
 use super::diffusion::*;
 use super::error::{Problem, list};
 use super::model::{DiffusersConfig, LoraConfig};
-use super::schema::RoleConfig;
-use crate::diffusion::read_records;
+use super::schema::{Precision, RoleConfig};
+use crate::Error;
+use crate::data::Record;
+use crate::diffusion::{Prompts, open_encoders, read_records};
 use crate::error_chain::one_line;
 
 impl Check<'_> {
@@ -20,10 +24,10 @@ impl Check<'_> {
         diffusion: &DiffusionConfig,
         reference: &RoleConfig,
     ) -> Result<(), Problem> {
-        let folder = DiffusersFolder::open(&model.path).map_err(|error| {
+        let folder = DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(|error| {
             let help =
                 "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
-            self.problem("model.diffusers", one_line(&error), help)
+            self.variant(&error).unwrap_or_else(|| self.problem("model.diffusers", one_line(&error), help))
         })?;
         let lora = model.lora.as_ref().map(|lora| self.image_lora(lora, &folder)).transpose()?;
         if lora.is_some() {
@@ -35,7 +39,7 @@ impl Check<'_> {
         }
         let field = |name: &str| format!("pipeline.diffusion.{name}");
         let ImageDataConfig::Prompts(prompts) = &diffusion.data else {
-            let help = "write `data: {prompts: {embeddings: FILE, height: 512, width: 512}}`";
+            let help = "write `data: {prompts: {records: FILE, encode: {}, height: 512, width: 512}}`, or `embeddings: FILE`";
             return Err(self.problem(&field("data"), "a published model paints texts, and no classes", help));
         };
         self.ensure(
@@ -45,12 +49,32 @@ impl Check<'_> {
             "leave it out: a published model has been trained",
         )?;
         self.second_guidance(&diffusion.sampler, folder.transformer_config().boundary())?;
-        self.prompts(prompts, &folder, diffusion.sampler.guided_by())?;
+        self.sizes(prompts, &folder)?;
+        match (&prompts.embeddings, &prompts.encode) {
+            (Some(path), None) => {
+                self.embeddings((prompts, path), &folder, diffusion.sampler.guided_by())?;
+            }
+            (None, Some(encode)) => self.encode(prompts, encode, model)?,
+            _ => {
+                let help = "write `embeddings: FILE`, which `anyroll embed` makes, or `encode: {}`, by which the model's own \
+                            text encoders read the `records` when the run begins";
+                let problem = "it has to have one of `embeddings` and `encode`";
+                return Err(self.problem(&field("data.prompts"), problem, help));
+            }
+        }
+        self.tiles(diffusion.sampler.decode_tiles, &folder)?;
         let decoded = self.decoded_frames(diffusion.sampler.decode_frames, prompts.frames, &folder)?;
         for (at, reward) in diffusion.reward.fields() {
             self.reward_of_texts(&format!("{}{at}", field("reward")), reward, (prompts, &folder))?;
         }
         self.seen_frames(&diffusion.reward, decoded)
+    }
+
+    /// Refuses a `field` about decoding for a model whose latents are not decoded.
+    fn is_decoded(&self, field: &str, folder: &DiffusersFolder) -> Result<(), Problem> {
+        let Err(error) = folder.decoder() else { return Ok(()) };
+        let message = format!("this model's videos are not decoded here: {}", one_line(error));
+        Err(self.problem(field, message, "leave it out"))
     }
 
     /// How many frames of videos are decoded; `None` for images.
@@ -71,10 +95,7 @@ impl Check<'_> {
             return Ok(None);
         }
         let Some(decoded) = asked else { return Ok(Some(frames)) };
-        if let Err(error) = folder.decoder() {
-            let message = format!("this model's videos are not decoded here: {}", one_line(error));
-            return Err(self.problem(field, message, "leave it out"));
-        }
+        self.is_decoded(field, folder)?;
         let (in_time, _) = folder.zoom();
         let whole = (1..=frames).contains(&decoded) && (decoded - 1).is_multiple_of(in_time as usize);
         self.ensure(
@@ -131,12 +152,100 @@ impl Check<'_> {
         Ok(shape)
     }
 
-    fn prompts(
+    /// What is wrong with the variant that is asked for, if it is that.
+    fn variant(&self, error: &hf::Error) -> Option<Problem> {
+        let help = "write what stands between the name of the files and its end, such as `fp16`; or leave it out for files \
+                    without";
+        matches!(error, hf::Error::Variant { .. })
+            .then(|| self.problem("model.variant", one_line(error), help))
+    }
+
+    /// Whether tiles are whole latents that overlap by half at most.
+    fn tiles(&self, tiles: Option<TilesConfig>, folder: &DiffusersFolder) -> Result<(), Problem> {
+        let Some(tiles) = tiles else { return Ok(()) };
+        self.is_decoded("pipeline.diffusion.sampler.decode_tiles", folder)?;
+        let field = |name: &str| format!("pipeline.diffusion.sampler.decode_tiles.{name}");
+        let zoom = folder.zoom().1 as usize;
+        self.positive(&field("size"), tiles.size)?;
+        self.ensure(
+            tiles.size.is_multiple_of(zoom) && tiles.size / zoom >= 2,
+            &field("size"),
+            format!("{} pixels are no tile of whole latents", tiles.size),
+            format!("write a multiple of {zoom}, at least {}; diffusers has 256 for videos", 2 * zoom),
+        )?;
+        let stride = tiles.stride(zoom);
+        let fits = stride.is_multiple_of(zoom) && stride * 2 >= tiles.size && stride <= tiles.size;
+        self.ensure(
+            fits,
+            &field("stride"),
+            format!("tiles of {} pixels do not follow each other by {stride}", tiles.size),
+            format!("write a multiple of {zoom}, from half of `size` to all of it"),
+        )
+    }
+
+    /// Whether texts are left to train on.
+    fn held_out(&self, prompts: &PromptsConfig, count: usize) -> Result<(), Problem> {
+        self.ensure(
+            prompts.held_out < count,
+            "pipeline.diffusion.data.prompts.held_out",
+            format!("{} of {count} texts leave none to train on", prompts.held_out),
+            format!("write {} or fewer", count.saturating_sub(1)),
+        )
+    }
+
+    /// Opens the model's own text encoders and the texts that they are to read.
+    fn encode(
         &self,
         prompts: &PromptsConfig,
-        folder: &DiffusersFolder,
-        guided_by: Option<&str>,
+        encode: &EncodeConfig,
+        model: &DiffusersConfig,
     ) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
+        let Some(path) = &prompts.records else {
+            let help = "write `records: FILE`, with a JSON object a line that has a `prompt`, or a .txt";
+            return Err(self.problem(&field("records"), "`encode` reads the texts there", help));
+        };
+        self.positive(&field("encode.batch_size"), encode.batch_size)?;
+        self.ensure(
+            !matches!(encode.precision, Some(Precision::Fp16(_))),
+            &field("encode.precision"),
+            "fp16 overflows in T5",
+            "write fp32 or bf16",
+        )?;
+        let encoders = open_encoders(model, encode).map_err(|error| match &error {
+            Error::Model(anyroll_models::Error::Input { what, problem }) => {
+                let help = "docs/diffusion.md has what each model's encoders read";
+                self.problem(&field(&format!("encode.{what}")), problem.as_str(), help)
+            }
+            Error::Model(anyroll_models::Error::Folder(of_folder)) => {
+                self.variant(of_folder).unwrap_or_else(|| self.encoders(&error))
+            }
+            _ => self.encoders(&error),
+        })?;
+        let records = self.records(path)?;
+        self.ensure(!records.is_empty(), &field("records"), "the file has no text", "write one a line")?;
+        encoders.check(&Prompts::of(&records, encode).texts()).map_err(|error| {
+            let help = "leave it out of the records and of `encode`";
+            self.problem(&field("records"), one_line(&error), help)
+        })?;
+        self.held_out(prompts, records.len())
+    }
+
+    /// What keeps text encoders from being opened.
+    fn encoders(&self, error: &Error) -> Problem {
+        let help = "a model's folder has its text encoders and tokenizers as diffusers publishes them; or write `embeddings`, \
+                    which `anyroll embed` makes elsewhere";
+        self.problem("pipeline.diffusion.data.prompts.encode", one_line(error), help)
+    }
+
+    fn records(&self, path: &Path) -> Result<Vec<Record>, Problem> {
+        let help = "write a JSON object a line, with a `prompt`";
+        let field = "pipeline.diffusion.data.prompts.records";
+        read_records(path).map_err(|error| self.problem(field, one_line(&error), help))
+    }
+
+    /// Whether the model paints images or videos of these sizes.
+    fn sizes(&self, prompts: &PromptsConfig, folder: &DiffusersFolder) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
         let sizes = folder.transformer_config().latents();
         let (in_time, of_sides) = folder.zoom();
@@ -162,9 +271,19 @@ impl Check<'_> {
                 true => format!("write 1 more than a multiple of {}", in_time * sizes.multiple[0]),
                 false => "leave it out: it paints images".to_owned(),
             },
-        )?;
+        )
+    }
+
+    /// Opens the texts that were encoded beforehand.
+    fn embeddings(
+        &self,
+        (prompts, path): (&PromptsConfig, &Path),
+        folder: &DiffusersFolder,
+        guided_by: Option<&str>,
+    ) -> Result<(), Problem> {
+        let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
         let widths = folder.transformer_config().text_widths();
-        let texts = TextEmbeddings::open(&prompts.embeddings, widths).map_err(|error| {
+        let texts = TextEmbeddings::open(path, widths).map_err(|error| {
             let help = "`anyroll embed` writes it: docs/diffusion.md";
             self.problem(&field("embeddings"), one_line(&error), help)
         })?;
@@ -174,16 +293,9 @@ impl Check<'_> {
             format!("guidance leads away from a text, and {} has none", texts.path().display()),
             "add `negative_prompt_embeds` and `negative_pooled_prompt_embeds`, or write 1",
         )?;
-        self.ensure(
-            prompts.held_out < texts.count(),
-            &field("held_out"),
-            format!("{} of {} texts leave none to train on", prompts.held_out, texts.count()),
-            format!("write {} or fewer", texts.count() - 1),
-        )?;
+        self.held_out(prompts, texts.count())?;
         let Some(path) = &prompts.records else { return Ok(()) };
-        let help = "write a JSON object a line, with a `prompt`";
-        let records =
-            read_records(path).map_err(|error| self.problem(&field("records"), one_line(&error), help))?;
+        let records = self.records(path)?;
         self.ensure(
             records.len() == texts.count(),
             &field("records"),

@@ -99,6 +99,12 @@ impl Check<'_> {
             "the shapes are images, which have no frames",
             "leave it out",
         )?;
+        self.ensure(
+            diffusion.sampler.decode_tiles.is_none(),
+            &field("sampler.decode_tiles"),
+            "the shapes are pixels, which nothing decodes",
+            "leave it out",
+        )?;
         self.second_guidance(&diffusion.sampler, None)?;
         self.seen_frames(&diffusion.reward, None)?;
         if let Some(warmup) = &diffusion.warmup {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::image_reward::ImageRewardConfig;
 use super::optimizer::OptimizerConfig;
-use super::schema::CheckpointConfig;
+use super::schema::{CheckpointConfig, Precision};
 
 /// The shape of a class-conditional diffusion transformer (DiT with adaLN-Zero).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -72,19 +72,23 @@ pub enum ImageDataConfig {
     /// Light squares and diamonds on black, made in code: 8 x 8 pixels, and a class for each quadrant. For a `dit`.
     Shapes,
     /// Texts, for a published model.
-    Prompts(PromptsConfig),
+    Prompts(Box<PromptsConfig>),
 }
 
-/// Texts whose embeddings encoders made beforehand.
+/// Texts, as a model's text encoders read them: before the run, or at its beginning.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromptsConfig {
-    /// A safetensors file with `prompt_embeds` `[P, S, D]` and `pooled_prompt_embeds` `[P, E]`, and for guidance
+    /// Of what encoders made of the texts beforehand, unless there is `encode`: a safetensors file with `prompt_embeds` `[P, S, D]` and `pooled_prompt_embeds` `[P, E]`, and for guidance
     /// `negative_prompt_embeds` `[1, S, D]` and `negative_pooled_prompt_embeds` `[1, E]`; a relative path starts at the
     /// current folder. All of it lies on the device.
-    pub embeddings: PathBuf,
-    /// A file with a JSON object a line, one for each text in their order: its `prompt` and what else rewards read.
-    /// Default: rewards read the text's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embeddings: Option<PathBuf>,
+    /// Let the model's own text encoders read the `records`, each text once, before the run holds a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encode: Option<EncodeConfig>,
+    /// A file with a JSON object a line, one for each text in their order: its `prompt` and what else rewards read; or a
+    /// `.txt` with a prompt a line. Default, without `encode`: rewards read the text's number.
     #[serde(default)]
     pub records: Option<PathBuf>,
     /// Height of the images in pixels; a multiple of what the decoder and the patches need.
@@ -97,6 +101,54 @@ pub struct PromptsConfig {
     /// The last so many texts are for evaluation alone; 0 evaluates on those that are trained on. Default 0.
     #[serde(default)]
     pub held_out: usize,
+}
+
+/// How a model's own text encoders read the texts, with diffusers' names.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EncodeConfig {
+    /// What guidance leads away from. Default: the empty text.
+    pub negative_prompt: String,
+    /// What the second encoder reads of that. Default: the same.
+    pub negative_prompt_2: Option<String>,
+    /// What the third encoder reads of that. Default: the same.
+    pub negative_prompt_3: Option<String>,
+    /// Tokens of a text that T5 reads. Default: 256 of Stable Diffusion 3, at most 512; 512 of Wan.
+    pub max_sequence_length: Option<usize>,
+    /// Layers of each CLIP that are skipped before its last; of `negative_prompt` none. Default 0.
+    pub clip_skip: usize,
+    /// Texts that are read at a time. Default 8.
+    pub batch_size: usize,
+    /// Where rank 0 holds the encoders meanwhile. Default `device`.
+    pub on: EncodeOn,
+    /// Their dtype, fp32 or bf16, and that of what they say. Default: fp32 on a host, bf16 elsewhere.
+    pub precision: Option<Precision>,
+}
+
+impl Default for EncodeConfig {
+    fn default() -> Self {
+        Self {
+            negative_prompt: String::new(),
+            negative_prompt_2: None,
+            negative_prompt_3: None,
+            max_sequence_length: None,
+            clip_skip: 0,
+            batch_size: 8,
+            on: EncodeOn::default(),
+            precision: None,
+        }
+    }
+}
+
+/// Where text encoders are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EncodeOn {
+    /// On rank 0's device, which is free of them before the model comes.
+    #[default]
+    Device,
+    /// In rank 0's memory, by its processor.
+    Host,
 }
 
 /// Supervised flow matching.
@@ -142,6 +194,28 @@ pub struct SamplerConfig {
     /// what the autoencoder needs. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode_frames: Option<usize>,
+    /// Decode what is larger than a tile in tiles that overlap, as diffusers' `enable_tiling` does: less memory, and slightly
+    /// other pixels. Default: whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_tiles: Option<TilesConfig>,
+}
+
+/// Square tiles of images or frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TilesConfig {
+    /// Pixels of a tile's side; a multiple of what a latent stands for.
+    pub size: usize,
+    /// Pixels from one tile to the next, from half of `size` to all of it. Default: three quarters of `size`, in whole latents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<usize>,
+}
+
+impl TilesConfig {
+    /// Pixels from one tile to the next, where a latent stands for `zoom` of a side.
+    pub fn stride(&self, zoom: usize) -> usize {
+        self.stride.unwrap_or(self.size / zoom * 3 / 4 * zoom)
+    }
 }
 
 impl SamplerConfig {

@@ -29,6 +29,9 @@ pub struct FolderConfig {
 pub struct DiffusersConfig {
     /// The folder, with `transformer`, `vae` and `scheduler` in it; a relative path starts at the current folder.
     pub path: PathBuf,
+    /// Which weights are read where a folder of a part has them, as diffusers calls them: `fp16` is
+    /// `diffusion_pytorch_model.fp16.safetensors`. Default: the plain files.
+    pub variant: Option<String>,
     /// Train adapters and leave the model's own weights as they are. Default: train the transformer's weights.
     pub lora: Option<LoraConfig>,
 }
@@ -154,6 +157,8 @@ pub(super) struct ModelFields {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     diffusers: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    variant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     chat: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     system_prompt: Option<String>,
@@ -165,14 +170,17 @@ impl TryFrom<ModelFields> for ModelConfig {
     type Error = &'static str;
 
     fn try_from(fields: ModelFields) -> Result<Self, &'static str> {
-        let ModelFields { decoder, dit, path, diffusers, chat, system_prompt, lora } = fields;
+        let ModelFields { decoder, dit, path, diffusers, variant, chat, system_prompt, lora } = fields;
         let of_text = chat.is_some() || system_prompt.is_some();
+        if variant.is_some() && diffusers.is_none() {
+            return Err("`variant` goes with `diffusers`, a published model of images");
+        }
         match (decoder, dit, path, diffusers) {
             (None, None, Some(path), None) => {
                 Ok(Self::Folder(FolderConfig { path, chat: chat.unwrap_or(true), system_prompt, lora }))
             }
             _ if of_text => Err("`chat` and `system_prompt` go with `path`, a published language model"),
-            (None, None, None, Some(path)) => Ok(Self::Diffusers(DiffusersConfig { path, lora })),
+            (None, None, None, Some(path)) => Ok(Self::Diffusers(DiffusersConfig { path, variant, lora })),
             _ if lora.is_some() => Err("`lora` goes with `path` or `diffusers`, a published model"),
             (Some(decoder), None, None, None) => Ok(Self::Decoder(decoder)),
             (None, Some(dit), None, None) => Ok(Self::Dit(dit)),
@@ -188,6 +196,7 @@ impl From<ModelConfig> for ModelFields {
             dit: None,
             path: None,
             diffusers: None,
+            variant: None,
             chat: None,
             system_prompt: None,
             lora: None,
@@ -198,8 +207,8 @@ impl From<ModelConfig> for ModelFields {
             ModelConfig::Folder(FolderConfig { path, chat, system_prompt, lora }) => {
                 Self { path: Some(path), chat: Some(chat), system_prompt, lora, ..empty }
             }
-            ModelConfig::Diffusers(DiffusersConfig { path, lora }) => {
-                Self { diffusers: Some(path), lora, ..empty }
+            ModelConfig::Diffusers(DiffusersConfig { path, variant, lora }) => {
+                Self { diffusers: Some(path), variant, lora, ..empty }
             }
         }
     }

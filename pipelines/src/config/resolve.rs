@@ -540,14 +540,14 @@ impl Resolver<'_> {
     /// Absolute paths, and the shift of the model's own scheduler.
     fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) -> Result<(), Problem> {
         let own = match &self.config.model {
-            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path)
+            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path, model.variant.as_deref())
                 .map_err(|error| self.check.problem("model.diffusers", one_line(&error), "mend the folder"))?
                 .shift(),
             _ => 1.0,
         };
         diffusion.sampler.shift.get_or_insert(own);
         if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
-            prompts.embeddings = absolute(&prompts.embeddings);
+            prompts.embeddings = prompts.embeddings.as_deref().map(absolute);
             prompts.records = prompts.records.as_deref().map(absolute);
         }
         for path in diffusion.reward.paths_mut() {

@@ -302,16 +302,7 @@ impl Dataset {
     pub fn digest(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         self.each_listed(&mut |part, records| {
-            for Record { prompt, answer, rejected, columns, .. } in records {
-                let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
-                for text in
-                    [Some(prompt), Some(answer), rejected.as_ref(), columns.as_ref()].into_iter().flatten()
-                {
-                    // The length before it, so that texts do not run into each other.
-                    hasher.update(&(text.len() as u64).to_le_bytes());
-                    hasher.update(text.as_bytes());
-                }
-            }
+            hash(&mut hasher, records);
             hasher.update(part.as_bytes());
         });
         hasher.finalize()
@@ -427,6 +418,24 @@ pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     shuffle(&mut order, rng);
     order
+}
+
+/// The number of records that are no data set's, as [`Dataset::digest`] tells those of one.
+pub fn digest(records: &[Record]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hash(&mut hasher, records);
+    hasher.finalize()
+}
+
+fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
+    for Record { prompt, answer, rejected, columns, .. } in records {
+        let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
+        for text in [Some(prompt), Some(answer), rejected.as_ref(), columns.as_ref()].into_iter().flatten() {
+            // The length before it, so that texts do not run into each other.
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        }
+    }
 }
 
 #[cfg(test)]

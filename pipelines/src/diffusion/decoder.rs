@@ -2,14 +2,17 @@
 
 use anyroll_models::{
     Model, Saved, Unit,
-    diffusion::{LatentBatch, VaeDecoder, WanVaeDecoder, WanVaeTape},
+    diffusion::{LatentBatch, Tiles, VaeDecoder, WanVaeDecoder, WanVaeTape},
     hf::{LatentDecoderConfig, LatentDecoderFolder},
     init::whole,
     passes,
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::{Result, config::Precision};
+use crate::{
+    Result,
+    config::{Precision, SamplerConfig},
+};
 
 /// Frames of latents that a video is decoded by: as few as there are, since each is several frames of pixels.
 const LATENTS_AT_A_TIME: i64 = 1;
@@ -21,16 +24,16 @@ pub struct ImageDecoder {
     weights: Vec<Vec<Tensor>>,
     /// Latents at a time.
     batch_size: i64,
+    /// How what is larger is decoded.
+    tiles: Option<Tiles>,
+    /// Of each video's latents the first so many frames are decoded: what comes behind changes nothing in them.
+    latent_frames: Option<i64>,
 }
 
 #[derive(Debug)]
 enum Network {
     Images(VaeDecoder),
-    Videos {
-        model: WanVaeDecoder,
-        /// Of each video's latents the first so many frames are decoded: what comes behind changes nothing in them.
-        latents: i64,
-    },
+    Videos(WanVaeDecoder),
 }
 
 /// Images or videos, and what the gradient of their latents needs.
@@ -40,82 +43,117 @@ pub struct Decoded {
     parts: Vec<Part>,
 }
 
-enum Part {
+/// Some of the latents.
+struct Part {
+    passes: Passes,
+    /// Frames of latents that were not decoded.
+    left: i64,
+}
+
+/// What following some latents back needs.
+struct Passes {
+    latents: Tensor,
+    /// Where pixels are colours; others were cut off, and have no gradient. `None` where nothing is cut off.
+    within: Option<Tensor>,
+    /// `None` for latents that were decoded in tiles: a tile's passes are made again, one after the other's.
+    tape: Option<Tape>,
+}
+
+enum Tape {
     Images(LatentBatch, Vec<Saved>),
-    Videos {
-        tape: WanVaeTape,
-        /// Frames of latents that were not decoded.
-        left: i64,
-    },
+    Videos(WanVaeTape),
 }
 
 impl ImageDecoder {
-    /// Reads the weights from `folder`; values of 16 bits are bf16, since fp16 overflows in such decoders. Of videos
-    /// `frames` are decoded, which come of whole latents.
+    /// Reads the weights from `folder`; values of 16 bits are bf16, since fp16 overflows in such decoders. Videos have so many
+    /// `frames`, if not fewer are decoded, which come of whole latents.
     pub fn new(
         folder: &LatentDecoderFolder,
-        frames: i64,
+        frames: usize,
+        sampler: &SamplerConfig,
         precision: Precision,
-        batch_size: usize,
         device: Device,
     ) -> Result<Self> {
+        let (in_time, zoom) = folder.config().zoom();
         let model = match folder.config() {
             LatentDecoderConfig::Images(config) => Network::Images(VaeDecoder::new(config.clone(), false)?),
-            LatentDecoderConfig::Videos(config) => Network::Videos {
-                latents: (frames - 1) / config.zoom_in_time() + 1,
-                model: WanVaeDecoder::new(config.clone())?,
-            },
+            LatentDecoderConfig::Videos(config) => Network::Videos(WanVaeDecoder::new(config.clone())?),
         };
+        let frames = sampler.decode_frames.unwrap_or(frames) as i64;
+        let patch = model.patch();
+        let tiles = sampler.decode_tiles.map(|tiles| Tiles {
+            size: tiles.size as i64 / zoom,
+            stride: tiles.stride(zoom as usize) as i64 / zoom,
+            zoom,
+            patch,
+        });
         let kind = if precision == Precision::Fp32 { Kind::Float } else { Kind::BFloat16 };
         let mut weights = Vec::with_capacity(model.units().len());
         for unit in model.units() {
             let read = unit.params.iter().map(|spec| whole(folder, spec, kind, device));
             weights.push(read.collect::<anyroll_models::Result<Vec<_>>>()?);
         }
-        Ok(Self { model, weights, batch_size: batch_size as i64 })
+        Ok(Self {
+            latent_frames: matches!(model, Network::Videos(_)).then_some((frames - 1) / in_time + 1),
+            batch_size: sampler.decode_batch_size as i64,
+            model,
+            weights,
+            tiles,
+        })
     }
 
     /// The images of `latents` `[B, channels, height, width]`, or the videos of such with frames in the middle; with
     /// `latents_grad`, their gradient can be followed back.
     pub fn decode(&self, latents: &Tensor, latents_grad: bool) -> Result<Decoded> {
-        let (units, mut images, mut parts) = (self.weights(), Vec::new(), Vec::new());
+        let (mut images, mut parts) = (Vec::new(), Vec::new());
         for latents in latents.f_split(self.batch_size, 0)? {
-            match &self.model {
-                Network::Images(model) => {
-                    let batch = LatentBatch { latents, latents_grad };
-                    let (decoded, saved) = passes::forward(model, &units, &batch, latents_grad)?;
-                    images.push(decoded);
-                    parts.extend(latents_grad.then_some(Part::Images(batch, saved)));
-                }
-                Network::Videos { model, latents: count } => {
-                    let seen = latents.f_narrow(2, 0, *count)?;
-                    let (decoded, tape) = model.decode(&units, &seen, LATENTS_AT_A_TIME, latents_grad)?;
-                    images.push(decoded);
-                    let left = latents.size()[2] - count;
-                    parts.extend(tape.map(|tape| Part::Videos { tape, left }));
-                }
-            }
+            let frames = self.latent_frames.unwrap_or(0);
+            let left = self.latent_frames.map_or(0, |frames| latents.size()[2] - frames);
+            let seen = if left > 0 { latents.f_narrow(2, 0, frames)? } else { latents };
+            let (decoded, passes) = self.decode_part(seen, latents_grad)?;
+            images.push(decoded);
+            parts.extend(passes.map(|passes| Part { passes, left }));
         }
         Ok(Decoded { images: Tensor::f_cat(&images, 0)?, parts })
     }
 
+    fn decode_part(&self, latents: Tensor, record: bool) -> Result<(Tensor, Option<Passes>)> {
+        let units = self.weights();
+        let (pixels, tape) = match self.tiles.filter(|tiles| tiles.divide(&latents)) {
+            Some(tiles) => {
+                let decode = |tile: &Tensor| Ok(self.model.decode(&units, tile, false)?.0);
+                (tiles.decode(&latents, decode)?, None)
+            }
+            None => self.model.decode(&units, &latents, record)?,
+        };
+        // As diffusers, and so ROLL, cuts off of videos what is no colour.
+        let clamps = matches!(self.model, Network::Videos(_));
+        let within = (record && clamps).then(|| pixels.f_abs()?.f_le(1.0)).transpose()?;
+        let images = if clamps { pixels.f_clamp(-1.0, 1.0)? } else { pixels };
+        Ok((images, record.then_some(Passes { latents, within, tape })))
+    }
+
     /// The gradient of the latents from that of the images.
     pub fn follow_back(&self, decoded: Decoded, gradient: &Tensor) -> Result<Tensor> {
-        let units = self.weights();
         let gradients = gradient.f_split(self.batch_size, 0)?;
-        let parts =
-            decoded.parts.into_iter().zip(gradients).map(|(part, gradient)| match (&self.model, part) {
-                (Network::Images(model), Part::Images(batch, saved)) => {
-                    let found = passes::input_gradient(model, &units, &batch, saved, gradient)?;
-                    Ok(found.expect("the gradient of the latents was asked for"))
-                }
-                (Network::Videos { model, .. }, Part::Videos { tape, left }) => {
-                    let found = model.latents_grad(&units, tape, &gradient)?;
-                    Ok(found.f_constant_pad_nd([0, 0, 0, 0, 0, left])?)
-                }
-                _ => unreachable!("one network has made all parts"),
-            });
+        let parts = decoded.parts.into_iter().zip(gradients).map(|(part, gradient)| {
+            let found = self.follow_part_back(part.passes, gradient)?;
+            Ok(if part.left > 0 { found.f_constant_pad_nd([0, 0, 0, 0, 0, part.left])? } else { found })
+        });
         Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>>>()?, 0)?)
+    }
+
+    fn follow_part_back(&self, passes: Passes, gradient: Tensor) -> Result<Tensor> {
+        let (units, Passes { latents, within, tape }) = (self.weights(), passes);
+        let gradient = within.map_or(Ok(gradient.shallow_clone()), |within| gradient.f_mul(&within))?;
+        if let Some(tape) = tape {
+            return Ok(self.model.latents_grad(&units, tape, gradient)?);
+        }
+        let tiles = self.tiles.expect("what has no tape was decoded in tiles");
+        Ok(tiles.latents_grad(&latents, &gradient, |tile, gradient| {
+            let (_, tape) = self.model.decode(&units, tile, true)?;
+            self.model.latents_grad(&units, tape.expect("it was asked for"), gradient.shallow_clone())
+        })?)
     }
 
     fn weights(&self) -> Vec<&[Tensor]> {
@@ -127,7 +165,51 @@ impl Network {
     fn units(&self) -> &[Unit] {
         match self {
             Self::Images(model) => model.units(),
-            Self::Videos { model, .. } => model.units(),
+            Self::Videos(model) => model.units(),
+        }
+    }
+
+    /// Pixels of a side that come of one pixel of the last convolution.
+    fn patch(&self) -> i64 {
+        match self {
+            Self::Images(_) => 1,
+            Self::Videos(model) => model.config().patch_size,
+        }
+    }
+
+    /// The pixels of some latents and, if they are to be followed back, what that needs.
+    fn decode(
+        &self,
+        units: &[&[Tensor]],
+        latents: &Tensor,
+        record: bool,
+    ) -> anyroll_models::Result<(Tensor, Option<Tape>)> {
+        match self {
+            Self::Images(model) => {
+                let batch = LatentBatch { latents: latents.shallow_clone(), latents_grad: record };
+                let (decoded, saved) = passes::forward(model, units, &batch, record)?;
+                Ok((decoded, record.then_some(Tape::Images(batch, saved))))
+            }
+            Self::Videos(model) => {
+                let (decoded, tape) = model.decode(units, latents, LATENTS_AT_A_TIME, record)?;
+                Ok((decoded, tape.map(Tape::Videos)))
+            }
+        }
+    }
+
+    fn latents_grad(
+        &self,
+        units: &[&[Tensor]],
+        tape: Tape,
+        gradient: Tensor,
+    ) -> anyroll_models::Result<Tensor> {
+        match (self, tape) {
+            (Self::Images(model), Tape::Images(batch, saved)) => {
+                let found = passes::input_gradient(model, units, &batch, saved, gradient)?;
+                Ok(found.expect("the gradient of the latents was asked for"))
+            }
+            (Self::Videos(model), Tape::Videos(tape)) => model.latents_grad(units, tape, &gradient),
+            _ => unreachable!("one network has made all parts"),
         }
     }
 }

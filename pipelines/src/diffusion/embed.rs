@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyroll_models::{
-    Unit,
+    ParamSpec, Unit,
     clip::{EncodedTexts, TextEncoder},
     hf::{ClipTextFolder, EmbeddingsShape, T5Folder, TextEncoderFolders},
     init::{WeightSource, whole},
@@ -11,6 +11,7 @@ use anyroll_models::{
 };
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::prompts::{OF_OTHERS, PromptTexts};
 use crate::{
     Result,
     data::{HfTokenizer, TokenizerError},
@@ -29,18 +30,32 @@ pub struct PromptEncoders {
     readers: Vec<Reader>,
     /// Tokens of a text that T5 reads.
     length: usize,
+    clip_skip: usize,
+}
+
+/// How a model's text encoders read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EncoderOptions<'a> {
+    /// Which weights, such as `fp16`; `None`: the plain ones.
+    pub variant: Option<&'a str>,
+    /// Tokens of a text that T5 reads; `None`: as many as in the model's pipeline of diffusers.
+    pub max_sequence_length: Option<usize>,
+    /// Layers of each CLIP that are skipped before its last, whose input its states are otherwise.
+    pub clip_skip: usize,
 }
 
 /// Texts as tokens: of each encoder, of each text.
 pub type Tokens = Vec<Vec<Vec<i64>>>;
 
 impl PromptEncoders {
-    /// Opens those in the folder `model`, whose T5 shall read so many tokens.
+    /// Opens those in the folder `model`.
     ///
     /// # Errors
-    /// The file that cannot be used, and in it the field or the tensor; a `max_sequence_length` that no model has.
-    pub fn open(model: &Path, max_sequence_length: Option<usize>) -> Result<Self> {
-        let folders = TextEncoderFolders::open(model).map_err(anyroll_models::Error::from)?;
+    /// The file that cannot be used, and in it the field or the tensor; an option that the model cannot have.
+    pub fn open(model: &Path, options: EncoderOptions) -> Result<Self> {
+        let EncoderOptions { variant, max_sequence_length, clip_skip } = options;
+        let folders = TextEncoderFolders::open(model, variant).map_err(anyroll_models::Error::from)?;
+        check_clip_skip(&folders, clip_skip)?;
         let (usual, most) = match &folders {
             TextEncoderFolders::Sd3 { .. } => (SD3_TOKENS[0], Some(SD3_TOKENS[1])),
             TextEncoderFolders::Wan { .. } => (WAN_TOKENS, None),
@@ -49,7 +64,7 @@ impl PromptEncoders {
         if length == 0 || most.is_some_and(|most| length > most) {
             let most = most.map_or(String::new(), |most| format!(", at most {most}"));
             let problem = format!("is {length}: write a number above 0{most}");
-            return Err(anyroll_models::Error::Input { what: "--max-sequence-length", problem }.into());
+            return Err(anyroll_models::Error::Input { what: "max_sequence_length", problem }.into());
         }
         let readers = match &folders {
             TextEncoderFolders::Sd3 { clips, t5, .. } => {
@@ -66,7 +81,7 @@ impl PromptEncoders {
             }
             TextEncoderFolders::Wan { umt5 } => vec![Reader::of_t5(model, "tokenizer", umt5, length)?],
         };
-        Ok(Self { folders, readers, length })
+        Ok(Self { folders, readers, length, clip_skip })
     }
 
     /// The shape of what so many texts become.
@@ -82,20 +97,54 @@ impl PromptEncoders {
         EmbeddingsShape { count, tokens, widths }
     }
 
+    /// Layers of each CLIP that are skipped before its last.
+    pub fn clip_skip(&self) -> usize {
+        self.clip_skip
+    }
+
+    /// How many weights all encoders have.
+    pub fn elements(&self) -> usize {
+        const OPENED: &str = "an encoder of a folder that was opened";
+        let of = |unit: &Unit| unit.params.iter().map(ParamSpec::elements).sum::<usize>();
+        let of_t5 = |folder: &T5Folder| of(T5Encoder::new(folder.config().clone()).expect(OPENED).unit());
+        let of_clip = |folder: &ClipTextFolder| {
+            of(TextEncoder::new(folder.config().clone(), folder.projection_dim()).expect(OPENED).unit())
+        };
+        match &self.folders {
+            TextEncoderFolders::Sd3 { clips, t5, .. } => {
+                clips.iter().map(of_clip).sum::<usize>() + t5.as_ref().map_or(0, of_t5)
+            }
+            TextEncoderFolders::Wan { umt5 } => of_t5(umt5),
+        }
+    }
+
+    /// Refuses texts for encoders that the model does not have.
+    ///
+    /// # Errors
+    /// Which.
+    pub fn check(&self, texts: &[&PromptTexts]) -> Result<()> {
+        let has_one = matches!(self.folders, TextEncoderFolders::Wan { .. });
+        if has_one && texts.iter().any(|texts| texts.differ()) {
+            let problem = "or `prompt_3` is another text than `prompt`, and the model has one text encoder";
+            return Err(anyroll_models::Error::Input { what: OF_OTHERS[0], problem: problem.into() }.into());
+        }
+        Ok(())
+    }
+
     /// The tokens of texts. Those of which an encoder reads less than the whole are counted in a warning.
     ///
     /// # Errors
-    /// A tokenizer's.
-    pub fn tokens(&self, texts: &[String]) -> Result<Tokens> {
-        let cleaned: Vec<String>;
-        let texts = match &self.folders {
-            TextEncoderFolders::Sd3 { .. } => texts,
-            TextEncoderFolders::Wan { .. } => {
-                cleaned = texts.iter().map(|text| clean(text)).collect();
-                &cleaned
-            }
-        };
-        self.readers.iter().map(|reader| reader.tokens(texts)).collect()
+    /// Texts for encoders that the model does not have, or a tokenizer's.
+    pub fn tokens(&self, texts: &[&PromptTexts]) -> Result<Tokens> {
+        self.check(texts)?;
+        let is_wan = matches!(self.folders, TextEncoderFolders::Wan { .. });
+        let readers = self.readers.iter().enumerate();
+        let tokens = readers.map(|(number, reader)| {
+            let own = texts.iter().map(|texts| texts.of_encoder(number));
+            let own = own.map(|text| if is_wan { clean(text) } else { text.to_owned() });
+            reader.tokens(&own.collect::<Vec<String>>())
+        });
+        tokens.collect()
     }
 
     /// Reads the weights.
@@ -123,6 +172,24 @@ impl PromptEncoders {
         let padding = self.readers.iter().map(|reader| (reader.most, reader.pad)).collect();
         Ok(Loaded { encoders, padding, device, length: self.length as i64 })
     }
+}
+
+/// Refuses to skip more layers than a CLIP has before its last, or some of a model that has no CLIP.
+fn check_clip_skip(folders: &TextEncoderFolders, clip_skip: usize) -> Result<()> {
+    let most = match folders {
+        TextEncoderFolders::Sd3 { clips, .. } => {
+            clips.iter().map(|clip| clip.config().tower.num_hidden_layers - 1).min().unwrap_or(0)
+        }
+        TextEncoderFolders::Wan { .. } => 0,
+    };
+    if clip_skip <= most {
+        return Ok(());
+    }
+    let problem = match folders {
+        TextEncoderFolders::Sd3 { .. } => format!("is {clip_skip}: write a number up to {most}"),
+        TextEncoderFolders::Wan { .. } => "is there, and the model reads by no CLIP: leave it out".to_owned(),
+    };
+    Err(anyroll_models::Error::Input { what: "clip_skip", problem }.into())
 }
 
 /// How the texts of an encoder become tokens.
@@ -226,7 +293,8 @@ struct T5 {
 }
 
 impl Loaded {
-    /// What the encoders say of the texts `rows` of `tokens`: `[B, S, D]` and, if the model reads that, `[B, E]`.
+    /// What the encoders say of the texts `rows` of `tokens`: `[B, S, D]` and, if the model reads that, `[B, E]`. Each CLIP
+    /// skips so many layers before its last.
     ///
     /// # Errors
     /// libtorch's.
@@ -234,12 +302,13 @@ impl Loaded {
         &self,
         tokens: &Tokens,
         rows: std::ops::Range<usize>,
+        clip_skip: usize,
     ) -> anyroll_models::Result<(Tensor, Option<Tensor>)> {
         no_grad(|| match &self.encoders {
             Encoders::Sd3 { clips, t5, width } => {
                 let of_clip = |number: usize| -> anyroll_models::Result<EncodedTexts> {
                     let Clip { encoder, weights } = &clips[number];
-                    encoder.encode(weights, &self.padded(tokens, number, rows.clone())?)
+                    encoder.encode(weights, &self.padded(tokens, number, rows.clone())?, clip_skip)
                 };
                 let (one, two) = (of_clip(0)?, of_clip(1)?);
                 let states = Tensor::f_cat(&[&one.hidden, &two.hidden], -1)?;

@@ -4,7 +4,8 @@
 //! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
 //! formulas. `subject` is what is painted and what with, `setup` says who takes part and samples, `decoder` makes pixels
 //! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
-//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on.
+//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on, and
+//! `prompts` a file of that.
 
 mod aesthetic;
 mod backpropagation;
@@ -19,6 +20,7 @@ mod loss;
 mod noise;
 mod pipeline;
 mod policy_gradient;
+mod prompts;
 mod quadrants;
 mod scorer;
 mod setup;
@@ -29,8 +31,9 @@ mod subject;
 mod warmup;
 
 pub use clip::open as open_clip;
-pub use embed::PromptEncoders;
+pub use embed::{EncoderOptions, PromptEncoders};
 pub use pipeline::Diffusion;
+pub use prompts::{PromptTexts, Prompts, digest, encode_own, open_encoders};
 pub use scorer::load_script;
 pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::{CLASSES, SIZE};

@@ -30,9 +30,9 @@ pub struct Diffusion {
 }
 
 impl Diffusion {
-    /// Prepares a run on `place`.
-    pub fn new(run: Run, place: Place) -> Result<Self> {
-        let setup = Setup::new(&run, &place)?;
+    /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
+    pub fn new(run: Run, place: Place, embeddings: Option<&Path>) -> Result<Self> {
+        let setup = Setup::new(&run, &place, embeddings)?;
         let optimizer = match &setup.config.warmup {
             Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
             _ => &setup.config.optimizer,

@@ -1,5 +1,6 @@
 //! What a run of images is made of, and who takes part.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyroll_models::{
@@ -103,13 +104,13 @@ impl Samples {
 }
 
 impl Setup {
-    /// Prepares a run on `place`.
-    pub fn new(run: &Run, place: &Place) -> Result<Self> {
+    /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
+    pub fn new(run: &Run, place: &Place, embeddings: Option<&Path>) -> Result<Self> {
         let PipelineConfig::Diffusion(config) = &run.config.pipeline else {
             unreachable!("the command line starts the pipeline that the config names")
         };
         let device = place.torch_device()?;
-        let subject = Subject::open(run, config, device)?;
+        let subject = Subject::open(run, config, embeddings, device)?;
         let shift = config.sampler.shift.expect("a resolved config has a shift");
         let sigmas = config.sampler.sigmas(shift)?;
         let guidance = sigmas[..sigmas.len() - 1].iter().map(|&sigma| Guidance {

@@ -12,11 +12,11 @@ use anyroll_models::{
 use serde_json::{Map, Value};
 use tch::Device;
 
-use super::{decoder::ImageDecoder, shapes};
+use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
 use crate::{
     Result,
     config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig, Run},
-    data::{self, Record},
+    data::{self, Record, without_mark},
     error_chain::one_line,
 };
 
@@ -45,12 +45,19 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// What `run` names, on `device`.
-    pub fn open(run: &Run, config: &DiffusionConfig, device: Device) -> Result<Self> {
+    /// What `run` names, on `device`; of texts with the file of their `embeddings`.
+    pub fn open(
+        run: &Run,
+        config: &DiffusionConfig,
+        embeddings: Option<&Path>,
+        device: Device,
+    ) -> Result<Self> {
         match (&run.config.model, &config.data) {
             (ModelConfig::Dit(dit), ImageDataConfig::Shapes) => Self::shapes(dit, run.config.seed),
             (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) => {
-                Self::prompts(run, config, model, prompts, device)
+                let embeddings = embeddings.or(prompts.embeddings.as_deref());
+                let embeddings = embeddings.expect("texts are encoded before the run or at its beginning");
+                Self::prompts(run, config, model, (prompts, embeddings), device)
             }
             _ => unreachable!("a checked config has a model that fits its data"),
         }
@@ -86,13 +93,14 @@ impl Subject {
         run: &Run,
         config: &DiffusionConfig,
         model: &DiffusersConfig,
-        prompts: &PromptsConfig,
+        (prompts, embeddings): (&PromptsConfig, &Path),
         device: Device,
     ) -> Result<Self> {
-        let folder = DiffusersFolder::open(&model.path).map_err(anyroll_models::Error::from)?;
-        let shape = folder.transformer_config().clone();
-        let texts = TextEmbeddings::open(&prompts.embeddings, shape.text_widths())
+        let folder = DiffusersFolder::open(&model.path, model.variant.as_deref())
             .map_err(anyroll_models::Error::from)?;
+        let shape = folder.transformer_config().clone();
+        let texts = TextEmbeddings::open(embeddings, shape.text_widths());
+        let texts = texts.map_err(anyroll_models::Error::from)?;
         let lora = model.lora.as_ref().map(|lora| {
             lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
         });
@@ -101,10 +109,11 @@ impl Subject {
             Some(path) => read_records(path)?,
             None => (0..count).map(numbered).collect(),
         };
-        let (precision, batch_size) = (run.policy.strategy.precision, config.sampler.decode_batch_size);
-        let frames = config.sampler.decode_frames.unwrap_or(prompts.frames) as i64;
+        let precision = run.policy.strategy.precision;
         let decoder = match folder.decoder() {
-            Ok(decoder) => Some(ImageDecoder::new(decoder, frames, precision, batch_size, device)?),
+            Ok(decoder) => {
+                Some(ImageDecoder::new(decoder, prompts.frames, &config.sampler, precision, device)?)
+            }
             Err(error) => {
                 tracing::warn!("videos are not decoded, and have no pictures: {}", one_line(error));
                 None
@@ -153,21 +162,33 @@ fn numbered(number: usize) -> Record {
     Record { id: number.to_string(), prompt: number.to_string(), ..Record::default() }
 }
 
-/// A record a line, each with a `prompt`.
+/// A record a line, each with a `prompt`; of a `.txt` each line is one.
 ///
 /// # Errors
 /// [`data::Error`] for a file that cannot be read, or a line that is none.
 pub fn read_records(path: &Path) -> Result<Vec<Record>, data::Error> {
     let text =
         fs::read_to_string(path).map_err(|source| data::Error::Read { path: path.to_owned(), source })?;
+    let is_plain = path.extension().is_some_and(|extension| extension == "txt");
     let parse = |(index, line): (usize, &str)| {
         let wrong = |message: String| data::Error::Line { path: path.to_owned(), line: index + 1, message };
-        let mut columns: Map<String, Value> = serde_json::from_str(line)
-            .map_err(|error| wrong(format!("the line is no JSON object: {error}")))?;
-        let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
-            return Err(wrong("there is no text `prompt`".into()));
+        let (prompt, columns) = match is_plain {
+            true => (line.to_owned(), Map::new()),
+            false => {
+                let mut columns: Map<String, Value> = serde_json::from_str(line)
+                    .map_err(|error| wrong(format!("the line is no JSON object: {error}")))?;
+                let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
+                    return Err(wrong("there is no text `prompt`".into()));
+                };
+                (prompt, columns)
+            }
         };
+        for name in OF_OTHERS {
+            if !matches!(columns.get(name), None | Some(Value::Null | Value::String(_))) {
+                return Err(wrong(format!("`{name}` is no text")));
+            }
+        }
         Ok(Record { id: format!("line {}", index + 1), prompt, columns, ..Record::default() })
     };
-    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+    without_mark(&text).lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
 }

@@ -95,10 +95,9 @@ impl Layer {
                 }
                 Ok(inner.f_add(&beside)?)
             }
-            // As diffusers, and so ROLL, cuts off what is no colour.
             Layer::Output { norm, conv, patch_size } => {
                 let squares = causal(conv, &lit(norm, x)?)?.f_to_kind(Kind::Float)?;
-                Ok(apart(&squares, patch_size)?.f_clamp(-1.0, 1.0)?)
+                apart(&squares, patch_size)
             }
         }
     }

@@ -80,7 +80,8 @@ impl WanVaeDecoder {
 
     /// The videos of `latents`, as a diffusion model has them, fp32 `[B, z_dim, frames, height, width]`, decoded `part` of
     /// their frames at a time, at least one; and with `record` what their gradient needs. `weights` has a list for each unit.
-    /// Videos are fp32 `[B, channels, frames, height, width]`, -1 to 1.
+    /// Videos are fp32 `[B, channels, frames, height, width]`, -1 to 1 where they are natural. What is beyond is
+    /// for the caller to cut off, as diffusers, and so ROLL, does: tiles are blended before.
     ///
     /// # Errors
     /// libtorch's.
