@@ -220,8 +220,7 @@ impl Block {
         drops: Option<Drops>,
     ) -> Result<Projected> {
         let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
-        let mut qkv = self.linear(weights, &h, (self.qkv, self.qkv_bias))?;
-        self.adapt_(|lora| &lora.qkv, weights, &h, drops, &mut qkv)?;
+        let qkv = self.linear(Site::Qkv, weights, &h, drops)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
@@ -251,29 +250,35 @@ impl Block {
         drops: Option<Drops>,
         save: bool,
     ) -> Result<Finished> {
-        let mut x2 = self.linear(weights, attended, (self.o, self.o_bias))?;
-        self.adapt_(|lora| &lora.o, weights, attended, drops, &mut x2)?;
+        let mut x2 = self.linear(Site::O, weights, attended, drops)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
-        let mut gate_up = self.linear(weights, &h2, (self.gate_up, self.gate_up_bias))?;
-        self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
+        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
         let mut out = self.math.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
         if let Some(bias) = self.down_bias {
             drop(out.f_add_(weights.get(0, bias))?);
         }
-        self.adapt_(|lora| &lora.down, weights, &activated, drops, &mut out)?;
+        self.adapt_(Site::Down, weights, &activated, drops, &mut out)?;
         Ok(Finished { out, x2, rstd2, gate_up })
     }
 
-    /// `x` times a matrix, and its bias if it has one.
-    fn linear(
-        &self,
-        weights: &Weights,
-        x: &Tensor,
-        (matrix, bias): (usize, Option<usize>),
-    ) -> Result<Tensor> {
-        self.math.linear(x, weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)))
+    /// A site's matrix and its bias, if it has one.
+    pub(super) fn params_at(&self, site: Site) -> (usize, Option<usize>) {
+        match site {
+            Site::Qkv => (self.qkv, self.qkv_bias),
+            Site::O => (self.o, self.o_bias),
+            Site::GateUp => (self.gate_up, self.gate_up_bias),
+            Site::Down => (self.down, self.down_bias),
+        }
+    }
+
+    /// `x` times a site's matrix, with its bias and what adapters add.
+    fn linear(&self, site: Site, weights: &Weights, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
+        let (matrix, bias) = self.params_at(site);
+        let mut y = self.math.linear(x, weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)))?;
+        self.adapt_(site, weights, x, drops, &mut y)?;
+        Ok(y)
     }
 
     /// Without the projection of the MLP, which is most of what is kept, and one product away from what stays: of
@@ -286,8 +291,7 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        let mut gate_up = self.linear(weights, &h2, (self.gate_up, self.gate_up_bias))?;
-        self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
+        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
@@ -306,33 +310,21 @@ impl Block {
         let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
-        bias_backward(grads, self.down_bias, &dx)?;
-        let mut activated = dx.f_mm(weights.get(0, self.down))?;
-        let between = self.adapt_input_backward_(|lora| &lora.down, weights, &dx, drops, &mut activated)?;
+        let (mut activated, between) = self.input_backward(Site::Down, weights, &dx, drops)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
-        grads.put_linear(0, self.down, &dx, &activated)?;
-        self.adapt_backward(|lora| &lora.down, weights, grads, (&dx, &activated), drops, &between)?;
+        self.weight_backward(Site::Down, weights, grads, (&dx, &activated), drops, &between)?;
         let dgate_up = gate_up;
-        bias_backward(grads, self.gate_up_bias, &dgate_up)?;
-        let mut h2 = dgate_up.f_mm(weights.get(0, self.gate_up))?;
-        let between = self.adapt_input_backward_(|lora| &lora.gate_up, weights, &dgate_up, drops, &mut h2)?;
+        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
         self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
-        grads.put_linear(0, self.gate_up, &dgate_up, &h2)?;
-        self.adapt_backward(|lora| &lora.gate_up, weights, grads, (&dgate_up, &h2), drops, &between)?;
+        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, &between)?;
 
-        bias_backward(grads, self.o_bias, &dx)?;
-        let mut dattended = dx.f_mm(weights.get(0, self.o))?;
-        let between = self.adapt_input_backward_(|lora| &lora.o, weights, &dx, drops, &mut dattended)?;
-        grads.put_linear(0, self.o, &dx, &attended)?;
-        self.adapt_backward(|lora| &lora.o, weights, grads, (&dx, &attended), drops, &between)?;
+        let (dattended, between) = self.input_backward(Site::O, weights, &dx, drops)?;
+        self.weight_backward(Site::O, weights, grads, (&dx, &attended), drops, &between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
-        bias_backward(grads, self.qkv_bias, &dqkv)?;
-        let mut h = dqkv.f_mm(weights.get(0, self.qkv))?;
-        let between = self.adapt_input_backward_(|lora| &lora.qkv, weights, &dqkv, drops, &mut h)?;
+        let (mut h, between) = self.input_backward(Site::Qkv, weights, &dqkv, drops)?;
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
-        grads.put_linear(0, self.qkv, &dqkv, &h)?;
-        self.adapt_backward(|lora| &lora.qkv, weights, grads, (&dqkv, &h), drops, &between)?;
+        self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, &between)?;
         Ok(dx)
     }
 
@@ -346,12 +338,12 @@ impl Block {
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_(site(lora), weights, x, drops, self.math, y)
+        lora.forward_(site, weights, x, drops, self.math, y)
     }
 
     /// Whether a matrix has adapters.
     pub(super) fn adapts(&self, site: Site) -> bool {
-        self.lora.as_ref().is_some_and(|lora| !site(lora).is_empty())
+        self.lora.as_ref().is_some_and(|lora| lora.is_at(site))
     }
 
     /// The same as [`Self::adapt_`] without dropping anything and in no other memory.
@@ -364,34 +356,43 @@ impl Block {
         y: &Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_in_place(site(lora), weights, x, scratch, self.math, y)
+        lora.forward_in_place(site, weights, x, scratch, self.math, y)
     }
 
-    /// Adds their part to the gradient of the matrix's input.
-    fn adapt_input_backward_(
+    /// From the gradient of a site's output to that of its input. With it come the gradients between the adapters'
+    /// matrices, for [`Self::weight_backward`], which needs the input itself.
+    fn input_backward(
         &self,
         site: Site,
         weights: &Weights,
         dy: &Tensor,
         drops: Option<Drops>,
-        dx: &mut Tensor,
-    ) -> Result<Vec<Tensor>> {
-        let Some(lora) = &self.lora else { return Ok(vec![]) };
-        lora.input_backward_(site(lora), weights, dy, drops, dx)
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        let mut dx = dy.f_mm(weights.get(0, self.params_at(site).0))?;
+        let between = match &self.lora {
+            Some(lora) => lora.input_backward_(site, weights, dy, drops, &mut dx)?,
+            None => Vec::new(),
+        };
+        Ok((dx, between))
     }
 
-    /// Writes their own gradients.
-    fn adapt_backward(
+    /// Writes the gradients of a site's matrix, bias and adapters.
+    fn weight_backward(
         &self,
         site: Site,
         weights: &Weights,
         grads: &mut Grads,
-        dy_x: (&Tensor, &Tensor),
+        (dy, x): (&Tensor, &Tensor),
         drops: Option<Drops>,
         between: &[Tensor],
     ) -> Result<()> {
+        let (matrix, bias) = self.params_at(site);
+        if let Some(bias) = bias {
+            grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))?;
+        }
+        grads.put_linear(0, matrix, dy, x)?;
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.weight_backward(site(lora), weights, grads, dy_x, drops, between)
+        lora.weight_backward(site, weights, grads, (dy, x), drops, between)
     }
 
     /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
@@ -471,12 +472,6 @@ impl Block {
             qkv.f_narrow(1, heads + kv_heads, kv_heads)?,
         ])
     }
-}
-
-/// Writes the gradient of a bias, if there is one, from that of what it was added to.
-fn bias_backward(grads: &mut Grads, bias: Option<usize>, dy: &Tensor) -> Result<()> {
-    let Some(bias) = bias else { return Ok(()) };
-    grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))
 }
 
 /// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.

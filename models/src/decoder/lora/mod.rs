@@ -13,190 +13,32 @@
 //! Names are those of PEFT's files. The adapters of a layer are a unit of their own, so that the layer's other weights
 //! can be frozen as a whole. Backward runs `x A^T` again, which costs less than keeping it would hold.
 
+mod config;
+
 use anyroll_backends::ops;
-use regex::Regex;
 use tch::Tensor;
 
 use super::{DecoderConfig, math::Math, recorded::Scratch};
 use crate::Result;
-use crate::error::check_config;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
-
-/// Which matrices of every layer have an adapter, and of which rank.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LoraConfig {
-    /// The inner width of the product.
-    pub rank: i64,
-    /// The product is multiplied by alpha / rank.
-    pub alpha: f64,
-    /// Whether it is multiplied by alpha / sqrt(rank) instead.
-    pub rslora: bool,
-    /// Matrices with ranks of their own; the first pattern that matches counts.
-    pub rank_pattern: Vec<(ModulePattern, i64)>,
-    /// Matrices with alphas of their own, in the same way.
-    pub alpha_pattern: Vec<(ModulePattern, f64)>,
-    /// At least one, each once.
-    pub targets: Vec<LoraTarget>,
-    /// The part of an adapter's input that is dropped in training, from 0 to below 1.
-    pub dropout: f64,
-}
-
-/// A matrix of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoraTarget {
-    /// The projection to queries.
-    Q,
-    /// To keys.
-    K,
-    /// To values.
-    V,
-    /// Of attention's output.
-    O,
-    /// The MLP's gate.
-    Gate,
-    /// The MLP's other input.
-    Up,
-    /// The MLP's output.
-    Down,
-}
-
-/// What the names of adapters' tensors begin with.
-pub(crate) const PREFIX: &str = "base_model.model.";
-
-impl LoraTarget {
-    /// All of them.
-    pub const ALL: [LoraTarget; 7] = [
-        LoraTarget::Q,
-        LoraTarget::K,
-        LoraTarget::V,
-        LoraTarget::O,
-        LoraTarget::Gate,
-        LoraTarget::Up,
-        LoraTarget::Down,
-    ];
-
-    /// Its name in a layer, as `self_attn.q_proj`.
-    pub fn name(self) -> &'static str {
-        match self {
-            LoraTarget::Q => "self_attn.q_proj",
-            LoraTarget::K => "self_attn.k_proj",
-            LoraTarget::V => "self_attn.v_proj",
-            LoraTarget::O => "self_attn.o_proj",
-            LoraTarget::Gate => "mlp.gate_proj",
-            LoraTarget::Up => "mlp.up_proj",
-            LoraTarget::Down => "mlp.down_proj",
-        }
-    }
-}
-
-/// A pattern of matrices, as PEFT has them: a regular expression for the end of a name, from a dot on, or for all of it.
-/// `q_proj` and `layers.0.self_attn.q_proj` match `model.layers.0.self_attn.q_proj`.
-#[derive(Clone, Debug)]
-pub struct ModulePattern {
-    written: String,
-    compiled: Regex,
-}
-
-impl ModulePattern {
-    /// The pattern, if it is one.
-    pub fn new(written: &str) -> Option<ModulePattern> {
-        let compiled = Regex::new(&format!(r"^(?:.*\.)?(?:{written})$")).ok()?;
-        Some(ModulePattern { written: written.to_owned(), compiled })
-    }
-
-    /// As it was written.
-    pub fn as_str(&self) -> &str {
-        &self.written
-    }
-
-    /// Whether it is one of the matrix `module`, as `model.layers.0.mlp.up_proj`.
-    pub fn matches(&self, module: &str) -> bool {
-        self.compiled.is_match(module)
-    }
-}
-
-impl PartialEq for ModulePattern {
-    fn eq(&self, other: &ModulePattern) -> bool {
-        self.written == other.written
-    }
-}
-
-/// The inner width of an adapter's product, and what it is multiplied by.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdapterShape {
-    /// The inner width.
-    pub rank: i64,
-    /// The factor.
-    pub scale: f64,
-}
-
-impl LoraConfig {
-    /// Adapters of one rank and alpha, without dropout.
-    pub fn new(rank: i64, alpha: f64, targets: Vec<LoraTarget>) -> LoraConfig {
-        let (rank_pattern, alpha_pattern) = (vec![], vec![]);
-        LoraConfig { rank, alpha, rslora: false, rank_pattern, alpha_pattern, targets, dropout: 0.0 }
-    }
-
-    /// The adapter of the matrix `module`, as `model.layers.0.mlp.up_proj`.
-    pub(crate) fn shape_of(&self, module: &str) -> AdapterShape {
-        let rank = value_of(&self.rank_pattern, module).unwrap_or(self.rank);
-        let alpha = value_of(&self.alpha_pattern, module).unwrap_or(self.alpha);
-        AdapterShape { rank, scale: lora_scale(rank, alpha, self.rslora) }
-    }
-
-    pub(crate) fn validate(&self) -> Result<()> {
-        check_product(self.rank, self.alpha)?;
-        self.rank_pattern.iter().try_for_each(|(_, rank)| check_product(*rank, self.alpha))?;
-        self.alpha_pattern.iter().try_for_each(|(_, alpha)| check_product(self.rank, *alpha))?;
-        check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
-            format!("is {}, must be from 0 to below 1", self.dropout)
-        })?;
-        check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
-    }
-}
-
-/// What a product of this rank and alpha is multiplied by, with rsLoRA or without.
-pub fn lora_scale(rank: i64, alpha: f64, rslora: bool) -> f64 {
-    let rank = rank as f64;
-    alpha / if rslora { rank.sqrt() } else { rank }
-}
-
-fn value_of<T: Copy>(patterns: &[(ModulePattern, T)], module: &str) -> Option<T> {
-    patterns.iter().find(|(pattern, _)| pattern.matches(module)).map(|(_, value)| *value)
-}
-
-/// Refuses a rank and an alpha that make no product.
-pub(crate) fn check_product(rank: i64, alpha: f64) -> Result<()> {
-    check_config(rank > 0, "lora.rank", || format!("is {rank}, must be at least 1"))?;
-    let holds = alpha > 0.0 && alpha.is_finite();
-    check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))
-}
-
-/// The names of the two tensors, A and B, beside the weight `name` of a checkpoint, as
-/// `model.layers.0.mlp.up_proj.weight`.
-pub(crate) fn names(weight: &str) -> [String; 2] {
-    let module = weight.strip_suffix(".weight").unwrap_or(weight);
-    ["A", "B"].map(|which| format!("{PREFIX}{module}.lora_{which}.weight"))
-}
-
-/// Whether a parameter belongs to an adapter.
-pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
-    spec.name.starts_with(PREFIX)
-}
-
-/// Whether a parameter is the B of a product B A.
-pub(crate) fn is_second(spec: &ParamSpec) -> bool {
-    is_adapter(spec) && spec.name.ends_with(".lora_B.weight")
-}
+pub use config::{AdapterShape, LoraConfig, LoraTarget, ModulePattern, lora_scale};
+pub(crate) use config::{PREFIX, check_product, is_adapter, is_second, names};
 
 /// Where the adapters of a layer lie in its second unit.
 #[derive(Clone, Debug)]
 pub(super) struct Lora {
     dropout: f64,
-    pub qkv: Vec<Adapter>,
-    pub o: Vec<Adapter>,
-    pub gate_up: Vec<Adapter>,
-    pub down: Vec<Adapter>,
+    /// Of each [`Site`].
+    adapters: [Vec<Adapter>; 4],
+}
+
+/// A block's products with a matrix. Adapters at one of them have their input in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Site {
+    Qkv,
+    O,
+    GateUp,
+    Down,
 }
 
 /// Which rows a layer sees in training, where adapters drop some of their values.
@@ -217,9 +59,6 @@ pub(super) struct Adapter {
     shape: AdapterShape,
 }
 
-/// Adapters of a layer that have their input in common.
-pub(super) type Site = fn(&Lora) -> &[Adapter];
-
 /// The unit of each layer, and where its adapters lie.
 pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig) -> (Vec<Unit>, Vec<Lora>) {
     let layers = (0..config.num_hidden_layers).map(|layer| {
@@ -235,23 +74,23 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, layer: &str) -> (Vec<ParamS
     let q = config.num_attention_heads * config.head_dim;
     let kv = config.num_key_value_heads * config.head_dim;
     let mut params = Vec::new();
-    let mut of = Lora { dropout: lora.dropout, qkv: vec![], o: vec![], gate_up: vec![], down: vec![] };
+    let mut adapters = [const { Vec::new() }; 4];
     for &target in &lora.targets {
         let (site, start, inputs, outputs) = match target {
-            LoraTarget::Q => (&mut of.qkv, 0, hidden, q),
-            LoraTarget::K => (&mut of.qkv, q, hidden, kv),
-            LoraTarget::V => (&mut of.qkv, q + kv, hidden, kv),
-            LoraTarget::O => (&mut of.o, 0, q, hidden),
-            LoraTarget::Gate => (&mut of.gate_up, 0, hidden, intermediate),
-            LoraTarget::Up => (&mut of.gate_up, intermediate, hidden, intermediate),
-            LoraTarget::Down => (&mut of.down, 0, intermediate, hidden),
+            LoraTarget::Q => (Site::Qkv, 0, hidden, q),
+            LoraTarget::K => (Site::Qkv, q, hidden, kv),
+            LoraTarget::V => (Site::Qkv, q + kv, hidden, kv),
+            LoraTarget::O => (Site::O, 0, q, hidden),
+            LoraTarget::Gate => (Site::GateUp, 0, hidden, intermediate),
+            LoraTarget::Up => (Site::GateUp, intermediate, hidden, intermediate),
+            LoraTarget::Down => (Site::Down, 0, intermediate, hidden),
         };
         let (a, module) = (params.len(), format!("{layer}.{}", target.name()));
         let shape = lora.shape_of(&module);
         params.extend(pair(&format!("{module}.weight"), shape.rank, inputs, outputs));
-        site.push(Adapter { a, b: a + 1, start, columns: outputs, shape });
+        adapters[site as usize].push(Adapter { a, b: a + 1, start, columns: outputs, shape });
     }
-    (params, of)
+    (params, Lora { dropout: lora.dropout, adapters })
 }
 
 /// A and B beside the weight `name` of `[outputs, inputs]`.
@@ -273,8 +112,16 @@ const UNIT: usize = 1;
 impl Lora {
     /// The rank of each adapter.
     pub fn ranks(&self) -> impl Iterator<Item = usize> {
-        let sites = [&self.qkv, &self.o, &self.gate_up, &self.down];
-        sites.into_iter().flatten().map(|adapter| adapter.shape.rank as usize)
+        self.adapters.iter().flatten().map(|adapter| adapter.shape.rank as usize)
+    }
+
+    /// Whether there are some at a site.
+    pub fn is_at(&self, site: Site) -> bool {
+        !self.at(site).is_empty()
+    }
+
+    fn at(&self, site: Site) -> &[Adapter] {
+        &self.adapters[site as usize]
     }
 
     /// Whether values are dropped in training.
@@ -285,14 +132,14 @@ impl Lora {
     /// Adds the products for `x` `[N, in]` to the matrix product `y` `[N, out]`.
     pub fn forward_(
         &self,
-        site: &[Adapter],
+        site: Site,
         weights: &Weights,
         x: &Tensor,
         drops: Option<Drops>,
         math: Math,
         y: &mut Tensor,
     ) -> Result<()> {
-        for adapter in site {
+        for adapter in self.at(site) {
             let z = self.inner(adapter, weights, &self.dropped(adapter, x, drops)?, math)?;
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
             drop(math.add_linear(&mut y, &z, weights.get(UNIT, adapter.b), false)?);
@@ -303,14 +150,14 @@ impl Lora {
     /// The same without dropping anything and in no other memory.
     pub fn forward_in_place(
         &self,
-        site: &[Adapter],
+        site: Site,
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
         math: Math,
         y: &Tensor,
     ) -> Result<()> {
-        for adapter in site {
+        for adapter in self.at(site) {
             let (a, b) = (weights.get(UNIT, adapter.a), weights.get(UNIT, adapter.b));
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
             let AdapterShape { rank, scale } = adapter.shape;
@@ -336,13 +183,13 @@ impl Lora {
     /// [`Self::weight_backward`], which needs `x` itself.
     pub fn input_backward_(
         &self,
-        site: &[Adapter],
+        site: Site,
         weights: &Weights,
         dy: &Tensor,
         drops: Option<Drops>,
         dx: &mut Tensor,
     ) -> Result<Vec<Tensor>> {
-        let between = site.iter().map(|adapter| {
+        let between = self.at(site).iter().map(|adapter| {
             let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
             let dz = dy.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(adapter.shape.scale)?;
             let a = weights.get(UNIT, adapter.a);
@@ -358,14 +205,14 @@ impl Lora {
     /// Writes the gradients of A and B.
     pub fn weight_backward(
         &self,
-        site: &[Adapter],
+        site: Site,
         weights: &Weights,
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
         drops: Option<Drops>,
         between: &[Tensor],
     ) -> Result<()> {
-        for (adapter, dz) in site.iter().zip(between) {
+        for (adapter, dz) in self.at(site).iter().zip(between) {
             let dy = dy.f_narrow(1, adapter.start, adapter.columns)?;
             let x = self.dropped(adapter, x, drops)?;
             grads.put_linear(UNIT, adapter.b, &dy, &self.inner(adapter, weights, &x, Math::Fast)?)?;
