@@ -12,7 +12,7 @@
 use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
-use super::lora::{Drops, Lora, Site};
+use super::lora::{Between, Drops, Lora, Site};
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
@@ -175,8 +175,8 @@ impl Block {
         self.lora.as_ref().is_some_and(Lora::drops)
     }
 
-    /// The rank of each adapter.
-    pub fn ranks(&self) -> impl Iterator<Item = usize> {
+    /// The ranks of adapters, site by site.
+    pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
         self.lora.iter().flat_map(Lora::ranks)
     }
 
@@ -255,11 +255,7 @@ impl Block {
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
-        let mut out = self.math.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
-        if let Some(bias) = self.down_bias {
-            drop(out.f_add_(weights.get(0, bias))?);
-        }
-        self.adapt_(Site::Down, weights, &activated, drops, &mut out)?;
+        let out = self.add_down(weights, &mut x2, &activated, drops, save)?;
         Ok(Finished { out, x2, rstd2, gate_up })
     }
 
@@ -273,12 +269,53 @@ impl Block {
         }
     }
 
-    /// `x` times a site's matrix, with its bias and what adapters add.
+    /// `x` times a site's matrix, with its bias and what adapters make of it.
     fn linear(&self, site: Site, weights: &Weights, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
-        let (matrix, bias) = self.params_at(site);
-        let mut y = self.math.linear(x, weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)))?;
+        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        let mut y = self.math.linear(x, matrix, bias)?;
         self.adapt_(site, weights, x, drops, &mut y)?;
         Ok(y)
+    }
+
+    /// `x` `[N, C]`, the residual stream, with the MLP's product `[N, F]` times its last matrix; in the memory of `x`
+    /// unless that is kept.
+    fn add_down(
+        &self,
+        weights: &Weights,
+        x: &mut Tensor,
+        activated: &Tensor,
+        drops: Option<Drops>,
+        kept: bool,
+    ) -> Result<Tensor> {
+        if self.scales(Site::Down) {
+            let product = self.linear(Site::Down, weights, activated, drops)?;
+            return Ok(if kept { x.f_add(&product)? } else { x.f_add_(&product)? });
+        }
+        let mut out = self.math.add_linear(x, activated, weights.get(0, self.down), kept)?;
+        if let Some(bias) = self.inner_bias(Site::Down, weights) {
+            drop(out.f_add_(bias)?);
+        }
+        self.adapt_(Site::Down, weights, activated, drops, &mut out)?;
+        Ok(out)
+    }
+
+    /// Whether adapters multiply what a site's product comes to.
+    pub(super) fn scales(&self, site: Site) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.scales(site))
+    }
+
+    fn bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.params_at(site).1.map(|bias| weights.get(0, bias))
+    }
+
+    /// A site's bias where it is added before what adapters do.
+    pub(super) fn inner_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(site, weights).filter(|_| !self.scales(site))
+    }
+
+    /// A site's bias where it is added behind what adapters multiply.
+    fn outer_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(site, weights).filter(|_| self.scales(site))
     }
 
     /// Without the projection of the MLP, which is most of what is kept, and one product away from what stays: of
@@ -312,23 +349,23 @@ impl Block {
 
         let (mut activated, between) = self.input_backward(Site::Down, weights, &dx, drops)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
-        self.weight_backward(Site::Down, weights, grads, (&dx, &activated), drops, &between)?;
+        self.weight_backward(Site::Down, weights, grads, (&dx, &activated), drops, between)?;
         let dgate_up = gate_up;
         let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
         self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
-        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, &between)?;
+        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)?;
 
         let (dattended, between) = self.input_backward(Site::O, weights, &dx, drops)?;
-        self.weight_backward(Site::O, weights, grads, (&dx, &attended), drops, &between)?;
+        self.weight_backward(Site::O, weights, grads, (&dx, &attended), drops, between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
         let (mut h, between) = self.input_backward(Site::Qkv, weights, &dqkv, drops)?;
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
-        self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, &between)?;
+        self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
         Ok(dx)
     }
 
-    /// Adds the products of the adapters at a matrix, if there are any, to its output `y`.
+    /// Makes of a site's product `y` what it is with adapters, if it has any.
     fn adapt_(
         &self,
         site: Site,
@@ -338,10 +375,14 @@ impl Block {
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_(site, weights, x, drops, self.math, y)
+        lora.forward_(site, weights, x, drops, self.math, y)?;
+        if let Some(bias) = self.outer_bias(site, weights) {
+            drop(y.f_add_(bias)?);
+        }
+        Ok(())
     }
 
-    /// Whether a matrix has adapters.
+    /// Whether a site has adapters.
     pub(super) fn adapts(&self, site: Site) -> bool {
         self.lora.as_ref().is_some_and(|lora| lora.is_at(site))
     }
@@ -353,27 +394,30 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
-        y: &Tensor,
+        y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_in_place(site, weights, x, scratch, self.math, y)
+        lora.forward_in_place(site, weights, x, scratch, self.math, y)?;
+        if let Some(bias) = self.outer_bias(site, weights) {
+            drop(y.f_add_(bias)?);
+        }
+        Ok(())
     }
 
-    /// From the gradient of a site's output to that of its input. With it come the gradients between the adapters'
-    /// matrices, for [`Self::weight_backward`], which needs the input itself.
+    /// From the gradient of a site's output to that of its input, and what [`Self::weight_backward`] needs of it beside the
+    /// input itself.
     fn input_backward(
         &self,
         site: Site,
         weights: &Weights,
         dy: &Tensor,
         drops: Option<Drops>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        let mut dx = dy.f_mm(weights.get(0, self.params_at(site).0))?;
-        let between = match &self.lora {
-            Some(lora) => lora.input_backward_(site, weights, dy, drops, &mut dx)?,
-            None => Vec::new(),
-        };
-        Ok((dx, between))
+    ) -> Result<(Tensor, Between)> {
+        let matrix = weights.get(0, self.params_at(site).0);
+        match &self.lora {
+            Some(lora) => lora.input_backward(site, weights, matrix, dy, drops),
+            None => Ok((dy.f_mm(matrix)?, Between::default())),
+        }
     }
 
     /// Writes the gradients of a site's matrix, bias and adapters.
@@ -384,7 +428,7 @@ impl Block {
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
         drops: Option<Drops>,
-        between: &[Tensor],
+        between: Between,
     ) -> Result<()> {
         let (matrix, bias) = self.params_at(site);
         if let Some(bias) = bias {

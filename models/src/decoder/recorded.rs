@@ -44,7 +44,7 @@ pub(super) struct Scratch {
 impl Scratch {
     fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
         let config = &decoder.config;
-        let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).max();
+        let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).flatten().max();
         let widths =
             [config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim];
         let adds_apart = rank.is_some() && decoder.is_strict();
@@ -158,9 +158,9 @@ impl Block {
         let StepMemory { positions, x, h, qkv, attended, gate_up, activated, scratch, .. } = memory;
         let of = |param: usize| weights.get(0, param);
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
-        self.math.linear_into(h, of(self.qkv), self.qkv_bias.map(of), &mut qkv_rows)?;
-        if self.lora.is_some() {
-            self.adapt_in_place(Site::Qkv, weights, h.values()?, scratch, &qkv_rows)?;
+        self.math.linear_into(h, of(self.qkv), self.inner_bias(Site::Qkv, weights), &mut qkv_rows)?;
+        if self.adapts(Site::Qkv) {
+            self.adapt_in_place(Site::Qkv, weights, h.values()?, scratch, &mut qkv_rows)?;
         }
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         let rotation = StepRotation { norms, table: rope_table };
@@ -169,7 +169,7 @@ impl Block {
         self.add_and_norm_in_place(Site::O, weights, attended, norm, (x, h, scratch))?;
         let apart = self.gate_up_bias.is_some() || self.adapts(Site::GateUp);
         if self.math == Math::ByRows || apart {
-            self.math.linear_into(h, of(self.gate_up), self.gate_up_bias.map(of), gate_up)?;
+            self.math.linear_into(h, of(self.gate_up), self.inner_bias(Site::GateUp, weights), gate_up)?;
             self.adapt_in_place(Site::GateUp, weights, h.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
@@ -188,13 +188,12 @@ impl Block {
         norm: &Tensor,
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let (matrix, bias) = self.params_at(site);
-        let (matrix, bias) = (weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)));
+        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
         match self.math {
             Math::Fast if self.lora.is_none() && bias.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
-            Math::Fast => {
+            Math::Fast if !self.scales(site) => {
                 ops::add_linear_(x, y, matrix)?;
                 if let Some(bias) = bias {
                     drop(x.f_add_(bias)?);
@@ -202,22 +201,24 @@ impl Block {
                 self.adapt_in_place(site, weights, y, scratch, x)?;
             }
             // Rounded where `forward` rounds, in the memory of the norm that comes next.
-            Math::ByRows => {
+            math => {
                 let mut product = h.values()?.shallow_clone();
-                let inner_bias = bias.filter(|_| site == Site::O);
-                ops::linear_by_rows_into(y, matrix, inner_bias, &mut product)?;
-                match site {
-                    Site::O => {
-                        self.adapt_in_place(site, weights, y, scratch, &product)?;
-                        drop(x.f_add_(&product)?);
+                let is_whole = site == Site::O || self.scales(site);
+                match math {
+                    Math::Fast => drop(y.f_mm_out(&product, &matrix.f_tr()?)?),
+                    Math::ByRows => {
+                        ops::linear_by_rows_into(y, matrix, bias.filter(|_| is_whole), &mut product)?;
                     }
-                    _ => {
-                        drop(x.f_add_(&product)?);
-                        if let Some(bias) = bias {
-                            drop(x.f_add_(bias)?);
-                        }
-                        self.adapt_in_place(site, weights, y, scratch, x)?;
+                }
+                if is_whole {
+                    self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+                    drop(x.f_add_(&product)?);
+                } else {
+                    drop(x.f_add_(&product)?);
+                    if let Some(bias) = bias {
+                        drop(x.f_add_(bias)?);
                     }
+                    self.adapt_in_place(site, weights, y, scratch, x)?;
                 }
             }
         }

@@ -50,6 +50,7 @@ impl Passes {
             tracing::debug!("steps are not recorded: {reason}");
         }
         let (device, recorder) = (like.device(), recorder.ok());
+        let weights = decoder.prepare(weights)?;
         Ok(Passes { decoder, weights, cache, device, recorder })
     }
 
@@ -197,7 +198,7 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
     let units: Vec<Vec<&[Tensor]>> = (0..decoder.blocks())
         .map(|block| decoder.units_of(block).iter().map(|&unit| &*weights[unit]).collect())
         .collect();
-    body(&units.iter().map(|units| Weights::new(units)).collect::<Vec<Weights>>())
+    body(&units.iter().map(|units| Weights::new(units).prepared()).collect::<Vec<Weights>>())
 }
 
 /// Log-probs are the training loss's own, by its operation over the same logits.

@@ -160,10 +160,15 @@ fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) 
 fn strict_logprobs_are_those_of_training_to_the_bit() {
     let window = Some(SlidingWindow { tokens: 9, layers: vec![true, false] });
     let lora = LoraConfig::new(3, 4.0, LoraTarget::ALL.to_vec());
+    let targets = vec![LoraTarget::K, LoraTarget::O, LoraTarget::Up, LoraTarget::Down];
+    let dora = LoraConfig { layers: Some(vec![1]), dora: true, ..LoraConfig::new(3, 4.0, targets) };
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-        for (qk_norm, sliding_window, lora) in
-            [(false, None, None), (true, window.clone(), None), (false, None, Some(&lora))]
-        {
+        for (qk_norm, sliding_window, lora) in [
+            (false, None, None),
+            (true, window.clone(), None),
+            (false, None, Some(&lora)),
+            (false, None, Some(&dora)),
+        ] {
             let config = DecoderConfig { sliding_window, ..config(qk_norm) };
             let decoder = match lora {
                 Some(lora) => {

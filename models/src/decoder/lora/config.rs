@@ -4,9 +4,9 @@ use regex::Regex;
 
 use crate::Result;
 use crate::error::check_config;
-use crate::model::ParamSpec;
+use crate::model::{Init, ParamSpec};
 
-/// Which matrices of every layer have an adapter, and of which rank.
+/// Which matrices of which layers have an adapter, and of which shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
     /// The inner width of the product.
@@ -21,6 +21,10 @@ pub struct LoraConfig {
     pub alpha_pattern: Vec<(ModulePattern, f64)>,
     /// At least one, each once.
     pub targets: Vec<LoraTarget>,
+    /// The layers in which they have one, by number and rising; `None`: in all.
+    pub layers: Option<Vec<usize>>,
+    /// Whether adapters are weight-decomposed (DoRA): see [`super`].
+    pub dora: bool,
     /// The part of an adapter's input that is dropped in training, from 0 to below 1.
     pub dropout: f64,
 }
@@ -105,38 +109,72 @@ impl PartialEq for ModulePattern {
     }
 }
 
-/// The inner width of an adapter's product, and what it is multiplied by.
+/// An adapter beside a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
-    /// The inner width.
+    /// The inner width of its product.
     pub rank: i64,
-    /// The factor.
+    /// What the product is multiplied by.
     pub scale: f64,
+    /// Whether it has magnitudes.
+    pub dora: bool,
 }
 
 impl LoraConfig {
-    /// Adapters of one rank and alpha, without dropout.
+    /// Plain adapters of one rank and alpha in all layers, without dropout.
     pub fn new(rank: i64, alpha: f64, targets: Vec<LoraTarget>) -> LoraConfig {
-        let (rank_pattern, alpha_pattern) = (vec![], vec![]);
-        LoraConfig { rank, alpha, rslora: false, rank_pattern, alpha_pattern, targets, dropout: 0.0 }
+        LoraConfig {
+            rank,
+            alpha,
+            rslora: false,
+            rank_pattern: vec![],
+            alpha_pattern: vec![],
+            targets,
+            layers: None,
+            dora: false,
+            dropout: 0.0,
+        }
+    }
+
+    /// Whether the layer of this number has adapters.
+    pub fn is_in(&self, layer: usize) -> bool {
+        self.layers.as_ref().is_none_or(|layers| layers.contains(&layer))
+    }
+
+    /// The matrices that have an adapter in a model of so many layers, as `model.layers.0.mlp.up_proj`.
+    pub fn modules(&self, layers: usize) -> Vec<String> {
+        let of_layer = |layer| self.targets.iter().map(move |&target| module(layer, target));
+        (0..layers).filter(|&layer| self.is_in(layer)).flat_map(of_layer).collect()
     }
 
     /// The adapter of the matrix `module`, as `model.layers.0.mlp.up_proj`.
     pub(crate) fn shape_of(&self, module: &str) -> AdapterShape {
         let rank = value_of(&self.rank_pattern, module).unwrap_or(self.rank);
         let alpha = value_of(&self.alpha_pattern, module).unwrap_or(self.alpha);
-        AdapterShape { rank, scale: lora_scale(rank, alpha, self.rslora) }
+        AdapterShape { rank, scale: lora_scale(rank, alpha, self.rslora), dora: self.dora }
     }
 
-    pub(crate) fn validate(&self) -> Result<()> {
+    /// Refuses what a model of so many layers cannot have.
+    pub(crate) fn validate(&self, layers: usize) -> Result<()> {
         check_product(self.rank, self.alpha)?;
         self.rank_pattern.iter().try_for_each(|(_, rank)| check_product(*rank, self.alpha))?;
         self.alpha_pattern.iter().try_for_each(|(_, alpha)| check_product(self.rank, *alpha))?;
         check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
             format!("is {}, must be from 0 to below 1", self.dropout)
         })?;
-        check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())
+        check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())?;
+        let of_model = (0..layers).any(|layer| self.is_in(layer));
+        check_config(of_model, "lora.layers", || "has no layer of the model".to_owned())?;
+        let last = self.layers.iter().flatten().max().copied().unwrap_or(0);
+        check_config(last < layers, "lora.layers", || {
+            format!("has {last}, and the model's layers are 0 to {}", layers - 1)
+        })
     }
+}
+
+/// The name of a matrix.
+pub(crate) fn module(layer: usize, target: LoraTarget) -> String {
+    format!("model.layers.{layer}.{}", target.name())
 }
 
 /// What a product of this rank and alpha is multiplied by, with rsLoRA or without.
@@ -163,6 +201,13 @@ pub(crate) fn names(weight: &str) -> [String; 2] {
     ["A", "B"].map(|which| format!("{PREFIX}{module}.lora_{which}.weight"))
 }
 
+const MAGNITUDE: &str = ".lora_magnitude_vector";
+
+/// The name of the magnitudes of the adapter beside the weight `name`.
+pub(crate) fn magnitude_name(weight: &str) -> String {
+    format!("{PREFIX}{}{MAGNITUDE}", weight.strip_suffix(".weight").unwrap_or(weight))
+}
+
 /// Whether a parameter belongs to an adapter.
 pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
     spec.name.starts_with(PREFIX)
@@ -171,4 +216,11 @@ pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
 /// Whether a parameter is the B of a product B A.
 pub(crate) fn is_second(spec: &ParamSpec) -> bool {
     is_adapter(spec) && spec.name.ends_with(".lora_B.weight")
+}
+
+/// The name and the columns of the weight that a parameter has the magnitudes of, if that is what it is.
+pub(crate) fn matrix_of_magnitudes(spec: &ParamSpec) -> Option<(String, usize)> {
+    let Init::RowNorms { columns } = spec.init else { return None };
+    let module = spec.name.strip_prefix(PREFIX)?.strip_suffix(MAGNITUDE)?;
+    Some((format!("{module}.weight"), columns as usize))
 }
