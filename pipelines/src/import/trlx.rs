@@ -99,7 +99,7 @@ fn adapters(ledger: &mut Ledger) {
         return;
     }
     ledger.idle(&key("peft_type"), "by `model.lora`");
-    ledger.idle(&key("task_type"), "adapters are those of a decoder");
+    ledger.idle_all(&[(&key("task_type"), "adapters are those of a decoder")]);
     ledger.assume(&[(&key("r"), json!(8)), (&key("lora_alpha"), json!(8))]);
     for (name, field) in [("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
         ledger.copy_number(&key(name), &format!("model.lora.{field}"));
