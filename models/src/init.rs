@@ -57,7 +57,7 @@ impl WeightSource for Seed {
 pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     match spec.init {
         Init::Zeros => vec![0.0; spec.elements()],
-        Init::Ones => vec![1.0; spec.elements()],
+        Init::Ones | Init::RowNorms { .. } => vec![1.0; spec.elements()],
         Init::Uniform { bound } => random_parts(spec, seed, |values, count, random| {
             values.extend((0..count).map(|_| ((2.0 * random.uniform() - 1.0) * bound) as f32));
         }),

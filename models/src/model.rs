@@ -66,6 +66,12 @@ pub enum Init {
         /// Standard deviation.
         std: f64,
     },
+    /// The norms of the rows of a matrix of so many columns, which the parameter goes with; 1 where that is not known, as
+    /// to a seed.
+    RowNorms {
+        /// Of the matrix.
+        columns: i64,
+    },
 }
 
 impl ParamSpec {
@@ -231,12 +237,13 @@ impl Saved {
 pub struct Weights<'a> {
     units: &'a [&'a [Tensor]],
     lasts: bool,
+    prepared: bool,
 }
 
 impl<'a> Weights<'a> {
     /// One slice a unit in the order of `units_of`, in it one dense tensor a parameter.
     pub fn new(units: &'a [&'a [Tensor]]) -> Weights<'a> {
-        Weights { units, lasts: false }
+        Weights { units, lasts: false, prepared: false }
     }
 
     /// The same, and they stay as they are until the backward of the forward that gets them, which is told so, too: what
@@ -249,6 +256,16 @@ impl<'a> Weights<'a> {
     /// Whether they are [`Self::lasting`].
     pub(crate) fn lasts(&self) -> bool {
         self.lasts
+    }
+
+    /// The same, which [`Decoder::prepare`](crate::Decoder::prepare) has prepared for many passes.
+    pub(crate) fn prepared(self) -> Weights<'a> {
+        Weights { prepared: true, ..self }
+    }
+
+    /// Whether they are [`Self::prepared`].
+    pub(crate) fn are_prepared(&self) -> bool {
+        self.prepared
     }
 
     /// Those of the first unit alone.

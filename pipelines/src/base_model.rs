@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use anyroll_models::{
     Decoder, DecoderConfig, LoraConfig, ParamSpec, RopeScaling, ValueModel,
-    hf::{AdapterFolder, ModelFolder, WithAdapter},
+    hf::{AdapterFolder, ModelFolder, NewAdapter, WithAdapter},
     init::{Seed, WeightSource},
 };
 
@@ -55,11 +55,13 @@ impl BaseModel {
         let Some(lora) = &config.lora else {
             return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
         };
-        let adapter: Box<dyn WeightSource> = match &lora.path {
-            Some(path) => Box::new(AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?),
-            None => Box::new(Seed(seed)),
+        let weights: Box<dyn WeightSource> = match &lora.path {
+            Some(path) => {
+                let adapter = AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?;
+                Box::new(WithAdapter { base: folder, adapter })
+            }
+            None => Box::new(NewAdapter { base: folder, seed: Seed(seed) }),
         };
-        let weights = Box::new(WithAdapter { base: folder, adapter });
         let lora = lora.shape().expect("a config whose targets match nothing is refused");
         Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
     }

@@ -2,11 +2,14 @@
 
 use std::{fs, path::Path};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tch::Tensor;
 use tempfile::TempDir;
 
-use super::{ONE_RANK, anyroll, fail, finish, published_model, run_tiny, succeed, whole_lines};
+use super::{
+    ONE_RANK, Process, anyroll, fail, finish, published_model, run_tiny, succeed, wait_until, whole_lines,
+};
 
 pub(super) fn trained() -> (TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -108,6 +111,24 @@ fn texts_come_in_the_order_of_their_prompts() {
     let prompts = ["314>", "9>", "55>"];
     let apart: String = prompts.iter().map(|prompt| generate(&[prompt])).collect();
     assert_eq!(generate(&prompts), apart);
+}
+
+/// As the signal's default has it, which shells tell as 130.
+#[test]
+fn an_interrupt_ends_it_at_once_behind_what_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let endless = json!({"prompt": "text text", "temperature": 0, "max_new_tokens": 2000});
+    let asked = [json!({"prompt": "12", "max_new_tokens": 1}), endless];
+    let file = lines(&folder, "prompts.jsonl", &asked);
+    let process =
+        Process::start(anyroll(["generate", published_model::model().to_str().unwrap(), "--file", &file]));
+    let said = process.output.path().join("stdout");
+    wait_until("a completion is printed", || fs::read_to_string(&said).unwrap().ends_with('\n'));
+    process.send(Signal::SIGINT);
+    let ended = process.finish();
+    assert_eq!(ended.code, None, "{ended:#?}");
+    let printed = parsed(&ended.stdout);
+    assert_eq!(printed.iter().map(|it| it["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1]);
 }
 
 #[test]

@@ -158,6 +158,10 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     check(&[beside], &["model.lora.rank_pattern", "`q_proj` matches no matrix that has an adapter"]);
     check(&["model.lora={rank: 4, rank_pattern: {q_proj: 0}}"], &["model.lora.rank_pattern", "it is 0"]);
     check(&["model.lora={rank: 4, alpha_pattern: {'(': 2.0}}"], &["model.lora.alpha_pattern", "`(` names"]);
+    check(&["model.lora={rank: 4, layers: [1, 2]}"], &["model.lora.layers", "there is no layer 2"]);
+    check(&["model.lora={rank: 4, layers: []}"], &["model.lora.layers", "the list is empty"]);
+    let elsewhere = "model.lora={rank: 4, layers: [1], rank_pattern: {layers.0.mlp.up_proj: 2}}";
+    check(&[elsewhere], &["model.lora.rank_pattern", "matches no matrix that has an adapter"]);
     let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
     check(&strict, &["model.lora.dropout", "`rollout.strict` wants them equal"]);
 }
@@ -216,22 +220,38 @@ fn adapters_drop_the_same_on_any_number_of_ranks() {
         succeed(command);
         series(&run, "grad_norm")
     };
-    let lora = "model.lora={rank: 4, dropout: 0.4}";
-    let one = norms("one", &[lora, "strategy.micro_batch_size=8"]);
-    let two = norms("two", &[lora, "devices=2", "strategy.zero_stage=3", "strategy.recompute=full"]);
-    let none = norms("none", &["model.lora={rank: 4}"]);
-    for (one, two) in one.iter().zip(&two) {
-        assert!((one / two - 1.0).abs() < 1e-3, "{one} on one rank, {two} on two");
+    for dora in [false, true] {
+        let lora = format!("model.lora={{rank: 4, dropout: 0.4, dora: {dora}}}");
+        let name = |name: &str| format!("{name}_{dora}");
+        let one = norms(&name("one"), &[&lora, "strategy.micro_batch_size=8"]);
+        let on_two = [lora.as_str(), "devices=2", "strategy.zero_stage=3", "strategy.recompute=full"];
+        let two = norms(&name("two"), &on_two);
+        let none = norms(&name("none"), &[&format!("model.lora={{rank: 4, dora: {dora}}}")]);
+        for (one, two) in one.iter().zip(&two) {
+            assert!((one / two - 1.0).abs() < 1e-3, "{one} on one rank, {two} on two");
+        }
+        assert!((one[0] / none[0] - 1.0).abs() > 1e-3, "nothing was dropped: {one:?}, {none:?}");
     }
-    assert!((one[0] / none[0] - 1.0).abs() > 1e-3, "nothing was dropped: {one:?}, {none:?}");
 }
 
 #[test]
 fn adapters_train_beside_frozen_weights() {
+    let lora = "rank: 4, targets: [(q|v)_proj, 'mlp[.].*'], rslora: true, \
+                rank_pattern: {layers.0.self_attn.q_proj: 3, q_proj: 6, up_proj: 1}, alpha_pattern: {'mlp.*': 5.0}";
+    check_adapters(lora, 0.0);
+}
+
+/// Their norms are those of a host at first and then of a device: the same up to rounding.
+#[test]
+fn magnitudes_of_some_layers_train_beside_frozen_weights() {
+    check_adapters("rank: 4, dora: true, layers: [1]", 1e-9);
+}
+
+#[track_caller]
+fn check_adapters(fields: &str, first_kl: f64) {
     let folder = tempfile::tempdir().unwrap();
-    let lora = "model.lora={rank: 4, targets: [(q|v)_proj, 'mlp[.].*'], rslora: true, \
-                rank_pattern: {layers.0.self_attn.q_proj: 3, q_proj: 6, up_proj: 1}, alpha_pattern: {'mlp.*': 5.0}}";
-    let lora = [lora, "strategy.recompute=full"];
+    let lora = format!("model.lora={{{fields}}}");
+    let lora = [lora.as_str(), "strategy.recompute=full"];
     let kl_coef = "pipeline.rlvr.algorithm.kl_coef=0.1";
     let with_kl = [kl_coef, "pipeline.rlvr.mini_batches=1", "devices=2", "strategy.zero_stage=3"];
     let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());
@@ -239,7 +259,7 @@ fn adapters_train_beside_frozen_weights() {
     assert!(series(&lora_run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
     let kl = series(&lora_run, "loss/kl");
     assert!(
-        kl[0] == 0.0 && kl[kl.len() - 1] > 0.0,
+        kl[0] <= first_kl && kl[kl.len() - 1] > first_kl,
         "the policy starts at its reference and leaves it: {kl:?}"
     );
     assert!(!lora_run.join("reference").exists(), "the reference is no copy");

@@ -196,10 +196,12 @@ fn what_is_not_done_is_refused_by_name_and_what_asks_for_nothing_is_not() {
         ("top_p", json!(2), "(0, 1]"),
         ("temperature", json!(-1), "1e-6"),
         ("stop", json!(""), "1 to 256 bytes"),
-        ("logprobs", json!("yes"), "must be 0"),
-        ("logprobs", json!(5), "must be 0"),
+        ("logprobs", json!("yes"), "from 0 to 20"),
+        ("logprobs", json!(21), "from 0 to 20"),
         ("best_of", json!(3), "must be 1"),
-        ("prompt", json!(["a", "b"]), "2 prompts"),
+        ("prompt", json!(vec!["a"; 2049]), "2049 prompts, and may have 2048"),
+        ("prompt", json!(["a", ""]), "prompt"),
+        ("prompt", json!(["a", "1".repeat(32)]), "32 tokens"),
         ("stream_options", json!({"include_nothing": true}), "include_nothing"),
         ("mirostat", json!(1), "leave it out"),
     ] {
@@ -270,7 +272,9 @@ fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
     refused(&server.chat(&of_tools), &["`tools`", "no place for them"]);
     refused(&server.chat(&with(&of_tools, "tools", json!([1]))), &["`tools` must be a list of functions"]);
     refused(&server.chat(&json!({"messages": []})), &["`messages` must be"]);
-    refused(&server.chat(&with(&chat, "top_logprobs", json!(2))), &["top_logprobs"]);
+    refused(&server.chat(&with(&chat, "top_logprobs", json!(21))), &["top_logprobs", "from 0 to 20"]);
+    let alone = with(&with(&chat, "top_logprobs", json!(2)), "logprobs", json!(false));
+    refused(&server.chat(&alone), &["`top_logprobs` goes with `logprobs`"]);
     refused(&server.chat(&with(&chat, "logprobs", json!(1))), &["logprobs", "true or false"]);
     refused(
         &server.chat(&with(&chat, "response_format", json!({"type": "json_object"}))),
@@ -280,15 +284,99 @@ fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
     refused(&server.chat(&json!({})), &["`messages` is missing"]);
 }
 
-/// The tiny published model with another chat template.
-fn with_template(template: &str) -> TempDir {
+/// A copy of the tiny published model.
+fn copied() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(published_model::model()).unwrap() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
+    folder
+}
+
+/// The same with another chat template.
+fn with_template(template: &str) -> TempDir {
+    let folder = copied();
     fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     folder
+}
+
+#[test]
+fn several_prompts_are_answered_in_their_order() {
+    let server = Server::published(&[]);
+    let asked = |prompt: Value| json!({"prompt": prompt, "max_tokens": 5, "temperature": 0, "n": 2});
+    let text = |body: &Value, index: usize| body["choices"][index]["text"].as_str().unwrap().to_owned();
+    let alone = ["12 + 34", ENDLESS].map(|prompt| body(&server.complete(&asked(json!(prompt)))));
+    let together = asked(json!(["12 + 34", ENDLESS]));
+    let all = body(&server.complete(&together));
+    let indices: Vec<u64> =
+        all["choices"].as_array().unwrap().iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, [0, 1, 2, 3]);
+    for (index, expected) in [(0, &alone[0]), (1, &alone[0]), (2, &alone[1]), (3, &alone[1])] {
+        assert_eq!(text(&all, index), text(expected, index % 2));
+    }
+    let used = |body: &Value| body["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(used(&all), used(&alone[0]) + used(&alone[1]));
+    let mut streamed = vec![String::new(); 4];
+    for event in events(&server.complete(&with(&together, "stream", json!(true)))) {
+        let choice = &event["choices"][0];
+        streamed[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+    }
+    assert_eq!(streamed, [0, 1, 2, 3].map(|index| text(&all, index)));
+    assert_eq!(server.metric("requests_total"), 4);
+}
+
+/// Of a greedy answer the sampled token is the likeliest.
+#[test]
+fn the_likeliest_tokens_are_told_as_openai_has_them() {
+    let server = Server::published(&[]);
+    let asked = json!({"prompt": ENDLESS, "max_tokens": 4, "temperature": 0, "logprobs": 3});
+    let found = body(&server.complete(&asked))["choices"][0]["logprobs"].clone();
+    let tops = found["top_logprobs"].as_array().unwrap();
+    assert_eq!(tops.len(), 4);
+    for (at, top) in tops.iter().enumerate() {
+        let values: Vec<f64> =
+            top.as_object().unwrap().values().map(|value| value.as_f64().unwrap()).collect();
+        assert!(values.len() <= 3 && values.is_sorted_by(|a, b| a >= b), "{top}");
+        assert_eq!(top[found["tokens"][at].as_str().unwrap()], found["token_logprobs"][at]);
+        assert_eq!(values[0], found["token_logprobs"][at].as_f64().unwrap());
+    }
+    let none = body(&server.complete(&with(&asked, "logprobs", json!(0))));
+    assert_eq!(none["choices"][0]["logprobs"]["top_logprobs"], Value::Null);
+
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0,
+                      "logprobs": true, "top_logprobs": 2});
+    let streamed = events(&server.chat(&with(&chat, "stream", json!(true))));
+    let streamed =
+        streamed.iter().flat_map(|part| part["choices"][0]["logprobs"]["content"].as_array().unwrap());
+    let whole = body(&server.chat(&chat))["choices"][0]["logprobs"]["content"].clone();
+    assert_eq!(streamed.cloned().collect::<Vec<_>>(), *whole.as_array().unwrap());
+    for token in whole.as_array().unwrap() {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 2);
+        for field in ["token", "logprob", "bytes"] {
+            assert_eq!(top[0][field], token[field], "{token}");
+        }
+        assert!(top[1]["logprob"].as_f64() <= top[0]["logprob"].as_f64());
+    }
+}
+
+#[test]
+fn a_model_that_computes_no_numbers_is_an_error_of_the_server() {
+    let folder = copied();
+    let path = folder.path().join("model.safetensors");
+    let mut weights = fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    weights[header..].fill(0xff); // NaN in every dtype
+    fs::write(&path, weights).unwrap();
+    let server = Server::start(folder.path().to_str().unwrap(), &[]);
+    for stream in [false, true] {
+        let asked = json!({"prompt": "12", "max_tokens": 3, "stream": stream});
+        let answer = server.complete(&asked);
+        assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("log-probs are NaN"), "{answer}");
+        assert!(answer.contains("server_error"), "{answer}");
+    }
+    assert!(server.ask("GET", "/health", "").ends_with("ok"));
 }
 
 /// As `transformers` has them: arguments are objects, not texts of JSON.

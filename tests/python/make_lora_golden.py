@@ -1,14 +1,16 @@
-"""Writes tests/golden/lora*/*: adapters as PEFT saves them for tests/golden/hf/qwen2, and what the two make of texts.
+"""Writes tests/golden/lora*/*: adapters as PEFT saves them for a model of tests/golden/hf, and what the two make of texts.
 
-    python tests/python/make_lora_golden.py
+    python tests/python/make_lora_golden.py [NAME ...]     all of them, or these folders
 
-Needs torch, transformers 4.57 and peft. `golden.safetensors` has `logprobs` of the completion tokens of the model's
+Needs torch, transformers 4.57 and peft 0.21. `golden.safetensors` has `logprobs` of the completion tokens of the model's
 golden sequences, `grad.<name>` of the adapter's tensors for the loss sum(d_logprobs * logprobs), and `merged.<name>`,
-the weights into which the adapter was merged.
+the weights into which the adapter was merged. With dropout, log-probs and gradients are those of training under the masks
+of the sequences' KEYS, as `ops::dropout` makes them.
 """
 
 import pathlib
 import shutil
+import sys
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # Ranks and alphas of single matrices and layers, where several patterns match as well, under rank-stabilized scales. The
 # first pattern counts, and PEFT's file has them sorted.
 PATTERNS = dict(
@@ -23,35 +26,90 @@ PATTERNS = dict(
     rank_pattern={"(.*1.self_attn.q)_proj": 5, "(q|v)_proj": 2, "model.layers.0.mlp.down_proj": 1},
     alpha_pattern={"^model.*.up_proj": 1.5, "0.self_attn.q_proj": 7},
 )
+ONE_LAYER = dict(layers_to_transform=[1], layers_pattern="layers", exclude_modules=["o_proj"])
+# Beside biases, which stay outside of what magnitudes scale.
+DORA = dict(use_dora=True, target_modules=ALL)
+KEYS = [9, 1 << 60, 0, 77, 3]
+MASK = (1 << 64) - 1
 root = pathlib.Path(__file__).parent.parent / "golden"
-base = load_file(root / "hf" / "qwen2" / "golden.safetensors")
 
 
-def make(folder, options):
+def mix(x):
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def row_key(key, token):
+    bits = (key + (token + 1) * 0x9E3779B97F4A7C15) & MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & MASK
+    return (bits ^ (bits >> 31)) >> 32
+
+
+class Dropout(torch.nn.Module):
+    """Drops of the sequence with the key `of` what adapter `salt` does not see of it."""
+
+    of = None
+
+    def __init__(self, probability, salt):
+        super().__init__()
+        self.probability, self.salt = probability, salt
+
+    def forward(self, x):
+        columns = mix(torch.arange(x.shape[-1]))
+        rows = torch.tensor([row_key(Dropout.of, token) for token in range(x.shape[1])])
+        hashes = mix(mix(rows ^ self.salt)[:, None] ^ columns)
+        dropped = hashes < int(self.probability * 2**32)
+        return (x / (1 - self.probability)).masked_fill(dropped, 0.0)
+
+
+def install_dropout(model, config):
+    """In place of PEFT's, whose masks are random. Adapters have their numbers in the order of ALL."""
+    order = [name for name in ALL if name in config.target_modules]
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_dropout"):
+            layer, number = int(name.split(".layers.")[1].split(".")[0]), order.index(name.split(".")[-1])
+            module.lora_dropout["default"] = Dropout(config.lora_dropout, layer * 14 + 2 * number)
+    model.train()
+
+
+def make(name, options, base="qwen2"):
+    if sys.argv[1:] and name not in sys.argv[1:]:
+        return
+    folder, given = root / name, load_file(root / "hf" / base / "golden.safetensors")
     shutil.rmtree(folder, ignore_errors=True)
-    model = AutoModelForCausalLM.from_pretrained(root / "hf" / "qwen2", attn_implementation="eager")
-    config = LoraConfig(r=3, lora_alpha=5, target_modules=TARGETS, task_type="CAUSAL_LM", **options)
+    model = AutoModelForCausalLM.from_pretrained(root / "hf" / base, attn_implementation="eager")
+    config = LoraConfig(**dict(r=3, lora_alpha=5, target_modules=TARGETS, task_type="CAUSAL_LM") | options)
     model = get_peft_model(model, config)
     random = torch.Generator().manual_seed(0)
     adapter = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
-    for weight in adapter.values():
-        weight.data = 0.4 * torch.randn(weight.shape, generator=random)
+    for name, weight in adapter.items():
+        noise = 0.4 * torch.randn(weight.shape, generator=random)
+        weight.data = weight.data * (1 + noise) if "magnitude" in name else noise
+    if config.lora_dropout > 0:
+        install_dropout(model, config)
     found = []
-    sequences = base["tokens"].split(base["lengths"].tolist())
-    for sequence, prompt_len in zip(sequences, base["prompt_lens"].tolist()):
+    sequences = given["tokens"].split(given["lengths"].tolist())
+    for sequence, prompt_len, Dropout.of in zip(sequences, given["prompt_lens"].tolist(), KEYS):
         log_p = model(sequence[None]).logits[0, prompt_len - 1 : -1].log_softmax(-1)
         found.append(log_p.gather(1, sequence[prompt_len:, None])[:, 0])
     found = torch.cat(found)
-    (base["d_logprobs"] * found).sum().backward()
-    model.peft_config["default"].base_model_name_or_path = "qwen2"  # and not a path of this machine
+    (given["d_logprobs"] * found).sum().backward()
+    model.peft_config["default"].base_model_name_or_path = base  # and not a path of this machine
     model.save_pretrained(folder)
     (folder / "README.md").unlink()
     golden = {"logprobs": found.detach()}
-    golden |= {f"grad.{name.replace('.default', '')}": weight.grad.clone() for name, weight in adapter.items()}
+    saved = {name: name.replace(".default", "").replace("vector.weight", "vector") for name in adapter}
+    golden |= {f"grad.{saved[name]}": weight.grad.clone() for name, weight in adapter.items()}
     merged = model.merge_and_unload()
     golden |= {f"merged.{name}": weight.detach().clone() for name, weight in merged.named_parameters()}
     save_file(golden, folder / "golden.safetensors")
 
 
-make(root / "lora", {})
-make(root / "lora_patterns", PATTERNS)
+make("lora", {})
+make("lora_patterns", PATTERNS)
+make("lora_layers", ONE_LAYER)
+make("lora_dropout", dict(lora_dropout=0.4))
+make("lora_dora", DORA, "llama_biased")
+make("lora_dora_dropout", DORA | dict(lora_dropout=0.4), "llama_biased")

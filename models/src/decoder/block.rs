@@ -12,7 +12,7 @@
 use anyroll_backends::ops::{self, Causal, Packing, Rotation};
 use tch::Tensor;
 
-use super::lora::{Drops, Lora, Site};
+use super::lora::{Between, Drops, Lora, Site};
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
@@ -175,8 +175,8 @@ impl Block {
         self.lora.as_ref().is_some_and(Lora::drops)
     }
 
-    /// The rank of each adapter.
-    pub fn ranks(&self) -> impl Iterator<Item = usize> {
+    /// The ranks of adapters, site by site.
+    pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
         self.lora.iter().flat_map(Lora::ranks)
     }
 
@@ -220,8 +220,7 @@ impl Block {
         drops: Option<Drops>,
     ) -> Result<Projected> {
         let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
-        let mut qkv = self.linear(weights, &h, (self.qkv, self.qkv_bias))?;
-        self.adapt_(|lora| &lora.qkv, weights, &h, drops, &mut qkv)?;
+        let qkv = self.linear(Site::Qkv, weights, &h, drops)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
@@ -251,29 +250,72 @@ impl Block {
         drops: Option<Drops>,
         save: bool,
     ) -> Result<Finished> {
-        let mut x2 = self.linear(weights, attended, (self.o, self.o_bias))?;
-        self.adapt_(|lora| &lora.o, weights, attended, drops, &mut x2)?;
+        let mut x2 = self.linear(Site::O, weights, attended, drops)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
-        let mut gate_up = self.linear(weights, &h2, (self.gate_up, self.gate_up_bias))?;
-        self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
+        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
-        let mut out = self.math.add_linear(&mut x2, &activated, weights.get(0, self.down), save)?;
-        if let Some(bias) = self.down_bias {
-            drop(out.f_add_(weights.get(0, bias))?);
-        }
-        self.adapt_(|lora| &lora.down, weights, &activated, drops, &mut out)?;
+        let out = self.add_down(weights, &mut x2, &activated, drops, save)?;
         Ok(Finished { out, x2, rstd2, gate_up })
     }
 
-    /// `x` times a matrix, and its bias if it has one.
-    fn linear(
+    /// A site's matrix and its bias, if it has one.
+    pub(super) fn params_at(&self, site: Site) -> (usize, Option<usize>) {
+        match site {
+            Site::Qkv => (self.qkv, self.qkv_bias),
+            Site::O => (self.o, self.o_bias),
+            Site::GateUp => (self.gate_up, self.gate_up_bias),
+            Site::Down => (self.down, self.down_bias),
+        }
+    }
+
+    /// `x` times a site's matrix, with its bias and what adapters make of it.
+    fn linear(&self, site: Site, weights: &Weights, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
+        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        let mut y = self.math.linear(x, matrix, bias)?;
+        self.adapt_(site, weights, x, drops, &mut y)?;
+        Ok(y)
+    }
+
+    /// `x` `[N, C]`, the residual stream, with the MLP's product `[N, F]` times its last matrix; in the memory of `x`
+    /// unless that is kept.
+    fn add_down(
         &self,
         weights: &Weights,
-        x: &Tensor,
-        (matrix, bias): (usize, Option<usize>),
+        x: &mut Tensor,
+        activated: &Tensor,
+        drops: Option<Drops>,
+        kept: bool,
     ) -> Result<Tensor> {
-        self.math.linear(x, weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)))
+        if self.scales(Site::Down) {
+            let product = self.linear(Site::Down, weights, activated, drops)?;
+            return Ok(if kept { x.f_add(&product)? } else { x.f_add_(&product)? });
+        }
+        let mut out = self.math.add_linear(x, activated, weights.get(0, self.down), kept)?;
+        if let Some(bias) = self.inner_bias(Site::Down, weights) {
+            drop(out.f_add_(bias)?);
+        }
+        self.adapt_(Site::Down, weights, activated, drops, &mut out)?;
+        Ok(out)
+    }
+
+    /// Whether adapters multiply what a site's product comes to.
+    pub(super) fn scales(&self, site: Site) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.scales(site))
+    }
+
+    fn bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.params_at(site).1.map(|bias| weights.get(0, bias))
+    }
+
+    /// A site's bias where it is added before what adapters do.
+    pub(super) fn inner_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(site, weights).filter(|_| !self.scales(site))
+    }
+
+    /// A site's bias where it is added behind what adapters multiply.
+    fn outer_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(site, weights).filter(|_| self.scales(site))
     }
 
     /// Without the projection of the MLP, which is most of what is kept, and one product away from what stays: of
@@ -286,8 +328,7 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        let mut gate_up = self.linear(weights, &h2, (self.gate_up, self.gate_up_bias))?;
-        self.adapt_(|lora| &lora.gate_up, weights, &h2, drops, &mut gate_up)?;
+        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
@@ -306,37 +347,25 @@ impl Block {
         let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
-        bias_backward(grads, self.down_bias, &dx)?;
-        let mut activated = dx.f_mm(weights.get(0, self.down))?;
-        let between = self.adapt_input_backward_(|lora| &lora.down, weights, &dx, drops, &mut activated)?;
+        let (mut activated, between) = self.input_backward(Site::Down, weights, &dx, drops)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
-        grads.put_linear(0, self.down, &dx, &activated)?;
-        self.adapt_backward(|lora| &lora.down, weights, grads, (&dx, &activated), drops, &between)?;
+        self.weight_backward(Site::Down, weights, grads, (&dx, &activated), drops, between)?;
         let dgate_up = gate_up;
-        bias_backward(grads, self.gate_up_bias, &dgate_up)?;
-        let mut h2 = dgate_up.f_mm(weights.get(0, self.gate_up))?;
-        let between = self.adapt_input_backward_(|lora| &lora.gate_up, weights, &dgate_up, drops, &mut h2)?;
+        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
         self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
-        grads.put_linear(0, self.gate_up, &dgate_up, &h2)?;
-        self.adapt_backward(|lora| &lora.gate_up, weights, grads, (&dgate_up, &h2), drops, &between)?;
+        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)?;
 
-        bias_backward(grads, self.o_bias, &dx)?;
-        let mut dattended = dx.f_mm(weights.get(0, self.o))?;
-        let between = self.adapt_input_backward_(|lora| &lora.o, weights, &dx, drops, &mut dattended)?;
-        grads.put_linear(0, self.o, &dx, &attended)?;
-        self.adapt_backward(|lora| &lora.o, weights, grads, (&dx, &attended), drops, &between)?;
+        let (dattended, between) = self.input_backward(Site::O, weights, &dx, drops)?;
+        self.weight_backward(Site::O, weights, grads, (&dx, &attended), drops, between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
-        bias_backward(grads, self.qkv_bias, &dqkv)?;
-        let mut h = dqkv.f_mm(weights.get(0, self.qkv))?;
-        let between = self.adapt_input_backward_(|lora| &lora.qkv, weights, &dqkv, drops, &mut h)?;
+        let (mut h, between) = self.input_backward(Site::Qkv, weights, &dqkv, drops)?;
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
-        grads.put_linear(0, self.qkv, &dqkv, &h)?;
-        self.adapt_backward(|lora| &lora.qkv, weights, grads, (&dqkv, &h), drops, &between)?;
+        self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
         Ok(dx)
     }
 
-    /// Adds the products of the adapters at a matrix, if there are any, to its output `y`.
+    /// Makes of a site's product `y` what it is with adapters, if it has any.
     fn adapt_(
         &self,
         site: Site,
@@ -346,12 +375,16 @@ impl Block {
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_(site(lora), weights, x, drops, self.math, y)
+        lora.forward_(site, weights, x, drops, self.math, y)?;
+        if let Some(bias) = self.outer_bias(site, weights) {
+            drop(y.f_add_(bias)?);
+        }
+        Ok(())
     }
 
-    /// Whether a matrix has adapters.
+    /// Whether a site has adapters.
     pub(super) fn adapts(&self, site: Site) -> bool {
-        self.lora.as_ref().is_some_and(|lora| !site(lora).is_empty())
+        self.lora.as_ref().is_some_and(|lora| lora.is_at(site))
     }
 
     /// The same as [`Self::adapt_`] without dropping anything and in no other memory.
@@ -361,37 +394,49 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
-        y: &Tensor,
+        y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_in_place(site(lora), weights, x, scratch, self.math, y)
+        lora.forward_in_place(site, weights, x, scratch, self.math, y)?;
+        if let Some(bias) = self.outer_bias(site, weights) {
+            drop(y.f_add_(bias)?);
+        }
+        Ok(())
     }
 
-    /// Adds their part to the gradient of the matrix's input.
-    fn adapt_input_backward_(
+    /// From the gradient of a site's output to that of its input, and what [`Self::weight_backward`] needs of it beside the
+    /// input itself.
+    fn input_backward(
         &self,
         site: Site,
         weights: &Weights,
         dy: &Tensor,
         drops: Option<Drops>,
-        dx: &mut Tensor,
-    ) -> Result<Vec<Tensor>> {
-        let Some(lora) = &self.lora else { return Ok(vec![]) };
-        lora.input_backward_(site(lora), weights, dy, drops, dx)
+    ) -> Result<(Tensor, Between)> {
+        let matrix = weights.get(0, self.params_at(site).0);
+        match &self.lora {
+            Some(lora) => lora.input_backward(site, weights, matrix, dy, drops),
+            None => Ok((dy.f_mm(matrix)?, Between::default())),
+        }
     }
 
-    /// Writes their own gradients.
-    fn adapt_backward(
+    /// Writes the gradients of a site's matrix, bias and adapters.
+    fn weight_backward(
         &self,
         site: Site,
         weights: &Weights,
         grads: &mut Grads,
-        dy_x: (&Tensor, &Tensor),
+        (dy, x): (&Tensor, &Tensor),
         drops: Option<Drops>,
-        between: &[Tensor],
+        between: Between,
     ) -> Result<()> {
+        let (matrix, bias) = self.params_at(site);
+        if let Some(bias) = bias {
+            grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))?;
+        }
+        grads.put_linear(0, matrix, dy, x)?;
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.weight_backward(site(lora), weights, grads, dy_x, drops, between)
+        lora.weight_backward(site, weights, grads, (dy, x), drops, between)
     }
 
     /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
@@ -471,12 +516,6 @@ impl Block {
             qkv.f_narrow(1, heads + kv_heads, kv_heads)?,
         ])
     }
-}
-
-/// Writes the gradient of a bias, if there is one, from that of what it was added to.
-fn bias_backward(grads: &mut Grads, bias: Option<usize>, dy: &Tensor) -> Result<()> {
-    let Some(bias) = bias else { return Ok(()) };
-    grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))
 }
 
 /// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.

@@ -1,6 +1,6 @@
 //! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
 
-use super::{Decoder, block::Block, head};
+use super::{Decoder, block::Block, head, lora::Lora};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::generation::LEAST_ROWS;
@@ -114,16 +114,27 @@ impl Decoder {
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
         let gate_up = 2 * mlp;
-        // What is between an adapter's products: of the widest, and of all.
-        let between = rows(block.ranks().max().unwrap_or(0));
-        let all_between = rows(block.ranks().sum());
+        // What is between an adapter's products: of the widest, and of all at a site.
+        let between = rows(block.ranks().flatten().max().unwrap_or(0));
+        let all_between = rows(block.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
+        // With magnitudes, a matrix with its product.
+        let dora = block.lora.as_ref().is_some_and(Lora::is_dora);
+        let widest = config.intermediate_size.max(config.num_attention_heads * config.head_dim);
+        let sum = if dora { (config.hidden_size * widest) as usize * runs.size() } else { 0 };
         // Where adapters drop values, what one sees of its input of this size; backward, its part of the gradient first.
         let dropped = |input: usize| if block.drops() { input } else { 0 };
 
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations.
         let saved = x + floats(1) + qkv + q + lse + x + floats(1) + gate_up + qk_norm;
         // All of it but x, and at the end the second norm's output, SwiGLU's, and the block's.
-        let forward = saved - x + x + mlp + x + 2 * between + dropped(mlp);
+        let seen = 2 * between + dropped(mlp);
+        let with_adapters = match (dora, block.drops()) {
+            (false, _) => seen,
+            // The block's output is no longer made in place.
+            (true, false) => x.max(seen + sum),
+            (true, true) => seen + sum.max(2 * x),
+        };
+        let forward = saved - x + x + mlp + x + with_adapters;
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
         let attending = floats(1) + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
@@ -131,17 +142,23 @@ impl Decoder {
         // gradient, that of the projection and of normed heads, and what the library needs.
         let qk_norm_backward = if config.qk_norm { q + kv } else { 0 };
         let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
-        let in_attention = in_attention.max(q + 2 * dropped(q));
+        // What adapters take at a site: with magnitudes the gradient in front of them and, for theirs, a column's products.
+        let at_site = |output: usize, input: usize, column: usize| match dora {
+            false => 2 * dropped(input),
+            true if block.drops() => output + sum.max(2 * input + column),
+            true => output + sum.max(column),
+        };
+        let in_attention = in_attention.max(q + at_site(x, q, x));
         // After it, all that it read is gone, and the first norm's output comes.
-        let after = (qkv + x + 2 * dropped(x)).saturating_sub(q + qkv + lse + qk_norm);
-        let in_mlp = mlp + 2 * dropped(mlp);
+        let after = (qkv + x + at_site(qkv, x, q)).saturating_sub(q + qkv + lse + qk_norm);
+        let in_mlp = (mlp + at_site(x, mlp, x)).max(mlp + x + at_site(gate_up, x, mlp));
         BlockBytes {
             input: x,
             saved,
             thinned: saved - gate_up,
             forward: forward.max(attending),
             // The residual stream stays in one place, and nothing is dropped.
-            scoring: (forward - x - dropped(mlp)).max(attending),
+            scoring: (saved - x + x + mlp + 2 * between + if dora { x + sum } else { 0 }).max(attending),
             output_grad: x,
             backward: in_mlp.max(mlp + x + in_attention.max(after)) + all_between + 2 * between,
         }

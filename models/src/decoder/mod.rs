@@ -69,7 +69,7 @@ impl Decoder {
         Decoder::lay_out(config, None, device)
     }
 
-    /// As [`Self::new`], with adapters beside the matrices of every layer. All else is frozen.
+    /// As [`Self::new`], with adapters beside matrices of the layers. All else is frozen.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -85,14 +85,14 @@ impl Decoder {
         units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
         let mut inner_blocks = vec![plain_block.clone(); layers];
         if let Some(lora) = lora {
-            lora.validate()?;
+            lora.validate(layers)?;
             units.iter_mut().for_each(|unit| unit.trainable = false);
-            let (mut lora_units, adapters) = lora::layout(&config, lora);
-            for layer in 0..layers {
-                units_of[layer + 1].push(units.len() + layer);
+            for (layer, adapters) in lora::layout(&config, lora, &plain_block).into_iter().enumerate() {
+                let Some((unit, adapters)) = adapters else { continue };
+                units_of[layer + 1].push(units.len());
+                units.push(unit);
+                inner_blocks[layer] = plain_block.with_lora(adapters);
             }
-            units.append(&mut lora_units);
-            inner_blocks = adapters.into_iter().map(|lora| plain_block.with_lora(lora)).collect();
         }
         let frequencies = config.rope_scaling.frequencies(config.head_dim, config.rope_theta);
         let (positions, scale) = (config.max_position_embeddings, config.rope_scaling.table_scale());
@@ -168,6 +168,19 @@ impl Decoder {
         self.head.math == Math::ByRows
     }
 
+    /// The tensors of every unit as many passes read them that follow: what needs the weights alone is computed now. See
+    /// [`Weights::prepared`].
+    pub(crate) fn prepare(&self, mut weights: Vec<Vec<Tensor>>) -> Result<Vec<Vec<Tensor>>> {
+        for (units, block) in self.units_of[1..].iter().zip(&self.inner_blocks) {
+            let (Some(lora), &[own, adapters]) = (&block.lora, units.as_slice()) else { continue };
+            let factors = lora.all_factors(&Weights::new(&[&weights[own], &weights[adapters]]))?;
+            for (magnitude, factor) in factors {
+                weights[adapters][magnitude] = factor;
+            }
+        }
+        Ok(weights)
+    }
+
     fn all_blocks(&mut self) -> impl Iterator<Item = &mut Block> {
         std::iter::once(&mut self.plain_block).chain(&mut self.inner_blocks)
     }
@@ -183,7 +196,7 @@ impl Decoder {
             packing: &batch.packing,
             rope_table,
             window: self.config.window_of(layer),
-            drops: batch.row_keys.as_ref().map(|keys| Drops { keys, layer }),
+            drops: batch.row_keys.as_ref().map(|keys| Drops { keys }),
         }
     }
 
@@ -284,9 +297,10 @@ pub(crate) fn units(config: &DecoderConfig) -> Vec<Unit> {
     layout(config).0
 }
 
-/// The units of adapters, a layer each.
+/// The units of adapters, one for each layer that has some.
 pub(crate) fn lora_units(config: &DecoderConfig, lora: &LoraConfig) -> Vec<Unit> {
-    lora::layout(config, lora).0
+    let block = layout(config).1;
+    lora::layout(config, lora, &block).into_iter().flatten().map(|(unit, _)| unit).collect()
 }
 
 fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block, Head) {

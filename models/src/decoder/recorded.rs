@@ -44,7 +44,7 @@ pub(super) struct Scratch {
 impl Scratch {
     fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
         let config = &decoder.config;
-        let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).max();
+        let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).flatten().max();
         let widths =
             [config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim];
         let adds_apart = rank.is_some() && decoder.is_strict();
@@ -158,46 +158,42 @@ impl Block {
         let StepMemory { positions, x, h, qkv, attended, gate_up, activated, scratch, .. } = memory;
         let of = |param: usize| weights.get(0, param);
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
-        self.math.linear_into(h, of(self.qkv), self.qkv_bias.map(of), &mut qkv_rows)?;
-        if self.lora.is_some() {
-            self.adapt_in_place(|lora| &lora.qkv, weights, h.values()?, scratch, &qkv_rows)?;
+        self.math.linear_into(h, of(self.qkv), self.inner_bias(Site::Qkv, weights), &mut qkv_rows)?;
+        if self.adapts(Site::Qkv) {
+            self.adapt_in_place(Site::Qkv, weights, h.values()?, scratch, &mut qkv_rows)?;
         }
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
         let norm = of(self.post_attention_norm);
-        self.add_and_norm_in_place(Branch::Attention, weights, attended, norm, (x, h, scratch))?;
-        let apart = self.gate_up_bias.is_some() || self.adapts(|lora| &lora.gate_up);
+        self.add_and_norm_in_place(Site::O, weights, attended, norm, (x, h, scratch))?;
+        let apart = self.gate_up_bias.is_some() || self.adapts(Site::GateUp);
         if self.math == Math::ByRows || apart {
-            self.math.linear_into(h, of(self.gate_up), self.gate_up_bias.map(of), gate_up)?;
-            self.adapt_in_place(|lora| &lora.gate_up, weights, h.values()?, scratch, gate_up)?;
+            self.math.linear_into(h, of(self.gate_up), self.inner_bias(Site::GateUp, weights), gate_up)?;
+            self.adapt_in_place(Site::GateUp, weights, h.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
             ops::swiglu_linear_into(h, of(self.gate_up), gate_up, activated)?;
         }
-        self.add_and_norm_in_place(Branch::Mlp, weights, activated, next_norm, (x, h, scratch))
+        self.add_and_norm_in_place(Site::Down, weights, activated, next_norm, (x, h, scratch))
     }
 
-    /// Adds the product of `y` with a branch's last matrix, and its bias, to the residual stream `x`, and makes its norm.
+    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, and makes its norm.
     /// With adapters somewhere the norm is made at once, since they take its values.
     fn add_and_norm_in_place(
         &self,
-        branch: Branch,
+        site: Site,
         weights: &Weights,
         y: &Tensor,
         norm: &Tensor,
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let (matrix, bias, site): (usize, Option<usize>, Site) = match branch {
-            Branch::Attention => (self.o, self.o_bias, |lora| &lora.o),
-            Branch::Mlp => (self.down, self.down_bias, |lora| &lora.down),
-        };
-        let (matrix, bias) = (weights.get(0, matrix), bias.map(|bias| weights.get(0, bias)));
+        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
         match self.math {
             Math::Fast if self.lora.is_none() && bias.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
-            Math::Fast => {
+            Math::Fast if !self.scales(site) => {
                 ops::add_linear_(x, y, matrix)?;
                 if let Some(bias) = bias {
                     drop(x.f_add_(bias)?);
@@ -205,32 +201,27 @@ impl Block {
                 self.adapt_in_place(site, weights, y, scratch, x)?;
             }
             // Rounded where `forward` rounds, in the memory of the norm that comes next.
-            Math::ByRows => {
+            math => {
                 let mut product = h.values()?.shallow_clone();
-                let inner_bias = bias.filter(|_| branch == Branch::Attention);
-                ops::linear_by_rows_into(y, matrix, inner_bias, &mut product)?;
-                match branch {
-                    Branch::Attention => {
-                        self.adapt_in_place(site, weights, y, scratch, &product)?;
-                        drop(x.f_add_(&product)?);
+                let is_whole = site == Site::O || self.scales(site);
+                match math {
+                    Math::Fast => drop(y.f_mm_out(&product, &matrix.f_tr()?)?),
+                    Math::ByRows => {
+                        ops::linear_by_rows_into(y, matrix, bias.filter(|_| is_whole), &mut product)?;
                     }
-                    Branch::Mlp => {
-                        drop(x.f_add_(&product)?);
-                        if let Some(bias) = bias {
-                            drop(x.f_add_(bias)?);
-                        }
-                        self.adapt_in_place(site, weights, y, scratch, x)?;
+                }
+                if is_whole {
+                    self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+                    drop(x.f_add_(&product)?);
+                } else {
+                    drop(x.f_add_(&product)?);
+                    if let Some(bias) = bias {
+                        drop(x.f_add_(bias)?);
                     }
+                    self.adapt_in_place(site, weights, y, scratch, x)?;
                 }
             }
         }
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
-}
-
-/// What is added to the residual stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Branch {
-    Attention,
-    Mlp,
 }

@@ -10,6 +10,7 @@
 mod block_pool;
 mod engine;
 mod kv_cache;
+mod likeliest;
 mod pass;
 mod recorder;
 mod request;

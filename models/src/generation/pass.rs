@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::{
     KvCache,
     kv_cache::{SCRATCH_BLOCK, blocks_of},
+    likeliest::Likeliest,
     recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
     sequence::{Group, Sequence},
@@ -50,6 +51,7 @@ impl Passes {
             tracing::debug!("steps are not recorded: {reason}");
         }
         let (device, recorder) = (like.device(), recorder.ok());
+        let weights = decoder.prepare(weights)?;
         Ok(Passes { decoder, weights, cache, device, recorder })
     }
 
@@ -197,7 +199,7 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
     let units: Vec<Vec<&[Tensor]>> = (0..decoder.blocks())
         .map(|block| decoder.units_of(block).iter().map(|&unit| &*weights[unit]).collect())
         .collect();
-    body(&units.iter().map(|units| Weights::new(units)).collect::<Vec<Weights>>())
+    body(&units.iter().map(|units| Weights::new(units).prepared()).collect::<Vec<Weights>>())
 }
 
 /// Log-probs are the training loss's own, by its operation over the same logits.
@@ -223,7 +225,14 @@ pub(super) fn choose_on_host(
         let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
         let scores = ops::logprobs(&of_rows, &upload(&tokens, device)?, chunk[0].2)?;
         let logprobs: Vec<f32> = scores.logprobs.f_to_device(Device::Cpu)?.try_into()?;
-        sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled { token, logprob }));
+        sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled::new(token, logprob)));
+    }
+    if sequences.iter().any(|sequence| sequence.params.likeliest > 0) {
+        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+        let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
+        if let Some(likeliest) = Likeliest::of(&of_rows, sequences)? {
+            likeliest.tell(sequences, &mut sampled)?;
+        }
     }
     Ok(sampled)
 }

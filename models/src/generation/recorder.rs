@@ -15,6 +15,7 @@ use tch::{Kind, Tensor};
 use super::{
     KvCache, SamplingParams,
     kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
+    likeliest::Likeliest,
     sampling::{Sampled, uniform},
     sequence::Sequence,
 };
@@ -126,22 +127,35 @@ impl Recorder {
         self.upload_inputs(&sequences, key)?;
         let stream = Stream::torch(&self.device)?;
         let logits = self.memory.first(live.len() as i64)?.logits;
+        let mut likeliest = Vec::with_capacity(steps);
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
             if step == 0 {
                 // While the device computes.
                 self.upload_choices(&sequences, steps)?;
             }
+            likeliest.push(Likeliest::of(&logits, &sequences)?);
             self.sample(&logits, &sequences, step)?;
         }
-        self.read(live.len(), steps)
+        let mut sampled = self.read(live.len(), steps)?;
+        for (of_step, sampled) in likeliest.iter().zip(&mut sampled) {
+            if let Some(of_step) = of_step {
+                of_step.tell(&sequences, sampled)?;
+            }
+        }
+        Ok(sampled)
     }
 
     /// Chooses a token for each of at most as many sequences as it was made for, from its row of `logits`.
     pub fn choose(&mut self, logits: &Tensor, sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
         self.upload_choices(sequences, 1)?;
+        let likeliest = Likeliest::of(logits, sequences)?;
         self.sample(logits, sequences, 0)?;
-        Ok(self.read(sequences.len(), 1)?.remove(0))
+        let mut sampled = self.read(sequences.len(), 1)?.remove(0);
+        if let Some(likeliest) = likeliest {
+            likeliest.tell(sequences, &mut sampled)?;
+        }
+        Ok(sampled)
     }
 
     fn record(
@@ -241,7 +255,7 @@ impl Recorder {
             self.chosen.f_narrow(0, 0, count)?.f_to_device(tch::Device::Cpu)?.try_into()?;
         let logprobs: Vec<f32> =
             self.logprobs.f_narrow(0, 0, count)?.f_to_device(tch::Device::Cpu)?.try_into()?;
-        let sampled = tokens.iter().zip(&logprobs).map(|(&token, &logprob)| Sampled { token, logprob });
+        let sampled = tokens.iter().zip(&logprobs).map(|(&token, &logprob)| Sampled::new(token, logprob));
         let sampled: Vec<Sampled> = sampled.collect();
         Ok(sampled.chunks(rows).map(<[Sampled]>::to_vec).collect())
     }
@@ -420,7 +434,7 @@ mod tests {
         for (step, logits) in logits.iter().enumerate() {
             let expected = choose_on_host(logits, &rows, &sequences.iter().collect::<Vec<_>>()).unwrap();
             for (row, sequence) in sequences.iter_mut().enumerate() {
-                let (found, expected) = (found[step][row], expected[row]);
+                let (found, expected) = (found[step][row].clone(), &expected[row]);
                 let what = format!("{dtype:?}, {vocab} tokens, step {step}, {:?}", sequence.params);
                 assert_eq!(found.token, expected.token, "{what}");
                 assert!((found.logprob - expected.logprob).abs() < 1e-4, "{found:?}, {expected:?}: {what}");

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::SamplingParams;
+use super::{SamplingParams, sampling::Sampled};
 
 /// A prompt and the completions that are wanted of it. The prompt runs once for all of them.
 #[derive(Clone, Debug)]
@@ -51,6 +51,9 @@ pub struct Completion {
     /// training forward computes it: `top_k`, `top_p`, `min_p` and `repetition_penalty` are not in it, and at
     /// temperature 0 it is that of temperature 1.
     pub logprobs: Vec<f32>,
+    /// At the place of each token the likeliest ones, from the likeliest on, with their log-probabilities as in `logprobs`; as
+    /// many as [`SamplingParams::likeliest`] says. Empty if that is 0.
+    pub likeliest: Vec<Vec<(i64, f32)>>,
     /// Which weights sampled it, in the order of the tokens.
     pub policies: Vec<PolicySpan>,
     /// Why it ended; `None` while it has not, or was aborted.
@@ -81,9 +84,12 @@ impl Completion {
         self.ending == Some(Ending::Stop)
     }
 
-    pub(super) fn push(&mut self, token: i64, logprob: f32, version: u64) {
+    pub(super) fn push(&mut self, Sampled { token, logprob, likeliest }: Sampled, version: u64) {
         self.tokens.push(token);
         self.logprobs.push(logprob);
+        if !likeliest.is_empty() {
+            self.likeliest.push(likeliest);
+        }
         match self.policies.last_mut() {
             Some(span) if span.version == version => span.tokens += 1,
             _ => self.policies.push(PolicySpan { version, tokens: 1 }),

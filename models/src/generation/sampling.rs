@@ -22,6 +22,8 @@ pub struct SamplingParams {
     pub max_new_tokens: usize,
     /// Tokens that end a completion, and belong to it.
     pub stop_tokens: Vec<i64>,
+    /// How many of the likeliest tokens are told beside each chosen one: see [`super::Completion::likeliest`].
+    pub likeliest: usize,
 }
 
 impl Default for SamplingParams {
@@ -34,6 +36,7 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             max_new_tokens: 1,
             stop_tokens: Vec::new(),
+            likeliest: 0,
         }
     }
 }
@@ -94,11 +97,19 @@ impl SamplingParams {
 }
 
 /// A chosen token, and its log-probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sampled {
     pub token: i64,
     /// Its log-probability: see [`super::Completion::logprobs`].
     pub logprob: f32,
+    /// As many as were asked for: see [`super::Completion::likeliest`].
+    pub likeliest: Vec<(i64, f32)>,
+}
+
+impl Sampled {
+    pub fn new(token: i64, logprob: f32) -> Sampled {
+        Sampled { token, logprob, likeliest: Vec::new() }
+    }
 }
 
 /// The random number in [0, 1) that chooses the `index`-th token of a completion.

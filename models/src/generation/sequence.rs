@@ -53,8 +53,9 @@ impl Sequence {
     }
 
     /// Adds a token, which may end it.
-    pub fn extend(&mut self, Sampled { token, logprob }: Sampled, version: u64) {
-        self.completion.push(token, logprob, version);
+    pub fn extend(&mut self, sampled: Sampled, version: u64) {
+        let token = sampled.token;
+        self.completion.push(sampled, version);
         let tokens = &self.completion.tokens;
         let stops = self.params.stop_tokens.contains(&token)
             || self.stop.as_ref().is_some_and(|StopCondition(ends)| ends(tokens));

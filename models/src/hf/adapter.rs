@@ -5,13 +5,13 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::weights::WeightFiles;
 use super::{Error, Result, field, read_json, refuse_any, validated};
 use crate::decoder::{self, AdapterShape, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, lora};
 use crate::diffusion::Lora;
-use crate::init::WeightSource;
+use crate::init::{Seed, WeightSource};
 use crate::model::{Init, ParamSpec, Part};
 
 /// A folder with an adapter, opened and checked.
@@ -35,6 +35,9 @@ struct AdapterConfig {
     use_dora: bool,
     #[serde(default)]
     fan_in_fan_out: bool,
+    init_lora_weights: Option<Value>,
+    #[serde(default)]
+    modules_to_save: Option<Vec<String>>,
     bias: Option<String>,
     rank_pattern: Option<Map<String, Value>>,
     alpha_pattern: Option<Map<String, Value>>,
@@ -43,19 +46,26 @@ struct AdapterConfig {
 }
 
 /// Fields of PEFT with which an adapter computes something else, though its tensors look the same.
-const VARIANTS: [&str; 7] = [
+const VARIANTS: [&str; 11] = [
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
+    "layer_replication",
+    "lora_bias",
     "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
     "use_bdlora",
     "use_qalora",
     "velora_config",
 ];
 
+/// Beginnings of an adapter that leave the model's weights as they are; the others take their part out of them.
+const BEGINNINGS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
+
 impl AdapterFolder {
-    /// Opens the folder at `path` with an adapter for a model of the shape `config`. Which matrices have one is read
-    /// from the tensors' names.
+    /// Opens the folder at `path` with an adapter for a model of the shape `config`. Which matrices of which layers have one
+    /// is read from the tensors' names.
     ///
     /// # Errors
     /// [`Error`], which names the file and in it the field or the tensor.
@@ -68,17 +78,27 @@ impl AdapterFolder {
             if holds { Ok(()) } else { Err(error()) }
         };
         refuse(file.peft_type == "LORA", "peft_type", "is another than `LORA`")?;
-        refuse(!file.use_dora, "use_dora", "is true; there is plain LoRA here")?;
         refuse(!file.fan_in_fan_out, "fan_in_fan_out", "is true; matrices are [out, in] here")?;
         let no_bias = file.bias.as_deref().is_none_or(|bias| bias == "none");
         refuse(no_bias, "bias", "is another than `none`")?;
-        refuse_any(&config_path, &file.others, &VARIANTS, "is there; there is plain LoRA here")?;
+        refuse_any(&config_path, &file.others, &VARIANTS, "is there; there is LoRA, rsLoRA and DoRA here")?;
+        let leaves_weights = match &file.init_lora_weights {
+            Some(Value::String(how)) => BEGINNINGS.contains(&how.as_str()),
+            _ => true,
+        };
+        let help = "changes the model's weights as well: have PEFT save it as plain LoRA, by \
+                    `path_initial_model_for_weight_conversion`";
+        refuse(leaves_weights, "init_lora_weights", help)?;
+        let whole = file.modules_to_save.iter().flatten().next();
+        let problem = whole.map(|name| {
+            format!(
+                "names `{name}`, trained whole beside the adapters: merge them, by PEFT's `merge_and_unload`"
+            )
+        });
+        refuse(whole.is_none(), "modules_to_save", &problem.unwrap_or_default())?;
 
         let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
-        let is_there = |target: &LoraTarget| {
-            weights.contains(&lora::names(&format!("model.layers.0.{}.weight", target.name()))[0])
-        };
-        let targets = LoraTarget::ALL.into_iter().filter(is_there).collect();
+        let (targets, layers) = places(&weights, config.num_hidden_layers)?;
         let holds = (0.0..1.0).contains(&file.lora_dropout);
         refuse(holds, "lora_dropout", "is not from 0 to below 1")?;
         let lora = LoraConfig {
@@ -88,9 +108,11 @@ impl AdapterFolder {
             rank_pattern: patterns(&config_path, "rank_pattern", file.rank_pattern, Value::as_i64)?,
             alpha_pattern: patterns(&config_path, "alpha_pattern", file.alpha_pattern, Value::as_f64)?,
             targets,
+            layers,
+            dora: file.use_dora,
             dropout: file.lora_dropout,
         };
-        validated(&config_path, lora.validate())?;
+        validated(&config_path, lora.validate(config.num_hidden_layers))?;
         weights.check(&decoder::lora_units(config, &lora), |_| false)?;
         Ok(AdapterFolder { lora, weights })
     }
@@ -99,6 +121,28 @@ impl AdapterFolder {
     pub fn lora_config(&self) -> &LoraConfig {
         &self.lora
     }
+}
+
+/// Which matrices have adapters in a model of so many layers, and in which of these, unless it is all of them.
+fn places(weights: &WeightFiles, layers: usize) -> Result<(Vec<LoraTarget>, Option<Vec<usize>>)> {
+    let first = |layer: usize, target: LoraTarget| {
+        let [a, _] = lora::names(&format!("{}.weight", lora::module(layer, target)));
+        a
+    };
+    let is_there = |layer: usize, target: LoraTarget| weights.contains(&first(layer, target));
+    let targets: Vec<LoraTarget> = LoraTarget::ALL
+        .into_iter()
+        .filter(|&target| (0..layers).any(|layer| is_there(layer, target)))
+        .collect();
+    let of_some: Vec<usize> =
+        (0..layers).filter(|&layer| targets.iter().any(|&target| is_there(layer, target))).collect();
+    for (&layer, &target) in of_some.iter().flat_map(|layer| targets.iter().map(move |it| (layer, it))) {
+        if !is_there(layer, target) {
+            let problem = "is missing: layers that have adapters have them beside the same matrices here";
+            return Err(weights.problem(&first(layer, target), problem.to_owned()));
+        }
+    }
+    Ok((targets, Some(of_some).filter(|of_some| of_some.len() < layers)))
 }
 
 /// The entries of the field `name` of the file `path`, in their order.
@@ -138,10 +182,12 @@ pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> 
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
         "rank_pattern": Value::Object(ranks.collect()),
         "alpha_pattern": Value::Object(alphas.collect()),
         "lora_dropout": lora.dropout,
         "target_modules": modules,
+        "layers_to_transform": lora.layers,
         "bias": "none",
         "fan_in_fan_out": false,
         "inference_mode": true,
@@ -186,6 +232,57 @@ impl<B: WeightSource, A: WeightSource> WeightSource for WithAdapter<B, A> {
     }
 }
 
+/// The weights of a model and of a new adapter, from a seed but for magnitudes: those are the norms of the model's rows,
+/// with which the adapter changes nothing.
+pub struct NewAdapter<B> {
+    /// The model's.
+    pub base: B,
+    /// The adapter's.
+    pub seed: Seed,
+}
+
+impl<B: WeightSource> WeightSource for NewAdapter<B> {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
+        let Some((matrix, columns)) = lora::matrix_of_magnitudes(spec) else {
+            let NewAdapter { base, seed } = self;
+            return WithAdapter { base, adapter: seed }.read(spec, range, values);
+        };
+        let at_once = (ROWS_BYTES / size_of::<f32>() / columns).max(1);
+        let size = (spec.shape[0] as usize, columns);
+        for (number, norms) in values.chunks_mut(at_once).enumerate() {
+            let first = range.start + number * at_once;
+            let rows = matrix_of(&self.base, &matrix, size, first..first + norms.len())?;
+            norms.copy_from_slice(&Vec::try_from(row_norms(&rows)?)?);
+        }
+        Ok(())
+    }
+}
+
+/// The most bytes of rows that are read for their norms at a time.
+const ROWS_BYTES: usize = 1 << 24;
+
+/// fp32 `[rows]` of fp32 `[rows, columns]`.
+fn row_norms(rows: &Tensor) -> crate::Result<Tensor> {
+    let norms = rows.f_norm_scalaropt_dim_dtype(2, [1i64].as_slice(), false, Kind::Double)?;
+    Ok(norms.f_to_kind(Kind::Float)?.f_clamp_min(lora::LEAST_NORM)?)
+}
+
+/// Rows of the tensor `name` of `size`.
+fn matrix_of(
+    source: &dyn WeightSource,
+    name: &str,
+    size: (usize, usize),
+    rows: Range<usize>,
+) -> crate::Result<Tensor> {
+    let (all_rows, columns) = (size.0 as i64, size.1 as i64);
+    let parts = vec![Part { name: name.to_owned(), rows: all_rows }];
+    let shape = vec![all_rows, columns];
+    let spec = ParamSpec { name: name.to_owned(), shape, parts, init: Init::Zeros, decay: true };
+    let mut values = vec![0.0; rows.len() * size.1];
+    source.read(&spec, rows.start * size.1..rows.end * size.1, &mut values)?;
+    Ok(Tensor::f_from_slice(&values)?.f_view([rows.len() as i64, columns])?)
+}
+
 /// The shape of a model's adapters.
 pub trait Adapters {
     /// That of the adapter of the weight of this name, if it has one.
@@ -195,7 +292,8 @@ pub trait Adapters {
 impl Adapters for LoraConfig {
     fn adapter_of(&self, name: &str) -> Option<AdapterShape> {
         let module = name.strip_suffix(".weight")?;
-        let is_there = self.targets.iter().any(|target| module.ends_with(&format!(".{}", target.name())));
+        let (layer, target) = module.strip_prefix("model.layers.")?.split_once('.')?;
+        let is_there = self.is_in(layer.parse().ok()?) && self.targets.iter().any(|it| it.name() == target);
         is_there.then(|| self.shape_of(module))
     }
 }
@@ -203,12 +301,13 @@ impl Adapters for LoraConfig {
 impl Adapters for Lora {
     fn adapter_of(&self, name: &str) -> Option<AdapterShape> {
         let module = name.strip_suffix(".weight")?;
-        let shape = AdapterShape { rank: self.rank, scale: self.scale };
+        let shape = AdapterShape { rank: self.rank, scale: self.scale, dora: false };
         self.modules.iter().any(|name| name == module).then_some(shape)
     }
 }
 
-/// A model's weights with its adapter's products added to them: W + scale B A, in fp32.
+/// A model's weights with its adapter's products added to them, and with magnitudes scaled by row: W + scale B A, times
+/// m / ||W + scale B A||, in fp32.
 pub struct Merged<'a> {
     /// The model's weights.
     pub base: &'a dyn WeightSource,
@@ -225,7 +324,7 @@ impl WeightSource for Merged<'_> {
         for part in &spec.parts {
             if let Some(shape) = self.lora.adapter_of(&part.name) {
                 let place = (first_row, spec.shape[1] as usize);
-                self.add_product(part, shape, place, range.clone(), values)?;
+                self.adapt(part, shape, place, range.clone(), values)?;
             }
             first_row += part.rows as usize;
         }
@@ -234,8 +333,9 @@ impl WeightSource for Merged<'_> {
 }
 
 impl Merged<'_> {
-    /// Adds the product of `part`, whose rows of `columns` values begin at `first_row`, to those in `range`.
-    fn add_product(
+    /// Makes of those of `values`, the model's in `range`, that are of `part` what they are with its adapter. Its rows of
+    /// `columns` values begin at `first_row`.
+    fn adapt(
         &self,
         part: &Part,
         shape: AdapterShape,
@@ -249,29 +349,52 @@ impl Merged<'_> {
             return Ok(());
         }
         let rows = start / columns - first_row..end.div_ceil(columns) - first_row;
-        let rank = shape.rank as usize;
-        let [a_name, b_name] = lora::names(&part.name);
-        let a = self.matrix(&a_name, (rank, columns), 0..rank)?;
-        let b = self.matrix(&b_name, (part.rows as usize, rank), rows.clone())?;
-        let product: Vec<f32> = b.f_mm(&a)?.f_mul_scalar(shape.scale)?.f_flatten(0, -1)?.try_into()?;
-        let skipped = start - (first_row + rows.start) * columns;
-        for (value, product) in
-            values[start - range.start..end - range.start].iter_mut().zip(&product[skipped..])
-        {
-            *value += product;
+        let skipped = (start - (first_row + rows.start) * columns) as i64;
+        let values = &mut values[start - range.start..end - range.start];
+        let wanted = |of_rows: &Tensor| -> crate::Result<Vec<f32>> {
+            Ok(of_rows.f_flatten(0, -1)?.f_narrow(0, skipped, values.len() as i64)?.try_into()?)
+        };
+        let product = self.product(part, shape, columns, rows.clone())?;
+        if shape.dora {
+            let scaled = wanted(&self.scaled(part, columns, rows, &product)?)?;
+            values.copy_from_slice(&scaled);
+        } else {
+            let product = wanted(&product)?;
+            values.iter_mut().zip(&product).for_each(|(value, product)| *value += product);
         }
         Ok(())
     }
 
-    /// Rows of an adapter's tensor of `size`.
-    fn matrix(&self, name: &str, size: (usize, usize), rows: Range<usize>) -> crate::Result<Tensor> {
-        let (all_rows, columns) = (size.0 as i64, size.1 as i64);
-        let parts = vec![Part { name: name.to_owned(), rows: all_rows }];
-        let shape = vec![all_rows, columns];
-        let spec = ParamSpec { name: name.to_owned(), shape, parts, init: Init::Zeros, decay: true };
-        let mut values = vec![0.0; rows.len() * size.1];
-        self.adapter.read(&spec, rows.start * size.1..rows.end * size.1, &mut values)?;
-        Ok(Tensor::f_from_slice(&values)?.f_view([rows.len() as i64, columns])?)
+    /// Rows of the product beside a part: `[rows, columns]`.
+    fn product(
+        &self,
+        part: &Part,
+        shape: AdapterShape,
+        columns: usize,
+        rows: Range<usize>,
+    ) -> crate::Result<Tensor> {
+        let (outputs, rank) = (part.rows as usize, shape.rank as usize);
+        let [a, b] = lora::names(&part.name);
+        let a = matrix_of(self.adapter, &a, (rank, columns), 0..rank)?;
+        let b = matrix_of(self.adapter, &b, (outputs, rank), rows)?;
+        Ok(b.f_mm(&a)?.f_mul_scalar(shape.scale)?)
+    }
+
+    /// Rows of a part with their product, as long as the magnitudes say: `[rows, columns]`.
+    fn scaled(
+        &self,
+        part: &Part,
+        columns: usize,
+        rows: Range<usize>,
+        product: &Tensor,
+    ) -> crate::Result<Tensor> {
+        let size = (part.rows as usize, columns);
+        let sum = matrix_of(self.base, &part.name, size, rows.clone())?.f_add(product)?;
+        let spec = lora::magnitudes(&part.name, part.rows, columns as i64);
+        let mut magnitudes = vec![0.0; rows.len()];
+        self.adapter.read(&spec, rows, &mut magnitudes)?;
+        let factors = Tensor::f_from_slice(&magnitudes)?.f_div(&row_norms(&sum)?)?;
+        Ok(sum.f_mul(&factors.f_unsqueeze(1)?)?)
     }
 }
 

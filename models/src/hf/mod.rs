@@ -28,7 +28,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-pub use adapter::{AdapterFolder, Adapters, Merged, Unscaled, WithAdapter, adapter_config_file};
+pub use adapter::{AdapterFolder, Adapters, Merged, NewAdapter, Unscaled, WithAdapter, adapter_config_file};
 pub use clip::ClipFolder;
 pub use diffusers::{DiffusersFolder, write_diffusers_folder, write_image_adapter};
 pub use embeddings::{EmbeddingsShape, TextEmbeddings, TextEmbeddingsWriter};

@@ -160,10 +160,15 @@ fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) 
 fn strict_logprobs_are_those_of_training_to_the_bit() {
     let window = Some(SlidingWindow { tokens: 9, layers: vec![true, false] });
     let lora = LoraConfig::new(3, 4.0, LoraTarget::ALL.to_vec());
+    let targets = vec![LoraTarget::K, LoraTarget::O, LoraTarget::Up, LoraTarget::Down];
+    let dora = LoraConfig { layers: Some(vec![1]), dora: true, ..LoraConfig::new(3, 4.0, targets) };
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-        for (qk_norm, sliding_window, lora) in
-            [(false, None, None), (true, window.clone(), None), (false, None, Some(&lora))]
-        {
+        for (qk_norm, sliding_window, lora) in [
+            (false, None, None),
+            (true, window.clone(), None),
+            (false, None, Some(&lora)),
+            (false, None, Some(&dora)),
+        ] {
             let config = DecoderConfig { sliding_window, ..config(qk_norm) };
             let decoder = match lora {
                 Some(lora) => {
@@ -226,11 +231,46 @@ fn greedy_is_the_argmax_without_a_cache() {
 
 /// The token with the highest log-probability after `tokens`, by scoring each.
 fn most_probable(holder: &Holder, tokens: &[i64]) -> i64 {
+    of_each(holder, tokens, 1.0).argmax(0, false).int64_value(&[])
+}
+
+/// The log-probability of each token after `tokens`.
+fn of_each(holder: &Holder, tokens: &[i64], temperature: f64) -> Tensor {
     let continued: Vec<Vec<i64>> = (0..13).map(|token| [tokens, &[token]].concat()).collect();
     let sequences: Vec<Sequence> =
         continued.iter().map(|all| Sequence { tokens: all, prompt_len: tokens.len() }).collect();
-    let batch = PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap();
-    holder.forward(&batch, false).0.logprobs.argmax(0, false).int64_value(&[])
+    let batch = PackedBatch::new(&sequences, temperature, Device::Cpu).unwrap();
+    holder.forward(&batch, false).0.logprobs
+}
+
+#[test]
+fn the_likeliest_tokens_are_those_of_the_training_forward() {
+    let (holder, prompts) = (holder(false), &prompts()[4..7]);
+    let asked = |temperature, likeliest| SamplingParams { top_k: 2, likeliest, ..params(temperature) };
+    // Of two temperatures, more than there are tokens, and none beside some: in one batch.
+    let all = [asked(0.7, 4), asked(0.0, 99), asked(0.7, 0)];
+    let mut engine = engine(&holder, 0, 100, Limits::new(8));
+    for (prompt, params) in prompts.iter().zip(&all) {
+        engine.submit(request(prompt, params, &[5])).unwrap();
+    }
+    let mut completions = vec![Completion::default(); all.len()];
+    engine.run(|id, completion| completions[id as usize] = completion).unwrap();
+    assert!(completions[2].likeliest.is_empty());
+    for (wanted, temperature, id) in [(4, 0.7, 0), (13, 1.0, 1)] {
+        let (mut tokens, completion) = (prompts[id].clone(), &completions[id]);
+        assert_eq!(completion.likeliest.len(), completion.tokens.len());
+        for (&token, found) in completion.tokens.iter().zip(&completion.likeliest) {
+            let (values, expected) = of_each(&holder, &tokens, temperature).topk(wanted, 0, true, true);
+            let (values, expected) =
+                (Vec::<f32>::try_from(values).unwrap(), Vec::<i64>::try_from(expected).unwrap());
+            assert_eq!(found.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected);
+            assert!(
+                found.iter().zip(&values).all(|((_, found), value)| (found - value).abs() < 1e-5),
+                "{found:?}"
+            );
+            tokens.push(token);
+        }
+    }
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyroll_models::hf::{
-    AdapterFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, WithAdapter,
+    AdapterFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, NewAdapter, WithAdapter,
     adapter_config_file, write_folder,
 };
-use anyroll_models::init::Seed;
-use anyroll_models::{Decoder, LoraConfig, LoraTarget, Model, PackedBatch, Sequence};
+use anyroll_models::init::{self, Seed, WeightSource};
+use anyroll_models::{Decoder, LoraConfig, LoraTarget, Model, PackedBatch, ParamSpec, Sequence};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
@@ -34,9 +34,12 @@ fn golden_of(name: &str) -> Golden {
     let tensors = |path: &str| {
         Tensor::read_safetensors(folder(path).join("golden.safetensors")).unwrap().into_iter().collect()
     };
-    let base = ModelFolder::open(&folder("hf/qwen2")).unwrap();
+    let config = fs::read(folder(name).join("adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let path = format!("hf/{}", config["base_model_name_or_path"].as_str().unwrap());
+    let base = ModelFolder::open(&folder(&path)).unwrap();
     let adapter = AdapterFolder::open(&folder(name), base.decoder_config()).unwrap();
-    Golden { base, adapter, alone: tensors("hf/qwen2"), adapted: tensors(name) }
+    Golden { base, adapter, alone: tensors(&path), adapted: tensors(name) }
 }
 
 impl Golden {
@@ -89,17 +92,32 @@ fn scores_and_gradients_equal_peft() {
         vec![LoraTarget::Q, LoraTarget::V, LoraTarget::O, LoraTarget::Up, LoraTarget::Down],
     );
     assert_eq!(*golden.adapter.lora_config(), expected);
-    check_scores_and_gradients(&golden);
+    check_scores_and_gradients(&golden, 2 * 5);
     let golden = golden_of("lora_patterns");
     let found = golden.adapter.lora_config();
     let ranks: Vec<_> = found.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str(), *rank)).collect();
     let expected = [("(.*1.self_attn.q)_proj", 5), ("(q|v)_proj", 2), ("model.layers.0.mlp.down_proj", 1)];
     assert_eq!((found.rslora, ranks), (true, expected.to_vec()));
-    check_scores_and_gradients(&golden);
+    check_scores_and_gradients(&golden, 2 * 5);
+    let golden = golden_of("lora_layers");
+    let found = golden.adapter.lora_config();
+    let expected = [LoraTarget::Q, LoraTarget::V, LoraTarget::Up, LoraTarget::Down];
+    assert_eq!((found.layers.as_deref(), &found.targets[..]), (Some(&[1][..]), &expected[..]));
+    check_scores_and_gradients(&golden, 4);
+    let golden = golden_of("lora_dora");
+    assert!(golden.adapter.lora_config().dora);
+    check_scores_and_gradients(&golden, 2 * 7);
 }
 
-fn check_scores_and_gradients(golden: &Golden) {
-    let (mut holder, batch) = (golden.holder(Kind::Float), golden.batch());
+/// As PEFT has it where it is given the masks.
+#[test]
+fn scores_and_gradients_under_dropout_equal_peft() {
+    check_scores_and_gradients(&golden_of("lora_dropout"), 2 * 5);
+    check_scores_and_gradients(&golden_of("lora_dora_dropout"), 2 * 7);
+}
+
+fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
+    let (mut holder, batch) = (golden.holder(Kind::Float), golden.keyed(KEYS));
     let (scores, saved) = holder.forward(&batch, true);
     assert_close("logprobs", &scores.logprobs, &golden.adapted["logprobs"]);
     // Thinned and filled again, as under selective recompute: the adapters are in what is made again.
@@ -117,7 +135,8 @@ fn check_scores_and_gradients(golden: &Golden) {
             compared += 1;
         }
     }
-    assert_eq!(compared, 2 * 5 * 2, "two tensors of five matrices in two layers");
+    let tensors = if golden.adapter.lora_config().dora { 3 } else { 2 };
+    assert_eq!(compared, adapters * tensors);
 }
 
 impl Golden {
@@ -136,35 +155,8 @@ impl Golden {
     }
 }
 
+/// Of tests/python/make_lora_golden.py.
 const KEYS: [u64; 5] = [9, 1 << 60, 0, 77, 3];
-
-/// Along a direction, the loss changes as the gradients say: the mask of the backward is the one of the forward.
-#[test]
-fn gradients_under_dropout_equal_finite_differences() {
-    let golden = golden();
-    let (mut holder, batch) = (golden.dropping(), golden.keyed(KEYS));
-    let dlogprobs = golden.alone["d_logprobs"].shallow_clone();
-    let (_, saved) = holder.forward(&batch, true);
-    holder.backward(&batch, saved, dlogprobs.shallow_clone(), None);
-    let units = holder.decoder.units().to_vec();
-    for unit in (0..units.len()).filter(|&unit| units[unit].trainable) {
-        for (param, spec) in units[unit].params.iter().enumerate() {
-            let grad = holder.grads[unit].views()[param].shallow_clone();
-            let direction = &grad / grad.norm();
-            let mut loss_at = |step: f64| {
-                let moved = holder.weights[unit][param].copy() + &direction * step;
-                let kept = std::mem::replace(&mut holder.weights[unit][param], moved);
-                let logprobs = holder.forward(&batch, false).0.logprobs.to_kind(Kind::Double);
-                holder.weights[unit][param] = kept;
-                (logprobs * &dlogprobs).sum(None).double_value(&[])
-            };
-            let step = 1e-2;
-            let found = (loss_at(step) - loss_at(-step)) / (2.0 * step);
-            let expected = grad.norm().double_value(&[]);
-            assert!((found - expected).abs() <= 0.01 * expected + 1e-3, "{}: {found}, {expected}", spec.name);
-        }
-    }
-}
 
 #[test]
 fn what_is_dropped_depends_on_a_sequences_key_alone() {
@@ -205,16 +197,39 @@ fn adapters_that_are_off_leave_the_model_as_it_was() {
     let alone = Decoder::new(golden.base.decoder_config().clone(), Device::Cpu).unwrap();
     let alone = Holder::from_source(alone, &golden.base, Kind::Float).forward(&golden.batch(), false).0;
     assert_eq!(off.logprobs, alone.logprobs);
-    // And so do adapters that have just been made, of which one factor is 0.
-    let source = WithAdapter { base: &golden.base, adapter: &Seed(3) };
-    let fresh = Holder::from_source(golden.decoder(), &source, Kind::Float);
-    assert_eq!(fresh.forward(&golden.batch(), false).0.logprobs, alone.logprobs);
+}
+
+/// Of a new adapter one factor is 0, and magnitudes are norms.
+#[test]
+fn adapters_that_have_just_been_made_change_nothing() {
+    for (name, tolerance) in [("lora", 0.0), ("lora_dora", 1e-5)] {
+        let golden = golden_of(name);
+        let source = NewAdapter { base: &golden.base, seed: Seed(3) };
+        let fresh = Holder::from_source(golden.decoder(), &source, Kind::Float);
+        let found = fresh.forward(&golden.batch(), false).0.logprobs;
+        let off = fresh.forward(&golden.batch().without_adapters(), false).0.logprobs;
+        let error = (found - off).abs().max().double_value(&[]);
+        assert!(error <= tolerance, "{name}: {error}");
+    }
+    // Each range of magnitudes is the one of the whole.
+    let golden = golden_of("lora_dora");
+    let (source, decoder) = (NewAdapter { base: &golden.base, seed: Seed(3) }, golden.decoder());
+    let is_magnitude = |spec: &&ParamSpec| spec.name.ends_with("magnitude_vector");
+    for spec in decoder.units().iter().flat_map(|unit| &unit.params).filter(is_magnitude) {
+        let whole = init::whole(&source, spec, Kind::Float, Device::Cpu).unwrap();
+        let (values, cut) = (Vec::<f32>::try_from(whole).unwrap(), 3..spec.elements() - 2);
+        let mut found = vec![f32::NAN; cut.len()];
+        source.read(spec, cut.clone(), &mut found).unwrap();
+        assert_eq!(found, values[cut], "{}", spec.name);
+    }
 }
 
 #[test]
 fn merged_weights_equal_those_of_peft() {
     check_merged(&golden());
     check_merged(&golden_of("lora_patterns"));
+    check_merged(&golden_of("lora_layers"));
+    check_merged(&golden_of("lora_dora"));
 }
 
 fn check_merged(golden: &Golden) {
@@ -230,7 +245,7 @@ fn check_merged(golden: &Golden) {
             let (values, cut) =
                 (Vec::<f32>::try_from(&weight.flatten(0, -1)).unwrap(), 3..spec.elements() - 2);
             let mut found = vec![f32::NAN; cut.len()];
-            anyroll_models::init::WeightSource::read(&merged, spec, cut.clone(), &mut found).unwrap();
+            merged.read(spec, cut.clone(), &mut found).unwrap();
             for (found, expected) in found.iter().zip(&values[cut]) {
                 assert!((found - expected).abs() <= 1e-6, "{}: {found} {expected}", spec.name);
             }
@@ -242,6 +257,8 @@ fn check_merged(golden: &Golden) {
 fn an_adapter_is_written_as_peft_reads_it() {
     check_written("lora");
     check_written("lora_patterns");
+    check_written("lora_layers");
+    check_written("lora_dora_dropout");
 }
 
 fn check_written(name: &str) {
@@ -285,7 +302,10 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
         assert!(expected.iter().all(|word| error.contains(word)), "{error} has not {expected:?}");
     };
     check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` is another"]);
-    check("use_dora", json!(true), &["`use_dora` is true"]);
+    check("use_dora", json!(true), &["down_proj.lora_magnitude_vector` is missing"]);
+    check("init_lora_weights", json!("pissa_niter_4"), &["`init_lora_weights` changes the model's weights"]);
+    check("modules_to_save", json!(["lm_head"]), &["`modules_to_save` names `lm_head`, trained whole"]);
+    check("trainable_token_indices", json!([3]), &["`trainable_token_indices` is there"]);
     check("rank_pattern", json!({"q_proj": 8}), &["q_proj.lora_A.weight", "has shape [3, ", "and [8, "]);
     check("rank_pattern", json!({"q_proj": 0}), &["`lora.rank` is 0"]);
     check("rank_pattern", json!({"q_proj": "8"}), &["`rank_pattern.q_proj` is \"8\""]);

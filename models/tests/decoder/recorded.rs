@@ -85,6 +85,12 @@ impl Shape {
         Shape { lora: Some(lora), ..Shape::from(config) }
     }
 
+    /// With magnitudes, in the second layer alone.
+    fn with_dora(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
+        let plain = LoraConfig::new(6, 9.0, targets.to_vec());
+        Shape { lora: Some(LoraConfig { layers: Some(vec![1]), dora: true, ..plain }), ..Shape::from(config) }
+    }
+
     fn decoder(&self, at: tch::Device) -> Decoder {
         let config = self.config.clone();
         let decoder = match &self.lora {
@@ -96,7 +102,7 @@ impl Shape {
 
     fn weights(&self, decoder: &Decoder, (at, kind): (tch::Device, Kind)) -> Vec<Vec<Tensor>> {
         let weight = |spec: &ParamSpec| {
-            // An adapter that begins as none would show nothing.
+            // An adapter that begins as none would show nothing, and magnitudes of 1 stand for norms of 1 or so.
             let init = if spec.init == Init::Zeros { Init::Normal { std: 0.2 } } else { spec.init };
             let spec = ParamSpec { init, ..spec.clone() };
             let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
@@ -212,6 +218,9 @@ fn recorded_steps_with_adapters_and_biases_equal_the_passes() {
         check(Shape::with_adapters(config(12, 128, true), targets), &greedy());
     }
     check(Shape::with_patterns(biased(config(12, 128, true))), &greedy());
+    for targets in [&LoraTarget::ALL[..], &[LoraTarget::V, LoraTarget::Up, LoraTarget::Down]] {
+        check(Shape::with_dora(biased(config(12, 128, true)), targets), &greedy());
+    }
     check(biased(config(4, 64, false)), &greedy());
 }
 
@@ -246,9 +255,10 @@ fn recorded_steps_choose_as_the_passes_do() {
 #[test]
 fn recorded_steps_in_bf16_stay_near_training() {
     let adapted = Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL);
+    let scaled = Shape::with_dora(config(12, 128, false), &LoraTarget::ALL);
     let plain = [config(14, 64, false), config(12, 128, true), config(4, 32, false)];
     let plain = plain.into_iter().chain([biased(config(4, 64, true))]).map(Shape::from);
-    for shape in plain.chain([adapted]) {
+    for shape in plain.chain([adapted, scaled]) {
         // A penalty chooses among the tokens, and is not in their log-probs.
         for repetition_penalty in [1.0, 1.3] {
             let params = SamplingParams { repetition_penalty, ..SamplingParams::default() };
@@ -318,6 +328,7 @@ fn strict_steps_with_windows_and_products_of_our_own_have_the_log_probs_of_train
 fn strict_steps_with_adapters_and_biases_have_the_log_probs_of_training() {
     check_strict(Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL), &warm());
     check_strict(Shape::with_patterns(biased(config(4, 64, true))), &warm());
+    check_strict(Shape::with_dora(biased(config(4, 64, true)), &LoraTarget::ALL), &warm());
 }
 
 /// Attention over blocks in any order, of lengths around those of runs and splits. A step's own tokens get into the cache with

@@ -90,7 +90,16 @@ impl SamplingArgs {
     pub fn params(&self, stop_tokens: Vec<i64>, room: usize) -> SamplingParams {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens } = *self;
         let max_new_tokens = max_new_tokens.unwrap_or(NEW_TOKENS.min(room.max(1)));
-        SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
+        SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            max_new_tokens,
+            stop_tokens,
+            likeliest: 0,
+        }
     }
 }
 

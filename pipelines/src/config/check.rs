@@ -503,7 +503,9 @@ impl Check<'_> {
             self.problem(&format!("model.lora.{field}"), message, help.clone())
         })?;
         self.ensure(!shape.targets.is_empty(), "model.lora.targets", "the list is empty", help)?;
-        self.lora_patterns(&shape, folder)?;
+        let layers = folder.decoder_config().num_hidden_layers;
+        self.lora_layers(&shape, layers)?;
+        self.lora_patterns(&shape, layers)?;
         if let Some(path) = &lora.path {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
             let adapter = AdapterFolder::open(path, folder.decoder_config())
@@ -511,8 +513,10 @@ impl Check<'_> {
             // What is dropped is a matter of training, and the file's is the training's that it came from.
             let found =
                 anyroll_models::LoraConfig { dropout: shape.dropout, ..adapter.lora_config().clone() };
+            let written = anyroll_models::LoraConfig { layers: found.layers.clone(), ..shape.clone() };
+            let same_layers = (0..layers).all(|layer| found.is_in(layer) == shape.is_in(layer));
             self.ensure(
-                found == shape,
+                found == written && same_layers,
                 "model.lora.path",
                 "the adapter there has another shape",
                 format!("write its own: {}", fields_of(&found)),
@@ -521,13 +525,21 @@ impl Check<'_> {
         self.no_reference(reference)
     }
 
+    /// Whether the layers that have adapters are the model's.
+    fn lora_layers(&self, shape: &anyroll_models::LoraConfig, layers: usize) -> Result<(), Problem> {
+        let Some(chosen) = &shape.layers else { return Ok(()) };
+        let unknown = chosen.iter().find(|&&layer| layer >= layers);
+        let message = match unknown {
+            Some(layer) => format!("there is no layer {layer}"),
+            None => "the list is empty".to_owned(),
+        };
+        let help = format!("write some of 0 to {}, or leave it out for all", layers - 1);
+        self.ensure(!chosen.is_empty() && unknown.is_none(), "model.lora.layers", message, help)
+    }
+
     /// Whether each pattern is one of a matrix that has an adapter.
-    fn lora_patterns(&self, shape: &anyroll_models::LoraConfig, folder: &ModelFolder) -> Result<(), Problem> {
-        let modules: Vec<String> = (0..folder.decoder_config().num_hidden_layers)
-            .flat_map(|layer| {
-                shape.targets.iter().map(move |target| format!("model.layers.{layer}.{}", target.name()))
-            })
-            .collect();
+    fn lora_patterns(&self, shape: &anyroll_models::LoraConfig, layers: usize) -> Result<(), Problem> {
+        let modules = shape.modules(layers);
         let ranks = shape.rank_pattern.iter().map(|(pattern, _)| ("rank_pattern", pattern));
         let alphas = shape.alpha_pattern.iter().map(|(pattern, _)| ("alpha_pattern", pattern));
         for (field, pattern) in ranks.chain(alphas) {
@@ -565,11 +577,16 @@ impl Check<'_> {
 
 /// The shape of an adapter as YAML has it.
 fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
-    let anyroll_models::LoraConfig { rank, alpha, rslora, rank_pattern, alpha_pattern, targets, .. } = lora;
+    let anyroll_models::LoraConfig { rank, alpha, rank_pattern, alpha_pattern, targets, .. } = lora;
     let targets: Vec<&str> = targets.iter().map(|target| target.name()).collect();
     let mut fields = format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "));
-    if *rslora {
-        fields += ", rslora: true";
+    for (field, is_set) in [("rslora", lora.rslora), ("dora", lora.dora)] {
+        if is_set {
+            fields += &format!(", {field}: true");
+        }
+    }
+    if let Some(layers) = &lora.layers {
+        fields += &format!(", layers: {layers:?}");
     }
     fields + &entries("rank_pattern", rank_pattern) + &entries("alpha_pattern", alpha_pattern)
 }

@@ -115,15 +115,14 @@ impl Check<'_> {
             "adapters of a model of images see all of their input",
             "leave it out",
         )?;
-        for (field, is_empty) in
-            [("rank_pattern", lora.rank_pattern.is_empty()), ("alpha_pattern", lora.alpha_pattern.is_empty())]
-        {
-            self.ensure(
-                is_empty,
-                &format!("model.lora.{field}"),
-                "adapters of a model of images have one rank and one alpha",
-                "leave it out",
-            )?;
+        let one_shape = "adapters of a model of images have one rank and one alpha";
+        for (field, is_absent, message) in [
+            ("rank_pattern", lora.rank_pattern.is_empty(), one_shape),
+            ("alpha_pattern", lora.alpha_pattern.is_empty(), one_shape),
+            ("dora", !lora.dora, "adapters of a model of images have no magnitudes"),
+            ("layers", lora.layers.is_none(), "blocks of a model of images are named in `targets`"),
+        ] {
+            self.ensure(is_absent, &format!("model.lora.{field}"), message, "leave it out")?;
         }
         let modules = folder.transformer_config().modules();
         let shape = lora.image_shape(&modules).map_err(|entry| {

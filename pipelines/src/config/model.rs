@@ -36,7 +36,7 @@ pub struct DiffusersConfig {
     pub lora: Option<LoraConfig>,
 }
 
-/// Low-rank adapters beside the matrices of every layer. The reference of a KL term is then the model with its
+/// Low-rank adapters beside the matrices of layers. The reference of a KL term is then the model with its
 /// adapters off, and not a copy.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -56,10 +56,17 @@ pub struct LoraConfig {
     /// Matrices with alphas of their own, in the same way.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub alpha_pattern: IndexMap<String, f64>,
+    /// Whether adapters have magnitudes, how long each row of the matrix is with its product (DoRA); of a language model.
+    /// Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub dora: bool,
     /// Which matrices have one: names such as `q_proj`, or patterns that match whole names, such as `(q|v)_proj` or
     /// `mlp[.].*`. In a model of images the end of a layer's name, such as `attn.to_q`, is one. Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
+    /// The layers in which they have one, by number from 0; of a language model. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Vec<usize>>,
     /// The part of its input that an adapter does not see in training, from 0 to below 1; of a language model. Default 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dropout: f64,
@@ -94,6 +101,8 @@ impl LoraConfig {
             rank_pattern: patterns("rank_pattern", &self.rank_pattern, |rank| rank as i64)?,
             alpha_pattern: patterns("alpha_pattern", &self.alpha_pattern, |alpha| alpha)?,
             targets,
+            layers: self.layers.clone(),
+            dora: self.dora,
             dropout: self.dropout,
         })
     }

@@ -71,6 +71,15 @@ pub(super) fn max_grad_norm(ledger: &mut Ledger, key: &str, field: &str) {
     }
 }
 
+/// PEFT's `target_modules`; without any, what it takes for the families that are here.
+pub(super) fn peft_targets(ledger: &mut Ledger, key: &str) {
+    leave_unset(ledger, &[key]);
+    match ledger.peek(key) {
+        Some(_) => ledger.lora_targets(key),
+        None => ledger.fill("model.lora.targets", json!(["q_proj", "v_proj"])),
+    }
+}
+
 /// The most tokens of a prompt.
 pub(super) fn longest_prompt(ledger: &mut Ledger, key: &str, field: &str) {
     leave_unset(ledger, &[key]);

@@ -412,6 +412,7 @@ max_steps: 100
 epsilon_high: 0.28
 use_peft: true
 lora_r: 16
+use_dora: true
 use_rslora: true
 bf16: true
 gradient_checkpointing: true
@@ -423,7 +424,8 @@ push_to_hub: true
     check_loads(&import);
     let yaml = import.yaml();
     for line in [
-        "  path: Qwen/Qwen2.5-0.5B-Instruct\n  lora:\n    rank: 16\n    rslora: true\n",
+        "  path: Qwen/Qwen2.5-0.5B-Instruct\n  lora:\n    rank: 16\n    alpha: 32\n    dropout: 0.05\n",
+        "    targets:\n    - q_proj\n    - v_proj\n    rslora: true\n    dora: true\n",
         "  precision: bf16\n",
         "  recompute: full\n",
         "  micro_batch_size: 4\n",

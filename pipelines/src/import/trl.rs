@@ -68,7 +68,7 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("lora_task_type", "adapters are those of a decoder"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 17] = [
+pub(super) const REFUSED: [(&str, &str); 16] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -82,7 +82,6 @@ pub(super) const REFUSED: [(&str, &str); 17] = [
     ("off_policy_mask_threshold", "see `algorithm.rollout_correction`"),
     ("environment_factory", "there are no environments with turns"),
     ("tools", "there are no tool calls"),
-    ("use_dora", "adapters are two matrices, without a magnitude"),
     ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),
@@ -137,15 +136,19 @@ fn lora(ledger: &mut Ledger) {
         (true, Some(false)) => ledger.idle(key, "off"),
         (true, None) => ledger.refuse(key, "neither true nor false"),
     }
-    ledger.idle_all(&[("lora_*", "use_peft is not on")]);
+    let off = "use_peft is not on";
+    ledger.idle_all(&[("lora_*", off), ("use_rslora", off), ("use_dora", off)]);
 }
 
 fn adapters(ledger: &mut Ledger) {
+    let defaults = [("lora_r", json!(16)), ("lora_alpha", json!(32)), ("lora_dropout", json!(0.05))];
+    ledger.assume(&defaults);
     ledger.copy_number("lora_r", "model.lora.rank");
     ledger.copy_number("lora_alpha", "model.lora.alpha");
     ledger.copy_number("lora_dropout", "model.lora.dropout");
-    ledger.lora_targets("lora_target_modules");
+    rules::peft_targets(ledger, "lora_target_modules");
     ledger.switch("use_rslora", "model.lora.rslora", true);
+    ledger.switch("use_dora", "model.lora.dora", true);
 }
 
 /// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its

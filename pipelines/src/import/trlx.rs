@@ -1,6 +1,6 @@
 //! trlx's TRLConfig YAML: its sections train, model, tokenizer, optimizer, scheduler and method.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, R, REPORTS};
 use super::{ledger::Ledger, rules, values};
@@ -33,7 +33,7 @@ const IDLE: [(&str, &str); 21] = [
 
 const REFUSED: [(&str, &str); 13] = [
     ("model.num_layers_unfrozen", "layers are trained all, or by `model.lora`"),
-    ("model.peft_config*", "say `model.lora`"),
+    ("model.peft_config*", "say `model.lora`"), // what of it is not a LoRA's
     ("model.delta_kwargs*", "say `model.lora`"),
     ("method.num_value_layers_unfrozen", "the critic is a model of its own, trained whole"),
     ("method.ref_mean", "center within the group instead, by the advantage"),
@@ -65,6 +65,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     if !is_ppo(ledger) {
         return ledger.idle_all(&[("*", "nothing is imported of another method than PPO")]);
     }
+    adapters(ledger);
     train(ledger);
     optimizer(ledger);
     method(ledger);
@@ -89,6 +90,29 @@ fn is_ppo(ledger: &mut Ledger) -> bool {
         }
     }
     is_ppo
+}
+
+/// PEFT's `LoraConfig`, with its defaults.
+fn adapters(ledger: &mut Ledger) {
+    let key = |name: &str| format!("model.peft_config.{name}");
+    if ledger.text(&key("peft_type")).is_none_or(|kind| !kind.eq_ignore_ascii_case("lora")) {
+        return;
+    }
+    ledger.idle(&key("peft_type"), "by `model.lora`");
+    ledger.idle_all(&[(&key("task_type"), "adapters are those of a decoder")]);
+    ledger.assume(&[(&key("r"), json!(8)), (&key("lora_alpha"), json!(8))]);
+    for (name, field) in [("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
+        ledger.copy_number(&key(name), &format!("model.lora.{field}"));
+    }
+    ledger.switch(&key("use_rslora"), "model.lora.rslora", true);
+    ledger.switch(&key("use_dora"), "model.lora.dora", true);
+    rules::peft_targets(ledger, &key("target_modules"));
+    let layers = key("layers_to_transform");
+    match ledger.peek(&layers).cloned() {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(numbers)) => ledger.map(&layers, "model.lora.layers", numbers),
+        Some(number) => ledger.map(&layers, "model.lora.layers", vec![number]),
+    }
 }
 
 /// trlx's steps are optimizer updates, of which a round of rollouts has several.

@@ -44,7 +44,8 @@ impl Sample {
     /// What the engine is to go on with.
     pub fn begun(&self) -> Completion {
         let (logprobs, policies) = (self.logprobs.clone(), self.policies.clone());
-        Completion { tokens: self.tokens[self.prompt_len..].to_vec(), logprobs, policies, ending: None }
+        let tokens = self.tokens[self.prompt_len..].to_vec();
+        Completion { tokens, logprobs, policies, ..Completion::default() }
     }
 
     /// Takes what the engine has made of it.

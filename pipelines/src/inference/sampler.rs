@@ -145,6 +145,15 @@ impl Sampler {
     fn params(&self, how: Sampling) -> SamplingParams {
         let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
         let (max_new_tokens, stop_tokens) = (self.max_new_tokens, self.tokenizer.stop_tokens());
-        SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_tokens }
+        SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            max_new_tokens,
+            stop_tokens,
+            likeliest: 0,
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -17,16 +18,18 @@ use axum::{
         sse::{Event, Sse},
     },
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_stream::Stream;
 
 use super::{
     App,
     body::Asked,
+    calls::{Call, Calls},
     text::TextStream,
-    worker::{Heard, Tokens},
+    worker::{Heard, Problem, Tokens},
 };
+use crate::data::Tokenizer;
 
 /// Which of the two interfaces answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +47,9 @@ pub(super) struct Refusal {
 
 /// Runs a request and answers it.
 pub(super) async fn answer(app: &App, shape: Shape, asked: Asked) -> Response {
-    let mut telling = Telling::new(app, shape, &asked);
+    let mut telling = Telling::new(app.next_id(), &app.tokenizer, shape, &asked);
     let (stream, usage) = (asked.stream, asked.usage);
-    let mut heard = app.worker.ask(asked.request);
+    let mut heard = app.worker.ask(asked.requests);
     // The header says that all is well, so a stream has none before it is known that the request runs.
     let first = match understood(heard.recv().await) {
         Ok(tokens) => telling.part(tokens),
@@ -63,12 +66,11 @@ pub(super) async fn answer(app: &App, shape: Shape, asked: Asked) -> Response {
 
 /// What was heard, or why nothing more will be.
 fn understood(heard: Option<Heard>) -> Result<Tokens, Refusal> {
-    heard
-        .ok_or_else(|| Refusal {
-            status: StatusCode::INTERNAL_SERVER_ERROR,
-            message: "the engine has failed".to_owned(),
-        })?
-        .map_err(Refusal::bad_request)
+    let failed = |message| Refusal { status: StatusCode::INTERNAL_SERVER_ERROR, message };
+    heard.ok_or_else(|| failed("the engine has failed".to_owned()))?.map_err(|problem| match problem {
+        Problem::Request(message) => Refusal::bad_request(message),
+        Problem::Model(message) => failed(message),
+    })
 }
 
 impl Refusal {
@@ -93,7 +95,8 @@ struct Telling {
     shape: Shape,
     id: String,
     created_s: u64,
-    with_logprobs: bool,
+    /// As [`Asked::logprobs`].
+    logprobs: Option<usize>,
     prompt_tokens: usize,
     choices: Vec<Choice>,
     /// Choices that have not ended.
@@ -103,6 +106,8 @@ struct Telling {
 /// How far one of its samples is.
 struct Choice {
     text: TextStream,
+    /// With tools.
+    calls: Option<Calls>,
     tokens: usize,
     /// Characters that the tokens so far have.
     characters: usize,
@@ -115,6 +120,7 @@ struct Part {
     /// Whether there was nothing of it before.
     is_first: bool,
     text: String,
+    calls: Vec<Call>,
     tokens: Vec<Token>,
     ending: Option<Ending>,
 }
@@ -122,38 +128,54 @@ struct Part {
 struct Token {
     text: String,
     logprob: f32,
+    /// The texts and log-probs of the likeliest tokens in its place.
+    likeliest: Vec<(String, f32)>,
     /// Characters of the completion before it.
     offset: usize,
 }
 
 impl Telling {
-    fn new(app: &App, shape: Shape, asked: &Asked) -> Self {
-        let text = || TextStream::new(app.tokenizer.clone(), asked.stops.clone());
-        let choice = |_| Choice { text: text(), tokens: 0, characters: 0 };
-        let choices: Vec<Choice> = asked.request.samples.iter().map(choice).collect();
+    fn new(id: String, tokenizer: &Arc<Tokenizer>, shape: Shape, asked: &Asked) -> Self {
+        let text = || TextStream::new(tokenizer.clone(), asked.stops.clone());
+        let calls = || asked.tools.clone().map(Calls::new);
+        let choice = |_| Choice { text: text(), calls: calls(), tokens: 0, characters: 0 };
+        let samples = asked.requests.iter().flat_map(|request| &request.samples);
+        let choices: Vec<Choice> = samples.map(choice).collect();
         Self {
             shape,
-            id: app.next_id(),
+            id,
             created_s: now_s(),
-            with_logprobs: asked.logprobs,
-            prompt_tokens: asked.request.prompt.len(),
+            logprobs: asked.logprobs,
+            prompt_tokens: asked.requests.iter().map(|request| request.prompt.len()).sum(),
             left: choices.len(),
             choices,
         }
     }
 
-    fn part(&mut self, Tokens { sample, tokens, logprobs, ending }: Tokens) -> Part {
+    fn part(&mut self, Tokens { sample, tokens: ids, logprobs, likeliest, ending }: Tokens) -> Part {
         let choice = &mut self.choices[sample];
-        let added = choice.text.push(&tokens, ending.is_some());
+        let added = choice.text.push(&ids, &likeliest, ending.is_some());
+        let (text, calls) = match &mut choice.calls {
+            Some(calls) => calls.push(&added.text, ending.is_some()),
+            None => (added.text, Vec::new()),
+        };
         let is_first = choice.tokens == 0;
-        choice.tokens += tokens.len();
+        choice.tokens += ids.len();
         self.left -= usize::from(ending.is_some());
-        let tokens = added.pieces.into_iter().zip(logprobs).map(|(text, logprob)| {
-            let offset = choice.characters;
+        let mut tokens = Vec::with_capacity(ids.len());
+        for (at, (text, others)) in added.pieces.into_iter().zip(added.others).enumerate() {
+            let (offset, logprob) = (choice.characters, logprobs[at]);
             choice.characters += text.chars().count();
-            Token { text, logprob, offset }
-        });
-        Part { index: sample, is_first, text: added.text, tokens: tokens.collect(), ending }
+            // Of the token itself it is the same text and number.
+            let told = |(other, (id, value)): (String, &(i64, f32))| match *id == ids[at] {
+                true => (text.clone(), logprob),
+                false => (other, *value),
+            };
+            let likeliest =
+                others.into_iter().zip(likeliest.get(at).into_iter().flatten()).map(told).collect();
+            tokens.push(Token { text, logprob, likeliest, offset });
+        }
+        Part { index: sample, is_first, text, calls, tokens, ending }
     }
 
     /// The whole answer, which begins with `first`.
@@ -168,7 +190,7 @@ impl Telling {
         let choices = wholes.into_iter().map(|part| {
             let content = match self.shape {
                 Shape::Text => ("text", json!(part.text)),
-                Shape::Chat => ("message", json!({"role": "assistant", "content": part.text})),
+                Shape::Chat => ("message", self.message(&part)),
             };
             self.entry(content, &part)
         });
@@ -191,21 +213,51 @@ impl Telling {
     }
 
     fn chunk_entry(&self, part: &Part) -> Value {
-        let content = match (self.shape, part.is_first) {
-            (Shape::Text, _) => ("text", json!(part.text)),
-            // Clients join what comes under the same key, so the role comes once.
-            (Shape::Chat, true) => ("delta", json!({"role": "assistant", "content": part.text})),
-            (Shape::Chat, false) => ("delta", json!({"content": part.text})),
+        let content = match self.shape {
+            Shape::Text => ("text", json!(part.text)),
+            Shape::Chat => ("delta", self.delta(part)),
         };
         self.entry(content, part)
     }
 
+    fn message(&self, part: &Part) -> Value {
+        let mut message = json!({"role": "assistant", "content": content(part)});
+        if !part.calls.is_empty() {
+            message["tool_calls"] = self.tool_calls(part).collect();
+        }
+        message
+    }
+
+    /// What is new of a message. Clients join what comes under the same key, so the role comes once; calls are told whole.
+    fn delta(&self, part: &Part) -> Value {
+        let mut delta = json!({"content": content(part)});
+        if part.is_first {
+            delta["role"] = "assistant".into();
+        }
+        if !part.calls.is_empty() {
+            let numbered = self.tool_calls(part).enumerate().map(|(index, mut call)| {
+                call["index"] = index.into();
+                call
+            });
+            delta["tool_calls"] = numbered.collect();
+        }
+        delta
+    }
+
+    fn tool_calls(&self, part: &Part) -> impl Iterator<Item = Value> {
+        part.calls.iter().enumerate().map(|(number, Call { name, arguments })| {
+            let id = format!("call-{}-{}-{number}", self.id, part.index);
+            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        })
+    }
+
     fn entry(&self, (key, content): (&str, Value), part: &Part) -> Value {
         let reason = part.ending.map(|ending| match ending {
+            Ending::Stop if !part.calls.is_empty() => "tool_calls",
             Ending::Stop => "stop",
             Ending::Length => "length",
         });
-        let logprobs = self.with_logprobs.then(|| logprobs(self.shape, &part.tokens));
+        let logprobs = self.logprobs.map(|likeliest| logprobs(self.shape, &part.tokens, likeliest));
         json!({"index": part.index, key: content, "finish_reason": reason, "logprobs": logprobs})
     }
 
@@ -228,25 +280,48 @@ impl Telling {
 impl Part {
     fn extend(&mut self, next: Part) {
         self.text.push_str(&next.text);
+        self.calls.extend(next.calls);
         self.tokens.extend(next.tokens);
         self.ending = next.ending;
     }
 }
 
-/// The tokens' texts and log-probs; those of likelier tokens are not known.
-fn logprobs(shape: Shape, tokens: &[Token]) -> Value {
+/// A message's text; beside calls there may be none.
+fn content(part: &Part) -> Value {
+    if part.text.is_empty() && !part.calls.is_empty() { Value::Null } else { json!(part.text) }
+}
+
+/// The tokens' texts and log-probs, and those of so many of the likeliest in the place of each.
+fn logprobs(shape: Shape, tokens: &[Token], likeliest: usize) -> Value {
+    let told =
+        |text: &str, logprob: f32| json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()});
     match shape {
         Shape::Text => json!({
             "tokens": tokens.iter().map(|token| &token.text).collect::<Vec<_>>(),
             "token_logprobs": tokens.iter().map(|token| token.logprob).collect::<Vec<_>>(),
             "text_offset": tokens.iter().map(|token| token.offset).collect::<Vec<_>>(),
-            "top_logprobs": null,
+            "top_logprobs": (likeliest > 0).then(|| tokens.iter().map(by_text).collect::<Vec<_>>()),
         }),
         Shape::Chat => {
-            let token = |Token { text, logprob, .. }: &Token| json!({"token": text, "logprob": logprob, "bytes": text.as_bytes(), "top_logprobs": []});
+            let token = |token: &Token| {
+                let mut entry = told(&token.text, token.logprob);
+                let likeliest = token.likeliest.iter().map(|(text, logprob)| told(text, *logprob));
+                entry["top_logprobs"] = likeliest.collect();
+                entry
+            };
             json!({"content": tokens.iter().map(token).collect::<Vec<_>>(), "refusal": null})
         }
     }
+}
+
+/// The likeliest tokens and the one that was sampled, by their texts; of those with the same text the likelier one.
+fn by_text(token: &Token) -> Value {
+    let mut entries = Map::new();
+    let sampled = (token.text.clone(), token.logprob);
+    for (text, logprob) in token.likeliest.iter().chain([&sampled]) {
+        entries.entry(text.clone()).or_insert_with(|| json!(logprob));
+    }
+    entries.into()
 }
 
 /// An answer as events. A client that leaves drops them, and with them the receiver, so the engine gives the samples up.
@@ -302,4 +377,81 @@ impl Stream for Events {
 /// Seconds since 1970.
 pub(super) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use anyroll_models::{Request, SamplingParams, generation::Sample, hf::ModelFolder};
+
+    use super::*;
+    use crate::config::FolderConfig;
+
+    /// A chat with a tool `f`, and the answer's tokens.
+    fn telling(answer: &str) -> (Telling, Vec<Tokens>) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");
+        let config = FolderConfig { path: path.clone(), chat: true, system_prompt: None, lora: None };
+        let folder = ModelFolder::open(&path).unwrap();
+        let tokenizer = Arc::new(Tokenizer::of_folder(&folder, &config).unwrap());
+        let params = Arc::new(SamplingParams::default());
+        let request = Request { prompt: vec![1], params, stop: None, samples: vec![Sample::default()] };
+        let tools = Some(["f".to_owned()].into());
+        let (requests, stops) = (vec![request], [].into());
+        let asked = Asked { requests, stops, stream: true, usage: false, logprobs: None, tools };
+        let ids = tokenizer.encode_text(answer).unwrap();
+        let last = ids.len() - 1;
+        let tokens = ids.iter().enumerate().map(|(at, &id)| Tokens {
+            sample: 0,
+            tokens: vec![id],
+            logprobs: vec![-1.0],
+            likeliest: Vec::new(),
+            ending: (at == last).then_some(Ending::Stop),
+        });
+        (Telling::new("x".to_owned(), &tokenizer, Shape::Chat, &asked), tokens.collect())
+    }
+
+    #[test]
+    fn calls_are_told_whole_and_streamed() {
+        let answer = "Hm.\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+        let call = json!({"id": "call-x-0-0", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}});
+        let (mut whole, tokens) = telling(answer);
+        let (out, heard) = tokio::sync::mpsc::unbounded_channel();
+        let mut tokens = tokens.into_iter();
+        let first = whole.part(tokens.next().unwrap());
+        tokens.for_each(|tokens| out.send(Ok(tokens)).unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let body = runtime.block_on(whole.whole(first, heard)).unwrap();
+        let message = json!({"role": "assistant", "content": "Hm.", "tool_calls": [call.clone()]});
+        assert_eq!(body["choices"][0]["message"], message);
+        assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
+
+        let (mut streamed, tokens) = telling(answer);
+        let parts: Vec<Part> = tokens.into_iter().map(|tokens| streamed.part(tokens)).collect();
+        let parts: Vec<Value> = parts.iter().map(|part| streamed.chunk_entry(part)).collect();
+        let text: String = parts.iter().filter_map(|part| part["delta"]["content"].as_str()).collect();
+        assert_eq!(text, "Hm.");
+        let (last, before) = parts.split_last().unwrap();
+        let mut numbered = call;
+        numbered["index"] = 0.into();
+        assert_eq!(
+            (&last["delta"]["tool_calls"], &last["finish_reason"]),
+            (&json!([numbered]), &json!("tool_calls"))
+        );
+        assert!(before.iter().all(|part| part["delta"].get("tool_calls").is_none()));
+        assert_eq!(parts.iter().filter(|part| part["delta"].get("role").is_some()).count(), 1);
+    }
+
+    #[test]
+    fn an_answer_of_calls_alone_has_no_content() {
+        let (mut whole, tokens) = telling("{\"name\": \"f\", \"parameters\": {}}");
+        let mut parts: Vec<Part> = tokens.into_iter().map(|tokens| whole.part(tokens)).collect();
+        let last = parts.pop().unwrap();
+        assert!(parts.iter().all(|part| part.text.is_empty()));
+        let message = whole.message(&last);
+        assert_eq!(
+            (&message["content"], &message["tool_calls"][0]["function"]["name"]),
+            (&Value::Null, &json!("f"))
+        );
+    }
 }

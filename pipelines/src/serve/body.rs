@@ -19,19 +19,25 @@ use crate::{
     inference::{Texts, stop_condition},
 };
 
-/// A request, and how its answer is told.
+/// Requests of a prompt each, and how their answer is told.
 pub(super) struct Asked {
-    pub request: Request,
+    pub requests: Vec<Request>,
     pub stops: Arc<[String]>,
     pub stream: bool,
     /// Whether a stream ends with what was used.
     pub usage: bool,
-    pub logprobs: bool,
+    /// Whether log-probs are told, and those of how many of the likeliest tokens beside them.
+    pub logprobs: Option<usize>,
+    /// The names of tools whose calls are taken out of the answer.
+    pub tools: Option<Arc<[String]>>,
 }
 
 const DEFAULT_MAX_TOKENS: usize = 256;
-/// As OpenAI has it.
+/// As OpenAI has them.
 const MOST_SAMPLES: u64 = 128;
+const MOST_LIKELIEST: u64 = 20;
+/// Completions of one request.
+const MOST_CHOICES: usize = 2048;
 /// Each is looked for after every token, so there is an end to them.
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 256;
@@ -46,20 +52,19 @@ enum Prompt {
 
 /// What `POST /v1/completions` asks for.
 pub(super) fn completion(mut fields: Fields, app: &App) -> Result<Asked, String> {
-    // OpenAI's number of likelier tokens beside the sampled one.
-    let only = "0, for the log-probs of the sampled tokens, or left out: those of others are not known";
-    let logprobs = match fields.take("logprobs", only)? {
-        None => false,
-        Some(0) => true,
-        Some(_) => return Err(must_be("logprobs", only)),
-    };
-    let prompt = prompt(&mut fields, app)?;
-    asked(fields, app, prompt, logprobs)
+    let logprobs = fields.count("logprobs", 0..=MOST_LIKELIEST)?.map(|count| count as usize);
+    let prompts = prompts(&mut fields, app)?;
+    asked(fields, app, prompts, logprobs, None)
 }
 
 /// What `POST /v1/chat/completions` asks for.
 pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
-    let logprobs = fields.flag("logprobs")?;
+    let with_logprobs = fields.flag("logprobs")?;
+    let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?.unwrap_or(0) as usize;
+    if likeliest > 0 && !with_logprobs {
+        return Err("`top_logprobs` goes with `logprobs`: true".to_owned());
+    }
+    let logprobs = with_logprobs.then_some(likeliest);
     let messages = fields.take("messages", "a list of messages")?;
     let messages = messages::of_template(messages.ok_or("`messages` is missing: give the conversation")?)?;
     let tools: Option<Vec<Map<String, Value>>> = fields.take("tools", "a list of functions")?;
@@ -80,41 +85,56 @@ pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
     if tools.is_some() && encode(None)? == prompt {
         return Err("`tools` are not told to this model: its chat template has no place for them".to_owned());
     }
-    asked(fields, app, prompt, logprobs)
+    let names = tools.map(|tools| tools.iter().filter_map(name_of).collect());
+    asked(fields, app, vec![prompt], logprobs, names)
 }
 
-/// The tokens of `prompt`: a text or token ids, alone or as the only one of a list.
-fn prompt(fields: &mut Fields, app: &App) -> Result<Vec<i64>, String> {
-    let several = |count| format!("`prompt` has {count} prompts: send a request for each");
-    let prompt = fields.take("prompt", "a text or a list of token ids")?;
-    let text = match prompt.ok_or("`prompt` is missing: give a text or a list of token ids")? {
-        Prompt::Tokens(tokens) => return Ok(tokens),
-        Prompt::Lists(lists) => {
-            let [tokens] = <[_; 1]>::try_from(lists).map_err(|lists| several(lists.len()))?;
-            return Ok(tokens);
-        }
-        Prompt::Texts(texts) => {
-            let [text] = <[_; 1]>::try_from(texts.into_vec()).map_err(|texts| several(texts.len()))?;
-            text
-        }
+/// The name of a tool, beside its type or without one.
+fn name_of(tool: &Value) -> Option<String> {
+    Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned())
+}
+
+/// The tokens of `prompt`: a text or token ids, or a list of either.
+fn prompts(fields: &mut Fields, app: &App) -> Result<Vec<Vec<i64>>, String> {
+    let prompt = fields.take("prompt", "a text or a list of token ids, or a list of such prompts")?;
+    let texts = match prompt.ok_or("`prompt` is missing: give a text or a list of token ids")? {
+        Prompt::Tokens(tokens) => return Ok(vec![tokens]),
+        Prompt::Lists(lists) => return Ok(lists),
+        Prompt::Texts(texts) => texts.into_vec(),
     };
-    app.tokenizer.encode_text(&text).map_err(|error| one_line(&error))
+    let encode = |text: &String| app.tokenizer.encode_text(text).map_err(|error| one_line(&error));
+    texts.iter().map(encode).collect()
 }
 
 /// What both ask for.
-fn asked(mut fields: Fields, app: &App, prompt: Vec<i64>, logprobs: bool) -> Result<Asked, String> {
-    let params = params(&mut fields, app, prompt.len())?;
+fn asked(
+    mut fields: Fields,
+    app: &App,
+    prompts: Vec<Vec<i64>>,
+    logprobs: Option<usize>,
+    tools: Option<Arc<[String]>>,
+) -> Result<Asked, String> {
+    let params = SamplingParams { likeliest: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
+    let most = most_tokens(&mut fields)?;
     let stops = stops(&mut fields)?;
     let seed = fields.count("seed", 0..=u64::MAX)?.unwrap_or_else(|| app.next_seed());
     let count = fields.count("n", 1..=MOST_SAMPLES)?.unwrap_or(1);
     let stream = fields.flag("stream")?;
     let usage = usage(&mut fields)?;
     fields.finish()?;
+    if prompts.len().saturating_mul(count as usize) > MOST_CHOICES {
+        let (prompts, most) = (prompts.len(), MOST_CHOICES / count as usize);
+        return Err(format!("`prompt` has {prompts} prompts, and may have {most} with `n` of {count}"));
+    }
     let sample = |number| Sample { seed: seed.wrapping_add(number), begun: Completion::default() };
-    let samples = (0..count).map(sample).collect();
-    let stop = stop_condition(&app.tokenizer, &stops);
-    let request = Request { prompt, params: Arc::new(params), stop, samples };
-    Ok(Asked { request, stops, stream, usage, logprobs })
+    let requests = (0..).step_by(count as usize).zip(prompts).map(|(first, prompt)| {
+        let max_new_tokens = max_new_tokens(most, app.max_length, prompt.len())?;
+        let samples = (first..first + count).map(sample).collect();
+        let params = Arc::new(SamplingParams { max_new_tokens, ..params.clone() });
+        Ok(Request { prompt, params, stop: stop_condition(&app.tokenizer, &stops), samples })
+    });
+    let requests = requests.collect::<Result<_, String>>()?;
+    Ok(Asked { requests, stops, stream, usage, logprobs, tools })
 }
 
 /// Whether a stream ends with what was used.
@@ -127,7 +147,8 @@ fn usage(fields: &mut Fields) -> Result<bool, String> {
     usage.map_err(|problem| format!("`{field}`: {problem}"))
 }
 
-fn params(fields: &mut Fields, app: &App, prompt_len: usize) -> Result<SamplingParams, String> {
+/// All but how long a completion may be.
+fn params(fields: &mut Fields, app: &App) -> Result<SamplingParams, String> {
     let top_k = "a whole number, 0 or -1 for all tokens";
     let top_k = match fields.take::<i64>("top_k", top_k)?.unwrap_or(0) {
         ..-1 => return Err(must_be("top_k", top_k)),
@@ -139,26 +160,30 @@ fn params(fields: &mut Fields, app: &App, prompt_len: usize) -> Result<SamplingP
         top_p: fields.number("top_p")?.unwrap_or(1.0),
         min_p: fields.number("min_p")?.unwrap_or(0.0),
         repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
-        max_new_tokens: max_new_tokens(fields, app.max_length, prompt_len)?,
         stop_tokens: app.tokenizer.stop_tokens(),
+        ..SamplingParams::default()
     })
 }
 
-fn max_new_tokens(fields: &mut Fields, max_length: usize, prompt_len: usize) -> Result<usize, String> {
+/// The field that says how long a completion may be, and what it says.
+fn most_tokens(fields: &mut Fields) -> Result<Option<(&'static str, u64)>, String> {
+    let mut most = None;
+    // The newer name counts.
+    for field in ["max_tokens", "max_completion_tokens"] {
+        most = fields.count(field, 1..=u64::MAX)?.map(|asked| (field, asked)).or(most);
+    }
+    Ok(most)
+}
+
+fn max_new_tokens(most: Option<(&str, u64)>, max_length: usize, prompt_len: usize) -> Result<usize, String> {
     let room = max_length.saturating_sub(prompt_len);
     let why = format!("the prompt has {prompt_len} tokens, and with its completion it may have {max_length}");
     if room == 0 {
         return Err(format!("{why}: make it shorter"));
     }
-    let mut max_tokens = DEFAULT_MAX_TOKENS.min(room);
-    // The newer name counts.
-    for field in ["max_tokens", "max_completion_tokens"] {
-        let Some(asked) = fields.count(field, 1..=u64::MAX)? else { continue };
-        let fits = usize::try_from(asked).ok().filter(|&asked| asked <= room);
-        max_tokens =
-            fits.ok_or_else(|| format!("`{field}` is {asked}, and must be at most {room}: {why}"))?;
-    }
-    Ok(max_tokens)
+    let Some((field, asked)) = most else { return Ok(DEFAULT_MAX_TOKENS.min(room)) };
+    let fits = usize::try_from(asked).ok().filter(|&asked| asked <= room);
+    fits.ok_or_else(|| format!("`{field}` is {asked}, and must be at most {room}: {why}"))
 }
 
 fn stops(fields: &mut Fields) -> Result<Arc<[String]>, String> {
@@ -177,9 +202,10 @@ mod tests {
 
     #[test]
     fn a_completion_has_as_many_tokens_as_there_is_room_for() {
-        let tokens = |body: Value, prompt_len| max_new_tokens(&mut fields(body), 32, prompt_len);
+        let tokens =
+            |body: Value, prompt_len| max_new_tokens(most_tokens(&mut fields(body))?, 32, prompt_len);
         assert_eq!(tokens(json!({}), 4), Ok(28));
-        assert_eq!(max_new_tokens(&mut fields(json!({})), 8192, 4), Ok(256));
+        assert_eq!(max_new_tokens(None, 8192, 4), Ok(256));
         assert_eq!(tokens(json!({"max_tokens": 28}), 4), Ok(28));
         assert_eq!(tokens(json!({"max_tokens": 5, "max_completion_tokens": 7}), 4), Ok(7));
         let refused = |body: Value, prompt_len, words: &[&str]| {

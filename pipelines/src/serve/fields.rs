@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 pub(super) struct Fields(pub Map<String, Value>);
 
 /// Fields that ask for nothing if they have one of these values, as JSON; where there are none, they only name things.
-const IDLE: [(&str, &[&str]); 19] = [
+const IDLE: [(&str, &[&str]); 18] = [
     ("model", &[]), // there is one
     ("user", &[]),
     ("metadata", &[]),
@@ -28,7 +28,6 @@ const IDLE: [(&str, &[&str]); 19] = [
     ("response_format", &["{\"type\":\"text\"}"]),
     ("tool_choice", &["\"auto\"", "\"none\""]),
     ("parallel_tool_calls", &["true", "false"]),
-    ("top_logprobs", &["0"]),
     ("include_obfuscation", &["false"]),
 ];
 

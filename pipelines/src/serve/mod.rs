@@ -1,10 +1,11 @@
 //! A model behind HTTP, with OpenAI's interface for completions and chat.
 //!
 //! One thread owns the engine (`worker`); handlers turn bodies into requests (`fields`, `body`) and tokens into answers
-//! (`text`, `answer`), whole or as server-sent events. All requests share the engine's batch.
+//! (`text`, `calls`, `answer`), whole or as server-sent events. All requests share the engine's batch.
 
 mod answer;
 mod body;
+mod calls;
 mod counters;
 mod fields;
 mod messages;

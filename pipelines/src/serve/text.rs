@@ -21,6 +21,8 @@ pub(super) struct Added {
     /// What each token gives to the text before it is cut, held back or not. A character that several tokens make is
     /// its last one's.
     pub pieces: Vec<String>,
+    /// What other tokens would have given in the place of each, as many as were asked about.
+    pub others: Vec<Vec<String>>,
 }
 
 impl TextStream {
@@ -28,16 +30,22 @@ impl TextStream {
         Self { pieces: Pieces::new(tokenizer), stops, held: String::new() }
     }
 
-    /// Takes tokens; at the `end` all the rest of the text is said.
-    pub fn push(&mut self, tokens: &[i64], end: bool) -> Added {
-        let mut pieces: Vec<String> = tokens.iter().map(|&token| self.pieces.push(token)).collect();
+    /// Takes tokens; at the `end` all the rest of the text is said. `others` are tokens that might have been in the place of
+    /// each, or none at all.
+    pub fn push(&mut self, tokens: &[i64], others: &[Vec<(i64, f32)>], end: bool) -> Added {
+        let (mut pieces, mut of_others) = (Vec::new(), Vec::new());
+        for (at, &token) in tokens.iter().enumerate() {
+            let others = others.get(at).map_or(&[][..], Vec::as_slice);
+            of_others.push(others.iter().map(|&(other, _)| self.pieces.instead(other)).collect());
+            pieces.push(self.pieces.push(token));
+        }
         if let Some(last) = pieces.last_mut().filter(|_| end) {
             last.push_str(&self.pieces.rest());
         }
         self.held.extend(pieces.iter().map(String::as_str));
         let text = cut(&self.held, &self.stops);
         let sure = if end { text.len() } else { text.len() - self.unsure(text) };
-        Added { text: self.held.drain(..sure).collect(), pieces }
+        Added { text: self.held.drain(..sure).collect(), pieces, others: of_others }
     }
 
     /// Bytes at the text's end that may be the beginning of a stop string.
@@ -84,6 +92,14 @@ impl Pieces {
         new
     }
 
+    /// What `token` would add as the last one: of a character that it begins, what stands for that.
+    fn instead(&mut self, token: i64) -> String {
+        self.tokens.push(token);
+        let text = self.tokenizer.decode(&self.tokens);
+        self.tokens.pop();
+        text.get(self.given..).unwrap_or_default().to_owned()
+    }
+
     /// What no further token completes.
     fn rest(&mut self) -> String {
         self.tokenizer.decode(&self.tokens).get(self.given..).unwrap_or_default().to_owned()
@@ -110,7 +126,8 @@ mod tests {
             let mut stream = TextStream::new(tokenizer.clone(), stops.clone());
             let count = text.len();
             let tokens = text.bytes().map(|byte| i64::from(byte - b'a'));
-            let added = tokens.enumerate().map(|(index, token)| stream.push(&[token], index + 1 == count));
+            let added =
+                tokens.enumerate().map(|(index, token)| stream.push(&[token], &[], index + 1 == count));
             let (found, pieces): (Vec<String>, Vec<String>) =
                 added.map(|added| (added.text, added.pieces.concat())).unzip();
             assert_eq!(found, expected, "{text}");
@@ -154,17 +171,29 @@ mod tests {
         let expected = ["", "é", "", "", "€", " ", "", "", "", "😀", "!"];
         assert_eq!(tokens.len(), expected.len());
         let mut stream = TextStream::new(tokenizer.clone(), [].into());
-        let found: Vec<Added> = tokens.iter().map(|&token| stream.push(&[token], false)).collect();
+        let found: Vec<Added> = tokens.iter().map(|&token| stream.push(&[token], &[], false)).collect();
         for (found, expected) in found.iter().zip(expected) {
             assert_eq!((found.text.as_str(), found.pieces.concat().as_str()), (expected, expected));
         }
         // What is cut off within a character ends as it is decoded.
         let mut stream = TextStream::new(tokenizer, [].into());
-        assert_eq!(stream.push(&tokens[..1], false).text, "");
-        assert_eq!(
-            stream.push(&tokens[2..3], true),
-            Added { text: "\u{fffd}\u{fffd}".to_owned(), pieces: vec!["\u{fffd}\u{fffd}".to_owned()] }
-        );
+        assert_eq!(stream.push(&tokens[..1], &[], false).text, "");
+        assert_eq!(stream.push(&tokens[2..3], &[], true).pieces, ["\u{fffd}\u{fffd}"]);
+    }
+
+    #[test]
+    fn another_token_has_the_text_that_it_would_have_had() {
+        let (tokenizer, words) = (bytes(), words());
+        let [first, second] = <[i64; 2]>::try_from(tokenizer.encode_text("é").unwrap()).unwrap();
+        let mut stream = TextStream::new(tokenizer, [].into());
+        let others = [vec![(64, 0.0), (first, 0.0)], vec![(second, 0.0), (64, 0.0)]];
+        let added = stream.push(&[first, second], &others, false);
+        assert_eq!(added.others, [["a", "\u{fffd}"], ["é", "\u{fffd}a"]]);
+        assert_eq!(added.text, "é");
+        // Only a text's first space is left out.
+        let mut stream = TextStream::new(words, [].into());
+        let added = stream.push(&[64, 220], &[vec![(220, 0.0)], vec![(220, 0.0)]], false);
+        assert_eq!(added.others, [[""], [" "]]);
     }
 
     #[test]
@@ -174,7 +203,8 @@ mod tests {
         let said = |stop: &str| {
             let mut stream = TextStream::new(tokenizer.clone(), [stop.to_owned()].into());
             let last = tokens.len() - 1;
-            let added = tokens.iter().enumerate().map(|(at, &token)| stream.push(&[token], at == last).text);
+            let added =
+                tokens.iter().enumerate().map(|(at, &token)| stream.push(&[token], &[], at == last).text);
             added.collect::<String>()
         };
         assert_eq!(said("kenize"), "a to");
@@ -193,7 +223,7 @@ mod tests {
                 let mut found = Added::default();
                 let count = tokens.len().div_ceil(at_a_time);
                 for (index, tokens) in tokens.chunks(at_a_time).enumerate() {
-                    let added = stream.push(tokens, index + 1 == count);
+                    let added = stream.push(tokens, &[], index + 1 == count);
                     found.text += &added.text;
                     found.pieces.extend(added.pieces);
                 }

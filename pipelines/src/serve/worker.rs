@@ -16,10 +16,19 @@ use anyroll_models::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::counters::Counters;
-use crate::error_chain::one_line;
+use crate::{error_chain::one_line, inference::check_numbers};
 
-/// What a request hears: new tokens of one of its samples, or why it cannot run.
-pub(super) type Heard = Result<Tokens, String>;
+/// What a request hears: new tokens of one of its samples, or why there are none.
+pub(super) type Heard = Result<Tokens, Problem>;
+
+/// Why a request gets no tokens.
+#[derive(Debug)]
+pub(super) enum Problem {
+    /// It cannot run.
+    Request(String),
+    /// The model computes no numbers.
+    Model(String),
+}
 
 /// New tokens of a sample, and why it ended if it did.
 #[derive(Debug)]
@@ -27,6 +36,8 @@ pub(super) struct Tokens {
     pub sample: usize,
     pub tokens: Vec<i64>,
     pub logprobs: Vec<f32>,
+    /// As [`Completion::likeliest`] has them.
+    pub likeliest: Vec<Vec<(i64, f32)>>,
     pub ending: Option<Ending>,
 }
 
@@ -38,7 +49,7 @@ pub(super) struct Worker {
 
 #[derive(Debug)]
 struct Job {
-    request: Request,
+    requests: Vec<Request>,
     out: UnboundedSender<Heard>,
 }
 
@@ -67,11 +78,11 @@ impl Worker {
         Ok((Self { jobs }, thread))
     }
 
-    /// Asks for a request's samples. When the receiver is dropped, they are given up.
-    pub fn ask(&self, request: Request) -> UnboundedReceiver<Heard> {
+    /// Asks for the samples of requests, which are numbered through. When the receiver is dropped, they are given up.
+    pub fn ask(&self, requests: Vec<Request>) -> UnboundedReceiver<Heard> {
         let (out, heard) = unbounded_channel();
         // Where the thread is gone, so is `out`, and the receiver hears the end of it.
-        let _ = self.jobs.send(Job { request, out });
+        let _ = self.jobs.send(Job { requests, out });
         heard
     }
 }
@@ -107,22 +118,28 @@ fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyro
 
 fn take_on(
     engine: &mut Engine,
-    Job { request, out }: Job,
+    Job { requests, out }: Job,
     watched: &mut HashMap<SampleId, Watched>,
     counters: &Counters,
 ) {
-    let prompt_len = request.prompt.len();
-    match engine.submit(request) {
-        Ok(ids) => {
-            counters.request(prompt_len);
-            let samples = ids.enumerate();
-            watched.extend(samples.map(|(sample, id)| (id, Watched { sample, out: out.clone(), told: 0 })));
-        }
-        Err(error) => {
-            // Whoever asked may be gone.
-            let _ = out.send(Err(one_line(&error)));
+    let (mut ids, mut prompt_tokens) = (Vec::new(), 0);
+    for request in requests {
+        prompt_tokens += request.prompt.len();
+        match engine.submit(request) {
+            Ok(of_request) => ids.extend(of_request),
+            Err(error) => {
+                for id in ids {
+                    engine.abort(id);
+                }
+                // Whoever asked may be gone.
+                let _ = out.send(Err(Problem::Request(one_line(&error))));
+                return;
+            }
         }
     }
+    counters.request(prompt_tokens);
+    let samples = ids.into_iter().enumerate();
+    watched.extend(samples.map(|(sample, id)| (id, Watched { sample, out: out.clone(), told: 0 })));
 }
 
 /// Tells what is new of a sample.
@@ -131,9 +148,18 @@ fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
     if tokens.is_empty() && completion.ending.is_none() {
         return;
     }
+    let heard = match check_numbers(logprobs) {
+        Ok(()) => Ok(Tokens {
+            sample: one.sample,
+            tokens: tokens.to_vec(),
+            logprobs: logprobs.to_vec(),
+            likeliest: completion.likeliest.get(one.told..).unwrap_or_default().to_vec(),
+            ending: completion.ending,
+        }),
+        Err(error) => Err(Problem::Model(one_line(&error))),
+    };
     one.told = completion.tokens.len();
     counters.tokens(tokens.len());
-    let (tokens, logprobs, ending) = (tokens.to_vec(), logprobs.to_vec(), completion.ending);
     // Whoever asked may be gone; then the sample is given up.
-    let _ = one.out.send(Ok(Tokens { sample: one.sample, tokens, logprobs, ending }));
+    let _ = one.out.send(heard);
 }

@@ -80,6 +80,7 @@ fn states_and_buffers_are_those_that_are_planned() {
     let shape = decoder(true).config().clone();
     let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
     let lora = LoraConfig::new(3, 6.0, LoraTarget::ALL.to_vec());
+    let lora = LoraConfig { dora: true, layers: Some(vec![1]), ..lora };
     for stage in STAGES {
         let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
         check_training(&Arc::new(frozen), stage.into(), 2);
@@ -143,6 +144,8 @@ fn activations_are_those_that_are_planned() {
     let size = PackedSize::uniform(sequences, 2, len - 2);
     let lora = LoraConfig::new(8, 6.0, LoraTarget::ALL.to_vec());
     let dropping = LoraConfig { dropout: 0.1, ..lora.clone() };
+    let dora = LoraConfig { dora: true, ..lora.clone() };
+    let dropping_dora = LoraConfig { dora: true, ..dropping.clone() };
     let of = |pattern: &str, rank| (ModulePattern::new(pattern).unwrap(), rank);
     let rank_pattern = vec![of("0.self_attn.q_proj", 12), of("mlp.*", 4)];
     let unequal = LoraConfig { rank_pattern, ..lora.clone() };
@@ -163,6 +166,11 @@ fn activations_are_those_that_are_planned() {
         (
             "adapters with dropout",
             Decoder::with_lora(wide(false, true), &dropping, tch::Device::Cpu).unwrap(),
+        ),
+        ("magnitudes", Decoder::with_lora(wide(false, true), &dora, tch::Device::Cpu).unwrap()),
+        (
+            "magnitudes with dropout",
+            Decoder::with_lora(wide(false, true), &dropping_dora, tch::Device::Cpu).unwrap(),
         ),
     ];
     for (name, model) in models {

@@ -107,8 +107,9 @@ fn streamed_weights_are_saved_and_loaded() {
 fn adapters_train_beside_streamed_weights() {
     let shape = decoder(true).config().clone();
     let lora = LoraConfig::new(2, 4.0, LoraTarget::ALL.to_vec());
-    let adapted = || anyroll_models::Decoder::with_lora(shape.clone(), &lora, tch::Device::Cpu).unwrap();
-    for stage in STAGES {
+    let of_some = LoraConfig { dora: true, layers: Some(vec![1]), ..lora.clone() };
+    for (stage, lora) in STAGES.into_iter().flat_map(|stage| [(stage, &lora), (stage, &of_some)]) {
+        let adapted = || anyroll_models::Decoder::with_lora(shape.clone(), lora, tch::Device::Cpu).unwrap();
         let run = |config: ZeroConfig| {
             ranks(2, true, |device, group| {
                 let mut zero =

@@ -195,6 +195,17 @@ fn trlxs_updates_become_steps() {
 }
 
 #[test]
+fn trlxs_adapters_are_pefts() {
+    let peft = "model: {model_path: models/gpt, peft_config: {peft_type: LORA, r: 4, use_dora: true, \
+                layers_to_transform: 1, bias: all}}";
+    let import = imported("ppo.yml", &TRLX.replace("model: {model_path: models/gpt}", peft), Origin::Trlx);
+    check_refused(&import, &["model.peft_config.bias"]);
+    let lora = "  lora:\n    rank: 4\n    alpha: 8\n    dora: true\n    targets:\n    - q_proj\n    - v_proj\n    \
+                layers:\n    - 1\n";
+    check_lines(&import, &[lora]);
+}
+
+#[test]
 fn trlxs_other_methods_are_no_ppo() {
     let text = TRLX.replace("train: {", "train: {trainer: AccelerateILQLTrainer, ");
     let import = imported("ilql.yml", &text.replace("PPOConfig", "ilqlconfig"), Origin::Trlx);

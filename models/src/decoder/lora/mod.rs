@@ -1,0 +1,328 @@
+//! Low-rank adapters (Hu et al., 2021): beside a frozen matrix W stands a product of two small ones that is trained.
+//!
+//! ```text
+//! y = x W^T + s x A^T B^T + bias      s = alpha / rank, A [rank, in], B [out, rank]
+//! ```
+//!
+//! With `rslora` (Kalajdzievski, 2023) s is alpha / sqrt(rank), whose gradients do not vanish in large ranks. Matrices may
+//! have ranks and alphas of their own.
+//!
+//! With `dora` (Liu et al., 2024) the sum of W and its product says where rows point, and a vector m `[out]` that is
+//! trained, too, how long they are:
+//!
+//! ```text
+//! y = g * (x W^T + s x A^T B^T) + bias      g = m / ||W + s B A||, the norm of each row
+//! ```
+//!
+//! In training the adapters may see their input with some of its values dropped, each adapter with others; the matrix
+//! beside it sees all of it. A mask is made again wherever it is needed ([`ops::dropout()`]). With `dora` that is, for
+//! what the adapter sees, d: `y = x W^T + (g - 1) * (d W^T) + g * (s d A^T B^T) + bias`, as in PEFT.
+//!
+//! Names are those of PEFT's files. The adapters of a layer are a unit of their own, so that the layer's other weights
+//! can be frozen as a whole. Backward runs `x A^T` again, which costs less than keeping it would hold; and `x W^T` under
+//! `dora`, for the gradient of m.
+
+mod config;
+mod magnitude;
+
+use anyroll_backends::ops;
+use tch::Tensor;
+
+use super::block::Block;
+use super::{DecoderConfig, math::Math, recorded::Scratch};
+use crate::Result;
+use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
+pub use config::{AdapterShape, LoraConfig, LoraTarget, ModulePattern, lora_scale};
+pub(crate) use config::{
+    PREFIX, check_product, is_adapter, is_second, magnitude_name, matrix_of_magnitudes, module, names,
+};
+pub(crate) use magnitude::LEAST_NORM;
+use magnitude::Scaled;
+
+/// Where the adapters of a layer lie in its second unit.
+#[derive(Clone, Debug)]
+pub(super) struct Lora {
+    dropout: f64,
+    dora: bool,
+    /// Of each [`Site`].
+    adapters: [Vec<Adapter>; 4],
+}
+
+/// A block's products with a matrix. Adapters at one of them have their input in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Site {
+    Qkv,
+    O,
+    GateUp,
+    Down,
+}
+
+/// Which rows there are in training, where adapters drop some of their values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drops<'a> {
+    /// See [`ops::Dropout::keys`].
+    pub keys: &'a Tensor,
+}
+
+/// One adapter: its parameters, and its rows of the (fused) matrix, which are the columns of the output.
+#[derive(Clone, Debug)]
+struct Adapter {
+    /// In the block's first unit.
+    matrix: usize,
+    a: usize,
+    b: usize,
+    magnitude: Option<usize>,
+    start: i64,
+    columns: i64,
+    shape: AdapterShape,
+    /// Tells its dropout from that of the others.
+    salt: u32,
+}
+
+/// What [`Lora::input_backward`] leaves for [`Lora::weight_backward`].
+#[derive(Default)]
+pub(super) struct Between {
+    /// The gradient of what is between A and B, of each adapter.
+    inner: Vec<Tensor>,
+    /// With `dora`.
+    scaled: Option<Scaled>,
+}
+
+/// For each layer that has adapters their unit, and where they lie in it.
+pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig, block: &Block) -> Vec<Option<(Unit, Lora)>> {
+    let layers = (0..config.num_hidden_layers).map(|layer| {
+        lora.is_in(layer).then(|| {
+            let (params, adapters) = params(config, lora, block, layer);
+            (Unit { name: format!("model.layers.{layer}.lora"), params, trainable: true }, adapters)
+        })
+    });
+    layers.collect()
+}
+
+fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize) -> (Vec<ParamSpec>, Lora) {
+    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+    let q = config.num_attention_heads * config.head_dim;
+    let kv = config.num_key_value_heads * config.head_dim;
+    let mut params = Vec::new();
+    let mut adapters = [const { Vec::new() }; 4];
+    for (number, &target) in lora.targets.iter().enumerate() {
+        let (site, start, inputs, outputs) = match target {
+            LoraTarget::Q => (Site::Qkv, 0, hidden, q),
+            LoraTarget::K => (Site::Qkv, q, hidden, kv),
+            LoraTarget::V => (Site::Qkv, q + kv, hidden, kv),
+            LoraTarget::O => (Site::O, 0, q, hidden),
+            LoraTarget::Gate => (Site::GateUp, 0, hidden, intermediate),
+            LoraTarget::Up => (Site::GateUp, intermediate, hidden, intermediate),
+            LoraTarget::Down => (Site::Down, 0, intermediate, hidden),
+        };
+        let (a, module) = (params.len(), module(layer, target));
+        let (shape, weight) = (lora.shape_of(&module), format!("{module}.weight"));
+        params.extend(pair(&weight, shape.rank, inputs, outputs));
+        let magnitude = shape.dora.then(|| {
+            params.push(magnitudes(&weight, outputs, inputs));
+            a + 2
+        });
+        let (matrix, _) = block.params_at(site);
+        let salt = (layer * 2 * LoraTarget::ALL.len() + 2 * number) as u32;
+        adapters[site as usize].push(Adapter {
+            matrix,
+            a,
+            b: a + 1,
+            magnitude,
+            start,
+            columns: outputs,
+            shape,
+            salt,
+        });
+    }
+    (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters })
+}
+
+/// A and B beside the weight `name` of `[outputs, inputs]`.
+pub(crate) fn pair(name: &str, rank: i64, inputs: i64, outputs: i64) -> [ParamSpec; 2] {
+    let [a, b] = names(name);
+    // As PEFT begins: the product is 0, and its first gradient goes to B alone.
+    let bound = 1.0 / (inputs as f64).sqrt();
+    [matrix(a, rank, inputs, Init::Uniform { bound }), matrix(b, outputs, rank, Init::Zeros)]
+}
+
+fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {
+    let parts = vec![Part { name: name.clone(), rows }];
+    ParamSpec { name, shape: vec![rows, columns], parts, init, decay: true }
+}
+
+/// The magnitudes beside the weight `name` of `[outputs, inputs]`. They do not decay, which would shrink its rows.
+pub(crate) fn magnitudes(name: &str, outputs: i64, inputs: i64) -> ParamSpec {
+    let name = magnitude_name(name);
+    let parts = vec![Part { name: name.clone(), rows: outputs }];
+    ParamSpec { name, shape: vec![outputs], parts, init: Init::RowNorms { columns: inputs }, decay: false }
+}
+
+/// The adapters' unit among those of a layer's block.
+const UNIT: usize = 1;
+
+impl Lora {
+    /// The ranks of adapters, site by site.
+    pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
+        self.adapters.iter().map(|site| site.iter().map(|adapter| adapter.shape.rank as usize).collect())
+    }
+
+    /// Whether adapters have magnitudes.
+    pub fn is_dora(&self) -> bool {
+        self.dora
+    }
+
+    /// Whether there are some at a site.
+    pub fn is_at(&self, site: Site) -> bool {
+        !self.at(site).is_empty()
+    }
+
+    /// Whether those at a site have magnitudes: the matrix's bias is then added behind them.
+    pub fn scales(&self, site: Site) -> bool {
+        self.dora && self.is_at(site)
+    }
+
+    /// Whether values are dropped in training.
+    pub fn drops(&self) -> bool {
+        self.dropout > 0.0
+    }
+
+    fn at(&self, site: Site) -> &[Adapter] {
+        &self.adapters[site as usize]
+    }
+
+    /// Makes of the matrix product `y` `[N, out]` for `x` `[N, in]` what it is with adapters.
+    pub fn forward_(
+        &self,
+        site: Site,
+        weights: &Weights,
+        x: &Tensor,
+        drops: Option<Drops>,
+        math: Math,
+        y: &mut Tensor,
+    ) -> Result<()> {
+        for adapter in self.at(site) {
+            let seen = self.dropped(adapter, x, drops)?;
+            let z = self.inner(adapter, weights, &seen, math)?;
+            let b = weights.get(UNIT, adapter.b);
+            let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
+            match adapter.factors(weights)? {
+                Some(factors) if self.drops() && drops.is_some() => {
+                    let mut product = math.linear(&seen, &adapter.rows(weights)?, None)?;
+                    drop(y.f_add_(&product.f_mul_(&factors.f_sub_scalar(1.0)?)?)?);
+                    drop(y.f_add_(&math.linear(&z, b, None)?.f_mul_(&factors)?)?);
+                }
+                Some(factors) => drop(math.add_linear(&mut y, &z, b, false)?.f_mul_(&factors)?),
+                None => drop(math.add_linear(&mut y, &z, b, false)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// The same without dropping anything, with prepared weights and in no other memory.
+    pub fn forward_in_place(
+        &self,
+        site: Site,
+        weights: &Weights,
+        x: &Tensor,
+        scratch: &Scratch,
+        math: Math,
+        y: &Tensor,
+    ) -> Result<()> {
+        for adapter in self.at(site) {
+            let (a, b) = (weights.get(UNIT, adapter.a), weights.get(UNIT, adapter.b));
+            let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
+            let AdapterShape { rank, scale, .. } = adapter.shape;
+            let mut between = scratch.between(rank)?;
+            match math {
+                Math::Fast => {
+                    drop(x.f_mm_out(&between, &a.f_tr()?)?.f_mul_scalar_(scale)?);
+                    drop(y.f_addmm_(&between, &b.f_tr()?)?);
+                }
+                Math::ByRows => {
+                    ops::linear_by_rows_into(x, a, None, &mut between)?;
+                    drop(between.f_mul_scalar_(scale)?);
+                    let mut product = scratch.product(adapter.columns)?;
+                    ops::linear_by_rows_into(&between, b, None, &mut product)?;
+                    drop(y.f_add_(&product)?);
+                }
+            }
+            if let Some(factors) = adapter.factors(weights)? {
+                drop(y.f_mul_(&factors)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// From the gradient `dy` of what [`Self::forward_`] makes of the product with `matrix` to that of `x`.
+    pub fn input_backward(
+        &self,
+        site: Site,
+        weights: &Weights,
+        matrix: &Tensor,
+        dy: &Tensor,
+        drops: Option<Drops>,
+    ) -> Result<(Tensor, Between)> {
+        let drops = drops.filter(|_| self.drops());
+        let scaled = self.scaled(site, weights, dy)?;
+        let dsum = scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
+        // Under dropout magnitudes reach the matrix by way of what the adapters see alone.
+        let mut dx = if drops.is_some() { dy } else { dsum }.f_mm(matrix)?;
+        let inner = self.at(site).iter().map(|adapter| {
+            let of_adapter = |it: &Tensor| it.f_narrow(1, adapter.start, adapter.columns);
+            let dsum = of_adapter(dsum)?;
+            let dz = dsum.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(adapter.shape.scale)?;
+            let a = weights.get(UNIT, adapter.a);
+            if drops.is_none() {
+                drop(dx.f_addmm_(&dz, a)?);
+                return Ok(dz);
+            }
+            let mut dseen = dz.f_mm(a)?;
+            if scaled.is_some() {
+                drop(dseen.f_addmm_(&dsum.f_sub(&of_adapter(dy)?)?, &adapter.rows(weights)?)?);
+            }
+            drop(dx.f_add_(&self.dropped(adapter, &dseen, drops)?)?);
+            Ok(dz)
+        });
+        let inner = inner.collect::<Result<_>>()?;
+        Ok((dx, Between { inner, scaled }))
+    }
+
+    /// Writes the adapters' gradients.
+    pub fn weight_backward(
+        &self,
+        site: Site,
+        weights: &Weights,
+        grads: &mut Grads,
+        (dy, x): (&Tensor, &Tensor),
+        drops: Option<Drops>,
+        between: Between,
+    ) -> Result<()> {
+        let dsum = between.scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
+        for (number, (adapter, dz)) in self.at(site).iter().zip(&between.inner).enumerate() {
+            let seen = self.dropped(adapter, x, drops)?;
+            let z = self.inner(adapter, weights, &seen, Math::Fast)?;
+            let dsum = dsum.f_narrow(1, adapter.start, adapter.columns)?;
+            grads.put_linear(UNIT, adapter.b, &dsum, &z)?;
+            grads.put_linear(UNIT, adapter.a, dz, &seen)?;
+            if let Some(scaled) = &between.scaled {
+                adapter.magnitude_backward(weights, grads, (dy, &seen, &z), &scaled.norms[number])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an adapter sees of its input `x`, and of what it sees the gradient of `x`.
+    fn dropped(&self, adapter: &Adapter, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
+        let Some(Drops { keys }) = drops.filter(|_| self.drops()) else {
+            return Ok(x.shallow_clone());
+        };
+        Ok(ops::dropout(x, ops::Dropout { keys, salt: adapter.salt, probability: self.dropout })?)
+    }
+
+    /// `x A^T` `[N, rank]`, scaled.
+    fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor, math: Math) -> Result<Tensor> {
+        let z = math.linear(x, weights.get(UNIT, adapter.a), None)?;
+        Ok(z.f_mul_scalar(adapter.shape.scale)?)
+    }
+}
