@@ -112,6 +112,44 @@ fn an_interrupted_run_goes_on_bitwise() {
     assert!(last_checkpoint(&cut).1.keys().any(|name| name.starts_with("rank_0001")));
 }
 
+/// All records are trained on, and the loss in training is what is shown.
+#[test]
+fn a_run_may_have_no_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sums.jsonl");
+    let line = |number: usize| format!("{{\"prompt\": \"{number:02}+1=\", \"answer\": {}}}\n", number + 1);
+    fs::write(&file, (0..64).map(line).collect::<String>()).unwrap();
+    let train = |name: &str, more: &[&str]| {
+        let run = folder.path().join(name);
+        let data = format!("pipeline.offline.data={{file: {{path: {}}}}}", file.display());
+        let sets = ["pipeline.offline.steps={data_epochs: 20}", "pipeline.offline.evaluation={prompts: 0}"];
+        let schedule = "pipeline.offline.optimizer.schedule={constant: {}}";
+        let sets =
+            [&[&*data, sets[0], sets[1], schedule, "pipeline.offline.checkpoint={every: 40}"], more].concat();
+        (changed(SFT, &run, &sets), run)
+    };
+    let (command, whole) = train("whole", &[]);
+    let ended = succeed(command);
+    let loss = series(&whole, "loss");
+    assert_eq!(loss.len(), 20, "64 records a step, and none is held out");
+    assert!(loss[19] < loss[0], "{loss:?}");
+    let table = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(table.contains("train loss") && table.contains("training records, mean of 10 steps"), "{table}");
+    assert!(metrics(&whole).iter().all(|step| step.keys().all(|name| !name.starts_with("eval/"))));
+    let report = fs::read_to_string(whole.join("report.html")).unwrap();
+    assert!(report.contains("train loss, 10-step mean") && !report.contains("Held-out loss"));
+    let sets = ["pipeline.offline.steps=80"];
+    let (command, long) = train("long", &sets);
+    succeed(command);
+    let (command, cut) = train("cut", &sets);
+    interrupt(command, &cut, 10);
+    succeed(resume(&cut));
+    assert_same(&long, &cut);
+    let (command, _) = train("best", &["pipeline.offline.checkpoint={every: 4, keep_best: true}"]);
+    let ended = Process::start(command).finish();
+    assert!(ended.error().contains("with `evaluation.prompts: 0` nothing is evaluated"), "{ended:#?}");
+}
+
 #[test]
 fn answers_are_learnt() {
     let folder = tempfile::tempdir().unwrap();
@@ -320,6 +358,37 @@ fn every_turn_of_a_conversation_can_be_learnt() {
     assert!(losses[0][0] != losses[1][0], "both learn the same: {losses:?}");
 }
 
+/// Texts by themselves, of which nothing is completed, and long ones of which a part is learnt.
+#[test]
+fn texts_are_learnt_and_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let line =
+        |number: usize| format!("{{\"text\": \"{}\"}}\n", format!("{number}+1={};", number + 1).repeat(4));
+    let offline = ["objective: sft", "steps: 8", "batch_size: 8", "evaluation: {every: 8, prompts: 3}"];
+    let records = (0..60).map(line).collect::<String>();
+    let file = "max_tokens: 16, long_prompts: {truncate: keep_start}, columns: {text: text}";
+    let config = config_of_published_model(&folder, &records, "system_prompt: null", file, offline);
+    let train = |name: &str, set: &str| {
+        let run = folder.path().join(name);
+        let mut command = anyroll(["run", &config, "--set", set, "--output"]);
+        command.arg(&run);
+        (succeed(command).stderr, run)
+    };
+    let (told, run) = train("start", "devices=2");
+    let cut = told.lines().filter(|line| line.contains("a part is learnt")).collect::<Vec<_>>();
+    assert!(cut.len() == 1 && cut[0].contains("of=60"), "{told}");
+    let loss = series(&run, "eval/loss");
+    assert!(loss.len() == 2 && loss[1] < loss[0] - 0.5, "{loss:?}");
+    assert!(series(&run, "eval/exact").is_empty(), "there is no prompt to complete");
+    let (_, end) = train("end", "pipeline.offline.data.file.long_prompts.truncate=keep_end");
+    assert_ne!(series(&end, "eval/loss")[0], loss[0]);
+    // A text has no worse answer, and RLVR completes prompts.
+    let pairs = fail(anyroll(["check", &config, "--set", "pipeline.offline.objective={dpo: {}}"]));
+    assert!(pairs.contains("has no worse answer to compare with"), "{pairs}");
+    let few = fail(anyroll(["check", &config, "--set", "pipeline.offline.evaluation.completions=2"]));
+    assert!(few.contains("2 completions are asked for, and 0 of the"), "{few}");
+}
+
 #[test]
 fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     let folder = tempfile::tempdir().unwrap();
@@ -332,7 +401,13 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     check(DPO, "pipeline.offline.objective={dpo: {beta: 0.0}}", "pipeline.offline.objective.dpo.beta");
     check(DPO, "pipeline.offline.objective={dpo: {label_smoothing: 0.5}}", "below 0.5");
     check(DPO, "strategy.micro_batch_size=1", "are two sequences");
-    check(SFT, "pipeline.offline.evaluation.completions=20", "20 of 19 held-out prompts");
+    check(
+        SFT,
+        "pipeline.offline.evaluation.completions=20",
+        "20 completions are asked for, and 19 of the 19",
+    );
+    let every = "pipeline.offline.evaluation.every=0";
+    check(SFT, every, "pipeline.offline.evaluation.every");
     check(SFT, "pipeline.offline.turns=all", "has no chat template");
     check(DPO, "pipeline.offline.turns=all", "only `sft` learns more than the last message");
     check(SFT, "pipeline.offline.batch_size=0", "pipeline.offline.batch_size");

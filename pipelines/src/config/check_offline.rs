@@ -3,11 +3,26 @@
 use anyroll_models::hf::ModelFolder;
 
 use super::check::Check;
+use super::data::{DataConfig, LongPrompts};
 use super::error::Problem;
 use super::offline::*;
-use super::schema::{Config, ModelConfig, StrategyConfig};
+use super::schema::{Config, ModelConfig, PipelineConfig, StrategyConfig};
 use crate::data::{Dataset, Record, Tokenizer};
 use crate::offline::read;
+
+/// Held-out records of an evaluation whose prompts the policy could complete.
+fn to_complete(offline: &OfflineConfig, dataset: &Dataset) -> usize {
+    let evaluated = dataset.held_out(offline.evaluation.prompts).unwrap_or_default();
+    evaluated.iter().filter(|record| record.is_to_complete()).count()
+}
+
+/// Writes how many prompts an evaluation completes into a `config` that is checked.
+pub(super) fn settle(config: &mut Config, dataset: &Dataset) {
+    if let PipelineConfig::Offline(offline) = &mut config.pipeline {
+        let completions = offline.completions_of(to_complete(offline, dataset));
+        offline.evaluation.completions = Some(completions);
+    }
+}
 
 impl Check<'_> {
     pub(super) fn offline(&self, config: &Config, offline: &OfflineConfig) -> Result<(), Problem> {
@@ -15,18 +30,16 @@ impl Check<'_> {
         for (name, value) in [
             ("batch_size", offline.batch_size as u64),
             ("evaluation.every", offline.evaluation.every),
-            ("evaluation.prompts", offline.evaluation.prompts as u64),
             ("checkpoint.every", offline.checkpoint.every),
             ("checkpoint.keep_last", offline.checkpoint.keep_last as u64),
         ] {
             self.positive(&field(name), value)?;
         }
-        let (prompts, completions) = (offline.evaluation.prompts, offline.completions());
         self.ensure(
-            completions <= prompts,
-            &field("evaluation.completions"),
-            format!("{completions} of {prompts} held-out prompts cannot be completed"),
-            format!("write {prompts} or fewer, or more `prompts`"),
+            offline.evaluation.prompts > 0 || !offline.checkpoint.keep_best,
+            &field("checkpoint.keep_best"),
+            "the best policy is told by `eval/loss`, and with `evaluation.prompts: 0` nothing is evaluated",
+            "leave it out, or evaluate some held-out records",
         )?;
         self.objective(&field("objective"), &offline.objective)?;
         self.turns(&field("turns"), config, offline)?;
@@ -36,6 +49,7 @@ impl Check<'_> {
         }
         if offline.objective.is_of_numbers() {
             self.numbers(config, offline)?;
+            self.uncut(&field("data"), &offline.data)?;
         }
         let StrategyConfig { micro_batch_size, .. } = config.strategy;
         let micro_batch_size = config.roles.policy.strategy.micro_batch_size.unwrap_or(micro_batch_size);
@@ -97,10 +111,27 @@ impl Check<'_> {
         let what = "the objective is a reward model's, which gives texts a number";
         self.ensure(offline.warmup.is_none(), "pipeline.offline.warmup", what, "leave it out")?;
         let field = "pipeline.offline.evaluation.completions";
-        self.ensure(offline.completions() == 0, field, what, "write 0, or leave it out")?;
+        let completions = offline.evaluation.completions.unwrap_or(0);
+        self.ensure(completions == 0, field, what, "write 0, or leave it out")?;
         let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
         self.ensure(!adapts, "model.lora", "a reward model has no adapters", "leave it out")?;
         self.stages_are_said(config)
+    }
+
+    /// A text's number is read at its end.
+    fn uncut(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {
+        match data {
+            DataConfig::File(file) => self.ensure(
+                !matches!(file.long_prompts, LongPrompts::Truncate(_)),
+                &format!("{path}.file.long_prompts.truncate"),
+                "a reward model reads a text's number at its end, which would be cut off",
+                "write `leave_out` or `refuse`",
+            ),
+            DataConfig::Mix(sources) => sources.iter().enumerate().try_for_each(|(index, source)| {
+                self.uncut(&format!("{path}.mix[{index}].data"), &source.data)
+            }),
+            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
+        }
     }
 
     /// Whether every record has what the objective compares, and the model has room for the answers.
@@ -121,11 +152,18 @@ impl Check<'_> {
             ));
         }
         self.answers_teach(offline, &examples)?;
+        let (records, prompts) = (offline.evaluation.prompts, to_complete(offline, dataset));
+        let completions = offline.completions_of(prompts);
+        self.ensure(
+            completions <= prompts,
+            "pipeline.offline.evaluation.completions",
+            format!("{completions} completions are asked for, and {prompts} of the {records} held-out records can be completed"),
+            format!("write {prompts} or fewer, or more `evaluation.prompts`"),
+        )?;
         let (field, max_length, longest) = match (&config.model, published) {
             (ModelConfig::Decoder(decoder), _) => {
                 self.texts(&examples)?;
-                let longest = dataset.longest_prompt() + dataset.longest_answer() + 1;
-                ("model.decoder.max_length", decoder.max_length, longest)
+                ("model.decoder.max_length", decoder.max_length, dataset.longest_record() + 1)
             }
             (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
                 if let Some(lora) = &model.lora {
@@ -147,7 +185,7 @@ impl Check<'_> {
             ),
             format!(
                 "allow {longest} or above, or write `max_tokens: {max_length}` beside the file's path, which leaves longer \
-                 records out"
+                 records out; with `long_prompts: {{truncate: keep_start}}` it cuts them"
             ),
         )
     }

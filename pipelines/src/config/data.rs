@@ -95,6 +95,9 @@ pub struct FileConfig {
     /// What becomes of a longer record. Default leave_out.
     #[serde(default)]
     pub long_prompts: LongPrompts,
+    /// The most records: the first ones of `path`, in its order, before any is left out as too long. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_records: Option<usize>,
     /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out`.
     #[serde(default)]
     pub held_out_percent: Option<u32>,
@@ -113,6 +116,19 @@ pub enum LongPrompts {
     LeaveOut,
     /// The run does not start, and says which it is.
     Refuse,
+    /// Of one that has more than `max_tokens` only so many are learnt, and it is counted in a warning; one of whose answers
+    /// nothing would be left, or whose prompt is too long by another bound, is left out. Only `offline` cuts.
+    Truncate(Keep),
+}
+
+/// Which tokens of a record are kept that is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// The first ones.
+    KeepStart,
+    /// The last ones, the end token among them.
+    KeepEnd,
 }
 
 /// Files, as a text or a list of texts.
@@ -191,6 +207,9 @@ pub struct NamedColumns {
     /// A worse answer, a text or a conversation too, for objectives that compare. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<String>,
+    /// A text that is learnt from its first token to its end, by `sft`: then there is neither prompt nor answer. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// The record's domain, a text. Default: no domain.
     #[serde(default)]
     pub domain: Option<String>,
@@ -198,7 +217,13 @@ pub struct NamedColumns {
 
 impl Default for ColumnsConfig {
     fn default() -> Self {
-        Self::Named(NamedColumns { prompt: prompt(), answer: answer(), rejected: None, domain: None })
+        Self::Named(NamedColumns::default())
+    }
+}
+
+impl Default for NamedColumns {
+    fn default() -> Self {
+        Self { prompt: prompt(), answer: answer(), rejected: None, text: None, domain: None }
     }
 }
 
@@ -209,7 +234,7 @@ impl ColumnsConfig {
             prompt: prompt.to_owned(),
             answer: Some(answer.to_owned()),
             domain: domain.map(str::to_owned),
-            rejected: None,
+            ..NamedColumns::default()
         };
         match self {
             Self::Roll => columns("messages", "ground_truth", Some("tag")),

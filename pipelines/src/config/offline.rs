@@ -29,7 +29,7 @@ pub struct OfflineConfig {
     pub batch_size: usize,
     /// The optimizer; its schedule counts steps.
     pub optimizer: OptimizerConfig,
-    /// When and on how many held-out records the policy is evaluated.
+    /// When and on how many held-out records the policy is evaluated, if it is.
     #[serde(default)]
     pub evaluation: OfflineEvaluationConfig,
     /// When the run is saved. `keep_best` keeps the policy with the least `eval/loss`.
@@ -185,10 +185,11 @@ pub struct RewardModelObjective {
 pub struct OfflineEvaluationConfig {
     /// Steps from one evaluation to the next. Default 25.
     pub every: u64,
-    /// Held-out records, the same ones each time. Default 500.
+    /// Held-out records, the same ones each time. 0: there is no evaluation, and of files no record is held out unless they say
+    /// so. Default 500.
     pub prompts: usize,
     /// Of their prompts the policy also completes so many, greedily and up to the longest answer, for people to read;
-    /// `eval/exact` is the part that equals the answer. At most `prompts`; 0 for none. Default 16, or all `prompts` if they are
+    /// `eval/exact` is the part that equals the answer. At most as many as have one; 0 for none. Default 16, or all if they are
     /// fewer; a reward model completes nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completions: Option<usize>,
@@ -201,10 +202,18 @@ impl Default for OfflineEvaluationConfig {
 }
 
 impl OfflineConfig {
-    /// How many prompts an evaluation completes.
-    pub fn completions(&self) -> usize {
+    /// How many prompts an evaluation completes, of as many as it could.
+    pub fn completions_of(&self, most: usize) -> usize {
         const FEW: usize = 16;
-        let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(self.evaluation.prompts) };
+        let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(most) };
         self.evaluation.completions.unwrap_or(own)
+    }
+
+    /// The same of a config that is resolved.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn completions(&self) -> usize {
+        self.evaluation.completions.expect("a config that is resolved says how many")
     }
 }

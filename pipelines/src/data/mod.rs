@@ -31,7 +31,7 @@ pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub(crate) use table::without_mark;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
-use crate::config::DataConfig;
+use crate::config::{DataConfig, Keep};
 use made::Made;
 use mix::Mix;
 
@@ -56,12 +56,38 @@ pub struct Record {
     pub domain: String,
     /// What else the file says of it, for rewards that read it.
     pub columns: Map<String, Value>,
+    /// What its tokens are cut to, if they are too many.
+    pub cut: Option<Cut>,
+}
+
+/// What the tokens of a record are cut to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// How many are left, above 0.
+    pub tokens: usize,
+    /// Which.
+    pub keep: Keep,
 }
 
 impl Record {
     /// The same with the worse answer in the better one's place.
     pub fn rejected(&self) -> Option<Record> {
         self.rejected.clone().map(|answer| Record { answer, rejected: None, ..self.clone() })
+    }
+
+    /// Whether it is a text by itself, an answer to nothing.
+    pub fn is_text(&self) -> bool {
+        self.prompt.is_empty() && self.messages.is_empty()
+    }
+
+    /// The text by which it is held out or not: its prompt, if it has one.
+    pub fn key(&self) -> &str {
+        if self.is_text() { &self.answer } else { &self.prompt }
+    }
+
+    /// Whether what the model writes can be compared with its answer.
+    pub fn is_to_complete(&self) -> bool {
+        !self.is_text()
     }
 
     /// The prompt as messages: its own, or one of the user's.
@@ -80,10 +106,21 @@ pub enum Counted {
     Prompt,
     /// The longest of its answers, with an end.
     Answer,
+    /// What stands before the first token that is learnt.
+    Unlearnt,
 }
 
 /// How many tokens a record has.
 pub type RecordTokens<'a> = dyn Fn(&Record, Counted) -> Result<usize, TokenizerError> + 'a;
+
+/// How records are read.
+#[derive(Clone, Copy)]
+pub struct Reading<'a> {
+    /// Asked where records may have so many tokens and no more.
+    pub tokens: &'a RecordTokens<'a>,
+    /// Whether some of a file's are held out where the config does not say how many.
+    pub holds_out: bool,
+}
 
 /// Which of a run's phases draws: each sees an order of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,9 +151,8 @@ enum Source {
 }
 
 impl Dataset {
-    /// Reads the files, if there are any, and checks that both sides of the split have records. `tokens` is asked where
-    /// records may have so many and no more.
-    pub fn open(config: &DataConfig, tokens: &RecordTokens) -> Result<Self, Error> {
+    /// Reads the files, if there are any, and checks that there are records to train on, and some are held out if any should.
+    pub fn open(config: &DataConfig, reading: Reading) -> Result<Self, Error> {
         match config {
             DataConfig::Sort(sort) => Ok(Self(Source::Made(Made::Sort { digits: sort.digits }))),
             DataConfig::Addition(addition) => {
@@ -127,17 +163,18 @@ impl Dataset {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
             DataConfig::File(file) => {
-                let records = file::read(file, &file.path, tokens)?;
+                let records = file::read(file, &file.path, file.max_records, reading.tokens)?;
+                let usual = if reading.holds_out { HELD_OUT_PERCENT } else { 0 };
                 match &file.held_out {
-                    None => Self::listed(records, file.held_out_percent.unwrap_or(HELD_OUT_PERCENT)),
-                    Some(paths) => Self::apart(records, file::read(file, paths, tokens)?),
+                    None => Self::listed(records, file.held_out_percent.unwrap_or(usual)),
+                    Some(paths) => Self::apart(records, file::read(file, paths, None, reading.tokens)?),
                 }
             }
             DataConfig::Mix(sources) => {
                 let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
                 let opened: Result<Vec<_>, Error> = sources
                     .iter()
-                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data, tokens)?)))
+                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data, reading)?)))
                     .collect();
                 Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
             }
@@ -146,24 +183,24 @@ impl Dataset {
 
     fn listed(records: Vec<Record>, held_out_percent: u32) -> Result<Self, Error> {
         let (held_out, train): (Vec<_>, Vec<_>) =
-            records.into_iter().partition(|record| is_held_out(&record.prompt, held_out_percent));
-        Self::split(train, held_out)
+            records.into_iter().partition(|record| is_held_out(record.key(), held_out_percent));
+        Self::split(train, held_out, held_out_percent > 0)
     }
 
     /// Records of files of their own, of which a prompt in both is held out.
     fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
-        let prompts: HashSet<&str> = held_out.iter().map(|record| record.prompt.as_str()).collect();
+        let prompts: HashSet<&str> = held_out.iter().map(Record::key).collect();
         let before = train.len();
-        train.retain(|record| !prompts.contains(record.prompt.as_str()));
+        train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
         if left_out > 0 {
             tracing::warn!(left_out, of = before, "prompts that are held out are not trained on");
         }
-        Self::split(train, held_out)
+        Self::split(train, held_out, true)
     }
 
-    fn split(train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
-        if train.is_empty() || held_out.is_empty() {
+    fn split(train: Vec<Record>, held_out: Vec<Record>, holds_out: bool) -> Result<Self, Error> {
+        if train.is_empty() || (held_out.is_empty() && holds_out) {
             let records = train.len() + held_out.len();
             return Err(Error::Split { records, held_out: held_out.len() });
         }
@@ -355,23 +392,44 @@ impl Dataset {
         }
     }
 
+    /// Whether a record is longer than what is learnt of it.
+    pub fn is_cut(&self) -> bool {
+        match &self.0 {
+            Source::Made(_) => false,
+            Source::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
+            Source::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
+        }
+    }
+
+    /// Characters of the longest record that is learnt, with the longer of its answers and as far as it is not cut.
+    pub fn longest_record(&self) -> usize {
+        let of_made = |made: &Made| made.prompt_length() + made.longest_answer();
+        self.longest(&of_made, &|record| {
+            let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
+            let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
+            let whole = record.prompt.chars().count() + answer;
+            // An end is a token that is no character.
+            record.cut.map_or(whole, |cut| whole.min(cut.tokens - 1))
+        })
+    }
+
     /// Characters of the longest prompt, held-out ones included.
     pub fn longest_prompt(&self) -> usize {
-        self.longest(&|made| made.prompt_length(), &|record| &record.prompt)
+        self.longest(&|made| made.prompt_length(), &|record| record.prompt.chars().count())
     }
 
     /// Characters of the longest answer, held-out ones and worse ones included.
     pub fn longest_answer(&self) -> usize {
-        let rejected = self.longest(&|_| 0, &|record| record.rejected.as_deref().unwrap_or_default());
-        self.longest(&|made| made.longest_answer(), &|record| &record.answer).max(rejected)
+        let rejected =
+            self.longest(&|_| 0, &|record| record.rejected.iter().flat_map(|it| it.chars()).count());
+        self.longest(&|made| made.longest_answer(), &|record| record.answer.chars().count()).max(rejected)
     }
 
-    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> &str) -> usize {
+    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
         match &self.0 {
             Source::Made(made) => of_made(made),
             Source::Listed { train, held_out } => {
-                let lengths = train.iter().chain(held_out).map(|record| of_record(record).chars().count());
-                lengths.max().unwrap_or(0)
+                train.iter().chain(held_out).map(of_record).max().unwrap_or(0)
             }
             Source::Mixed { sources, .. } => {
                 let lengths = sources.iter().map(|(_, data)| data.longest(of_made, of_record));
@@ -397,7 +455,7 @@ fn is_held_out(prompt: &str, percent: u32) -> bool {
 
 fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let mut seen = HashSet::new();
-    records.retain(|record| seen.insert(record.prompt.clone()));
+    records.retain(|record| seen.insert(record.key().to_owned()));
     records
 }
 
@@ -438,7 +496,8 @@ mod tests {
     use crate::config::{AdditionConfig, FileConfig, MixedConfig, Paths, SortConfig};
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
-        Dataset::open(config, &|record, _| Ok(record.prompt.chars().count()))
+        let tokens = |record: &Record, _| Ok(record.prompt.chars().count());
+        Dataset::open(config, Reading { tokens: &tokens, holds_out: true })
     }
 
     fn sort(digits: u32) -> DataConfig {
@@ -613,6 +672,21 @@ mod tests {
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
         let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
         assert!(error.contains("of 20 records 20 are held out"), "{error}");
+    }
+
+    #[test]
+    fn nothing_is_held_out_that_nobody_asks_for() {
+        let (_file, config) = jsonl(&questions(20));
+        let tokens = |_: &Record, _| Ok(0);
+        let read = |config: &DataConfig| {
+            Dataset::open(config, Reading { tokens: &tokens, holds_out: false }).unwrap()
+        };
+        let all = read(&config);
+        assert_eq!((all.records_of_a_pass(), all.held_out_available(9)), (Some(20), 0));
+        assert!(all.held_out(0).unwrap().is_empty());
+        let DataConfig::File(file) = config else { panic!("a file") };
+        let some = read(&DataConfig::File(Box::new(FileConfig { held_out_percent: Some(50), ..*file })));
+        assert!(some.records_of_a_pass().unwrap() < 20);
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Setup {
         if self.config.objective.compares() {
             summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
         }
-        let completions = self.config.completions();
+        let completions = self.completed.len();
         let mut samples = Vec::new();
         let writer = M::writer(&mut roles.policy);
         if let (Some(policy), Some(sampler)) = (writer, self.sampler.as_ref().filter(|_| completions > 0)) {
@@ -98,9 +98,8 @@ impl Setup {
     ) -> Result<Vec<SampleLine>> {
         policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
-        let completed = &self.held_out[..self.config.completions()];
-        let per_rank = completed.len().div_ceil(exchange.world_size());
-        let own = completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
+        let per_rank = self.completed.len().div_ceil(exchange.world_size());
+        let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
             let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
             Ok(Asked { sample, seed: 0, how: Sampling::GREEDY })

@@ -59,6 +59,8 @@ pub struct Setup {
     pub held_out_own: Vec<Written>,
     /// How many of its records are no repetition.
     pub held_out_count: usize,
+    /// Held-out records whose prompts the policy completes.
+    pub completed: Vec<Record>,
     /// Sequences that a rank puts through forward and backward at a time.
     pub micro_batch_size: usize,
     /// What of the policy is away while it completes prompts.
@@ -84,10 +86,9 @@ impl Offline<Decoder> {
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
         let has_adapters = base.lora.is_some();
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
-        let completed = &setup.held_out[..setup.config.completions()];
         setup.sampler = Some(Sampler {
-            max_new_tokens: room_for_answers(&base, completed)?,
-            batch_size: completed.len().clamp(1, MOST_AT_A_TIME),
+            max_new_tokens: room_for_answers(&base, &setup.completed)?,
+            batch_size: setup.completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
             cache_memory: KvCacheConfig::default().memory,
             model: model.clone(),
@@ -150,7 +151,7 @@ pub const MOST_AT_A_TIME: usize = 256;
 /// A rank's part of the records, on every rank as many, and how many of them are no repetition of the last.
 fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
     let per_rank = records.len().div_ceil(world_size);
-    let last = records.len() - 1;
+    let last = records.len().saturating_sub(1);
     let own = (rank * per_rank..(rank + 1) * per_rank).map(|index| records[index.min(last)].clone());
     (own.collect(), (records.len() - (rank * per_rank).min(records.len())).min(per_rank))
 }
@@ -173,12 +174,15 @@ impl Setup {
         };
         let held_out = dataset.held_out(config.evaluation.prompts)?;
         let (own, held_out_count) = part(&held_out, place.group.rank(), place.group.world_size());
+        let to_complete = held_out.iter().filter(|record| record.is_to_complete());
+        let completed = to_complete.take(config.completions()).cloned().collect();
         Ok(Self {
             config: (**config).clone(),
             seed: run.config.seed,
             tokenizer: base.tokenizer.clone(),
             held_out_own: read(&base.tokenizer, &config.objective, config.turns, &own)?,
             held_out_count,
+            completed,
             held_out,
             dataset,
             micro_batch_size: run.policy.strategy.micro_batch_size,
@@ -220,7 +224,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: config.steps.number(),
-            evaluate_every: config.evaluation.every,
+            evaluate_every: (config.evaluation.prompts > 0).then_some(config.evaluation.every),
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,
         }

@@ -8,8 +8,8 @@ use tch::Device;
 use super::Pass;
 use crate::{
     Result,
-    config::{Objective, Turns},
-    data::{Record, Tokenizer, TokenizerError},
+    config::{Keep, Objective, Turns},
+    data::{Cut, Record, Tokenizer, TokenizerError},
     train::sample_seed,
 };
 
@@ -23,9 +23,24 @@ pub struct Written {
 }
 
 impl Written {
+    /// Of a text without a prompt the first token has nothing that it could follow from.
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
-        let behind = prompt.len()..prompt.len() + answer.len();
+        let behind = prompt.len().max(1)..prompt.len() + answer.len();
         Self { tokens: [prompt, answer].concat(), answers: vec![behind] }
+    }
+
+    /// What is left of it and its answers; behind the last of them nothing is. Some of an answer has to be.
+    fn cut(self, Cut { tokens: most, keep }: Cut) -> Self {
+        let excess = self.tokens.len().saturating_sub(most);
+        let first = if keep == Keep::KeepEnd { excess } else { 0 };
+        let end = first + most.min(self.tokens.len());
+        let left = |answer: &Range<usize>| {
+            let left = answer.start.max(first + 1) - first..answer.end.min(end).saturating_sub(first);
+            (!left.is_empty()).then_some(left)
+        };
+        let answers: Vec<Range<usize>> = self.answers.iter().filter_map(left).collect();
+        let last = answers.last().expect("a record of which nothing is left is left out").end;
+        Self { tokens: self.tokens[first..][..last].to_vec(), answers }
     }
 
     /// Tokens of the answers, their ends included.
@@ -49,19 +64,23 @@ pub fn read(
 ) -> Result<Vec<Written>, TokenizerError> {
     let mut read = Vec::with_capacity(2 * records.len());
     for record in records {
+        let cut = |written: Written| match record.cut {
+            Some(cut) => written.cut(cut),
+            None => written,
+        };
         let worse = if objective.compares() { record.rejected() } else { None };
         let records = [Some(record), worse.as_ref()].into_iter().flatten();
         if objective.is_of_numbers() {
             for record in records {
                 read.push(Written::new(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]));
             }
-        } else if turns == Turns::All {
+        } else if turns == Turns::All && !record.is_text() {
             let (tokens, answers) = tokenizer.encode_turns(record)?;
-            read.push(Written { tokens, answers });
+            read.push(cut(Written { tokens, answers }));
         } else {
             let prompt = tokenizer.encode_prompt(record)?;
             for record in records {
-                read.push(Written::new(&prompt, &tokenizer.encode_answer(record)?));
+                read.push(cut(Written::new(&prompt, &tokenizer.encode_answer(record)?)));
             }
         }
     }
@@ -160,6 +179,42 @@ mod tests {
         }
         let packed = pack(&[whole.clone(), read(Turns::Last, record(1))], Device::Cpu).unwrap();
         assert_eq!(packed.targets() as usize, whole.answer_len() + 2);
+    }
+
+    /// What transformers' causal models learn of a text whose labels are its own tokens, which they shift by one.
+    #[test]
+    fn of_a_text_every_token_is_learnt_but_the_first() {
+        let tokenizer = tokenizer(tiny_model());
+        let stop = tokenizer.stop_tokens()[0];
+        let said = |text: &str| tokenizer.encode_text(text).unwrap();
+        for (text, ends) in [("And 3 more?", true), ("And 3 more?<|im_end|>", false)] {
+            let record = Record { answer: text.to_owned(), ..Record::default() };
+            for turns in [Turns::Last, Turns::All] {
+                let read = read(&tokenizer, &Objective::Sft, turns, std::slice::from_ref(&record)).unwrap();
+                let tokens = if ends { [said(text), vec![stop]].concat() } else { said(text) };
+                assert_eq!(read, [Written { answers: vec![1..tokens.len()], tokens }], "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_keeps_answers_where_they_were() {
+        let whole = Written { tokens: (0..12).collect(), answers: vec![2..5, 7..12] };
+        let cut = |tokens, keep| {
+            let cut = whole.clone().cut(Cut { tokens, keep });
+            (cut.tokens, cut.answers)
+        };
+        for tokens in [12, 13] {
+            assert_eq!(cut(tokens, Keep::KeepStart), (whole.tokens.clone(), whole.answers.clone()));
+            assert_eq!(cut(tokens, Keep::KeepEnd), (whole.tokens.clone(), whole.answers.clone()));
+        }
+        assert_eq!(cut(9, Keep::KeepStart), ((0..9).collect(), vec![2..5, 7..9]));
+        // Behind the last answer nothing is learnt.
+        for tokens in [5, 6, 7] {
+            assert_eq!(cut(tokens, Keep::KeepStart), ((0..5).collect(), vec![2..5]));
+        }
+        assert_eq!(cut(9, Keep::KeepEnd), ((3..12).collect(), vec![1..2, 4..9]));
+        assert_eq!(cut(2, Keep::KeepEnd), (vec![10, 11], vec![1..2]), "its first token follows nothing");
     }
 
     #[test]

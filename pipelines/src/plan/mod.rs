@@ -187,10 +187,9 @@ impl Work {
             },
             PipelineConfig::Offline(offline) => {
                 let completed = offline.completions().div_ceil(run.world_size);
-                let (prompt, answer) = match offline.turns {
-                    Turns::Last => (prompt, answer),
-                    Turns::All => longest_turns(tokenizer, offline, dataset)?,
-                };
+                let is_plain = offline.turns == Turns::Last && !dataset.is_cut();
+                let (prompt, answer) =
+                    if is_plain { (prompt, answer) } else { longest_read(tokenizer, offline, dataset)? };
                 Self {
                     prompt,
                     answer,
@@ -571,12 +570,9 @@ fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
     held.host + held.saved + moved
 }
 
-/// Of conversations of which every turn is learnt: the most tokens that are, behind as many as make them the longest one.
-fn longest_turns(
-    tokenizer: &Tokenizer,
-    offline: &OfflineConfig,
-    dataset: &Dataset,
-) -> Result<(usize, usize)> {
+/// Of conversations of which every turn is learnt, and of records that are cut: the most tokens that are learnt, behind as
+/// many as make them the longest one.
+fn longest_read(tokenizer: &Tokenizer, offline: &OfflineConfig, dataset: &Dataset) -> Result<(usize, usize)> {
     let read = offline::read(tokenizer, &offline.objective, offline.turns, &dataset.examples())?;
     let most = |tokens: fn(&Written) -> usize| read.iter().map(tokens).max().unwrap_or(0);
     let (all, answers) = (most(|it| it.tokens.len()), most(Written::answer_len));
