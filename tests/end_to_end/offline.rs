@@ -14,6 +14,7 @@ use super::{
 
 pub(super) const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
 const DPO: &str = "configs/offline_dpo_sort_cpu.yaml";
+const KTO: &str = "configs/offline_kto_sort_cpu.yaml";
 
 /// A second or so of either config.
 const SMALL: [&str; 7] = [
@@ -70,10 +71,16 @@ fn assert_near(a: &Path, b: &Path) {
 #[test]
 fn any_split_learns_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    for config in [SFT, DPO] {
+    for config in [SFT, DPO, KTO] {
         let name = |what: &str| format!("{}-{what}", config.replace('/', "-"));
         let whole = run(&folder, &name("whole"), config, &[]);
         let parts = run(&folder, &name("parts"), config, &["strategy.micro_batch_size=6"]);
+        // With KTO a micro-batch of two often has answers of one kind alone.
+        if config == KTO {
+            let few = run(&folder, &name("few"), config, &["strategy.micro_batch_size=1"]);
+            assert_near(&whole, &few);
+            assert!(series(&whole, "kl/reference").iter().any(|&kl| kl > 0.0), "the policy moves");
+        }
         let ranks = run(&folder, &name("ranks"), config, &["devices=2", "strategy.zero_stage=3"]);
         assert_near(&whole, &parts);
         assert_near(&whole, &ranks);
@@ -192,6 +199,119 @@ fn every_objective_tells_better_from_worse() {
         let has_reference = ["dpo", "ipo", "hinge"].iter().any(|name| objective.contains(name));
         assert_eq!(compares_with_itself, has_reference, "{objective}: {margin:?}");
     }
+}
+
+/// Of judged answers, with an estimate of the KL divergence and without.
+#[test]
+fn judged_answers_tell_better_from_worse() {
+    let folder = tempfile::tempdir().unwrap();
+    for objective in ["{kto: {beta: 0.5}}", "{apo_zero_unpaired: {beta: 0.5}}"] {
+        let set = format!("pipeline.offline.objective={objective}");
+        let sets = [&*set, "pipeline.offline.steps=40", "pipeline.offline.evaluation.every=40"];
+        let run = run(&folder, objective, KTO, &sets);
+        let (loss, margin) = (series(&run, "eval/loss"), series(&run, "eval/margin"));
+        assert!((loss[0] - 0.5).abs() < 1e-9 && margin[0] == 0.0, "the reference is the policy: {loss:?}");
+        assert!(loss[1] < 0.4 && margin[1] > 0.5, "{objective}: {loss:?} {margin:?}");
+        assert_eq!(series(&run, "eval/kl").len(), if objective.contains("kto") { 2 } else { 0 });
+    }
+}
+
+/// A run that is interrupted goes on to the bit, its reference and all; and with a part of the records, or of one kind.
+#[test]
+fn judged_answers_in_odd_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = ["devices=2", "pipeline.offline.steps=80", "pipeline.offline.checkpoint.every=40"];
+    let whole = run(&folder, "whole", KTO, &sets);
+    let cut = folder.path().join("cut");
+    interrupt(command(KTO, &cut, &sets), &cut, 10);
+    succeed(resume(&cut));
+    assert_same(&whole, &cut);
+
+    let file = folder.path().join("judged.jsonl");
+    let lines = |is_desirable: &dyn Fn(usize) -> bool| {
+        let line = |number: usize| {
+            let label = is_desirable(number);
+            format!("{{\"prompt\": \"{number:03}>\", \"completion\": \"{number}\", \"label\": {label}}}\n")
+        };
+        fs::write(&file, (0..90).map(line).collect::<String>()).unwrap();
+    };
+    let columns = "columns: {answer: completion, label: label}";
+    let data = format!(
+        "pipeline.offline.data={{file: {{path: {}, held_out_percent: 40, {columns}}}}}",
+        file.display()
+    );
+    let train = |name: &str, sets: &[&str]| {
+        let run = folder.path().join(name);
+        let sets = [&small(KTO, &[])[1..], &[&*data], sets].concat();
+        (changed(KTO, &run, &sets), run)
+    };
+    // A rank has no desirable answer in most steps, and often neither has.
+    lines(&|number| number % 15 == 0);
+    let two = [
+        "devices=2",
+        "pipeline.offline.batch_size=2",
+        "pipeline.offline.warmup={steps: 0, batch_size: 2, optimizer: {adamw: {learning_rate: 1.0e-3}}}",
+    ];
+    let (command, few) = train("few", &two);
+    let told = succeed(command).stderr;
+    assert!(told.contains("weights are best where desirable_weight x desirable"), "{told}");
+    assert_eq!(series(&few, "loss").len(), 12);
+    assert!(series(&few, "reward/chosen").len() < 12, "some steps have none");
+    lines(&|_| true);
+    let (command, all) = train("all", &[two[2], "pipeline.offline.evaluation.completions=0"]);
+    let told = succeed(command).stderr;
+    assert!(told.contains("all answers are of one kind"), "{told}");
+    assert!(series(&all, "reward/rejected").is_empty() && series(&all, "loss").last() < Some(&0.5));
+    lines(&|_| false);
+    let (command, _) = train("none", &[]);
+    let refused = Process::start(command).finish();
+    assert!(refused.error().contains("it learns desirable answers, and a source"), "{refused:#?}");
+}
+
+/// What KTO says of two held-out records, from what `anyroll score` says of their texts under both models.
+#[test]
+fn ktos_loss_is_that_of_the_paper() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = |number: usize, label: bool| {
+        format!("{{\"prompt\": \"{number}+1=\", \"completion\": \"{}\", \"label\": {label}}}\n", number + 1)
+    };
+    let held_out = folder.path().join("held_out.jsonl");
+    fs::write(&held_out, record(3, true) + &record(123_456, false)).unwrap();
+    let records: String = (10..40).map(|number| record(number, number % 3 > 0)).collect();
+    let file = format!("held_out: {}, columns: {{answer: completion, label: label}}", held_out.display());
+    let offline = ["objective: {kto: {beta: 0.2, desirable_weight: 1.5}}", "steps: 20", "batch_size: 6"];
+    let evaluation = "evaluation: {every: 20, prompts: 2}";
+    let offline = [offline[0], offline[1], offline[2], evaluation];
+    let config = config_of_published_model(&folder, &records, "system_prompt: null", &file, offline);
+    let run = folder.path().join("run");
+    let mut command = anyroll(["run", &config, "--set", "model.chat=false", "--output"]);
+    command.arg(&run);
+    succeed(command);
+    let texts = folder.path().join("texts.jsonl");
+    let text = |prompt: &str, completion: &str| {
+        format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\", \"finished\": true}}\n")
+    };
+    let pairs = [("3+1=", "4"), ("123456+1=", "123457"), ("3+1=", "123457"), ("123456+1=", "4")];
+    fs::write(&texts, pairs.map(|(prompt, completion)| text(prompt, completion)).concat()).unwrap();
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
+    let scores = |model: &Path| -> Vec<f64> {
+        let [model, file] = [model, &texts].map(|path| path.to_str().unwrap());
+        let scored = succeed(anyroll(["score", model, "--file", file])).stdout;
+        let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["logprob"].as_f64();
+        scored.lines().map(|it| line(it).unwrap()).collect()
+    };
+    let gained: Vec<f64> =
+        scores(&run).iter().zip(scores(&tiny)).map(|(policy, reference)| policy - reference).collect();
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let kl = ((gained[2] + gained[3]) / 2.0).max(0.0);
+    let loss = (1.5 * (1.0 - sigmoid(0.2 * (gained[0] - kl))) + 1.0 - sigmoid(0.2 * (kl - gained[1]))) / 2.0;
+    let last = |name: &str| *series(&run, name).last().unwrap();
+    for (name, expected) in
+        [("eval/kl", kl), ("eval/loss", loss), ("eval/margin", 0.2 * (gained[0] - gained[1]))]
+    {
+        assert!((last(name) - expected).abs() < 1e-4, "{name}: {}, not {expected}; {gained:?}", last(name));
+    }
+    assert!(gained.iter().all(|gain| gain.abs() > 1e-3), "{gained:?}");
 }
 
 /// A reward model that is trained, exported, and then RLVR's reward.
@@ -400,6 +520,16 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     check(DPO, "pipeline.offline.data={countdown: {numbers: 3}}", "has no worse answer to compare with");
     check(DPO, "pipeline.offline.objective={dpo: {beta: 0.0}}", "pipeline.offline.objective.dpo.beta");
     check(DPO, "pipeline.offline.objective={dpo: {label_smoothing: 0.5}}", "below 0.5");
+    check(KTO, "pipeline.offline.objective={kto: {beta: 0.0}}", "pipeline.offline.objective.kto.beta");
+    check(KTO, "pipeline.offline.objective={kto: {desirable_weight: -1}}", "kto.desirable_weight");
+    let weights = "pipeline.offline.objective={kto: {desirable_weight: 0, undesirable_weight: 0}}";
+    check(KTO, weights, "both weights are 0");
+    check(KTO, "pipeline.offline.batch_size=1", "a prompt with another record's answer");
+    check(
+        KTO,
+        "pipeline.offline.data={countdown: {numbers: 3}}",
+        "does not say whether its answer is desirable",
+    );
     check(DPO, "strategy.micro_batch_size=1", "are two sequences");
     check(
         SFT,

@@ -42,7 +42,8 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             check.offline(config, offline)?;
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
-            let wanted = Use { evaluated: offline.evaluation.prompts, turns: offline.turns };
+            let unpaired = offline.objective.judged().is_some();
+            let wanted = Use { evaluated: offline.evaluation.prompts, turns: offline.turns, unpaired };
             check.answers(
                 "pipeline.offline.data",
                 &offline.data,
@@ -61,7 +62,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             check.rewards_have_answers(rlvr)?;
             check.has_prompts("pipeline.rlvr.data", &rlvr.data)?;
-            let wanted = Use { evaluated: rlvr.evaluation.prompts, turns: Turns::Last };
+            let wanted = Use { evaluated: rlvr.evaluation.prompts, turns: Turns::Last, unpaired: false };
             let dataset = check.data("pipeline.rlvr", &rlvr.data, wanted, tokenizer)?;
             let steps = check.length(&config.pipeline, &dataset)?.steps;
             check.schedule("pipeline.rlvr.optimizer", &rlvr.optimizer, steps)?;

@@ -37,6 +37,8 @@ pub(super) struct Use {
     pub(super) evaluated: usize,
     /// What is learnt of conversations.
     pub(super) turns: Turns,
+    /// Whether a pair's answers are read each by itself.
+    pub(super) unpaired: bool,
 }
 
 /// How many tokens of a record are `counted`. Without a published model's tokenizer a token is a character.
@@ -72,7 +74,7 @@ impl Check<'_> {
         &self,
         path: &str,
         data: &DataConfig,
-        Use { evaluated: asked, turns }: Use,
+        Use { evaluated: asked, turns, unpaired }: Use,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("{path}.{name}");
@@ -96,6 +98,7 @@ impl Check<'_> {
             };
             self.problem(&field(&format!("data.file.{name}")), one_line(&error), help)
         })?;
+        let dataset = if unpaired { dataset.unpaired() } else { dataset };
         self.ensure(
             asked <= MOST_EVALUATED,
             &field("evaluation.prompts"),
@@ -257,10 +260,16 @@ impl Check<'_> {
         )?;
         let columns = file.columns.named();
         self.ensure(
-            columns.text.is_none() || columns.rejected.is_none(),
+            columns.text.is_none() || (columns.rejected.is_none() && columns.label.is_none()),
             &format!("{path}.columns.text"),
-            "a text by itself has no worse answer",
-            "leave `rejected` out, or name a `prompt` and an `answer` in place of `text`",
+            "a text by itself has no worse answer and no label",
+            "leave these out, or name a `prompt` and an `answer` in place of `text`",
+        )?;
+        self.ensure(
+            columns.label.is_none() || columns.rejected.is_none(),
+            &format!("{path}.columns.label"),
+            "of a better and a worse answer each is judged by that",
+            "leave `label` or `rejected` out",
         )?;
         self.positive(&format!("{path}.max_records"), file.max_records.unwrap_or(1))?;
         let bounds = [
@@ -317,6 +326,9 @@ impl Check<'_> {
                 let message = "a text by itself has no prompt to complete";
                 let help = "name a column of prompts, `columns: {prompt: ...}`; `offline` learns texts";
                 self.ensure(file.columns.named().text.is_none(), &field, message, help)?;
+                let field = format!("{path}.file.columns.label");
+                let message = "what is completed is judged by its reward";
+                self.ensure(file.columns.named().label.is_none(), &field, message, "leave it out")?;
                 let cuts = matches!(file.long_prompts, LongPrompts::Truncate(_));
                 let field = format!("{path}.file.long_prompts.truncate");
                 self.ensure(!cuts, &field, "prompts are not cut", "write `leave_out` or `refuse`")

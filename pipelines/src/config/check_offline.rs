@@ -51,6 +51,12 @@ impl Check<'_> {
             self.numbers(config, offline)?;
             self.uncut(&field("data"), &offline.data)?;
         }
+        self.ensure(
+            offline.batch_size >= 2 || !offline.objective.estimates_kl(),
+            &field("batch_size"),
+            "how far the policy has moved is told by a prompt with another record's answer",
+            "write 2 or above",
+        )?;
         let StrategyConfig { micro_batch_size, .. } = config.strategy;
         let micro_batch_size = config.roles.policy.strategy.micro_batch_size.unwrap_or(micro_batch_size);
         self.ensure(
@@ -98,12 +104,34 @@ impl Check<'_> {
                 ("simpo", beta)
             }
             Objective::Orpo(OrpoConfig { beta }) => ("orpo", beta),
+            Objective::Kto(judged) => ("kto", self.judged(&format!("{path}.kto"), judged)?),
+            Objective::ApoZeroUnpaired(judged) => {
+                let name = "apo_zero_unpaired";
+                (name, self.judged(&format!("{path}.{name}"), judged)?)
+            }
             Objective::RewardModel(RewardModelObjective { center }) => {
                 let field = format!("{path}.reward_model.center");
                 return self.number(&field, center, center >= 0.0, "0 or above");
             }
         };
         self.number(&format!("{path}.{name}.beta"), beta, beta > 0.0, "above 0")
+    }
+
+    /// The weights of answers that are judged each by itself; returns beta.
+    fn judged(&self, path: &str, judged: JudgedConfig) -> Result<f64, Problem> {
+        let JudgedConfig { beta, desirable_weight, undesirable_weight } = judged;
+        for (name, weight) in
+            [("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)]
+        {
+            self.number(&format!("{path}.{name}"), weight, weight >= 0.0, "0 or above")?;
+        }
+        self.ensure(
+            desirable_weight + undesirable_weight > 0.0,
+            &format!("{path}.desirable_weight"),
+            "both weights are 0, and nothing is learnt",
+            "write a weight above 0",
+        )?;
+        Ok(beta)
     }
 
     /// A reward model writes nothing, and has no adapters.
@@ -152,6 +180,14 @@ impl Check<'_> {
             ));
         }
         self.answers_teach(offline, &examples)?;
+        self.labels(offline, &examples)?;
+        let warms_up = offline.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
+        self.ensure(
+            !warms_up || dataset.desirable().is_some(),
+            "pipeline.offline.warmup",
+            "it learns desirable answers, and a source of the data has none",
+            "leave it out, or add some",
+        )?;
         let (records, prompts) = (offline.evaluation.prompts, to_complete(offline, dataset));
         let completions = offline.completions_of(prompts);
         self.ensure(
@@ -188,6 +224,50 @@ impl Check<'_> {
                  records out; with `long_prompts: {{truncate: keep_start}}` it cuts them"
             ),
         )
+    }
+
+    /// Whether the answers are judged just where the objective asks for it, and by weights that balance them.
+    fn labels(&self, offline: &OfflineConfig, examples: &[Record]) -> Result<(), Problem> {
+        let judged = offline.objective.judged();
+        let wrong = examples.iter().find(|record| record.desirable.is_some() != judged.is_some());
+        let (Some(weights), None) = (judged, wrong) else {
+            return wrong.map_or(Ok(()), |record| {
+                let (message, help) = match judged {
+                    Some(_) => (
+                        "does not say whether its answer is desirable",
+                        "name the column that does, `columns: {answer: completion, label: label}`, or that of a worse \
+                         answer, `columns: {answer: chosen, rejected: rejected}`",
+                    ),
+                    None => (
+                        "has a label, and the objective reads none",
+                        "leave `columns.label` out, or write `objective: {kto: {}}`",
+                    ),
+                };
+                Err(self.problem("pipeline.offline.data", format!("record {} {message}", record.id), help))
+            });
+        };
+        let desirable = examples.iter().filter(|record| record.desirable == Some(true)).count();
+        let undesirable = examples.len() - desirable;
+        if desirable == 0 || undesirable == 0 {
+            tracing::warn!(
+                desirable,
+                undesirable,
+                "all answers are of one kind: nothing is held against them"
+            );
+        } else if desirable != undesirable {
+            // The paper's rule, section 4.2; what warns in TRL.
+            let balance = weights.desirable_weight * desirable as f64
+                / (weights.undesirable_weight * undesirable as f64);
+            if !(1.0..=4.0 / 3.0).contains(&balance) {
+                tracing::warn!(
+                    desirable,
+                    undesirable,
+                    balance,
+                    "weights are best where desirable_weight x desirable is 1 to 4/3 of undesirable_weight x undesirable"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Tells which records teach nothing, or to say nothing.

@@ -207,6 +207,10 @@ pub struct NamedColumns {
     /// A worse answer, a text or a conversation too, for objectives that compare. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<String>,
+    /// Whether the answer is desirable, true or false, for objectives of answers that are judged each by itself; then no record
+    /// has a worse answer. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
     /// A text that is learnt from its first token to its end, by `sft`: then there is neither prompt nor answer. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
@@ -223,7 +227,8 @@ impl Default for ColumnsConfig {
 
 impl Default for NamedColumns {
     fn default() -> Self {
-        Self { prompt: prompt(), answer: answer(), rejected: None, text: None, domain: None }
+        let (prompt, answer) = (prompt(), answer());
+        Self { prompt, answer, rejected: None, label: None, text: None, domain: None }
     }
 }
 
@@ -242,6 +247,20 @@ impl ColumnsConfig {
             Self::Trl => columns("prompt", "solution", None),
             Self::Openrlhf => columns("input", "label", None),
             Self::Named(named) => named.clone(),
+        }
+    }
+}
+
+impl DataConfig {
+    /// The most tokens of a record, where all of its files have a bound.
+    pub fn max_tokens(&self) -> Option<usize> {
+        match self {
+            Self::File(file) => file.max_tokens,
+            Self::Mix(sources) => {
+                let bounds: Option<Vec<usize>> = sources.iter().map(|it| it.data.max_tokens()).collect();
+                bounds?.into_iter().max()
+            }
+            Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => None,
         }
     }
 }

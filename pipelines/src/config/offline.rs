@@ -55,6 +55,11 @@ pub enum Objective {
     Simpo(SimpoConfig),
     /// Odds ratio preference optimization (Hong et al., 2024): no reference, beside the answers themselves.
     Orpo(OrpoConfig),
+    /// Kahneman-Tversky optimization (Ethayarajh et al., 2024): answers that are desirable or not, each by itself, against how far
+    /// the policy has moved from the reference.
+    Kto(JudgedConfig),
+    /// The unpaired form of anchored preference optimization (D'Oosterlinck et al., 2024): as KTO, against the reference itself.
+    ApoZeroUnpaired(JudgedConfig),
     /// A number for each answer, such that the better one's is larger (Bradley and Terry, 1952): the model becomes the one of
     /// the reward `model`, and c and r are its numbers.
     RewardModel(RewardModelObjective),
@@ -74,7 +79,20 @@ pub enum Turns {
 impl Objective {
     /// Whether it compares a better answer with a worse one.
     pub fn compares(&self) -> bool {
-        *self != Self::Sft
+        *self != Self::Sft && self.judged().is_none()
+    }
+
+    /// Whether, and how, answers are judged each by itself.
+    pub fn judged(&self) -> Option<&JudgedConfig> {
+        match self {
+            Self::Kto(judged) | Self::ApoZeroUnpaired(judged) => Some(judged),
+            _ => None,
+        }
+    }
+
+    /// Whether it asks how far the policy is from the reference.
+    pub fn estimates_kl(&self) -> bool {
+        matches!(self, Self::Kto(_))
     }
 
     /// Answers of a record that it reads.
@@ -89,7 +107,7 @@ impl Objective {
 
     /// Whether it asks what the policy was before training.
     pub fn has_reference(&self) -> bool {
-        matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_))
+        matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_)) || self.judged().is_some()
     }
 }
 
@@ -167,6 +185,27 @@ pub struct OrpoConfig {
 impl Default for OrpoConfig {
     fn default() -> Self {
         Self { beta: 0.1 }
+    }
+}
+
+/// w (1 - sigmoid(beta (c - c' - z))) of a desirable answer, and w (1 - sigmoid(beta (z - r + r'))) of another, each w its
+/// weight. z is in `kto` an estimate of the KL divergence from the reference, without a gradient: the mean over a step's
+/// prompts, each with the answer of the record before it, of what the answer's log-prob gained, 0 at least. In
+/// `apo_zero_unpaired` it is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JudgedConfig {
+    /// How much the distance from the reference counts; above 0. Default 0.1.
+    pub beta: f64,
+    /// How much a desirable answer counts; 0 or above. Default 1.
+    pub desirable_weight: f64,
+    /// How much one counts that is not; 0 or above. Default 1.
+    pub undesirable_weight: f64,
+}
+
+impl Default for JudgedConfig {
+    fn default() -> Self {
+        Self { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.0 }
     }
 }
 

@@ -196,6 +196,10 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
             Some(rejected)
         }
     };
+    let desirable = match &columns.label {
+        None => None,
+        Some(name) => Some(label(column(name)?).ok_or(format!("`{name}` is neither true nor false"))?),
+    };
     let (prompt, messages) = match before {
         Some(before) if !before.is_empty() => of_messages(&before),
         _ => prompt(column(&columns.prompt)?),
@@ -204,7 +208,18 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     let domain = domain()?;
     let mut columns_left = object;
     columns_left.shift_remove(&columns.prompt);
-    Ok(Record { id: row, prompt, messages, answer, rejected, domain, columns: columns_left, cut: None })
+    let (columns, cut) = (columns_left, None);
+    Ok(Record { id: row, prompt, messages, answer, rejected, desirable, domain, columns, cut })
+}
+
+/// A judgement, which some write as a number.
+fn label(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(label) => Some(*label),
+        Value::Number(number) if number.as_f64() == Some(1.0) => Some(true),
+        Value::Number(number) if number.as_f64() == Some(0.0) => Some(false),
+        _ => None,
+    }
 }
 
 /// What `columns` may be, by the names that others give to parts of records; empty if there are none of these.
@@ -216,6 +231,7 @@ fn likely_columns(object: &Map<String, Value>) -> String {
         ("prompt", first(&PROMPTS)),
         ("answer", first(&ANSWERS)),
         ("rejected", first(&["rejected"])),
+        ("label", first(&["label"])),
         ("text", first(&["text"])),
     ];
     let found = parts.iter().filter_map(|(part, name)| Some(format!("{part}: {}", (*name)?)));
@@ -601,6 +617,24 @@ pub(super) mod tests {
         let last = [a, ab, (abc, Some(3)), (abcd, Some(3))];
         assert_eq!(cut(Keep::KeepEnd, None), last);
         assert_eq!(cut(Keep::KeepEnd, Some(3)), last[..3]);
+    }
+
+    #[test]
+    fn answers_may_be_judged() {
+        let [answer, label] = ["completion", "label"].map(|name| Some(name.to_owned()));
+        let columns = ColumnsConfig::Named(NamedColumns { answer, label, ..NamedColumns::default() });
+        let line = |label: &str| format!(r#"{{"prompt": "1+1?", "completion": "2", "label": {label}}}"#);
+        for (written, expected) in
+            [("true", true), ("false", false), ("1", true), ("0", false), ("0.0", false)]
+        {
+            assert_eq!(parse(&columns, &line(written)).unwrap().desirable, Some(expected), "{written}");
+        }
+        for wrong in ["null", "2", "0.5", "\"true\"", "[]"] {
+            let error = parse(&columns, &line(wrong)).unwrap_err();
+            assert_eq!(error, "`label` is neither true nor false", "{wrong}");
+        }
+        let none = parse(&columns, r#"{"prompt": "1+1?", "completion": "2"}"#).unwrap_err();
+        assert!(none.contains("there is no `label`"), "{none}");
     }
 
     #[test]

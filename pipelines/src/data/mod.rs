@@ -52,6 +52,8 @@ pub struct Record {
     pub answer: String,
     /// A worse answer to compare with, if there is one.
     pub rejected: Option<String>,
+    /// Whether the answer is as it should be, if somebody has judged it by itself.
+    pub desirable: Option<bool>,
     /// Which of a mix's sources it is from; empty without a mix.
     pub domain: String,
     /// What else the file says of it, for rewards that read it.
@@ -87,7 +89,22 @@ impl Record {
 
     /// Whether what the model writes can be compared with its answer.
     pub fn is_to_complete(&self) -> bool {
-        !self.is_text()
+        !self.is_text() && self.desirable != Some(false)
+    }
+
+    /// Its better answer alone, or its worse one.
+    fn judged(self, desirable: bool) -> Record {
+        let worse = self.rejected.unwrap_or_default();
+        let answer = if desirable { self.answer } else { worse };
+        Record { answer, rejected: None, desirable: Some(desirable), ..self }
+    }
+
+    /// Each of a pair's answers by itself.
+    fn unpaired(self) -> Vec<Record> {
+        match self.rejected {
+            Some(_) => vec![self.clone().judged(true), self.judged(false)],
+            None => vec![self],
+        }
     }
 
     /// The prompt as messages: its own, or one of the user's.
@@ -137,8 +154,11 @@ pub struct Dataset(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// Too many to list: a record is made from its number.
-    Made(Made),
+    /// Too many to list: a record is made from its number. `unpaired`: of its two answers it has one.
+    Made {
+        made: Made,
+        unpaired: bool,
+    },
     Listed {
         train: Vec<Record>,
         held_out: Vec<Record>,
@@ -154,10 +174,10 @@ impl Dataset {
     /// Reads the files, if there are any, and checks that there are records to train on, and some are held out if any should.
     pub fn open(config: &DataConfig, reading: Reading) -> Result<Self, Error> {
         match config {
-            DataConfig::Sort(sort) => Ok(Self(Source::Made(Made::Sort { digits: sort.digits }))),
+            DataConfig::Sort(sort) => Ok(Self::made(Made::Sort { digits: sort.digits })),
             DataConfig::Addition(addition) => {
                 let (digits, reversed) = (addition.digits, addition.reversed);
-                Ok(Self(Source::Made(Made::Addition { digits, reversed })))
+                Ok(Self::made(Made::Addition { digits, reversed }))
             }
             DataConfig::Countdown(countdown) => {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
@@ -179,6 +199,44 @@ impl Dataset {
                 Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
             }
         }
+    }
+
+    fn made(made: Made) -> Self {
+        Self(Source::Made { made, unpaired: false })
+    }
+
+    /// The same with each answer of a pair by itself, judged.
+    pub fn unpaired(self) -> Self {
+        let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
+        Self(match self.0 {
+            Source::Made { made, .. } => Source::Made { made, unpaired: true },
+            Source::Listed { train, held_out } => {
+                Source::Listed { train: unpaired(train), held_out: unpaired(held_out) }
+            }
+            Source::Mixed { mix, sources } => {
+                let sources = sources.into_iter().map(|(domain, data)| (domain, data.unpaired()));
+                Source::Mixed { mix, sources: sources.collect() }
+            }
+        })
+    }
+
+    /// The same to train on without what is not desirable; `None` where a source has nothing else.
+    pub fn desirable(&self) -> Option<Self> {
+        Some(Self(match &self.0 {
+            Source::Made { made, .. } => Source::Made { made: *made, unpaired: false },
+            Source::Listed { train, held_out } => {
+                let train: Vec<_> = train.iter().filter(|it| it.desirable != Some(false)).cloned().collect();
+                if train.is_empty() {
+                    return None;
+                }
+                Source::Listed { train, held_out: held_out.clone() }
+            }
+            Source::Mixed { mix, sources } => {
+                let desirable = |(domain, data): &(String, Self)| Some((domain.clone(), data.desirable()?));
+                let sources: Option<_> = sources.iter().map(desirable).collect();
+                Source::Mixed { mix: mix.clone(), sources: sources? }
+            }
+        }))
     }
 
     fn listed(records: Vec<Record>, held_out_percent: u32) -> Result<Self, Error> {
@@ -210,7 +268,7 @@ impl Dataset {
     /// The domains of all records, each once.
     pub fn domains(&self) -> BTreeSet<&str> {
         match &self.0 {
-            Source::Made(_) => BTreeSet::from([""]),
+            Source::Made { .. } => BTreeSet::from([""]),
             Source::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(|record| record.domain.as_str()).collect()
             }
@@ -222,12 +280,12 @@ impl Dataset {
     /// replacement; those of a file come in epochs, each in an order of its own, with every record once.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
-            Source::Made(made) => {
+            Source::Made { made, unpaired } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
                     let record = made.record(below(&mut rng, made.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
-                        return record;
+                        return if *unpaired { record.judged(below(&mut rng, 2) == 0) } else { record };
                     }
                 };
                 (0..count).map(|_| next()).collect()
@@ -243,14 +301,14 @@ impl Dataset {
     pub fn records_of_a_pass(&self) -> Option<usize> {
         match &self.0 {
             Source::Listed { train, .. } => Some(train.len()),
-            Source::Made(_) | Source::Mixed { .. } => None,
+            Source::Made { .. } | Source::Mixed { .. } => None,
         }
     }
 
     /// The training records of a range of positions in the run.
     fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
         match &self.0 {
-            Source::Made(_) => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
+            Source::Made { .. } => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
             Source::Listed { train, .. } => {
                 let mut order = (u64::MAX, Vec::new());
                 let mut record = |position: u64| {
@@ -277,8 +335,8 @@ impl Dataset {
         }
     }
 
-    /// The first `count` held-out records in a fixed order, with distinct prompts. The order is the same
-    /// for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
+    /// The first `count` held-out records in a fixed order, with distinct prompts, or answers where these are judged. The order
+    /// is the same for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
     pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
         let available = self.held_out_available(count);
         if available < count {
@@ -286,13 +344,14 @@ impl Dataset {
         }
         let mut rng = stream(u64::MAX, 0, 0);
         match &self.0 {
-            Source::Made(made) => {
+            Source::Made { made, unpaired } => {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
                     let record = made.record(below(&mut rng, made.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
-                        records.push(record);
+                        let desirable = records.len().is_multiple_of(2);
+                        records.push(if *unpaired { record.judged(desirable) } else { record });
                     }
                 }
                 Ok(records)
@@ -319,7 +378,7 @@ impl Dataset {
     /// The number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
-            Source::Made(made) => (0..made.size())
+            Source::Made { made, .. } => (0..made.size())
                 .filter(|&number| is_held_out(&made.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
@@ -339,11 +398,11 @@ impl Dataset {
     pub fn digest(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         self.each_listed(&mut |part, records| {
-            for Record { prompt, answer, rejected, columns, .. } in records {
+            for Record { prompt, answer, rejected, desirable, columns, .. } in records {
                 let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
-                for text in
-                    [Some(prompt), Some(answer), rejected.as_ref(), columns.as_ref()].into_iter().flatten()
-                {
+                let label = desirable.map(|label| label.to_string());
+                let texts = [Some(prompt), Some(answer), rejected.as_ref(), label.as_ref(), columns.as_ref()];
+                for text in texts.into_iter().flatten() {
                     // The length before it, so that texts do not run into each other.
                     hasher.update(&(text.len() as u64).to_le_bytes());
                     hasher.update(text.as_bytes());
@@ -357,7 +416,7 @@ impl Dataset {
     /// The listed records of all sources, by the name of their part: those to train on, then those that are held out.
     fn each_listed(&self, with: &mut dyn FnMut(&str, &[Record])) {
         match &self.0 {
-            Source::Made(_) => {}
+            Source::Made { .. } => {}
             Source::Listed { train, held_out } => {
                 with("train", train);
                 with("held out", held_out);
@@ -369,7 +428,7 @@ impl Dataset {
     /// Every character of the records, held-out ones included: what a character tokenizer has to know.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
-            Source::Made(made) => made.characters(),
+            Source::Made { made, .. } => made.characters(),
             Source::Listed { train, held_out } => {
                 let texts = train
                     .iter()
@@ -386,7 +445,10 @@ impl Dataset {
     pub fn examples(&self) -> Vec<Record> {
         const MADE: u64 = 100;
         match &self.0 {
-            Source::Made(made) => (0..made.size().min(MADE)).map(|number| made.record(number)).collect(),
+            Source::Made { made, unpaired } => {
+                let records = (0..made.size().min(MADE)).map(|number| made.record(number));
+                if *unpaired { records.flat_map(Record::unpaired).collect() } else { records.collect() }
+            }
             Source::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
             Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
         }
@@ -395,7 +457,7 @@ impl Dataset {
     /// Whether a record is longer than what is learnt of it.
     pub fn is_cut(&self) -> bool {
         match &self.0 {
-            Source::Made(_) => false,
+            Source::Made { .. } => false,
             Source::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
             Source::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
         }
@@ -427,7 +489,7 @@ impl Dataset {
 
     fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
         match &self.0 {
-            Source::Made(made) => of_made(made),
+            Source::Made { made, .. } => of_made(made),
             Source::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(of_record).max().unwrap_or(0)
             }
@@ -455,7 +517,8 @@ fn is_held_out(prompt: &str, percent: u32) -> bool {
 
 fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let mut seen = HashSet::new();
-    records.retain(|record| seen.insert(record.key().to_owned()));
+    let judged = |record: &Record| record.desirable.map(|_| record.answer.clone());
+    records.retain(|record| seen.insert((record.key().to_owned(), judged(record))));
     records
 }
 
@@ -591,6 +654,8 @@ mod tests {
             digest(&[c], &[]),
             digest(&[with(1)], &[]),
             digest(&[with(2)], &[]),
+            digest(&[Record { desirable: Some(true), ..a.clone() }], &[]),
+            digest(&[Record { desirable: Some(false), ..a.clone() }], &[]),
         ];
         assert_eq!(BTreeSet::from(all).len(), all.len(), "{all:?}");
         // It is kept in checkpoints.
@@ -672,6 +737,36 @@ mod tests {
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
         let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
         assert!(error.contains("of 20 records 20 are held out"), "{error}");
+    }
+
+    #[test]
+    fn a_pairs_answers_are_judged_each_by_itself() {
+        let line = |number: usize| format!("{{\"prompt\": \"{number}\", \"answer\": 1, \"worse\": 2}}\n");
+        let (_file, config) = jsonl(&(0..90).map(line).collect::<String>());
+        let DataConfig::File(file) = config else { panic!("a file") };
+        let rejected = Some("worse".to_owned());
+        let columns = crate::config::NamedColumns { rejected, ..Default::default() };
+        let columns = crate::config::ColumnsConfig::Named(columns);
+        let file = DataConfig::File(Box::new(FileConfig { columns, ..*file }));
+        let pairs = open(&file).unwrap().records_of_a_pass().unwrap();
+        for (config, digits) in [(&file, false), (&sort(6), true)] {
+            let data = open(config).unwrap().unpaired();
+            let is_fair = |record: &Record| match record.desirable {
+                Some(desirable) if digits => is_right(record) == desirable,
+                Some(desirable) => (record.answer == "1") == desirable,
+                None => false,
+            };
+            let drawn = data.train_batch(Draw::Rollout, 3, 0, 2 * pairs);
+            let held_out = data.held_out(8).unwrap();
+            for records in [&drawn, &held_out] {
+                assert!(records.iter().all(|it| is_fair(it) && it.rejected.is_none()), "{records:?}");
+                let desirable = records.iter().filter(|it| it.desirable == Some(true)).count();
+                assert!(desirable > records.len() / 8 && desirable < records.len(), "{desirable}");
+            }
+            let right = data.desirable().unwrap().train_batch(Draw::Warmup, 3, 0, 30);
+            assert!(right.iter().all(|it| it.desirable != Some(false)), "{right:?}");
+        }
+        assert_eq!(open(&file).unwrap().unpaired().records_of_a_pass(), Some(2 * pairs));
     }
 
     #[test]

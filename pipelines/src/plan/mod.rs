@@ -254,6 +254,9 @@ impl Planner {
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
+        let estimates_kl = matches!(
+            &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
+        );
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         let (here, others) = Site::all(run, !has_adapters);
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
@@ -273,7 +276,7 @@ impl Planner {
             work: Work::new(run, &base.tokenizer, dataset)?,
             rollout,
             samples_per_rank,
-            scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
+            scores_itself: asks_itself || estimates_kl || (run.reference.is_some() && has_adapters),
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
     }
