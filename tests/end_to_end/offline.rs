@@ -252,7 +252,7 @@ fn judged_answers_in_odd_numbers() {
         "pipeline.offline.batch_size=2",
         "pipeline.offline.warmup={steps: 0, batch_size: 2, optimizer: {adamw: {learning_rate: 1.0e-3}}}",
     ];
-    let (command, few) = train("few", &two);
+    let (command, few) = train("few", &[two[0], two[1], two[2], "pipeline.offline.evaluation.completions=1"]);
     let told = succeed(command).stderr;
     assert!(told.contains("weights are best where desirable_weight x desirable"), "{told}");
     assert_eq!(series(&few, "loss").len(), 12);
@@ -261,16 +261,24 @@ fn judged_answers_in_odd_numbers() {
     let (command, all) = train("all", &[two[2], "pipeline.offline.evaluation.completions=0"]);
     let told = succeed(command).stderr;
     assert!(told.contains("all answers are of one kind"), "{told}");
-    assert!(series(&all, "reward/rejected").is_empty() && series(&all, "loss").last() < Some(&0.5));
+    assert!(series(&all, "reward/rejected").is_empty());
+    assert_eq!(series(&all, "loss").len(), 12);
     lines(&|_| false);
     let (command, _) = train("none", &[]);
     let refused = Process::start(command).finish();
     assert!(refused.error().contains("it learns desirable answers, and a source"), "{refused:#?}");
 }
 
-/// What KTO says of two held-out records, from what `anyroll score` says of their texts under both models.
 #[test]
 fn ktos_loss_is_that_of_the_paper() {
+    check_kto("system_prompt: null");
+    // The reference is the model with its adapters off.
+    check_kto("lora: {rank: 4}");
+}
+
+/// What KTO says of two held-out records, from what `anyroll score` says of their texts under both models.
+#[track_caller]
+fn check_kto(model: &str) {
     let folder = tempfile::tempdir().unwrap();
     let record = |number: usize, label: bool| {
         format!("{{\"prompt\": \"{number}+1=\", \"completion\": \"{}\", \"label\": {label}}}\n", number + 1)
@@ -282,7 +290,7 @@ fn ktos_loss_is_that_of_the_paper() {
     let offline = ["objective: {kto: {beta: 0.2, desirable_weight: 1.5}}", "steps: 20", "batch_size: 6"];
     let evaluation = "evaluation: {every: 20, prompts: 2}";
     let offline = [offline[0], offline[1], offline[2], evaluation];
-    let config = config_of_published_model(&folder, &records, "system_prompt: null", &file, offline);
+    let config = config_of_published_model(&folder, &records, model, &file, offline);
     let run = folder.path().join("run");
     let mut command = anyroll(["run", &config, "--set", "model.chat=false", "--output"]);
     command.arg(&run);

@@ -183,7 +183,7 @@ impl Check<'_> {
         self.labels(offline, &examples)?;
         let warms_up = offline.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
         self.ensure(
-            !warms_up || dataset.desirable().is_some(),
+            !warms_up || offline.objective.judged().is_none() || dataset.desirable().is_some(),
             "pipeline.offline.warmup",
             "it learns desirable answers, and a source of the data has none",
             "leave it out, or add some",
@@ -255,7 +255,7 @@ impl Check<'_> {
                 "all answers are of one kind: nothing is held against them"
             );
         } else if desirable != undesirable {
-            // The paper's rule, section 4.2; what warns in TRL.
+            // As TRL's KTOTrainer recommends.
             let balance = weights.desirable_weight * desirable as f64
                 / (weights.undesirable_weight * undesirable as f64);
             if !(1.0..=4.0 / 3.0).contains(&balance) {

@@ -27,7 +27,8 @@ const SHOWN: usize = 16;
 
 impl Setup {
     /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
-    /// `eval/accuracy` of pairs, `eval/margin` of these and of judged answers, `eval/kl`; and greedy completions, of which `eval/exact` equal the answer.
+    /// `eval/accuracy` of pairs, `eval/margin` of these and of judged answers, and `eval/kl`; and greedy completions, of which
+    /// `eval/exact` equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
         roles: &mut Roles<M>,

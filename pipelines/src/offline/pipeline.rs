@@ -226,8 +226,8 @@ impl Setup {
         Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
     }
 
-    /// What the frozen copy, or the policy with its adapters off, says of the answers, and of `strangers`, answers to other prompts;
-    /// `None` where the objective does not ask.
+    /// What the frozen copy, or the policy with its adapters off, says of the answers, and of `strangers`, answers to other
+    /// prompts; `None` where the objective does not ask.
     pub fn reference_logprobs<M: Answering>(
         &self,
         roles: &mut Roles<M>,
