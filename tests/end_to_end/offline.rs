@@ -319,7 +319,7 @@ fn check_kto(model: &str) {
     {
         assert!((last(name) - expected).abs() < 1e-4, "{name}: {}, not {expected}; {gained:?}", last(name));
     }
-    assert!(gained.iter().all(|gain| gain.abs() > 1e-3), "{gained:?}");
+    assert!(kl > 1.0, "the policy has moved: {gained:?}");
 }
 
 /// A reward model that is trained, exported, and then RLVR's reward.

@@ -92,6 +92,10 @@ impl Check<'_> {
                 }
                 data::Error::Table { .. } => ("path", MEND_TABLE),
                 data::Error::Format { .. } => ("path", "give files whose names end so"),
+                data::Error::Split { .. } if path == "pipeline.offline" => (
+                    "path",
+                    "add records, change `held_out_percent`, or hold none out with `evaluation: {prompts: 0}`",
+                ),
                 data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
                 data::Error::Twice { .. } => ("path", "name it once"),
                 _ => ("path", GIVE_FILES),
