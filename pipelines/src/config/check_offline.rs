@@ -193,7 +193,9 @@ impl Check<'_> {
         self.ensure(
             completions <= prompts,
             "pipeline.offline.evaluation.completions",
-            format!("{completions} completions are asked for, and {prompts} of the {records} held-out records can be completed"),
+            format!(
+                "{completions} completions are asked for, and {prompts} of the {records} held-out records can be completed"
+            ),
             format!("write {prompts} or fewer, or more `evaluation.prompts`"),
         )?;
         let (field, max_length, longest) = match (&config.model, published) {

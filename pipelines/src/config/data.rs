@@ -98,7 +98,8 @@ pub struct FileConfig {
     /// The most records: the first ones of `path`, in its order, before any is left out as too long. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_records: Option<usize>,
-    /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out`.
+    /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out` or nothing is
+    /// evaluated.
     #[serde(default)]
     pub held_out_percent: Option<u32>,
     /// Files of their own whose prompts are held out, as in `path` and with the same columns; of those in `path` none is then,
