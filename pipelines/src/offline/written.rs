@@ -211,7 +211,8 @@ mod tests {
             for turns in [Turns::Last, Turns::All] {
                 let read = read(&tokenizer, &Objective::Sft, turns, std::slice::from_ref(&record)).unwrap();
                 let tokens = if ends { [said(text), vec![stop]].concat() } else { said(text) };
-                let answers = vec![1..tokens.len()];
+                let behind_the_first = 1..tokens.len();
+                let answers = vec![behind_the_first];
                 assert_eq!(read, [Written { tokens, answers, desirable: true }], "{text}");
             }
         }
@@ -240,6 +241,7 @@ mod tests {
             let cut = whole.clone().cut(Cut { tokens, keep });
             (cut.tokens, cut.answers)
         };
+        let only = |answer: Range<usize>| vec![answer];
         for tokens in [12, 13] {
             assert_eq!(cut(tokens, Keep::KeepStart), (whole.tokens.clone(), whole.answers.clone()));
             assert_eq!(cut(tokens, Keep::KeepEnd), (whole.tokens.clone(), whole.answers.clone()));
@@ -247,10 +249,10 @@ mod tests {
         assert_eq!(cut(9, Keep::KeepStart), ((0..9).collect(), vec![2..5, 7..9]));
         // Behind the last answer nothing is learnt.
         for tokens in [5, 6, 7] {
-            assert_eq!(cut(tokens, Keep::KeepStart), ((0..5).collect(), vec![2..5]));
+            assert_eq!(cut(tokens, Keep::KeepStart), ((0..5).collect(), only(2..5)));
         }
         assert_eq!(cut(9, Keep::KeepEnd), ((3..12).collect(), vec![1..2, 4..9]));
-        assert_eq!(cut(2, Keep::KeepEnd), (vec![10, 11], vec![1..2]), "its first token follows nothing");
+        assert_eq!(cut(2, Keep::KeepEnd), (vec![10, 11], only(1..2)), "its first token follows nothing");
     }
 
     #[test]
