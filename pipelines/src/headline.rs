@@ -11,13 +11,16 @@ pub const SPEEDS: [(&str, &str); 2] = [("perf/tokens_per_s", "tokens/s"), ("perf
 /// The name of the training reward among the comparisons.
 pub const REWARD: &str = "reward";
 
-/// The name of the one of which less is better.
+/// The name of the held-out loss.
 pub const LOSS: &str = "loss";
+
+/// The name of the loss in training, of runs without evaluations.
+pub const TRAINING_LOSS: &str = "train loss";
 
 /// What a run achieved. Numbers that the metrics do not hold are `None`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Headline<'a> {
-    /// The evaluations, and where samples earn something the training reward last.
+    /// The evaluations, and where samples earn something the training reward last; without evaluations the training loss.
     pub comparisons: Vec<Comparison<'a>>,
     /// The last step.
     pub step: u64,
@@ -41,7 +44,7 @@ pub struct Comparison<'a> {
 impl<'a> Headline<'a> {
     /// Reads the numbers from the log of a run.
     ///
-    /// An evaluation's are its first and its last value. The reward of one step depends on the prompts
+    /// An evaluation's are its first and its last value. The reward or the loss of one step depends on the prompts
     /// it drew, so it is the mean of the first and of the last [`REWARD_STEPS`] steps, or of half of the
     /// steps where there are fewer than twice as many.
     pub fn new(records: &'a [Record]) -> Headline<'a> {
@@ -52,7 +55,7 @@ impl<'a> Headline<'a> {
         };
         let of_several =
             || records.iter().find_map(|record| of_several(record.metrics.iter().map(|it| it.0)));
-        let reward = || reward(&values(records, "reward/mean"));
+        let reward = || of_steps(REWARD, &values(records, "reward/mean"));
         let has = |metric: &str| records.iter().any(|record| record.metrics.get(metric).is_some());
         let comparisons = if has("eval/reward") {
             vec![evaluation("held-out", "eval/reward"), evaluation("drift", "eval/drift"), reward()]
@@ -60,6 +63,8 @@ impl<'a> Headline<'a> {
             let found = [(LOSS, "eval/loss"), ("pairs", "eval/accuracy"), ("exact", "eval/exact")];
             let found = found.into_iter().filter(|(_, metric)| has(metric));
             found.map(|(name, metric)| evaluation(name, metric)).collect()
+        } else if has("loss") {
+            vec![of_steps(TRAINING_LOSS, &values(records, "loss"))]
         } else {
             let accuracies = [("greedy", "eval/greedy"), ("pass@1", "eval/pass@1")].into_iter();
             let accuracies = accuracies.chain(of_several());
@@ -89,10 +94,10 @@ fn values(records: &[Record], metric: &str) -> Vec<f64> {
     records.iter().filter_map(|record| record.metrics.get(metric)).filter(|value| value.is_finite()).collect()
 }
 
-fn reward(values: &[f64]) -> Comparison<'static> {
+fn of_steps(name: &'static str, values: &[f64]) -> Comparison<'static> {
     let count = REWARD_STEPS.min(values.len() / 2);
     let (first, last) = (&values[..count], &values[values.len() - count..]);
-    Comparison { name: REWARD, before: mean(first), after: mean(last) }
+    Comparison { name, before: mean(first), after: mean(last) }
 }
 
 fn mean(values: &[f64]) -> Option<f64> {
@@ -182,6 +187,14 @@ mod tests {
             after: Some(after),
         });
         assert_eq!(Headline::new(&records).comparisons, expected);
+    }
+
+    #[test]
+    fn a_run_without_evaluations_has_its_training_loss() {
+        let records: Vec<Record> =
+            (1..=30).map(|step| record(step, &[("loss", step as f64), ("reward/margin", 1.0)])).collect();
+        let expected = Comparison { name: TRAINING_LOSS, before: Some(5.5), after: Some(25.5) };
+        assert_eq!(Headline::new(&records).comparisons, [expected]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::format;
-use crate::headline::{Comparison, Headline, REWARD, REWARD_STEPS, SPEEDS};
+use crate::headline::{Comparison, Headline, REWARD, REWARD_STEPS, SPEEDS, TRAINING_LOSS};
 use crate::metrics::Metrics;
 use crate::run_dir::RunDir;
 
@@ -118,8 +118,10 @@ impl Progress {
 pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
     let mut lines = vec![format!("{:<10}{:>8}{:>9}{:>10}", "", "before", "after", "change")];
     lines.extend(headline.comparisons.iter().map(comparison_line));
-    if headline.comparisons.iter().any(|comparison| comparison.name == REWARD) {
-        lines.push(format!("{:<10}{REWARD}: training prompts, mean of {REWARD_STEPS} steps", ""));
+    for (name, what) in [(REWARD, "training prompts"), (TRAINING_LOSS, "training records")] {
+        if headline.comparisons.iter().any(|comparison| comparison.name == name) {
+            lines.push(format!("{:<10}{name}: {what}, mean of {REWARD_STEPS} steps", ""));
+        }
     }
     lines.push(String::new());
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<10}{value}"));

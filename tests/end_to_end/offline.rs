@@ -14,6 +14,7 @@ use super::{
 
 pub(super) const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
 const DPO: &str = "configs/offline_dpo_sort_cpu.yaml";
+const KTO: &str = "configs/offline_kto_sort_cpu.yaml";
 
 /// A second or so of either config.
 const SMALL: [&str; 7] = [
@@ -70,10 +71,16 @@ fn assert_near(a: &Path, b: &Path) {
 #[test]
 fn any_split_learns_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    for config in [SFT, DPO] {
+    for config in [SFT, DPO, KTO] {
         let name = |what: &str| format!("{}-{what}", config.replace('/', "-"));
         let whole = run(&folder, &name("whole"), config, &[]);
         let parts = run(&folder, &name("parts"), config, &["strategy.micro_batch_size=6"]);
+        // With KTO a micro-batch of two often has answers of one kind alone.
+        if config == KTO {
+            let few = run(&folder, &name("few"), config, &["strategy.micro_batch_size=1"]);
+            assert_near(&whole, &few);
+            assert!(series(&whole, "kl/reference").iter().any(|&kl| kl > 0.0), "the policy moves");
+        }
         let ranks = run(&folder, &name("ranks"), config, &["devices=2", "strategy.zero_stage=3"]);
         assert_near(&whole, &parts);
         assert_near(&whole, &ranks);
@@ -110,6 +117,44 @@ fn an_interrupted_run_goes_on_bitwise() {
     succeed(resume(&cut));
     assert_same(&whole, &cut);
     assert!(last_checkpoint(&cut).1.keys().any(|name| name.starts_with("rank_0001")));
+}
+
+/// All records are trained on, and the loss in training is what is shown.
+#[test]
+fn a_run_may_have_no_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sums.jsonl");
+    let line = |number: usize| format!("{{\"prompt\": \"{number:02}+1=\", \"answer\": {}}}\n", number + 1);
+    fs::write(&file, (0..64).map(line).collect::<String>()).unwrap();
+    let train = |name: &str, more: &[&str]| {
+        let run = folder.path().join(name);
+        let data = format!("pipeline.offline.data={{file: {{path: {}}}}}", file.display());
+        let sets = ["pipeline.offline.steps={data_epochs: 20}", "pipeline.offline.evaluation={prompts: 0}"];
+        let schedule = "pipeline.offline.optimizer.schedule={constant: {}}";
+        let sets =
+            [&[&*data, sets[0], sets[1], schedule, "pipeline.offline.checkpoint={every: 40}"], more].concat();
+        (changed(SFT, &run, &sets), run)
+    };
+    let (command, whole) = train("whole", &[]);
+    let ended = succeed(command);
+    let loss = series(&whole, "loss");
+    assert_eq!(loss.len(), 20, "64 records a step, and none is held out");
+    assert!(loss[19] < loss[0], "{loss:?}");
+    let table = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(table.contains("train loss") && table.contains("training records, mean of 10 steps"), "{table}");
+    assert!(metrics(&whole).iter().all(|step| step.keys().all(|name| !name.starts_with("eval/"))));
+    let report = fs::read_to_string(whole.join("report.html")).unwrap();
+    assert!(report.contains("train loss, 10-step mean") && !report.contains("Held-out loss"));
+    let sets = ["pipeline.offline.steps=80"];
+    let (command, long) = train("long", &sets);
+    succeed(command);
+    let (command, cut) = train("cut", &sets);
+    interrupt(command, &cut, 10);
+    succeed(resume(&cut));
+    assert_same(&long, &cut);
+    let (command, _) = train("best", &["pipeline.offline.checkpoint={every: 4, keep_best: true}"]);
+    let ended = Process::start(command).finish();
+    assert!(ended.error().contains("with `evaluation.prompts: 0` nothing is evaluated"), "{ended:#?}");
 }
 
 #[test]
@@ -154,6 +199,127 @@ fn every_objective_tells_better_from_worse() {
         let has_reference = ["dpo", "ipo", "hinge"].iter().any(|name| objective.contains(name));
         assert_eq!(compares_with_itself, has_reference, "{objective}: {margin:?}");
     }
+}
+
+/// Of judged answers, with an estimate of the KL divergence and without.
+#[test]
+fn judged_answers_tell_better_from_worse() {
+    let folder = tempfile::tempdir().unwrap();
+    for objective in ["{kto: {beta: 0.5}}", "{apo_zero_unpaired: {beta: 0.5}}"] {
+        let set = format!("pipeline.offline.objective={objective}");
+        let sets = [&*set, "pipeline.offline.steps=40", "pipeline.offline.evaluation.every=40"];
+        let run = run(&folder, objective, KTO, &sets);
+        let (loss, margin) = (series(&run, "eval/loss"), series(&run, "eval/margin"));
+        assert!((loss[0] - 0.5).abs() < 1e-9 && margin[0] == 0.0, "the reference is the policy: {loss:?}");
+        assert!(loss[1] < 0.4 && margin[1] > 0.5, "{objective}: {loss:?} {margin:?}");
+        assert_eq!(series(&run, "eval/kl").len(), if objective.contains("kto") { 2 } else { 0 });
+    }
+}
+
+/// A run that is interrupted goes on to the bit, its reference and all; and with a part of the records, or of one kind.
+#[test]
+fn judged_answers_in_odd_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = ["devices=2", "pipeline.offline.steps=80", "pipeline.offline.checkpoint.every=40"];
+    let whole = run(&folder, "whole", KTO, &sets);
+    let cut = folder.path().join("cut");
+    interrupt(command(KTO, &cut, &sets), &cut, 10);
+    succeed(resume(&cut));
+    assert_same(&whole, &cut);
+
+    let file = folder.path().join("judged.jsonl");
+    let lines = |is_desirable: &dyn Fn(usize) -> bool| {
+        let line = |number: usize| {
+            let label = is_desirable(number);
+            format!("{{\"prompt\": \"{number:03}>\", \"completion\": \"{number}\", \"label\": {label}}}\n")
+        };
+        fs::write(&file, (0..90).map(line).collect::<String>()).unwrap();
+    };
+    let columns = "columns: {answer: completion, label: label}";
+    let data = format!(
+        "pipeline.offline.data={{file: {{path: {}, held_out_percent: 40, {columns}}}}}",
+        file.display()
+    );
+    let train = |name: &str, sets: &[&str]| {
+        let run = folder.path().join(name);
+        let sets = [&small(KTO, &[])[1..], &[&*data], sets].concat();
+        (changed(KTO, &run, &sets), run)
+    };
+    // A rank has no desirable answer in most steps, and often neither has.
+    lines(&|number| number % 15 == 0);
+    let two = [
+        "devices=2",
+        "pipeline.offline.batch_size=2",
+        "pipeline.offline.warmup={steps: 0, batch_size: 2, optimizer: {adamw: {learning_rate: 1.0e-3}}}",
+    ];
+    let (command, few) = train("few", &[two[0], two[1], two[2], "pipeline.offline.evaluation.completions=1"]);
+    let told = succeed(command).stderr;
+    assert!(told.contains("weights are best where desirable_weight x desirable"), "{told}");
+    assert_eq!(series(&few, "loss").len(), 12);
+    assert!(series(&few, "reward/chosen").len() < 12, "some steps have none");
+    lines(&|_| true);
+    let (command, all) = train("all", &[two[2], "pipeline.offline.evaluation.completions=0"]);
+    let told = succeed(command).stderr;
+    assert!(told.contains("all answers are of one kind"), "{told}");
+    assert!(series(&all, "reward/rejected").is_empty());
+    assert_eq!(series(&all, "loss").len(), 12);
+    lines(&|_| false);
+    let (command, _) = train("none", &[]);
+    let refused = Process::start(command).finish();
+    assert!(refused.error().contains("it learns desirable answers, and a source"), "{refused:#?}");
+}
+
+#[test]
+fn ktos_loss_is_that_of_the_paper() {
+    check_kto("system_prompt: null");
+    // The reference is the model with its adapters off.
+    check_kto("lora: {rank: 4}");
+}
+
+/// What KTO says of two held-out records, from what `anyroll score` says of their texts under both models.
+#[track_caller]
+fn check_kto(model: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let record = |number: usize, label: bool| {
+        format!("{{\"prompt\": \"{number}+1=\", \"completion\": \"{}\", \"label\": {label}}}\n", number + 1)
+    };
+    let held_out = folder.path().join("held_out.jsonl");
+    fs::write(&held_out, record(3, true) + &record(123_456, false)).unwrap();
+    let records: String = (10..40).map(|number| record(number, number % 3 > 0)).collect();
+    let file = format!("held_out: {}, columns: {{answer: completion, label: label}}", held_out.display());
+    let offline = ["objective: {kto: {beta: 0.2, desirable_weight: 1.5}}", "steps: 20", "batch_size: 6"];
+    let evaluation = "evaluation: {every: 20, prompts: 2}";
+    let offline = [offline[0], offline[1], offline[2], evaluation];
+    let config = config_of_published_model(&folder, &records, model, &file, offline);
+    let run = folder.path().join("run");
+    let mut command = anyroll(["run", &config, "--set", "model.chat=false", "--output"]);
+    command.arg(&run);
+    succeed(command);
+    let texts = folder.path().join("texts.jsonl");
+    let text = |prompt: &str, completion: &str| {
+        format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\", \"finished\": true}}\n")
+    };
+    let pairs = [("3+1=", "4"), ("123456+1=", "123457"), ("3+1=", "123457"), ("123456+1=", "4")];
+    fs::write(&texts, pairs.map(|(prompt, completion)| text(prompt, completion)).concat()).unwrap();
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
+    let scores = |model: &Path| -> Vec<f64> {
+        let [model, file] = [model, &texts].map(|path| path.to_str().unwrap());
+        let scored = succeed(anyroll(["score", model, "--file", file])).stdout;
+        let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["logprob"].as_f64();
+        scored.lines().map(|it| line(it).unwrap()).collect()
+    };
+    let gained: Vec<f64> =
+        scores(&run).iter().zip(scores(&tiny)).map(|(policy, reference)| policy - reference).collect();
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let kl = ((gained[2] + gained[3]) / 2.0).max(0.0);
+    let loss = (1.5 * (1.0 - sigmoid(0.2 * (gained[0] - kl))) + 1.0 - sigmoid(0.2 * (kl - gained[1]))) / 2.0;
+    let last = |name: &str| *series(&run, name).last().unwrap();
+    for (name, expected) in
+        [("eval/kl", kl), ("eval/loss", loss), ("eval/margin", 0.2 * (gained[0] - gained[1]))]
+    {
+        assert!((last(name) - expected).abs() < 1e-4, "{name}: {}, not {expected}; {gained:?}", last(name));
+    }
+    assert!(kl > 1.0, "the policy has moved: {gained:?}");
 }
 
 /// A reward model that is trained, exported, and then RLVR's reward.
@@ -320,6 +486,37 @@ fn every_turn_of_a_conversation_can_be_learnt() {
     assert!(losses[0][0] != losses[1][0], "both learn the same: {losses:?}");
 }
 
+/// Texts by themselves, of which nothing is completed, and long ones of which a part is learnt.
+#[test]
+fn texts_are_learnt_and_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let line =
+        |number: usize| format!("{{\"text\": \"{}\"}}\n", format!("{number}+1={};", number + 1).repeat(4));
+    let offline = ["objective: sft", "steps: 8", "batch_size: 8", "evaluation: {every: 8, prompts: 3}"];
+    let records = (0..60).map(line).collect::<String>();
+    let file = "max_tokens: 16, long_prompts: {truncate: keep_start}, columns: {text: text}";
+    let config = config_of_published_model(&folder, &records, "system_prompt: null", file, offline);
+    let train = |name: &str, set: &str| {
+        let run = folder.path().join(name);
+        let mut command = anyroll(["run", &config, "--set", set, "--output"]);
+        command.arg(&run);
+        (succeed(command).stderr, run)
+    };
+    let (told, run) = train("start", "devices=2");
+    let cut = told.lines().filter(|line| line.contains("a part is learnt")).collect::<Vec<_>>();
+    assert!(cut.len() == 1 && cut[0].contains("of=60"), "{told}");
+    let loss = series(&run, "eval/loss");
+    assert!(loss.len() == 2 && loss[1] < loss[0] - 0.5, "{loss:?}");
+    assert!(series(&run, "eval/exact").is_empty(), "there is no prompt to complete");
+    let (_, end) = train("end", "pipeline.offline.data.file.long_prompts.truncate=keep_end");
+    assert_ne!(series(&end, "eval/loss")[0], loss[0]);
+    // A text has no worse answer, and RLVR completes prompts.
+    let pairs = fail(anyroll(["check", &config, "--set", "pipeline.offline.objective={dpo: {}}"]));
+    assert!(pairs.contains("has no worse answer to compare with"), "{pairs}");
+    let few = fail(anyroll(["check", &config, "--set", "pipeline.offline.evaluation.completions=2"]));
+    assert!(few.contains("2 completions are asked for, and 0 of the"), "{few}");
+}
+
 #[test]
 fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     let folder = tempfile::tempdir().unwrap();
@@ -331,8 +528,24 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     check(DPO, "pipeline.offline.data={countdown: {numbers: 3}}", "has no worse answer to compare with");
     check(DPO, "pipeline.offline.objective={dpo: {beta: 0.0}}", "pipeline.offline.objective.dpo.beta");
     check(DPO, "pipeline.offline.objective={dpo: {label_smoothing: 0.5}}", "below 0.5");
+    check(KTO, "pipeline.offline.objective={kto: {beta: 0.0}}", "pipeline.offline.objective.kto.beta");
+    check(KTO, "pipeline.offline.objective={kto: {desirable_weight: -1}}", "kto.desirable_weight");
+    let weights = "pipeline.offline.objective={kto: {desirable_weight: 0, undesirable_weight: 0}}";
+    check(KTO, weights, "both weights are 0");
+    check(KTO, "pipeline.offline.batch_size=1", "a prompt with another record's answer");
+    check(
+        KTO,
+        "pipeline.offline.data={countdown: {numbers: 3}}",
+        "does not say whether its answer is desirable",
+    );
     check(DPO, "strategy.micro_batch_size=1", "are two sequences");
-    check(SFT, "pipeline.offline.evaluation.completions=20", "20 of 19 held-out prompts");
+    check(
+        SFT,
+        "pipeline.offline.evaluation.completions=20",
+        "20 completions are asked for, and 19 of the 19",
+    );
+    let every = "pipeline.offline.evaluation.every=0";
+    check(SFT, every, "pipeline.offline.evaluation.every");
     check(SFT, "pipeline.offline.turns=all", "has no chat template");
     check(DPO, "pipeline.offline.turns=all", "only `sft` learns more than the last message");
     check(SFT, "pipeline.offline.batch_size=0", "pipeline.offline.batch_size");

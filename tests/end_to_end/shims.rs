@@ -87,11 +87,11 @@ fn stages_agree(backend: &str) {
     }
 }
 
-/// Pairs with a frozen reference, and a reward model: a few steps on two ranks, whose losses are the cpu's.
+/// Pairs and judged answers with a frozen reference, and a reward model: a few steps on two ranks, whose losses are the cpu's.
 #[test]
 fn written_texts_are_learnt_as_on_the_cpu() {
     for backend in BACKENDS {
-        for name in ["offline_dpo_sort_cpu", "offline_reward_model_sort_cpu"] {
+        for name in ["offline_dpo_sort_cpu", "offline_kto_sort_cpu", "offline_reward_model_sort_cpu"] {
             let folder = tempfile::tempdir().unwrap();
             let few = |backend: &str| {
                 let mut command = anyroll(["run", &format!("configs/{name}.yaml")]);

@@ -1,11 +1,11 @@
-"""Losses of pairs and their gradients by TRL's own functions: tests/golden/offline.json. Needs torch and trl 0.19
+"""Losses of pairs, and of answers that are judged each by itself, and their gradients by TRL's own functions: tests/golden/offline.json. Needs torch and trl 0.19
 (python -m pip install trl==0.19.1 transformers==4.52.4 datasets accelerate); python make_offline_golden.py > ../golden/offline.json"""
 
 import json
 from types import SimpleNamespace
 
 import torch
-from trl import CPOTrainer, DPOTrainer, ORPOTrainer, RewardTrainer
+from trl import CPOTrainer, DPOTrainer, KTOTrainer, ORPOTrainer, RewardTrainer
 
 torch.manual_seed(0)
 PAIRS = 6
@@ -50,6 +50,34 @@ def reward_model(center):
     return loss, *logprobs
 
 
+desirable = torch.tensor([1, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0], dtype=torch.bool)
+
+
+def judged(name, answers, drift, beta=0.1, weights=(1.0, 1.0)):
+    """Of the first so many answers; `drift` is how far the log-probs of mismatched ones are from the reference's."""
+    gather = SimpleNamespace(device="cpu", gather_for_metrics=lambda values: values)
+    trainer = SimpleNamespace(
+        accelerator=gather, loss_type=name, calculate_KL=name == "kto", beta=beta,
+        desirable_weight=weights[0], undesirable_weight=weights[1],
+    )
+    flat, of_reference, chosen = logprobs.t().reshape(-1)[:answers], reference.t().reshape(-1)[:answers], desirable[:answers]
+    apart = torch.randn(answers, dtype=torch.float64)
+    losses, better, worse, kl = KTOTrainer.kto_loss(
+        trainer, flat[chosen], flat[~chosen], apart + drift, of_reference[chosen], of_reference[~chosen], apart
+    )
+    loss = losses.nanmean()  # as the trainer takes it
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return {
+        "objective": {name: {"beta": beta, "desirable_weight": weights[0], "undesirable_weight": weights[1]}},
+        "answers": answers,
+        "kl": kl.item(),
+        "loss": loss.item(),
+        "chosen": better.sum().item(),
+        "rejected": worse.sum().item(),
+        "gradient": gradient.t().reshape(-1)[:answers].tolist(),
+    }
+
+
 def case(objective, found):
     losses, better, worse = found
     (gradient,) = torch.autograd.grad(losses.mean(), logprobs)
@@ -72,6 +100,15 @@ print(
             "lengths": side_by_side(lengths),
             "logprobs": side_by_side(logprobs),
             "reference": side_by_side(reference),
+            "desirable": desirable.double().tolist(),
+            "judged": [
+                judged("kto", 12, torch.linspace(-1, 4, 12, dtype=torch.float64)),
+                judged("kto", 12, torch.full((12,), -2.0, dtype=torch.float64)),
+                judged("kto", 11, torch.full((11,), 1.5, dtype=torch.float64), 0.5, (1.25, 0.75)),
+                judged("kto", 1, torch.full((1,), 0.5, dtype=torch.float64), 0.3),
+                judged("apo_zero_unpaired", 12, torch.zeros(12, dtype=torch.float64)),
+                judged("apo_zero_unpaired", 5, torch.zeros(5, dtype=torch.float64), 0.2, (1.0, 2.0)),
+            ],
             "cases": [
                 case({"dpo": {"beta": 0.1}}, dpo("sigmoid", 0.1, 0.0, False)),
                 case({"dpo": {"beta": 0.5, "label_smoothing": 0.2}}, dpo("sigmoid", 0.5, 0.2, False)),

@@ -5,8 +5,10 @@ use std::fmt::Debug;
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
 use anyroll_models::{LoraTarget, ModulePattern};
 
+use super::check_data::Use;
 use super::error::{Problem, list};
 use super::model::LoraConfig;
+use super::offline::Turns;
 use super::optimizer::*;
 use super::schema::*;
 use super::stage::ZeroStage;
@@ -40,14 +42,15 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             check.offline(config, offline)?;
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
-            let evaluated = offline.evaluation.prompts;
+            let unpaired = offline.objective.judged().is_some();
+            let wanted = Use { evaluated: offline.evaluation.prompts, turns: offline.turns, unpaired };
             check.answers(
                 "pipeline.offline.data",
                 &offline.data,
                 ("objective", "learns from answers"),
                 &[],
             )?;
-            let dataset = check.data("pipeline.offline", &offline.data, evaluated, tokenizer)?;
+            let dataset = check.data("pipeline.offline", &offline.data, wanted, tokenizer)?;
             let steps = check.length(&config.pipeline, &dataset)?.steps;
             check.schedule("pipeline.offline.optimizer", &offline.optimizer, steps)?;
             check.written(config, offline, published.as_ref(), &dataset)?;
@@ -58,7 +61,9 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
             check.rewards_have_answers(rlvr)?;
-            let dataset = check.data("pipeline.rlvr", &rlvr.data, rlvr.evaluation.prompts, tokenizer)?;
+            check.has_prompts("pipeline.rlvr.data", &rlvr.data)?;
+            let wanted = Use { evaluated: rlvr.evaluation.prompts, turns: Turns::Last, unpaired: false };
+            let dataset = check.data("pipeline.rlvr", &rlvr.data, wanted, tokenizer)?;
             let steps = check.length(&config.pipeline, &dataset)?.steps;
             check.schedule("pipeline.rlvr.optimizer", &rlvr.optimizer, steps)?;
             rlvr.critic.as_ref().map_or(Ok(()), |critic| check.critic_over(critic, steps))?;

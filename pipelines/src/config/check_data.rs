@@ -6,9 +6,10 @@ use super::check::Check;
 use super::data::{DataConfig, FileConfig, LongPrompts, MixedConfig};
 use super::error::Problem;
 use super::model::FolderConfig;
+use super::offline::Turns;
 use super::reward::{RewardConfig, RewardTerm};
 use super::schema::{Config, ModelConfig, RlvrConfig};
-use crate::data::{self, Counted, Dataset, Record, Tokenizer, TokenizerError};
+use crate::data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
@@ -30,31 +31,57 @@ const GIVE_FILES: &str =
 const MEND_TABLE: &str =
     "write it anew: Parquet with Snappy, zstd or gzip, or Arrow with zstd, or either plain";
 
+/// What a pipeline does with its data.
+pub(super) struct Use {
+    /// Held-out records that are evaluated; 0 if there is no evaluation.
+    pub(super) evaluated: usize,
+    /// What is learnt of conversations.
+    pub(super) turns: Turns,
+    /// Whether a pair's answers are read each by itself.
+    pub(super) unpaired: bool,
+}
+
+/// How many tokens of a record are `counted`. Without a published model's tokenizer a token is a character.
+fn count(
+    tokenizer: Option<&Tokenizer>,
+    turns: Turns,
+    record: &Record,
+    counted: Counted,
+) -> Result<usize, TokenizerError> {
+    let of_answer = |record: &Record| match tokenizer {
+        Some(tokenizer) => tokenizer.encode_answer(record).map(|tokens| tokens.len()),
+        None => Ok(record.answer.chars().count() + 1),
+    };
+    match (counted, tokenizer) {
+        (Counted::Prompt, Some(tokenizer)) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
+        (Counted::Prompt, None) => Ok(record.prompt.chars().count()),
+        (Counted::Answer, _) => {
+            let of_worse = record.rejected().as_ref().map(of_answer).transpose()?;
+            Ok(of_answer(record)?.max(of_worse.unwrap_or(0)))
+        }
+        // A text's first token follows from nothing.
+        (Counted::Unlearnt, _) if record.is_text() => Ok(1),
+        (Counted::Unlearnt, Some(tokenizer)) if turns == Turns::All => {
+            tokenizer.encode_turns(record).map(|(_, turns)| turns[0].start)
+        }
+        (Counted::Unlearnt, _) => count(tokenizer, turns, record, Counted::Prompt),
+    }
+}
+
 impl Check<'_> {
-    /// The data of the pipeline at `path`, of which `asked` prompts are evaluated. `tokenizer` is a published model's; without
-    /// one a token is a character.
+    /// The data of the pipeline at `path`, which does this with them. `tokenizer` is a published model's.
     pub(super) fn data(
         &self,
         path: &str,
         data: &DataConfig,
-        asked: usize,
+        Use { evaluated: asked, turns, unpaired }: Use,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Dataset, Problem> {
         let field = |name: &str| format!("{path}.{name}");
         self.data_ranges(&field("data"), data)?;
-        let of_answer = |record: &Record| match tokenizer {
-            Some(tokenizer) => tokenizer.encode_answer(record).map(|tokens| tokens.len()),
-            None => Ok(record.answer.chars().count() + 1),
-        };
-        let tokens = |record: &Record, counted: Counted| match (counted, tokenizer) {
-            (Counted::Prompt, Some(tokenizer)) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
-            (Counted::Prompt, None) => Ok(record.prompt.chars().count()),
-            (Counted::Answer, _) => {
-                let of_worse = record.rejected().as_ref().map(of_answer).transpose()?;
-                Ok(of_answer(record)?.max(of_worse.unwrap_or(0)))
-            }
-        };
-        let dataset = Dataset::open(data, &tokens).map_err(|error| {
+        let tokens = |record: &Record, counted: Counted| count(tokenizer, turns, record, counted);
+        let reading = Reading { tokens: &tokens, holds_out: asked > 0 };
+        let dataset = Dataset::open(data, reading).map_err(|error| {
             let (name, help) = match error {
                 data::Error::Tokens(error) => return self.not_read(&error),
                 data::Error::LongRecord { .. } => {
@@ -65,12 +92,17 @@ impl Check<'_> {
                 }
                 data::Error::Table { .. } => ("path", MEND_TABLE),
                 data::Error::Format { .. } => ("path", "give files whose names end so"),
+                data::Error::Split { .. } if path == "pipeline.offline" => (
+                    "path",
+                    "add records, change `held_out_percent`, or hold none out with `evaluation: {prompts: 0}`",
+                ),
                 data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
                 data::Error::Twice { .. } => ("path", "name it once"),
                 _ => ("path", GIVE_FILES),
             };
             self.problem(&field(&format!("data.file.{name}")), one_line(&error), help)
         })?;
+        let dataset = if unpaired { dataset.unpaired() } else { dataset };
         self.ensure(
             asked <= MOST_EVALUATED,
             &field("evaluation.prompts"),
@@ -230,6 +262,20 @@ impl Check<'_> {
             "its records have no domain",
             "name the column that has it: `columns: {domain: ...}`",
         )?;
+        let columns = file.columns.named();
+        self.ensure(
+            columns.text.is_none() || (columns.rejected.is_none() && columns.label.is_none()),
+            &format!("{path}.columns.text"),
+            "a text by itself has no worse answer and no label",
+            "leave these out, or name a `prompt` and an `answer` in place of `text`",
+        )?;
+        self.ensure(
+            columns.label.is_none() || columns.rejected.is_none(),
+            &format!("{path}.columns.label"),
+            "of a better and a worse answer each is judged by that",
+            "leave `label` or `rejected` out",
+        )?;
+        self.positive(&format!("{path}.max_records"), file.max_records.unwrap_or(1))?;
         let bounds = [
             ("max_prompt_chars", file.max_prompt_chars),
             ("max_prompt_tokens", file.max_prompt_tokens),
@@ -237,6 +283,14 @@ impl Check<'_> {
         ];
         for (name, bound) in bounds {
             self.positive(&format!("{path}.{name}"), bound.unwrap_or(1))?;
+        }
+        if let LongPrompts::Truncate(_) = file.long_prompts {
+            return self.ensure(
+                file.max_tokens.is_some_and(|most| most >= 2),
+                &format!("{path}.long_prompts.truncate"),
+                "records are cut to `max_tokens`, and there is no such number of 2 or above",
+                "write `max_tokens: 1024`, say",
+            );
         }
         let bounded = bounds.iter().any(|(_, bound)| bound.is_some());
         self.ensure(
@@ -266,6 +320,28 @@ impl Check<'_> {
             self.data_ranges(&format!("{field}.data"), data)?;
         }
         Ok(())
+    }
+
+    /// Completions are of prompts, which are put to the model whole.
+    pub(super) fn has_prompts(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {
+        match data {
+            DataConfig::File(file) => {
+                let field = format!("{path}.file.columns.text");
+                let message = "a text by itself has no prompt to complete";
+                let help = "name a column of prompts, `columns: {prompt: ...}`; `offline` learns texts";
+                self.ensure(file.columns.named().text.is_none(), &field, message, help)?;
+                let field = format!("{path}.file.columns.label");
+                let message = "what is completed is judged by its reward";
+                self.ensure(file.columns.named().label.is_none(), &field, message, "leave it out")?;
+                let cuts = matches!(file.long_prompts, LongPrompts::Truncate(_));
+                let field = format!("{path}.file.long_prompts.truncate");
+                self.ensure(!cuts, &field, "prompts are not cut", "write `leave_out` or `refuse`")
+            }
+            DataConfig::Mix(sources) => sources.iter().enumerate().try_for_each(|(index, source)| {
+                self.has_prompts(&format!("{path}.mix[{index}].data"), &source.data)
+            }),
+            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
+        }
     }
 
     /// Whoever reads answers has some: `reader` is a field and what it wants with them, of those `domains` of a mix or, if

@@ -95,7 +95,11 @@ pub struct FileConfig {
     /// What becomes of a longer record. Default leave_out.
     #[serde(default)]
     pub long_prompts: LongPrompts,
-    /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out`.
+    /// The most records: the first ones of `path`, in its order, before any is left out as too long. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_records: Option<usize>,
+    /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out` or nothing is
+    /// evaluated.
     #[serde(default)]
     pub held_out_percent: Option<u32>,
     /// Files of their own whose prompts are held out, as in `path` and with the same columns; of those in `path` none is then,
@@ -113,6 +117,19 @@ pub enum LongPrompts {
     LeaveOut,
     /// The run does not start, and says which it is.
     Refuse,
+    /// Of one that has more than `max_tokens` only so many are learnt, and it is counted in a warning; one of whose answers
+    /// nothing would be left, or whose prompt is too long by another bound, is left out. Only `offline` cuts.
+    Truncate(Keep),
+}
+
+/// Which tokens of a record are kept that is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// The first ones.
+    KeepStart,
+    /// The last ones, the end token among them.
+    KeepEnd,
 }
 
 /// Files, as a text or a list of texts.
@@ -191,6 +208,13 @@ pub struct NamedColumns {
     /// A worse answer, a text or a conversation too, for objectives that compare. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<String>,
+    /// Whether the answer is desirable, true or false, for objectives of answers that are judged each by itself; then no record
+    /// has a worse answer. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// A text that is learnt from its first token to its end, by `sft`: then there is neither prompt nor answer. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// The record's domain, a text. Default: no domain.
     #[serde(default)]
     pub domain: Option<String>,
@@ -198,7 +222,14 @@ pub struct NamedColumns {
 
 impl Default for ColumnsConfig {
     fn default() -> Self {
-        Self::Named(NamedColumns { prompt: prompt(), answer: answer(), rejected: None, domain: None })
+        Self::Named(NamedColumns::default())
+    }
+}
+
+impl Default for NamedColumns {
+    fn default() -> Self {
+        let (prompt, answer) = (prompt(), answer());
+        Self { prompt, answer, rejected: None, label: None, text: None, domain: None }
     }
 }
 
@@ -209,7 +240,7 @@ impl ColumnsConfig {
             prompt: prompt.to_owned(),
             answer: Some(answer.to_owned()),
             domain: domain.map(str::to_owned),
-            rejected: None,
+            ..NamedColumns::default()
         };
         match self {
             Self::Roll => columns("messages", "ground_truth", Some("tag")),
@@ -217,6 +248,20 @@ impl ColumnsConfig {
             Self::Trl => columns("prompt", "solution", None),
             Self::Openrlhf => columns("input", "label", None),
             Self::Named(named) => named.clone(),
+        }
+    }
+}
+
+impl DataConfig {
+    /// The most tokens of a record, where all of its files have a bound.
+    pub fn max_tokens(&self) -> Option<usize> {
+        match self {
+            Self::File(file) => file.max_tokens,
+            Self::Mix(sources) => {
+                let bounds: Option<Vec<usize>> = sources.iter().map(|it| it.data.max_tokens()).collect();
+                bounds?.into_iter().max()
+            }
+            Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => None,
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct OfflineConfig {
     pub batch_size: usize,
     /// The optimizer; its schedule counts steps.
     pub optimizer: OptimizerConfig,
-    /// When and on how many held-out records the policy is evaluated.
+    /// When and on how many held-out records the policy is evaluated, if it is.
     #[serde(default)]
     pub evaluation: OfflineEvaluationConfig,
     /// When the run is saved. `keep_best` keeps the policy with the least `eval/loss`.
@@ -55,6 +55,11 @@ pub enum Objective {
     Simpo(SimpoConfig),
     /// Odds ratio preference optimization (Hong et al., 2024): no reference, beside the answers themselves.
     Orpo(OrpoConfig),
+    /// Kahneman-Tversky optimization (Ethayarajh et al., 2024): answers that are desirable or not, each by itself, against how far
+    /// the policy has moved from the reference.
+    Kto(JudgedConfig),
+    /// The unpaired form of anchored preference optimization (D'Oosterlinck et al., 2024): as KTO, against the reference itself.
+    ApoZeroUnpaired(JudgedConfig),
     /// A number for each answer, such that the better one's is larger (Bradley and Terry, 1952): the model becomes the one of
     /// the reward `model`, and c and r are its numbers.
     RewardModel(RewardModelObjective),
@@ -74,7 +79,20 @@ pub enum Turns {
 impl Objective {
     /// Whether it compares a better answer with a worse one.
     pub fn compares(&self) -> bool {
-        *self != Self::Sft
+        *self != Self::Sft && self.judged().is_none()
+    }
+
+    /// Whether, and how, answers are judged each by itself.
+    pub fn judged(&self) -> Option<&JudgedConfig> {
+        match self {
+            Self::Kto(judged) | Self::ApoZeroUnpaired(judged) => Some(judged),
+            _ => None,
+        }
+    }
+
+    /// Whether it asks how far the policy is from the reference.
+    pub fn estimates_kl(&self) -> bool {
+        matches!(self, Self::Kto(_))
     }
 
     /// Answers of a record that it reads.
@@ -89,7 +107,7 @@ impl Objective {
 
     /// Whether it asks what the policy was before training.
     pub fn has_reference(&self) -> bool {
-        matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_))
+        matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_)) || self.judged().is_some()
     }
 }
 
@@ -170,6 +188,27 @@ impl Default for OrpoConfig {
     }
 }
 
+/// w (1 - sigmoid(beta (c - c' - z))) of a desirable answer, and w (1 - sigmoid(beta (z - r + r'))) of another, each w its
+/// weight. z is in `kto` an estimate of the KL divergence from the reference, without a gradient: the mean over a step's
+/// prompts, each with the answer of the record before it, of what the answer's log-prob gained, 0 at least. In
+/// `apo_zero_unpaired` it is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JudgedConfig {
+    /// How much the distance from the reference counts; above 0. Default 0.1.
+    pub beta: f64,
+    /// How much a desirable answer counts; 0 or above. Default 1.
+    pub desirable_weight: f64,
+    /// How much one counts that is not; 0 or above. Default 1.
+    pub undesirable_weight: f64,
+}
+
+impl Default for JudgedConfig {
+    fn default() -> Self {
+        Self { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.0 }
+    }
+}
+
 /// -log sigmoid(c - r) + center (c + r)².
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -185,10 +224,11 @@ pub struct RewardModelObjective {
 pub struct OfflineEvaluationConfig {
     /// Steps from one evaluation to the next. Default 25.
     pub every: u64,
-    /// Held-out records, the same ones each time. Default 500.
+    /// Held-out records, the same ones each time. 0: there is no evaluation, and of files no record is held out unless they say
+    /// so. Default 500.
     pub prompts: usize,
     /// Of their prompts the policy also completes so many, greedily and up to the longest answer, for people to read;
-    /// `eval/exact` is the part that equals the answer. At most `prompts`; 0 for none. Default 16, or all `prompts` if they are
+    /// `eval/exact` is the part that equals the answer. At most as many as have one; 0 for none. Default 16, or all if they are
     /// fewer; a reward model completes nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completions: Option<usize>,
@@ -201,10 +241,18 @@ impl Default for OfflineEvaluationConfig {
 }
 
 impl OfflineConfig {
-    /// How many prompts an evaluation completes.
-    pub fn completions(&self) -> usize {
+    /// How many prompts an evaluation completes, of as many as it could.
+    pub fn completions_of(&self, most: usize) -> usize {
         const FEW: usize = 16;
-        let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(self.evaluation.prompts) };
+        let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(most) };
         self.evaluation.completions.unwrap_or(own)
+    }
+
+    /// The same of a config that is resolved.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn completions(&self) -> usize {
+        self.evaluation.completions.expect("a config that is resolved says how many")
     }
 }

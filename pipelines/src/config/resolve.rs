@@ -602,7 +602,6 @@ impl Resolver<'_> {
             self.fill_diffusion(diffusion)?;
         }
         if let PipelineConfig::Offline(offline) = &mut config.pipeline {
-            offline.evaluation.completions = Some(offline.completions());
             self.fill_data(&mut offline.data)?;
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {

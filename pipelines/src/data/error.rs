@@ -62,7 +62,7 @@ pub enum Error {
     /// A prompt cannot be put to the model.
     #[error(transparent)]
     Tokens(#[from] TokenizerError),
-    /// Every record, or none, is held out.
+    /// Every record is held out, or none and some should be.
     #[error("of {records} records {held_out} are held out: both training and evaluation need some")]
     Split {
         /// All records.

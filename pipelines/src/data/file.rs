@@ -6,34 +6,55 @@ use std::{fs, io};
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::{Counted, Error, Record, RecordTokens, table};
-use crate::config::{FileConfig, LongPrompts, NamedColumns, Paths};
+use super::{Counted, Cut, Error, Record, RecordTokens, table};
+use crate::config::{FileConfig, Keep, LongPrompts, NamedColumns, Paths};
 
-/// All records of the files that `paths` names, in their order.
-pub(super) fn read(config: &FileConfig, paths: &Paths, tokens: &RecordTokens) -> Result<Vec<Record>, Error> {
+/// The records of the files that `paths` names, in their order, at most so many.
+pub(super) fn read(
+    config: &FileConfig,
+    paths: &Paths,
+    most: Option<usize>,
+    tokens: &RecordTokens,
+) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
     let paths = files(paths)?;
     let is_wanted = |record: &Record| config.domains.is_empty() || config.domains.contains(&record.domain);
     let mut records: Vec<Record> = Vec::new();
+    let mut read = 0;
     for path in &paths {
-        let (before, mut left_out) = (records.len(), 0);
+        let (before, mut left_out, mut cut) = (read, 0, 0);
         table::each_row(path, &mut |row, object| {
+            if Some(read) == most {
+                return Ok(());
+            }
             let record = record(&columns, row.name(), object).map_err(|message| row.error(message))?;
             if !is_wanted(&record) {
                 return Ok(());
             }
-            match too_long(config, tokens, &record)? {
-                None => records.push(within(path, &paths, record)),
-                Some(problem) if config.long_prompts == LongPrompts::Refuse => {
+            read += 1;
+            let kept = match (excess(config, tokens, &record)?, config.long_prompts) {
+                (None, _) => record,
+                (Some(Excess { cut: Some(to), .. }), _) => {
+                    cut += 1;
+                    Record { cut: Some(to), ..record }
+                }
+                (Some(Excess { problem, .. }), LongPrompts::Refuse) => {
                     return Err(Error::LongRecord { path: path.clone(), row: row.name(), problem });
                 }
-                Some(_) => left_out += 1,
-            }
+                (Some(_), _) => {
+                    left_out += 1;
+                    return Ok(());
+                }
+            };
+            records.push(within(path, &paths, kept));
             Ok(())
         })?;
+        let (path, of) = (path.display(), read - before);
         if left_out > 0 {
-            let (path, of) = (path.display(), records.len() - before + left_out);
             tracing::warn!(left_out, of, "{path}: records longer than allowed");
+        }
+        if cut > 0 {
+            tracing::warn!(cut, of, "{path}: of records longer than allowed a part is learnt");
         }
     }
     for domain in &config.domains {
@@ -85,10 +106,18 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
+/// What is too long of a record.
+struct Excess {
+    problem: String,
+    /// What it is cut to, if it is.
+    cut: Option<Cut>,
+}
+
 /// In which way the record is too long.
-fn too_long(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Result<Option<String>, Error> {
+fn excess(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Result<Option<Excess>, Error> {
     let problem = |what: &str, found: usize, unit: &str, (field, most): (&str, usize)| {
-        (found > most).then(|| format!("the {what} has {found} {unit}, and `{field}` is {most}"))
+        let problem = || format!("the {what} has {found} {unit}, and `{field}` is {most}");
+        (found > most).then(|| Excess { problem: problem(), cut: None })
     };
     if let Some(most) = config.max_prompt_chars {
         let found = record.prompt.chars().count();
@@ -107,7 +136,11 @@ fn too_long(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Resu
     }
     let Some(most) = config.max_tokens else { return Ok(None) };
     let whole = of_prompt + tokens(record, Counted::Answer)?;
-    Ok(problem("record", whole, "tokens", ("max_tokens", most)))
+    let Some(excess) = problem("record", whole, "tokens", ("max_tokens", most)) else { return Ok(None) };
+    let LongPrompts::Truncate(keep) = config.long_prompts else { return Ok(Some(excess)) };
+    let leaves_some = keep == Keep::KeepEnd || tokens(record, Counted::Unlearnt)? < most;
+    let cut = leaves_some.then_some(Cut { tokens: most, keep });
+    Ok(Some(Excess { cut, ..excess }))
 }
 
 /// The record, named by its file where there are several.
@@ -133,6 +166,21 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
             format!("there is no `{name}`, but {names}: name its column in the config's `columns`{such_as}")
         })
     };
+    let domain = || match &columns.domain {
+        None => Ok(String::new()),
+        Some(name) => match column(name)? {
+            Value::String(domain) => Ok(domain.clone()),
+            _ => Err(format!("`{name}` is no text")),
+        },
+    };
+    if let Some(name) = &columns.text {
+        let answer = match column(name)? {
+            Value::String(text) if text.is_empty() => return Err(format!("`{name}` is empty")),
+            Value::String(text) => text.clone(),
+            _ => return Err(format!("`{name}` is no text")),
+        };
+        return Ok(Record { id: row, answer, domain: domain()?, ..Record::default() });
+    }
     let of = |name: &String, read: fn(&Value) -> Result<Answer, &'static str>| {
         read(column(name)?).map_err(|problem| format!("`{name}` {problem}"))
     };
@@ -148,21 +196,30 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
             Some(rejected)
         }
     };
+    let desirable = match &columns.label {
+        None => None,
+        Some(name) => Some(label(column(name)?).ok_or(format!("`{name}` is neither true nor false"))?),
+    };
     let (prompt, messages) = match before {
         Some(before) if !before.is_empty() => of_messages(&before),
         _ => prompt(column(&columns.prompt)?),
     }
     .map_err(|problem| format!("`{}` {problem}", columns.prompt))?;
-    let domain = match &columns.domain {
-        None => String::new(),
-        Some(name) => match column(name)? {
-            Value::String(domain) => domain.clone(),
-            _ => return Err(format!("`{name}` is no text")),
-        },
-    };
+    let domain = domain()?;
     let mut columns_left = object;
     columns_left.shift_remove(&columns.prompt);
-    Ok(Record { id: row, prompt, messages, answer, rejected, domain, columns: columns_left })
+    let (columns, cut) = (columns_left, None);
+    Ok(Record { id: row, prompt, messages, answer, rejected, desirable, domain, columns, cut })
+}
+
+/// A judgement, which some write as a number.
+fn label(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(label) => Some(*label),
+        Value::Number(number) if number.as_f64() == Some(1.0) => Some(true),
+        Value::Number(number) if number.as_f64() == Some(0.0) => Some(false),
+        _ => None,
+    }
 }
 
 /// What `columns` may be, by the names that others give to parts of records; empty if there are none of these.
@@ -170,8 +227,13 @@ fn likely_columns(object: &Map<String, Value>) -> String {
     const PROMPTS: [&str; 4] = ["instruction", "question", "problem", "query"];
     const ANSWERS: [&str; 6] = ["messages", "chosen", "completion", "response", "output", "solution"];
     let first = |names: &[&'static str]| names.iter().copied().find(|name| object.contains_key(*name));
-    let parts =
-        [("prompt", first(&PROMPTS)), ("answer", first(&ANSWERS)), ("rejected", first(&["rejected"]))];
+    let parts = [
+        ("prompt", first(&PROMPTS)),
+        ("answer", first(&ANSWERS)),
+        ("rejected", first(&["rejected"])),
+        ("label", first(&["label"])),
+        ("text", first(&["text"])),
+    ];
     let found = parts.iter().filter_map(|(part, name)| Some(format!("{part}: {}", (*name)?)));
     match found.collect::<Vec<_>>() {
         none if none.is_empty() => String::new(),
@@ -287,8 +349,8 @@ pub(super) mod tests {
         let columns = ColumnsConfig::Named(NamedColumns {
             prompt: "question".into(),
             answer: Some("reward_model.ground_truth".into()),
-            rejected: None,
             domain: Some("data_source".into()),
+            ..NamedColumns::default()
         });
         let line =
             r#"{"question": "1+1", "reward_model": {"ground_truth": 2}, "data_source": "sums", "level": 3}"#;
@@ -308,17 +370,12 @@ pub(super) mod tests {
         let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
         file.write_all("\u{feff}{\"prompt\": \"1+1\", \"answer\": 2}\n".as_bytes()).unwrap();
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
-        assert_eq!(read(&config, &config.path, &|_, _| Ok(0)).unwrap()[0].prompt, "1+1");
+        assert_eq!(read(&config, &config.path, None, &|_, _| Ok(0)).unwrap()[0].prompt, "1+1");
     }
 
     #[test]
     fn records_may_have_no_answers() {
-        let columns = ColumnsConfig::Named(NamedColumns {
-            prompt: "prompt".into(),
-            answer: None,
-            rejected: None,
-            domain: None,
-        });
+        let columns = ColumnsConfig::Named(NamedColumns { answer: None, ..NamedColumns::default() });
         let line = r#"{"prompt": "Say no more.", "instruction_id_list": ["a"], "kwargs": [{}]}"#;
         let record = parse(&columns, line).unwrap();
         assert_eq!((record.prompt.as_str(), record.answer.as_str()), ("Say no more.", ""));
@@ -462,7 +519,7 @@ pub(super) mod tests {
             fs::write(folder.path().join(name), line).unwrap();
         }
         let config = FileConfig { path: Paths::from(&*folder.path().join("*.jsonl")), ..plain() };
-        let records = read(&config, &config.path, &|_, _| Ok(0)).unwrap();
+        let records = read(&config, &config.path, None, &|_, _| Ok(0)).unwrap();
         let ids: Vec<&str> = records.iter().map(|record| record.id.as_str()).collect();
         assert_eq!(ids, ["a.jsonl line 1", "b.jsonl line 1"]);
     }
@@ -481,7 +538,7 @@ pub(super) mod tests {
             let domains = domains.iter().map(|domain| (*domain).to_owned()).collect();
             let path = Paths::from(file.path());
             let config = FileConfig { path, columns: columns.clone(), domains, ..plain() };
-            let records = read(&config, &config.path, &|_, _| Ok(0)).unwrap();
+            let records = read(&config, &config.path, None, &|_, _| Ok(0)).unwrap();
             assert_eq!(records.iter().map(|record| &*record.prompt).collect::<Vec<_>>(), expected);
         };
         check(&[], &["1", "2", "3", "4"]);
@@ -499,6 +556,7 @@ pub(super) mod tests {
             max_prompt_tokens: None,
             max_tokens: None,
             long_prompts: LongPrompts::LeaveOut,
+            max_records: None,
             held_out_percent: None,
             held_out: None,
         }
@@ -511,12 +569,12 @@ pub(super) mod tests {
             writeln!(file, "{{\"prompt\": \"{prompt}\", \"answer\": 1}}").unwrap();
         }
         let words = |record: &Record, counted: Counted| match counted {
-            Counted::Prompt => Ok(record.prompt.split(' ').count()),
+            Counted::Prompt | Counted::Unlearnt => Ok(record.prompt.split(' ').count()),
             Counted::Answer => Ok(2),
         };
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
         let read = |config: &FileConfig| {
-            let records = read(config, &config.path, &words)?;
+            let records = read(config, &config.path, config.max_records, &words)?;
             Ok::<_, Error>(records.into_iter().map(|record| record.prompt).collect::<Vec<_>>())
         };
         let by_tokens = FileConfig { max_prompt_tokens: Some(2), ..config.clone() };
@@ -532,6 +590,67 @@ pub(super) mod tests {
         assert!(error.contains("line 2: the prompt has 3 tokens, and `max_prompt_tokens` is 2"), "{error}");
         let all = FileConfig { max_prompt_tokens: Some(4), ..strict };
         assert_eq!(read(&all).unwrap().len(), 4);
+        // The first ones, and of these those that are short enough.
+        let first = FileConfig { max_records: Some(3), max_prompt_tokens: Some(2), ..config };
+        assert_eq!(read(&first).unwrap(), ["a", "a b"]);
+    }
+
+    #[test]
+    fn long_records_may_be_cut() {
+        let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
+        for prompt in ["a", "a b", "a b c", "a b c d"] {
+            writeln!(file, "{{\"prompt\": \"{prompt}\", \"answer\": 1}}").unwrap();
+        }
+        let words = |record: &Record, counted: Counted| match counted {
+            Counted::Prompt | Counted::Unlearnt => Ok(record.prompt.split(' ').count()),
+            Counted::Answer => Ok(2),
+        };
+        let cut = |keep, max_prompt_tokens| {
+            let (path, long_prompts) = (Paths::from(file.path()), LongPrompts::Truncate(keep));
+            let config = FileConfig { path, max_tokens: Some(3), max_prompt_tokens, long_prompts, ..plain() };
+            let records = read(&config, &config.path, None, &words).unwrap();
+            records.into_iter().map(|it| (it.prompt, it.cut.map(|cut| cut.tokens))).collect::<Vec<_>>()
+        };
+        let [a, ab, abc, abcd] = ["a", "a b", "a b c", "a b c d"].map(str::to_owned);
+        let (a, ab) = ((a, None), (ab, Some(3)));
+        assert_eq!(cut(Keep::KeepStart, None), [a.clone(), ab.clone()], "of others no answer is left");
+        let last = [a, ab, (abc, Some(3)), (abcd, Some(3))];
+        assert_eq!(cut(Keep::KeepEnd, None), last);
+        assert_eq!(cut(Keep::KeepEnd, Some(3)), last[..3]);
+    }
+
+    #[test]
+    fn answers_may_be_judged() {
+        let [answer, label] = ["completion", "label"].map(|name| Some(name.to_owned()));
+        let columns = ColumnsConfig::Named(NamedColumns { answer, label, ..NamedColumns::default() });
+        let line = |label: &str| format!(r#"{{"prompt": "1+1?", "completion": "2", "label": {label}}}"#);
+        for (written, expected) in
+            [("true", true), ("false", false), ("1", true), ("0", false), ("0.0", false)]
+        {
+            assert_eq!(parse(&columns, &line(written)).unwrap().desirable, Some(expected), "{written}");
+        }
+        for wrong in ["null", "2", "0.5", "\"true\"", "[]"] {
+            let error = parse(&columns, &line(wrong)).unwrap_err();
+            assert_eq!(error, "`label` is neither true nor false", "{wrong}");
+        }
+        let none = parse(&columns, r#"{"prompt": "1+1?", "completion": "2"}"#).unwrap_err();
+        assert!(none.contains("there is no `label`"), "{none}");
+    }
+
+    #[test]
+    fn a_text_may_be_all_of_a_record() {
+        let text = Some("body".to_owned());
+        let columns = ColumnsConfig::Named(NamedColumns { text, ..NamedColumns::default() });
+        let record = parse(&columns, r#"{"body": "Once upon a time.", "url": "a"}"#).unwrap();
+        assert!(record.is_text() && record.key() == "Once upon a time.", "{record:?}");
+        for (line, words) in [
+            (r#"{"body": ""}"#, "`body` is empty"),
+            (r#"{"body": ["a"]}"#, "`body` is no text"),
+            (r#"{"text": "a"}"#, "`columns`, such as `{text: text}`"),
+        ] {
+            let error = parse(&columns, line).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod file;
 mod hf_tokenizer;
 mod made;
 mod mix;
+mod record;
 mod table;
 mod tokenizer;
 
@@ -21,13 +22,14 @@ use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
 pub use error::Error;
 pub(crate) use file::files;
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
+pub use record::{Cut, Record};
 pub(crate) use table::without_mark;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
@@ -38,41 +40,6 @@ use mix::Mix;
 /// Percent of the prompts made in code that are held out, and of those of files unless they say otherwise.
 const HELD_OUT_PERCENT: u32 = 10;
 
-/// A prompt and the answer that is right.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Names the record in logs: the prompt's number for a made one, `line 12` or `row 12` for one from a file, with the
-    /// file's name before it where there are several.
-    pub id: String,
-    /// What the model reads.
-    pub prompt: String,
-    /// The prompt as messages with `role` and `content`, for a model's chat template; empty if it is a plain text.
-    pub messages: Vec<Value>,
-    /// What it should write, without an end mark.
-    pub answer: String,
-    /// A worse answer to compare with, if there is one.
-    pub rejected: Option<String>,
-    /// Which of a mix's sources it is from; empty without a mix.
-    pub domain: String,
-    /// What else the file says of it, for rewards that read it.
-    pub columns: Map<String, Value>,
-}
-
-impl Record {
-    /// The same with the worse answer in the better one's place.
-    pub fn rejected(&self) -> Option<Record> {
-        self.rejected.clone().map(|answer| Record { answer, rejected: None, ..self.clone() })
-    }
-
-    /// The prompt as messages: its own, or one of the user's.
-    pub fn conversation(&self) -> Vec<Value> {
-        match self.messages.is_empty() {
-            true => vec![json!({"role": "user", "content": self.prompt})],
-            false => self.messages.clone(),
-        }
-    }
-}
-
 /// What of a record is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
@@ -80,10 +47,21 @@ pub enum Counted {
     Prompt,
     /// The longest of its answers, with an end.
     Answer,
+    /// What stands before the first token that is learnt.
+    Unlearnt,
 }
 
 /// How many tokens a record has.
 pub type RecordTokens<'a> = dyn Fn(&Record, Counted) -> Result<usize, TokenizerError> + 'a;
+
+/// How records are read.
+#[derive(Clone, Copy)]
+pub struct Reading<'a> {
+    /// Asked where records may have so many tokens and no more.
+    pub tokens: &'a RecordTokens<'a>,
+    /// Whether some of a file's are held out where the config does not say how many.
+    pub holds_out: bool,
+}
 
 /// Which of a run's phases draws: each sees an order of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +78,11 @@ pub struct Dataset(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// Too many to list: a record is made from its number.
-    Made(Made),
+    /// Too many to list: a record is made from its number. `unpaired`: of its two answers it has one.
+    Made {
+        made: Made,
+        unpaired: bool,
+    },
     Listed {
         train: Vec<Record>,
         held_out: Vec<Record>,
@@ -114,56 +95,94 @@ enum Source {
 }
 
 impl Dataset {
-    /// Reads the files, if there are any, and checks that both sides of the split have records. `tokens` is asked where
-    /// records may have so many and no more.
-    pub fn open(config: &DataConfig, tokens: &RecordTokens) -> Result<Self, Error> {
+    /// Reads the files, if there are any, and checks that there are records to train on, and some are held out if any should.
+    pub fn open(config: &DataConfig, reading: Reading) -> Result<Self, Error> {
         match config {
-            DataConfig::Sort(sort) => Ok(Self(Source::Made(Made::Sort { digits: sort.digits }))),
+            DataConfig::Sort(sort) => Ok(Self::made(Made::Sort { digits: sort.digits })),
             DataConfig::Addition(addition) => {
                 let (digits, reversed) = (addition.digits, addition.reversed);
-                Ok(Self(Source::Made(Made::Addition { digits, reversed })))
+                Ok(Self::made(Made::Addition { digits, reversed }))
             }
             DataConfig::Countdown(countdown) => {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
             DataConfig::File(file) => {
-                let records = file::read(file, &file.path, tokens)?;
+                let records = file::read(file, &file.path, file.max_records, reading.tokens)?;
+                let usual = if reading.holds_out { HELD_OUT_PERCENT } else { 0 };
                 match &file.held_out {
-                    None => Self::listed(records, file.held_out_percent.unwrap_or(HELD_OUT_PERCENT)),
-                    Some(paths) => Self::apart(records, file::read(file, paths, tokens)?),
+                    None => Self::listed(records, file.held_out_percent.unwrap_or(usual)),
+                    Some(paths) => Self::apart(records, file::read(file, paths, None, reading.tokens)?),
                 }
             }
             DataConfig::Mix(sources) => {
                 let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
                 let opened: Result<Vec<_>, Error> = sources
                     .iter()
-                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data, tokens)?)))
+                    .map(|source| Ok((source.domain.clone(), Self::open(&source.data, reading)?)))
                     .collect();
                 Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
             }
         }
     }
 
+    fn made(made: Made) -> Self {
+        Self(Source::Made { made, unpaired: false })
+    }
+
+    /// The same with each answer of a pair by itself, judged.
+    pub fn unpaired(self) -> Self {
+        let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
+        Self(match self.0 {
+            Source::Made { made, .. } => Source::Made { made, unpaired: true },
+            Source::Listed { train, held_out } => {
+                Source::Listed { train: unpaired(train), held_out: unpaired(held_out) }
+            }
+            Source::Mixed { mix, sources } => {
+                let sources = sources.into_iter().map(|(domain, data)| (domain, data.unpaired()));
+                Source::Mixed { mix, sources: sources.collect() }
+            }
+        })
+    }
+
+    /// The same to train on without what is not desirable; `None` where a source has nothing else.
+    pub fn desirable(&self) -> Option<Self> {
+        Some(Self(match &self.0 {
+            Source::Made { made, .. } => Source::Made { made: *made, unpaired: false },
+            Source::Listed { train, held_out } => {
+                let train: Vec<_> = train.iter().filter(|it| it.desirable != Some(false)).cloned().collect();
+                if train.is_empty() {
+                    return None;
+                }
+                Source::Listed { train, held_out: held_out.clone() }
+            }
+            Source::Mixed { mix, sources } => {
+                let desirable = |(domain, data): &(String, Self)| Some((domain.clone(), data.desirable()?));
+                let sources: Option<_> = sources.iter().map(desirable).collect();
+                Source::Mixed { mix: mix.clone(), sources: sources? }
+            }
+        }))
+    }
+
     fn listed(records: Vec<Record>, held_out_percent: u32) -> Result<Self, Error> {
         let (held_out, train): (Vec<_>, Vec<_>) =
-            records.into_iter().partition(|record| is_held_out(&record.prompt, held_out_percent));
-        Self::split(train, held_out)
+            records.into_iter().partition(|record| is_held_out(record.key(), held_out_percent));
+        Self::split(train, held_out, held_out_percent > 0)
     }
 
     /// Records of files of their own, of which a prompt in both is held out.
     fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
-        let prompts: HashSet<&str> = held_out.iter().map(|record| record.prompt.as_str()).collect();
+        let prompts: HashSet<&str> = held_out.iter().map(Record::key).collect();
         let before = train.len();
-        train.retain(|record| !prompts.contains(record.prompt.as_str()));
+        train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
         if left_out > 0 {
             tracing::warn!(left_out, of = before, "prompts that are held out are not trained on");
         }
-        Self::split(train, held_out)
+        Self::split(train, held_out, true)
     }
 
-    fn split(train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
-        if train.is_empty() || held_out.is_empty() {
+    fn split(train: Vec<Record>, held_out: Vec<Record>, holds_out: bool) -> Result<Self, Error> {
+        if train.is_empty() || (held_out.is_empty() && holds_out) {
             let records = train.len() + held_out.len();
             return Err(Error::Split { records, held_out: held_out.len() });
         }
@@ -173,7 +192,7 @@ impl Dataset {
     /// The domains of all records, each once.
     pub fn domains(&self) -> BTreeSet<&str> {
         match &self.0 {
-            Source::Made(_) => BTreeSet::from([""]),
+            Source::Made { .. } => BTreeSet::from([""]),
             Source::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(|record| record.domain.as_str()).collect()
             }
@@ -185,12 +204,12 @@ impl Dataset {
     /// replacement; those of a file come in epochs, each in an order of its own, with every record once.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
-            Source::Made(made) => {
+            Source::Made { made, unpaired } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
                     let record = made.record(below(&mut rng, made.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
-                        return record;
+                        return if *unpaired { record.judged(below(&mut rng, 2) == 0) } else { record };
                     }
                 };
                 (0..count).map(|_| next()).collect()
@@ -206,14 +225,14 @@ impl Dataset {
     pub fn records_of_a_pass(&self) -> Option<usize> {
         match &self.0 {
             Source::Listed { train, .. } => Some(train.len()),
-            Source::Made(_) | Source::Mixed { .. } => None,
+            Source::Made { .. } | Source::Mixed { .. } => None,
         }
     }
 
     /// The training records of a range of positions in the run.
     fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
         match &self.0 {
-            Source::Made(_) => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
+            Source::Made { .. } => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
             Source::Listed { train, .. } => {
                 let mut order = (u64::MAX, Vec::new());
                 let mut record = |position: u64| {
@@ -240,8 +259,8 @@ impl Dataset {
         }
     }
 
-    /// The first `count` held-out records in a fixed order, with distinct prompts. The order is the same
-    /// for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
+    /// The first `count` held-out records in a fixed order, with distinct prompts, or answers where these are judged. The order
+    /// is the same for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
     pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
         let available = self.held_out_available(count);
         if available < count {
@@ -249,13 +268,14 @@ impl Dataset {
         }
         let mut rng = stream(u64::MAX, 0, 0);
         match &self.0 {
-            Source::Made(made) => {
+            Source::Made { made, unpaired } => {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
                     let record = made.record(below(&mut rng, made.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
-                        records.push(record);
+                        let desirable = records.len().is_multiple_of(2);
+                        records.push(if *unpaired { record.judged(desirable) } else { record });
                     }
                 }
                 Ok(records)
@@ -282,7 +302,7 @@ impl Dataset {
     /// The number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
-            Source::Made(made) => (0..made.size())
+            Source::Made { made, .. } => (0..made.size())
                 .filter(|&number| is_held_out(&made.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
@@ -311,7 +331,7 @@ impl Dataset {
     /// The listed records of all sources, by the name of their part: those to train on, then those that are held out.
     fn each_listed(&self, with: &mut dyn FnMut(&str, &[Record])) {
         match &self.0 {
-            Source::Made(_) => {}
+            Source::Made { .. } => {}
             Source::Listed { train, held_out } => {
                 with("train", train);
                 with("held out", held_out);
@@ -323,7 +343,7 @@ impl Dataset {
     /// Every character of the records, held-out ones included: what a character tokenizer has to know.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
-            Source::Made(made) => made.characters(),
+            Source::Made { made, .. } => made.characters(),
             Source::Listed { train, held_out } => {
                 let texts = train
                     .iter()
@@ -340,29 +360,53 @@ impl Dataset {
     pub fn examples(&self) -> Vec<Record> {
         const MADE: u64 = 100;
         match &self.0 {
-            Source::Made(made) => (0..made.size().min(MADE)).map(|number| made.record(number)).collect(),
+            Source::Made { made, unpaired } => {
+                let records = (0..made.size().min(MADE)).map(|number| made.record(number));
+                if *unpaired { records.flat_map(Record::unpaired).collect() } else { records.collect() }
+            }
             Source::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
             Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
         }
     }
 
+    /// Whether a record is longer than what is learnt of it.
+    pub fn is_cut(&self) -> bool {
+        match &self.0 {
+            Source::Made { .. } => false,
+            Source::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
+            Source::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
+        }
+    }
+
+    /// Characters of the longest record that is learnt, with the longer of its answers and as far as it is not cut.
+    pub fn longest_record(&self) -> usize {
+        let of_made = |made: &Made| made.prompt_length() + made.longest_answer();
+        self.longest(&of_made, &|record| {
+            let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
+            let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
+            let whole = record.prompt.chars().count() + answer;
+            // An end is a token that is no character.
+            record.cut.map_or(whole, |cut| whole.min(cut.tokens - 1))
+        })
+    }
+
     /// Characters of the longest prompt, held-out ones included.
     pub fn longest_prompt(&self) -> usize {
-        self.longest(&|made| made.prompt_length(), &|record| &record.prompt)
+        self.longest(&|made| made.prompt_length(), &|record| record.prompt.chars().count())
     }
 
     /// Characters of the longest answer, held-out ones and worse ones included.
     pub fn longest_answer(&self) -> usize {
-        let rejected = self.longest(&|_| 0, &|record| record.rejected.as_deref().unwrap_or_default());
-        self.longest(&|made| made.longest_answer(), &|record| &record.answer).max(rejected)
+        let rejected =
+            self.longest(&|_| 0, &|record| record.rejected.iter().flat_map(|it| it.chars()).count());
+        self.longest(&|made| made.longest_answer(), &|record| record.answer.chars().count()).max(rejected)
     }
 
-    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> &str) -> usize {
+    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
         match &self.0 {
-            Source::Made(made) => of_made(made),
+            Source::Made { made, .. } => of_made(made),
             Source::Listed { train, held_out } => {
-                let lengths = train.iter().chain(held_out).map(|record| of_record(record).chars().count());
-                lengths.max().unwrap_or(0)
+                train.iter().chain(held_out).map(of_record).max().unwrap_or(0)
             }
             Source::Mixed { sources, .. } => {
                 let lengths = sources.iter().map(|(_, data)| data.longest(of_made, of_record));
@@ -388,7 +432,8 @@ fn is_held_out(prompt: &str, percent: u32) -> bool {
 
 fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let mut seen = HashSet::new();
-    records.retain(|record| seen.insert(record.prompt.clone()));
+    let judged = |record: &Record| record.desirable.map(|_| record.answer.clone());
+    records.retain(|record| seen.insert((record.key().to_owned(), judged(record))));
     records
 }
 
@@ -428,9 +473,11 @@ pub fn digest(records: &[Record]) -> u32 {
 }
 
 fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
-    for Record { prompt, answer, rejected, columns, .. } in records {
+    for Record { prompt, answer, rejected, desirable, columns, .. } in records {
         let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
-        for text in [Some(prompt), Some(answer), rejected.as_ref(), columns.as_ref()].into_iter().flatten() {
+        let label = desirable.map(|label| label.to_string());
+        let texts = [Some(prompt), Some(answer), rejected.as_ref(), label.as_ref(), columns.as_ref()];
+        for text in texts.into_iter().flatten() {
             // The length before it, so that texts do not run into each other.
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
@@ -442,12 +489,15 @@ fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
 mod tests {
     use std::io::Write;
 
+    use serde_json::Map;
+
     use super::file::tests::plain;
     use super::*;
     use crate::config::{AdditionConfig, FileConfig, MixedConfig, Paths, SortConfig};
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
-        Dataset::open(config, &|record, _| Ok(record.prompt.chars().count()))
+        let tokens = |record: &Record, _| Ok(record.prompt.chars().count());
+        Dataset::open(config, Reading { tokens: &tokens, holds_out: true })
     }
 
     fn sort(digits: u32) -> DataConfig {
@@ -541,6 +591,8 @@ mod tests {
             digest(&[c], &[]),
             digest(&[with(1)], &[]),
             digest(&[with(2)], &[]),
+            digest(&[Record { desirable: Some(true), ..a.clone() }], &[]),
+            digest(&[Record { desirable: Some(false), ..a.clone() }], &[]),
         ];
         assert_eq!(BTreeSet::from(all).len(), all.len(), "{all:?}");
         // It is kept in checkpoints.
@@ -622,6 +674,51 @@ mod tests {
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
         let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
         assert!(error.contains("of 20 records 20 are held out"), "{error}");
+    }
+
+    #[test]
+    fn a_pairs_answers_are_judged_each_by_itself() {
+        let line = |number: usize| format!("{{\"prompt\": \"{number}\", \"answer\": 1, \"worse\": 2}}\n");
+        let (_file, config) = jsonl(&(0..90).map(line).collect::<String>());
+        let DataConfig::File(file) = config else { panic!("a file") };
+        let rejected = Some("worse".to_owned());
+        let columns = crate::config::NamedColumns { rejected, ..Default::default() };
+        let columns = crate::config::ColumnsConfig::Named(columns);
+        let file = DataConfig::File(Box::new(FileConfig { columns, ..*file }));
+        let pairs = open(&file).unwrap().records_of_a_pass().unwrap();
+        for (config, digits) in [(&file, false), (&sort(6), true)] {
+            let data = open(config).unwrap().unpaired();
+            let is_fair = |record: &Record| match record.desirable {
+                Some(desirable) if digits => is_right(record) == desirable,
+                Some(desirable) => (record.answer == "1") == desirable,
+                None => false,
+            };
+            let drawn = data.train_batch(Draw::Rollout, 3, 0, 2 * pairs);
+            let held_out = data.held_out(8).unwrap();
+            for records in [&drawn, &held_out] {
+                assert!(records.iter().all(|it| is_fair(it) && it.rejected.is_none()), "{records:?}");
+                let desirable = records.iter().filter(|it| it.desirable == Some(true)).count();
+                assert!(desirable > records.len() / 8 && desirable < records.len(), "{desirable}");
+            }
+            let right = data.desirable().unwrap().train_batch(Draw::Warmup, 3, 0, 30);
+            assert!(right.iter().all(|it| it.desirable != Some(false)), "{right:?}");
+        }
+        assert_eq!(open(&file).unwrap().unpaired().records_of_a_pass(), Some(2 * pairs));
+    }
+
+    #[test]
+    fn nothing_is_held_out_that_nobody_asks_for() {
+        let (_file, config) = jsonl(&questions(20));
+        let tokens = |_: &Record, _| Ok(0);
+        let read = |config: &DataConfig| {
+            Dataset::open(config, Reading { tokens: &tokens, holds_out: false }).unwrap()
+        };
+        let all = read(&config);
+        assert_eq!((all.records_of_a_pass(), all.held_out_available(9)), (Some(20), 0));
+        assert!(all.held_out(0).unwrap().is_empty());
+        let DataConfig::File(file) = config else { panic!("a file") };
+        let some = read(&DataConfig::File(Box::new(FileConfig { held_out_percent: Some(50), ..*file })));
+        assert!(some.records_of_a_pass().unwrap() < 20);
     }
 
     #[test]

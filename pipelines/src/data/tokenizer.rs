@@ -59,8 +59,11 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a record's prompt.
+    /// The tokens of a record's prompt: none of a text by itself.
     pub fn encode_prompt(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
+        if record.is_text() {
+            return Ok(Vec::new());
+        }
         match self {
             Tokenizer::Characters(_) if !record.messages.is_empty() => {
                 Err(TokenizerError::Messages { record: record.id.clone() })
@@ -97,10 +100,12 @@ impl Tokenizer {
         folder.encode_messages(messages, tools, variables)
     }
 
-    /// The tokens of a record's answer and an end: the completion that earns the reward.
+    /// The tokens of a record's answer and an end: the completion that earns the reward. A text by itself begins as the
+    /// tokenizer begins texts, and one that has an end gets no second.
     pub fn encode_answer(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
         match self {
             Tokenizer::Characters(tokenizer) => Ok(tokenizer.encode_answer(record)?),
+            Tokenizer::Folder(folder) if record.is_text() => folder.encode_text(&record.answer),
             Tokenizer::Folder(folder) => folder.encode_answer(&record.answer),
         }
     }
@@ -176,6 +181,14 @@ impl FolderTokenizer {
     fn encode_answer(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
         let mut tokens = self.tokenizer.encode(text, false)?;
         tokens.push(self.stop_tokens[0]);
+        Ok(tokens)
+    }
+
+    fn encode_text(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        let mut tokens = self.tokenizer.encode(text, true)?;
+        if tokens.last().is_none_or(|last| !self.stop_tokens.contains(last)) {
+            tokens.push(self.stop_tokens[0]);
+        }
         Ok(tokens)
     }
 

@@ -81,7 +81,7 @@ impl Pipeline for Diffusion {
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: config.steps,
-            evaluate_every: config.evaluation.every,
+            evaluate_every: Some(config.evaluation.every),
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,
         }

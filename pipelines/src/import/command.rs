@@ -24,7 +24,7 @@ pub(super) struct Program {
 
 const OPENRLHF: &[&str] = &["openrlhf.cli."];
 
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 6] = [
     Program {
         origin: Origin::Openrlhf,
         packages: OPENRLHF,
@@ -47,6 +47,12 @@ const PROGRAMS: [Program; 5] = [
         origin: Origin::OpenrlhfRm,
         packages: OPENRLHF,
         names: &["openrlhf.cli.train_rm"],
+        keys: flags,
+    },
+    Program {
+        origin: Origin::OpenrlhfKto,
+        packages: OPENRLHF,
+        names: &["openrlhf.cli.train_kto"],
         keys: flags,
     },
     Program {

@@ -56,6 +56,8 @@ pub enum Origin {
     TrlDpo,
     /// What `trl reward --config` reads.
     TrlReward,
+    /// What `trl kto --config` reads.
+    TrlKto,
     /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
     Openrlhf,
     /// One that calls `openrlhf.cli.train_sft`.
@@ -64,6 +66,8 @@ pub enum Origin {
     OpenrlhfDpo,
     /// One that calls `openrlhf.cli.train_rm`.
     OpenrlhfRm,
+    /// One that calls `openrlhf.cli.train_kto`.
+    OpenrlhfKto,
     /// A script or a line that calls `verl.trainer.main_ppo`, or its YAML.
     Verl,
     /// trlx's TRLConfig YAML.
@@ -93,7 +97,8 @@ pub enum Error {
     /// No system that we know has such a config.
     #[error(
         "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
-         trl-sft, trl-dpo, trl-reward, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, verl or trlx",
+         trl-sft, trl-dpo, trl-reward, trl-kto, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, openrlhf-kto, verl or \
+         trlx",
         path.display()
     )]
     Unknown {
@@ -170,10 +175,12 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::TrlSft => trl_offline::apply(&mut ledger, trl_offline::Trainer::Sft),
         Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
         Origin::TrlReward => trl_offline::apply(&mut ledger, trl_offline::Trainer::Reward),
+        Origin::TrlKto => trl_offline::apply(&mut ledger, trl_offline::Trainer::Kto),
         Origin::Openrlhf => openrlhf::apply(&mut ledger),
         Origin::OpenrlhfSft => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Sft),
         Origin::OpenrlhfDpo => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Dpo),
         Origin::OpenrlhfRm => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Rm),
+        Origin::OpenrlhfKto => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Kto),
         Origin::Verl => verl::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }

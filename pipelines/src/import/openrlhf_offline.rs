@@ -1,4 +1,5 @@
-//! OpenRLHF's `train_sft`, `train_dpo` and `train_rm` command lines, with flat or dotted flags. Defaults are OpenRLHF's.
+//! OpenRLHF's `train_sft`, `train_dpo`, `train_rm` and, as long as it had it, `train_kto` command lines, with flat or dotted
+//! flags. Defaults are OpenRLHF's.
 
 use serde_json::{Value, json};
 
@@ -16,6 +17,8 @@ pub(super) enum Trainer {
     Dpo,
     /// `train_rm`.
     Rm,
+    /// `train_kto`.
+    Kto,
 }
 
 /// Flat flags and the dotted ones that replaced them, where PPO's have other names.
@@ -72,7 +75,10 @@ const IDLE: [(&str, &str); 16] = [
 
 const REFUSED: [(&str, &str); 6] = [
     ("model.margin_loss_enable", "pairs have no margins"),
-    ("model.pretrain_mode_enable", "the answer alone is learnt, and not the prompt"),
+    (
+        "model.pretrain_mode_enable",
+        "a text is learnt as a whole where `input_key` has it, and only by `train_sft`",
+    ),
     ("model.aux_loss_coef", "there are no mixtures of experts"),
     ("tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.tokenizer_chat_template", "the template is that of the model's folder"),
@@ -84,6 +90,7 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         Trainer::Sft => (5e-6, 8, 2048),
         Trainer::Dpo => (1e-5, 8, 512),
         Trainer::Rm => (9e-6, 1, 512),
+        Trainer::Kto => (1e-5, 8, 2048),
     };
     vec![
         ("train.batch_size", json!(128)),
@@ -94,6 +101,7 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         ("adam.betas", json!(["0.9", "0.95"])),
         ("max_norm", json!(1.0)),
         ("data.max_len", json!(length)),
+        ("eval.dataset", Value::Null),
     ]
 }
 
@@ -117,7 +125,9 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Sft => ledger.fill(&format!("{P}.objective"), "sft"),
         Trainer::Dpo => dpo(ledger),
         Trainer::Rm => reward_model(ledger),
+        Trainer::Kto => kto(ledger),
     }
+    reference(ledger);
     data(ledger, trainer);
     ledger.idle_all(&IDLE);
     ledger.idle_all(&openrlhf::IDLE);
@@ -131,15 +141,18 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
     let size = rules::count(ledger, key, 1);
     match trainer {
         _ if ledger.peek(key).is_none() => {}
-        Trainer::Sft => ledger.map(key, field, size),
+        Trainer::Sft | Trainer::Kto => ledger.map(key, field, size),
         Trainer::Dpo | Trainer::Rm => {
             ledger.change(key, field, size.saturating_mul(2), "a pair is two sequences");
         }
     }
-    let records = rules::map_count(ledger, "train.batch_size", &format!("{P}.batch_size"), 128);
+    rules::map_count(ledger, "train.batch_size", &format!("{P}.batch_size"), 128);
     ledger.copy_number("train.seed", "seed");
     let epochs = if trainer == Trainer::Sft { 2 } else { 1 };
-    openrlhf::run(ledger, P, records, ("train.max_epochs", epochs));
+    if ledger.peek("eval.dataset").is_some_and(values::is_unset) {
+        ledger.idle_all(&[("eval.steps", "nothing is evaluated")]);
+    }
+    openrlhf::run(ledger, P, ("train.max_epochs", epochs));
 }
 
 fn dpo(ledger: &mut Ledger) {
@@ -163,6 +176,22 @@ fn dpo(ledger: &mut Ledger) {
         }
     }
     ledger.refuse_all(&[(smoothing, "`ipo` has none"), (nll, "`ipo` has none")]);
+    ledger.idle_all(&[(key, "off")]);
+}
+
+fn kto(ledger: &mut Ledger) {
+    let field = |name: &str| format!("{P}.objective.kto.{name}");
+    ledger.assume(&[("model.beta", json!(0.01))]);
+    let why = "against a mean over the whole step's mismatched prompts and answers, and not each device's";
+    if let Some(beta) = ledger.number("model.beta") {
+        ledger.change("model.beta", &field("beta"), values::json(beta), why);
+    }
+    ledger.copy_number("desirable_loss_weight", &field("desirable_weight"));
+    ledger.copy_number("undesirable_loss_weight", &field("undesirable_weight"));
+}
+
+/// What a policy is compared with is what it was.
+fn reference(ledger: &mut Ledger) {
     let (reference, model) = ("ref.model_name_or_path", ledger.draft("model.path").cloned());
     match ledger.text(reference) {
         None => {}
@@ -171,7 +200,6 @@ fn dpo(ledger: &mut Ledger) {
         }
         Some(_) => ledger.refuse(reference, "the reference is the model as it was at the start"),
     }
-    ledger.idle_all(&[(key, "off")]);
 }
 
 fn reward_model(ledger: &mut Ledger) {
@@ -185,19 +213,33 @@ fn reward_model(ledger: &mut Ledger) {
     }
 }
 
-/// Files have OpenRLHF's columns: pairs in `chosen` and `rejected`, answers in `output_key` or conversations in `input_key`.
+/// Files have OpenRLHF's columns: pairs in `chosen` and `rejected`, answers in `output_key` or conversations, or texts, in
+/// `input_key`, and labels in `label_key`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
     let why = "a JSONL, Parquet or Arrow file: write the dataset to it first";
     rules::data_file(ledger, "data.dataset", &format!("{file}.path"), why);
-    rules::data_file(ledger, "eval.dataset", &format!("{file}.held_out"), why);
+    match ledger.peek("eval.dataset").is_some_and(values::is_unset) {
+        true => ledger.map("eval.dataset", &format!("{P}.evaluation.prompts"), 0),
+        false => rules::data_file(ledger, "eval.dataset", &format!("{file}.held_out"), why),
+    }
     let column = |name: &str| format!("{file}.columns.{name}");
     match trainer {
-        Trainer::Sft => {
+        Trainer::Sft | Trainer::Kto => {
             ledger.assume(&[("data.input_key", json!("input"))]);
             let has_answers = ledger.peek("data.output_key").is_some();
+            let pretrain = "model.pretrain_mode_enable";
+            let is_text = trainer == Trainer::Sft && !has_answers && ledger.truth(pretrain) == Some(true);
             ledger.copy_text("data.output_key", &column("answer"));
-            ledger.copy_text("data.input_key", &column(if has_answers { "prompt" } else { "answer" }));
+            let input = match (has_answers, is_text) {
+                (true, _) => "prompt",
+                (false, true) => "text",
+                (false, false) => "answer",
+            };
+            ledger.copy_text("data.input_key", &column(input));
+            if is_text {
+                ledger.fold(pretrain, "in `columns.text`");
+            }
             ledger.switch("data.multiturn", &format!("{P}.turns"), "all");
         }
         Trainer::Dpo | Trainer::Rm => {
@@ -207,9 +249,19 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
             ledger.copy_text("data.rejected_key", &column("rejected"));
         }
     }
+    if trainer == Trainer::Kto {
+        ledger.assume(&[("data.label_key", json!("label"))]);
+        ledger.copy_text("data.label_key", &column("label"));
+    }
     if let Some(most) = ledger.whole("data.max_len") {
-        let why = "longer records are left out, and not cut";
+        let why = match trainer {
+            Trainer::Rm => "longer records are left out, and not cut",
+            _ => "cut as there, but that the last token left does not become the end token",
+        };
         ledger.change("data.max_len", &format!("{file}.max_tokens"), most, why);
+        if trainer != Trainer::Rm {
+            ledger.fill(&format!("{file}.long_prompts.truncate"), "keep_start");
+        }
     }
     if ledger.peek("data.apply_chat_template").is_some() {
         ledger.flag("data.apply_chat_template", "model.chat");

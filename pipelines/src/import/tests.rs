@@ -315,7 +315,7 @@ fn what_is_refused_starts_no_run() {
     assert_eq!(sets, ["strategy.zero_stage=3", "strategy.precision=\"fp16\""]);
 }
 
-/// As `trl sft`, `trl dpo` and `trl reward` read them; nothing in a file tells them apart.
+/// As `trl sft`, `trl dpo`, `trl reward` and `trl kto` read them; nothing in a file tells them apart.
 #[test]
 fn trls_offline_trainers_with_their_defaults() {
     const TEXT: &str = "\
@@ -381,16 +381,47 @@ bf16: true
                 "loss_type",
                 "mapped    loss_type: sigmoid by default -> pipeline.offline.objective.dpo.beta: 0.2",
             ),
+            ("max_length", "mapped    max_length: 2048 -> pipeline.offline.data.file.max_tokens: 2048"),
             (
-                "max_length",
-                "changed   max_length: 2048 -> pipeline.offline.data.file.max_tokens: 2048 (longer records",
+                "eval_strategy",
+                "mapped    eval_strategy: no by default -> pipeline.offline.evaluation.prompts: 0",
             ),
         ],
     );
+    let cut =
+        |mode: &str| format!("        max_tokens: 2048\n        long_prompts:\n          truncate: {mode}\n");
+    check(&dpo, &[&cut("keep_start")]);
+    check(&import("truncation_mode: keep_end\n", Origin::TrlDpo), &[&cut("keep_end")]);
+    check_refused(&import("truncation_mode: middle\n", Origin::TrlDpo), &["truncation_mode"]);
+    let texts = import("dataset_text_field: body\ncompletion_only_loss: false\n", Origin::TrlSft);
+    check_refused(&texts, &[]);
+    check(&texts, &["        columns:\n          text: body\n"]);
+    assert!(!texts.yaml().contains("messages"), "{}", texts.yaml());
+    let evaluated = import("eval_strategy: steps\neval_steps: 50\n", Origin::TrlSft);
+    check(&evaluated, &["    evaluation:\n      every: 50\n"]);
+    check_refused(&import("eval_strategy: often\n", Origin::TrlSft), &["eval_strategy"]);
+    let kto = import("undesirable_weight: 1.5\n", Origin::TrlKto);
+    check_refused(&kto, &[]);
+    check(
+        &kto,
+        &[
+            "  micro_batch_size: 4\n",
+            "    batch_size: 64\n",
+            "      kto:\n        beta: 0.1\n        desirable_weight: 1\n        undesirable_weight: 1.5\n",
+            "          answer: completion\n          label: label\n",
+            "        learning_rate: 1.0e-6\n",
+            &cut("keep_start"),
+        ],
+    );
+    let apo = import("loss_type: apo_zero_unpaired\nbeta: 0.3\n", Origin::TrlKto);
+    check(&apo, &["      apo_zero_unpaired:\n        beta: 0.3\n"]);
+    let other = import("loss_type: bco\n", Origin::TrlKto);
+    check_refused(&other, &["loss_type", "beta", "desirable_weight", "undesirable_weight"]);
     check(&import("loss_type: ipo\n", Origin::TrlDpo), &["      ipo:\n        beta: 0.1\n"]);
     check_refused(&import("loss_type: exo_pair\n", Origin::TrlDpo), &["loss_type", "beta"]);
     let reward = import("center_rewards_coefficient: 0.01\n", Origin::TrlReward);
     check(&reward, &["      reward_model:\n        center: 0.01\n", "        learning_rate: 0.0001\n"]);
+    assert!(!reward.yaml().contains("truncate"), "what is longer is left out: {}", reward.yaml());
 }
 
 #[test]
@@ -520,7 +551,8 @@ python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_
         "    prompts_per_step: 128\n",
         "    group_size: 8\n",
         "    mini_batches: 8\n",
-        "    steps: 10\n",
+        "    steps:\n      data_epochs: 1\n",
+        "        max_records: 1280\n",
         "      kl_coef: 0.001\n",
         "          estimator: k3\n",
         "          clip_high: 0.27\n          clip_low: 0.2\n",

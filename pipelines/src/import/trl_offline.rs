@@ -1,5 +1,5 @@
-//! TRL's SFT, DPO and reward trainers: `SFTConfig`, `DPOConfig` or `RewardConfig` with the model's and the script's
-//! arguments in one YAML. Defaults are TRL's. Their keys do not tell them apart, so it has to be said whose a file is.
+//! TRL's SFT, DPO, reward and KTO trainers: `SFTConfig`, `DPOConfig`, `RewardConfig` or `KTOConfig` with the model's and the
+//! script's arguments in one YAML. Defaults are TRL's. Their keys do not tell them apart, so it has to be said whose a file is.
 
 use serde_json::{Value, json};
 
@@ -17,13 +17,17 @@ pub(super) enum Trainer {
     Dpo,
     /// `RewardTrainer`.
     Reward,
+    /// `KTOTrainer`.
+    Kto,
 }
 
-const UNCUT: &str = "records are not cut";
 const PACKED: &str = "sequences are packed without padding, and none sees another";
 
 const IDLE: [(&str, &str); 10] = [
-    ("truncation_mode", UNCUT),
+    (
+        "train_sampling_strategy",
+        "records come in an order of their own in every epoch, on any number of devices",
+    ),
     ("packing", PACKED),
     ("packing_strategy", PACKED),
     ("eval_packing", PACKED),
@@ -50,7 +54,7 @@ const REFUSED: [(&str, &str); 9] = [
 fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
     let learning_rate = match trainer {
         Trainer::Sft => 2e-5,
-        Trainer::Dpo => 1e-6,
+        Trainer::Dpo | Trainer::Kto => 1e-6,
         Trainer::Reward => 1e-4,
     };
     let mut defaults = vec![
@@ -63,10 +67,18 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         ("weight_decay", json!(0.0)),
         ("max_grad_norm", json!(1.0)),
         ("max_length", json!(1024)),
+        ("eval_strategy", json!("no")),
         ("seed", json!(42)),
     ];
-    if trainer == Trainer::Dpo {
-        defaults.extend([("loss_type", json!("sigmoid")), ("beta", json!(0.1))]);
+    match trainer {
+        Trainer::Dpo => defaults.extend([("loss_type", json!("sigmoid")), ("beta", json!(0.1))]),
+        Trainer::Kto => defaults.extend([
+            ("loss_type", json!("kto")),
+            ("beta", json!(0.1)),
+            ("desirable_weight", json!(1.0)),
+            ("undesirable_weight", json!(1.0)),
+        ]),
+        Trainer::Sft | Trainer::Reward => {}
     }
     defaults
 }
@@ -83,8 +95,10 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Sft => sft(ledger),
         Trainer::Dpo => dpo(ledger),
         Trainer::Reward => reward(ledger),
+        Trainer::Kto => kto(ledger),
     }
     data(ledger, trainer);
+    evaluation(ledger);
     trl::run(ledger, P, 1);
     ledger.idle_all(&IDLE);
     ledger.idle_all(&trl::IDLE);
@@ -100,7 +114,7 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
     let per_device = rules::count(ledger, key, 8);
     match trainer {
         _ if ledger.peek(key).is_none() => {}
-        Trainer::Sft => ledger.map(key, field, per_device),
+        Trainer::Sft | Trainer::Kto => ledger.map(key, field, per_device),
         Trainer::Dpo | Trainer::Reward => {
             ledger.change(key, field, per_device.saturating_mul(2), "a pair is two sequences")
         }
@@ -124,26 +138,22 @@ fn sft(ledger: &mut Ledger) {
         Some(_) => ledger.refuse("loss_type", "the objective is the likelihood"),
         None => {}
     }
+    let is_text = ledger.peek("dataset_text_field").is_some();
     for key in ["completion_only_loss", "assistant_only_loss"] {
         match (ledger.peek(key).is_some(), ledger.truth(key)) {
             (false, _) => {}
             (true, None) if !ledger.peek(key).is_some_and(values::is_unset) => {
                 ledger.refuse(key, "neither true nor false");
             }
-            (true, Some(false)) if key == "completion_only_loss" => {
+            (true, Some(false)) if key == "completion_only_loss" && !is_text => {
                 ledger.refuse(key, "the answer alone is learnt, and not the prompt");
             }
             (true, Some(true)) if key == "assistant_only_loss" => {
                 ledger.map(key, &format!("{P}.turns"), "all");
             }
+            _ if is_text => ledger.idle(key, "a text is learnt as a whole"),
             _ => ledger.idle(key, "the answer alone is learnt"),
         }
-    }
-    if ledger.peek("dataset_text_field").is_some() {
-        ledger.refuse(
-            "dataset_text_field",
-            "there is a prompt and an answer: say their columns in `data.file.columns`",
-        );
     }
 }
 
@@ -173,28 +183,87 @@ fn dpo(ledger: &mut Ledger) {
     }
 }
 
+fn kto(ledger: &mut Ledger) {
+    let kind = match ledger.text("loss_type").as_deref() {
+        Some(kind @ ("kto" | "apo_zero_unpaired")) => kind.to_owned(),
+        _ => return ledger.refuse("loss_type", "losses are kto and apo_zero_unpaired"),
+    };
+    let field = format!("{P}.objective.{kind}");
+    for key in ["beta", "desirable_weight", "undesirable_weight"] {
+        ledger.copy_number(key, &format!("{field}.{key}"));
+    }
+    let beta = ledger.draft(&format!("{field}.beta")).cloned().unwrap_or(json!(0.1));
+    match kind.as_str() {
+        "kto" => {
+            let why =
+                "prompts and answers are mismatched over the whole step, and not on each device by itself";
+            ledger.change("loss_type", &format!("{field}.beta"), beta, why);
+        }
+        _ => ledger.map("loss_type", &format!("{field}.beta"), beta),
+    }
+}
+
 fn reward(ledger: &mut Ledger) {
     let field = format!("{P}.objective.reward_model.center");
     ledger.copy_number("center_rewards_coefficient", &field);
     ledger.fill(&field, 0.0);
 }
 
-/// Files have TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`.
+/// Files have TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`, texts where the key says, and
+/// judged answers in `completion` with a `label`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
     let why = "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns";
     rules::data_file(ledger, "dataset_name", &format!("{file}.path"), why);
     rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
-    let pairs = [("answer", "chosen"), ("rejected", "rejected")];
-    let columns = if trainer == Trainer::Sft { &[("answer", "messages")][..] } else { &pairs };
+    let is_text = trainer == Trainer::Sft && ledger.peek("dataset_text_field").is_some();
+    if is_text {
+        ledger.copy_text("dataset_text_field", &format!("{file}.columns.text"));
+    }
+    let columns = match trainer {
+        Trainer::Sft if is_text => &[][..],
+        Trainer::Sft => &[("answer", "messages")],
+        Trainer::Dpo | Trainer::Reward => &[("answer", "chosen"), ("rejected", "rejected")],
+        Trainer::Kto => &[("answer", "completion"), ("label", "label")],
+    };
     for (column, name) in columns {
         ledger.fill(&format!("{file}.columns.{column}"), *name);
     }
-    match ledger.whole("max_length") {
-        Some(most) => {
-            let why = "longer records are left out, and not cut";
-            ledger.change("max_length", &format!("{file}.max_tokens"), most, why);
+    lengths(ledger, trainer, &file);
+}
+
+/// TRL cuts what is longer, but for a reward model's texts, which it leaves out.
+fn lengths(ledger: &mut Ledger, trainer: Trainer, file: &str) {
+    let (key, mode) = ("max_length", "truncation_mode");
+    let truncate = format!("{file}.long_prompts.truncate");
+    match ledger.whole(key) {
+        None if ledger.peek(key).is_some_and(|value| !values::is_unset(value)) => {
+            ledger.refuse(key, "not a whole number");
         }
-        None => ledger.idle("max_length", UNCUT),
+        None => ledger.idle_all(&[(key, "no bound"), (mode, "without `max_length` nothing is cut")]),
+        Some(most) => {
+            ledger.map(key, &format!("{file}.max_tokens"), most);
+            match ledger.text(mode).as_deref() {
+                _ if trainer == Trainer::Reward => {
+                    ledger.idle_all(&[(mode, "longer records are left out, as in TRL")]);
+                }
+                Some("keep_start" | "keep_end") => ledger.copy_text(mode, &truncate),
+                Some(_) => ledger.refuse(mode, "modes are keep_start and keep_end"),
+                None => ledger.fill(&truncate, "keep_start"),
+            }
+        }
+    }
+}
+
+/// Without a word of evaluations TRL has none, and trains on all there is.
+fn evaluation(ledger: &mut Ledger) {
+    let key = "eval_strategy";
+    match ledger.text(key).as_deref() {
+        Some("steps" | "epoch") => {}
+        _ if ledger.truth(key) == Some(false) => {
+            ledger.map(key, &format!("{P}.evaluation.prompts"), 0);
+            ledger.idle_all(&[("eval_steps", "nothing is evaluated")]);
+        }
+        _ => ledger.refuse(key, "strategies are no, steps and epoch"),
     }
 }

@@ -8,10 +8,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Whole,
-    learn::{Answering, lengths, score},
+    learn::{Answering, desirable, lengths, score},
     objective::{Answers, SUMS, terms},
     pipeline::{Roles, Setup},
-    step::answer_tokens,
+    step::counts,
 };
 use crate::{
     Result,
@@ -27,7 +27,8 @@ const SHOWN: usize = 16;
 
 impl Setup {
     /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
-    /// `eval/accuracy` and `eval/margin` of pairs; and greedy completions, of which `eval/exact` equal the answer.
+    /// `eval/accuracy` of pairs, `eval/margin` of these and of judged answers, and `eval/kl`; and greedy completions, of which
+    /// `eval/exact` equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
         roles: &mut Roles<M>,
@@ -41,7 +42,7 @@ impl Setup {
         if self.config.objective.compares() {
             summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
         }
-        let completions = self.config.completions();
+        let completions = self.completed.len();
         let mut samples = Vec::new();
         let writer = M::writer(&mut roles.policy);
         if let (Some(policy), Some(sampler)) = (writer, self.sampler.as_ref().filter(|_| completions > 0)) {
@@ -57,20 +58,27 @@ impl Setup {
 
     fn measure<M: Answering>(&self, roles: &mut Roles<M>, exchange: &Exchange) -> Result<Metrics> {
         if roles.of_held_out.is_none() {
-            roles.of_held_out = self.reference_logprobs(roles, &self.held_out_own)?;
+            roles.of_held_out =
+                self.reference_logprobs(roles, &self.held_out_own, &self.held_out_strangers)?;
         }
+        let (count, records) = (self.held_out_count, self.held_out.len() as f64);
+        let reference = &roles.of_held_out;
+        let kl = self.kl(&mut roles.policy, exchange, &self.held_out_strangers, reference, count, records)?;
         let logprobs = score(&mut roles.policy, &self.held_out_own, self.micro_batch_size, true)?;
         let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;
         let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
         let own = &self.held_out_own[..count];
-        let reference = roles.of_held_out.as_ref().map(first).transpose()?;
+        let reference = roles.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
-        let answers = Answers { logprobs: first(&logprobs)?, lengths, reference };
-        let alone = Whole { records: 1.0, tokens: 1.0 }; // its loss is not read
+        let desirable = desirable(own, Device::Cpu)?;
+        let answers = Answers { logprobs: first(&logprobs)?, lengths, desirable, reference };
+        // Of the loss, which is of a whole, nothing but sums is read.
+        let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Vec::<f64>::try_from(terms(&self.config.objective, &answers, alone)?.sums)?;
-        let all = exchange.sum(&[&sums[..], &[answer_tokens(own, stride)]].concat())?;
-        let whole = Whole { records: self.held_out.len() as f64, tokens: all[SUMS.len()] };
+        let all = exchange.sum(&[&sums[..], &counts(own)].concat())?;
+        let [better, worse, tokens] = all[SUMS.len()..] else { unreachable!("as many sums") };
+        let whole = Whole { records, better, worse, tokens, kl };
         let found = self.objective_metrics(&all[..SUMS.len()], whole);
         let mut metrics = Metrics::new();
         let mut rename = |from: &str, to: &str| {
@@ -82,6 +90,7 @@ impl Setup {
         rename("loss/nll", "eval/nll");
         rename("reward/accuracy", "eval/accuracy");
         rename("reward/margin", "eval/margin");
+        rename("kl/reference", "eval/kl");
         if let Some(nll) = found.get("loss/nll") {
             metrics.insert("eval/perplexity", nll.exp());
         }
@@ -98,9 +107,8 @@ impl Setup {
     ) -> Result<Vec<SampleLine>> {
         policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
-        let completed = &self.held_out[..self.config.completions()];
-        let per_rank = completed.len().div_ceil(exchange.world_size());
-        let own = completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
+        let per_rank = self.completed.len().div_ceil(exchange.world_size());
+        let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
             let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
             Ok(Asked { sample, seed: 0, how: Sampling::GREEDY })

@@ -147,14 +147,15 @@ pub fn learn<M: Answering>(
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };
         let packed = pack_to_train(drops, part, pass, device)?;
-        let lengths = lengths(part, device)?;
+        let (lengths, desirable) = (lengths(part, device)?, desirable(part, device)?);
         let part_of = |all: &Tensor| all.f_narrow(0, done as i64, part.len() as i64);
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
         done += part.len();
         (seen.rows, seen.inputs) = (seen.rows + packed.tokens(), seen.inputs + packed.inputs());
         policy.accumulate(&packed, |scores| {
             let logprobs = M::of_answers(scores, &lengths)?.f_set_requires_grad(true)?;
-            let answers = Answers { logprobs, lengths: lengths.f_to_kind(Kind::Double)?, reference };
+            let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;
+            let answers = Answers { logprobs, lengths: lengths_fp64, desirable, reference };
             let terms = terms(objective, &answers, batch.whole)?;
             let of_answers = Tensor::f_run_backward(&[&terms.loss], &[&answers.logprobs], false, false)?;
             let entropy = M::entropy(scores)?.f_reshape([1])?;
@@ -185,6 +186,12 @@ pub fn score<M: Answering>(
 pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
     let answers = objective.answers();
     (sequences / answers).max(1) * answers
+}
+
+/// Of each answer 1 if it is better, or desirable, else 0: fp64 `[S]`.
+pub fn desirable(sequences: &[Written], device: Device) -> Result<Tensor> {
+    let desirable: Vec<i64> = sequences.iter().map(|sequence| i64::from(sequence.desirable)).collect();
+    Ok(upload(&desirable, device).map_err(anyroll_models::Error::from)?.f_to_kind(Kind::Double)?)
 }
 
 /// Tokens of each answer: int64 `[S]`.

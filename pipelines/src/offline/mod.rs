@@ -1,4 +1,4 @@
-//! Learning from texts that are there beforehand: answers, or pairs of a better and a worse one.
+//! Learning from texts that are there beforehand: answers, judged or not, or pairs of a better and a worse one.
 //!
 //! `written` turns records into tokens, `objective` has the losses as functions of an answer's log-prob or number, and
 //! `learn` takes them through a model; RLVR's warm-up does the same. `pipeline` is what the loop trains, `step` a turn of it, `evaluate`

@@ -1,12 +1,12 @@
 //! Objectives as functions of the log-probs of whole answers; `docs/offline.md` has their sources.
 //!
 //! Everything is fp64, and nothing here waits for the device. Where answers are compared, a better one stands before its
-//! worse one: `[S]` is `[pairs, 2]`.
+//! worse one: `[S]` is `[pairs, 2]`. Where they are judged each by itself, they stand in any order.
 
 use tch::{Kind, TchError, Tensor};
 
 use crate::config::{
-    DpoConfig, HingeConfig, IpoConfig, Objective, OrpoConfig, RewardModelObjective, SimpoConfig,
+    DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig, RewardModelObjective, SimpoConfig,
 };
 
 type Result<T> = std::result::Result<T, TchError>;
@@ -19,8 +19,14 @@ const MOST_LOGPROB: f64 = -1e-9;
 pub struct Whole {
     /// Records.
     pub records: f64,
-    /// Tokens of their answers, of the better ones where answers are compared.
+    /// Of their answers those that are better, or desirable.
+    pub better: f64,
+    /// The others, where there are any.
+    pub worse: f64,
+    /// Tokens of the better ones.
     pub tokens: f64,
+    /// How far the policy is from the reference; 0 where the objective does not ask.
+    pub kl: f64,
 }
 
 /// The log-probs of some answers, or their numbers.
@@ -30,11 +36,14 @@ pub struct Answers {
     pub logprobs: Tensor,
     /// Of each the number of its tokens, `[S]`.
     pub lengths: Tensor,
+    /// Of each 1 if it is better, or desirable, else 0: `[S]`.
+    pub desirable: Tensor,
     /// As `logprobs`, under the frozen reference; `None` where the objective has none.
     pub reference: Option<Tensor>,
 }
 
-/// The names of [`Terms::sums`]: the first over the better answers' tokens, the others over pairs.
+/// The names of [`Terms::sums`]: the first over the better answers' tokens, then over records, the better answers, the worse
+/// ones, and pairs.
 pub const SUMS: [&str; 5] =
     ["loss/nll", "loss/preference", "reward/chosen", "reward/rejected", "reward/accuracy"];
 
@@ -43,7 +52,7 @@ pub const SUMS: [&str; 5] =
 pub struct Terms {
     /// Their part of what the optimizer descends, with its gradient.
     pub loss: Tensor,
-    /// Sums without one, in the order of [`SUMS`]; zeros where nothing is compared.
+    /// Sums without one, in the order of [`SUMS`]; zeros where nothing is compared or judged.
     pub sums: Tensor,
 }
 
@@ -53,11 +62,16 @@ pub fn likelihood_weight(objective: &Objective) -> f64 {
         Objective::Sft | Objective::Orpo(_) => 1.0,
         Objective::Dpo(DpoConfig { sft_weight, .. }) => *sft_weight,
         Objective::Ipo(_) | Objective::Hinge(_) | Objective::Simpo(_) | Objective::RewardModel(_) => 0.0,
+        Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => 0.0,
     }
 }
 
 /// The terms of `objective`.
 pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
+    if let Some(config) = objective.judged() {
+        let reference = answers.reference.as_ref().expect("what is judged is compared with a reference");
+        return judged(config, answers, reference, whole);
+    }
     let Some(pairs) = pairs(objective, answers)? else {
         let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
         let zeros = Tensor::f_zeros([SUMS.len() as i64 - 1], (Kind::Double, nll.device()))?;
@@ -73,6 +87,28 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     let sum = |values: &Tensor| values.f_detach()?.f_sum(Kind::Double);
     let sums = [nll.f_detach()?, preference.f_detach()?, sum(&better)?, sum(&worse)?, sum(&right)?];
     Ok(Terms { loss, sums: Tensor::f_stack(&sums, 0)? })
+}
+
+/// Of answers that are each desirable or not.
+fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: Whole) -> Result<Terms> {
+    let JudgedConfig { beta, desirable_weight, undesirable_weight } = *config;
+    let desirable = &answers.desirable;
+    let other = desirable.f_neg()?.f_add_scalar(1.0)?;
+    let rewards = answers.logprobs.f_sub(reference)?.f_mul_scalar(beta)?;
+    // 1 - sigmoid(x) is sigmoid(-x), with x from z to the reward or, of one that is not desirable, the other way around.
+    let toward = rewards.f_sub_scalar(beta * whole.kl)?.f_mul(&desirable.f_sub(&other)?)?;
+    let weights =
+        desirable.f_mul_scalar(desirable_weight)?.f_add(&other.f_mul_scalar(undesirable_weight)?)?;
+    let preference = toward.f_neg()?.f_sigmoid()?.f_mul(&weights)?.f_sum(Kind::Double)?;
+    let sum = |values: &Tensor, which: &Tensor| values.f_detach()?.f_mul(which)?.f_sum(Kind::Double);
+    let sums = [
+        sum(&answers.logprobs, desirable)?.f_neg()?,
+        preference.f_detach()?,
+        sum(&rewards, desirable)?,
+        sum(&rewards, &other)?,
+        Tensor::f_zeros([], (Kind::Double, preference.device()))?,
+    ];
+    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums: Tensor::f_stack(&sums, 0)? })
 }
 
 /// What an objective says of pairs.
@@ -91,7 +127,7 @@ fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
     };
     let mean = |sums: &Tensor| sums.f_div(&answers.lengths);
     let pairs = match *objective {
-        Objective::Sft => return Ok(None),
+        Objective::Sft | Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => return Ok(None),
         Objective::Dpo(DpoConfig { beta, label_smoothing, .. }) => {
             let rewards = gained(&answers.logprobs)?.f_mul_scalar(beta)?;
             let margin = margin(&rewards)?;
@@ -153,7 +189,19 @@ mod tests {
         lengths: Vec<f64>,
         logprobs: Vec<f64>,
         reference: Vec<f64>,
+        desirable: Vec<f64>,
         cases: Vec<Case>,
+        judged: Vec<JudgedCase>,
+    }
+
+    #[derive(Deserialize)]
+    struct JudgedCase {
+        /// The answers that it is of: the first so many.
+        answers: usize,
+        /// What TRL makes of the log-probs of mismatched answers.
+        kl: f64,
+        #[serde(flatten)]
+        case: Case,
     }
 
     #[derive(Deserialize)]
@@ -173,6 +221,7 @@ mod tests {
         Answers {
             logprobs: Tensor::from_slice(&golden.logprobs).set_requires_grad(true),
             lengths: Tensor::from_slice(&golden.lengths),
+            desirable: Tensor::from_slice(&[1.0, 0.0]).repeat([golden.lengths.len() as i64 / 2]),
             reference: objective.has_reference().then(|| Tensor::from_slice(&golden.reference)),
         }
     }
@@ -194,7 +243,7 @@ mod tests {
     fn losses_of_pairs_are_those_of_trl() {
         let golden = golden();
         let pairs = golden.lengths.len() as f64 / 2.0;
-        let whole = Whole { records: pairs, tokens: 7.0 };
+        let whole = Whole { records: pairs, better: pairs, worse: pairs, tokens: 7.0, kl: 0.0 };
         for Case { objective, loss, chosen, rejected, gradient } in &golden.cases {
             let answers = answers(&golden, objective);
             let (found_loss, mut found_gradient, sums) = found(objective, &answers, whole);
@@ -210,9 +259,35 @@ mod tests {
     }
 
     #[test]
+    fn losses_of_judged_answers_are_those_of_trl() {
+        let golden = golden();
+        for JudgedCase { answers: count, kl, case } in &golden.judged {
+            let Case { objective, loss, chosen, rejected, gradient } = case;
+            let first = |all: &[f64]| Tensor::from_slice(&all[..*count]);
+            let answers = Answers {
+                logprobs: first(&golden.logprobs).set_requires_grad(true),
+                lengths: first(&golden.lengths),
+                desirable: first(&golden.desirable),
+                reference: Some(first(&golden.reference)),
+            };
+            let better = golden.desirable[..*count].iter().sum::<f64>();
+            let records = *count as f64;
+            let whole = Whole { records, better, worse: records - better, tokens: 7.0, kl: *kl };
+            let (found_loss, found_gradient, sums) = found(objective, &answers, whole);
+            near(found_loss, *loss);
+            near(sums[1] / records, *loss);
+            near(sums[2], *chosen);
+            near(sums[3], *rejected);
+            assert_eq!(found_gradient.len(), gradient.len());
+            found_gradient.iter().zip(gradient).for_each(|(found, expected)| near(*found, *expected));
+        }
+        assert_eq!(golden.judged.len(), 6);
+    }
+
+    #[test]
     fn likelihood_is_a_mean_over_tokens() {
         let golden = golden();
-        let whole = Whole { records: 3.0, tokens: 8.0 };
+        let whole = Whole { records: 3.0, better: 3.0, worse: 3.0, tokens: 8.0, kl: 0.0 };
         let (loss, gradient, sums) = found(&Objective::Sft, &answers(&golden, &Objective::Sft), whole);
         let nll: f64 = -golden.logprobs.iter().sum::<f64>();
         near(loss, nll / 8.0);
@@ -230,8 +305,9 @@ mod tests {
     #[test]
     fn certain_answers_have_finite_odds() {
         let logprobs = Tensor::from_slice(&[0.0, -3.0]).set_requires_grad(true);
-        let answers = Answers { logprobs, lengths: Tensor::from_slice(&[2.0, 2.0]), reference: None };
-        let whole = Whole { records: 1.0, tokens: 2.0 };
+        let [lengths, desirable] = [[2.0, 2.0], [1.0, 0.0]].map(|values| Tensor::from_slice(&values));
+        let answers = Answers { logprobs, lengths, desirable, reference: None };
+        let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 2.0, kl: 0.0 };
         let (loss, gradient, _) = found(&Objective::Orpo(OrpoConfig::default()), &answers, whole);
         assert!(loss.is_finite() && gradient.iter().all(|it| it.is_finite()), "{loss} {gradient:?}");
     }
@@ -239,9 +315,12 @@ mod tests {
     #[test]
     fn a_rank_may_have_no_answers() {
         let none = || Tensor::zeros([0], (Kind::Double, Device::Cpu));
-        let answers = Answers { logprobs: none(), lengths: none(), reference: Some(none()) };
-        let whole = Whole { records: 1.0, tokens: 1.0 };
-        let terms = terms(&Objective::Dpo(DpoConfig::default()), &answers, whole).unwrap();
-        assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS.len()]);
+        let (reference, desirable) = (Some(none()), none());
+        let answers = Answers { logprobs: none(), lengths: none(), desirable, reference };
+        let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
+        for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
+            let terms = terms(&objective, &answers, whole).unwrap();
+            assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS.len()]);
+        }
     }
 }

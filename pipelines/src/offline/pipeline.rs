@@ -8,13 +8,14 @@ use anyroll_strategy::{
     State, Zero,
     checkpoint::{self, Saver},
 };
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{
     Written,
     learn::{Answering, score},
     read,
     step::Lesson,
+    written::mismatched,
 };
 use crate::{
     Result,
@@ -50,6 +51,8 @@ pub struct Setup {
     pub seed: u64,
     /// Prompts and answers.
     pub dataset: Dataset,
+    /// Those that a warm-up learns, where these are not all.
+    pub to_warm_up: Option<Dataset>,
     /// Text to tokens.
     pub tokenizer: Arc<Tokenizer>,
     /// The records of every evaluation.
@@ -57,8 +60,14 @@ pub struct Setup {
     /// This rank's part of them, as the objective reads them: on every rank as many, and where there are too few the last
     /// one again.
     pub held_out_own: Vec<Written>,
+    /// As many prompts of them with answers of others, if the objective asks for such.
+    pub held_out_strangers: Vec<Written>,
     /// How many of its records are no repetition.
     pub held_out_count: usize,
+    /// Held-out records whose prompts the policy completes.
+    pub completed: Vec<Record>,
+    /// The most tokens of a prompt with an answer that is not its own.
+    pub room: usize,
     /// Sequences that a rank puts through forward and backward at a time.
     pub micro_batch_size: usize,
     /// What of the policy is away while it completes prompts.
@@ -74,7 +83,16 @@ pub struct Roles<M: Model> {
     /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
     pub reference: Option<Reference>,
     /// What the reference says of this rank's held-out answers, once it was asked.
-    pub of_held_out: Option<Tensor>,
+    pub of_held_out: Option<Compared>,
+}
+
+/// What the frozen reference says of answers, fp64 on the policy's device.
+#[derive(Debug)]
+pub struct Compared {
+    /// Of those that are learnt, `[S]`.
+    pub sequences: Tensor,
+    /// Of those to prompts that are not their own, as many as there are.
+    pub strangers: Tensor,
 }
 
 impl Offline<Decoder> {
@@ -84,10 +102,9 @@ impl Offline<Decoder> {
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
         let has_adapters = base.lora.is_some();
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
-        let completed = &setup.held_out[..setup.config.completions()];
         setup.sampler = Some(Sampler {
-            max_new_tokens: room_for_answers(&base, completed)?,
-            batch_size: completed.len().clamp(1, MOST_AT_A_TIME),
+            max_new_tokens: room_for_answers(&base, &setup.completed)?,
+            batch_size: setup.completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
             cache_memory: KvCacheConfig::default().memory,
             model: model.clone(),
@@ -150,7 +167,7 @@ pub const MOST_AT_A_TIME: usize = 256;
 /// A rank's part of the records, on every rank as many, and how many of them are no repetition of the last.
 fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
     let per_rank = records.len().div_ceil(world_size);
-    let last = records.len() - 1;
+    let last = records.len().saturating_sub(1);
     let own = (rank * per_rank..(rank + 1) * per_rank).map(|index| records[index.min(last)].clone());
     (own.collect(), (records.len() - (rank * per_rank).min(records.len())).min(per_rank))
 }
@@ -172,13 +189,29 @@ impl Setup {
             unreachable!("the command line starts the pipeline that the config names")
         };
         let held_out = dataset.held_out(config.evaluation.prompts)?;
-        let (own, held_out_count) = part(&held_out, place.group.rank(), place.group.world_size());
+        let (rank, world_size) = (place.group.rank(), place.group.world_size());
+        let (own, held_out_count) = part(&held_out, rank, world_size);
+        let longest = base.config.max_position_embeddings as usize;
+        let room = config.data.max_tokens().unwrap_or(longest).min(longest);
+        let strangers = match config.objective.estimates_kl() {
+            true => part(&mismatched(&held_out, 0..held_out.len(), room), rank, world_size).0,
+            false => Vec::new(),
+        };
+        let read = |records: &[Record]| read(&base.tokenizer, &config.objective, config.turns, records);
+        let warms_up = config.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
+        let is_judged = config.objective.judged().is_some();
+        let to_complete = held_out.iter().filter(|record| record.is_to_complete());
+        let completed = to_complete.take(config.completions()).cloned().collect();
         Ok(Self {
             config: (**config).clone(),
             seed: run.config.seed,
             tokenizer: base.tokenizer.clone(),
-            held_out_own: read(&base.tokenizer, &config.objective, config.turns, &own)?,
+            held_out_own: read(&own)?,
+            held_out_strangers: read(&strangers)?,
             held_out_count,
+            to_warm_up: if warms_up && is_judged { dataset.desirable() } else { None },
+            room,
+            completed,
             held_out,
             dataset,
             micro_batch_size: run.policy.strategy.micro_batch_size,
@@ -193,22 +226,50 @@ impl Setup {
         Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
     }
 
-    /// What the frozen copy, or the policy with its adapters off, says of the answers: fp64 `[S]` on the policy's device;
-    /// `None` where the objective does not ask.
+    /// What the frozen copy, or the policy with its adapters off, says of the answers, and of `strangers`, answers to other
+    /// prompts; `None` where the objective does not ask.
     pub fn reference_logprobs<M: Answering>(
         &self,
         roles: &mut Roles<M>,
         sequences: &[Written],
-    ) -> Result<Option<Tensor>> {
+        strangers: &[Written],
+    ) -> Result<Option<Compared>> {
         if !self.config.objective.has_reference() {
             return Ok(None);
         }
         let Roles { policy, reference, .. } = roles;
-        let Some(reference) = reference else {
-            return score(policy, sequences, self.micro_batch_size, false).map(Some);
+        let both = [sequences, strangers].concat();
+        let logprobs = match reference {
+            Some(reference) => {
+                let logprobs = reference.score(|model, size| score(model, &both, size, true))?;
+                logprobs.f_to_device(policy.torch_device())?
+            }
+            None => score(policy, &both, self.micro_batch_size, false)?,
         };
-        let logprobs = reference.score(|model, size| score(model, sequences, size, true))?;
-        Ok(Some(logprobs.f_to_device(policy.torch_device())?))
+        let (own, others) = (sequences.len() as i64, strangers.len() as i64);
+        let sequences = logprobs.f_narrow(0, 0, own)?;
+        Ok(Some(Compared { sequences, strangers: logprobs.f_narrow(0, own, others)? }))
+    }
+
+    /// KTO's estimate of how far the policy is from the reference: the mean over all ranks' `records` prompts of what answers
+    /// gained that are not their own, and 0 at least. This rank has `count` of them, the first of its `strangers`; 0 where the
+    /// objective does not ask. Every rank calls.
+    pub fn kl<M: Answering>(
+        &self,
+        policy: &mut Zero<M>,
+        exchange: &Exchange,
+        strangers: &[Written],
+        reference: &Option<Compared>,
+        count: usize,
+        records: f64,
+    ) -> Result<f64> {
+        let Some(compared) = reference.as_ref().filter(|_| self.config.objective.estimates_kl()) else {
+            return Ok(0.0);
+        };
+        let logprobs = score(policy, strangers, self.micro_batch_size, true)?;
+        let gained = logprobs.f_sub(&compared.strangers)?.f_narrow(0, 0, count as i64)?;
+        let sum = exchange.sum(&[f64::try_from(gained.f_sum(Kind::Double)?)?])?[0];
+        Ok((sum / records).max(0.0))
     }
 }
 
@@ -220,7 +281,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: config.steps.number(),
-            evaluate_every: config.evaluation.every,
+            evaluate_every: (config.evaluation.prompts > 0).then_some(config.evaluation.every),
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,
         }
@@ -239,7 +300,9 @@ impl<M: Answering> Pipeline for Offline<M> {
         let Self { setup, roles, .. } = self;
         let warmup = setup.config.warmup.as_ref().expect("the plan has warm-up steps");
         let policy = M::writer(&mut roles.policy).expect("only a model of language has a warm-up");
-        setup.lesson().warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
+        let dataset = setup.to_warm_up.as_ref().unwrap_or(&setup.dataset);
+        let lesson = Lesson { dataset, ..setup.lesson() };
+        lesson.warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
     }
 
     fn check_learnt(&mut self) -> Result<()> {
@@ -288,6 +351,8 @@ fn title(objective: &Objective) -> &'static str {
         Objective::Hinge(_) => "SLiC-HF",
         Objective::Simpo(_) => "SimPO",
         Objective::Orpo(_) => "ORPO",
+        Objective::Kto(_) => "KTO",
+        Objective::ApoZeroUnpaired(_) => "APO-zero",
         Objective::RewardModel(_) => "reward model",
     }
 }

@@ -1,6 +1,6 @@
 //! One step: read, compare with the reference, learn.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 use anyroll_models::Decoder;
 use anyroll_strategy::Zero;
@@ -11,11 +11,12 @@ use super::{
     objective::{SUMS, likelihood_weight},
     pipeline::{Roles, Setup},
     read,
+    written::mismatched,
 };
 use crate::{
     Result,
     config::{Objective, Turns, WarmupConfig},
-    data::{Dataset, Draw, Tokenizer},
+    data::{Dataset, Draw, Record, Tokenizer},
     metrics::Metrics,
     train::{Exchange, Purpose, StepOutcome, allocated_bytes, finish_steps, learning_rate},
 };
@@ -34,18 +35,22 @@ pub struct Lesson<'a> {
 }
 
 impl Lesson<'_> {
-    /// This rank's equal part of the `count` records of a step, as `objective` reads them.
-    fn own(
+    /// The `count` records of a step, over all ranks, and which are this rank's equal part of them.
+    fn records(
         &self,
         exchange: &Exchange,
-        objective: &Objective,
         draw: Draw,
         step: u64,
         count: usize,
-    ) -> Result<Vec<Written>> {
-        let records = self.dataset.train_batch(draw, self.seed, step, count);
+    ) -> (Vec<Record>, Range<usize>) {
         let per_rank = count / exchange.world_size();
-        Ok(read(self.tokenizer, objective, self.turns, &records[exchange.rank() * per_rank..][..per_rank])?)
+        let first = exchange.rank() * per_rank;
+        (self.dataset.train_batch(draw, self.seed, step, count), first..first + per_rank)
+    }
+
+    /// The records as `objective` reads them.
+    fn read(&self, objective: &Objective, records: &[Record]) -> Result<Vec<Written>> {
+        Ok(read(self.tokenizer, objective, self.turns, records)?)
     }
 
     /// One supervised step of `policy` on the answers, as warm-ups have them: the mean negative log-likelihood of the
@@ -58,13 +63,15 @@ impl Lesson<'_> {
         micro_batch_size: usize,
         step: u64,
     ) -> Result<f64> {
-        let sequences = self.own(exchange, &Objective::Sft, Draw::Warmup, step, warmup.batch_size)?;
-        let tokens = exchange.sum(&[answer_tokens(&sequences, 1)])?[0];
+        let (records, own) = self.records(exchange, Draw::Warmup, step, warmup.batch_size);
+        let sequences = self.read(&Objective::Sft, &records[own])?;
+        let tokens = exchange.sum(&[answer_tokens(&sequences)])?[0];
+        let records = warmup.batch_size as f64;
         let batch = Batch {
             sequences: &sequences,
             micro_batch_size: warmup.micro_batch_size.unwrap_or(micro_batch_size),
             reference: None,
-            whole: Whole { records: warmup.batch_size as f64, tokens },
+            whole: Whole { records, better: records, worse: 0.0, tokens, kl: 0.0 },
         };
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::WarmupDropout, seed: self.seed, number: step, first };
@@ -76,9 +83,17 @@ impl Lesson<'_> {
     }
 }
 
-/// Tokens of every `stride`-th answer from the first: of all with 1, of the better ones of pairs with 2.
-pub fn answer_tokens(sequences: &[Written], stride: usize) -> f64 {
-    sequences.iter().step_by(stride).map(|sequence| sequence.answer_len() as f64).sum()
+/// Tokens of the answers.
+fn answer_tokens(sequences: &[Written]) -> f64 {
+    sequences.iter().map(|sequence| sequence.answer_len() as f64).sum()
+}
+
+/// The better answers, or the desirable ones, how many there are besides, and the tokens of the first.
+pub fn counts(sequences: &[Written]) -> [f64; 3] {
+    let better = || sequences.iter().filter(|sequence| sequence.desirable);
+    let count = better().count();
+    let tokens = better().map(|sequence| sequence.answer_len() as f64).sum();
+    [count as f64, (sequences.len() - count) as f64, tokens]
 }
 
 impl Setup {
@@ -93,20 +108,27 @@ impl Setup {
         let started = Instant::now();
         let (config, objective) = (&self.config, &self.config.objective);
         roles.policy.load_states(&self.offloaded)?; // away since an evaluation, or a checkpoint that was loaded
-        let sequences = self.lesson().own(exchange, objective, Draw::Rollout, step, config.batch_size)?;
-        let own = [
-            answer_tokens(&sequences, 1),
-            answer_tokens(&sequences, objective.answers()),
-            sequences.iter().map(|sequence| sequence.tokens.len() as f64).sum(),
-            f64::from(u8::from(stop)),
-        ];
-        let [answered, better, all, stops] = exchange.sum(&own)?[..] else { unreachable!("as many sums") };
-        let reference = self.reference_logprobs(roles, &sequences)?;
+        let lesson = self.lesson();
+        let (drawn, own) = lesson.records(exchange, Draw::Rollout, step, config.batch_size);
+        let sequences = lesson.read(objective, &drawn[own.clone()])?;
+        let strangers =
+            if objective.estimates_kl() { mismatched(&drawn, own, self.room) } else { Vec::new() };
+        let strangers = lesson.read(objective, &strangers)?;
+        let [better, worse, tokens] = counts(&sequences);
+        let input: f64 = sequences.iter().map(|sequence| sequence.tokens.len() as f64).sum();
+        let own = [answer_tokens(&sequences), input, f64::from(u8::from(stop)), better, worse, tokens];
+        let [answered, all, stops, better, worse, tokens] = exchange.sum(&own)?[..] else {
+            unreachable!("as many sums")
+        };
+        let records = config.batch_size as f64;
+        let reference = self.reference_logprobs(roles, &sequences, &strangers)?;
+        let own = strangers.len();
+        let kl = self.kl(&mut roles.policy, exchange, &strangers, &reference, own, records)?;
         let batch = Batch {
             sequences: &sequences,
             micro_batch_size: self.micro_batch_size,
-            reference,
-            whole: Whole { records: config.batch_size as f64, tokens: better },
+            reference: reference.map(|compared| compared.sequences),
+            whole: Whole { records, better, worse, tokens, kl },
         };
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::Dropout, seed: self.seed, number: step, first };
@@ -142,9 +164,12 @@ impl Setup {
     pub fn objective_metrics(&self, sums: &[f64], whole: Whole) -> Metrics {
         let objective = &self.config.objective;
         let (nll, preference) = (sums[0] / whole.tokens, sums[1] / whole.records);
+        let likelihood_weight = likelihood_weight(objective);
         let mut metrics = Metrics::new();
-        metrics.insert("loss", preference + likelihood_weight(objective) * nll);
-        if !objective.is_of_numbers() {
+        // Of judged answers none need be desirable, and the likelihood is that of these.
+        let likelihood = if likelihood_weight > 0.0 { likelihood_weight * nll } else { 0.0 };
+        metrics.insert("loss", preference + likelihood);
+        if !objective.is_of_numbers() && whole.tokens > 0.0 {
             metrics.insert(SUMS[0], nll);
         }
         if objective.compares() {
@@ -153,6 +178,24 @@ impl Setup {
             }
             metrics.insert("reward/margin", (sums[2] - sums[3]) / whole.records);
         }
+        if objective.judged().is_some() {
+            self.judged_metrics(&mut metrics, sums, whole);
+        }
         metrics
+    }
+
+    /// What is left out has no answer in the step that it is of.
+    fn judged_metrics(&self, metrics: &mut Metrics, sums: &[f64], whole: Whole) {
+        metrics.insert(SUMS[1], sums[1] / whole.records);
+        let of = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
+        let (chosen, rejected) = (of(sums[2], whole.better), of(sums[3], whole.worse));
+        let margin = chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected);
+        let kl = self.config.objective.estimates_kl().then_some(whole.kl);
+        let found = [(SUMS[2], chosen), (SUMS[3], rejected), ("reward/margin", margin), ("kl/reference", kl)];
+        for (name, value) in found {
+            if let Some(value) = value {
+                metrics.insert(name, value);
+            }
+        }
     }
 }

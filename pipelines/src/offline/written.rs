@@ -8,8 +8,8 @@ use tch::Device;
 use super::Pass;
 use crate::{
     Result,
-    config::{Objective, Turns},
-    data::{Record, Tokenizer, TokenizerError},
+    config::{Keep, Objective, Turns},
+    data::{Cut, Record, Tokenizer, TokenizerError},
     train::sample_seed,
 };
 
@@ -20,12 +20,29 @@ pub struct Written {
     pub tokens: Vec<i64>,
     /// Where the answers lie, one behind the other; at least one, up to the end of the tokens.
     pub answers: Vec<Range<usize>>,
+    /// Whether they are as they should be: not the worse one of two, and not one that was judged undesirable.
+    pub desirable: bool,
 }
 
 impl Written {
+    /// Of a text without a prompt the first token has nothing that it could follow from.
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
-        let behind = prompt.len()..prompt.len() + answer.len();
-        Self { tokens: [prompt, answer].concat(), answers: vec![behind] }
+        let behind = prompt.len().max(1)..prompt.len() + answer.len();
+        Self { tokens: [prompt, answer].concat(), answers: vec![behind], desirable: true }
+    }
+
+    /// What is left of it and its answers; behind the last of them nothing is. Some of an answer has to be.
+    fn cut(self, Cut { tokens: most, keep }: Cut) -> Self {
+        let excess = self.tokens.len().saturating_sub(most);
+        let first = if keep == Keep::KeepEnd { excess } else { 0 };
+        let end = first + most.min(self.tokens.len());
+        let left = |answer: &Range<usize>| {
+            let left = answer.start.max(first + 1) - first..answer.end.min(end).saturating_sub(first);
+            (!left.is_empty()).then_some(left)
+        };
+        let answers: Vec<Range<usize>> = self.answers.iter().filter_map(left).collect();
+        let last = answers.last().expect("a record of which nothing is left is left out").end;
+        Self { tokens: self.tokens[first..][..last].to_vec(), answers, ..self }
     }
 
     /// Tokens of the answers, their ends included.
@@ -49,23 +66,44 @@ pub fn read(
 ) -> Result<Vec<Written>, TokenizerError> {
     let mut read = Vec::with_capacity(2 * records.len());
     for record in records {
+        let mut push = |written: Written| {
+            // What is behind the first is a worse answer to the same prompt.
+            let is_worse = objective.compares() && read.len() % 2 == 1;
+            let written = Written { desirable: !is_worse && record.desirable != Some(false), ..written };
+            read.push(match record.cut {
+                Some(cut) => written.cut(cut),
+                None => written,
+            });
+        };
         let worse = if objective.compares() { record.rejected() } else { None };
         let records = [Some(record), worse.as_ref()].into_iter().flatten();
         if objective.is_of_numbers() {
             for record in records {
-                read.push(Written::new(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]));
+                push(Written::new(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]));
             }
-        } else if turns == Turns::All {
+        } else if turns == Turns::All && !record.is_text() {
             let (tokens, answers) = tokenizer.encode_turns(record)?;
-            read.push(Written { tokens, answers });
+            push(Written { tokens, answers, desirable: true });
         } else {
             let prompt = tokenizer.encode_prompt(record)?;
             for record in records {
-                read.push(Written::new(&prompt, &tokenizer.encode_answer(record)?));
+                push(Written::new(&prompt, &tokenizer.encode_answer(record)?));
             }
         }
     }
     Ok(read)
+}
+
+/// Those of a step's or an evaluation's `records` that lie in `range`, each with the answer of the one before it, the first
+/// with that of the last; longer ones are cut to `most` tokens. It is the records that go around, over all ranks: how they
+/// are shared changes nothing.
+pub fn mismatched(records: &[Record], range: Range<usize>, most: usize) -> Vec<Record> {
+    let of = |index: usize| {
+        let before = &records[(index + records.len() - 1) % records.len()];
+        let cut = records[index].cut.unwrap_or(Cut { tokens: most, keep: Keep::KeepStart });
+        Record { answer: before.answer.clone(), cut: Some(cut), ..records[index].clone() }
+    };
+    range.map(of).collect()
 }
 
 /// The number of a token is read before the token is: any will do.
@@ -160,6 +198,61 @@ mod tests {
         }
         let packed = pack(&[whole.clone(), read(Turns::Last, record(1))], Device::Cpu).unwrap();
         assert_eq!(packed.targets() as usize, whole.answer_len() + 2);
+    }
+
+    /// What transformers' causal models learn of a text whose labels are its own tokens, which they shift by one.
+    #[test]
+    fn of_a_text_every_token_is_learnt_but_the_first() {
+        let tokenizer = tokenizer(tiny_model());
+        let stop = tokenizer.stop_tokens()[0];
+        let said = |text: &str| tokenizer.encode_text(text).unwrap();
+        for (text, ends) in [("And 3 more?", true), ("And 3 more?<|im_end|>", false)] {
+            let record = Record { answer: text.to_owned(), ..Record::default() };
+            for turns in [Turns::Last, Turns::All] {
+                let read = read(&tokenizer, &Objective::Sft, turns, std::slice::from_ref(&record)).unwrap();
+                let tokens = if ends { [said(text), vec![stop]].concat() } else { said(text) };
+                let behind_the_first = 1..tokens.len();
+                let answers = vec![behind_the_first];
+                assert_eq!(read, [Written { tokens, answers, desirable: true }], "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_prompt_meets_the_answer_before_its_own() {
+        let record = |prompt: &str, answer: &str| Record {
+            prompt: prompt.to_owned(),
+            answer: answer.to_owned(),
+            ..Record::default()
+        };
+        let records = [record("a", "1"), record("b", "2"), record("c", "3")];
+        let texts = |range| {
+            let found = mismatched(&records, range, 9);
+            found.into_iter().map(|it| it.prompt + &it.answer).collect::<Vec<_>>()
+        };
+        assert_eq!(texts(0..3), ["a3", "b1", "c2"]);
+        assert_eq!(texts(1..3), ["b1", "c2"], "a rank has its part of these");
+    }
+
+    #[test]
+    fn what_is_cut_keeps_answers_where_they_were() {
+        let whole = Written { tokens: (0..12).collect(), answers: vec![2..5, 7..12], desirable: true };
+        let cut = |tokens, keep| {
+            let cut = whole.clone().cut(Cut { tokens, keep });
+            (cut.tokens, cut.answers)
+        };
+        let only = |answer: Range<usize>| vec![answer];
+        for tokens in [12, 13] {
+            assert_eq!(cut(tokens, Keep::KeepStart), (whole.tokens.clone(), whole.answers.clone()));
+            assert_eq!(cut(tokens, Keep::KeepEnd), (whole.tokens.clone(), whole.answers.clone()));
+        }
+        assert_eq!(cut(9, Keep::KeepStart), ((0..9).collect(), vec![2..5, 7..9]));
+        // Behind the last answer nothing is learnt.
+        for tokens in [5, 6, 7] {
+            assert_eq!(cut(tokens, Keep::KeepStart), ((0..5).collect(), only(2..5)));
+        }
+        assert_eq!(cut(9, Keep::KeepEnd), ((3..12).collect(), vec![1..2, 4..9]));
+        assert_eq!(cut(2, Keep::KeepEnd), (vec![10, 11], only(1..2)), "its first token follows nothing");
     }
 
     #[test]

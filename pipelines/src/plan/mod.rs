@@ -187,10 +187,9 @@ impl Work {
             },
             PipelineConfig::Offline(offline) => {
                 let completed = offline.completions().div_ceil(run.world_size);
-                let (prompt, answer) = match offline.turns {
-                    Turns::Last => (prompt, answer),
-                    Turns::All => longest_turns(tokenizer, offline, dataset)?,
-                };
+                let is_plain = offline.turns == Turns::Last && !dataset.is_cut();
+                let (prompt, answer) =
+                    if is_plain { (prompt, answer) } else { longest_read(tokenizer, offline, dataset)? };
                 Self {
                     prompt,
                     answer,
@@ -255,6 +254,9 @@ impl Planner {
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
+        let estimates_kl = matches!(
+            &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
+        );
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         let (here, others) = Site::all(run, !has_adapters);
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
@@ -274,7 +276,7 @@ impl Planner {
             work: Work::new(run, &base.tokenizer, dataset)?,
             rollout,
             samples_per_rank,
-            scores_itself: asks_itself || (run.reference.is_some() && has_adapters),
+            scores_itself: asks_itself || estimates_kl || (run.reference.is_some() && has_adapters),
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
     }
@@ -571,12 +573,9 @@ fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
     held.host + held.saved + moved
 }
 
-/// Of conversations of which every turn is learnt: the most tokens that are, behind as many as make them the longest one.
-fn longest_turns(
-    tokenizer: &Tokenizer,
-    offline: &OfflineConfig,
-    dataset: &Dataset,
-) -> Result<(usize, usize)> {
+/// Of conversations of which every turn is learnt, and of records that are cut: the most tokens that are learnt, behind as
+/// many as make them the longest one.
+fn longest_read(tokenizer: &Tokenizer, offline: &OfflineConfig, dataset: &Dataset) -> Result<(usize, usize)> {
     let read = offline::read(tokenizer, &offline.objective, offline.turns, &dataset.examples())?;
     let most = |tokens: fn(&Written) -> usize| read.iter().map(tokens).max().unwrap_or(0);
     let (all, answers) = (most(|it| it.tokens.len()), most(Written::answer_len));

@@ -81,7 +81,7 @@ impl Pipeline for Rlvr {
         Plan {
             warmup_steps: rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: rlvr.steps.number(),
-            evaluate_every: rlvr.evaluation.every,
+            evaluate_every: Some(rlvr.evaluation.every),
             save_every: rlvr.checkpoint.every,
             keep_last: rlvr.checkpoint.keep_last,
         }

@@ -194,7 +194,11 @@ impl<P: Pipeline> Training<P> {
         if let Some(loss) = self.warmup_loss {
             metrics.insert("warmup/loss", loss);
         }
-        self.evaluate_and_record(0, metrics, Phase::Before)
+        match (self.plan.evaluate_every, self.warmup_loss) {
+            (Some(_), _) => self.evaluate_and_record(0, metrics, Phase::Before),
+            (None, Some(_)) => self.record(0, &metrics),
+            (None, None) => Ok(()),
+        }
     }
 
     fn steps(&mut self, stop: &AtomicBool) -> Result<Ended> {
@@ -208,11 +212,12 @@ impl<P: Pipeline> Training<P> {
                 self.prune()?;
             }
             let is_last = step == self.plan.steps;
-            if is_last || step.is_multiple_of(self.plan.evaluate_every) {
+            let every = self.plan.evaluate_every;
+            if every.is_some_and(|every| is_last || step.is_multiple_of(every)) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
                 self.evaluate_and_record(step, metrics, phase)?;
-            } else if let Some(journal) = &mut self.journal {
-                journal.record(step, &metrics, &[])?;
+            } else {
+                self.record(step, &metrics)?;
             }
             let stops = outcome.stop && !is_last;
             if is_last || stops || step.is_multiple_of(self.plan.save_every) {
@@ -242,10 +247,18 @@ impl<P: Pipeline> Training<P> {
         Ok(())
     }
 
+    fn record(&mut self, step: u64, metrics: &Metrics) -> Result<()> {
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.record(step, metrics, &[]))
+    }
+
     /// Starts a checkpoint; [`Self::finish_save`], or a later step, completes it.
     fn save(&mut self) -> Result<()> {
         if let Some(journal) = &self.journal {
             journal.sync()?;
+            // Otherwise evaluations write it.
+            if self.plan.evaluate_every.is_none() && self.position.steps > 0 {
+                journal.report()?;
+            }
         }
         let path = self.folder.join(CHECKPOINTS).join(format!("step_{:06}", self.position.steps));
         let position = serde_json::to_value(&self.position).expect("plain numbers");

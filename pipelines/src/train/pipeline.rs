@@ -75,8 +75,8 @@ pub struct Plan {
     pub warmup_steps: u64,
     /// RL steps.
     pub steps: u64,
-    /// RL steps from one evaluation to the next.
-    pub evaluate_every: u64,
+    /// RL steps from one evaluation to the next, with one before and after them all; `None` if there are no evaluations.
+    pub evaluate_every: Option<u64>,
     /// RL steps from one checkpoint to the next.
     pub save_every: u64,
     /// Checkpoints that are kept, the newest.

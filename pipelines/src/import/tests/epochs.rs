@@ -97,8 +97,8 @@ fn openrlhfs_episodes() {
     assert!(own.yaml().contains("    epochs: 2\n"), "passes over a step's completions: {}", own.yaml());
     check_epochs(&openrlhf(""), "rlvr", "1", (key, "changed   train.num_episodes: 1 by default"));
     let samples = openrlhf("--num_episodes 3 --max_samples 1280");
-    check_no_epochs(&samples, &[], (key, "changed   train.num_episodes: 3 (in the number of steps)"));
-    assert!(samples.yaml().contains("    steps: 30\n"), "{}", samples.yaml());
+    check_epochs(&samples, "rlvr", "3", (key, told));
+    assert!(samples.yaml().contains("        max_records: 1280\n"), "{}", samples.yaml());
     let filter = "--dynamic_filtering --dynamic_filtering_reward_range 0 1";
     let filtered = openrlhf(&format!("--num_episodes 3 {filter}"));
     check_no_epochs(

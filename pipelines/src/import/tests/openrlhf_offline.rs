@@ -44,9 +44,12 @@ fn supervised_fine_tuning() {
             "        cosine:\n          warmup_steps:\n            share: 0.03\n          final_ratio: 0.1\n",
             "    objective: sft\n",
             "        path: data/orca.jsonl\n        columns:\n          answer: response\n          prompt: question\n",
-            "        max_tokens: 4096\n",
+            "        max_tokens: 4096\n        long_prompts:\n          truncate: keep_start\n",
+            "    evaluation:\n      prompts: 0\n",
         ],
     );
+    let told = "mapped    eval.dataset: null by default -> pipeline.offline.evaluation.prompts: 0";
+    check_rows(&import, &[("eval.dataset", told)]);
     let whole = imported_from(
         "openrlhf.cli.train_sft --dataset a.jsonl --multiturn --apply_chat_template --pretrain m",
         Origin::OpenrlhfSft,
@@ -72,8 +75,11 @@ fn pairs() {
         ],
     );
     let ipo = imported("ipo.sh", &format!("{DPO} --ipo --max_samples 2560"), Origin::OpenrlhfDpo);
-    check(&ipo, &["      ipo:\n        beta: 0.2\n", "    steps: 10\n"]);
-    let told = "changed   max_samples: 2560 -> pipeline.offline.steps: 10 (as many records, 256 a step; where a file";
+    check(
+        &ipo,
+        &["      ipo:\n        beta: 0.2\n", "      data_epochs: 1\n", "        max_records: 2560\n"],
+    );
+    let told = "mapped    max_samples: 2560 -> pipeline.offline.data.file.max_records: 2560";
     check_rows(&ipo, &[("max_samples", told)]);
     let rpo = format!("{DPO} --nll_loss_coef 0.3 --ref_pretrain models/llama");
     check(&imported("rpo.sh", &rpo, Origin::OpenrlhfDpo), &["        sft_weight: 0.3\n"]);
@@ -88,6 +94,34 @@ fn pairs() {
             "  micro_batch_size: 2\n",
         ],
     );
+    assert!(!rm.yaml().contains("evaluation:") && !rm.yaml().contains("truncate"), "{}", rm.yaml());
+}
+
+/// What was there until it was taken out, in mid 2025.
+#[test]
+fn judged_answers() {
+    let kto = "deepspeed --module openrlhf.cli.train_kto --pretrain models/llama --dataset data/judged.jsonl \
+        --input_key instruction --output_key response --label_key score --desirable_loss_weight 1.2 --eval_steps 10";
+    let import = imported("kto.sh", kto, Origin::OpenrlhfKto);
+    check(
+        &import,
+        &[
+            "      kto:\n        beta: 0.01\n        desirable_weight: 1.2\n",
+            "          answer: response\n          prompt: instruction\n          label: score\n",
+            "        max_tokens: 2048\n",
+            "  micro_batch_size: 8\n",
+            "      prompts: 0\n",
+        ],
+    );
+    check_rows(&import, &[("eval.steps", "no effect eval.steps: 10 (nothing is evaluated)")]);
+}
+
+#[test]
+fn texts_to_go_on_pretraining_with() {
+    let sft = "openrlhf.cli.train_sft --dataset a.jsonl --pretrain m --pretrain_mode --input_key body";
+    check(&imported_from(sft, Origin::OpenrlhfSft), &["        columns:\n          text: body\n"]);
+    let answers = imported_from(&format!("{sft} --output_key more"), Origin::OpenrlhfSft);
+    check_refused(&answers, &["model.pretrain_mode_enable"]);
 }
 
 #[test]
