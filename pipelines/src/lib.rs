@@ -31,6 +31,7 @@ pub mod picture;
 pub mod plan;
 pub mod progress;
 pub(crate) mod prometheus;
+pub(crate) mod python;
 pub mod report;
 pub mod reward;
 pub mod rlvr;
