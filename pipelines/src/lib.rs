@@ -13,6 +13,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod diffusion;
+pub mod environment;
 mod error;
 pub mod error_chain;
 mod export;

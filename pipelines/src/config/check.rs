@@ -57,6 +57,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             check.rlvr(rlvr)?;
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
+            check.environment(config, rlvr, tokenizer)?;
             check.rewards_have_answers(rlvr)?;
             let dataset = check.data("pipeline.rlvr", &rlvr.data, rlvr.evaluation.prompts, tokenizer)?;
             let steps = check.length(&config.pipeline, &dataset)?.steps;

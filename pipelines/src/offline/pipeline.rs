@@ -86,6 +86,7 @@ impl Offline<Decoder> {
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
         let completed = &setup.held_out[..setup.config.completions()];
         setup.sampler = Some(Sampler {
+            max_turn_tokens: None,
             max_new_tokens: room_for_answers(&base, completed)?,
             batch_size: completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
