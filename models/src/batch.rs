@@ -26,9 +26,7 @@ impl Sequence<'_> {
 
 /// Which targets lie in some ranges of their sequence's tokens, behind its prompt and rising, as [`PackedBatch::keeping`]
 /// numbers them: those of answers, say, and not of what is said between them.
-pub fn targets_in<'a>(
-    sequences: impl IntoIterator<Item = (Sequence<'a>, &'a [Range<usize>])>,
-) -> Vec<i64> {
+pub fn targets_in<'a>(sequences: impl IntoIterator<Item = (Sequence<'a>, &'a [Range<usize>])>) -> Vec<i64> {
     let (mut kept, mut before) = (Vec::new(), 0);
     for (Sequence { tokens, prompt_len }, ranges) in sequences {
         let target = |token: usize| (before + token - prompt_len) as i64;
