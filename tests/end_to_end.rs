@@ -8,6 +8,7 @@ mod commands;
 mod critic;
 mod diffusers;
 mod diffusion;
+mod environments;
 mod epochs;
 mod failures;
 mod image_rewards;

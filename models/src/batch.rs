@@ -1,5 +1,7 @@
 //! What a decoder reads in training: sequences of unequal length, packed without padding.
 
+use std::ops::Range;
+
 use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
@@ -20,6 +22,18 @@ impl Sequence<'_> {
     fn inputs(&self) -> &[i64] {
         &self.tokens[..self.tokens.len() - 1]
     }
+}
+
+/// Which targets lie in some ranges of their sequence's tokens, behind its prompt and rising, as [`PackedBatch::keeping`]
+/// numbers them: those of answers, say, and not of what is said between them.
+pub fn targets_in<'a>(sequences: impl IntoIterator<Item = (Sequence<'a>, &'a [Range<usize>])>) -> Vec<i64> {
+    let (mut kept, mut before) = (Vec::new(), 0);
+    for (Sequence { tokens, prompt_len }, ranges) in sequences {
+        let target = |token: usize| (before + token - prompt_len) as i64;
+        kept.extend(ranges.iter().flat_map(|range| range.clone().map(target)));
+        before += tokens.len() - prompt_len;
+    }
+    kept
 }
 
 /// Sequences back to back, on a device. The targets are the completion tokens, in the order of the sequences.

@@ -22,7 +22,7 @@ pub mod passes;
 mod random;
 pub mod t5;
 
-pub use batch::{PackedBatch, Sequence};
+pub use batch::{PackedBatch, Sequence, targets_in};
 pub use decoder::{
     AdapterShape, Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedSize, RopeScaling,
     SlidingWindow, ValueModel, lora_scale,

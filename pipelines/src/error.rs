@@ -49,6 +49,9 @@ pub enum Error {
         #[source]
         failure: crate::reward::Failure,
     },
+    /// The environment cannot be used.
+    #[error("`pipeline.rlvr.rollout.environment` does not start")]
+    NoEnvironment(#[source] crate::reward::Failure),
     /// A reward failed more often than its config allows.
     #[error(
         "the reward `{name}` failed on {failed} of {samples} samples, and `max_error_rate` is {max_error_rate}"

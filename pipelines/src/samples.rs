@@ -32,13 +32,28 @@ pub struct Sample {
     pub phase: Phase,
     /// What the model was given.
     pub prompt: String,
-    /// What it answered.
+    /// What it answered; of several turns all of them, with what the environment said between them.
     pub completion: String,
+    /// The turns, if there is an environment.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<Turn>,
     /// What would have been right.
     pub answer: String,
     /// What the completion earned; 1 is a right answer. A reward that is not finite reads back as NaN.
     #[serde(deserialize_with = "nan_for_null")]
     pub reward: f64,
+}
+
+/// A turn of a sample.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turn {
+    /// What the model wrote.
+    pub text: String,
+    /// What the environment gave for it, if it did.
+    pub reward: Option<f64>,
+    /// What it said to it, if another turn followed.
+    pub observation: Option<String>,
 }
 
 /// The log of a run's evaluated samples, open for appending.
@@ -97,7 +112,7 @@ mod tests {
 
     fn sample(step: u64, phase: Phase, completion: &str) -> Sample {
         let [prompt, answer] = ["sort 31", "13"].map(String::from);
-        Sample { step, phase, prompt, completion: completion.into(), answer, reward: 0.0 }
+        Sample { step, phase, prompt, completion: completion.into(), turns: Vec::new(), answer, reward: 0.0 }
     }
 
     #[test]

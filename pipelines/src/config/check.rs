@@ -60,6 +60,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             check.rlvr(rlvr)?;
             let published = check.published(&config.model, folder)?;
             let tokenizer = published.as_ref().map(|(tokenizer, _)| tokenizer);
+            check.environment(config, rlvr, tokenizer)?;
             check.rewards_have_answers(rlvr)?;
             check.has_prompts("pipeline.rlvr.data", &rlvr.data)?;
             let wanted = Use { evaluated: rlvr.evaluation.prompts, turns: Turns::Last, unpaired: false };

@@ -23,6 +23,10 @@ pub(super) fn check_reward(kind: &RewardKind, tree: &Node) -> Result<(), Problem
         check.ensure(model.strategy.is_none(), "model.strategy", alone, help)?;
         check.ensure(model.backend == host(), "model.backend", alone, help)?;
     }
+    if let RewardKind::Environment(_) = kind {
+        let help = "train with `rollout.environment`: its rewards are in `samples.jsonl`";
+        return Err(check.problem("environment", "it is of episodes, and here is none", help));
+    }
     check.reward_kind("", kind)
 }
 
@@ -51,7 +55,8 @@ impl Check<'_> {
             RewardKind::Exact(_)
             | RewardKind::Choice(_)
             | RewardKind::Countdown(_)
-            | RewardKind::Ifeval(_) => Ok(()),
+            | RewardKind::Ifeval(_)
+            | RewardKind::Environment(_) => Ok(()),
             RewardKind::Math(math) => {
                 let holds = (0.0..=0.1).contains(&math.tolerance);
                 self.number(&format!("{path}math.tolerance"), math.tolerance, holds, "from 0 to 0.1")
@@ -200,6 +205,7 @@ impl Check<'_> {
     pub(super) fn rewards_start(&self, config: &Config) -> Result<(), Problem> {
         match &config.pipeline {
             PipelineConfig::Rlvr(rlvr) => {
+                self.environment_starts(&rlvr.rollout)?;
                 let RewardConfig::Sum(terms) = &rlvr.reward else { return Ok(()) };
                 terms.iter().enumerate().try_for_each(|(index, term)| {
                     let field = |name: &str| format!("pipeline.rlvr.reward[{index}].{name}");

@@ -607,6 +607,9 @@ impl Resolver<'_> {
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
             rlvr.share_prompts.get_or_insert(!config.model.drops());
             self.fill_data(&mut rlvr.data)?;
+            if let Some(environment) = &mut rlvr.rollout.environment {
+                environment.path = absolute(&environment.path);
+            }
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for term in terms {
                     match &mut term.kind {

@@ -125,6 +125,8 @@ pub enum RewardKind {
     Model(RewardModelConfig),
     /// What a function of the user's says of it.
     Python(PythonConfig),
+    /// What the environment gave for the turns, summed.
+    Environment(NoFields),
     /// From 0 down to -1 as a completion comes close to the longest length (DAPO).
     Length(LengthConfig),
     /// Minus the share of repeated n-grams.
@@ -145,6 +147,7 @@ impl RewardKind {
             | Self::Judge(_)
             | Self::Model(_)
             | Self::Python(_)
+            | Self::Environment(_)
             | Self::Length(_)
             | Self::Repetition(_) => None,
         }
@@ -550,6 +553,7 @@ enum Key {
     Judge,
     Model,
     Python,
+    Environment,
     Length,
     Repetition,
     Weight,
@@ -583,6 +587,7 @@ impl<'de> Deserialize<'de> for RewardTerm {
                         Key::Judge => kinds.push(RewardKind::Judge(entries.next_value()?)),
                         Key::Model => kinds.push(RewardKind::Model(entries.next_value()?)),
                         Key::Python => kinds.push(RewardKind::Python(entries.next_value()?)),
+                        Key::Environment => kinds.push(RewardKind::Environment(entries.next_value()?)),
                         Key::Length => kinds.push(RewardKind::Length(entries.next_value()?)),
                         Key::Repetition => kinds.push(RewardKind::Repetition(entries.next_value()?)),
                         Key::Weight => weight = entries.next_value()?,
@@ -621,6 +626,7 @@ impl Serialize for RewardTerm {
             RewardKind::Judge(config) => map.serialize_entry("judge", config)?,
             RewardKind::Model(config) => map.serialize_entry("model", config)?,
             RewardKind::Python(config) => map.serialize_entry("python", config)?,
+            RewardKind::Environment(config) => map.serialize_entry("environment", config)?,
             RewardKind::Length(config) => map.serialize_entry("length", config)?,
             RewardKind::Repetition(config) => map.serialize_entry("repetition", config)?,
         }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::algorithm::{AlgorithmConfig, CriticConfig};
 use super::data::DataConfig;
 use super::diffusion::{DiffusionConfig, DitConfig};
+use super::environment::EnvironmentConfig;
 use super::metrics::MetricsConfig;
 use super::model::{DiffusersConfig, FolderConfig, ModelFields};
 use super::offline::OfflineConfig;
@@ -513,7 +514,8 @@ pub struct RolloutConfig {
     /// Makes tokens less likely that the prompt or the completion has; 1 for not. Default 1.
     #[serde(default = "one_f64")]
     pub repetition_penalty: f64,
-    /// Longest completion in tokens, its end token included.
+    /// Longest completion in tokens, its end token included; with an environment of all turns and all that is said between
+    /// them.
     pub max_new_tokens: usize,
     /// A completion ends with the token that completes any of these texts, and keeps it: what was sampled is what is
     /// scored and trained on. Default: none.
@@ -525,6 +527,9 @@ pub struct RolloutConfig {
     /// not ends the run. Products of matrices and attention are slower. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
+    /// Who answers what the model writes, turn by turn. Default: nobody, a completion is one turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<EnvironmentConfig>,
     /// The memory of past tokens while completions are sampled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv_cache: KvCacheConfig,

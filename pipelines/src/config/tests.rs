@@ -768,6 +768,15 @@ fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
         ];
         return (data, sets);
     }
+    if text.contains("path: configs/environments/") {
+        // Its paths begin at the repository's root.
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/environments");
+        let sets = vec![
+            format!("pipeline.rlvr.data.file.path={folder}/guess.jsonl"),
+            format!("pipeline.rlvr.rollout.environment.path={folder}/guess.py"),
+        ];
+        return (data, sets);
+    }
     if !text.contains("path: models/") {
         return (data, Vec::new());
     }

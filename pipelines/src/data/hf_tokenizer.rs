@@ -60,6 +60,18 @@ pub enum TokenizerError {
         /// The model's folder.
         path: PathBuf,
     },
+    /// The chat template shows no place for what is said behind a message of the assistant's.
+    #[error(
+        "the chat template of {} ends the assistant's message with no token that ends a completion, or leaves out a message \
+         of the role `{role}`",
+        path.display()
+    )]
+    NoTurnEnd {
+        /// The model's folder.
+        path: PathBuf,
+        /// Who would say it.
+        role: String,
+    },
     /// A record's prompt is messages, and the model is not prompted by a chat template.
     #[error(
         "the prompt of {record} is messages, which need a model with a chat template and `model.chat: true`, or `--chat`"

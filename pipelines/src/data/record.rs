@@ -43,6 +43,18 @@ impl Record {
         self.rejected.clone().map(|answer| Record { answer, rejected: None, ..self.clone() })
     }
 
+    /// The same with `text` at the end of its prompt, in a conversation at the end of its last message; `None` if that is no
+    /// text.
+    pub fn followed_by(&self, text: &str) -> Option<Record> {
+        let mut record = self.clone();
+        record.prompt += text;
+        if let Some(last) = record.messages.last_mut() {
+            let Some(Value::String(content)) = last.get_mut("content") else { return None };
+            content.push_str(text);
+        }
+        Some(record)
+    }
+
     /// Whether it is a text by itself, an answer to nothing.
     pub fn is_text(&self) -> bool {
         self.prompt.is_empty() && self.messages.is_empty()

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat_template::Conversation;
 use super::{CharTokenizer, HfTokenizer, Record, TokenizerError};
-use crate::config::FolderConfig;
+use crate::config::{FolderConfig, Speaker};
 
 /// What turns records into tokens and completions into text.
 #[derive(Debug)]
@@ -100,6 +100,35 @@ impl Tokenizer {
         folder.encode_messages(messages, tools, variables)
     }
 
+    /// Whether prompts go through a chat template.
+    pub fn is_of_chat(&self) -> bool {
+        matches!(self, Tokenizer::Folder(folder) if folder.config.chat)
+    }
+
+    /// As whose message an environment's words are read, if `asked` does not say it.
+    pub fn speaker(&self, asked: Option<Speaker>) -> Speaker {
+        asked.unwrap_or(if self.is_of_chat() { Speaker::User } else { Speaker::None })
+    }
+
+    /// The tokens of what an environment says behind a turn whose last token is `last`, up to where the next turn begins: a
+    /// message of `role` in the chat template, behind what ends the turn if that is not there; without a role the text as it
+    /// stands.
+    ///
+    /// # Errors
+    /// A character that the tokenizer does not know, or a template that has no place for it.
+    pub fn encode_observation(
+        &self,
+        text: &str,
+        role: Option<&str>,
+        last: i64,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        match (self, role) {
+            (Tokenizer::Folder(folder), Some(role)) => folder.encode_message(text, role, last),
+            (Tokenizer::Folder(folder), None) => folder.tokenizer.encode(text, false),
+            (Tokenizer::Characters(_), _) => self.encode_text(text),
+        }
+    }
+
     /// The tokens of a record's answer and an end: the completion that earns the reward. A text by itself begins as the
     /// tokenizer begins texts, and one that has an end gets no second.
     pub fn encode_answer(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
@@ -178,6 +207,28 @@ impl FolderTokenizer {
         self.tokenizer.encode_chat(conversation, variables)
     }
 
+    /// A message behind one of the assistant's, as the template has it behind any.
+    fn encode_message(&self, text: &str, role: &str, last: i64) -> Result<Vec<i64>, TokenizerError> {
+        const TURN: &str = "anyroll's turn";
+        let messages = [("user", "?"), ("assistant", TURN), (role, text)];
+        let messages = messages.map(|(role, content)| json!({"role": role, "content": content}));
+        let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+        let rendered = self.tokenizer.render_chat(conversation, &Map::new())?;
+        let no_end = || TokenizerError::NoTurnEnd { path: self.config.path.clone(), role: role.to_owned() };
+        let (_, behind) = rendered
+            .split_once(TURN)
+            .filter(|(_, behind)| behind.contains(text.trim()))
+            .ok_or_else(no_end)?;
+        let mut tokens = self.tokenizer.encode(behind, false)?;
+        if !tokens.first().is_some_and(|token| self.stop_tokens.contains(token)) {
+            return Err(no_end());
+        }
+        if self.stop_tokens.contains(&last) {
+            tokens.remove(0); // the turn has one of its own
+        }
+        Ok(tokens)
+    }
+
     fn encode_answer(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
         let mut tokens = self.tokenizer.encode(text, false)?;
         tokens.push(self.stop_tokens[0]);
@@ -230,6 +281,33 @@ mod tests {
     use std::{fs, path::Path};
 
     use super::*;
+
+    /// Turns as the model writes them, and between them what the template has there of the whole conversation, which reads
+    /// as in `transformers`.
+    #[test]
+    fn what_an_environment_says_lies_between_turns_as_in_the_whole_conversation() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");
+        let config = FolderConfig { path: path.clone(), chat: true, system_prompt: None, lora: None };
+        let tokenizer = Tokenizer::of_folder(&ModelFolder::open(&path).unwrap(), &config).unwrap();
+        let [first, said] = ["What is 2 + 2?", "It is\n4"].map(str::to_owned);
+        let record = Record { prompt: first.clone(), ..Record::default() };
+        let answer = Record { answer: said.clone(), ..record.clone() };
+        for (role, hint) in [("user", "no,\nhigher"), ("tool", "{\"sum\": 4}"), ("user", "anyroll's turn")] {
+            let messages = [("user", &*first), ("assistant", &said), (role, hint)];
+            let messages = messages.map(|(role, content)| json!({"role": role, "content": content}));
+            let whole = tokenizer.encode_messages(&messages, None, &Map::new()).unwrap();
+            let mut turn = tokenizer.encode_answer(&answer).unwrap();
+            let mut parts = tokenizer.encode_prompt(&record).unwrap();
+            let behind =
+                |turn: &[i64]| tokenizer.encode_observation(hint, Some(role), *turn.last().unwrap()).unwrap();
+            parts.extend([&turn[..], &behind(&turn)].concat());
+            assert_eq!(parts, whole, "{hint}");
+            // A turn that a stop string ended has no end of its own.
+            let end = turn.pop().unwrap();
+            assert_eq!(behind(&turn)[0], end);
+        }
+        assert_eq!(tokenizer.encode_observation("4", None, 0).unwrap(), tokenizer.encode_text("4").unwrap());
+    }
 
     #[test]
     fn an_end_that_the_model_cannot_write_is_refused() {

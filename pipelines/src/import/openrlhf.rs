@@ -164,7 +164,10 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
         "train.partial_rollout_enable",
         "say `rollout.async.ahead`: what is unfinished goes on in the next step",
     ),
-    ("train.agent_func_path", "there are no agents with turns"),
+    (
+        "train.agent_func_path",
+        "what answers turns is a class of yours: write `rollout.environment`, docs/rlvr.md",
+    ),
     ("train.enable_ema", "there is no average of weights"),
     ("enable_ema", "there is no average of weights"),
     ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),

@@ -80,8 +80,11 @@ pub(super) const REFUSED: [(&str, &str); 16] = [
     ("top_entropy_quantile", "every completion token counts"),
     ("use_bias_correction_kl", "the KL term is k1, k2 or k3 as it stands"),
     ("off_policy_mask_threshold", "see `algorithm.rollout_correction`"),
-    ("environment_factory", "there are no environments with turns"),
-    ("tools", "there are no tool calls"),
+    (
+        "environment_factory",
+        "write `rollout.environment` with the class: its `step` gets the text, docs/rlvr.md",
+    ),
+    ("tools", "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md"),
     ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),

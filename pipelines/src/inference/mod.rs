@@ -1,6 +1,7 @@
 //! Models in use: what training's rollout and `anyroll generate`, `score`, `serve` and `embed` have in common.
 
 mod device;
+mod episode;
 mod loaded;
 mod room;
 mod sample;
@@ -8,6 +9,7 @@ mod sampler;
 mod stop;
 
 pub use device::DeviceChoice;
+pub use episode::Episode;
 pub use loaded::{LoadedModel, Options, check_numbers};
 pub use room::Room;
 pub use sample::Sample;

@@ -1,34 +1,42 @@
 //! A completion, sampled or on its way.
 
+use std::ops::Range;
+
 use anyroll_models::{
     Completion, Sequence,
     generation::{Ending, PolicySpan},
 };
 use serde::{Deserialize, Serialize};
 
+use super::Episode;
 use crate::data::Tokenizer;
 
-/// A completion, sampled or on its way.
+/// A completion, sampled or on its way: of one turn, or of several with what an environment says between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Prompt, then completion, with its end token or stop string if it has one.
+    /// Prompt, then completion: each turn with its end token or stop string if it has one, and between two of them what the
+    /// environment says.
     pub tokens: Vec<i64>,
     /// Tokens of the prompt.
     pub prompt_len: usize,
-    /// Log-prob of each completion token when it was sampled: log softmax(logits / temperature), before all that
+    /// Log-prob of each sampled token when it was sampled: log softmax(logits / temperature), before all that
     /// else changes the odds.
     pub logprobs: Vec<f32>,
-    /// Which weights sampled the completion's tokens, in their order.
+    /// Which weights sampled the sampled tokens, in their order.
     pub policies: Vec<PolicySpan>,
     /// Why it ended; `None` while it has not.
     pub ending: Option<Ending>,
+    /// What an environment makes of it, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<Episode>,
 }
 
 impl Sample {
     /// A prompt with nothing behind it yet.
     pub fn begin(prompt: Vec<i64>) -> Self {
         let prompt_len = prompt.len();
-        Self { tokens: prompt, prompt_len, logprobs: Vec::new(), policies: Vec::new(), ending: None }
+        let (logprobs, policies) = (Vec::new(), Vec::new());
+        Self { tokens: prompt, prompt_len, logprobs, policies, ending: None, episode: None }
     }
 
     /// Whether it ended by itself.
@@ -36,38 +44,138 @@ impl Sample {
         self.ending == Some(Ending::Stop)
     }
 
-    /// The tokens before the completion.
-    pub fn prompt(&self) -> &[i64] {
-        &self.tokens[..self.prompt_len]
+    /// Where the environment speaks.
+    fn observations(&self) -> &[Range<usize>] {
+        self.episode.as_ref().map_or(&[], |episode| &episode.observations)
     }
 
-    /// What the engine is to go on with.
+    /// Where what was sampled lies: the turns, one at least, of which the last one may be empty.
+    pub fn turns(&self) -> Vec<Range<usize>> {
+        let starts = [self.prompt_len].into_iter().chain(self.observations().iter().map(|it| it.end));
+        let ends = self.observations().iter().map(|it| it.start).chain([self.tokens.len()]);
+        starts.zip(ends).map(|(start, end)| start..end).collect()
+    }
+
+    /// The tokens before the last turn.
+    pub fn context(&self) -> &[i64] {
+        &self.tokens[..self.context_len()]
+    }
+
+    /// How many tokens are before the last turn.
+    pub fn context_len(&self) -> usize {
+        self.observations().last().map_or(self.prompt_len, |observation| observation.end)
+    }
+
+    /// What the engine is to go on with: what there is of the last turn.
     pub fn begun(&self) -> Completion {
-        let (logprobs, policies) = (self.logprobs.clone(), self.policies.clone());
-        let tokens = self.tokens[self.prompt_len..].to_vec();
+        let tokens = self.tokens[self.context_len()..].to_vec();
+        let (_, policies) = split(&self.policies, self.sampled_before());
+        let logprobs = self.logprobs[self.sampled_before()..].to_vec();
         Completion { tokens, logprobs, policies, ..Completion::default() }
     }
 
-    /// Takes what the engine has made of it.
-    pub fn go_on(&mut self, completion: Completion) {
-        self.tokens.truncate(self.prompt_len);
-        self.tokens.extend(completion.tokens);
-        (self.logprobs, self.policies) = (completion.logprobs, completion.policies);
-        self.ending = completion.ending;
+    /// Takes what the engine has made of the last turn.
+    pub fn go_on(&mut self, turn: Completion) {
+        let before = self.sampled_before();
+        self.tokens.truncate(self.context_len());
+        self.tokens.extend(turn.tokens);
+        self.logprobs.truncate(before);
+        self.logprobs.extend(turn.logprobs);
+        (self.policies, _) = split(&self.policies, before);
+        for span in turn.policies {
+            match self.policies.last_mut().filter(|last| last.version == span.version) {
+                Some(last) => last.tokens += span.tokens,
+                None => self.policies.push(span),
+            }
+        }
+        self.ending = turn.ending;
     }
 
-    /// Tokens of the completion.
+    /// Lets the environment speak behind the last turn: the next one begins.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn hear(&mut self, tokens: &[i64]) {
+        let start = self.tokens.len();
+        self.tokens.extend(tokens);
+        self.ending = None;
+        let episode = self.episode.as_mut().expect("only an environment speaks");
+        episode.observations.push(start..self.tokens.len());
+    }
+
+    /// Tokens that were sampled: all of the completion but what an environment says.
     pub fn completion_len(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+        self.tokens.len() - self.prompt_len - self.observations().iter().map(Range::len).sum::<usize>()
     }
 
-    /// The completion's text, without its end.
+    /// The text of the last turn, without its end.
     pub fn text(&self, tokenizer: &Tokenizer) -> String {
+        tokenizer.decode(&self.tokens[self.context_len()..])
+    }
+
+    /// The text of all behind the prompt: the turns, and what an environment says between them.
+    pub fn transcript(&self, tokenizer: &Tokenizer) -> String {
         tokenizer.decode(&self.tokens[self.prompt_len..])
     }
 
-    /// As the model trains on it.
+    /// As the model trains on it; of what is behind the prompt the targets are those of [`Self::turns`].
     pub fn sequence(&self) -> Sequence<'_> {
         Sequence { tokens: &self.tokens, prompt_len: self.prompt_len }
+    }
+
+    /// Tokens that were sampled before the last turn.
+    fn sampled_before(&self) -> usize {
+        self.completion_len() - (self.tokens.len() - self.context_len())
+    }
+}
+
+/// The spans of the first so many tokens, and of the others.
+fn split(spans: &[PolicySpan], mut at: usize) -> (Vec<PolicySpan>, Vec<PolicySpan>) {
+    let (mut before, mut behind) = (Vec::new(), Vec::new());
+    for &PolicySpan { version, tokens } in spans {
+        let first = tokens.min(at);
+        at -= first;
+        for (part, tokens) in [(&mut before, first), (&mut behind, tokens - first)] {
+            if tokens > 0 {
+                part.push(PolicySpan { version, tokens });
+            }
+        }
+    }
+    (before, behind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(tokens: &[i64], policies: &[(u64, usize)], ending: Option<Ending>) -> Completion {
+        let logprobs = tokens.iter().map(|&token| -(token as f32)).collect();
+        let span = |&(version, tokens): &(u64, usize)| PolicySpan { version, tokens };
+        Completion {
+            tokens: tokens.to_vec(),
+            logprobs,
+            policies: policies.iter().map(span).collect(),
+            ending,
+            ..Completion::default()
+        }
+    }
+
+    #[test]
+    fn what_was_sampled_stays_what_it_was() {
+        let mut sample = Sample { episode: Some(Episode::default()), ..Sample::begin(vec![1, 2]) };
+        assert_eq!((sample.turns().len(), sample.completion_len()), (1, 0));
+        sample.go_on(turn(&[5, 6], &[(3, 2)], Some(Ending::Stop)));
+        sample.hear(&[90, 91, 92]);
+        assert_eq!((sample.ending, sample.context_len(), sample.begun()), (None, 7, Completion::default()));
+        // A turn that another version of the weights ends.
+        sample.go_on(turn(&[7], &[(3, 1)], None));
+        assert_eq!(sample.begun(), turn(&[7], &[(3, 1)], None));
+        sample.go_on(turn(&[7, 8], &[(3, 1), (4, 1)], Some(Ending::Stop)));
+        assert_eq!(sample.tokens, [1, 2, 5, 6, 90, 91, 92, 7, 8]);
+        assert_eq!(sample.turns(), [2..4, 7..9]);
+        assert_eq!((sample.completion_len(), sample.logprobs.len()), (4, 4));
+        assert_eq!(sample.logprobs, [-5.0, -6.0, -7.0, -8.0]);
+        assert_eq!(sample.policies, turn(&[], &[(3, 3), (4, 1)], None).policies);
+        assert_eq!(sample.context(), [1, 2, 5, 6, 90, 91, 92]);
     }
 }

@@ -4,11 +4,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use anyroll_backends::Stream;
-use anyroll_models::{Decoder, Request, SamplingParams, generation};
+use anyroll_models::{Decoder, Engine, Request, SamplingParams, generation, generation::StopCondition};
 use anyroll_strategy::Weights;
 
 use super::{Room, Sample, stop_condition};
-use crate::{Result, data::Tokenizer};
+use crate::{Result, data::Tokenizer, environment::Episodes, train::turn_seed};
 
 /// What came of the completions that were asked for.
 #[derive(Clone, Debug)]
@@ -63,8 +63,10 @@ pub struct Sampler {
     pub compute: Stream,
     /// Text to tokens.
     pub tokenizer: Arc<Tokenizer>,
-    /// Tokens of the longest completion, its end included.
+    /// Tokens of the longest completion, its end included; of all turns and all between them.
     pub max_new_tokens: usize,
+    /// Tokens of the longest turn, its end included; nothing but `max_new_tokens` bounds it if there is none.
+    pub max_turn_tokens: Option<usize>,
     /// Sequences at a time; as one ends, the next takes its place.
     pub batch_size: usize,
     /// Texts that end a completion.
@@ -73,6 +75,16 @@ pub struct Sampler {
     pub cache_memory: f64,
     /// The math's CPU threads while it samples; `None` leaves them as they are.
     pub threads: Option<usize>,
+}
+
+/// What was asked for, and which of it each of the engine's samples is a turn of.
+struct Turns<'a> {
+    asked: &'a [Asked],
+    /// The most tokens of each sample, its prompt included.
+    limits: Vec<usize>,
+    stop: Option<StopCondition>,
+    /// By the engine's ids.
+    of_ids: Vec<usize>,
 }
 
 /// CPU threads of this process's math, until it is dropped.
@@ -98,53 +110,112 @@ impl Sampler {
     /// The completions that are asked for, `batch_size` of them at a time. Those of equal prompts stand side by
     /// side. `version` is that of the weights. After each pass `look` gets the samples, and the numbers of those that
     /// ended in it; once it breaks, what has not ended is left as it is.
+    ///
+    /// With `episodes` each completion is one of several turns. What is asked of the engine is a turn, with all that is before
+    /// it as the prompt: while an environment thinks, its sample has no place in the batch and no keys and values, and what
+    /// there is of it runs through the model again when it goes on.
     pub fn sample(
         &self,
         weights: &Weights,
         version: u64,
         asked: &[Asked],
+        mut episodes: Option<Episodes>,
         mut look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
         // Its cache lives no longer than this: in training there is none.
         let mut engine = self.room(asked).engine(&self.model, weights, version, &self.compute)?;
-        let stop = stop_condition(&self.tokenizer, &self.stop);
-        for group in asked.chunk_by(|a, b| a.sample.prompt() == b.sample.prompt() && a.how == b.how) {
-            let sample = |asked: &Asked| generation::Sample { seed: asked.seed, begun: asked.sample.begun() };
-            let samples = group.iter().map(sample).collect();
-            let (prompt, params) = (group[0].sample.prompt().to_vec(), Arc::new(self.params(group[0].how)));
-            engine.submit(Request { prompt, params, stop: stop.clone(), samples })?;
-        }
+        let mut turns = Turns {
+            asked,
+            limits: self.limits(asked),
+            stop: stop_condition(&self.tokenizer, &self.stop),
+            of_ids: Vec::new(),
+        };
         let mut samples: Vec<Sample> = asked.iter().map(|asked| asked.sample.clone()).collect();
+        if episodes.is_none() {
+            self.submit(&mut engine, &mut turns, &samples, &(0..asked.len()).collect::<Vec<_>>())?;
+        }
         let (mut enough, mut passes) = (false, 0);
-        while !enough && !engine.is_idle() {
-            passes += 1;
+        while !(enough || engine.is_idle() && episodes.as_ref().is_none_or(Episodes::is_idle)) {
             let mut ended = Vec::new();
+            if let Some(episodes) = &mut episodes {
+                let replies = episodes.listen(&mut samples, &turns.limits, engine.is_idle());
+                self.submit(&mut engine, &mut turns, &samples, &replies.next)?;
+                ended = replies.ended;
+            }
+            passes += usize::from(!engine.is_idle());
             for (id, completion) in engine.step()? {
-                samples[id as usize].go_on(completion);
-                ended.push(id as usize);
+                let number = turns.of_ids[id as usize];
+                samples[number].go_on(completion);
+                match &mut episodes {
+                    Some(episodes) => episodes.tell(number, &mut samples[number]),
+                    None => ended.push(number),
+                }
             }
             enough = look(&samples, &ended).is_break();
         }
-        for (id, sample) in (0..).zip(&mut samples).filter(|(_, sample)| sample.ending.is_none()) {
-            sample.go_on(engine.abort(id).expect("it has not ended"));
+        for (id, &number) in (0..).zip(&turns.of_ids) {
+            let sample = &mut samples[number];
+            if sample.ending.is_none()
+                && let Some(turn) = engine.abort(id)
+            {
+                sample.go_on(turn);
+            }
         }
         Ok(Sampled { samples, passes })
     }
 
+    /// Asks the engine for the next turns of the samples with these numbers.
+    fn submit(
+        &self,
+        engine: &mut Engine,
+        turns: &mut Turns,
+        samples: &[Sample],
+        numbers: &[usize],
+    ) -> Result<()> {
+        let Turns { asked, limits, stop, of_ids } = turns;
+        let tokens = |number: usize| {
+            let left = limits[number] - samples[number].context_len();
+            self.max_turn_tokens.map_or(left, |most| left.min(most))
+        };
+        let alike = |&a: &usize, &b: &usize| {
+            (samples[a].context(), asked[a].how, tokens(a)) == (samples[b].context(), asked[b].how, tokens(b))
+        };
+        for group in numbers.chunk_by(alike) {
+            let first = group[0];
+            let sample = |&number: &usize| {
+                let turn = samples[number].turns().len() - 1;
+                let (seed, begun) = (turn_seed(asked[number].seed, turn), samples[number].begun());
+                generation::Sample { seed, begun }
+            };
+            engine.submit(Request {
+                prompt: samples[first].context().to_vec(),
+                params: Arc::new(self.params(asked[first].how, tokens(first))),
+                stop: stop.clone(),
+                samples: group.iter().map(sample).collect(),
+            })?;
+            of_ids.extend(group);
+        }
+        Ok(())
+    }
+
+    /// The most tokens of each sample, its prompt included.
+    fn limits(&self, asked: &[Asked]) -> Vec<usize> {
+        asked.iter().map(|asked| asked.sample.prompt_len + self.max_new_tokens).collect()
+    }
+
     /// What it takes to sample these.
     pub fn room(&self, asked: &[Asked]) -> Room {
-        let longest = asked.iter().map(|asked| asked.sample.prompt_len).max().unwrap_or(0);
         Room {
             sequences: self.batch_size.min(asked.len()).max(1),
-            longest: longest + self.max_new_tokens,
+            longest: self.limits(asked).into_iter().max().unwrap_or(self.max_new_tokens),
             memory: self.cache_memory,
         }
     }
 
-    fn params(&self, how: Sampling) -> SamplingParams {
+    fn params(&self, how: Sampling, max_new_tokens: usize) -> SamplingParams {
         let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
-        let (max_new_tokens, stop_tokens) = (self.max_new_tokens, self.tokenizer.stop_tokens());
+        let stop_tokens = self.tokenizer.stop_tokens();
         SamplingParams {
             temperature,
             top_k,

@@ -114,12 +114,12 @@ impl Setup {
             Ok(Asked { sample, seed: 0, how: Sampling::GREEDY })
         });
         let asked = asked.collect::<Result<Vec<_>>>()?;
-        let sampled = sampler.sample(&weights, step, &asked, |_, _| ControlFlow::Continue(()))?;
+        let sampled = sampler.sample(&weights, step, &asked, None, |_, _| ControlFlow::Continue(()))?;
         let line = |(record, sample): (&Record, &Sample)| {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
             let completion = sample.text(&self.tokenizer);
             let reward = f64::from(u8::from(sample.finished() && completion == answer));
-            SampleLine { step, phase, prompt, completion, answer, reward }
+            SampleLine { step, phase, prompt, completion, turns: Vec::new(), answer, reward }
         };
         Ok(own.iter().zip(&sampled.samples).map(line).collect())
     }

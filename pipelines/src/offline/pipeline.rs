@@ -103,6 +103,7 @@ impl Offline<Decoder> {
         let has_adapters = base.lora.is_some();
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
         setup.sampler = Some(Sampler {
+            max_turn_tokens: None,
             max_new_tokens: room_for_answers(&base, &setup.completed)?,
             batch_size: setup.completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyroll_models::{PackedBatch, Sequence};
+use anyroll_models::{PackedBatch, Sequence, targets_in};
 use tch::Device;
 
 use super::Pass;
@@ -135,13 +135,8 @@ fn answers_of(sequences: &[Written], packed: PackedBatch) -> Result<PackedBatch>
     if sequences.iter().all(|sequence| sequence.answers.len() == 1) {
         return Ok(packed);
     }
-    let (mut kept, mut before) = (Vec::new(), 0);
-    for sequence in sequences {
-        let target = |token: usize| (before + token - sequence.prompt_len()) as i64;
-        kept.extend(sequence.answers.iter().flat_map(|answer| answer.clone().map(target)));
-        before += sequence.tokens.len() - sequence.prompt_len();
-    }
-    Ok(packed.keeping(&kept)?)
+    let answers = borrowed(sequences).into_iter().zip(sequences.iter().map(|it| &it.answers[..]));
+    Ok(packed.keeping(&targets_in(answers))?)
 }
 
 #[cfg(test)]

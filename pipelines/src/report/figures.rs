@@ -25,7 +25,7 @@ struct Plan {
 /// In a plan what [`of_several`] finds, whose name says of how many.
 const OF_SEVERAL: (&str, &str) = ("", "");
 
-const PLANS: [Plan; 23] = [
+const PLANS: [Plan; 24] = [
     Plan {
         title: "Reward",
         note: "Mean of each step's samples, and its trend.",
@@ -129,6 +129,14 @@ const PLANS: [Plan; 23] = [
             ("response_length/max", "longest"),
             ("response_length/min", "shortest"),
         ],
+    },
+    Plan {
+        title: "Turns",
+        note: "Of an episode.",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        series: &[("turns/mean", "mean"), ("turns/max", "most"), ("turns/min", "fewest")],
     },
     Plan {
         title: "Gradient norm",

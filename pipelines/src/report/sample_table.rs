@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::format;
-use crate::samples::{Phase, Sample};
+use crate::samples::{Phase, Sample, Turn};
 
 /// How many prompts are shown.
 const ROWS: usize = 16;
@@ -31,6 +31,8 @@ struct Row<'a> {
 struct Cell<'a> {
     verdict: &'static str,
     completion: &'a str,
+    /// Instead of the completion, if it has several.
+    turns: &'a [Turn],
     /// Said only where right and wrong do not say it all.
     reward: Option<String>,
 }
@@ -74,12 +76,13 @@ fn heading(sample: &Sample) -> String {
 }
 
 fn cell(sample: Option<&Sample>) -> Cell<'_> {
-    let Some(Sample { completion, reward, .. }) = sample else {
-        return Cell { verdict: "none", completion: "", reward: None };
+    let Some(Sample { completion, turns, reward, .. }) = sample else {
+        return Cell { verdict: "none", completion: "", turns: &[], reward: None };
     };
     let verdict = if *reward >= 1.0 { "right" } else { "wrong" };
     let told = *reward == 0.0 || *reward == 1.0;
-    Cell { verdict, completion, reward: (!told).then(|| format!("reward {}", format::number(*reward))) }
+    let reward = (!told).then(|| format!("reward {}", format::number(*reward)));
+    Cell { verdict, completion, turns, reward }
 }
 
 #[cfg(test)]
@@ -88,7 +91,7 @@ mod tests {
 
     fn sample(step: u64, phase: Phase, prompt: &str, completion: &str, reward: f64) -> Sample {
         let [prompt, completion, answer] = [prompt, completion, "gold"].map(String::from);
-        Sample { step, phase, prompt, completion, answer, reward }
+        Sample { step, phase, prompt, completion, turns: Vec::new(), answer, reward }
     }
 
     #[test]

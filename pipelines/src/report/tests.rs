@@ -102,7 +102,7 @@ fn demo_sample(step: u64, phase: Phase, prompt: u64) -> Sample {
     }
     let [prompt, completion, answer] = [&digits, &given, &sorted].map(|digits| text(digits));
     let reward = f64::from(u8::from(completion == answer));
-    Sample { step, phase, prompt: format!("sort {prompt} ="), completion, answer, reward }
+    Sample { step, phase, prompt: format!("sort {prompt} ="), completion, turns: Vec::new(), answer, reward }
 }
 
 fn report_of(run: &RunDir) -> String {
@@ -134,7 +134,8 @@ fn whatever_text_comes_in_is_escaped() {
     MetricsLog::create(&run.metrics()).unwrap();
     let text = || hostile.to_owned();
     let (prompt, completion, answer) = (text(), text(), text());
-    let sample = Sample { step: 0, phase: Phase::Before, prompt, completion, answer, reward: 0.5 };
+    let sample =
+        Sample { step: 0, phase: Phase::Before, prompt, completion, turns: Vec::new(), answer, reward: 0.5 };
     SamplesLog::create(&run.samples()).unwrap().append(&sample).unwrap();
     write_report(&run, &ReportInfo { name: hostile, description: hostile, steps: 1 }).unwrap();
     let html = fs::read_to_string(run.report()).unwrap();

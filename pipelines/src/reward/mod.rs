@@ -41,6 +41,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
 
 use crate::config::RewardKind;
 use crate::data::Record;
@@ -111,7 +112,7 @@ impl Error {
 }
 
 /// Why a reward could not be computed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Failure {
     /// It took too long.
     #[error("no answer in {} s", .0.as_secs_f64())]
@@ -206,6 +207,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
         RewardKind::Model(config) => Box::new(Model::new(config)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
+        RewardKind::Environment(_) => return Err("it is of an episode, and no completion by itself".into()),
         RewardKind::Length(config) => Box::new(Length::new(*config)),
         RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),
     })

@@ -164,7 +164,8 @@ mod tests {
     }
 
     fn case(record: &Record, text: &str) -> Case {
-        Case { record: Arc::new(record.clone()), text: text.to_owned(), tokens: 8, finished: true }
+        let (record, text) = (Arc::new(record.clone()), text.to_owned());
+        Case { record, text, tokens: 8, finished: true, episode: None }
     }
 
     fn total(outcome: Outcome) -> f64 {

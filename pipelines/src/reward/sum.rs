@@ -7,6 +7,9 @@ use super::{Completion, Error, Exact, Failure, HeldModel, Reward, Takes, build, 
 use crate::config::{RewardConfig, RewardKind, RewardTerm, Role};
 use crate::data::Record;
 
+/// The name of what an environment gives.
+const ENVIRONMENT: &str = "environment";
+
 /// The weighted sum of a config's rewards.
 pub struct RewardSum {
     terms: Vec<Term>,
@@ -28,6 +31,8 @@ enum By {
     Threads(Box<dyn Reward>),
     /// The ranks together, once nothing is sampled any more: the next of their [`HeldModel`]s.
     Ranks,
+    /// The environment, which has: the sum of what it gave for the turns.
+    Environment,
 }
 
 /// A completion to score, and what it answers.
@@ -41,6 +46,8 @@ pub struct Case {
     pub tokens: usize,
     /// Whether it ended by itself.
     pub finished: bool,
+    /// What an environment gave for it, if there is one, or what went wrong with its episode.
+    pub episode: Option<Result<f64, Failure>>,
 }
 
 /// What became of a completion.
@@ -146,7 +153,7 @@ impl RewardSum {
                 By::Threads(reward) if reward.takes() != Takes::Each && !rest.is_empty() => {
                     reward.score_many(&completions(&rest))
                 }
-                By::Threads(_) => continue,
+                By::Threads(_) | By::Environment => continue,
             };
             board.add(index, &rest, scores);
         }
@@ -166,9 +173,19 @@ impl RewardSum {
     fn score_each(&self, case: &Case) -> Parts {
         let mut parts: Parts = self.terms.iter().map(|_| None).collect();
         for (term, part) in self.terms.iter().zip(&mut parts) {
-            let each = term.by.threads().filter(|reward| reward.takes() == Takes::Each);
-            let Some(reward) = each.filter(|_| term.is_for(&case.record.domain)) else { continue };
-            let score = reward.score(&case.record, &case.completion());
+            if !term.is_for(&case.record.domain) {
+                continue;
+            }
+            let score = match &term.by {
+                By::Threads(reward) if reward.takes() == Takes::Each => {
+                    reward.score(&case.record, &case.completion())
+                }
+                By::Environment => {
+                    let given = case.episode.clone().expect("a config that was checked has an environment");
+                    given.map_err(|failure| Error::new(ENVIRONMENT, &case.record, failure))
+                }
+                By::Threads(_) | By::Ranks => continue,
+            };
             let failed = score.is_err();
             *part = Some(score);
             if failed {
@@ -238,19 +255,24 @@ impl By {
         models: &mut impl Iterator<Item = &'a Option<Role>>,
     ) -> Result<Self, Failure> {
         match kind {
+            RewardKind::Environment(_) => Ok(Self::Environment),
             RewardKind::Model(_) if models.next().is_some_and(Option::is_some) => Ok(Self::Ranks),
             kind => build(kind).map(Self::Threads),
         }
     }
 
     fn name(&self) -> &'static str {
-        self.threads().map_or(model::NAME, |reward| reward.name())
+        match self {
+            Self::Threads(reward) => reward.name(),
+            Self::Ranks => model::NAME,
+            Self::Environment => ENVIRONMENT,
+        }
     }
 
     fn threads(&self) -> Option<&dyn Reward> {
         match self {
             Self::Threads(reward) => Some(&**reward),
-            Self::Ranks => None,
+            Self::Ranks | Self::Environment => None,
         }
     }
 }
@@ -336,7 +358,8 @@ mod tests {
     }
 
     fn case(record: &Record, text: &str) -> Case {
-        Case { record: Arc::new(record.clone()), text: text.to_owned(), tokens: 8, finished: true }
+        let (record, text) = (Arc::new(record.clone()), text.to_owned());
+        Case { record, text, tokens: 8, finished: true, episode: None }
     }
 
     #[test]

@@ -251,16 +251,18 @@ impl Setup {
                 }
                 group.is_whole() && under_way.is_enough(step, wanted, bound)
             };
-            let sampled = self.sampler.sample(source.weights, step, &asked, |samples, numbers| {
-                if left.is_ok() {
-                    left = source.policy.give_back_left().map(drop);
-                }
-                let enough = numbers.iter().map(|&number| ended(number, &samples[number]));
-                match enough.fold(false, |enough, it| enough | it) {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                }
-            })?;
+            let episodes = self.episodes(open.iter().map(|&(index, _)| &prompts[index].record));
+            let sampled =
+                self.sampler.sample(source.weights, step, &asked, episodes, |samples, numbers| {
+                    if left.is_ok() {
+                        left = source.policy.give_back_left().map(drop);
+                    }
+                    let enough = numbers.iter().map(|&number| ended(number, &samples[number]));
+                    match enough.fold(false, |enough, it| enough | it) {
+                        true => ControlFlow::Break(()),
+                        false => ControlFlow::Continue(()),
+                    }
+                })?;
             left?;
             passes = sampled.passes;
             for ((index, at), sample) in open.into_iter().zip(sampled.samples) {
@@ -379,6 +381,7 @@ impl Setup {
             all.measured.extend(&scored.measured[samples.clone()]);
             all.lengths.extend(&scored.lengths[samples.clone()]);
             all.finished.extend(&scored.finished[samples.clone()]);
+            all.turns.extend(&scored.turns[samples.clone()]);
             all.trained.extend(&scored.trained[samples]);
             all.greedy.extend(scored.greedy.get(group));
         }

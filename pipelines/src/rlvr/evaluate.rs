@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use anyroll_strategy::Weights;
 
-use super::{Roles, Setup, rollout::case};
+use super::{
+    Roles, Setup,
+    rollout::{case, turns},
+};
 use crate::{
     Error, Result,
     algorithm::{majority, pass_at_k},
@@ -87,7 +90,8 @@ impl Setup {
     ) -> Result<Measured> {
         let (records, asked): (Vec<&Arc<Record>>, Vec<Asked>) = asked.into_iter().unzip();
         let scoring = self.scorer.begin();
-        let sampled = self.sampler.sample(weights, version, &asked, |samples, ended| {
+        let episodes = self.episodes(records.iter().copied());
+        let sampled = self.sampler.sample(weights, version, &asked, episodes, |samples, ended| {
             for &index in ended {
                 scoring.hand_over(index, case(&self.tokenizer, records[index], &samples[index]));
             }
@@ -116,8 +120,9 @@ impl Setup {
         let shown = records.iter().zip(&best.samples).zip(&best.values).take(SHOWN);
         let line = |((record, sample), value): ((&Arc<Record>, &Sample), &Option<f64>)| {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
-            let (completion, reward) = (sample.text(&self.tokenizer), value.unwrap_or(f64::NAN));
-            SampleLine { step, phase, prompt, completion, answer, reward }
+            let (completion, reward) = (sample.transcript(&self.tokenizer), value.unwrap_or(f64::NAN));
+            let turns = turns(&self.tokenizer, sample);
+            SampleLine { step, phase, prompt, completion, turns, answer, reward }
         };
         shown.map(line).collect()
     }

@@ -136,7 +136,7 @@ impl OwnDevices {
             let (sampler, ended, given_up) = (device.sampler.clone(), ended.clone(), given_up.clone());
             let work = move || {
                 let started = Instant::now();
-                let sampled = sampler.sample(&weights, version, &asked, |samples, indices| {
+                let sampled = sampler.sample(&weights, version, &asked, None, |samples, indices| {
                     for &index in indices {
                         ended(numbers[index], &samples[index]);
                         progress.add(numbers[index], &asked[index].sample, &samples[index]);
@@ -179,7 +179,7 @@ impl OwnDevices {
 fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
     let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); devices];
     let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();
-    let of_prompts = numbered.chunk_by(|(_, a), (_, b)| a.sample.prompt() == b.sample.prompt());
+    let of_prompts = numbered.chunk_by(|(_, a), (_, b)| a.sample.context() == b.sample.context());
     for (index, group) in of_prompts.enumerate() {
         let (numbers, asked) = &mut dealt[index % devices];
         numbers.extend(group.iter().map(|(number, _)| *number));

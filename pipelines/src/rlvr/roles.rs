@@ -14,6 +14,7 @@ use crate::{
     base_model::BaseModel,
     config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Run, Turns},
     data::{Dataset, Record, Tokenizer},
+    environment::{Environment, Episodes},
     inference::Sampler,
     offline::Lesson,
     reward::{HeldModel, RewardSum, Scorer},
@@ -40,6 +41,8 @@ pub struct Setup {
     pub reward: Arc<RewardSum>,
     /// Where that is found out.
     pub scorer: Scorer,
+    /// What answers the policy's turns, if something does.
+    pub environment: Option<Environment>,
     /// Which rank samples what.
     pub share: Share,
     /// Sequences that a rank puts through forward and backward at a time.
@@ -95,6 +98,7 @@ pub fn sampler(
         compute,
         tokenizer,
         max_new_tokens: rollout.max_new_tokens,
+        max_turn_tokens: rollout.environment.as_ref().and_then(|environment| environment.max_turn_tokens),
         batch_size: rollout.batch_size,
         stop: rollout.stop.clone(),
         cache_memory: rollout.kv_cache.memory,
@@ -121,6 +125,8 @@ impl Setup {
         let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
         let sampler = sampler(&rlvr.rollout, model.clone(), compute, base.tokenizer.clone(), threads);
         let reward = Arc::new(RewardSum::new(&rlvr.reward, &run.reward_models)?);
+        let environment = Environment::new(&rlvr.rollout, base.tokenizer.clone());
+        let environment = environment.map_err(Error::NoEnvironment)?;
         let offloaded = offloaded(&run.policy.strategy);
         let leaves = run.rollout.is_none() || run.critic.is_some();
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
@@ -133,6 +139,7 @@ impl Setup {
             has_adapters: base.lora.is_some(),
             scorer: Scorer::start(reward.clone(), workers).map_err(Error::Thread)?,
             reward,
+            environment,
             share: Share {
                 prompts: rlvr.prompts_per_step,
                 group_size: rlvr.group_size,
@@ -152,6 +159,11 @@ impl Setup {
     /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
         hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
+    }
+
+    /// The episodes of samples of these records, if there is an environment.
+    pub fn episodes<'a>(&self, records: impl IntoIterator<Item = &'a Arc<Record>>) -> Option<Episodes<'_>> {
+        self.environment.as_ref().map(|it| it.episodes(records.into_iter().cloned().collect()))
     }
 
     /// What the warm-up draws records from.

@@ -24,6 +24,8 @@ pub struct Scored {
     pub lengths: Vec<f64>,
     /// 1 for a completion that ended by itself, else 0.
     pub finished: Vec<f64>,
+    /// Turns of each completion.
+    pub turns: Vec<f64>,
     /// Whether each is trained on.
     pub trained: Vec<bool>,
     /// What each prompt's greedy completion earned; empty unless advantages are relative to that.
@@ -137,6 +139,7 @@ impl Setup {
         values.extend(of_samples.iter().map(|outcome| value(outcome, |score| score.measured)));
         values.extend(samples.iter().map(|sample| sample.completion_len() as f64));
         values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished()))));
+        values.extend(samples.iter().map(|sample| sample.turns().len() as f64));
         values.push(f64::from(u8::from(stop)));
         own.lists().into_iter().for_each(|list| values.extend(list));
         values.extend(of_greedy.iter().map(total));
@@ -146,17 +149,17 @@ impl Setup {
                 gathered.iter().map(|values| values[index * count..(index + 1) * count].to_vec()).collect();
             self.share.ordered(&of_ranks)
         };
-        let sum = |index: usize| gathered.iter().map(|values| values[4 * count + index]).sum::<f64>();
+        let sum = |index: usize| gathered.iter().map(|values| values[5 * count + index]).sum::<f64>();
         let mut sums = TermSums::new(terms);
         for (number, list) in sums.lists_mut().into_iter().enumerate() {
             *list = (0..terms).map(|term| sum(1 + number * terms + term)).collect();
         }
-        let greedy_start = 4 * count + 1 + 4 * terms;
+        let greedy_start = 5 * count + 1 + 4 * terms;
         let greedy: Vec<Vec<f64>> = gathered.iter().map(|values| values[greedy_start..].to_vec()).collect();
         let of_prompts = Share { group_size: 1, ..self.share };
         let greedy = if of_greedy.is_empty() { Vec::new() } else { of_prompts.ordered(&greedy) };
         self.check_error_rates(&sums.failed, self.share.samples() + greedy.len(), outcomes)?;
-        let (rewards, measured, lengths, finished) = (part(0), part(1), part(2), part(3));
+        let [rewards, measured, lengths, finished, turns] = [0, 1, 2, 3, 4].map(part);
         let trained = rewards.iter().zip(&finished).enumerate().map(|(sample, (reward, finished))| {
             let compares = greedy.get(sample / self.rlvr.group_size).is_none_or(|greedy| greedy.is_finite());
             reward.is_finite() && compares && (*finished > 0.0 || !self.rlvr.selection.leave_out_cut)
@@ -168,6 +171,7 @@ impl Setup {
             measured: fill(&measured, self.rlvr.group_size),
             lengths,
             finished,
+            turns,
             stop: sum(0) > 0.0,
             terms: sums,
         };

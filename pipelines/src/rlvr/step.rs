@@ -202,7 +202,7 @@ impl Setup {
 
     /// What the samples show by themselves.
     fn sample_metrics(&self, scored: &Scored) -> Metrics {
-        let Scored { rewards, measured, lengths, finished, trained, greedy, .. } = scored;
+        let Scored { rewards, measured, lengths, finished, turns, trained, greedy, .. } = scored;
         let groups = count_groups(measured, self.rlvr.group_size);
         let group_total = self.rlvr.prompts_per_step as f64;
         let mut metrics = Metrics::new();
@@ -221,6 +221,11 @@ impl Setup {
             ("selection/left_out", trained.iter().filter(|it| !**it).count() as f64 / trained.len() as f64),
         ] {
             metrics.insert(name, value);
+        }
+        if self.environment.is_some() {
+            metrics.insert("turns/mean", mean(turns));
+            metrics.insert("turns/min", smallest(turns));
+            metrics.insert("turns/max", largest(turns));
         }
         if !greedy.is_empty() {
             metrics.insert("reward/greedy", mean(greedy));

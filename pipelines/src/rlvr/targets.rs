@@ -304,7 +304,9 @@ impl Prepared {
 impl KlOfSamples {
     /// The mean over samples of the mean over each one's tokens.
     fn mean(&self, scored: &Scored) -> f64 {
-        let means = self.of_samples.iter().zip(&scored.lengths).map(|(sum, length)| sum / length);
+        // A sample whose episode never began has no tokens.
+        let of_samples = self.of_samples.iter().zip(&scored.lengths);
+        let means = of_samples.map(|(sum, length)| sum / length.max(1.0));
         means.sum::<f64>() / scored.lengths.len() as f64
     }
 }

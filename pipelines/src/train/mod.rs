@@ -32,7 +32,7 @@ pub use reference::Reference;
 pub(crate) use role::{
     adamw, allocated_bytes, describe, finish_steps, hold, learning_rate, offloaded, zero_config,
 };
-pub use seed::{Purpose, sample_seed};
+pub use seed::{Purpose, sample_seed, turn_seed};
 pub use share::Share;
 
 use crate::{

@@ -147,7 +147,10 @@ const REFUSED: [(&str, &str); 24] = [
     ("data.custom_cls.*", "records are read by their columns"),
     ("data.apply_chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
     ("data.tool_config_path", "there are no tool calls"),
-    ("data.function_tool_path", "there are no tool calls"),
+    (
+        "data.function_tool_path",
+        "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md",
+    ),
     ("data.train_max_samples", "shorten the file"),
     ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
     ("actor_rollout_ref.actor.fsdp_config.full_determinism", "say `strategy.deterministic`"),
@@ -163,7 +166,10 @@ const REFUSED: [(&str, &str); 24] = [
     ("actor_rollout_ref.model.exclude_modules", "say which ones have an adapter in `model.lora.targets`"),
     ("actor_rollout_ref.model.lora*", "say `model.lora`"),
     ("actor_rollout_ref.model.enable_activation_offload", "say `strategy.recompute`"),
-    ("actor_rollout_ref.rollout.multi_turn*", "there are no agents with turns"),
+    (
+        "actor_rollout_ref.rollout.multi_turn*",
+        "what answers turns is a class of yours: write `rollout.environment`, docs/rlvr.md",
+    ),
     ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
     ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),
     ("distillation.*", "there is no distillation"),

@@ -2,7 +2,6 @@
 
 mod worker;
 
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -80,7 +79,7 @@ impl Python {
             Some(worker) => worker,
             None => Worker::start(&self.config)?,
         };
-        let line = serde_json::to_string(case).expect("plain data") + "\n";
+        let line = serde_json::to_string(case).expect("plain data");
         let answer = worker.ask(line, Duration::from_secs_f64(self.config.timeout_s))?;
         // Only a worker that has answered is asked again.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
@@ -106,15 +105,11 @@ impl Reward for Python {
     }
 }
 
-/// The file as an absolute path, since workers may start from elsewhere.
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
     use std::time::Instant;
 
     use super::*;

@@ -7,28 +7,14 @@ Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It says {"rea
 dtype; and height, width and channels.
 """
 
-import asyncio
 import base64
 import functools
-import importlib.util
-import inspect
-import json
 import math
-import os
-import sys
-import traceback
 
 
-def load(path, name):
-    """The function `name` of the file `path`, whose folder is where its imports are looked for first."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    spec = importlib.util.spec_from_file_location("anyroll_user_reward", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise AttributeError(f"there is no function `{name}` in {path}")
+def load_function(path, name):
+    """The function `name` of the file `path`, to be called as one that is not `async`."""
+    function = load(path, "function", name)
     if inspect.iscoroutinefunction(function):
         # `wraps` keeps the parameters that it is asked for.
         return functools.wraps(function)(lambda **kwargs: asyncio.run(function(**kwargs)))
@@ -59,15 +45,6 @@ def image_reader(form):
         return numpy.frombuffer(values, form).reshape(shape)
 
     return array
-
-
-def accepted(function, arguments):
-    """The arguments that `function` has a parameter for: all of them if it takes any."""
-    parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
-    if any(it.kind is it.VAR_KEYWORD for it in parameters):
-        return arguments
-    names = {it.name for it in parameters}
-    return {name: value for name, value in arguments.items() if name in names}
 
 
 def call_trl(function, case, read_image):
@@ -116,18 +93,11 @@ def number(score):
 
 def main():
     path, name, signature, images = sys.argv[1:5]
-    # What the user's code prints must not get between the lines.
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def say(**message):
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
+    say = speaker()
     try:
-        function, read_image = load(path, name), image_reader(images)
+        function, read_image = load_function(path, name), image_reader(images)
     except BaseException as error:
-        say(error="".join(traceback.format_exception_only(error)).strip())
+        say(error=one_line(error))
         return
     say(ready=True)
     call = {"trl": call_trl, "verl": call_verl}[signature]
@@ -140,7 +110,7 @@ def main():
             else:
                 say(score=number(score))
         except Exception as error:
-            say(error="".join(traceback.format_exception_only(error)).strip())
+            say(error=one_line(error))
 
 
 main()

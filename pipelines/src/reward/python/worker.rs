@@ -1,23 +1,21 @@
 //! A Python process that scores completions, spoken with in lines of JSON.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread;
+use std::ffi::OsStr;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Failure, absolute};
+use super::Failure;
 use crate::config::PythonConfig;
+use crate::python::{Process, absolute};
 
 const PROGRAM: &str = include_str!("worker.py");
 
 /// A process that has the user's function loaded.
 #[derive(Debug)]
 pub(super) struct Worker {
-    child: Child,
-    cases: Sender<String>,
+    process: Process,
     lines: Receiver<String>,
 }
 
@@ -46,24 +44,14 @@ struct Line {
 impl Worker {
     /// Starts Python and waits until it has the function.
     pub(super) fn start(config: &PythonConfig) -> Result<Self, Failure> {
-        let mut child = Command::new(&config.python)
-            .args(["-c", PROGRAM])
-            .arg(absolute(&config.path))
-            .args([config.function.as_str(), config.signature.name()])
-            .arg(config.images.unwrap_or_default().name())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("`{}` does not start: {error}", config.python))?;
-        let mut input = child.stdin.take().expect("a pipe");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let (line, lines) = mpsc::channel();
-        let (cases, waiting) = mpsc::channel::<String>();
-        // Both go on until the process ends, so that a wait for it can have a deadline: to read a line, and to be rid of a
-        // case that is larger than a pipe.
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
-        thread::spawn(move || waiting.iter().try_for_each(|case| input.write_all(case.as_bytes())));
-        let mut worker = Self { child, cases, lines };
+        let (path, images) = (absolute(&config.path), config.images.unwrap_or_default().name());
+        let words = [config.function.as_str(), config.signature.name(), images].map(OsStr::new);
+        let args = [&[path.as_os_str()], &words[..]].concat();
+        let (told, lines) = mpsc::channel();
+        // Without a line there is no more: what tells them is dropped.
+        let hear = move |line: Option<String>| line.into_iter().for_each(|line| drop(told.send(line)));
+        let process = Process::start(&config.python, PROGRAM, &args, hear)?;
+        let mut worker = Self { process, lines };
         let said = worker.line(Duration::from_secs_f64(config.start_timeout_s))?;
         match said {
             Line { ready: true, .. } => Ok(worker),
@@ -74,10 +62,9 @@ impl Worker {
         }
     }
 
-    /// Hands over a case, a line of JSON with its end, and waits for what it scores.
+    /// Hands over a case, a line of JSON, and waits for what it scores.
     pub(super) fn ask(&mut self, case: String, timeout: Duration) -> Result<Answer, Failure> {
-        // A process that has died reads nothing; why is said below.
-        let _ = self.cases.send(case);
+        self.process.say(case);
         match self.line(timeout)? {
             Line { score: Some(score), .. } => Ok(Answer::Score(score)),
             Line { refused: true, .. } => Ok(Answer::Refused),
@@ -91,20 +78,7 @@ impl Worker {
             Ok(text) => serde_json::from_str(&text)
                 .map_err(|error| format!("the worker wrote `{text}`: {error}").into()),
             Err(RecvTimeoutError::Timeout) => Err(Failure::TimedOut(timeout)),
-            Err(RecvTimeoutError::Disconnected) => {
-                // It has ended, or closed its output and does not.
-                let _ = self.child.kill();
-                let status = self.child.wait().map_err(|error| error.to_string())?;
-                Err(format!("the Python process ended with {status}").into())
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.process.how_it_ended()),
         }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Both fail for one that has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

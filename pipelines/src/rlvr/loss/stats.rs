@@ -35,6 +35,9 @@ impl LossStats {
     pub(super) fn add(&mut self, seen: &Seen) -> Result<()> {
         let _guard = tch::no_grad_guard();
         let Seen { policy, kl, terms, scores, targets } = seen;
+        if scores.logprobs.numel() == 0 {
+            return Ok(()); // no token is the largest
+        }
         let sum = |tensor: &Tensor| tensor.f_detach()?.f_sum(Kind::Double);
         let weighted = |tensor: &Tensor| sum(&tensor.f_mul(&targets.token_weights)?);
         let zero = Tensor::f_zeros_like(&sum(&scores.entropy)?)?;
@@ -83,6 +86,9 @@ pub struct Drift(Option<[Tensor; 2]>);
 impl Drift {
     /// Adds the tokens of a micro-batch.
     pub fn add(&mut self, logprobs: &Tensor, sampled: &Tensor) -> Result<()> {
+        if logprobs.numel() == 0 {
+            return Ok(());
+        }
         let apart = logprobs.f_sub(sampled)?.f_abs()?.f_to_kind(Kind::Double)?;
         let (sum, max) = (apart.f_sum(Kind::Double)?, apart.f_max()?);
         self.0 = Some(match self.0.take() {

@@ -1,9 +1,10 @@
 //! Losses against an independent implementation, their gradients against finite differences, any split against the
-//! whole, and their means against enumeration.
+//! whole, their means against enumeration, and what is kept of several turns against a mask.
 
 mod bandit;
 mod golden;
 mod split;
+mod turns;
 
 use super::*;
 use crate::config::{

@@ -13,7 +13,7 @@ const SEQUENCES: usize = 12;
 const PROMPT_LEN: usize = 2;
 
 /// AdamW that moves weights about as far as their gradient is long, so that weights tell gradients apart.
-const NEARLY_SGD: AdamW = AdamW {
+pub(super) const NEARLY_SGD: AdamW = AdamW {
     betas: (0.0, 0.0),
     eps: 1.0,
     weight_decay: 0.0,
@@ -50,7 +50,7 @@ fn any_split_gives_the_critic_the_same_gradient() {
 }
 
 /// The gradient's norm, which is not 0, and the weights.
-fn assert_near(what: &str, split: &(f64, Vec<f32>), whole: &(f64, Vec<f32>)) {
+pub(super) fn assert_near(what: &str, split: &(f64, Vec<f32>), whole: &(f64, Vec<f32>)) {
     assert!(whole.0 > 1e-3, "{what}: no gradient");
     assert!((split.0 - whole.0).abs() < 1e-5 * whole.0, "{what}: norm {} is not {}", split.0, whole.0);
     for (split, whole) in split.1.iter().zip(&whole.1) {
@@ -139,12 +139,12 @@ fn update(
 }
 
 /// The sequences of a rank.
-fn own(group: &CollectiveGroup) -> Range<usize> {
+pub(super) fn own(group: &CollectiveGroup) -> Range<usize> {
     let own = SEQUENCES / group.world_size();
     group.rank() * own..(group.rank() + 1) * own
 }
 
-fn parts(own: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn parts(own: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
 }
 
@@ -155,13 +155,13 @@ fn pack(sequences: &[Vec<i64>]) -> PackedBatch {
 }
 
 /// All weights in a row.
-fn flat<M: Model>(zero: &mut Zero<M>) -> Vec<f32> {
+pub(super) fn flat<M: Model>(zero: &mut Zero<M>) -> Vec<f32> {
     let weights = zero.weights().unwrap();
     let flat: Vec<Tensor> = weights.iter().flatten().map(|weight| weight.flatten(0, -1)).collect();
     Tensor::cat(&flat, 0).try_into().unwrap()
 }
 
-fn decoder() -> Arc<Decoder> {
+pub(super) fn decoder() -> Arc<Decoder> {
     let config = DecoderConfig {
         vocab_size: 11,
         hidden_size: 12,
@@ -192,7 +192,7 @@ fn sequences() -> (Vec<Vec<i64>>, Vec<i64>) {
     (sequences, lengths)
 }
 
-fn wave(tokens: i64, speed: f64, size: f64, middle: f64) -> Tensor {
+pub(super) fn wave(tokens: i64, speed: f64, size: f64, middle: f64) -> Tensor {
     (Tensor::arange(tokens, (tch::Kind::Float, tch::Device::Cpu)) * speed).sin() * size + middle
 }
 

@@ -1,0 +1,303 @@
+//! What answers the model's turns: objects of a class of the user's, an episode each, in processes of their own.
+//!
+//! An [`Environment`] has the processes, and [`Episodes`] are those of one call of the sampler. A sample's episode has a
+//! process to itself from `reset` to its end, so that one that crashes or hangs costs its own sample. Nobody waits for a
+//! process while another sample has something to be sampled: what processes say is taken as it comes, and only where nothing
+//! else is to be done is it waited for, each with its deadline. So the order of arrival is a clock's; what a sample becomes
+//! does not depend on it, since each turn has random numbers of its own.
+
+mod worker;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyroll_models::generation::Ending;
+
+use crate::config::{EnvironmentConfig, RolloutConfig};
+use crate::data::{Record, Tokenizer};
+use crate::error_chain::one_line;
+use crate::inference::{Episode, Sample};
+use crate::reward::Failure;
+use worker::{Heard, Said, Worker};
+
+/// The processes of a rank, and how they are spoken with.
+#[derive(Debug)]
+pub struct Environment {
+    config: EnvironmentConfig,
+    /// Episodes that are open at a time.
+    most_open: usize,
+    tokenizer: Arc<Tokenizer>,
+    pool: Mutex<Pool>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    /// Those that have no episode.
+    idle: Vec<Worker>,
+    /// What all of them say.
+    heard: Receiver<Heard>,
+    tell: Sender<Heard>,
+    /// The number of the next one.
+    next: u64,
+}
+
+impl Environment {
+    /// What `rollout` says, if it names an environment. Starts a first process, which shows whether the file has the class.
+    ///
+    /// # Errors
+    /// If Python does not start, or the file fails.
+    pub fn new(rollout: &RolloutConfig, tokenizer: Arc<Tokenizer>) -> Result<Option<Self>, Failure> {
+        let Some(config) = rollout.environment.clone() else { return Ok(None) };
+        let (tell, heard) = mpsc::channel();
+        let mut pool = Pool { idle: Vec::new(), heard, tell, next: 0 };
+        let mut first = pool.start(&config)?;
+        let line = pool.heard.recv_timeout(first.patience(&config));
+        let (_, line) = line.map_err(|_| Failure::TimedOut(first.patience(&config)))?;
+        first.hear(line.as_deref()).map_err(|failure| does_not_load(&config, &failure))?;
+        pool.idle.push(first);
+        let most_open = rollout.open_episodes();
+        Ok(Some(Self { config, most_open, tokenizer, pool: Mutex::new(pool) }))
+    }
+
+    /// Episodes for samples of these records, in their order.
+    pub fn episodes(&self, records: Vec<Arc<Record>>) -> Episodes<'_> {
+        Episodes {
+            environment: self,
+            pool: self.pool.lock().unwrap_or_else(PoisonError::into_inner),
+            waiting: (0..records.len()).collect(),
+            records,
+            open: BTreeMap::new(),
+            replies: Replies::default(),
+        }
+    }
+
+    /// The tokens of what the environment says behind a turn that ends with `last`.
+    fn encode(&self, observation: &str, last: i64) -> Result<Vec<i64>, Failure> {
+        let role = self.tokenizer.speaker(self.config.role).role();
+        self.tokenizer
+            .encode_observation(observation, role, last)
+            .map_err(|error| format!("what it says cannot be read: {}", one_line(&error)).into())
+    }
+}
+
+fn does_not_load(config: &EnvironmentConfig, why: &Failure) -> Failure {
+    format!("{} does not load: {why}", config.path.display()).into()
+}
+
+impl Pool {
+    fn start(&mut self, config: &EnvironmentConfig) -> Result<Worker, Failure> {
+        let number = self.next;
+        self.next += 1;
+        Worker::start(config, number, self.tell.clone())
+    }
+
+    /// One that has no episode, or a new one.
+    fn worker(&mut self, config: &EnvironmentConfig) -> Result<Worker, Failure> {
+        match self.idle.pop() {
+            Some(worker) => Ok(worker),
+            None => self.start(config),
+        }
+    }
+}
+
+/// The episodes of samples, each by its sample's number. Processes of those that have not ended end with this.
+#[derive(Debug)]
+pub struct Episodes<'a> {
+    environment: &'a Environment,
+    pool: MutexGuard<'a, Pool>,
+    records: Vec<Arc<Record>>,
+    /// Those that have not begun, the first one first.
+    waiting: VecDeque<usize>,
+    open: BTreeMap<usize, Open>,
+    /// What is to be told when next is listened.
+    replies: Replies,
+}
+
+/// An episode that has begun.
+#[derive(Debug)]
+struct Open {
+    worker: Worker,
+    /// By when it has to say something; nothing while the model writes.
+    due: Option<Instant>,
+}
+
+/// Numbers of samples.
+#[derive(Debug, Default)]
+pub struct Replies {
+    /// Those of which a turn is to be sampled now.
+    pub next: Vec<usize>,
+    /// Those that have ended.
+    pub ended: Vec<usize>,
+}
+
+impl Episodes<'_> {
+    /// Whether all have ended.
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty() && self.waiting.is_empty() && self.replies.ended.is_empty()
+    }
+
+    /// Tells an episode the last turn of its sample, which was sampled to its end. One that was cut ends the episode.
+    pub fn tell(&mut self, number: usize, sample: &mut Sample) {
+        let config = &self.environment.config;
+        let open = self.open.get_mut(&number).expect("only what has begun is sampled");
+        if sample.ending == Some(Ending::Length) {
+            self.close(number);
+        } else if open.worker.is_of_use() {
+            sample.ending = None;
+            open.worker.step(&sample.text(&self.environment.tokenizer));
+            open.due = Some(Instant::now() + open.worker.patience(config));
+        } else {
+            self.fail(number, sample, "the Python process ended while the model wrote".into());
+        }
+    }
+
+    /// What came of it, in the order of the numbers. If it is to `wait` it returns once there is something; `limits` are the
+    /// most tokens that each sample may have.
+    pub fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
+        loop {
+            while let Ok(heard) = self.pool.heard.try_recv() {
+                self.take(heard, samples, limits);
+            }
+            self.give_up(samples);
+            // With the processes of those that have ended, and none that has said that it is gone.
+            self.begin(samples);
+            let is_something = !self.replies.next.is_empty() || !self.replies.ended.is_empty();
+            let due = self.open.values().filter_map(|open| open.due).min().filter(|_| wait && !is_something);
+            let Some(due) = due else { break };
+            if let Ok(heard) = self.pool.heard.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                self.take(heard, samples, limits);
+            }
+        }
+        let mut replies = mem::take(&mut self.replies);
+        replies.next.sort_unstable();
+        replies.ended.sort_unstable();
+        replies
+    }
+
+    /// Begins as many as may be open.
+    fn begin(&mut self, samples: &mut [Sample]) {
+        let Environment { config, most_open, .. } = self.environment;
+        while self.open.len() < *most_open
+            && let Some(number) = self.waiting.pop_front()
+        {
+            samples[number].episode = Some(Episode::default());
+            match self.pool.worker(config) {
+                Ok(worker) => {
+                    worker.reset(&self.records[number]);
+                    let due = Some(Instant::now() + worker.patience(config));
+                    self.open.insert(number, Open { worker, due });
+                }
+                Err(failure) => self.fail(number, &mut samples[number], failure),
+            }
+        }
+    }
+
+    /// Takes a line of a process.
+    fn take(&mut self, (worker, line): Heard, samples: &mut [Sample], limits: &[usize]) {
+        let config = &self.environment.config;
+        let of_worker = self.open.iter_mut().find(|(_, open)| open.worker.number == worker);
+        let Some((&number, Open { worker, due })) = of_worker else {
+            // It has no episode, and says something all the same: that it has ended, most likely.
+            return self.pool.idle.retain(|idle| idle.number != worker);
+        };
+        let was_asked = due.is_some();
+        match worker.hear(line.as_deref()) {
+            // What is told while the model writes: that it has ended.
+            _ if !was_asked => {}
+            Ok(None) => *due = Some(Instant::now() + worker.patience(config)),
+            Ok(Some(said)) => {
+                *due = None;
+                self.go_on(number, &mut samples[number], said, limits[number]);
+            }
+            Err(failure) => {
+                let loads = worker.is_of_use() || line.is_none();
+                let failure = if loads { failure } else { does_not_load(config, &failure) };
+                self.fail(number, &mut samples[number], failure);
+            }
+        }
+    }
+
+    /// Goes on with what an episode said.
+    fn go_on(&mut self, number: usize, sample: &mut Sample, said: Said, limit: usize) {
+        let episode = sample.episode.as_mut().expect("it has begun");
+        if sample.logprobs.is_empty() {
+            return match self.first(number, said.observation, limit) {
+                Ok(Some(prompt)) => {
+                    *sample = Sample { episode: sample.episode.take(), ..Sample::begin(prompt) };
+                    self.replies.next.push(number);
+                }
+                Ok(None) => self.replies.next.push(number),
+                Err(failure) => self.fail(number, sample, failure),
+            };
+        }
+        episode.rewards.push(said.reward);
+        if said.done || episode.rewards.len() >= self.environment.config.max_turns {
+            sample.ending = Some(if said.done { Ending::Stop } else { Ending::Length });
+            return self.close(number);
+        }
+        let last = *sample.tokens.last().expect("a prompt");
+        match self.environment.encode(&said.observation.unwrap_or_default(), last) {
+            Ok(tokens) if sample.tokens.len() + tokens.len() < limit => {
+                sample.hear(&tokens);
+                self.replies.next.push(number);
+            }
+            Ok(_) => {
+                sample.ending = Some(Ending::Length); // there is no room for a token behind it
+                self.close(number);
+            }
+            Err(failure) => self.fail(number, sample, failure),
+        }
+    }
+
+    /// The prompt with what an episode says in front of the first turn, if it does.
+    fn first(
+        &self,
+        number: usize,
+        observation: Option<String>,
+        limit: usize,
+    ) -> Result<Option<Vec<i64>>, Failure> {
+        let Some(observation) = observation else { return Ok(None) };
+        let record = self.records[number].followed_by(&observation);
+        let record = record.ok_or("what `reset` says has no place: the prompt's last message is no text")?;
+        let prompt = self.environment.tokenizer.encode_prompt(&record);
+        let prompt = prompt.map_err(|error| format!("what it says cannot be read: {}", one_line(&error)))?;
+        if prompt.len() >= limit {
+            let tokens = prompt.len();
+            let problem = format!("with what `reset` says the prompt has {tokens} tokens, of {limit} in all");
+            return Err(problem.into());
+        }
+        Ok(Some(prompt))
+    }
+
+    /// Gives up those that are late.
+    fn give_up(&mut self, samples: &mut [Sample]) {
+        let now = Instant::now();
+        let is_late = |open: &Open| open.due.is_some_and(|due| due <= now);
+        let late = self.open.iter().filter(|(_, open)| is_late(open)).map(|(&number, _)| number);
+        for number in late.collect::<Vec<usize>>() {
+            let open = self.open.remove(&number).expect("it is open");
+            let patience = open.worker.patience(&self.environment.config);
+            self.fail(number, &mut samples[number], Failure::TimedOut(patience));
+        }
+    }
+
+    /// Ends an episode with what went wrong; what there is of its sample counts as cut.
+    fn fail(&mut self, number: usize, sample: &mut Sample, failure: Failure) {
+        sample.ending = Some(Ending::Length);
+        sample.episode.as_mut().expect("it has begun").failure = Some(failure);
+        self.close(number);
+    }
+
+    /// Ends an episode. Its process waits for the next one, if it is of use.
+    fn close(&mut self, number: usize) {
+        let worker = self.open.remove(&number).map(|open| open.worker);
+        self.pool.idle.extend(worker.filter(Worker::is_of_use));
+        self.replies.ended.push(number);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+"""An environment's process: one episode after another of the user's class, one JSON object a line in and out.
+
+Started with FILE CLASS. It says {"ready": true} once. {"reset": {"prompt", "answer", "messages", "columns"}} begins an episode,
+and is answered with {"observation": text or null}; {"step": text} tells it the model's turn, and is answered with
+{"observation": text or null, "done": bool, "reward": number or null}. Either may be answered with {"error": text}.
+"""
+
+import asyncio
+import math
+
+ANSWER = {"observation": None, "done": False, "reward": None}
+
+
+def load_class(path, name):
+    """The class, which has both methods."""
+    found = load(path, "class", name)
+    for method in ("reset", "step"):
+        if not callable(getattr(found, method, None)):
+            raise AttributeError(f"`{name}` in {path} has no method `{method}`")
+    return found
+
+
+def text(observation):
+    """What the environment says, which is a text or nothing."""
+    if observation is not None and not isinstance(observation, str):
+        raise TypeError(f"it says {observation!r}, which is no text")
+    return observation
+
+
+def answer(said):
+    """What `step` returned, with what it left out."""
+    if not isinstance(said, dict) or not said.keys() <= ANSWER.keys():
+        raise TypeError(f"`step` returned {said!r}: return a dict with {', '.join(ANSWER)}, or some of these")
+    said = {**ANSWER, **said}
+    if said["reward"] is not None and not math.isfinite(said["reward"]):
+        raise ValueError(f"the reward is {said['reward']}")
+    if not said["done"] and said["observation"] is None:
+        raise ValueError("the episode is not done, and the environment says nothing")
+    reward = None if said["reward"] is None else float(said["reward"])
+    return {"observation": text(said["observation"]), "done": bool(said["done"]), "reward": reward}
+
+
+def main():
+    say = speaker()
+    try:
+        episode_class = load_class(*sys.argv[1:3])
+    except BaseException as error:
+        say(error=one_line(error))
+        return
+    say(ready=True)
+    loop = asyncio.new_event_loop()
+
+    def result(value):
+        return loop.run_until_complete(value) if inspect.isawaitable(value) else value
+
+    episode = None
+    for line in sys.stdin:
+        try:
+            said = json.loads(line)
+            if "reset" in said:
+                episode, record = episode_class(), said["reset"]
+                arguments = {**record.pop("columns"), **record}
+                say(observation=text(result(episode.reset(**accepted(episode.reset, arguments)))))
+            else:
+                say(**answer(result(episode.step(said["step"]))))
+        except Exception as error:
+            say(error=one_line(error))
+
+
+main()

@@ -1,0 +1,288 @@
+//! Rollouts of several turns, with an environment of the user's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{
+    anyroll, assert_same, assert_same_steps, asynchronous::assert_repeats, fail, finish, last_checkpoint,
+    lasting_metrics, published_model::model, series, succeed, whole_lines,
+};
+
+const GUESS: &str = "configs/rlvr_guess_cpu.yaml";
+
+/// What makes a run of it a matter of seconds.
+const SMALL: [&str; 13] = [
+    "pipeline.rlvr.warmup.steps=30",
+    "pipeline.rlvr.warmup.optimizer.schedule.constant.warmup_steps=5",
+    "pipeline.rlvr.steps=8",
+    "pipeline.rlvr.prompts_per_step=8",
+    "pipeline.rlvr.group_size=4",
+    "pipeline.rlvr.mini_batches=2",
+    "pipeline.rlvr.optimizer.schedule.linear.warmup_steps=2",
+    "pipeline.rlvr.evaluation.every=4",
+    "pipeline.rlvr.evaluation.prompts=20",
+    "pipeline.rlvr.evaluation.samples=2",
+    "pipeline.rlvr.checkpoint.every=4",
+    "pipeline.rlvr.rollout.batch_size=12",
+    "pipeline.rlvr.rollout.environment.workers=5",
+];
+
+/// The published game, and others that the clock or bad luck plays in.
+const MORE_GAMES: &str = r#"
+
+class Slow(Guess):
+    def step(self, text):
+        import random, time
+        time.sleep(random.random() * 0.02)
+        return super().step(text)
+
+
+class Moody(Guess):
+    def reset(self, prompt, answer):
+        if prompt[0] == "1":
+            raise ValueError("a prompt that it does not like")
+        self.prompt = prompt
+        super().reset(answer)
+
+    def step(self, text):
+        import os, time
+        if self.prompt[0] == "2":
+            os._exit(7)
+        if self.prompt[:2] == "30":
+            time.sleep(600)
+        return super().step(text)
+
+
+class Chat:
+    def reset(self):
+        self.turns = 0
+        return "\nSay much."
+
+    def step(self, text):
+        self.turns += 1
+        return {"observation": f"that was turn {self.turns}", "done": self.turns == 3, "reward": len(text) % 2}
+"#;
+
+fn command(config: &str, run: &Path, sets: &[&str]) -> Command {
+    let mut command = anyroll(["run", config, "--output", run.to_str().unwrap()]);
+    for set in SMALL.iter().chain(sets) {
+        command.args(["--set", set]);
+    }
+    command
+}
+
+fn run(folder: &TempDir, name: &str, sets: &[&str]) -> PathBuf {
+    let run = folder.path().join(name);
+    succeed(command(GUESS, &run, sets));
+    run
+}
+
+/// The `--set`s of an environment in a file of `folder`.
+fn game(folder: &TempDir, class: &str) -> [String; 2] {
+    let path = folder.path().join("games.py");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let published = fs::read_to_string(root.join("configs/environments/guess.py")).unwrap();
+    fs::write(&path, published + MORE_GAMES).unwrap();
+    let environment = "pipeline.rlvr.rollout.environment";
+    [format!("{environment}.path={}", path.display()), format!("{environment}.class={class}")]
+}
+
+fn samples(run: &Path) -> Vec<Value> {
+    let lines = whole_lines(&run.join("samples.jsonl"));
+    lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn who_listens_learns_more_than_can_be_had_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut command = anyroll(["run", GUESS, "--output", run.to_str().unwrap()]);
+    command.args(["--set", "pipeline.rlvr.steps=80"]);
+    succeed(command);
+    let pass_at_1 = series(&run, "eval/pass@1");
+    let (before, after) = (pass_at_1[0], *pass_at_1.last().unwrap());
+    assert!(before < 0.3, "the warm-up alone reaches {before}");
+    assert!(after > 0.45, "four blind guesses are right in 0.4 of the games, and it is in {after}");
+    let turns = series(&run, "turns/mean");
+    assert!(turns.iter().all(|&turns| turns > 1.0 && turns <= 4.0), "{turns:?}");
+    // Each turn was heard, and is told as it was.
+    let samples = samples(&run);
+    let several = samples.iter().filter(|sample| sample["turns"].as_array().unwrap().len() > 1);
+    assert!(several.count() > samples.len() / 4);
+    for sample in &samples {
+        let turns = sample["turns"].as_array().unwrap();
+        let told = |turn: &Value| {
+            let said = turn["observation"].as_str().unwrap_or_default();
+            format!("{}{said}", turn["text"].as_str().unwrap())
+        };
+        assert_eq!(turns.iter().map(told).collect::<String>(), sample["completion"].as_str().unwrap());
+        let earned: f64 = turns.iter().filter_map(|turn| turn["reward"].as_f64()).sum();
+        assert_eq!(Some(earned), sample["reward"].as_f64());
+    }
+    let report = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(report.contains("class=\"observation\""), "the report shows no turns");
+}
+
+/// When an environment answers is a matter of the clock, and what comes of it is not.
+#[test]
+fn neither_the_clock_nor_a_resume_changes_a_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, quick] = game(&folder, "Guess");
+    let [_, slow] = game(&folder, "Slow");
+    let whole = run(&folder, "quick", &[&path, &quick]);
+    let again = run(&folder, "slow", &[&path, &slow]);
+    assert_repeats(&whole, &again);
+    let workers = "pipeline.rlvr.rollout.environment.workers=12";
+    assert_same(&whole, &run(&folder, "many", &[&path, &slow, workers]));
+}
+
+/// Episodes that are dealt to other ranks, and greedy ones beside the groups.
+#[test]
+fn groups_that_are_picked_keep_their_episodes() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, sets) in [
+        ("mixed", "pipeline.rlvr.selection={mixed_groups: {max_batches: 4}}"),
+        ("remax", "pipeline.rlvr.algorithm.advantage=remax"),
+    ] {
+        let one = run(&folder, &format!("{name}-one"), &[sets]);
+        let two = run(&folder, &format!("{name}-two"), &[sets, "devices=2"]);
+        for metric in ["reward/mean", "turns/mean", "response_length/mean", "loss/policy", "grad_norm"] {
+            let [one, two] = [&one, &two].map(|run| series(run, metric)[0]);
+            assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}, {metric}: {one} and {two}");
+        }
+        assert!(series(&one, "grad_norm").iter().any(|&norm| norm > 0.0), "{name}: nothing was learnt");
+    }
+}
+
+/// All that a step can have, on two ranks.
+#[test]
+fn every_zero_stage_computes_the_same_and_so_does_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = [
+        "pipeline.rlvr.algorithm.advantage={gae: {}}",
+        "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1.0e-3}}}",
+        "pipeline.rlvr.algorithm.kl_coef=0.05",
+        "pipeline.rlvr.algorithm.entropy_coef=0.01",
+        "pipeline.rlvr.algorithm.old_logprobs=recompute",
+        "pipeline.rlvr.algorithm.rollout_correction={truncate: {level: sequence, max: 2.0}}",
+        "pipeline.rlvr.epochs=2",
+        "strategy.micro_batch_size=3",
+    ];
+    let run = |name: &str, sets: &[&str]| run(&folder, name, &[&full[..], sets].concat());
+    let one = run("one", &[]);
+    let whole = run("whole", &["devices=2", "strategy.zero_stage=0"]);
+    let sharded = run("sharded", &["devices=2", "strategy.zero_stage=3"]);
+    assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&sharded));
+    assert!(last_checkpoint(&whole) == last_checkpoint(&sharded), "the checkpoints differ");
+    for name in
+        ["reward/mean", "turns/mean", "loss/policy", "entropy", "critic/vf_loss", "response_length/mean"]
+    {
+        let [one, two] = [&one, &whole].map(|run| series(run, name)[0]);
+        assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}: {one} and {two}");
+    }
+    // What is said between turns is no token that was sampled: its log-probs are compared with nothing.
+    let apart = series(&one, "rollout/logprob_diff_max");
+    assert!(apart.iter().all(|&difference| difference < 1e-4), "{apart:?}");
+}
+
+#[test]
+fn strict_rollouts_of_several_turns_have_the_log_probs_of_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let strict = ["pipeline.rlvr.rollout.strict=true", "strategy.micro_batch_size=3"];
+    let run = run(&folder, "strict", &strict);
+    assert_eq!(series(&run, "rollout/logprob_diff_max"), [0.0; 8]);
+    assert!(series(&run, "turns/max").iter().all(|&turns| turns > 1.0));
+}
+
+#[test]
+fn what_goes_wrong_costs_its_samples_and_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, moody] = game(&folder, "Moody");
+    let timeout = "pipeline.rlvr.rollout.environment.timeout_s=0.5";
+    let patient = "pipeline.rlvr.reward=[{environment: {}, max_error_rate: 0.9}]";
+    let sets = [
+        &*path,
+        &moody,
+        timeout,
+        patient,
+        // Samples without a token, alone in their batch.
+        "strategy.micro_batch_size=1",
+        "pipeline.rlvr.algorithm.kl_coef=0.01",
+        "pipeline.rlvr.algorithm.kl_in={reward: {}}",
+    ];
+    let moody_run = run(&folder, "moody", &sets);
+    let errors = series(&moody_run, "reward/environment/errors");
+    assert!(errors.len() > 4, "{errors:?}");
+    let timeouts: f64 = series(&moody_run, "reward/environment/timeouts").iter().sum();
+    assert!(timeouts > 0.0 && timeouts < errors.iter().sum(), "{timeouts} of {errors:?}");
+    assert_eq!(series(&moody_run, "selection/left_out"), series(&moody_run, "reward/error_rate"));
+    for name in ["loss/policy", "kl/reference", "reward/mean"] {
+        assert_eq!(series(&moody_run, name).len(), 8, "{name} is no number");
+    }
+
+    let ended = finish(command(GUESS, &folder.path().join("strict"), &[&path, &moody]));
+    for words in ["`environment` failed on", "max_error_rate"] {
+        assert!(ended.error().contains(words), "{ended:#?}");
+    }
+}
+
+/// A published model's words go to its environment as text, and come back as messages of its chat template.
+#[test]
+fn a_chat_model_hears_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, class] = game(&folder, "Chat");
+    let model = format!("model={{path: {}, chat: true}}", model().display());
+    let sets = [
+        &*path,
+        &class,
+        &model,
+        "pipeline.rlvr.warmup.steps=0",
+        "pipeline.rlvr.rollout.max_new_tokens=300",
+        "pipeline.rlvr.rollout.environment.max_turn_tokens=60",
+        // It is random, and ends otherwise rarely; some turns have a token for their end, and some have not.
+        "pipeline.rlvr.rollout.stop=[a, e, i, o, t, n]",
+    ];
+    let run = run(&folder, "chat", &sets);
+    assert!(series(&run, "turns/max").contains(&3.0), "{:?}", series(&run, "turns/mean"));
+    let samples = samples(&run);
+    let longest = samples.iter().max_by_key(|sample| sample["turns"].as_array().unwrap().len()).unwrap();
+    let said = longest["turns"][0]["observation"].as_str().unwrap();
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>().join(" "), "user that was turn 1 assistant");
+}
+
+#[test]
+fn what_an_environment_cannot_be_with_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, half] = game(&folder, "Half");
+    let check = |sets: &[&str], words: [&str; 2]| {
+        let mut command = anyroll(["check", GUESS]);
+        for set in sets {
+            command.args(["--set", set]);
+        }
+        let told = finish(command);
+        assert_eq!(told.code, Some(1), "{told:#?}");
+        assert!(words.iter().all(|words| told.stderr.contains(words)), "{told:#?}");
+    };
+    const ENVIRONMENT: &str = "pipeline.rlvr.rollout.environment";
+    let set = |field: &str| format!("{ENVIRONMENT}.{field}");
+    check(&["pipeline.rlvr.rollout.async={ahead: 1}"], ["rollout.async.ahead", "write `ahead: 0`"]);
+    check(&["devices=1", "roles.rollout={devices: 1}"], ["roles.rollout", "leave one of the two out"]);
+    check(&["pipeline.rlvr.reward=exact"], ["pipeline.rlvr.reward", "add `- environment: {}`"]);
+    check(&[&format!("{ENVIRONMENT}=null")], ["reward[0].environment", "there is no environment"]);
+    check(&[&set("role=tool")], [".environment.role", "write `none`"]);
+    check(&[&set("max_turns=0")], [".environment.max_turns", "1 or above"]);
+    check(
+        &[&set("max_turn_tokens=13")],
+        [".environment.max_turn_tokens", "at most `rollout.max_new_tokens`, 12"],
+    );
+    check(&[&set("path=configs/none.py")], [".environment.path", "there is no file configs/none.py"]);
+    check(&[&path, &half], [".environment.path", "no class `Half`"]);
+    let error = fail(command(GUESS, &folder.path().join("half"), &[&path, &half]));
+    assert!(error.contains("rollout.environment") && error.contains("no class `Half`"), "{error}");
+    let error = fail(anyroll(["reward", "environment", "--file", "none.jsonl"]));
+    assert!(error.contains("it is of episodes, and here is none"), "{error}");
+}
