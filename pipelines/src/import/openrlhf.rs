@@ -262,12 +262,12 @@ fn batches(ledger: &mut Ledger) {
             ledger.fold("train.partial_rollout_enable", "what is unfinished goes on in the next step");
         }
     }
-    run(ledger, R, ("train.num_episodes", 1));
+    run(ledger, R, prompts, ("train.num_episodes", 1));
 }
 
-/// How long the run of `pipeline` is, with passes over the data by a key with its default, and when it is saved and
-/// evaluated.
-pub(super) fn run(ledger: &mut Ledger, pipeline: &str, (key, usual): (&str, u64)) {
+/// How long the run of `pipeline` is, with so many records a step and passes over the data by a key with its default, and
+/// when it is saved and evaluated.
+pub(super) fn run(ledger: &mut Ledger, pipeline: &str, records: u64, (key, usual): (&str, u64)) {
     for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
         match ledger.number(key) {
             Some(steps) if steps > 0.0 => ledger.copy_number(key, &format!("{pipeline}.{field}")),
@@ -276,14 +276,27 @@ pub(super) fn run(ledger: &mut Ledger, pipeline: &str, (key, usual): (&str, u64)
         }
     }
     ledger.copy_number("ckpt.max_num", &format!("{pipeline}.checkpoint.keep_last"));
-    for samples in ["max_samples", "data.max_samples"] {
-        rules::map_count(ledger, samples, &format!("{pipeline}.data.file.max_records"), 1);
+    let samples = ledger.whole("max_samples").or_else(|| ledger.whole("data.max_samples"));
+    for key in ["max_samples", "data.max_samples"] {
+        rules::map_count(ledger, key, &format!("{pipeline}.data.file.max_records"), 1);
     }
-    match ledger.truth("algo.dynamic_filtering_enable") {
-        Some(true) => ledger.refuse_all(&[(key, NO_EPOCHS)]),
+    let field = format!("{pipeline}.steps");
+    match (ledger.truth("algo.dynamic_filtering_enable"), samples) {
+        (Some(true), Some(samples)) => {
+            ledger.assume(&[(key, json!(usual))]);
+            let epochs = rules::count(ledger, key, usual);
+            let steps = samples.saturating_mul(epochs).div_ceil(records.max(1));
+            let why = format!(
+                "{records} of `max_samples` a step; what is filtered out is replaced by further ones"
+            );
+            if ledger.peek(key).is_some() {
+                ledger.change(key, &field, steps, why);
+            }
+        }
+        (Some(true), None) => ledger.refuse_all(&[(key, NO_EPOCHS)]),
         _ => {
             ledger.assume(&[(key, json!(usual))]);
-            rules::data_epochs(ledger, key, &format!("{pipeline}.steps"), "a number of steps");
+            rules::data_epochs(ledger, key, &field, "a number of steps");
         }
     }
 }

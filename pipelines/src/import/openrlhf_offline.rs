@@ -146,13 +146,13 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
             ledger.change(key, field, size.saturating_mul(2), "a pair is two sequences");
         }
     }
-    rules::map_count(ledger, "train.batch_size", &format!("{P}.batch_size"), 128);
+    let records = rules::map_count(ledger, "train.batch_size", &format!("{P}.batch_size"), 128);
     ledger.copy_number("train.seed", "seed");
     let epochs = if trainer == Trainer::Sft { 2 } else { 1 };
     if ledger.peek("eval.dataset").is_some_and(values::is_unset) {
         ledger.idle_all(&[("eval.steps", "nothing is evaluated")]);
     }
-    openrlhf::run(ledger, P, ("train.max_epochs", epochs));
+    openrlhf::run(ledger, P, records, ("train.max_epochs", epochs));
 }
 
 fn dpo(ledger: &mut Ledger) {

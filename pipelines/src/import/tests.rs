@@ -551,7 +551,7 @@ python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_
         "    prompts_per_step: 128\n",
         "    group_size: 8\n",
         "    mini_batches: 8\n",
-        "    steps:\n      data_epochs: 1\n",
+        "    steps: 10\n",
         "        max_records: 1280\n",
         "      kl_coef: 0.001\n",
         "          estimator: k3\n",

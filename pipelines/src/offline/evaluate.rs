@@ -61,9 +61,10 @@ impl Setup {
             roles.of_held_out =
                 self.reference_logprobs(roles, &self.held_out_own, &self.held_out_strangers)?;
         }
-        let (count, records) = (self.held_out_count, self.held_out.len() as f64);
-        let reference = &roles.of_held_out;
-        let kl = self.kl(&mut roles.policy, exchange, &self.held_out_strangers, reference, count, records)?;
+        let (strangers, reference) = (&self.held_out_strangers, &roles.of_held_out);
+        let records = self.held_out.len() as f64;
+        let kl =
+            self.kl(&mut roles.policy, exchange, strangers, reference, (self.held_out_count, records))?;
         let logprobs = score(&mut roles.policy, &self.held_out_own, self.micro_batch_size, true)?;
         let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;

@@ -261,8 +261,7 @@ impl Setup {
         exchange: &Exchange,
         strangers: &[Written],
         reference: &Option<Compared>,
-        count: usize,
-        records: f64,
+        (count, records): (usize, f64),
     ) -> Result<f64> {
         let Some(compared) = reference.as_ref().filter(|_| self.config.objective.estimates_kl()) else {
             return Ok(0.0);

@@ -116,14 +116,14 @@ impl Setup {
         let strangers = lesson.read(objective, &strangers)?;
         let [better, worse, tokens] = counts(&sequences);
         let input: f64 = sequences.iter().map(|sequence| sequence.tokens.len() as f64).sum();
-        let own = [answer_tokens(&sequences), input, f64::from(u8::from(stop)), better, worse, tokens];
-        let [answered, all, stops, better, worse, tokens] = exchange.sum(&own)?[..] else {
+        let sums = [answer_tokens(&sequences), input, f64::from(u8::from(stop)), better, worse, tokens];
+        let [answered, all, stops, better, worse, tokens] = exchange.sum(&sums)?[..] else {
             unreachable!("as many sums")
         };
         let records = config.batch_size as f64;
         let reference = self.reference_logprobs(roles, &sequences, &strangers)?;
-        let own = strangers.len();
-        let kl = self.kl(&mut roles.policy, exchange, &strangers, &reference, own, records)?;
+        let of_kl = (strangers.len(), records);
+        let kl = self.kl(&mut roles.policy, exchange, &strangers, &reference, of_kl)?;
         let batch = Batch {
             sequences: &sequences,
             micro_batch_size: self.micro_batch_size,
@@ -184,7 +184,7 @@ impl Setup {
         metrics
     }
 
-    /// What is left out has no answer in the step that it is of.
+    /// A step may have no desirable answer, or no other: then there is no mean of these.
     fn judged_metrics(&self, metrics: &mut Metrics, sums: &[f64], whole: Whole) {
         metrics.insert(SUMS[1], sums[1] / whole.records);
         let of = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
