@@ -73,10 +73,13 @@ pub(super) fn max_grad_norm(ledger: &mut Ledger, key: &str, field: &str) {
 
 /// PEFT's `target_modules`; without any, what it takes for the families that are here.
 pub(super) fn peft_targets(ledger: &mut Ledger, key: &str) {
-    leave_unset(ledger, &[key]);
+    let default = json!(["q_proj", "v_proj"]);
     match ledger.peek(key) {
-        Some(_) => ledger.lora_targets(key),
-        None => ledger.fill("model.lora.targets", json!(["q_proj", "v_proj"])),
+        Some(value) if values::is_unset(value) => ledger.map(key, "model.lora.targets", default),
+        _ => {
+            ledger.assume(&[(key, default)]);
+            ledger.lora_targets(key);
+        }
     }
 }
 

@@ -23,7 +23,8 @@ pub struct LoraConfig {
     pub targets: Vec<LoraTarget>,
     /// The layers in which they have one, by number and rising; `None`: in all.
     pub layers: Option<Vec<usize>>,
-    /// Whether adapters are weight-decomposed (DoRA): see [`super`].
+    /// Whether adapters are weight-decomposed (DoRA, Liu et al., 2024): they have magnitudes m, and W x + s B A x is
+    /// multiplied by m / ||W + s B A||, row by row.
     pub dora: bool,
     /// The part of an adapter's input that is dropped in training, from 0 to below 1.
     pub dropout: f64,

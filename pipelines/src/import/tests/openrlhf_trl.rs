@@ -203,6 +203,11 @@ fn trlxs_adapters_are_pefts() {
     let lora = "  lora:\n    rank: 4\n    alpha: 8\n    dora: true\n    targets:\n    - q_proj\n    - v_proj\n    \
                 layers:\n    - 1\n";
     check_lines(&import, &[lora]);
+    let told = "mapped    model.peft_config.target_modules: [\"q_proj\",\"v_proj\"] by default -> model.lora.targets";
+    check_rows(&import, &[("model.peft_config.target_modules", told)]);
+    let unset =
+        imported("grpo.yaml", "num_generations: 8\nuse_peft: true\nlora_target_modules: null\n", Origin::Trl);
+    check_lines(&unset, &["    targets:\n    - q_proj\n    - v_proj\n"]);
 }
 
 #[test]
