@@ -7,7 +7,8 @@
 //!
 //! All of it happens before any device is opened, and every error names the field, points at the line or
 //! the `--set` that is to blame, and says what would be right. Read `schema` for the fields, `algorithm`, `data`,
-//! `metrics` and `optimizer` for those of their sections, `offline` and `diffusion` for those of their pipelines.
+//! `environment`, `metrics` and `optimizer` for those of their sections, `offline` and `diffusion` for those of their
+//! pipelines.
 
 mod algorithm;
 mod check;
