@@ -148,8 +148,7 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
             }
         }
         PipelineConfig::Diffusion(_) => {
-            let folder = job.dir.as_ref().map(RunDir::path);
-            let encoded = diffusion::encode_own(&run, (&place, &exchange), folder, screen, &stop)?;
+            let encoded = diffusion::encode_own(&run, (&place, &exchange), &job.folder, screen, &stop)?;
             let ControlFlow::Continue(embeddings) = encoded else {
                 return Ok(Outcome::Interrupted.exit_code());
             };

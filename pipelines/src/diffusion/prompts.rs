@@ -188,8 +188,8 @@ pub fn digest(run: &Run) -> Result<Option<u32>> {
     Ok(records.map(|path| read_records(path)).transpose()?.map(|records| data::digest(&records)))
 }
 
-/// Makes the file of the embeddings of a run that encodes its own texts, in the run's folder and before any rank holds a model,
-/// and returns its path: rank 0, who knows the `folder`, encodes, and the others wait, for no batch longer than their timeout.
+/// Makes the file of the embeddings of a run that encodes its own texts, in the run's `folder` and before any rank holds a model,
+/// and returns its path: rank 0 encodes, and the others wait, for no batch longer than their timeout.
 /// A run that is resumed finds its file there. `screen` shows what is done; it breaks off if somebody `stop`s a rank.
 ///
 /// # Errors
@@ -197,14 +197,12 @@ pub fn digest(run: &Run) -> Result<Option<u32>> {
 pub fn encode_own(
     run: &Run,
     (place, exchange): (&Place, &Exchange),
-    folder: Option<&Path>,
+    folder: &Path,
     screen: &Screen,
     stop: &AtomicBool,
 ) -> Result<ControlFlow<(), Option<PathBuf>>> {
     let Some((model, prompts)) = texts(run) else { return Ok(Continue(None)) };
     let Some(encode) = &prompts.encode else { return Ok(Continue(None)) };
-    let own = folder.map_or(String::new(), |folder| folder.display().to_string());
-    let folder = PathBuf::from(exchange.text_of_first(&own)?);
     let records = read_records(prompts.records.as_ref().expect("a checked config has records to encode"))?;
     // Of other records it is another file: what a run that has no checkpoint yet finds may be older than they are.
     let out = folder.join(format!("prompts-{:08x}.safetensors", data::digest(&records)));
