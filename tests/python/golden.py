@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 
@@ -15,3 +16,17 @@ def write(folder, configs, golden):
         tensors = {key: tensor.detach().contiguous() for key, tensor in golden(config).items()}
         save_file(tensors, out / f"{name}.safetensors")
     (out / "configs.json").write_text(json.dumps(configs, indent=1) + "\n")
+
+
+def of_decoder(model, latents, output, gradients=False):
+    """What a file has of an autoencoder's decoder: `latents`, the `output` made of them, a gradient of that and theirs, and its
+    weights, with their `gradients` if these are asked for."""
+    wanted = torch.randn_like(output)
+    (output * wanted).sum().backward()
+    tensors = {"latents": latents, "output": output, "d_output": wanted, "grad.latents": latents.grad}
+    for name, parameter in model.named_parameters():
+        if name.startswith(("decoder.", "post_quant_conv.")):
+            tensors[name] = parameter
+            if gradients:
+                tensors[f"grad.{name}"] = parameter.grad
+    return tensors

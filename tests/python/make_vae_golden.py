@@ -7,7 +7,7 @@ Needs torch, diffusers and safetensors. Weights are random, all of them, so that
 
 import torch
 from diffusers import AutoencoderKL
-from golden import write
+from golden import of_decoder, write
 
 SHAPE = dict(
     block_out_channels=(4, 8), down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
@@ -26,14 +26,7 @@ def golden(config):
         torch.nn.init.normal_(parameter, std=0.3)
     latents = torch.randn(2, 2, 4, 3, requires_grad=True)
     output = model.decode(latents / config["scaling_factor"] + config.get("shift_factor", 0.0)).sample
-    wanted = torch.randn_like(output)
-    (output * wanted).sum().backward()
-    tensors = {"latents": latents, "output": output, "d_output": wanted, "grad.latents": latents.grad}
-    for name, parameter in model.named_parameters():
-        if name.startswith(("decoder.", "post_quant_conv.")):
-            tensors[name] = parameter
-            tensors[f"grad.{name}"] = parameter.grad
-    return tensors
+    return of_decoder(model, latents, output, gradients=True)
 
 
 if __name__ == "__main__":

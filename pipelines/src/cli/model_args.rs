@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     Result, config,
-    inference::{DeviceChoice, LoadedModel, Options},
+    inference::{DeviceChoice, LoadedModel, Options, Sampling},
 };
 
 /// Which model, and where.
@@ -90,16 +90,8 @@ impl SamplingArgs {
     pub fn params(&self, stop_tokens: Vec<i64>, room: usize) -> SamplingParams {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens } = *self;
         let max_new_tokens = max_new_tokens.unwrap_or(NEW_TOKENS.min(room.max(1)));
-        SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            max_new_tokens,
-            stop_tokens,
-            likeliest: 0,
-        }
+        let how = Sampling { temperature, top_k, top_p, min_p, repetition_penalty };
+        how.params(max_new_tokens, stop_tokens)
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::schema::RolloutConfig;
+use super::{reward, schema::RolloutConfig};
 
 /// Who answers the model's turns: a class in a file of the user's, an object of which is an episode.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -27,13 +27,13 @@ pub struct EnvironmentConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<usize>,
     /// The interpreter, in whose environment the file's imports are. Default `python3`.
-    #[serde(default = "python3")]
+    #[serde(default = "reward::python3")]
     pub python: String,
     /// Seconds for an answer, after which the episode's process is ended. Default 30.
-    #[serde(default = "half_minute")]
+    #[serde(default = "reward::half_minute")]
     pub timeout_s: f64,
     /// Seconds for loading the file. Default 120.
-    #[serde(default = "two_minutes")]
+    #[serde(default = "reward::two_minutes")]
     pub start_timeout_s: f64,
 }
 
@@ -66,18 +66,4 @@ impl RolloutConfig {
         let workers = self.environment.as_ref().and_then(|environment| environment.workers);
         workers.unwrap_or(self.batch_size)
     }
-}
-
-// serde's attributes take functions only.
-
-fn python3() -> String {
-    "python3".to_owned()
-}
-
-fn half_minute() -> f64 {
-    30.0
-}
-
-fn two_minutes() -> f64 {
-    120.0
 }

@@ -469,7 +469,7 @@ fn answer_tokens() -> u64 {
     512
 }
 
-fn half_minute() -> f64 {
+pub(super) fn half_minute() -> f64 {
     30.0
 }
 
@@ -477,7 +477,7 @@ fn minute() -> f64 {
     60.0
 }
 
-fn two_minutes() -> f64 {
+pub(super) fn two_minutes() -> f64 {
     120.0
 }
 
@@ -485,7 +485,7 @@ fn python() -> String {
     "python".into()
 }
 
-fn python3() -> String {
+pub(super) fn python3() -> String {
     "python3".into()
 }
 

@@ -41,6 +41,21 @@ impl Sampling {
     /// As the model says.
     pub const FREE: Self =
         Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
+
+    /// The same for an engine, for completions of so many tokens at most, which any of `stop_tokens` ends.
+    pub fn params(self, max_new_tokens: usize, stop_tokens: Vec<i64>) -> SamplingParams {
+        let Self { temperature, top_k, top_p, min_p, repetition_penalty } = self;
+        SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            max_new_tokens,
+            stop_tokens,
+            ..SamplingParams::default()
+        }
+    }
 }
 
 /// A completion that is wanted.
@@ -190,7 +205,7 @@ impl Sampler {
             };
             engine.submit(Request {
                 prompt: samples[first].context().to_vec(),
-                params: Arc::new(self.params(asked[first].how, tokens(first))),
+                params: Arc::new(asked[first].how.params(tokens(first), self.tokenizer.stop_tokens())),
                 stop: stop.clone(),
                 samples: group.iter().map(sample).collect(),
             })?;
@@ -210,21 +225,6 @@ impl Sampler {
             sequences: self.batch_size.min(asked.len()).max(1),
             longest: self.limits(asked).into_iter().max().unwrap_or(self.max_new_tokens),
             memory: self.cache_memory,
-        }
-    }
-
-    fn params(&self, how: Sampling, max_new_tokens: usize) -> SamplingParams {
-        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = how;
-        let stop_tokens = self.tokenizer.stop_tokens();
-        SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            max_new_tokens,
-            stop_tokens,
-            likeliest: 0,
         }
     }
 }
