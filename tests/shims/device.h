@@ -182,20 +182,23 @@ class Memory {
 
 // ---- events ----
 
-// Counts records: the n-th is reached once `done` is n. A wait is for the last record before it.
+// Counts records. A wait is for the last record before it, whatever is recorded behind that and reached earlier, on
+// another stream say.
 struct Event {
   std::mutex mutex;
   std::condition_variable reached;
-  uint64_t recorded = 0, done = 0;
+  uint64_t recorded = 0;
+  std::set<uint64_t> ahead;  // records that are not reached yet
   std::chrono::steady_clock::time_point at;
 
   uint64_t record() {
     std::lock_guard<std::mutex> lock(mutex);
-    return ++recorded;
+    ahead.insert(++recorded);
+    return recorded;
   }
   void finish(uint64_t version) {
     std::lock_guard<std::mutex> lock(mutex);
-    done = std::max(done, version);
+    ahead.erase(version);
     at = std::chrono::steady_clock::now();
     reached.notify_all();
   }
@@ -205,11 +208,11 @@ struct Event {
   }
   bool is_done(uint64_t version) {
     std::lock_guard<std::mutex> lock(mutex);
-    return done >= version;
+    return !ahead.count(version);
   }
   void wait(uint64_t version) {
     std::unique_lock<std::mutex> lock(mutex);
-    reached.wait(lock, [&] { return done >= version; });
+    reached.wait(lock, [&] { return !ahead.count(version); });
   }
 };
 
