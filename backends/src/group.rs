@@ -204,20 +204,24 @@ impl CollectiveGroup {
         if let Some(after) = &after {
             stream.wait(after)?;
         }
-        operation(&*self.0.comm, stream)?;
+        let outcome = operation(&*self.0.comm, stream);
         let done = stream.record()?;
+        let buffers = buffers.iter().copied().cloned().collect::<Vec<_>>();
+        let work = Work { call, done: done.clone(), group: self.0.clone(), buffers };
+        // One that fails half-way has begun as well: then `work` goes here, and keeps its buffers until that is over.
+        outcome?;
         self.0.recorder.lock().unwrap().push(Entry {
             sequence: 0,
             call,
-            dtype: buffers.first().map(|buffer| buffer.dtype()),
-            len: buffers.first().map_or(0, |buffer| buffer.len()),
+            dtype: work.buffers.first().map(Buffer::dtype),
+            len: work.buffers.first().map_or(0, Buffer::len),
             enqueued_at: Instant::now(),
             after,
             started_at: None,
-            done: done.clone(),
+            done,
             is_done: false,
         });
-        Ok(Work { call, done, group: self.0.clone(), buffers: buffers.iter().copied().cloned().collect() })
+        Ok(work)
     }
 }
 
