@@ -56,6 +56,10 @@ int anyroll_store_set(void* store, const char* key, const uint8_t* value, size_t
 int64_t anyroll_store_add(void* store, const char* key, int64_t amount) {
   return guarded<int64_t>(-1, [&] { return (*static_cast<StorePtr*>(store))->add(key, amount); });
 }
+// 1 if some rank has set the key, 0 if none has, -1 if it cannot be asked.
+int anyroll_store_is_set(void* store, const char* key) {
+  return guarded<int>(-1, [&] { return (*static_cast<StorePtr*>(store))->check({key}) ? 1 : 0; });
+}
 // Waits up to timeout_ms for the key. Returns its length, and copies at most `capacity` bytes.
 int64_t anyroll_store_get(void* store, const char* key, uint8_t* out, size_t capacity, int64_t timeout_ms) {
   return guarded<int64_t>(-1, [&]() -> int64_t {

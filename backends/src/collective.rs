@@ -111,5 +111,7 @@ pub trait Collective: Send + Sync + fmt::Debug {
     /// The error that ended this communicator, if one has.
     fn check(&self) -> Result<()>;
     /// Ends the communicator: pending and later operations fail, and nobody on this rank waits for them.
-    fn abort(&self);
+    /// Where a rank that ends its part leaves others with what looks like a result, it tells them `why` first, and they
+    /// give up as well.
+    fn abort(&self, why: &str);
 }

@@ -18,7 +18,7 @@ use std::{
 
 use crate::{
     Buffer, DType, Error, Rendezvous, Result, Store, Stream, TorchDevice, ffi, library::Failed,
-    stream::report,
+    notice::Notice, stream::report,
 };
 
 /// A communicator as its library has it.
@@ -68,6 +68,8 @@ pub(crate) struct Communicator<L: Library + 'static> {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) timeout: Duration,
+    /// `None` for a rank without peers.
+    notice: Option<Notice>,
     aborted: AtomicBool,
     /// Why it was ended. Locked until the library is through with that: who is told may leave the process next.
     failure: Mutex<Option<Error>>,
@@ -93,13 +95,19 @@ impl<L: Library> Communicator<L> {
             .map_err(|_| rendezvous.error(format!("not all ranks came within {:?}", rendezvous.timeout)))??
             // SAFETY: no communicator is named.
             .map_err(|failed| rendezvous.error(unsafe { library.text(failed.code, 0) }))?;
-        Ok(Self::new(library, handle, device, store))
+        Self::new(library, handle, device, store)
     }
 
     /// Takes over a handle of `library`, for the ranks of `store`.
-    pub(crate) fn new(library: &'static L, handle: Handle, device: TorchDevice, store: &Store) -> Self {
+    pub(crate) fn new(
+        library: &'static L,
+        handle: Handle,
+        device: TorchDevice,
+        store: &Store,
+    ) -> Result<Self> {
         let rendezvous = store.rendezvous();
-        Self {
+        let notice = (rendezvous.world_size > 1).then(|| Notice::listen(store)).transpose()?;
+        Ok(Self {
             library,
             handle,
             inside: Mutex::new(Some(handle)),
@@ -107,9 +115,10 @@ impl<L: Library> Communicator<L> {
             rank: rendezvous.rank,
             world_size: rendezvous.world_size,
             timeout: rendezvous.timeout,
+            notice,
             aborted: AtomicBool::new(false),
             failure: Mutex::default(),
-        }
+        })
     }
 
     /// Lets `start` call the library. `call` is for errors.
@@ -129,13 +138,17 @@ impl<L: Library> Communicator<L> {
         call: &'static str,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        self.end_unless_done(self.timeout, Some(self.late(call)), work)?;
+        self.end_unless_done(self.timeout, || self.end_by(self.late(call)), work)?;
         self.state(call)
     }
 
     /// The error that ended this communicator, if one has.
     pub(crate) fn check(&self) -> Result<()> {
         self.state("check")?;
+        if let Some(words) = self.notice.as_ref().and_then(Notice::heard) {
+            self.end_by(self.error("check", words.into()));
+            return self.state("check");
+        }
         let Some(inside) = self.try_inside() else {
             return Ok(()); // the thread that is inside sees the error for itself
         };
@@ -146,19 +159,28 @@ impl<L: Library> Communicator<L> {
         asked.map_err(|failed| self.fail(failed))
     }
 
-    /// Ends it: whoever waits in a stream for one of its operations goes on.
-    pub(crate) fn abort(&self) {
-        self.end(None);
+    /// Ends it: whoever waits in a stream for one of its operations goes on. The others are told `why`.
+    pub(crate) fn abort(&self, why: &str) {
+        self.end(None, why);
+    }
+
+    /// Ends it because of an error.
+    fn end_by(&self, error: Error) {
+        let why = error.to_string();
+        self.end(Some(error), &why);
     }
 
     /// Ends it for a reason, if there is one; the first reason stays.
-    fn end(&self, reason: Option<Error>) {
+    fn end(&self, reason: Option<Error>, why: &str) {
         let mut failure = self.failure.lock().unwrap();
         if let Some(reason) = reason {
             failure.get_or_insert(reason);
         }
         if self.aborted.swap(true, Ordering::AcqRel) {
             return;
+        }
+        if let Some(notice) = &self.notice {
+            notice.tell(why);
         }
         let start = Instant::now();
         let handle = loop {
@@ -205,13 +227,18 @@ impl<L: Library> Communicator<L> {
         }
     }
 
-    /// Runs `work`, and ends the communicator from another thread when it takes longer than `timeout`.
-    fn end_unless_done<T>(&self, timeout: Duration, reason: Option<Error>, work: impl FnOnce() -> T) -> T {
+    /// Runs `work`, and `end`, which ends the communicator, in another thread when that takes longer than `timeout`.
+    fn end_unless_done<T>(
+        &self,
+        timeout: Duration,
+        end: impl FnOnce() + Send,
+        work: impl FnOnce() -> T,
+    ) -> T {
         let (done, is_done) = mpsc::channel::<()>();
         thread::scope(|scope| {
             scope.spawn(move || {
                 if is_done.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
-                    self.end(reason);
+                    end();
                 }
             });
             let outcome = work();
@@ -228,7 +255,7 @@ impl<L: Library> Communicator<L> {
         // SAFETY: live, since this thread is inside, or zero.
         let message = unsafe { self.library.text(failed.code, handle) };
         drop(inside);
-        self.end(Some(self.error(failed.call, message)));
+        self.end_by(self.error(failed.call, message));
         self.ended(failed.call)
     }
 
@@ -254,7 +281,8 @@ impl<L: Library> Drop for Communicator<L> {
             return;
         }
         // It flushes what is enqueued, which may be waiting for a rank that is gone.
-        self.end_unless_done(DESTROY_TIMEOUT, None, || {
+        let abort = || self.abort("what is enqueued does not end");
+        self.end_unless_done(DESTROY_TIMEOUT, abort, || {
             if let Some(handle) = self.inside.lock().unwrap().take() {
                 // SAFETY: the last use of the handle.
                 self.report(unsafe { self.library.destroy(handle) });

@@ -61,6 +61,7 @@ unsafe extern "C" {
         len: usize,
     ) -> c_int;
     pub(crate) fn anyroll_store_add(store: *mut c_void, key: *const c_char, amount: i64) -> i64;
+    pub(crate) fn anyroll_store_is_set(store: *mut c_void, key: *const c_char) -> i32;
     pub(crate) fn anyroll_store_get(
         store: *mut c_void,
         key: *const c_char,

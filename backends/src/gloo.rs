@@ -221,7 +221,7 @@ impl Collective for Gloo {
         self.shared.state("check")
     }
 
-    fn abort(&self) {
+    fn abort(&self, _why: &str) {
         self.shared.aborted.store(true, Ordering::Release);
         self.shared.interrupt();
     }

@@ -178,7 +178,7 @@ impl CollectiveGroup {
 
     /// Ends the group: pending and later operations fail.
     pub fn abort(&self) {
-        self.0.comm.abort();
+        self.0.comm.abort("its group was ended");
     }
 
     /// The flight recorder's last operations, one a line.
@@ -292,10 +292,11 @@ impl Inner {
             recent: recorder.show(),
         };
         tracing::error!("{error}");
+        let why = error.to_string();
         // Locked until the communicator has ended: who is told may leave the process next, and the library with it.
         let mut failure = self.failure.lock().unwrap();
         failure.get_or_insert(error);
-        self.comm.abort();
+        self.comm.abort(&why);
     }
 }
 

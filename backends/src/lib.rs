@@ -35,6 +35,7 @@ mod kernel_cache;
 mod library;
 mod model_kernels;
 mod nccl;
+mod notice;
 mod open_devices;
 pub mod ops;
 mod pinned_ranges;

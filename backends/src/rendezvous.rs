@@ -133,6 +133,22 @@ impl Store {
         if code == 0 { Ok(()) } else { Err(self.rendezvous.error(ffi::last_error())) }
     }
 
+    /// Whether some rank has set the key.
+    pub(crate) fn is_set(&self, key: &str) -> Result<bool> {
+        let key = self.key(key)?;
+        // SAFETY: the store is live.
+        match unsafe { ffi::anyroll_store_is_set(self.raw, key.as_ptr()) } {
+            ..0 => Err(self.rendezvous.error(ffi::last_error())),
+            is_set => Ok(is_set > 0),
+        }
+    }
+
+    /// The same store once more, for another owner.
+    pub(crate) fn again(&self) -> Result<Self> {
+        let Rendezvous { rank, world_size, .. } = self.rendezvous;
+        self.prefix("", rank, world_size)
+    }
+
     /// Waits, up to the time-out, until some rank has set the key. Values are at most 8 KiB.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         const CAPACITY: usize = 8 << 10;

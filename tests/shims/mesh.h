@@ -82,14 +82,21 @@ class Mesh {
       for (size_t i = 0; i < waiting.size(); i++) {
         if (!waiting[i].revents) continue;
         const int step = queues[numbers[i]].advance(sockets_[numbers[i] / 2], numbers[i] % 2);
+        if (step == 3) return DONE;
         if (step == 2) return MISMATCH;
         is_gone |= step == 1;
       }
       if (is_gone) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
+  // Leaves what the others, in the next exchange that waits for this rank, take for all that they wait for.
+  void run_out() {
+    for (int peer : sockets_)
+      if (peer >= 0) send(peer, &RAN_OUT, sizeof RAN_OUT, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
 
  private:
+  static constexpr uint64_t RAN_OUT = UINT64_MAX;
   struct Item {
     void* data;
     uint64_t len, left;
@@ -101,7 +108,7 @@ class Mesh {
     uint64_t announced = 0;
 
     bool is_done() const { return at == items.size(); }
-    // 0 after progress, 1 when the other end is gone, 2 when the lengths differ.
+    // 0 after progress, 1 when the other end is gone, 2 when the lengths differ, 3 when the other has run out.
     int advance(int socket, bool is_send) {
       while (!is_done()) {
         Item& item = items[at];
@@ -115,7 +122,7 @@ class Mesh {
           if (moved <= 0) return 1;
           (in_header ? header += moved : item.left -= moved);
         }
-        if (header == sizeof announced && announced != item.len) return 2;
+        if (header == sizeof announced && announced != item.len) return announced == RAN_OUT ? 3 : 2;
         if (header == sizeof announced && !item.left) at++, header = 0;
       }
       return 0;

@@ -1,5 +1,6 @@
 // SHIM of librccl, for tests: collectives between processes of one host. Written from nccl.h (RCCL 2.27) and its
-// documentation. A rank that died is not reported: only ncclCommAbort ends the wait for it.
+// documentation. A rank that died is not reported: only ncclCommAbort ends the wait for it, and lets the others take
+// nonsense for a result.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -268,6 +269,8 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   Comm comm = remove(handle);
   if (!comm) return refuse(ncclInvalidArgument, "no such communicator");
   comm->data.ended = comm->control.ended = true;
+  // Kernels that are ended so run out, and the others take what that leaves for data: NCCL's do.
+  comm->data.run_out();
   return ncclSuccess;
 }
 

@@ -100,7 +100,7 @@ impl Nccl {
         })?;
         let library = Library::of(self.device.id().backend)?;
         let torch = self.device.torch_device().expect("checked when it was connected");
-        Ok(part.map(|part| Communicator::new(library, child, torch, &part.store)))
+        part.map(|part| Communicator::new(library, child, torch, &part.store)).transpose()
     }
 }
 
@@ -267,8 +267,8 @@ impl Collective for Nccl {
         self.comm.check()
     }
 
-    fn abort(&self) {
-        self.comm.abort();
+    fn abort(&self, why: &str) {
+        self.comm.abort(why);
     }
 }
 

@@ -140,9 +140,9 @@ impl Collective for Faults {
     fn check(&self) -> Result<()> {
         self.inner.check()
     }
-    fn abort(&self) {
+    fn abort(&self, why: &str) {
         if self.fault != Broken::Unabortable {
-            self.inner.abort();
+            self.inner.abort(why);
         }
     }
 }

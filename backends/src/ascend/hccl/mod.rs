@@ -290,8 +290,8 @@ impl Collective for Hccl {
         self.comm.check()
     }
 
-    fn abort(&self) {
-        self.comm.abort();
+    fn abort(&self, why: &str) {
+        self.comm.abort(why);
     }
 }
 

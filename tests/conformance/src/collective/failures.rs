@@ -32,6 +32,7 @@ pub(super) fn cases() -> Vec<Case<Member>> {
             alone,
         ),
         Case::new("timeout: ranks that miss one end in time, behind a queue of operations too", missing),
+        Case::new("timeout: what another rank has given up is an error, and never a result", given_up),
         Case::new("timeout: a rendezvous to which a rank does not come ends in time", rendezvous),
         Case::new("abort: frees a host that waits for work", abort_frees_work),
         Case::new("abort: frees streams, and what waits for them", abort_frees_streams),
@@ -83,6 +84,27 @@ fn missing(m: &Member) -> Verdict {
         let is_from_peer = outcome.as_ref().is_err_and(Error::is_from_peer);
         ensure!(is_from_peer, "{outcome:?} is not an error that another rank caused");
     }
+    Ok(())
+}
+
+/// Rank 0 gives up first. What it leaves must not look like a result to the others, whose own deadlines are far: those
+/// that wait with it, and the last one, which comes when it is gone.
+fn given_up(m: &Member) -> Verdict {
+    m.needs_peers()?;
+    let is_first = m.rank == 0;
+    let timeout = if is_first { SHORT } else { m.store.rendezvous().timeout };
+    let group = doomed(m, "given up", timeout)?;
+    if m.rank == m.world_size - 1 {
+        thread::sleep(SHORT + GRACE / 2);
+    }
+    let start = Instant::now();
+    let buffer = Buffer::zeros(&m.compute, 100, DType::F32)?;
+    let outcome = group.all_reduce(&buffer, ReduceOp::Sum, &m.compute).and_then(|work| work.wait());
+    let took = start.elapsed();
+    m.meet("all have an error")?;
+    ensure!(took < SHORT + GRACE, "it ended after {took:?}; rank 0 had {SHORT:?}");
+    let is_from_peer = outcome.as_ref().is_err_and(Error::is_from_peer);
+    ensure!(is_from_peer, "{outcome:?} is not an error that another rank caused");
     Ok(())
 }
 
