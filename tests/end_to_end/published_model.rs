@@ -18,7 +18,7 @@ pub(super) fn model() -> PathBuf {
 }
 
 /// The published config made small: on the CPU, with a reward for completions that end by themselves.
-fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
+pub(super) fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
     run_config(folder, name, CONFIG, sets)
 }
 

@@ -24,6 +24,7 @@
 
 mod config;
 mod magnitude;
+mod merge;
 
 use anyroll_backends::ops;
 use tch::Tensor;
