@@ -27,7 +27,7 @@ use tch::{Device, Tensor};
 pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::{DecoderConfig, SlidingWindow};
 pub use footprint::PackedSize;
-pub use lora::{AdapterShape, LoraConfig, LoraTarget, ModulePattern, lora_scale};
+pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
 pub(crate) use recorded::StepMemory;
 pub use rope::RopeScaling;
 pub use value::ValueModel;

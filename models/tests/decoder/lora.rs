@@ -12,7 +12,7 @@ use anyroll_models::hf::{
 use anyroll_models::init::{self, Seed, WeightSource};
 use anyroll_models::model::Part;
 use anyroll_models::{
-    Decoder, LoraConfig, LoraTarget, Model, PackedBatch, ParamSpec, SamplingParams, Sequence,
+    Decoder, LoraConfig, LoraTarget, LoraTargets, Model, PackedBatch, ParamSpec, SamplingParams, Sequence,
 };
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
@@ -106,9 +106,14 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden, 2 * 5);
     let golden = golden_of("lora_layers");
     let found = golden.adapter.lora_config();
-    let expected = [LoraTarget::Q, LoraTarget::V, LoraTarget::Up, LoraTarget::Down];
-    assert_eq!((found.layers.as_deref(), &found.targets[..]), (Some(&[1][..]), &expected[..]));
+    let expected = vec![LoraTarget::Q, LoraTarget::V, LoraTarget::Up, LoraTarget::Down];
+    assert_eq!(found.targets, LoraTargets::ByLayer([(1, expected)].into()));
     check_scores_and_gradients(&golden, 4);
+    let golden = golden_of("lora_unequal");
+    let expected =
+        vec![vec![LoraTarget::Q, LoraTarget::O], vec![LoraTarget::V, LoraTarget::Up, LoraTarget::Down]];
+    assert_eq!(golden.adapter.lora_config().targets, LoraTargets::of_layers(expected));
+    check_scores_and_gradients(&golden, 5);
     let golden = golden_of("lora_dora");
     assert!(golden.adapter.lora_config().dora);
     check_scores_and_gradients(&golden, 2 * 7);
@@ -234,6 +239,7 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden());
     check_merged(&golden_of("lora_patterns"));
     check_merged(&golden_of("lora_layers"));
+    check_merged(&golden_of("lora_unequal"));
     check_merged(&golden_of("lora_dora"));
 }
 
@@ -360,6 +366,7 @@ fn an_adapter_is_written_as_peft_reads_it() {
     check_written("lora");
     check_written("lora_patterns");
     check_written("lora_layers");
+    check_written("lora_unequal");
     check_written("lora_dora_dropout");
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedBatch, PackedSize, Runs, ScoresGrad,
-    Sequence, Unit, ValueModel,
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, PackedBatch, PackedSize,
+    Runs, ScoresGrad, Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -80,7 +80,8 @@ fn states_and_buffers_are_those_that_are_planned() {
     let shape = decoder(true).config().clone();
     let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
     let lora = LoraConfig::new(3, 6.0, LoraTarget::ALL.to_vec());
-    let lora = LoraConfig { dora: true, layers: Some(vec![1]), ..lora };
+    let unequal = [(1, LoraTarget::ALL.to_vec()), (2, vec![LoraTarget::Q, LoraTarget::Up])];
+    let lora = LoraConfig { dora: true, targets: LoraTargets::ByLayer(unequal.into()), ..lora };
     for stage in STAGES {
         let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
         check_training(&Arc::new(frozen), stage.into(), 2);
@@ -110,8 +111,9 @@ fn a_frozen_model_and_whole_weights_are_those_that_are_planned() {
 /// Adapters are merged into copies, which are gone with the last that has them.
 #[test]
 fn weights_to_merge_adapters_into_are_those_that_are_planned() {
-    let lora = LoraConfig::new(3, 6.0, vec![LoraTarget::K, LoraTarget::V, LoraTarget::Down]);
-    let lora = LoraConfig { layers: Some(vec![1]), ..lora };
+    let targets = vec![LoraTarget::K, LoraTarget::V, LoraTarget::Down];
+    let targets = LoraTargets::ByLayer([(1, targets)].into());
+    let lora = LoraConfig { targets, ..LoraConfig::new(3, 6.0, Vec::new()) };
     let shape = decoder(true).config().clone();
     for stage in STAGES {
         ranks(2, false, |device, group| {
