@@ -6,8 +6,10 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::published_model::run;
-use super::{anyroll, assert_same, assert_same_steps, lasting_metrics, resume, series, succeed, whole_lines};
+use super::published_model::{self, run};
+use super::{
+    anyroll, assert_same, assert_same_steps, fail, lasting_metrics, resume, series, succeed, whole_lines,
+};
 
 const MERGE: &str = "pipeline.rlvr.rollout.merge_adapters=true";
 const LORA: &str = "model.lora={rank: 4, targets: [v_proj, down_proj]}";
@@ -60,6 +62,30 @@ fn what_is_sampled_is_what_the_exported_model_writes() {
         assert!(!last.is_empty() && first.starts_with(&last), "{name}: {last:?} is not {first:?}");
         assert_ne!(last, completions(&run, 0), "{name}: it writes what it wrote before training");
     }
+}
+
+/// An adapter's folder names its model.
+#[test]
+fn an_exported_adapter_writes_what_its_run_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let lora = "model.lora={rank: 4, targets: ['layers.0.mlp.*', layers.1.self_attn.q_proj]}";
+    let run = trained(&folder, "run", &[lora]);
+    let (run, adapter) = (run.to_str().unwrap(), folder.path().join("adapter"));
+    let adapter = adapter.to_str().unwrap();
+    succeed(anyroll(["export", run, "--to", adapter, "--adapter", "--dtype", "fp32"]));
+    let written = |model: &str| {
+        let asked = ["--prompt", "2 x 2?", "--prompt", "2 x 71?", "--chat", "--system", "Count."];
+        let how = ["--temperature", "0", "--max-new-tokens", "12"];
+        succeed(anyroll([&["generate", model][..], &asked, &how].concat())).stdout
+    };
+    let of_adapter = written(adapter);
+    assert_eq!(of_adapter, written(run));
+    assert_ne!(of_adapter, written(published_model::model().to_str().unwrap()), "it learnt nothing");
+    let file = Path::new(adapter).join("adapter_config.json");
+    let elsewhere = fs::read_to_string(&file).unwrap().replace("tiny_model", "no_model");
+    fs::write(&file, elsewhere).unwrap();
+    let error = fail(anyroll(["generate", adapter, "--prompt", "2"]));
+    assert!(error.contains("`base_model_name_or_path` names no folder that is here"), "{error}");
 }
 
 /// What is allocated besides has a plan, of the moment at which adapters are merged; behind it they are not held whole.
@@ -130,5 +156,5 @@ fn rounding_shows_in_the_difference_of_log_probs() {
         series(&trained(&folder, name, &[&bf16[..], sets].concat()), "rollout/logprob_diff_mean")
     };
     let (separate, merged) = (differences("separate", &[]), differences("merged", &[MERGE]));
-    assert!(merged.iter().all(|&difference| difference < 0.02), "{merged:?}, and separate {separate:?}");
+    assert!(merged.iter().all(|&difference| difference < 0.03), "{merged:?}, and separate {separate:?}");
 }

@@ -206,7 +206,8 @@ impl Decoder {
     }
 
     /// Puts the adapters into the matrices beside which they stand, in place, and returns the weights without adapters, those
-    /// of [`Self::merged`]. `weights` are the whole tensors of every unit; what [`Self::merges_into`] is nobody else's.
+    /// of [`Self::merged`]. `weights` are the whole tensors of every unit, of which nobody else has those that
+    /// [`Self::merges_into`] names.
     /// Sums are fp32 and rounded once, so weights in 16 bits lose what of a product is smaller than their steps.
     ///
     /// # Errors

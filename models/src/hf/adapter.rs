@@ -1,7 +1,7 @@
 //! Adapters as PEFT publishes them: `adapter_config.json` and `adapter_model.safetensors`; and merging them.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -22,6 +22,8 @@ pub struct AdapterFolder {
     lora: LoraConfig,
     weights: WeightFiles,
 }
+
+const CONFIG: &str = "adapter_config.json";
 
 /// What matters of an `adapter_config.json`.
 #[derive(Deserialize)]
@@ -47,6 +49,12 @@ struct AdapterConfig {
     others: Map<String, Value>,
 }
 
+/// Of an `adapter_config.json` the model that it is for.
+#[derive(Deserialize)]
+struct Base {
+    base_model_name_or_path: Option<PathBuf>,
+}
+
 /// Fields of PEFT with which an adapter computes something else, though its tensors look the same.
 const VARIANTS: [&str; 11] = [
     "alora_invocation_tokens",
@@ -66,13 +74,34 @@ const VARIANTS: [&str; 11] = [
 const BEGINNINGS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
 impl AdapterFolder {
+    /// Whether there is an adapter in the folder `path`.
+    pub fn is_at(path: &Path) -> bool {
+        path.join(CONFIG).is_file()
+    }
+
+    /// The folder of the model that the adapter in `path` is for, as its file names it.
+    ///
+    /// # Errors
+    /// [`Error::Field`] if it names none that is here.
+    pub fn base_of(path: &Path) -> Result<PathBuf> {
+        let config_path = path.join(CONFIG);
+        let Base { base_model_name_or_path: base } = read_json(&config_path)?;
+        base.filter(|base| base.is_dir()).ok_or_else(|| {
+            field(
+                &config_path,
+                "base_model_name_or_path",
+                "names no folder that is here: write that of the model there",
+            )
+        })
+    }
+
     /// Opens the folder at `path` with an adapter for a model of the shape `config`. Which matrices of which layers have one
     /// is read from the tensors' names.
     ///
     /// # Errors
     /// [`Error`], which names the file and in it the field or the tensor.
     pub fn open(path: &Path, config: &DecoderConfig) -> Result<AdapterFolder> {
-        let config_path = path.join("adapter_config.json");
+        let config_path = path.join(CONFIG);
         let file: AdapterConfig = read_json(&config_path)?;
         let refuse = |holds: bool, field: &str, problem: &str| {
             let problem = problem.to_owned();

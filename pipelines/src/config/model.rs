@@ -61,7 +61,8 @@ pub struct LoraConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub dora: bool,
     /// Which matrices have one, by patterns as those of `rank_pattern`: `q_proj`, `mlp[.].*`, or with layers
-    /// `layers.[0-9].self_attn.(q|v)_proj`. In a model of images the end of a layer's name, such as `attn.to_q`, is one. Default: all.
+    /// `layers.[0-9].self_attn.(q|v)_proj`. In a model of images the end of a layer's name, such as `attn.to_q`, is one.
+    /// Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
     /// The layers in which they have one, by number from 0; of a language model. Default: all.
