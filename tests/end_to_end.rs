@@ -14,6 +14,7 @@ mod failures;
 mod image_rewards;
 mod inference;
 mod learning;
+mod merged_adapters;
 mod offline;
 mod other_launchers;
 mod other_tools;

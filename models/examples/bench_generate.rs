@@ -1,7 +1,8 @@
 //! Times generation with random weights in bf16:
-//! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK] [--strict] [--steps]` on the first GPU.
-//! SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5. So many samples have one prompt as `--group` says, and every matrix of a
-//! layer an adapter with `--lora`; `--strict` computes row by row. Prints a JSON line a batch; `--steps` adds what the
+//! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--strict] [--steps]` on the
+//! first GPU. SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5. So many samples have one prompt as `--group` says, and every
+//! matrix of a layer an adapter with `--lora`; `--merged` merges them before, and says how long that takes; `--strict` computes
+//! row by row. Prints a JSON line a batch; `--steps` adds what the
 //! operations of one decoding step take by themselves. `bench/generate/run.py` runs it beside its peer.
 
 #![forbid(unsafe_code)]
@@ -24,7 +25,7 @@ use tch::{Device, Kind, Tensor};
 fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., as its source says");
-    let (mut batches, mut lora, mut strict, mut steps) = (Vec::new(), None, false, false);
+    let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
@@ -33,6 +34,7 @@ fn main() {
             "--tokens" => work.tokens = number(),
             "--group" => work.group = number(),
             "--lora" => lora = Some(number() as i64),
+            "--merged" => merged = true,
             "--strict" => strict = true,
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
@@ -49,8 +51,16 @@ fn main() {
             Decoder::with_lora(config.clone(), &lora, torch(&device))
         }
     };
-    let decoder = Arc::new(decoder.unwrap().strict(strict));
-    let weights = weights(&decoder, torch(&device));
+    let mut decoder = Arc::new(decoder.unwrap().strict(strict));
+    let mut weights = weights(&decoder, torch(&device));
+    if merged {
+        stream.synchronize().unwrap();
+        let started = Instant::now();
+        weights = decoder.merge(weights).unwrap();
+        stream.synchronize().unwrap();
+        println!("{{\"size\": \"{size}\", \"merge_s\": {:.4}}}", started.elapsed().as_secs_f64());
+        decoder = Arc::new(decoder.merged());
+    }
     for batch in batches {
         let run = || {
             let blocks = KvCache::blocks_for(batch, work.prompt + work.tokens);
@@ -66,7 +76,7 @@ fn main() {
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"group\": {group}, \"lora\": {}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),

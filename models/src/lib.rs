@@ -24,8 +24,8 @@ pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, targets_in};
 pub use decoder::{
-    AdapterShape, Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedSize, RopeScaling,
-    SlidingWindow, ValueModel, lora_scale,
+    AdapterShape, Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, PackedSize,
+    RopeScaling, SlidingWindow, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

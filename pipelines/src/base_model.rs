@@ -1,6 +1,6 @@
 //! What a model is made from: its shape, its tokenizer and its first weights.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use anyroll_models::{
     Decoder, DecoderConfig, LoraConfig, ParamSpec, RopeScaling, ValueModel,
@@ -62,8 +62,20 @@ impl BaseModel {
             }
             None => Box::new(NewAdapter { base: folder, seed: Seed(seed) }),
         };
-        let lora = lora.shape().expect("a config whose targets match nothing is refused");
+        let lora =
+            lora.shape(shape.num_hidden_layers).expect("a config whose targets match nothing is refused");
         Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
+    }
+
+    /// Opens the folder of an adapter, `path`, and that of the model that it names, which reads prompts as `chat` and
+    /// `system_prompt` say.
+    pub fn of_adapter(path: &Path, chat: bool, system_prompt: Option<String>) -> Result<BaseModel> {
+        let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
+        let folder = FolderConfig { path: named, chat, system_prompt, lora: None };
+        let BaseModel { config, tokenizer, weights: base, .. } = BaseModel::of_folder(&folder, 0)?;
+        let adapter = AdapterFolder::open(path, &config).map_err(anyroll_models::Error::from)?;
+        let lora = Some(adapter.lora_config().clone());
+        Ok(BaseModel { config, tokenizer, lora, weights: Box::new(WithAdapter { base, adapter }) })
     }
 
     /// [`Self::decoder`], to be trained as `strategy` says.

@@ -105,7 +105,7 @@ pub enum Error {
         problem: String,
     },
     /// A folder that no model can be loaded from.
-    #[error("{} is no run's folder, no checkpoint in one, and no model's folder with a config.json", path.display())]
+    #[error("{} is no run's folder, no checkpoint in one, no model's folder with a config.json, and no adapter's", path.display())]
     NoModel {
         /// The folder.
         path: std::path::PathBuf,

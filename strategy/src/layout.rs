@@ -31,7 +31,7 @@ impl Layout {
         for param in &unit.params {
             let start = end;
             params.push(start..start + param.elements());
-            end = (start + param.elements()).next_multiple_of(ALIGN_ELEMENTS);
+            end = aligned(start + param.elements());
         }
         let len = end.next_multiple_of(lcm(world_size, PAD_ELEMENTS));
         Self { params, len, world_size, decay: unit.params.iter().map(|param| param.decay).collect() }
@@ -74,6 +74,11 @@ impl Layout {
         }
         runs
     }
+}
+
+/// Where the next parameter may begin behind so many elements.
+pub(crate) fn aligned(elements: usize) -> usize {
+    elements.next_multiple_of(ALIGN_ELEMENTS)
 }
 
 /// Least common multiple.

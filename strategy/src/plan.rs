@@ -9,7 +9,9 @@ use std::{
 use anyroll_backends::DType;
 use anyroll_models::{BlockBytes, Footprint, Model, Runs};
 
-use crate::{ParamsOn, Recompute, StepsOn, ZeroConfig, layout::Layout, zero::first_reader};
+use crate::{
+    ParamsOn, Recompute, StepsOn, ZeroConfig, layout::Layout, weights::whole_len, zero::first_reader,
+};
 
 /// The ranks that share a model, as far as memory depends on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +95,16 @@ pub fn driver_bytes(world_size: usize) -> usize {
     if world_size == 1 { 1900 * MIB } else { 3700 * MIB }
 }
 
-/// The weights of all units whole, as [`crate::Zero::weights`] gathers them where they are not whole anyway.
-pub fn whole_weights<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks) -> usize {
-    if !config.gathers() {
-        return 0;
-    }
-    let lens = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size).len);
+/// What [`crate::Zero::weights_with_own`] takes: all units where they are not whole anyway, else what `is_own` accepts.
+pub fn whole_weights<M: Model>(
+    model: &M,
+    config: ZeroConfig,
+    ranks: Ranks,
+    is_own: impl Fn(usize, usize) -> bool,
+) -> usize {
+    let lens = model.units().iter().enumerate().map(|(index, unit)| {
+        whole_len(&Layout::new(unit, ranks.world_size), config.gathers(), |param| is_own(index, param))
+    });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
 

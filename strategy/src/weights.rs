@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use crate::{
     ParamsOn, Result, State, Zero,
     config::ZeroConfig,
-    layout::Layout,
+    layout::{Layout, aligned},
     memory::{flat, param_views},
     offload::Movable,
     optimizer::MASTER,
@@ -21,6 +21,15 @@ pub type Weights = Vec<Vec<Tensor>>;
 /// The same tensors once more, to be kept by somebody else as well.
 pub fn shared(weights: &Weights) -> Weights {
     weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect()
+}
+
+/// The elements that [`Zero::weights_with_own`] takes for a unit: of what is resident, those that `is_own` accepts.
+pub(crate) fn whole_len(layout: &Layout, gathers: bool, is_own: impl Fn(usize) -> bool) -> usize {
+    if gathers {
+        return layout.len;
+    }
+    let own = layout.params.iter().enumerate().filter(|(param, _)| is_own(*param));
+    own.map(|(_, range)| aligned(range.len())).sum()
 }
 
 /// A unit's weights.
@@ -107,27 +116,60 @@ impl<M: Model> Zero<M> {
     /// for another. Below stage 3, unless they are on the host, these are the resident weights themselves, so a later
     /// step changes them. Where they are gathered, states that are leaving have left if there is no room beside them.
     pub fn weights(&mut self) -> Result<Weights> {
+        self.weights_with_own(|_, _| false)
+    }
+
+    /// As [`Self::weights`], and those that `is_own` accepts, by their unit and their number in it, are the caller's to
+    /// change: where they would be resident ones, they are copies.
+    pub fn weights_with_own(&mut self, is_own: impl Fn(usize, usize) -> bool) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
-        if self.config.gathers() {
-            let bytes = |unit: &UnitState| unit.layout.len * unit.dtype.size_bytes();
-            self.make_room(self.units.iter().map(bytes).sum())?;
+        let gathers = self.config.gathers();
+        let lens = self.units.iter().enumerate().map(|(index, unit)| {
+            whole_len(&unit.layout, gathers, |param| is_own(index, param)) * unit.dtype.size_bytes()
+        });
+        let bytes = lens.sum();
+        if bytes > 0 {
+            self.make_room(bytes)?;
         }
         let mut weights = Vec::with_capacity(self.units.len());
         for index in 0..self.units.len() {
-            if self.config.gathers() {
-                // Not from the pool: these tensors live as long as the caller wants.
-                let unit = &self.units[index];
-                let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
-                self.gather_into(index, &buffer)?.wait(&self.compute)?;
-                let unit = &self.units[index];
-                weights.push(param_views(&self.model.units()[index], &unit.layout, &buffer)?);
-            } else {
-                self.fetch(index)?;
-                let whole = self.units[index].whole.as_ref().expect("fetched");
-                weights.push(whole.views.iter().map(Tensor::shallow_clone).collect());
-            }
+            weights.push(match gathers {
+                true => self.gathered_unit(index)?,
+                false => self.resident_unit(index, |param| is_own(index, param))?,
+            });
         }
         Ok(weights)
+    }
+
+    /// A unit, whole, in memory that is not the pool's: it lives as long as the caller wants.
+    fn gathered_unit(&mut self, index: usize) -> Result<Vec<Tensor>> {
+        let unit = &self.units[index];
+        let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
+        self.gather_into(index, &buffer)?.wait(&self.compute)?;
+        param_views(&self.model.units()[index], &self.units[index].layout, &buffer)
+    }
+
+    /// A unit that is whole here anyway, with copies of what `is_own` accepts.
+    fn resident_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
+        self.fetch(index)?;
+        let unit = &self.units[index];
+        let views = &unit.whole.as_ref().expect("fetched").views;
+        let len = whole_len(&unit.layout, false, &is_own);
+        if len == 0 {
+            return Ok(views.iter().map(Tensor::shallow_clone).collect());
+        }
+        let memory = Buffer::zeros(&self.compute, len, unit.dtype)?;
+        let mut start = 0;
+        let tensors = views.iter().enumerate().map(|(param, view)| {
+            if !is_own(param) {
+                return Ok(view.shallow_clone());
+            }
+            let mut own = memory.slice(start..start + view.numel()).tensor(&view.size())?;
+            start += aligned(view.numel());
+            own.f_copy_(view)?;
+            Ok(own)
+        });
+        tensors.collect()
     }
 
     /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage, its

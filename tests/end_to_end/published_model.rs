@@ -18,7 +18,7 @@ pub(super) fn model() -> PathBuf {
 }
 
 /// The published config made small: on the CPU, with a reward for completions that end by themselves.
-fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
+pub(super) fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
     run_config(folder, name, CONFIG, sets)
 }
 
@@ -160,6 +160,8 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     check(&["model.lora={rank: 4, alpha_pattern: {'(': 2.0}}"], &["model.lora.alpha_pattern", "`(` names"]);
     check(&["model.lora={rank: 4, layers: [1, 2]}"], &["model.lora.layers", "there is no layer 2"]);
     check(&["model.lora={rank: 4, layers: []}"], &["model.lora.layers", "the list is empty"]);
+    let elsewhere = "model.lora={rank: 4, layers: [1], targets: [layers.0.mlp.up_proj]}";
+    check(&[elsewhere], &["model.lora.targets", "`layers.0.mlp.up_proj` names no matrix"]);
     let elsewhere = "model.lora={rank: 4, layers: [1], rank_pattern: {layers.0.mlp.up_proj: 2}}";
     check(&[elsewhere], &["model.lora.rank_pattern", "matches no matrix that has an adapter"]);
     let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
@@ -239,6 +241,14 @@ fn adapters_train_beside_frozen_weights() {
     let lora = "rank: 4, targets: [(q|v)_proj, 'mlp[.].*'], rslora: true, \
                 rank_pattern: {layers.0.self_attn.q_proj: 3, q_proj: 6, up_proj: 1}, alpha_pattern: {'mlp.*': 5.0}";
     check_adapters(lora, 0.0);
+}
+
+#[test]
+fn layers_with_adapters_beside_other_matrices_train() {
+    check_adapters(
+        "rank: 4, targets: ['layers.0.self_attn.(q|v)_proj|layers.1.mlp.*', layers.1.self_attn.o_proj]",
+        0.0,
+    );
 }
 
 /// Their norms are those of a host at first and then of a device: the same up to rounding.

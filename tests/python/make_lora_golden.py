@@ -27,6 +27,10 @@ PATTERNS = dict(
     alpha_pattern={"^model.*.up_proj": 1.5, "0.self_attn.q_proj": 7},
 )
 ONE_LAYER = dict(layers_to_transform=[1], layers_pattern="layers", exclude_modules=["o_proj"])
+# Other matrices in each layer, and a part of one that is fused elsewhere.
+UNEQUAL = dict(
+    target_modules=r".*layers\.0\.self_attn\.[qo]_proj|.*layers\.1\.(self_attn\.v|mlp\.up|mlp\.down)_proj"
+)
 # Beside biases, which stay outside of what magnitudes scale.
 DORA = dict(use_dora=True, target_modules=ALL)
 KEYS = [9, 1 << 60, 0, 77, 3]
@@ -110,6 +114,7 @@ def make(name, options, base="qwen2"):
 make("lora", {})
 make("lora_patterns", PATTERNS)
 make("lora_layers", ONE_LAYER)
+make("lora_unequal", UNEQUAL)
 make("lora_dropout", dict(lora_dropout=0.4))
 make("lora_dora", DORA, "llama_biased")
 make("lora_dora_dropout", DORA | dict(lora_dropout=0.4), "llama_biased")

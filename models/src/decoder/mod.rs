@@ -27,7 +27,7 @@ use tch::{Device, Tensor};
 pub(crate) use cached::{Piece, Prefill, Step};
 pub use config::{DecoderConfig, SlidingWindow};
 pub use footprint::PackedSize;
-pub use lora::{AdapterShape, LoraConfig, LoraTarget, ModulePattern, lora_scale};
+pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
 pub(crate) use recorded::StepMemory;
 pub use rope::RopeScaling;
 pub use value::ValueModel;
@@ -39,7 +39,7 @@ use crate::{PackedBatch, Result};
 use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
-use lora::Drops;
+use lora::{Drops, Lora};
 use math::Math;
 
 /// A decoder for one device. It holds no weights.
@@ -171,14 +171,62 @@ impl Decoder {
     /// The tensors of every unit as many passes read them that follow: what needs the weights alone is computed now. See
     /// [`Weights::prepared`].
     pub(crate) fn prepare(&self, mut weights: Vec<Vec<Tensor>>) -> Result<Vec<Vec<Tensor>>> {
-        for (units, block) in self.units_of[1..].iter().zip(&self.inner_blocks) {
-            let (Some(lora), &[own, adapters]) = (&block.lora, units.as_slice()) else { continue };
+        for (own, adapters, lora) in self.adapted() {
             let factors = lora.all_factors(&Weights::new(&[&weights[own], &weights[adapters]]))?;
             for (magnitude, factor) in factors {
                 weights[adapters][magnitude] = factor;
             }
         }
         Ok(weights)
+    }
+
+    /// The same decoder without adapters, which runs on what [`Self::merge`] makes of its weights.
+    pub fn merged(&self) -> Decoder {
+        let layers = self.config.num_hidden_layers;
+        // Those of adapters come behind all others.
+        let own = layers + 2;
+        let without = |units: &Vec<usize>| units.iter().copied().filter(|&unit| unit < own).collect();
+        Decoder {
+            config: self.config.clone(),
+            units: self.units[..own].to_vec(),
+            units_of: self.units_of.iter().map(without).collect(),
+            embedding: Embedding,
+            plain_block: self.plain_block.clone(),
+            inner_blocks: vec![self.plain_block.clone(); layers],
+            head: self.head,
+            rope_table: Mutex::new(self.rope_table()),
+        }
+    }
+
+    /// Whether [`Self::merge`] changes the parameter `param` of the unit `unit`.
+    pub fn merges_into(&self, unit: usize, param: usize) -> bool {
+        let layer = unit.checked_sub(1).and_then(|layer| self.inner_blocks.get(layer));
+        let lora = layer.and_then(|block| block.lora.as_ref());
+        lora.is_some_and(|lora| lora.matrices().any(|matrix| matrix == param))
+    }
+
+    /// Puts the adapters into the matrices beside which they stand, in place, and returns the weights without adapters, those
+    /// of [`Self::merged`]. `weights` are the whole tensors of every unit, of which nobody else has those that
+    /// [`Self::merges_into`] names.
+    /// Sums are fp32 and rounded once, so weights in 16 bits lose what of a product is smaller than their steps.
+    ///
+    /// # Errors
+    /// libtorch's (out of memory).
+    pub fn merge(&self, mut weights: Vec<Vec<Tensor>>) -> Result<Vec<Vec<Tensor>>> {
+        for (own, adapters, lora) in self.adapted() {
+            lora.merge_(&Weights::new(&[&weights[own], &weights[adapters]]))?;
+        }
+        weights.truncate(self.config.num_hidden_layers + 2);
+        Ok(weights)
+    }
+
+    /// Of each layer with adapters its own unit, theirs, and how they lie in it.
+    fn adapted(&self) -> impl Iterator<Item = (usize, usize, &Lora)> {
+        let layers = self.units_of[1..].iter().zip(&self.inner_blocks);
+        layers.filter_map(|(units, block)| match (units.as_slice(), &block.lora) {
+            (&[own, adapters], Some(lora)) => Some((own, adapters, lora)),
+            _ => None,
+        })
     }
 
     fn all_blocks(&mut self) -> impl Iterator<Item = &mut Block> {

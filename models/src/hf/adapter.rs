@@ -1,7 +1,7 @@
 //! Adapters as PEFT publishes them: `adapter_config.json` and `adapter_model.safetensors`; and merging them.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,9 @@ use tch::{Kind, Tensor};
 
 use super::weights::WeightFiles;
 use super::{Error, Result, field, read_json, refuse_any, validated};
-use crate::decoder::{self, AdapterShape, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, lora};
+use crate::decoder::{
+    self, AdapterShape, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora,
+};
 use crate::diffusion::Lora;
 use crate::init::{Seed, WeightSource};
 use crate::model::{Init, ParamSpec, Part};
@@ -20,6 +22,8 @@ pub struct AdapterFolder {
     lora: LoraConfig,
     weights: WeightFiles,
 }
+
+const CONFIG: &str = "adapter_config.json";
 
 /// What matters of an `adapter_config.json`.
 #[derive(Deserialize)]
@@ -45,6 +49,12 @@ struct AdapterConfig {
     others: Map<String, Value>,
 }
 
+/// Of an `adapter_config.json` the model that it is for.
+#[derive(Deserialize)]
+struct Base {
+    base_model_name_or_path: Option<PathBuf>,
+}
+
 /// Fields of PEFT with which an adapter computes something else, though its tensors look the same.
 const VARIANTS: [&str; 11] = [
     "alora_invocation_tokens",
@@ -64,13 +74,34 @@ const VARIANTS: [&str; 11] = [
 const BEGINNINGS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
 impl AdapterFolder {
+    /// Whether there is an adapter in the folder `path`.
+    pub fn is_at(path: &Path) -> bool {
+        path.join(CONFIG).is_file()
+    }
+
+    /// The folder of the model that the adapter in `path` is for, as its file names it.
+    ///
+    /// # Errors
+    /// [`Error::Field`] if it names none that is here.
+    pub fn base_of(path: &Path) -> Result<PathBuf> {
+        let config_path = path.join(CONFIG);
+        let Base { base_model_name_or_path: base } = read_json(&config_path)?;
+        base.filter(|base| base.is_dir()).ok_or_else(|| {
+            field(
+                &config_path,
+                "base_model_name_or_path",
+                "names no folder that is here: write that of the model there",
+            )
+        })
+    }
+
     /// Opens the folder at `path` with an adapter for a model of the shape `config`. Which matrices of which layers have one
     /// is read from the tensors' names.
     ///
     /// # Errors
     /// [`Error`], which names the file and in it the field or the tensor.
     pub fn open(path: &Path, config: &DecoderConfig) -> Result<AdapterFolder> {
-        let config_path = path.join("adapter_config.json");
+        let config_path = path.join(CONFIG);
         let file: AdapterConfig = read_json(&config_path)?;
         let refuse = |holds: bool, field: &str, problem: &str| {
             let problem = problem.to_owned();
@@ -98,7 +129,6 @@ impl AdapterFolder {
         refuse(whole.is_none(), "modules_to_save", &problem.unwrap_or_default())?;
 
         let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
-        let (targets, layers) = places(&weights, config.num_hidden_layers)?;
         let holds = (0.0..1.0).contains(&file.lora_dropout);
         refuse(holds, "lora_dropout", "is not from 0 to below 1")?;
         let lora = LoraConfig {
@@ -107,8 +137,7 @@ impl AdapterFolder {
             rslora: file.use_rslora,
             rank_pattern: patterns(&config_path, "rank_pattern", file.rank_pattern, Value::as_i64)?,
             alpha_pattern: patterns(&config_path, "alpha_pattern", file.alpha_pattern, Value::as_f64)?,
-            targets,
-            layers,
+            targets: targets(&weights, config.num_hidden_layers),
             dora: file.use_dora,
             dropout: file.lora_dropout,
         };
@@ -123,26 +152,14 @@ impl AdapterFolder {
     }
 }
 
-/// Which matrices have adapters in a model of so many layers, and in which of these, unless it is all of them.
-fn places(weights: &WeightFiles, layers: usize) -> Result<(Vec<LoraTarget>, Option<Vec<usize>>)> {
-    let first = |layer: usize, target: LoraTarget| {
-        let [a, _] = lora::names(&format!("{}.weight", lora::module(layer, target)));
-        a
+/// Which matrices have adapters in a model of so many layers, by the names of tensors.
+fn targets(weights: &WeightFiles, layers: usize) -> LoraTargets {
+    let is_there = |layer: usize, target: &LoraTarget| {
+        let [a, _] = lora::names(&format!("{}.weight", target.module(layer)));
+        weights.contains(&a)
     };
-    let is_there = |layer: usize, target: LoraTarget| weights.contains(&first(layer, target));
-    let targets: Vec<LoraTarget> = LoraTarget::ALL
-        .into_iter()
-        .filter(|&target| (0..layers).any(|layer| is_there(layer, target)))
-        .collect();
-    let of_some: Vec<usize> =
-        (0..layers).filter(|&layer| targets.iter().any(|&target| is_there(layer, target))).collect();
-    for (&layer, &target) in of_some.iter().flat_map(|layer| targets.iter().map(move |it| (layer, it))) {
-        if !is_there(layer, target) {
-            let problem = "is missing: layers that have adapters have them beside the same matrices here";
-            return Err(weights.problem(&first(layer, target), problem.to_owned()));
-        }
-    }
-    Ok((targets, Some(of_some).filter(|of_some| of_some.len() < layers)))
+    let of_layer = |layer| LoraTarget::ALL.into_iter().filter(|target| is_there(layer, target)).collect();
+    LoraTargets::of_layers((0..layers).map(of_layer).collect())
 }
 
 /// The entries of the field `name` of the file `path`, in their order.
@@ -171,7 +188,7 @@ impl WeightSource for AdapterFolder {
 
 /// The `adapter_config.json` of an adapter for the language model that `base` names.
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
-    let modules: Vec<&str> = lora.targets.iter().map(|target| last_segment(target.name())).collect();
+    let (modules, layers) = lora.targets.names();
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
     let alphas =
         lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.as_str().to_owned(), json!(alpha)));
@@ -187,7 +204,7 @@ pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> 
         "alpha_pattern": Value::Object(alphas.collect()),
         "lora_dropout": lora.dropout,
         "target_modules": modules,
-        "layers_to_transform": lora.layers,
+        "layers_to_transform": layers,
         "bias": "none",
         "fan_in_fan_out": false,
         "inference_mode": true,
@@ -293,7 +310,7 @@ impl Adapters for LoraConfig {
     fn adapter_of(&self, name: &str) -> Option<AdapterShape> {
         let module = name.strip_suffix(".weight")?;
         let (layer, target) = module.strip_prefix("model.layers.")?.split_once('.')?;
-        let is_there = self.is_in(layer.parse().ok()?) && self.targets.iter().any(|it| it.name() == target);
+        let is_there = self.targets.of(layer.parse().ok()?).iter().any(|it| it.name() == target);
         is_there.then(|| self.shape_of(module))
     }
 }
@@ -396,8 +413,4 @@ impl Merged<'_> {
         let factors = Tensor::f_from_slice(&magnitudes)?.f_div(&row_norms(&sum)?)?;
         Ok(sum.f_mul(&factors.f_unsqueeze(1)?)?)
     }
-}
-
-fn last_segment(name: &str) -> &str {
-    name.rsplit('.').next().unwrap_or(name)
 }

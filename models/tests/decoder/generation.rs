@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, PackedBatch, Request,
-    RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
+    PackedBatch, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
 use tch::{Device, Kind, Tensor};
@@ -161,7 +161,11 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
     let window = Some(SlidingWindow { tokens: 9, layers: vec![true, false] });
     let lora = LoraConfig::new(3, 4.0, LoraTarget::ALL.to_vec());
     let targets = vec![LoraTarget::K, LoraTarget::O, LoraTarget::Up, LoraTarget::Down];
-    let dora = LoraConfig { layers: Some(vec![1]), dora: true, ..LoraConfig::new(3, 4.0, targets) };
+    let dora = LoraConfig {
+        targets: LoraTargets::ByLayer([(0, vec![LoraTarget::Q, LoraTarget::Up]), (1, targets)].into()),
+        dora: true,
+        ..lora.clone()
+    };
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (qk_norm, sliding_window, lora) in [
             (false, None, None),

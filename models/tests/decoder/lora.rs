@@ -3,16 +3,21 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyroll_models::hf::{
-    AdapterFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, NewAdapter, WithAdapter,
-    adapter_config_file, write_folder,
+    AdapterFolder, Adapters, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, NewAdapter,
+    WithAdapter, adapter_config_file, write_folder,
 };
 use anyroll_models::init::{self, Seed, WeightSource};
-use anyroll_models::{Decoder, LoraConfig, LoraTarget, Model, PackedBatch, ParamSpec, Sequence};
+use anyroll_models::model::Part;
+use anyroll_models::{
+    Decoder, LoraConfig, LoraTarget, LoraTargets, Model, PackedBatch, ParamSpec, SamplingParams, Sequence,
+};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use crate::generation;
 use crate::holder::Holder;
 
 const TOLERANCE: f64 = 1e-4;
@@ -101,9 +106,14 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden, 2 * 5);
     let golden = golden_of("lora_layers");
     let found = golden.adapter.lora_config();
-    let expected = [LoraTarget::Q, LoraTarget::V, LoraTarget::Up, LoraTarget::Down];
-    assert_eq!((found.layers.as_deref(), &found.targets[..]), (Some(&[1][..]), &expected[..]));
+    let expected = vec![LoraTarget::Q, LoraTarget::V, LoraTarget::Up, LoraTarget::Down];
+    assert_eq!(found.targets, LoraTargets::ByLayer([(1, expected)].into()));
     check_scores_and_gradients(&golden, 4);
+    let golden = golden_of("lora_unequal");
+    let expected =
+        vec![vec![LoraTarget::Q, LoraTarget::O], vec![LoraTarget::V, LoraTarget::Up, LoraTarget::Down]];
+    assert_eq!(golden.adapter.lora_config().targets, LoraTargets::of_layers(expected));
+    check_scores_and_gradients(&golden, 5);
     let golden = golden_of("lora_dora");
     assert!(golden.adapter.lora_config().dora);
     check_scores_and_gradients(&golden, 2 * 7);
@@ -229,18 +239,23 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden());
     check_merged(&golden_of("lora_patterns"));
     check_merged(&golden_of("lora_layers"));
+    check_merged(&golden_of("lora_unequal"));
     check_merged(&golden_of("lora_dora"));
 }
 
+/// As a source reads them, and as the decoder merges what it has been given.
 fn check_merged(golden: &Golden) {
     let merged = Merged { base: &golden.base, adapter: &golden.adapter, lora: golden.adapter.lora_config() };
     let plain = Decoder::new(golden.base.decoder_config().clone(), Device::Cpu).unwrap();
     let holder = Holder::from_source(plain, &merged, Kind::Float);
-    for (unit, weights) in holder.decoder.units().iter().zip(&holder.weights) {
-        for (spec, weight) in unit.params.iter().zip(weights) {
-            let part = |part: &anyroll_models::model::Part| &golden.adapted[&format!("merged.{}", part.name)];
+    let in_place = merged_holder(golden, Kind::Float);
+    let weights = holder.weights.iter().zip(&in_place.weights);
+    for (unit, (weights, in_place)) in holder.decoder.units().iter().zip(weights) {
+        for (spec, (weight, in_place)) in unit.params.iter().zip(weights.iter().zip(in_place)) {
+            let part = |part: &Part| &golden.adapted[&format!("merged.{}", part.name)];
             let parts: Vec<&Tensor> = spec.parts.iter().map(part).collect();
             assert_close(&spec.name, weight, &Tensor::cat(&parts, 0));
+            assert_close(&spec.name, in_place, &Tensor::cat(&parts, 0));
             // A range that begins and ends within rows.
             let (values, cut) =
                 (Vec::<f32>::try_from(&weight.flatten(0, -1)).unwrap(), 3..spec.elements() - 2);
@@ -253,11 +268,105 @@ fn check_merged(golden: &Golden) {
     }
 }
 
+/// The decoder without adapters, and the weights into which they are merged.
+fn merged_holder(golden: &Golden, kind: Kind) -> Holder {
+    let Holder { decoder, weights, grads } = golden.holder(kind);
+    let before: Vec<Vec<Tensor>> =
+        weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
+    let values: Vec<Vec<Tensor>> =
+        weights.iter().map(|unit| unit.iter().map(Tensor::copy).collect()).collect();
+    let merged = decoder.merge(weights).unwrap();
+    for (unit, (merged, before)) in merged.iter().zip(&before).enumerate() {
+        for (param, (merged, before)) in merged.iter().zip(before).enumerate() {
+            assert_eq!(merged.data_ptr(), before.data_ptr(), "merged where it is");
+            let is_changed = decoder.merges_into(unit, param);
+            assert_eq!(!merged.equal(&values[unit][param]), is_changed, "{unit} {param}");
+        }
+    }
+    Holder { decoder: Arc::new(decoder.merged()), weights: merged, grads }
+}
+
+/// W + s B A is rounded once: within half a step of the sum of the values that there are.
+#[test]
+fn merged_weights_in_16_bits_are_rounded_once() {
+    for (kind, half_a_step) in [(Kind::BFloat16, 2f64.powi(-8)), (Kind::Half, 2f64.powi(-11))] {
+        let golden = golden();
+        let Holder { decoder, weights, .. } = golden.holder(kind);
+        let specs = decoder.units().iter().flat_map(|unit| &unit.params);
+        let exact: HashMap<&str, Tensor> = specs
+            .zip(weights.iter().flatten())
+            .map(|(spec, tensor)| (spec.name.as_str(), tensor.to_kind(Kind::Double)))
+            .collect();
+        let lora = golden.adapter.lora_config();
+        let product = |part: &Part| {
+            let module =
+                part.name.strip_suffix(".weight").filter(|_| lora.adapter_of(&part.name).is_some())?;
+            let [a, b] = ["A", "B"].map(|it| &exact[&*format!("base_model.model.{module}.lora_{it}.weight")]);
+            Some(b.matmul(a) * (lora.alpha / lora.rank as f64))
+        };
+        let merged =
+            decoder.merge(weights.iter().map(|unit| unit.iter().map(Tensor::copy).collect()).collect());
+        let merged = merged.unwrap();
+        let mut compared = 0;
+        for (spec, merged) in
+            decoder.units().iter().flat_map(|unit| &unit.params).zip(merged.iter().flatten())
+        {
+            assert_eq!(merged.kind(), kind);
+            let sum = exact[spec.name.as_str()].copy();
+            let mut start = 0;
+            for part in &spec.parts {
+                if let Some(product) = product(part) {
+                    let mut rows = sum.narrow(0, start, part.rows);
+                    let _ = rows.g_add_(&product);
+                    compared += 1;
+                }
+                start += part.rows;
+            }
+            let most = sum.abs() * (half_a_step * 1.001) + 1e-7;
+            let error = (merged.to_kind(Kind::Double) - &sum).abs();
+            assert!(bool::try_from(error.le_tensor(&most).all()).unwrap(), "{} {kind:?}", spec.name);
+        }
+        assert_eq!(compared, 2 * 5);
+    }
+}
+
+#[test]
+fn merged_weights_sample_what_adapters_do() {
+    for (name, kind, tolerance) in [
+        ("lora", Kind::Float, 1e-4),
+        ("lora_layers", Kind::Float, 1e-4),
+        ("lora_dora", Kind::Float, 1e-4),
+        ("lora", Kind::BFloat16, 0.1),
+        ("lora_dora", Kind::BFloat16, 0.1),
+    ] {
+        let golden = golden_of(name);
+        let prompts: Vec<Vec<i64>> = golden
+            .sequences()
+            .into_iter()
+            .map(|(tokens, prompt_len)| tokens[..prompt_len].to_vec())
+            .collect();
+        let greedy = SamplingParams { temperature: 0.0, max_new_tokens: 12, ..SamplingParams::default() };
+        let sampled = |holder: &Holder| generation::run(holder, &prompts, &greedy, &vec![0; prompts.len()]);
+        let (separate, merged) = (sampled(&golden.holder(kind)), sampled(&merged_holder(&golden, kind)));
+        for (separate, merged) in separate.iter().zip(&merged) {
+            if kind == Kind::Float {
+                assert_eq!(merged.tokens, separate.tokens, "{name}");
+            }
+            // Up to where two tokens were as good.
+            let same = separate.tokens.iter().zip(&merged.tokens).take_while(|(a, b)| a == b).count();
+            for (merged, separate) in merged.logprobs[..same].iter().zip(&separate.logprobs) {
+                assert!((merged - separate).abs() <= tolerance, "{name} {kind:?}: {merged} {separate}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_adapter_is_written_as_peft_reads_it() {
     check_written("lora");
     check_written("lora_patterns");
     check_written("lora_layers");
+    check_written("lora_unequal");
     check_written("lora_dora_dropout");
 }
 

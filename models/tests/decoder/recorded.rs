@@ -7,9 +7,9 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Causal, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, ModulePattern,
-    PackedBatch, ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
-    generation::Limits, init, model::Init,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
+    ModulePattern, PackedBatch, ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence,
+    SlidingWindow, generation::Limits, init, model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -87,8 +87,9 @@ impl Shape {
 
     /// With magnitudes, in the second layer alone.
     fn with_dora(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
-        let plain = LoraConfig::new(6, 9.0, targets.to_vec());
-        Shape { lora: Some(LoraConfig { layers: Some(vec![1]), dora: true, ..plain }), ..Shape::from(config) }
+        let plain = LoraConfig::new(6, 9.0, Vec::new());
+        let targets = LoraTargets::ByLayer([(1, targets.to_vec())].into());
+        Shape { lora: Some(LoraConfig { targets, dora: true, ..plain }), ..Shape::from(config) }
     }
 
     fn decoder(&self, at: tch::Device) -> Decoder {

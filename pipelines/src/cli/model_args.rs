@@ -14,7 +14,7 @@ use crate::{
 /// Which model, and where.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// A run's folder, one of its checkpoints, or a model's folder as Hugging Face publishes it
+    /// A run's folder, one of its checkpoints, a model's folder as Hugging Face publishes it, or an adapter's as PEFT saves it
     model: PathBuf,
     #[command(flatten)]
     device: DeviceArgs,

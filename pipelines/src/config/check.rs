@@ -503,14 +503,15 @@ impl Check<'_> {
     ) -> Result<(), Problem> {
         self.lora_numbers(lora)?;
         let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
-        let help = format!("write names, or patterns of whole names; there is {}", list(&names));
-        let shape = lora.shape().map_err(|(field, entry)| {
-            let message = format!("`{entry}` names no matrix of a layer");
-            self.problem(&format!("model.lora.{field}"), message, help.clone())
-        })?;
-        self.ensure(!shape.targets.is_empty(), "model.lora.targets", "the list is empty", help)?;
+        let help =
+            format!("write names, or patterns of the end of one; in a layer there is {}", list(&names));
+        self.ensure(!lora.targets.is_empty(), "model.lora.targets", "the list is empty", help.clone())?;
         let layers = folder.decoder_config().num_hidden_layers;
-        self.lora_layers(&shape, layers)?;
+        self.lora_layers(lora, layers)?;
+        let shape = lora.shape(layers).map_err(|(field, entry)| {
+            let message = format!("`{entry}` names no matrix of a layer");
+            self.problem(&format!("model.lora.{field}"), message, help)
+        })?;
         self.lora_patterns(&shape, layers)?;
         if let Some(path) = &lora.path {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
@@ -519,10 +520,8 @@ impl Check<'_> {
             // What is dropped is a matter of training, and the file's is the training's that it came from.
             let found =
                 anyroll_models::LoraConfig { dropout: shape.dropout, ..adapter.lora_config().clone() };
-            let written = anyroll_models::LoraConfig { layers: found.layers.clone(), ..shape.clone() };
-            let same_layers = (0..layers).all(|layer| found.is_in(layer) == shape.is_in(layer));
             self.ensure(
-                found == written && same_layers,
+                found == shape,
                 "model.lora.path",
                 "the adapter there has another shape",
                 format!("write its own: {}", fields_of(&found)),
@@ -532,8 +531,8 @@ impl Check<'_> {
     }
 
     /// Whether the layers that have adapters are the model's.
-    fn lora_layers(&self, shape: &anyroll_models::LoraConfig, layers: usize) -> Result<(), Problem> {
-        let Some(chosen) = &shape.layers else { return Ok(()) };
+    fn lora_layers(&self, lora: &LoraConfig, layers: usize) -> Result<(), Problem> {
+        let Some(chosen) = &lora.layers else { return Ok(()) };
         let unknown = chosen.iter().find(|&&layer| layer >= layers);
         let message = match unknown {
             Some(layer) => format!("there is no layer {layer}"),
@@ -583,15 +582,15 @@ impl Check<'_> {
 
 /// The shape of an adapter as YAML has it.
 fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
-    let anyroll_models::LoraConfig { rank, alpha, rank_pattern, alpha_pattern, targets, .. } = lora;
-    let targets: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+    let anyroll_models::LoraConfig { rank, alpha, rank_pattern, alpha_pattern, .. } = lora;
+    let (targets, layers) = lora.targets.names();
     let mut fields = format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "));
     for (field, is_set) in [("rslora", lora.rslora), ("dora", lora.dora)] {
         if is_set {
             fields += &format!(", {field}: true");
         }
     }
-    if let Some(layers) = &lora.layers {
+    if let Some(layers) = layers {
         fields += &format!(", layers: {layers:?}");
     }
     fields + &entries("rank_pattern", rank_pattern) + &entries("alpha_pattern", alpha_pattern)

@@ -127,6 +127,9 @@ impl Check<'_> {
         published: Option<&(Tokenizer, ModelFolder)>,
         dataset: &Dataset,
     ) -> Result<(), Problem> {
+        if rlvr.rollout.merge_adapters {
+            self.merging(config, rlvr)?;
+        }
         match (&config.model, published) {
             (ModelConfig::Decoder(decoder), _) => {
                 self.texts(&dataset.examples())?;
@@ -157,6 +160,20 @@ impl Check<'_> {
             }
             _ => unreachable!("a folder was opened, and a model of images refused"),
         }
+    }
+
+    /// Whether there is something to merge, and nothing wants training's own bits.
+    fn merging(&self, config: &Config, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let field = "pipeline.rlvr.rollout.merge_adapters";
+        let has_adapters = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
+        let help = "leave it out, or give the model some by `model.lora`";
+        self.ensure(has_adapters, field, "the model has no adapters", help)?;
+        self.ensure(
+            !rlvr.rollout.strict,
+            field,
+            "`rollout.strict` wants the log-probs of training, which does not merge, and merged weights round otherwise",
+            "leave one of the two out",
+        )
     }
 
     /// A model of characters reads no messages.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use anyroll_models::{LoraTarget, ModulePattern, lora_scale};
+use anyroll_models::{LoraTarget, LoraTargets, ModulePattern, lora_scale};
 use indexmap::IndexMap;
 use regex::Regex;
 
@@ -60,8 +60,9 @@ pub struct LoraConfig {
     /// Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dora: bool,
-    /// Which matrices have one: names such as `q_proj`, or patterns that match whole names, such as `(q|v)_proj` or
-    /// `mlp[.].*`. In a model of images the end of a layer's name, such as `attn.to_q`, is one. Default: all.
+    /// Which matrices have one, by patterns as those of `rank_pattern`: `q_proj`, `mlp[.].*`, or with layers
+    /// `layers.[0-9].self_attn.(q|v)_proj`. In a model of images the end of a layer's name, such as `attn.to_q`, is one.
+    /// Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
     /// The layers in which they have one, by number from 0; of a language model. Default: all.
@@ -78,33 +79,44 @@ pub struct LoraConfig {
 }
 
 impl LoraConfig {
-    /// Its shape, or the field and its entry that is no pattern, or of `targets` matches nothing.
-    pub fn shape(&self) -> Result<anyroll_models::LoraConfig, (&'static str, &str)> {
-        let mut targets = Vec::new();
+    /// Its shape in a model of so many layers, or the field and its entry that is no pattern, or of `targets` matches nothing.
+    pub fn shape(&self, layers: usize) -> Result<anyroll_models::LoraConfig, (&'static str, &str)> {
+        let mut chosen = vec![[false; LoraTarget::ALL.len()]; layers];
         for entry in &self.targets {
             let unknown = ("targets", entry.as_str());
-            let pattern = Regex::new(&format!("^(?:{entry})$")).map_err(|_| unknown)?;
-            let matches = |target: &LoraTarget| {
-                let name = target.name();
-                pattern.is_match(name) || pattern.is_match(name.rsplit('.').next().unwrap_or(name))
-            };
-            let mut found = LoraTarget::ALL.into_iter().filter(matches).peekable();
-            found.peek().ok_or(unknown)?;
-            targets.extend(found);
+            let pattern = ModulePattern::new(entry).ok_or(unknown)?;
+            let mut found = false;
+            for (layer, chosen) in chosen.iter_mut().enumerate().filter(|(layer, _)| self.is_in(*layer)) {
+                for (target, chosen) in LoraTarget::ALL.into_iter().zip(chosen) {
+                    let matches = pattern.matches(&target.module(layer));
+                    *chosen |= matches;
+                    found |= matches;
+                }
+            }
+            found.then_some(()).ok_or(unknown)?;
         }
-        // In the order of the layer, each once.
-        let targets = LoraTarget::ALL.into_iter().filter(|target| targets.contains(target)).collect();
+        let of_layer = |chosen: [bool; LoraTarget::ALL.len()]| {
+            LoraTarget::ALL
+                .into_iter()
+                .zip(chosen)
+                .filter(|(_, chosen)| *chosen)
+                .map(|(target, _)| target)
+                .collect()
+        };
         Ok(anyroll_models::LoraConfig {
             rank: self.rank as i64,
             alpha: self.alpha(),
             rslora: self.rslora,
             rank_pattern: patterns("rank_pattern", &self.rank_pattern, |rank| rank as i64)?,
             alpha_pattern: patterns("alpha_pattern", &self.alpha_pattern, |alpha| alpha)?,
-            targets,
-            layers: self.layers.clone(),
+            targets: LoraTargets::of_layers(chosen.into_iter().map(of_layer).collect()),
             dora: self.dora,
             dropout: self.dropout,
         })
+    }
+
+    fn is_in(&self, layer: usize) -> bool {
+        self.layers.as_ref().is_none_or(|layers| layers.contains(&layer))
     }
 
     fn alpha(&self) -> f64 {

@@ -1,6 +1,7 @@
 mod judges;
 mod lengths;
 mod logits;
+mod merging;
 mod reward_models;
 mod sharing;
 mod strict;

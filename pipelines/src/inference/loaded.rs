@@ -1,9 +1,17 @@
 //! A model from a folder, on one device, for use and not for training.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
-use anyroll_models::{Decoder, Engine, PackedBatch, Sequence, hf::Merged, init::WeightSource};
+use anyroll_models::{
+    Decoder, Engine, PackedBatch, Sequence,
+    hf::{AdapterFolder, Merged},
+    init::WeightSource,
+};
 use anyroll_strategy::{
     Zero,
     checkpoint::{self, CheckpointWeights},
@@ -49,8 +57,8 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Loads the folder `path`: a run's, its last checkpoint or the one that `path` itself is, or a model's as Hugging
-    /// Face publishes it.
+    /// Loads the folder `path`: a run's, its last checkpoint or the one that `path` itself is, a model's as Hugging
+    /// Face publishes it, or an adapter's as PEFT saves it, merged into the model that it names.
     ///
     /// # Errors
     /// [`Error::Model`] and its like, which name the file or the field that cannot be used.
@@ -62,16 +70,18 @@ impl LoadedModel {
         // Adapters are merged into the weights.
         let model = Arc::new(Decoder::new(base.config, torch)?);
         let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
-        let (zero, version) = match &saved {
-            None => (hold(&*base.weights)?, 0),
-            Some(path) => {
-                let trained = Trained { checkpoint: CheckpointWeights::open(path)?, base: &*base.weights };
-                let zero = match &base.lora {
-                    Some(lora) => hold(&Merged { base: &*base.weights, adapter: &trained, lora })?,
-                    None => hold(&trained)?,
-                };
-                (zero, checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0))
-            }
+        let trained = |path: &PathBuf| {
+            Ok::<_, Error>(Trained { checkpoint: CheckpointWeights::open(path)?, base: &*base.weights })
+        };
+        let trained = saved.as_ref().map(trained).transpose()?;
+        let weights = trained.as_ref().map_or(&*base.weights, |trained| trained as &dyn WeightSource);
+        let zero = match &base.lora {
+            Some(lora) => hold(&Merged { base: &*base.weights, adapter: weights, lora })?,
+            None => hold(weights)?,
+        };
+        let version = match &saved {
+            Some(path) => checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0),
+            None => 0,
         };
         let compute = Stream::torch(&place.device)?;
         Ok(Self { tokenizer: base.tokenizer, zero, compute, torch, version })
@@ -116,11 +126,14 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
 }
 
 /// What the folder holds, and the checkpoint to load over it.
-fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<std::path::PathBuf>)> {
+fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathBuf>)> {
+    let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
-        let Options { chat, system_prompt, .. } = options.clone();
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
         return Ok((BaseModel::of_folder(&config, 0)?, None));
+    }
+    if AdapterFolder::is_at(path) {
+        return Ok((BaseModel::of_adapter(path, chat, system_prompt)?, None));
     }
     let (run, named) = RunDir::and_checkpoint(path);
     let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;

@@ -225,6 +225,8 @@ pub struct Planner {
     model: Decoder,
     /// The same, which keeps logits.
     keeping_logits: Decoder,
+    /// The same without adapters, if they are merged to sample.
+    merged: Option<Decoder>,
     critic: Option<ValueModel>,
     reward_models: Vec<RewardModel>,
     work: Work,
@@ -266,8 +268,11 @@ impl Planner {
             let sequences = rlvr.rollout.batch_size.min(under_way);
             (Sampling { sequences, memory: rlvr.rollout.kv_cache.memory }, ahead > 0)
         });
+        let merges = rlvr.is_some_and(|rlvr| rlvr.rollout.merge_adapters);
+        let with_adapters = model(false)?;
         Ok(Self {
-            model: model(false)?,
+            merged: merges.then(|| with_adapters.merged()),
+            model: with_adapters,
             keeping_logits: model(true)?,
             critic: critic.transpose()?,
             reward_models: reward_models.collect::<Result<_>>()?,
@@ -432,7 +437,7 @@ impl Planner {
         let size = (self.samples_per_rank, prompt, completion);
         let activations = |model: &RewardModel| model.activations(size, site.on_host);
         let whole = match site.holds(Member::Policy) {
-            true => whole_weights(&self.model, zero_config(&strategies.policy), site.ranks),
+            true => self.whole(&strategies.policy, site),
             false => 0,
         };
         let phase = |activations, comes: &Held| {
@@ -448,6 +453,12 @@ impl Planner {
             hosts.filter(|(_, strategy)| strategy.is_none() && site.on_host && site.holds(Member::Policy));
         let hosts = hosts.map(|(model, _)| phase(activations(model), &Held::default()));
         models.chain(hosts).max_by_key(PhaseBytes::total)
+    }
+
+    /// What is made of the policy's weights to sample with them.
+    fn whole(&self, policy: &StrategyConfig, site: &Site) -> usize {
+        let is_own = |unit, param| self.merged.is_some() && self.model.merges_into(unit, param);
+        whole_weights(&self.model, zero_config(policy), site.ranks, is_own)
     }
 
     /// Activations of the critic's turn.
@@ -495,7 +506,7 @@ impl Planner {
         busiest: usize,
     ) -> (PhaseBytes, usize) {
         let Some(sampling) = self.work.sampling else { return (generate, 0) };
-        generate.buffers += whole_weights(&self.model, zero_config(policy), self.here.ranks);
+        generate.buffers += self.whole(policy, &self.here);
         self.sampling(&self.here, sampling, runs(policy, self.here.on_host), generate, busiest)
     }
 
@@ -513,7 +524,8 @@ impl Planner {
         let (prompt, longest) = (self.work.prompt, self.work.prompt + self.work.completion);
         let limits = Limits::new(sequences);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
-        let sampling = self.model.sampling_bytes(sequences, prompts, prompt, runs);
+        let model = self.merged.as_ref().unwrap_or(&self.model);
+        let sampling = model.sampling_bytes(sequences, prompts, prompt, runs);
         generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
         // As `inference::Room` shares out what is free.

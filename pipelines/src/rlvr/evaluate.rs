@@ -47,7 +47,7 @@ impl Setup {
     ) -> Result<Evaluation> {
         let Roles { policy, reward_models, .. } = roles;
         policy.offload_states(&self.offloaded)?;
-        let weights = policy.weights()?;
+        let weights = self.weights_to_sample(policy)?;
         let samples = self.rlvr.evaluation.samples;
         let (records, first) = self.own_held_out(exchange);
         let greedy = records.iter().map(|record| {

@@ -17,7 +17,7 @@ use anyroll_backends::{Stream, ops};
 use anyroll_strategy::{Weights, shared};
 use tch::Tensor;
 
-use super::{Setup, roles::sampler};
+use super::{Decoder, Setup, roles::sampler};
 use crate::{
     Error, Result,
     config::RolloutRole,
@@ -77,8 +77,10 @@ pub struct OwnDevices {
 struct OwnDevice {
     sampler: Arc<Sampler>,
     torch: tch::Device,
-    /// As they were last sent; empty before.
+    /// As they were last sent, or what was last merged of that; empty before.
     weights: Weights,
+    /// The policy's model, if its adapters are merged for the sampler's.
+    merged: Option<Arc<Decoder>>,
 }
 
 /// Completions on their way.
@@ -107,9 +109,10 @@ impl OwnDevices {
         let devices = role.ordinals[local_rank].iter().map(|&ordinal| {
             let device = open_device(&role.backend, ordinal)?;
             let torch = torch_device(&*device)?;
-            let (model, compute) = (Arc::new(setup.model.on(torch)?), Stream::torch(&device)?);
+            let (model, compute) = (Arc::new(setup.sampler.model.on(torch)?), Stream::torch(&device)?);
             let sampler = sampler(&setup.rlvr.rollout, model, compute, setup.tokenizer.clone(), None);
-            Ok(OwnDevice { sampler: Arc::new(sampler), torch, weights: Weights::new() })
+            let merged = setup.rlvr.rollout.merge_adapters.then(|| setup.model.clone());
+            Ok(OwnDevice { sampler: Arc::new(sampler), torch, weights: Weights::new(), merged })
         });
         Ok(Self { devices: devices.collect::<Result<_>>()?, running: None })
     }
@@ -189,7 +192,8 @@ fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
 }
 
 impl OwnDevice {
-    /// Takes over weights, in the order of the streams on which libtorch computes; returns them for its thread.
+    /// Takes over weights, in the order of the streams on which libtorch computes; returns them for its thread, with
+    /// adapters merged into them if that is asked for. All are sent every time, so that merging needs no memory here.
     fn receive(&mut self, from: &Weights) -> Result<Weights> {
         if self.weights.is_empty() {
             let like = |tensor: &Tensor| Tensor::f_empty(tensor.size(), (tensor.kind(), self.torch));
@@ -199,7 +203,11 @@ impl OwnDevice {
         for (own, from) in self.weights.iter_mut().flatten().zip(from.iter().flatten()) {
             ops::copy_across(own, from)?;
         }
-        Ok(shared(&self.weights))
+        let weights = shared(&self.weights);
+        Ok(match &self.merged {
+            Some(model) => model.merge(weights)?,
+            None => weights,
+        })
     }
 }
 

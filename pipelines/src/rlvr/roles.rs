@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, sync::Arc};
 
 use anyroll_backends::{BackendKind, Stream, ops};
 use anyroll_models::init::WeightSource;
-use anyroll_strategy::{State, Zero};
+use anyroll_strategy::{State, Weights, Zero};
 use tch::Tensor;
 
 use super::{Critic, Decoder};
@@ -53,7 +53,7 @@ pub struct Setup {
     pub leaving: Vec<State>,
     /// Where the policy's batches go.
     pub device: tch::Device,
-    /// The policy's model.
+    /// The policy's model, with its adapters.
     pub model: Arc<Decoder>,
     /// What samples on the policy's device.
     pub sampler: Sampler,
@@ -123,7 +123,8 @@ impl Setup {
             ops::exist_by_rows(&like, dim, vocab).map_err(|reason| Error::NoStrict { reason })?;
         }
         let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
-        let sampler = sampler(&rlvr.rollout, model.clone(), compute, base.tokenizer.clone(), threads);
+        let sampled = if rlvr.rollout.merge_adapters { Arc::new(model.merged()) } else { model.clone() };
+        let sampler = sampler(&rlvr.rollout, sampled, compute, base.tokenizer.clone(), threads);
         let reward = Arc::new(RewardSum::new(&rlvr.reward, &run.reward_models)?);
         let environment = Environment::new(&rlvr.rollout, base.tokenizer.clone());
         let environment = environment.map_err(Error::NoEnvironment)?;
@@ -159,6 +160,16 @@ impl Setup {
     /// The policy, with its first weights, ready to be trained by `optimizer`.
     pub fn policy(&self, run: &Run, place: &Place, optimizer: &OptimizerConfig) -> Result<Zero<Decoder>> {
         hold(self.model.clone(), &run.policy.strategy, place, Some(adamw(optimizer)), &*self.weights)
+    }
+
+    /// The policy's weights as [`Self::sampler`] reads them. With merged adapters they are one copy more of the matrices that
+    /// have some, as long as these live.
+    pub fn weights_to_sample(&self, policy: &mut Zero<Decoder>) -> Result<Weights> {
+        if !self.rlvr.rollout.merge_adapters {
+            return Ok(policy.weights()?);
+        }
+        let weights = policy.weights_with_own(|unit, param| self.model.merges_into(unit, param))?;
+        Ok(self.model.merge(weights)?)
     }
 
     /// The episodes of samples of these records, if there is an environment.

@@ -40,7 +40,11 @@ impl Setup {
             reference.model.offload_states(&reference.offloaded)?;
         }
         let offloaded = Instant::now();
-        let weights = roles.policy.weights()?;
+        // Devices of their own merge adapters themselves.
+        let weights = match rollout.devices.is_some() {
+            true => roles.policy.weights()?,
+            false => self.weights_to_sample(&mut roles.policy)?,
+        };
         roles.policy.group().stream().synchronize()?; // only to tell how long ranks wait for each other's parts
         let gathered = Instant::now();
         let mut source = Source {

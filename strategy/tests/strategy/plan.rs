@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedBatch, PackedSize, Runs, ScoresGrad,
-    Sequence, Unit, ValueModel,
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, PackedBatch, PackedSize,
+    Runs, ScoresGrad, Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -80,7 +80,8 @@ fn states_and_buffers_are_those_that_are_planned() {
     let shape = decoder(true).config().clone();
     let is_low = |unit: &Unit| !unit.name.ends_with(".2") && unit.name != "lm_head";
     let lora = LoraConfig::new(3, 6.0, LoraTarget::ALL.to_vec());
-    let lora = LoraConfig { dora: true, layers: Some(vec![1]), ..lora };
+    let unequal = [(1, LoraTarget::ALL.to_vec()), (2, vec![LoraTarget::Q, LoraTarget::Up])];
+    let lora = LoraConfig { dora: true, targets: LoraTargets::ByLayer(unequal.into()), ..lora };
     for stage in STAGES {
         let frozen = Decoder::new(shape.clone(), tch::Device::Cpu).unwrap().freeze(is_low);
         check_training(&Arc::new(frozen), stage.into(), 2);
@@ -100,9 +101,43 @@ fn a_frozen_model_and_whole_weights_are_those_that_are_planned() {
             zero.score(&batch(2, 6, 11)).unwrap();
             assert_eq!(allocated(&zero) - before, plan.device(), "{stage:?}: {plan:?}");
             let whole = zero.weights().unwrap();
-            let gathered = whole_weights(&*model, stage.into(), at);
+            let gathered = whole_weights(&*model, stage.into(), at, |_, _| false);
             assert_eq!(allocated(&zero) - before, plan.device() + gathered, "{stage:?}");
             drop(whole);
+        });
+    }
+}
+
+/// Adapters are merged into copies, which are gone with the last that has them.
+#[test]
+fn weights_to_merge_adapters_into_are_those_that_are_planned() {
+    let targets = vec![LoraTarget::K, LoraTarget::V, LoraTarget::Down];
+    let targets = LoraTargets::ByLayer([(1, targets)].into());
+    let lora = LoraConfig { targets, ..LoraConfig::new(3, 6.0, Vec::new()) };
+    let shape = decoder(true).config().clone();
+    for stage in STAGES {
+        ranks(2, false, |device, group| {
+            let at = ranks_of(device, &group);
+            let model = Arc::new(Decoder::with_lora(shape.clone(), &lora, tch::Device::Cpu).unwrap());
+            let mut zero = Zero::new(model.clone(), stage, Some(ADAMW), device, group, 7).unwrap();
+            let (held, is_own) = (allocated(&zero), |unit, param| model.merges_into(unit, param));
+            let planned = whole_weights(&*model, stage.into(), at, is_own);
+            let [qkv, down] = [(2 + 2) * 6 * 12, 12 * 20].map(|len: usize| len.next_multiple_of(64));
+            if stage < ZeroStage::Zero3 {
+                assert_eq!(planned, (qkv + down) * 4, "the matrices of one layer, fused as they are");
+            }
+            let resident = zero.weights().unwrap();
+            let values: Vec<Tensor> = resident.iter().flatten().map(Tensor::copy).collect();
+            drop(resident);
+            let own = zero.weights_with_own(is_own).unwrap();
+            assert_eq!(allocated(&zero) - held, planned, "{stage:?}");
+            for (unit, tensors) in own.into_iter().enumerate() {
+                let of_caller = tensors.into_iter().enumerate().filter(|(param, _)| is_own(unit, *param));
+                of_caller.for_each(|(_, mut tensor)| drop(tensor.zero_()));
+            }
+            assert_eq!(allocated(&zero), held, "{stage:?}");
+            let after = zero.weights().unwrap();
+            assert!(after.iter().flatten().zip(&values).all(|(after, value)| after == value), "{stage:?}");
         });
     }
 }

@@ -1,6 +1,6 @@
 //! Weights that are on the host, and on the device only while a block uses them.
 
-use anyroll_models::{LoraConfig, LoraTarget};
+use anyroll_models::{LoraConfig, LoraTarget, LoraTargets};
 use anyroll_strategy::{
     LossScale, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
 };
@@ -107,7 +107,8 @@ fn streamed_weights_are_saved_and_loaded() {
 fn adapters_train_beside_streamed_weights() {
     let shape = decoder(true).config().clone();
     let lora = LoraConfig::new(2, 4.0, LoraTarget::ALL.to_vec());
-    let of_some = LoraConfig { dora: true, layers: Some(vec![1]), ..lora.clone() };
+    let unequal = [(0, vec![LoraTarget::Q, LoraTarget::Up]), (1, LoraTarget::ALL.to_vec())];
+    let of_some = LoraConfig { dora: true, targets: LoraTargets::ByLayer(unequal.into()), ..lora.clone() };
     for (stage, lora) in STAGES.into_iter().flat_map(|stage| [(stage, &lora), (stage, &of_some)]) {
         let adapted = || anyroll_models::Decoder::with_lora(shape.clone(), lora, tch::Device::Cpu).unwrap();
         let run = |config: ZeroConfig| {

@@ -2,6 +2,7 @@
 
 use regex::Regex;
 
+use super::targets::{LoraTarget, LoraTargets};
 use crate::Result;
 use crate::error::check_config;
 use crate::model::{Init, ParamSpec};
@@ -19,10 +20,8 @@ pub struct LoraConfig {
     pub rank_pattern: Vec<(ModulePattern, i64)>,
     /// Matrices with alphas of their own, in the same way.
     pub alpha_pattern: Vec<(ModulePattern, f64)>,
-    /// At least one, each once.
-    pub targets: Vec<LoraTarget>,
-    /// The layers in which they have one, by number and rising; `None`: in all.
-    pub layers: Option<Vec<usize>>,
+    /// The matrices that have one.
+    pub targets: LoraTargets,
     /// Whether adapters are weight-decomposed (DoRA, Liu et al., 2024): they have magnitudes m, and W x + s B A x is
     /// multiplied by m / ||W + s B A||, row by row.
     pub dora: bool,
@@ -30,53 +29,8 @@ pub struct LoraConfig {
     pub dropout: f64,
 }
 
-/// A matrix of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoraTarget {
-    /// The projection to queries.
-    Q,
-    /// To keys.
-    K,
-    /// To values.
-    V,
-    /// Of attention's output.
-    O,
-    /// The MLP's gate.
-    Gate,
-    /// The MLP's other input.
-    Up,
-    /// The MLP's output.
-    Down,
-}
-
 /// What the names of adapters' tensors begin with.
 pub(crate) const PREFIX: &str = "base_model.model.";
-
-impl LoraTarget {
-    /// All of them.
-    pub const ALL: [LoraTarget; 7] = [
-        LoraTarget::Q,
-        LoraTarget::K,
-        LoraTarget::V,
-        LoraTarget::O,
-        LoraTarget::Gate,
-        LoraTarget::Up,
-        LoraTarget::Down,
-    ];
-
-    /// Its name in a layer, as `self_attn.q_proj`.
-    pub fn name(self) -> &'static str {
-        match self {
-            LoraTarget::Q => "self_attn.q_proj",
-            LoraTarget::K => "self_attn.k_proj",
-            LoraTarget::V => "self_attn.v_proj",
-            LoraTarget::O => "self_attn.o_proj",
-            LoraTarget::Gate => "mlp.gate_proj",
-            LoraTarget::Up => "mlp.up_proj",
-            LoraTarget::Down => "mlp.down_proj",
-        }
-    }
-}
 
 /// A pattern of matrices, as PEFT has them: a regular expression for the end of a name, from a dot on, or for all of it.
 /// `q_proj` and `layers.0.self_attn.q_proj` match `model.layers.0.self_attn.q_proj`.
@@ -122,7 +76,7 @@ pub struct AdapterShape {
 }
 
 impl LoraConfig {
-    /// Plain adapters of one rank and alpha in all layers, without dropout.
+    /// Plain adapters of one rank and alpha beside these matrices of all layers, without dropout.
     pub fn new(rank: i64, alpha: f64, targets: Vec<LoraTarget>) -> LoraConfig {
         LoraConfig {
             rank,
@@ -130,22 +84,16 @@ impl LoraConfig {
             rslora: false,
             rank_pattern: vec![],
             alpha_pattern: vec![],
-            targets,
-            layers: None,
+            targets: LoraTargets::Everywhere(targets),
             dora: false,
             dropout: 0.0,
         }
     }
 
-    /// Whether the layer of this number has adapters.
-    pub fn is_in(&self, layer: usize) -> bool {
-        self.layers.as_ref().is_none_or(|layers| layers.contains(&layer))
-    }
-
     /// The matrices that have an adapter in a model of so many layers, as `model.layers.0.mlp.up_proj`.
     pub fn modules(&self, layers: usize) -> Vec<String> {
-        let of_layer = |layer| self.targets.iter().map(move |&target| module(layer, target));
-        (0..layers).filter(|&layer| self.is_in(layer)).flat_map(of_layer).collect()
+        let of_layer = |layer| self.targets.of(layer).iter().map(move |target| target.module(layer));
+        (0..layers).flat_map(of_layer).collect()
     }
 
     /// The adapter of the matrix `module`, as `model.layers.0.mlp.up_proj`.
@@ -163,19 +111,8 @@ impl LoraConfig {
         check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
             format!("is {}, must be from 0 to below 1", self.dropout)
         })?;
-        check_config(!self.targets.is_empty(), "lora.targets", || "is empty, must name a matrix".to_owned())?;
-        let of_model = (0..layers).any(|layer| self.is_in(layer));
-        check_config(of_model, "lora.layers", || "has no layer of the model".to_owned())?;
-        let last = self.layers.iter().flatten().max().copied().unwrap_or(0);
-        check_config(last < layers, "lora.layers", || {
-            format!("has {last}, and the model's layers are 0 to {}", layers - 1)
-        })
+        self.targets.validate(layers)
     }
-}
-
-/// The name of a matrix.
-pub(crate) fn module(layer: usize, target: LoraTarget) -> String {
-    format!("model.layers.{layer}.{}", target.name())
 }
 
 /// What a product of this rank and alpha is multiplied by, with rsLoRA or without.

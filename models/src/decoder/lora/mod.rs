@@ -24,6 +24,8 @@
 
 mod config;
 mod magnitude;
+mod merge;
+mod targets;
 
 use anyroll_backends::ops;
 use tch::Tensor;
@@ -32,12 +34,13 @@ use super::block::Block;
 use super::{DecoderConfig, math::Math, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
-pub use config::{AdapterShape, LoraConfig, LoraTarget, ModulePattern, lora_scale};
+pub use config::{AdapterShape, LoraConfig, ModulePattern, lora_scale};
 pub(crate) use config::{
-    PREFIX, check_product, is_adapter, is_second, magnitude_name, matrix_of_magnitudes, module, names,
+    PREFIX, check_product, is_adapter, is_second, magnitude_name, matrix_of_magnitudes, names,
 };
 pub(crate) use magnitude::LEAST_NORM;
 use magnitude::Scaled;
+pub use targets::{LoraTarget, LoraTargets};
 
 /// Where the adapters of a layer lie in its second unit.
 #[derive(Clone, Debug)]
@@ -91,7 +94,7 @@ pub(super) struct Between {
 /// For each layer that has adapters their unit, and where they lie in it.
 pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig, block: &Block) -> Vec<Option<(Unit, Lora)>> {
     let layers = (0..config.num_hidden_layers).map(|layer| {
-        lora.is_in(layer).then(|| {
+        (!lora.targets.of(layer).is_empty()).then(|| {
             let (params, adapters) = params(config, lora, block, layer);
             (Unit { name: format!("model.layers.{layer}.lora"), params, trainable: true }, adapters)
         })
@@ -105,7 +108,7 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
     let kv = config.num_key_value_heads * config.head_dim;
     let mut params = Vec::new();
     let mut adapters = [const { Vec::new() }; 4];
-    for (number, &target) in lora.targets.iter().enumerate() {
+    for (number, &target) in lora.targets.of(layer).iter().enumerate() {
         let (site, start, inputs, outputs) = match target {
             LoraTarget::Q => (Site::Qkv, 0, hidden, q),
             LoraTarget::K => (Site::Qkv, q, hidden, kv),
@@ -115,7 +118,7 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
             LoraTarget::Up => (Site::GateUp, intermediate, hidden, intermediate),
             LoraTarget::Down => (Site::Down, 0, intermediate, hidden),
         };
-        let (a, module) = (params.len(), module(layer, target));
+        let (a, module) = (params.len(), target.module(layer));
         let (shape, weight) = (lora.shape_of(&module), format!("{module}.weight"));
         params.extend(pair(&weight, shape.rank, inputs, outputs));
         let magnitude = shape.dora.then(|| {

@@ -292,6 +292,9 @@ fn rewards_and_columns() {
 fn adapters() {
     let lora = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.target_modules=[q_proj,v_proj]";
     check(lora, &["  lora:\n    rank: 32\n    alpha: 16\n    targets:\n    - q_proj\n    - v_proj\n"]);
+    let merge = "actor_rollout_ref.model.lora.merge=True";
+    check(&format!("{lora} {merge}"), &["    rank: 32\n", "merge_adapters: true\n"]);
+    assert!(!command(&format!("actor_rollout_ref.model.lora_rank=0 {merge}")).yaml().contains("adapters"));
     assert!(!command("actor_rollout_ref.model.lora_rank=0").yaml().contains("lora"));
 }
 

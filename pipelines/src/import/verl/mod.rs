@@ -232,6 +232,7 @@ fn model(ledger: &mut Ledger) {
             ledger.copy_number(&rank, "model.lora.rank");
             ledger.copy_number(&alpha, "model.lora.alpha");
             ledger.lora_targets(&targets);
+            ledger.switch(&format!("{MODEL}.lora.merge"), "pipeline.rlvr.rollout.merge_adapters", true);
         }
         false => {
             let off = if ledger.number(&rank) == Some(0.0) { "off" } else { "the rank is not given" };

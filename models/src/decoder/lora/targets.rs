@@ -1,0 +1,127 @@
+//! Which matrices of which layers have an adapter.
+
+use std::collections::BTreeMap;
+
+use crate::Result;
+use crate::error::check_config;
+
+/// A matrix of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoraTarget {
+    /// The projection to queries.
+    Q,
+    /// To keys.
+    K,
+    /// To values.
+    V,
+    /// Of attention's output.
+    O,
+    /// The MLP's gate.
+    Gate,
+    /// The MLP's other input.
+    Up,
+    /// The MLP's output.
+    Down,
+}
+
+impl LoraTarget {
+    /// All of them.
+    pub const ALL: [LoraTarget; 7] = [
+        LoraTarget::Q,
+        LoraTarget::K,
+        LoraTarget::V,
+        LoraTarget::O,
+        LoraTarget::Gate,
+        LoraTarget::Up,
+        LoraTarget::Down,
+    ];
+
+    /// Its name in a layer, as `self_attn.q_proj`.
+    pub fn name(self) -> &'static str {
+        match self {
+            LoraTarget::Q => "self_attn.q_proj",
+            LoraTarget::K => "self_attn.k_proj",
+            LoraTarget::V => "self_attn.v_proj",
+            LoraTarget::O => "self_attn.o_proj",
+            LoraTarget::Gate => "mlp.gate_proj",
+            LoraTarget::Up => "mlp.up_proj",
+            LoraTarget::Down => "mlp.down_proj",
+        }
+    }
+
+    /// Its name in the model, in the layer of this number: `model.layers.0.self_attn.q_proj`.
+    pub fn module(self, layer: usize) -> String {
+        format!("model.layers.{layer}.{}", self.name())
+    }
+}
+
+/// The matrices that have an adapter. Layers may differ in them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LoraTargets {
+    /// These of every layer: at least one, each once.
+    Everywhere(Vec<LoraTarget>),
+    /// Of the layers with these numbers likewise; the others have none.
+    ByLayer(BTreeMap<usize, Vec<LoraTarget>>),
+}
+
+impl LoraTargets {
+    /// Those of each of a model's layers, which may have none. What is the same is equal.
+    pub fn of_layers(layers: Vec<Vec<LoraTarget>>) -> LoraTargets {
+        match layers.split_first() {
+            Some((first, others)) if !first.is_empty() && others.iter().all(|it| it == first) => {
+                LoraTargets::Everywhere(first.clone())
+            }
+            _ => {
+                let numbered = layers.into_iter().enumerate();
+                LoraTargets::ByLayer(numbered.filter(|(_, targets)| !targets.is_empty()).collect())
+            }
+        }
+    }
+
+    /// Those of the layer of this number, in the order of their parameters.
+    pub fn of(&self, layer: usize) -> &[LoraTarget] {
+        match self {
+            LoraTargets::Everywhere(targets) => targets,
+            LoraTargets::ByLayer(layers) => layers.get(&layer).map_or(&[], Vec::as_slice),
+        }
+    }
+
+    /// As PEFT's files and ours name them: matrices, as `q_proj`, and the layers if it is not all; where layers differ each
+    /// one whole, as `model.layers.0.self_attn.q_proj`.
+    pub fn names(&self) -> (Vec<String>, Option<Vec<usize>>) {
+        let of_all = |targets: &Vec<LoraTarget>| {
+            let ends = targets.iter().map(|target| target.name().rsplit('.').next().unwrap_or_default());
+            ends.map(str::to_owned).collect()
+        };
+        match self {
+            LoraTargets::Everywhere(targets) => (of_all(targets), None),
+            LoraTargets::ByLayer(layers) => {
+                let mut lists = layers.values();
+                let first = lists.next();
+                match first.filter(|first| lists.all(|it| it == *first)) {
+                    Some(targets) => (of_all(targets), Some(layers.keys().copied().collect())),
+                    None => {
+                        let of_layer = |(&layer, targets): (&usize, &Vec<LoraTarget>)| {
+                            targets.iter().map(|target| target.module(layer)).collect::<Vec<_>>()
+                        };
+                        (layers.iter().flat_map(of_layer).collect(), None)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refuses what a model of so many layers cannot have.
+    pub(super) fn validate(&self, layers: usize) -> Result<()> {
+        let is_empty = match self {
+            LoraTargets::Everywhere(targets) => targets.is_empty(),
+            LoraTargets::ByLayer(layers) => layers.is_empty() || layers.values().any(Vec::is_empty),
+        };
+        check_config(!is_empty, "lora.targets", || "is empty, must name a matrix".to_owned())?;
+        let LoraTargets::ByLayer(of) = self else { return Ok(()) };
+        let last = of.keys().max().copied().unwrap_or(0);
+        check_config(last < layers, "lora.targets", || {
+            format!("has layer {last}, and the model's are 0 to {}", layers - 1)
+        })
+    }
+}

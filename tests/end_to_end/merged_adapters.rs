@@ -1,0 +1,160 @@
+//! `rollout.merge_adapters`: sampling and evaluation on weights with adapters merged in, training beside them.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::published_model::{self, run};
+use super::{
+    anyroll, assert_same, assert_same_steps, fail, lasting_metrics, resume, series, succeed, whole_lines,
+};
+
+const MERGE: &str = "pipeline.rlvr.rollout.merge_adapters=true";
+const LORA: &str = "model.lora={rank: 4, targets: [v_proj, down_proj]}";
+/// The bytes of the matrices that have such adapters, fused as they are: of two layers, q, k and v together, and down.
+const MATRICES: f64 = (2 * 4 * (16 * 32 + 24 * 16)) as f64;
+/// Those of the adapters, as they lie in their units, padded.
+const ADAPTERS: f64 = (2 * 4 * 384) as f64;
+
+/// The greedy completions of a run's evaluation at `step`: prompts and texts.
+fn completions(run: &Path, step: u64) -> Vec<(String, String)> {
+    let samples = whole_lines(&run.join("samples.jsonl"));
+    let samples = samples.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let of_step = samples.filter(|sample| sample["step"] == step && sample["phase"] != "train");
+    let text = |sample: &Value, field: &str| sample[field].as_str().unwrap().to_owned();
+    of_step.map(|sample| (text(&sample, "prompt"), text(&sample, "completion"))).collect()
+}
+
+#[track_caller]
+fn trained(folder: &TempDir, name: &str, sets: &[&str]) -> std::path::PathBuf {
+    let (run, command) = run(folder, name, sets);
+    succeed(command);
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    run
+}
+
+/// The merged model of an export writes what the run's last evaluation saw, token for token.
+#[test]
+fn what_is_sampled_is_what_the_exported_model_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let magnitudes = "model.lora={rank: 4, dora: true, layers: [1]}";
+    for (name, sets) in [
+        ("stage 0", &["strategy.zero_stage=0", LORA][..]),
+        ("stage 3", &["strategy.zero_stage=3", LORA]),
+        ("on two ranks", &["strategy.zero_stage=0", "devices=2", magnitudes]),
+        ("sharded", &["strategy.zero_stage=3", "devices=2", LORA]),
+        ("from the host", &["strategy.offload={params: cpu}", LORA]),
+    ] {
+        let run = trained(&folder, name, &[sets, &[MERGE]].concat());
+        let differences = series(&run, "rollout/logprob_diff_max");
+        assert!(differences.iter().all(|&difference| difference < 1e-3), "{name}: {differences:?}");
+        let merged = folder.path().join(format!("{name} merged"));
+        let to = ["--to", merged.to_str().unwrap(), "--dtype", "fp32"];
+        succeed(anyroll([&["export", run.to_str().unwrap()], &to[..]].concat()));
+        let path = format!("model.path={}", merged.display());
+        let (again, command) =
+            self::run(&folder, &format!("{name} again"), &[&path, "pipeline.rlvr.steps=1"]);
+        succeed(command);
+        let (last, first) = (completions(&run, 6), completions(&again, 0));
+        // Of several ranks the first one's.
+        assert!(!last.is_empty() && first.starts_with(&last), "{name}: {last:?} is not {first:?}");
+        assert_ne!(last, completions(&run, 0), "{name}: it writes what it wrote before training");
+    }
+}
+
+/// An adapter's folder names its model.
+#[test]
+fn an_exported_adapter_writes_what_its_run_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let lora = "model.lora={rank: 4, targets: ['layers.0.mlp.*', layers.1.self_attn.q_proj]}";
+    let run = trained(&folder, "run", &[lora]);
+    let (run, adapter) = (run.to_str().unwrap(), folder.path().join("adapter"));
+    let adapter = adapter.to_str().unwrap();
+    succeed(anyroll(["export", run, "--to", adapter, "--adapter", "--dtype", "fp32"]));
+    let written = |model: &str| {
+        let asked = ["--prompt", "2 x 2?", "--prompt", "2 x 71?", "--chat", "--system", "Count."];
+        let how = ["--temperature", "0", "--max-new-tokens", "12"];
+        succeed(anyroll([&["generate", model][..], &asked, &how].concat())).stdout
+    };
+    let of_adapter = written(adapter);
+    assert_eq!(of_adapter, written(run));
+    assert_ne!(of_adapter, written(published_model::model().to_str().unwrap()), "it learnt nothing");
+    let file = Path::new(adapter).join("adapter_config.json");
+    let elsewhere = fs::read_to_string(&file).unwrap().replace("tiny_model", "no_model");
+    fs::write(&file, elsewhere).unwrap();
+    let error = fail(anyroll(["generate", adapter, "--prompt", "2"]));
+    assert!(error.contains("`base_model_name_or_path` names no folder that is here"), "{error}");
+}
+
+/// What is allocated besides has a plan, of the moment at which adapters are merged; behind it they are not held whole.
+#[test]
+fn copies_are_there_while_it_samples_and_no_longer() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = |run: &Path| {
+        ["perf/generate_allocated_bytes", "perf/allocated_bytes"].map(|name| series(run, name)[1])
+    };
+    for (stage, copied) in [("strategy.zero_stage=1", MATRICES), ("strategy.zero_stage=3", -ADAPTERS)] {
+        let separate = held(&trained(&folder, &format!("{stage} separate"), &[LORA, stage]));
+        let run = trained(&folder, &format!("{stage} merged"), &[LORA, stage, MERGE]);
+        let merged = held(&run);
+        assert_eq!(merged[0] - separate[0], copied, "{stage}: while it samples");
+        assert_eq!(merged[1], separate[1], "{stage}: while it trains");
+        let most = merged[0] + if copied < 0.0 { ADAPTERS } else { 0.0 };
+        let planned = planned(&run);
+        // The ranks' parts of a norm are counted with training.
+        assert!((most - planned).abs() <= 8.0, "{stage}: {most} held, {planned} planned");
+    }
+}
+
+/// What sampling is said to hold beside activations and its cache.
+fn planned(run: &Path) -> f64 {
+    let args = ["plan", run.join("resolved.yaml").to_str().unwrap(), "--json"].map(str::to_owned);
+    let report: Value = serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap();
+    let generate = &report["configured"]["plan"]["generate"];
+    ["weights", "gradients", "optimizer", "buffers"].iter().map(|kind| generate[kind].as_f64().unwrap()).sum()
+}
+
+#[test]
+fn merged_runs_resume_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [
+        LORA,
+        MERGE,
+        "devices=2",
+        "pipeline.rlvr.rollout.async.ahead=1",
+        "pipeline.rlvr.rollout.batch_size=6",
+    ];
+    let whole = trained(&folder, "whole", &sets);
+    let part = trained(&folder, "part", &sets);
+    fs::remove_dir_all(part.join("checkpoints/step_000006")).unwrap();
+    succeed(resume(&part));
+    assert_same(&whole, &part);
+}
+
+/// They get weights and adapters, and merge them into what they have.
+#[test]
+fn devices_that_only_sample_merge_as_the_policys_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [LORA, MERGE, "strategy.zero_stage=3"];
+    let together = trained(&folder, "together", &sets);
+    let own = "roles.rollout.devices=1";
+    let apart = trained(&folder, "apart", &[&sets[..], &[own]].concat());
+    assert_same_steps(&lasting_metrics(&together), &lasting_metrics(&apart));
+    let ahead =
+        trained(&folder, "ahead", &[&sets[..], &[own, "pipeline.rlvr.rollout.async.ahead=1"]].concat());
+    assert_eq!(series(&ahead, "staleness/mean")[1..], [1.0; 5]);
+}
+
+/// In bf16 what is sampled differs by rounding from what is trained, and the metric that is there for it says so.
+#[test]
+fn rounding_shows_in_the_difference_of_log_probs() {
+    let folder = tempfile::tempdir().unwrap();
+    let bf16 = [LORA, "strategy.precision=bf16"];
+    let differences = |name: &str, sets: &[&str]| {
+        series(&trained(&folder, name, &[&bf16[..], sets].concat()), "rollout/logprob_diff_mean")
+    };
+    let (separate, merged) = (differences("separate", &[]), differences("merged", &[MERGE]));
+    assert!(merged.iter().all(|&difference| difference < 0.03), "{merged:?}, and separate {separate:?}");
+}
