@@ -22,9 +22,14 @@ use crate::{
 /// The most logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
 
-/// Rows that a product of matrices has at least. With fewer, libraries take another way, which adds in another order;
-/// with these, what a row comes to depends on that row alone, and so a sample on nobody that it is generated beside.
-pub(crate) const LEAST_ROWS: usize = 8;
+/// How many rows a product of matrices has for the sake of so many: at least 8, and of few a multiple of 4. With fewer,
+/// and where threads share out 9 to 11, libraries take another way, which adds in another order; with these, what a row
+/// comes to depends on that row alone, and so a sample on nobody that it is generated beside.
+pub(crate) fn padded_rows(rows: usize) -> usize {
+    const LEAST: usize = 8;
+    const FEW: usize = 16;
+    if rows < FEW { rows.max(LEAST).next_multiple_of(4) } else { rows }
+}
 
 /// A decoder with its weights and its cache.
 #[derive(Debug)]
@@ -77,11 +82,12 @@ impl Passes {
             lengths.push(group.len() as i64);
             last_rows.push(tokens.len() as i64 - 1);
         }
-        if tokens.len() < LEAST_ROWS {
-            lengths.push((LEAST_ROWS - tokens.len()) as i64); // a prompt that nobody asked for
-            tokens.resize(LEAST_ROWS, 0);
+        let padded = padded_rows(tokens.len());
+        if tokens.len() < padded {
+            lengths.push((padded - tokens.len()) as i64); // a prompt that nobody asked for
+            tokens.resize(padded, 0);
         }
-        repeat_last(&mut last_rows, LEAST_ROWS);
+        pad(&mut last_rows);
         let inputs = Prefill {
             tokens: self.upload(&tokens)?,
             packing: Packing::new(&lengths, self.device)?,
@@ -133,14 +139,13 @@ impl Passes {
 
     fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
         // The last sequence fills the rows up: it writes the same key and value to its place more than once.
-        let rows = live.len().max(LEAST_ROWS);
         let of_live = |value: &dyn Fn(&Sequence) -> i64| {
             let mut values: Vec<i64> = live.iter().map(value).collect();
-            repeat_last(&mut values, rows);
+            pad(&mut values);
             self.upload(&values)
         };
         let table_len = live.iter().map(|sequence| blocks_of(sequence.len())).max().unwrap_or(0);
-        let mut tables = vec![i64::from(SCRATCH_BLOCK); rows * table_len];
+        let mut tables = vec![i64::from(SCRATCH_BLOCK); padded_rows(live.len()) * table_len];
         let last = live.last().into_iter().cycle();
         for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live.iter().chain(last)) {
             let blocks = &sequence.blocks[..table_len.min(sequence.blocks.len())];
@@ -187,10 +192,10 @@ impl Passes {
     }
 }
 
-/// Repeats the last value until there are `len` of them.
-fn repeat_last(values: &mut Vec<i64>, len: usize) {
+/// Repeats the last value until there are as many as a product has rows.
+fn pad(values: &mut Vec<i64>) {
     if let Some(&last) = values.last() {
-        values.resize(values.len().max(len), last);
+        values.resize(padded_rows(values.len()), last);
     }
 }
 
