@@ -144,6 +144,11 @@ fn neither_the_clock_nor_a_resume_changes_a_bit() {
     assert_repeats(&whole, &again);
     let workers = "pipeline.rlvr.rollout.environment.workers=12";
     assert_same(&whole, &run(&folder, "many", &[&path, &slow, workers]));
+    // In a cache with room for one sample what is kept of others has to go, now and then.
+    let tight = run(&folder, "tight", &[&path, &slow, "pipeline.rlvr.rollout.kv_cache.memory=1.0e-9"]);
+    assert_same(&whole, &tight);
+    let [kept, of_tight] = [&whole, &tight].map(|run| series(run, "perf/kept_tokens"));
+    assert!(kept.iter().zip(&of_tight).all(|(all, some)| some < all), "{kept:?} and {of_tight:?}");
 }
 
 /// Episodes that are dealt to other ranks, and greedy ones beside the groups.
@@ -240,6 +245,7 @@ fn strict_rollouts_of_several_turns_have_the_log_probs_of_training() {
     let run = run(&folder, "strict", &strict);
     assert_eq!(series(&run, "rollout/logprob_diff_max"), [0.0; 8]);
     assert!(series(&run, "turns/max").iter().all(|&turns| turns > 1.0));
+    assert!(series(&run, "perf/kept_tokens").iter().all(|&tokens| tokens > 0.0));
 }
 
 #[test]

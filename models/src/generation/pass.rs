@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Decoder, Result,
-    decoder::{Piece, Prefill, Step},
+    decoder::{Pieces, Prefill, Step},
     model::{Model, Weights},
 };
 
@@ -100,28 +100,52 @@ impl Passes {
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
-    /// Runs the tokens of a group at `positions`; those before are cached. Returns a token for each sequence, if
-    /// these are the last.
-    pub fn piece(&mut self, group: &Group, positions: Range<usize>) -> Result<Vec<Sampled>> {
-        let (mut rows, mut places) = (Vec::new(), Vec::new());
-        group.destinations(positions.clone(), 0, &mut rows, &mut places);
-        let tokens: Vec<i64> = group.first().tokens().skip(positions.start).take(positions.len()).collect();
-        let context: Vec<i64> = (0..positions.end).map(|position| group.first().place(position)).collect();
-        let is_last = positions.end == group.len();
-        let inputs = Piece {
-            tokens: self.upload(&tokens)?,
-            positions: self.upload(&positions.map(|position| position as i64).collect::<Vec<_>>())?,
-            rows: self.upload(&rows)?,
-            places: self.upload(&places)?,
-            context: self.upload(&context)?,
-        };
-        let hidden = self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache))?;
-        if !is_last {
+    /// Runs the tokens of groups at positions of theirs; those before are cached. Returns a token for each sequence of the
+    /// groups whose last tokens these are.
+    pub fn pieces(&mut self, pieces: &[(&Group, Range<usize>)]) -> Result<Vec<Sampled>> {
+        if pieces.is_empty() {
             return Ok(Vec::new());
         }
-        let last = hidden.f_narrow(0, tokens.len() as i64 - 1, 1)?;
+        let (mut tokens, mut positions, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
+        let (mut last_rows, mut ending) = (Vec::new(), Vec::new());
+        for (group, of_group) in pieces {
+            group.destinations(of_group.clone(), tokens.len(), &mut rows, &mut places);
+            tokens.extend(group.first().tokens().skip(of_group.start).take(of_group.len()));
+            positions.extend(of_group.clone().map(|position| position as i64));
+            let context: Vec<i64> = (0..of_group.end).map(|position| group.first().place(position)).collect();
+            contexts.push((of_group.len() as i64, self.upload(&context)?));
+            if of_group.end == group.len() {
+                last_rows.push(tokens.len() as i64 - 1);
+                ending.push(*group);
+            }
+        }
+        let padded = padded_rows(tokens.len());
+        if tokens.len() < padded {
+            // A text that nobody asked for, in the scratch block.
+            let scratch: Vec<i64> = (0..(padded - tokens.len()) as i64).collect();
+            rows.extend(scratch.iter().map(|row| tokens.len() as i64 + row));
+            places.extend(&scratch);
+            positions.extend(&scratch);
+            contexts.push((scratch.len() as i64, self.upload(&scratch)?));
+            tokens.resize(padded, 0);
+        }
+        let inputs = Pieces {
+            tokens: self.upload(&tokens)?,
+            positions: self.upload(&positions)?,
+            rows: self.upload(&rows)?,
+            places: self.upload(&places)?,
+            contexts,
+        };
+        let hidden = self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache))?;
+        if ending.is_empty() {
+            return Ok(Vec::new());
+        }
+        pad(&mut last_rows);
+        let last = hidden.f_index_select(0, &self.upload(&last_rows)?)?;
         let logits = self.run(|decoder, weights, _| decoder.logits(weights, &last))?;
-        self.choose(&logits, group.sequences.iter().map(|sequence| (0, sequence)))
+        let of_rows = ending.into_iter().enumerate();
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
     /// How many tokens of each sequence [`Self::steps`] runs at most.
