@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, Packing, Rotation, Store},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample,
-    SamplingParams, Sequence, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample, SamplingParams,
+    Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -87,8 +87,7 @@ fn generation(holder: &Holder, passes: usize) {
         let mut engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(SEQUENCES)).unwrap();
         for group in 0..SEQUENCES / GROUP {
             let prompt = (0..PROMPT).map(|i| ((group + i) % 12) as i64).collect();
-            let sample =
-                |number| Sample { seed: (group * GROUP + number) as u64, begun: Completion::default() };
+            let sample = |number| Sample { seed: (group * GROUP + number) as u64, ..Sample::default() };
             let samples = (0..GROUP).map(sample).collect();
             engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
         }

@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Request, RopeScaling,
-    Sample, SamplingParams, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Request, RopeScaling, Sample,
+    SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -156,7 +156,7 @@ fn generate(
     let started = Instant::now();
     for row in (0..batch).step_by(group) {
         let prompt = (0..prompt).map(|i| ((row * 7919 + i * 104_729) as i64) % config.vocab_size).collect();
-        let sample = |seed: usize| Sample { seed: seed as u64, begun: Completion::default() };
+        let sample = |seed: usize| Sample { seed: seed as u64, ..Sample::default() };
         let samples = (row..batch.min(row + group)).map(sample).collect();
         engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
     }

@@ -6,7 +6,7 @@ mod advantages;
 mod gae;
 mod normalize;
 
-pub use advantages::{Earned, Moments, returns, sample_advantages};
+pub use advantages::{Earned, Moments, returns, sample_advantages, turn_advantages};
 pub use gae::gae;
 pub use normalize::normalize;
 

@@ -57,6 +57,12 @@ class Moody(Guess):
         return super().step(text)
 
 
+class Paid(Guess):
+    def step(self, text):
+        said = super().step(text)
+        return {"reward": 0.1 if said["observation"] == ">" else -0.1, **said} if "observation" in said else said
+
+
 class Chat:
     def reset(self):
         self.turns = 0
@@ -138,6 +144,11 @@ fn neither_the_clock_nor_a_resume_changes_a_bit() {
     assert_repeats(&whole, &again);
     let workers = "pipeline.rlvr.rollout.environment.workers=12";
     assert_same(&whole, &run(&folder, "many", &[&path, &slow, workers]));
+    // In a cache with room for one sample what is kept of others has to go, now and then.
+    let tight = run(&folder, "tight", &[&path, &slow, "pipeline.rlvr.rollout.kv_cache.memory=1.0e-9"]);
+    assert_same(&whole, &tight);
+    let [kept, of_tight] = [&whole, &tight].map(|run| series(run, "perf/kept_tokens"));
+    assert!(kept.iter().zip(&of_tight).all(|(all, some)| some < all), "{kept:?} and {of_tight:?}");
 }
 
 /// Episodes that are dealt to other ranks, and greedy ones beside the groups.
@@ -155,6 +166,44 @@ fn groups_that_are_picked_keep_their_episodes() {
             assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}, {metric}: {one} and {two}");
         }
         assert!(series(&one, "grad_norm").iter().any(|&norm| norm > 0.0), "{name}: nothing was learnt");
+    }
+}
+
+/// What each turn earned, from it on, whoever holds it.
+#[test]
+fn turns_have_credit_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let credit = "pipeline.rlvr.algorithm.credit=turns";
+    let algorithm = |field: &str| format!("pipeline.rlvr.algorithm.{field}");
+    // Where only the last turn earns something, values see no difference.
+    let gae = [
+        &*algorithm("advantage={gae: {gamma: 0.9}}"),
+        "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1.0e-3}}}",
+    ];
+    let last = run(&folder, "gae", &gae);
+    assert_same(&last, &run(&folder, "gae-turns", &[&gae[..], &[credit]].concat()));
+
+    let [path, paid] = game(&folder, "Paid");
+    let compare = |name: &str, sets: &[&str], other: &[&str]| {
+        let sets = [&[&*path, &paid], sets].concat();
+        let one = run(&folder, name, &[&sets[..], &[credit]].concat());
+        let other = run(&folder, &format!("{name}-other"), &[&sets[..], other].concat());
+        ["reward/mean", "loss/policy", "grad_norm"]
+            .map(|metric| [&one, &other].map(|run| series(run, metric)[0]))
+    };
+    let kl = [&*algorithm("kl_coef=0.05"), &algorithm("kl_in={reward: {}}")];
+    let mixed = "pipeline.rlvr.selection={mixed_groups: {max_batches: 2}}";
+    for (name, sets) in [
+        ("rloo", vec![&*algorithm("advantage=rloo"), kl[0], kl[1], mixed]),
+        ("reinforce", vec![&*algorithm("advantage=reinforce"), "pipeline.rlvr.scoring.random=true"]),
+    ] {
+        for [one, two] in compare(name, &sets, &[credit, "devices=2"]) {
+            assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}: {one} and {two}");
+        }
+    }
+    for (name, sets) in [("grpo-paid", &[][..]), ("gae-paid", &gae)] {
+        let [[earned, as_much], _, [norm, of_sums]] = compare(name, sets, &[]);
+        assert!(earned == as_much && norm != of_sums, "{name}: {earned}, {as_much}, {norm}, {of_sums}");
     }
 }
 
@@ -196,6 +245,7 @@ fn strict_rollouts_of_several_turns_have_the_log_probs_of_training() {
     let run = run(&folder, "strict", &strict);
     assert_eq!(series(&run, "rollout/logprob_diff_max"), [0.0; 8]);
     assert!(series(&run, "turns/max").iter().all(|&turns| turns > 1.0));
+    assert!(series(&run, "perf/kept_tokens").iter().all(|&tokens| tokens > 0.0));
 }
 
 #[test]
@@ -274,6 +324,20 @@ fn what_an_environment_cannot_be_with_is_refused() {
     check(&["pipeline.rlvr.reward=exact"], ["pipeline.rlvr.reward", "add `- environment: {}`"]);
     check(&[&format!("{ENVIRONMENT}=null")], ["reward[0].environment", "there is no environment"]);
     check(&[&set("role=tool")], [".environment.role", "write `none`"]);
+    let credit = "pipeline.rlvr.algorithm.credit=turns";
+    let algorithm = |field: &str| format!("pipeline.rlvr.algorithm.{field}");
+    let alone = ["pipeline.rlvr.reward=exact", credit, &format!("{ENVIRONMENT}=null")];
+    check(&alone, ["algorithm.credit", "without `rollout.environment`"]);
+    for (field, words) in [
+        ("advantage=remax", ["algorithm.advantage", "a greedy episode"]),
+        ("advantage=opo", ["algorithm.advantage", "write `grpo`, `rloo`"]),
+        ("advantage=gpg", ["algorithm.advantage", "write `grpo`, `rloo`"]),
+        ("reward_norm={std: batch}", ["algorithm.reward_norm", "leave it out"]),
+        ("reward_clip=1.0", ["algorithm.reward_clip", "leave it out"]),
+        ("loss=gspo", ["algorithm.loss", "one ratio a sequence"]),
+    ] {
+        check(&[credit, &algorithm(field)], words);
+    }
     check(&[&set("max_turns=0")], [".environment.max_turns", "1 or above"]);
     check(
         &[&set("max_turn_tokens=13")],

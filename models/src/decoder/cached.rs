@@ -20,8 +20,8 @@ pub(crate) struct Prefill {
     pub places: Tensor,
 }
 
-/// Tokens of one sequence whose earlier ones are cached; all tensors int64.
-pub(crate) struct Piece {
+/// Tokens of sequences whose earlier ones are cached, one sequence behind the other; all tensors int64.
+pub(crate) struct Pieces {
     /// `[N]`.
     pub tokens: Tensor,
     /// `[N]`.
@@ -29,8 +29,8 @@ pub(crate) struct Piece {
     /// As in [`Prefill`].
     pub rows: Tensor,
     pub places: Tensor,
-    /// The places of all tokens up to the last one: `[M]`.
-    pub context: Tensor,
+    /// Of each sequence how many of the tokens are its own, and the places of all that it has up to the last of these: `[M]`.
+    pub contexts: Vec<(i64, Tensor)>,
 }
 
 /// One token of each of B sequences; all tensors int64.
@@ -64,13 +64,20 @@ impl Decoder {
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
 
-    /// Runs the next tokens of one sequence and caches their keys and values. Returns what the head reads of each
+    /// Runs the next tokens of sequences and caches their keys and values. Returns what the head reads of each
     /// `[N, C]`.
-    pub(crate) fn extend(&self, weights: &[Weights], piece: &Piece, cache: &mut KvCache) -> Result<Tensor> {
-        self.layers(weights, &piece.tokens, &piece.positions, |layer, it| {
-            store(cache, layer, it, &piece.rows, &piece.places)?;
-            let (keys, values) = cache.read(layer, &piece.context)?;
-            self.plain_block.math.attention_with_history(&it.q, &keys, &values, self.causal(layer))
+    pub(crate) fn extend(&self, weights: &[Weights], pieces: &Pieces, cache: &mut KvCache) -> Result<Tensor> {
+        self.layers(weights, &pieces.tokens, &pieces.positions, |layer, it| {
+            store(cache, layer, it, &pieces.rows, &pieces.places)?;
+            let (mut attended, mut start) = (Vec::with_capacity(pieces.contexts.len()), 0);
+            for (rows, context) in &pieces.contexts {
+                let (keys, values) = cache.read(layer, context)?;
+                let q = it.q.f_narrow(0, start, *rows)?;
+                let math = self.plain_block.math;
+                attended.push(math.attention_with_history(&q, &keys, &values, self.causal(layer))?);
+                start += rows;
+            }
+            Ok(Tensor::f_cat(&attended, 0)?)
         })
     }
 

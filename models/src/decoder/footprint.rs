@@ -3,7 +3,7 @@
 use super::{Decoder, block::Block, head, lora::Lora};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
-use crate::generation::LEAST_ROWS;
+use crate::generation::padded_rows;
 use crate::model::Model;
 
 const F32: usize = size_of::<f32>();
@@ -84,7 +84,7 @@ impl Decoder {
         let layer = layers.map(|layer| layer.input + layer.scoring).max().unwrap_or(0);
         let prefill = layer + prompt_tokens * kv * runs.size();
         // As they come out of the product, in fp32, and scaled.
-        let logits = sequences.max(LEAST_ROWS) * self.config.vocab_size as usize;
+        let logits = padded_rows(sequences) * self.config.vocab_size as usize;
         prefill.max(logits * (runs.size() + 2 * F32))
     }
 

@@ -24,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
-pub(crate) use cached::{Piece, Prefill, Step};
+pub(crate) use cached::{Pieces, Prefill, Step};
 pub use config::{DecoderConfig, SlidingWindow};
 pub use footprint::PackedSize;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};

@@ -40,6 +40,11 @@ impl BlockPool {
         self.readers[block as usize] += 1;
     }
 
+    /// How many sequences read it.
+    pub fn readers(&self, block: u32) -> u32 {
+        self.readers[block as usize]
+    }
+
     /// Takes a reader from each of `blocks`; those without a reader are free.
     pub fn give_back(&mut self, blocks: impl IntoIterator<Item = u32>) {
         for block in blocks {
@@ -64,6 +69,7 @@ mod tests {
         assert_ne!(first, second);
         assert!(first != SCRATCH_BLOCK && second != SCRATCH_BLOCK && pool.take().is_none());
         pool.share(first);
+        assert_eq!((pool.readers(first), pool.readers(second)), (2, 1));
         pool.give_back([first, second]);
         assert_eq!((pool.free(), pool.take()), (1, Some(second)));
         pool.give_back([first]);

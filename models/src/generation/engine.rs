@@ -2,16 +2,18 @@
 //!
 //! A step is one pass over prompts that wait, if there is room for some, and one token of every live sequence. A
 //! prompt that is longer than a pass takes goes through in pieces, one a step, so that the others go on meanwhile.
-//! Where blocks run short, the sequence that came last gives its own up and waits; later its tokens run again, and it
-//! goes on from where it was.
+//! What is kept of samples that have ended is not run again by those that follow them. Where blocks run short, this is
+//! given back first; then the sequence that came last gives its own up and waits; later its tokens run again, and it goes
+//! on from where it was.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use tch::Tensor;
 
 use super::{
-    Completion, Ending, KvCache, Request,
+    Completion, Ending, KvCache, Request, Sample,
     block_pool::BlockPool,
+    kept::KeptSamples,
     kv_cache::{BLOCK_TOKENS, blocks_of},
     pass::Passes,
     sampling::Sampled,
@@ -48,8 +50,12 @@ pub struct Load {
     pub live: usize,
     /// Blocks that sequences can have.
     pub blocks: usize,
-    /// Blocks that no sequence has.
+    /// Blocks that no sequence has, and in which nothing is kept.
     pub free_blocks: usize,
+    /// Samples that have ended and are kept.
+    pub kept: usize,
+    /// Tokens that did not run again, since a sample before had them; since the engine was made.
+    pub reused_tokens: u64,
     /// How often a sequence had to give its blocks up, since the engine was made.
     pub preemptions: u64,
 }
@@ -63,13 +69,18 @@ pub struct Engine {
     limits: Limits,
     next_id: SampleId,
     waiting: VecDeque<Group>,
-    /// A long prompt under way, and how many of its tokens have run.
-    long: Option<(Group, usize)>,
+    /// A long prompt under way.
+    long: Option<UnderWay>,
     /// In the order of their admission.
     live: Vec<Sequence>,
+    kept: KeptSamples,
     ended: Vec<(SampleId, Completion)>,
     preemptions: u64,
+    reused_tokens: u64,
 }
+
+/// A group, and how many of its tokens have run.
+type UnderWay = (Group, usize);
 
 impl Engine {
     /// An engine over `weights`, the tensors of every unit of the decoder, which completions are marked with as
@@ -97,8 +108,10 @@ impl Engine {
             waiting: VecDeque::new(),
             long: None,
             live: Vec::new(),
+            kept: KeptSamples::default(),
             ended: Vec::new(),
             preemptions: 0,
+            reused_tokens: 0,
         })
     }
 
@@ -106,7 +119,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Input`] for an empty prompt, one that with its completion does not fit into the cache or the
-    /// model's positions, or parameters out of range.
+    /// model's positions, one that does not begin with what it is to follow, or parameters out of range.
     pub fn submit(&mut self, request: Request) -> Result<Range<SampleId>> {
         self.check(&request)?;
         let Request { prompt, params, stop, samples } = request;
@@ -117,11 +130,12 @@ impl Engine {
         for (id, sample) in (first..).zip(samples) {
             let completion = Completion { ending: None, ..sample.begun };
             let (prompt, params, stop) = (prompt.clone(), params.clone(), stop.clone());
-            let sequence =
-                Sequence { id, prompt, params, stop, seed: sample.seed, completion, blocks: Vec::new() };
+            let Sample { seed, keep, follows, .. } = sample;
+            let blocks = Vec::new();
+            let sequence = Sequence { id, prompt, params, stop, seed, keep, follows, completion, blocks };
             if sequence.completion.tokens.len() >= sequence.params.max_new_tokens {
                 self.ended.push((id, Completion { ending: Some(Ending::Length), ..sequence.completion }));
-            } else if sequence.completion.tokens.is_empty() {
+            } else if sequence.completion.tokens.is_empty() && self.kept.cached(follows) == 0 {
                 fresh.push(sequence);
             } else {
                 self.waiting.push_back(Group { sequences: vec![sequence] });
@@ -168,6 +182,11 @@ impl Engine {
         Some(sequence.completion)
     }
 
+    /// Gives back what is kept of a sample that has ended, if something is.
+    pub fn release(&mut self, id: SampleId) {
+        self.pool.give_back(self.kept.take(Some(id)));
+    }
+
     /// What it is at.
     pub fn load(&self) -> Load {
         let long = self.long.iter().map(|(group, _)| group.sequences.len()).sum::<usize>();
@@ -176,6 +195,8 @@ impl Engine {
             live: self.live.len() + long,
             blocks: self.pool.capacity(),
             free_blocks: self.pool.free(),
+            kept: self.kept.len(),
+            reused_tokens: self.reused_tokens,
             preemptions: self.preemptions,
         }
     }
@@ -185,6 +206,11 @@ impl Engine {
         let refuse = |what, problem| Err(Error::Input { what, problem });
         if request.prompt.is_empty() {
             return refuse("prompt", "is empty".to_owned());
+        }
+        let mut follows = request.samples.iter().filter_map(|sample| self.kept.tokens(sample.follows?));
+        if follows.any(|tokens| !request.prompt.starts_with(tokens)) {
+            let problem = "does not begin with the tokens of the sample that it follows";
+            return refuse("prompt", problem.to_owned());
         }
         // The last token is never an input.
         let longest = request.prompt.len() + request.params.max_new_tokens - 1;
@@ -224,13 +250,18 @@ impl Engine {
     /// Runs prompts that wait, or the next piece of a long one.
     fn prefill(&mut self) -> Result<()> {
         let Some((group, done)) = self.long.take() else {
-            let admitted = self.admit();
-            let chosen = self.passes.prompts(&admitted)?;
-            self.begin(admitted.into_iter().flat_map(|group| group.sequences), chosen);
+            let (new, following): (Vec<UnderWay>, Vec<UnderWay>) =
+                self.admit().into_iter().partition(|(_, done)| *done == 0);
+            let new: Vec<Group> = new.into_iter().map(|(group, _)| group).collect();
+            let chosen = self.passes.prompts(&new)?;
+            self.begin(new.into_iter().flat_map(|group| group.sequences), chosen);
+            let rests: Vec<_> = following.iter().map(|(group, done)| (group, *done..group.len())).collect();
+            let chosen = self.passes.pieces(&rests)?;
+            self.begin(following.into_iter().flat_map(|(group, _)| group.sequences), chosen);
             return Ok(());
         };
         let end = group.len().min(done + self.limits.prefill_tokens / BLOCK_TOKENS * BLOCK_TOKENS);
-        let chosen = self.passes.piece(&group, done..end)?;
+        let chosen = self.passes.pieces(&[(&group, done..end)])?;
         if end < group.len() {
             self.long = Some((group, end));
         } else {
@@ -268,7 +299,10 @@ impl Engine {
     /// Takes out what has ended.
     fn retire(&mut self) {
         for mut sequence in self.live.extract_if(.., |sequence| sequence.completion.ending.is_some()) {
-            self.pool.give_back(sequence.blocks.drain(..));
+            match sequence.keep {
+                true => self.kept.keep(&mut sequence, &mut self.pool),
+                false => self.pool.give_back(sequence.blocks.drain(..)),
+            }
             self.ended.push((sequence.id, sequence.completion));
         }
     }
@@ -278,42 +312,67 @@ impl Engine {
 impl Engine {
     /// Groups whose prompts one pass takes, with their blocks; a prompt that is too long for that becomes the long
     /// one, if it is its turn.
-    fn admit(&mut self) -> Vec<Group> {
+    fn admit(&mut self) -> Vec<UnderWay> {
         let (mut admitted, mut sequences, mut tokens) = (Vec::new(), self.live.len(), 0);
         while let Some(mut group) = self.waiting.pop_front() {
-            if sequences == 0 {
-                // Nobody will make room, so it has to be enough: for one sequence it is.
-                while group.blocks_wanted() > self.pool.free() {
-                    let rest = group.sequences.split_off(group.sequences.len() / 2);
-                    self.waiting.push_front(Group { sequences: rest });
-                }
-            }
-            // Each live sequence is left a block to grow into, so that it is not preempted at once.
-            let has_room = group.blocks_wanted() + sequences <= self.pool.free() || sequences == 0;
-            let is_live_too = sequences + group.sequences.len() <= self.limits.sequences;
-            let is_long = group.len() > self.limits.prefill_tokens;
+            let may_be_live = sequences + group.sequences.len() <= self.limits.sequences;
+            let has_room = may_be_live && self.make_room(&mut group, sequences);
+            let follows = group.first().follows;
+            let done = self.kept.cached(follows);
+            let left = group.len() - done;
+            let is_long = left > self.limits.prefill_tokens;
             let runs_now = admitted.is_empty()
                 || (!is_long
-                    && tokens + group.len() <= self.limits.prefill_tokens
+                    && tokens + left <= self.limits.prefill_tokens
                     && admitted.len() < self.passes.most_prompts());
-            if !(has_room && is_live_too && runs_now) {
+            if !(has_room && runs_now) {
                 self.waiting.push_front(group);
                 break;
             }
-            group.take_blocks(&mut self.pool);
+            group.take_blocks(self.kept.take(follows), &mut self.pool);
+            self.reused_tokens += done as u64;
             if is_long {
-                self.long = Some((group, 0));
+                self.long = Some((group, done));
                 break;
             }
             sequences += group.sequences.len();
-            tokens += group.len();
-            admitted.push(group);
+            tokens += left;
+            admitted.push((group, done));
         }
         admitted
     }
 
-    /// Gives every live sequence the blocks that its next `tokens` tokens lie in. Where there are none left, those
-    /// that came last wait again.
+    /// Whether there are free blocks for a group beside so many live `sequences`; what is kept is given back for it, as far as
+    /// it helps.
+    fn make_room(&mut self, group: &mut Group, sequences: usize) -> bool {
+        let follows = group.first().follows;
+        loop {
+            let own = blocks_of(self.kept.cached(follows));
+            // Each live sequence is left a block to grow into, so that it is not preempted at once.
+            let wanted = group.blocks_wanted() - own + sequences;
+            let short = wanted.saturating_sub(self.pool.free());
+            if short == 0 {
+                return true;
+            }
+            if sequences > 0 && short > self.kept.freeable(follows, &self.pool) {
+                return false;
+            }
+            if self.kept.give_back_last(follows, &mut self.pool) {
+                continue;
+            }
+            // Nobody will make room, so it has to be enough: for one sequence it is, with nothing kept.
+            match own {
+                0 => {
+                    let rest = group.sequences.split_off(group.sequences.len() / 2);
+                    self.waiting.push_front(Group { sequences: rest });
+                }
+                _ => self.pool.give_back(self.kept.take(follows)),
+            }
+        }
+    }
+
+    /// Gives every live sequence the blocks that its next `tokens` tokens lie in. Where there are none left, what is kept is
+    /// given back, and then those that came last wait again.
     fn reserve(&mut self, tokens: usize) {
         let mut index = 0;
         while index < self.live.len() {
@@ -323,7 +382,7 @@ impl Engine {
                 index += 1;
             } else if let Some(block) = self.pool.take() {
                 sequence.blocks.push(block);
-            } else {
+            } else if !self.kept.give_back_last(None, &mut self.pool) {
                 self.preempt_last();
             }
         }

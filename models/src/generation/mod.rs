@@ -5,10 +5,12 @@
 //! its batch, up to the rounding of matrix products of other sizes.
 //!
 //! `engine` says who runs when, `sequence` and `block_pool` where tokens lie, `pass` what a pass reads and what comes
-//! out, `recorder` how steps run without the host where a device can, `sampling` how a token is chosen.
+//! out, `kept` what stays of a sample that has ended, `recorder` how steps run without the host where a device can,
+//! `sampling` how a token is chosen.
 
 mod block_pool;
 mod engine;
+mod kept;
 mod kv_cache;
 mod likeliest;
 mod pass;
@@ -19,6 +21,6 @@ mod sequence;
 
 pub use engine::{Engine, Limits, Load, SampleId};
 pub use kv_cache::KvCache;
-pub(crate) use pass::LEAST_ROWS;
+pub(crate) use pass::padded_rows;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

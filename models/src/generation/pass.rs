@@ -15,16 +15,21 @@ use super::{
 };
 use crate::{
     Decoder, Result,
-    decoder::{Piece, Prefill, Step},
+    decoder::{Pieces, Prefill, Step},
     model::{Model, Weights},
 };
 
 /// The most logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
 
-/// Rows that a product of matrices has at least. With fewer, libraries take another way, which adds in another order;
-/// with these, what a row comes to depends on that row alone, and so a sample on nobody that it is generated beside.
-pub(crate) const LEAST_ROWS: usize = 8;
+/// How many rows a product of matrices has for the sake of so many: at least 8, and of few a multiple of 4. With fewer,
+/// and where threads share out 9 to 11, libraries take another way, which adds in another order; with these, what a row
+/// comes to depends on that row alone, and so a sample on nobody that it is generated beside.
+pub(crate) fn padded_rows(rows: usize) -> usize {
+    const LEAST: usize = 8;
+    const FEW: usize = 16;
+    if rows < FEW { rows.max(LEAST).next_multiple_of(4) } else { rows }
+}
 
 /// A decoder with its weights and its cache.
 #[derive(Debug)]
@@ -77,11 +82,12 @@ impl Passes {
             lengths.push(group.len() as i64);
             last_rows.push(tokens.len() as i64 - 1);
         }
-        if tokens.len() < LEAST_ROWS {
-            lengths.push((LEAST_ROWS - tokens.len()) as i64); // a prompt that nobody asked for
-            tokens.resize(LEAST_ROWS, 0);
+        let padded = padded_rows(tokens.len());
+        if tokens.len() < padded {
+            lengths.push((padded - tokens.len()) as i64); // a prompt that nobody asked for
+            tokens.resize(padded, 0);
         }
-        repeat_last(&mut last_rows, LEAST_ROWS);
+        pad(&mut last_rows);
         let inputs = Prefill {
             tokens: self.upload(&tokens)?,
             packing: Packing::new(&lengths, self.device)?,
@@ -94,28 +100,52 @@ impl Passes {
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
-    /// Runs the tokens of a group at `positions`; those before are cached. Returns a token for each sequence, if
-    /// these are the last.
-    pub fn piece(&mut self, group: &Group, positions: Range<usize>) -> Result<Vec<Sampled>> {
-        let (mut rows, mut places) = (Vec::new(), Vec::new());
-        group.destinations(positions.clone(), 0, &mut rows, &mut places);
-        let tokens: Vec<i64> = group.first().tokens().skip(positions.start).take(positions.len()).collect();
-        let context: Vec<i64> = (0..positions.end).map(|position| group.first().place(position)).collect();
-        let is_last = positions.end == group.len();
-        let inputs = Piece {
-            tokens: self.upload(&tokens)?,
-            positions: self.upload(&positions.map(|position| position as i64).collect::<Vec<_>>())?,
-            rows: self.upload(&rows)?,
-            places: self.upload(&places)?,
-            context: self.upload(&context)?,
-        };
-        let hidden = self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache))?;
-        if !is_last {
+    /// Runs the tokens of groups at positions of theirs; those before are cached. Returns a token for each sequence of the
+    /// groups whose last tokens these are.
+    pub fn pieces(&mut self, pieces: &[(&Group, Range<usize>)]) -> Result<Vec<Sampled>> {
+        if pieces.is_empty() {
             return Ok(Vec::new());
         }
-        let last = hidden.f_narrow(0, tokens.len() as i64 - 1, 1)?;
+        let (mut tokens, mut positions, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
+        let (mut last_rows, mut ending) = (Vec::new(), Vec::new());
+        for (group, of_group) in pieces {
+            group.destinations(of_group.clone(), tokens.len(), &mut rows, &mut places);
+            tokens.extend(group.first().tokens().skip(of_group.start).take(of_group.len()));
+            positions.extend(of_group.clone().map(|position| position as i64));
+            let context: Vec<i64> = (0..of_group.end).map(|position| group.first().place(position)).collect();
+            contexts.push((of_group.len() as i64, self.upload(&context)?));
+            if of_group.end == group.len() {
+                last_rows.push(tokens.len() as i64 - 1);
+                ending.push(*group);
+            }
+        }
+        let padded = padded_rows(tokens.len());
+        if tokens.len() < padded {
+            // A text that nobody asked for, in the scratch block.
+            let scratch: Vec<i64> = (0..(padded - tokens.len()) as i64).collect();
+            rows.extend(scratch.iter().map(|row| tokens.len() as i64 + row));
+            places.extend(&scratch);
+            positions.extend(&scratch);
+            contexts.push((scratch.len() as i64, self.upload(&scratch)?));
+            tokens.resize(padded, 0);
+        }
+        let inputs = Pieces {
+            tokens: self.upload(&tokens)?,
+            positions: self.upload(&positions)?,
+            rows: self.upload(&rows)?,
+            places: self.upload(&places)?,
+            contexts,
+        };
+        let hidden = self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache))?;
+        if ending.is_empty() {
+            return Ok(Vec::new());
+        }
+        pad(&mut last_rows);
+        let last = hidden.f_index_select(0, &self.upload(&last_rows)?)?;
         let logits = self.run(|decoder, weights, _| decoder.logits(weights, &last))?;
-        self.choose(&logits, group.sequences.iter().map(|sequence| (0, sequence)))
+        let of_rows = ending.into_iter().enumerate();
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
     /// How many tokens of each sequence [`Self::steps`] runs at most.
@@ -133,14 +163,13 @@ impl Passes {
 
     fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
         // The last sequence fills the rows up: it writes the same key and value to its place more than once.
-        let rows = live.len().max(LEAST_ROWS);
         let of_live = |value: &dyn Fn(&Sequence) -> i64| {
             let mut values: Vec<i64> = live.iter().map(value).collect();
-            repeat_last(&mut values, rows);
+            pad(&mut values);
             self.upload(&values)
         };
         let table_len = live.iter().map(|sequence| blocks_of(sequence.len())).max().unwrap_or(0);
-        let mut tables = vec![i64::from(SCRATCH_BLOCK); rows * table_len];
+        let mut tables = vec![i64::from(SCRATCH_BLOCK); padded_rows(live.len()) * table_len];
         let last = live.last().into_iter().cycle();
         for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live.iter().chain(last)) {
             let blocks = &sequence.blocks[..table_len.min(sequence.blocks.len())];
@@ -187,10 +216,10 @@ impl Passes {
     }
 }
 
-/// Repeats the last value until there are `len` of them.
-fn repeat_last(values: &mut Vec<i64>, len: usize) {
+/// Repeats the last value until there are as many as a product has rows.
+fn pad(values: &mut Vec<i64>) {
     if let Some(&last) = values.last() {
-        values.resize(values.len().max(len), last);
+        values.resize(padded_rows(values.len()), last);
     }
 }
 

@@ -402,6 +402,8 @@ mod tests {
             }),
             stop: None,
             seed: 100 + row,
+            keep: false,
+            follows: None,
             // It goes on.
             completion: Completion { tokens: vec![row as i64 * 3 + 1; 2], ..Completion::default() },
             blocks: Vec::new(),

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::{SamplingParams, sampling::Sampled};
+use super::{SampleId, SamplingParams, sampling::Sampled};
 
 /// A prompt and the completions that are wanted of it. The prompt runs once for all of them.
 #[derive(Clone, Debug)]
@@ -26,6 +26,12 @@ pub struct Sample {
     pub seed: u64,
     /// What there is of it: empty, or a completion that was aborted and now goes on, be it with other weights.
     pub begun: Completion,
+    /// Whether keys and values stay when it ends, until another sample follows it, it is [released](super::Engine::release), or
+    /// something else needs the room.
+    pub keep: bool,
+    /// A sample of the same engine that was to be kept, and whose tokens, those that came of it included, are what the prompt
+    /// begins with: what is kept of it does not run again.
+    pub follows: Option<SampleId>,
 }
 
 /// Told a completion's tokens after each new one, says whether it ends there: for stop strings, which need a

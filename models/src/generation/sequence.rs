@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{
-    Completion, Ending, SamplingParams, StopCondition,
+    Completion, Ending, SampleId, SamplingParams, StopCondition,
     block_pool::BlockPool,
     kv_cache::{BLOCK_TOKENS, blocks_of},
     sampling::{Sampled, sample},
@@ -12,11 +12,15 @@ use super::{
 /// A prompt with what there is of one completion.
 #[derive(Debug)]
 pub(super) struct Sequence {
-    pub id: u64,
+    pub id: SampleId,
     pub prompt: Arc<[i64]>,
     pub params: Arc<SamplingParams>,
     pub stop: Option<StopCondition>,
     pub seed: u64,
+    /// Whether its blocks are kept when it ends.
+    pub keep: bool,
+    /// The one before it, whose blocks it goes on with if they are still kept.
+    pub follows: Option<SampleId>,
     pub completion: Completion,
     /// What its tokens lie in, from the first on. Empty while it waits.
     pub blocks: Vec<u32>,
@@ -90,9 +94,15 @@ impl Group {
         full + (blocks_of(self.len()) - full) * self.sequences.len()
     }
 
-    /// Takes the blocks, of which there are enough.
-    pub fn take_blocks(&mut self, pool: &mut BlockPool) {
+    /// Takes the blocks, of which there are enough; those of its first tokens are `kept`, if there is one sequence.
+    pub fn take_blocks(&mut self, kept: Vec<u32>, pool: &mut BlockPool) {
         let len = self.len();
+        if !kept.is_empty() {
+            let more = kept.len()..blocks_of(len);
+            let more = more.map(|_| pool.take().expect("the pool was asked before"));
+            self.sequences[0].blocks = kept.into_iter().chain(more).collect();
+            return;
+        }
         let mut take = |_| pool.take().expect("the pool was asked before");
         let shared: Vec<u32> = (0..len / BLOCK_TOKENS).map(&mut take).collect();
         let own = shared.len()..blocks_of(len);

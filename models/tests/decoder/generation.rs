@@ -14,11 +14,11 @@ use tch::{Device, Kind, Tensor};
 const MAX_NEW_TOKENS: usize = 9;
 
 /// A model whose distributions are far from even: weights of a larger deviation.
-fn holder(qk_norm: bool) -> Holder {
+pub fn holder(qk_norm: bool) -> Holder {
     Holder::new(Decoder::new(config(qk_norm), Device::Cpu).unwrap(), 3)
 }
 
-fn config(qk_norm: bool) -> DecoderConfig {
+pub fn config(qk_norm: bool) -> DecoderConfig {
     DecoderConfig {
         vocab_size: 13,
         hidden_size: 24,
@@ -48,7 +48,7 @@ fn prompts() -> Vec<Vec<i64>> {
     distinct.iter().flat_map(|prompt| std::iter::repeat_n(prompt.clone(), 5)).collect()
 }
 
-fn params(temperature: f64) -> SamplingParams {
+pub fn params(temperature: f64) -> SamplingParams {
     SamplingParams {
         temperature,
         max_new_tokens: MAX_NEW_TOKENS,
@@ -58,7 +58,7 @@ fn params(temperature: f64) -> SamplingParams {
 }
 
 /// An engine with the holder's weights.
-fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engine {
+pub fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engine {
     let config = holder.decoder.config();
     let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
     let dtype = match holder.weights[0][0].kind() {
@@ -73,8 +73,8 @@ fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engin
 }
 
 /// A request for one sample a seed.
-fn request(prompt: &[i64], params: &SamplingParams, seeds: &[u64]) -> Request {
-    let samples = seeds.iter().map(|&seed| Sample { seed, begun: Completion::default() }).collect();
+pub fn request(prompt: &[i64], params: &SamplingParams, seeds: &[u64]) -> Request {
+    let samples = seeds.iter().map(|&seed| Sample { seed, ..Sample::default() }).collect();
     Request { prompt: prompt.to_vec(), params: Arc::new(params.clone()), stop: None, samples }
 }
 
@@ -142,7 +142,7 @@ fn crowded(holder: &Holder, prefill_tokens: usize) -> Vec<(Vec<i64>, Completion)
 }
 
 /// The log-probs of completions by the training forward, of so many in a batch.
-fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) -> Vec<f32> {
+pub fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) -> Vec<f32> {
     let mut found = Vec::new();
     for part in sampled.chunks(at_once) {
         let tokens: Vec<Vec<i64>> =
@@ -331,7 +331,7 @@ fn an_aborted_sample_goes_on_with_other_weights() {
 
     let go_on = |holder: &Holder| {
         let mut engine = engine(holder, 8, 20, Limits::new(4));
-        let samples = vec![Sample { seed: 5, begun: begun.clone() }];
+        let samples = vec![Sample { seed: 5, begun: begun.clone(), ..Sample::default() }];
         engine.submit(Request { samples, ..request(&[1, 2, 3], &params, &[]) }).unwrap();
         let mut completed = None;
         engine.run(|_, completion| completed = Some(completion)).unwrap();
@@ -360,10 +360,10 @@ fn a_stop_condition_sees_every_token() {
 }
 
 /// Random numbers below a bound (Knuth's MMIX).
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
@@ -408,7 +408,7 @@ fn ten_thousand_requests_leave_no_block_behind() {
             given_up += 1;
             if random.below(2) == 0 {
                 let (prompt, params) = &kinds[kind_of[id as usize]];
-                let samples = vec![Sample { seed: 0, begun }];
+                let samples = vec![Sample { begun, ..Sample::default() }];
                 let ids = engine.submit(Request { samples, ..request(prompt, params, &[]) }).unwrap();
                 kind_of.push(kind_of[id as usize]);
                 open.extend(ids);

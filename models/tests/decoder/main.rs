@@ -4,6 +4,7 @@ mod generation;
 mod golden;
 mod hf;
 mod holder;
+mod kept;
 mod lora;
 mod properties;
 mod recorded;

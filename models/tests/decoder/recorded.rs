@@ -133,7 +133,7 @@ fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) ->
     let mut engine = Engine::new(decoder, weights, 0, cache, limits).unwrap();
     for (number, (prompt, count)) in prompts(config.vocab_size).enumerate() {
         let params = SamplingParams { max_new_tokens: 20 + number * 3, ..params.clone() };
-        let sample = |sample| Sample { seed: number as u64 * 10 + sample, begun: Completion::default() };
+        let sample = |sample| Sample { seed: number as u64 * 10 + sample, ..Sample::default() };
         let samples = (0..count).map(sample).collect();
         engine.submit(Request { prompt, params: Arc::new(params), stop: None, samples }).unwrap();
     }

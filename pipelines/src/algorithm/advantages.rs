@@ -71,6 +71,32 @@ pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
     }
 }
 
+/// The advantage of each turn of each sample, from what each turn earned, a list a sample.
+///
+/// A turn's reward is what is earned from it on, its return, as in GTPO (Ding et al., 2025, 2511.14846; here without a
+/// discount). [`sample_advantages`] compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
+/// 2505.11821). An episode that has ended earns nothing more, and counts as 0: so a group is whole at each turn, and what a
+/// turn is compared with by `rloo` depends on no action of its sample. That is a baseline which leaves the gradient
+/// unbiased, whatever it is.
+///
+/// # Panics
+///
+/// For advantages that `config` refuses beside turns.
+pub fn turn_advantages(advantage: &Advantage, rewards: &[Vec<f64>], group_size: usize) -> Vec<Vec<f64>> {
+    let mut of_turns: Vec<Vec<f64>> = rewards.iter().map(|turns| returns(turns, 1.0)).collect();
+    let lengths = vec![1.0; rewards.len()]; // read by `opo` alone
+    for turn in 0..rewards.iter().map(Vec::len).max().unwrap_or(0) {
+        let rewards: Vec<f64> =
+            of_turns.iter().map(|returns| returns.get(turn).copied().unwrap_or(0.0)).collect();
+        let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &[], group_size };
+        let advantages = sample_advantages(advantage, earned);
+        for (sample, advantage) in of_turns.iter_mut().zip(advantages) {
+            sample.get_mut(turn).into_iter().for_each(|it| *it = advantage);
+        }
+    }
+    of_turns
+}
+
 /// What follows each token of a sequence: its own reward, and those after it times `gamma` a token.
 pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     let mut following = 0.0;
@@ -232,6 +258,82 @@ mod tests {
         check_near(&returns(&[1.0, 0.0, 2.0], 0.5), &[1.5, 1.0, 2.0]);
         check_near(&returns(&[-0.1, -0.2, 0.7], 1.0), &[0.4, 0.5, 0.7]);
         assert!(returns(&[], 1.0).is_empty());
+    }
+
+    #[test]
+    fn turns_are_compared_by_what_is_earned_from_them_on() {
+        // Of two turns, of one, and of three.
+        let rewards = [vec![0.5, 1.0], vec![0.25], vec![0.0, -1.0, 3.0]];
+        let of = |advantage| turn_advantages(&advantage, &rewards, 3);
+        // From each turn on: 1.5 1 0, 0.25 0 0, 2 2 3.
+        let rloo = of(Advantage::Rloo);
+        check_near(&rloo[0], &[1.5 - (0.25 + 2.0) / 2.0, 1.0 - (0.0 + 2.0) / 2.0]);
+        check_near(&rloo[1], &[0.25 - 3.5 / 2.0]);
+        check_near(&rloo[2], &[2.0 - 1.75 / 2.0, 2.0 - 0.5, 3.0]);
+        let scaled = of(grpo(Scale::GroupStd, 1e-12));
+        let std = ((0.25f64.powi(2) + 1.0 + 0.75f64.powi(2)) / 2.0).sqrt();
+        check_near(&scaled.concat(), &[0.25 / std, 0.0, -1.0 / std, 0.75 / std, 1.0, 2.0 / 3f64.sqrt()]);
+        // One turn each is what samples have without turns.
+        let single = turn_advantages(&Advantage::default(), &[vec![1.0], vec![0.0], vec![0.5]], 3).concat();
+        assert_eq!(single, self::of(&Advantage::default(), &[1.0, 0.0, 0.5], &[1.0; 3], 3));
+        assert!(turn_advantages(&Advantage::Rloo, &[], 3).is_empty());
+    }
+
+    /// Episodes by a policy with a logit a turn. Each action of turn 1 earns something and may end the episode; what turn 2
+    /// earns depends on both. All groups that there are are counted.
+    #[test]
+    fn rloo_of_turns_is_unbiased_and_varies_less() {
+        type Rows = Vec<Vec<f64>>;
+        const GROUP: usize = 3;
+        let (p, q) = (0.3, 0.6);
+        // Its chance, its rewards, and the derivative of its log-prob by each logit; 0 of a turn that is not there.
+        let episodes = [
+            (p * 0.25, vec![1.0], [1.0 - p, 0.0]),
+            (p * 0.75 * q, vec![1.0, 0.2], [1.0 - p, 1.0 - q]),
+            (p * 0.75 * (1.0 - q), vec![1.0, 0.5], [1.0 - p, -q]),
+            ((1.0 - p) * 0.5, vec![-1.0], [-p, 0.0]),
+            ((1.0 - p) * 0.5 * q, vec![-1.0, 0.9], [-p, 1.0 - q]),
+            ((1.0 - p) * 0.5 * (1.0 - q), vec![-1.0, 0.1], [-p, -q]),
+        ];
+        let sum = |rewards: &[f64]| rewards.iter().sum::<f64>();
+        let exact = [0, 1].map(|logit| {
+            let of_episodes = episodes.iter();
+            of_episodes.map(|(chance, rewards, scores)| chance * sum(rewards) * scores[logit]).sum::<f64>()
+        });
+        // The mean and the variance of the estimate, of each logit.
+        let estimate = |advantages: &dyn Fn(&[Vec<f64>]) -> Rows| {
+            let (mut mean, mut square) = ([0.0; 2], [0.0; 2]);
+            for number in 0..episodes.len().pow(GROUP as u32) {
+                let group = [number / 36, number / 6 % 6, number % 6].map(|it| episodes[it].clone());
+                let chance: f64 = group.iter().map(|(chance, ..)| chance).product();
+                let advantages = advantages(&group.clone().map(|(_, rewards, _)| rewards));
+                for logit in 0..2 {
+                    let terms = group.iter().zip(&advantages);
+                    let of = |advantages: &Vec<f64>| advantages.get(logit).copied().unwrap_or(0.0);
+                    let sum: f64 = terms.map(|((.., scores), it)| of(it) * scores[logit]).sum();
+                    let gradient = sum / GROUP as f64;
+                    mean[logit] += chance * gradient;
+                    square[logit] += chance * gradient * gradient;
+                }
+            }
+            (mean, [0, 1].map(|logit| square[logit] - mean[logit].powi(2)))
+        };
+        let (mean, variance) = estimate(&|rewards| turn_advantages(&Advantage::Rloo, rewards, GROUP));
+        check_near(&mean, &exact);
+        let of_episodes = |rewards: &[Vec<f64>]| {
+            let sums: Vec<f64> = rewards.iter().map(|turns| sum(turns)).collect();
+            let advantages = self::of(&Advantage::Rloo, &sums, &[1.0; GROUP], GROUP);
+            advantages.into_iter().map(|advantage| vec![advantage; 2]).collect()
+        };
+        let (mean, of_sums) = estimate(&of_episodes);
+        check_near(&mean, &exact);
+        // The first turn has the same credit either way, and the second is not blamed for the first one's reward.
+        check_near(&[variance[0]], &[of_sums[0]]);
+        assert!(variance[1] < 0.9 * of_sums[1], "{variance:?} and {of_sums:?}");
+        // A sample that is in its own baseline: 1 - 1 / n of it is left.
+        let centered = grpo(Scale::None, 1e-6);
+        let (mean, _) = estimate(&|rewards| turn_advantages(&centered, rewards, GROUP));
+        check_near(&mean, &exact.map(|exact| exact * (1.0 - 1.0 / GROUP as f64)));
     }
 
     #[test]

@@ -177,7 +177,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     for (index, (line, prompt, params, stops)) in encoded.into_iter().enumerate() {
         let first = index as u64 * args.samples;
         let seed = |sample| stream(PURPOSE, args.seed, first + sample).next_u64();
-        let sample = |number| Sample { seed: seed(number), begun: Completion::default() };
+        let sample = |number| Sample { seed: seed(number), ..Sample::default() };
         let samples = (0..args.samples).map(sample).collect();
         let stop = stop_condition(&tokenizer, &stops);
         let stops: Arc<[String]> = stops.into();

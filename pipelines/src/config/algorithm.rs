@@ -14,6 +14,8 @@ pub struct AlgorithmConfig {
     pub reward_norm: RewardNormConfig,
     /// Rewards are clamped to minus and plus this, after `reward_norm`; above 0. Default: not.
     pub reward_clip: Option<f64>,
+    /// Which tokens an environment's rewards are earned by. Default `episode`.
+    pub credit: TurnCredit,
     /// How a reward becomes an advantage. Default `grpo`.
     pub advantage: Advantage,
     /// Shift and scale advantages to mean 0 and variance 1 over all tokens of the step, on all ranks.
@@ -60,6 +62,17 @@ pub enum Over {
     Batch,
     /// Those of all steps so far, this one included.
     Running,
+}
+
+/// Which tokens the rewards are earned by that an environment gives for turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TurnCredit {
+    /// All of the episode's: their sum is the sample's reward.
+    #[default]
+    Episode,
+    /// Those of the turn and before it: each turn has what is earned from it on. It needs `rollout.environment`.
+    Turns,
 }
 
 /// How a reward becomes an advantage.

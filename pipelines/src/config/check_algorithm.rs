@@ -9,6 +9,7 @@ impl Check<'_> {
     pub(super) fn algorithm(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let algorithm = &rlvr.algorithm;
         self.reward_norm(rlvr)?;
+        self.credit(rlvr)?;
         let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
         let AlgorithmConfig { kl_coef, entropy_coef, .. } = *algorithm;
         for (name, clip) in
@@ -139,6 +140,7 @@ impl Check<'_> {
             }
         };
         let varies = match algorithm.advantage {
+            _ if algorithm.credit == TurnCredit::Turns => true,
             Advantage::Reinforce(ReinforceConfig { gamma }) => gamma < 1.0 || in_reward,
             Advantage::Gae(_) => true,
             _ => false,
@@ -147,8 +149,37 @@ impl Check<'_> {
             !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_))),
             &field("loss"),
             "`gspo` has one ratio a sequence, and these advantages differ from token to token",
-            "write `gamma: 1` and `kl_in: loss`, or an advantage of another kind",
+            "write `gamma: 1`, `kl_in: loss` and `credit: episode`, or an advantage of another kind",
         )
+    }
+
+    /// Whether turns can have credit of their own.
+    fn credit(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let algorithm = &rlvr.algorithm;
+        if algorithm.credit == TurnCredit::Episode {
+            return Ok(());
+        }
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        let help = "write `credit: episode`, or leave it out";
+        let no_turns = "there are no turns without `rollout.environment`";
+        self.ensure(rlvr.rollout.environment.is_some(), &field("credit"), no_turns, help)?;
+        let why = match algorithm.advantage {
+            Advantage::Grpo(_) | Advantage::Rloo | Advantage::Reinforce(_) | Advantage::Gae(_) => None,
+            Advantage::Opo => Some("`opo` weighs rewards by the length of whole completions"),
+            Advantage::Gpg => {
+                Some("`gpg` counts groups whose rewards are equal, and those of turns are many")
+            }
+            Advantage::Remax => Some("`remax` compares with a greedy episode, whose turns are others"),
+        };
+        let others = "write `grpo`, `rloo`, `reinforce` or `gae`, or `credit: episode`";
+        self.ensure(why.is_none(), &field("advantage"), why.unwrap_or_default(), others)?;
+        let normalizes = algorithm.reward_norm != RewardNormConfig::default();
+        for (name, is_set) in [("reward_norm", normalizes), ("reward_clip", algorithm.reward_clip.is_some())]
+        {
+            let problem = "it is of what whole completions earn, and `credit: turns` asks for that of turns";
+            self.ensure(!is_set, &field(name), problem, "leave it out, or write `credit: episode`")?;
+        }
+        Ok(())
     }
 
     /// Values and what is made of them go together.

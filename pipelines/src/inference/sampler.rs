@@ -4,7 +4,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use anyroll_backends::Stream;
-use anyroll_models::{Decoder, Engine, Request, SamplingParams, generation, generation::StopCondition};
+use anyroll_models::{
+    Decoder, Engine, Request, SamplingParams, generation,
+    generation::{SampleId, StopCondition},
+};
 use anyroll_strategy::Weights;
 
 use super::{Room, Sample, stop_condition};
@@ -18,6 +21,8 @@ pub struct Sampled {
     /// How often the engine went through the model for them: of each live sequence a token or, where the host looks only
     /// now and then, a few.
     pub passes: usize,
+    /// Tokens of contexts that did not run again from one turn to the next, since their keys and values had been kept.
+    pub kept_tokens: u64,
 }
 
 /// How to sample.
@@ -100,6 +105,10 @@ struct Turns<'a> {
     stop: Option<StopCondition>,
     /// By the engine's ids.
     of_ids: Vec<usize>,
+    /// The engine's id of the last turn of each sample, once it has one.
+    last: Vec<Option<SampleId>>,
+    /// Whether what is cached of a turn is kept for the next one.
+    keep: bool,
 }
 
 /// CPU threads of this process's math, until it is dropped.
@@ -127,8 +136,8 @@ impl Sampler {
     /// ended in it; once it breaks, what has not ended is left as it is.
     ///
     /// With `episodes` each completion is one of several turns. What is asked of the engine is a turn, with all that is before
-    /// it as the prompt: while an environment thinks, its sample has no place in the batch and no keys and values, and what
-    /// there is of it runs through the model again when it goes on.
+    /// it as the prompt. While an environment thinks, its sample has no place in the batch; its keys and values stay as long as
+    /// nobody needs the room, and otherwise what there is of it runs through the model again when it goes on.
     pub fn sample(
         &self,
         weights: &Weights,
@@ -145,6 +154,8 @@ impl Sampler {
             limits: self.limits(asked),
             stop: stop_condition(&self.tokenizer, &self.stop),
             of_ids: Vec::new(),
+            last: vec![None; asked.len()],
+            keep: episodes.is_some(),
         };
         let mut samples: Vec<Sample> = asked.iter().map(|asked| asked.sample.clone()).collect();
         if episodes.is_none() {
@@ -157,6 +168,7 @@ impl Sampler {
                 let replies = episodes.listen(&mut samples, &turns.limits, engine.is_idle());
                 self.submit(&mut engine, &mut turns, &samples, &replies.next)?;
                 ended = replies.ended;
+                ended.iter().filter_map(|&number| turns.last[number]).for_each(|id| engine.release(id));
             }
             passes += usize::from(!engine.is_idle());
             for (id, completion) in engine.step()? {
@@ -177,7 +189,7 @@ impl Sampler {
                 sample.go_on(turn);
             }
         }
-        Ok(Sampled { samples, passes })
+        Ok(Sampled { samples, passes, kept_tokens: engine.load().reused_tokens })
     }
 
     /// Asks the engine for the next turns of the samples with these numbers.
@@ -188,7 +200,7 @@ impl Sampler {
         samples: &[Sample],
         numbers: &[usize],
     ) -> Result<()> {
-        let Turns { asked, limits, stop, of_ids } = turns;
+        let Turns { asked, limits, stop, of_ids, last, keep } = turns;
         let tokens = |number: usize| {
             let left = limits[number] - samples[number].context_len();
             self.max_turn_tokens.map_or(left, |most| left.min(most))
@@ -201,15 +213,16 @@ impl Sampler {
             let sample = |&number: &usize| {
                 let turn = samples[number].turns().len() - 1;
                 let (seed, begun) = (turn_seed(asked[number].seed, turn), samples[number].begun());
-                generation::Sample { seed, begun }
+                generation::Sample { seed, begun, keep: *keep, follows: last[number] }
             };
-            engine.submit(Request {
+            let ids = engine.submit(Request {
                 prompt: samples[first].context().to_vec(),
                 params: Arc::new(asked[first].how.params(tokens(first), self.tokenizer.stop_tokens())),
                 stop: stop.clone(),
                 samples: group.iter().map(sample).collect(),
             })?;
             of_ids.extend(group);
+            ids.zip(group).for_each(|(id, &number)| last[number] = Some(id));
         }
         Ok(())
     }

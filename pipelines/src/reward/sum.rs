@@ -119,6 +119,12 @@ impl RewardSum {
         self.terms.iter().map(|term| term.name.as_str())
     }
 
+    /// What a unit of what an environment gives for a turn weighs.
+    pub fn weight_of_turns(&self) -> f64 {
+        let of_turns = self.terms.iter().filter(|term| matches!(term.by, By::Environment));
+        of_turns.map(|term| term.weight).sum()
+    }
+
     /// The share of a step's completions that each term may fail on.
     pub fn max_error_rates(&self) -> impl Iterator<Item = f64> {
         self.terms.iter().map(|term| term.max_error_rate)

@@ -33,8 +33,8 @@ pub struct Collected {
     pub batches: u64,
     /// How many groups were passed over, and how old the others are.
     pub metrics: Metrics,
-    /// How often this rank's engine went through the model.
-    pub passes: usize,
+    /// What it took this rank's engine.
+    pub effort: Effort,
     /// How long was sampled.
     pub generating: Duration,
     /// How long was scored beyond that.
@@ -84,7 +84,7 @@ struct Batch {
     samples: Vec<Sample>,
     scored: Scored,
     metrics: Metrics,
-    passes: usize,
+    effort: Effort,
     generating: Duration,
     rewarding: Duration,
 }
@@ -121,9 +121,9 @@ impl Setup {
         match self.rlvr.selection.mixed_groups {
             Some(mixed) => self.refill(source, exchange, rollout, (step, first), mixed.max_batches, batch),
             None => {
-                let Batch { samples, mut scored, metrics, passes, generating, rewarding } = batch;
+                let Batch { samples, mut scored, metrics, effort, generating, rewarding } = batch;
                 self.leave_out_difficulties(&mut scored);
-                Ok(Collected { samples, scored, batches: 1, metrics, passes, generating, rewarding })
+                Ok(Collected { samples, scored, batches: 1, metrics, effort, generating, rewarding })
             }
         }
     }
@@ -149,17 +149,16 @@ impl Setup {
         let outcomes = scoring.finish(source.reward_models)?;
         let rewarding = sampled.elapsed();
         let generating = sampled - started - (source.waited - waited);
-        let Effort { passes, elsewhere } = effort;
         let mut metrics = self.staleness(exchange, &taken, &rollout.under_way, step)?;
         if rollout.devices.is_some() {
-            metrics.insert("time/rollout_s", elsewhere.as_secs_f64());
+            metrics.insert("time/rollout_s", effort.elsewhere.as_secs_f64());
         }
         // A greedy completion is scored, and that is all.
         let samples =
             taken.into_iter().flat_map(|group| group.samples.into_iter().take(self.rlvr.group_size));
         let samples: Vec<Sample> = samples.collect();
         let scored = self.score(exchange, &samples, outcomes, number, stop)?;
-        Ok(Batch { samples, scored, metrics, passes, generating, rewarding })
+        Ok(Batch { samples, scored, metrics, effort, generating, rewarding })
     }
 
     /// Begins the groups that are not under way yet: those of the step and of the steps that it is ahead by, as far as
@@ -233,7 +232,7 @@ impl Setup {
         {
             tell(index, group);
         }
-        let mut passes = 0;
+        let mut effort = Effort::default();
         if !under_way.is_enough(step, wanted, bound) {
             let open = open(&under_way.groups);
             let asked = |&(index, at): &(usize, usize)| {
@@ -264,14 +263,14 @@ impl Setup {
                     }
                 })?;
             left?;
-            passes = sampled.passes;
+            effort.passes = sampled.passes;
+            effort.kept_tokens = sampled.kept_tokens;
             for ((index, at), sample) in open.into_iter().zip(sampled.samples) {
                 under_way.groups[index].samples[at] = sample;
             }
         }
         let whole = under_way.groups.iter().enumerate().filter(|(_, group)| group.is_whole());
         whole.take(wanted).for_each(|(index, group)| tell(index, group));
-        let effort = Effort { passes, ..Effort::default() };
         Ok(Groups { taken: under_way.take(wanted), scoring, effort })
     }
 
@@ -334,7 +333,7 @@ impl Setup {
             scored: self.picked(&batches, &picked),
             batches: batches.len() as u64,
             metrics,
-            passes: batches.iter().map(|batch| batch.passes).sum(),
+            effort: batches.iter().map(|batch| batch.effort).fold(Effort::default(), Effort::joined),
             generating: batches.iter().map(|batch| batch.generating).sum(),
             rewarding: batches.iter().map(|batch| batch.rewarding).sum(),
         })
@@ -382,6 +381,7 @@ impl Setup {
             all.lengths.extend(&scored.lengths[samples.clone()]);
             all.finished.extend(&scored.finished[samples.clone()]);
             all.turns.extend(&scored.turns[samples.clone()]);
+            all.turn_rewards.extend(scored.turn_rewards.get(samples.clone()).into_iter().flatten().cloned());
             all.trained.extend(&scored.trained[samples]);
             all.greedy.extend(scored.greedy.get(group));
         }

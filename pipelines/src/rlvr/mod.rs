@@ -2,10 +2,12 @@
 //!
 //! [`Rlvr`] is what the [loop](crate::train) trains. `step` is what happens in one turn of it, `collect` and `score`
 //! where its samples come from, `own_devices` where else they are made, `elsewhere` what comes from there, and `under_way`
-//! which of them were begun before it; `targets` is what they are trained towards and `loss` by which gradient; `evaluate` is
-//! how it is measured, `roles` who takes part and `critic` one of them. The warm-up is that of [`crate::offline`].
+//! which of them were begun before it; `targets` is what they are trained towards, `credit` which of their tokens for which
+//! reward, and `loss` by which gradient; `evaluate` is how it is measured, `roles` who takes part and `critic` one of them. The
+//! warm-up is that of [`crate::offline`].
 
 mod collect;
+mod credit;
 mod critic;
 mod elsewhere;
 mod evaluate;

@@ -164,7 +164,7 @@ impl OwnDevices {
     /// Waits until all devices are through, and says how long the slowest device took; `None` if nothing was.
     pub fn wait(&mut self) -> Result<Option<(Sampled, Duration)>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
-        let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0 };
+        let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0, kept_tokens: 0 };
         let mut longest = Duration::ZERO;
         while let Some(thread) = running.threads.pop() {
             let part = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Setup;
+use super::{Setup, credit::fitted};
 use crate::{
     Result,
     algorithm::fill_missing,
@@ -26,6 +26,8 @@ pub struct Scored {
     pub finished: Vec<f64>,
     /// Turns of each completion.
     pub turns: Vec<f64>,
+    /// What each turn of each sample earned; empty where the episode's sum counts.
+    pub turn_rewards: Vec<Vec<f64>>,
     /// Whether each is trained on.
     pub trained: Vec<bool>,
     /// What each prompt's greedy completion earned; empty unless advantages are relative to that.
@@ -135,7 +137,8 @@ impl Setup {
             Outcome::Failed { .. } => f64::NAN,
         };
         let total = |outcome: &Outcome| value(outcome, |score| score.total);
-        let mut values: Vec<f64> = of_samples.iter().map(total).collect();
+        let of_own: Vec<f64> = of_samples.iter().map(total).collect();
+        let mut values = of_own.clone();
         values.extend(of_samples.iter().map(|outcome| value(outcome, |score| score.measured)));
         values.extend(samples.iter().map(|sample| sample.completion_len() as f64));
         values.extend(samples.iter().map(|sample| f64::from(u8::from(sample.finished()))));
@@ -171,6 +174,7 @@ impl Setup {
             measured: fill(&measured, self.rlvr.group_size),
             lengths,
             finished,
+            turn_rewards: self.turn_rewards(exchange, samples, &of_own)?,
             turns,
             stop: sum(0) > 0.0,
             terms: sums,
@@ -199,7 +203,7 @@ impl Setup {
 }
 
 /// Values of which NaN is missing, filled as [`fill_missing`] does. Nothing that is missing is trained on.
-fn fill(values: &[f64], group_size: usize) -> Vec<f64> {
+pub(super) fn fill(values: &[f64], group_size: usize) -> Vec<f64> {
     let values: Vec<Option<f64>> = values.iter().map(|value| value.is_finite().then_some(*value)).collect();
     fill_missing(&values, group_size).unwrap_or_else(|| vec![0.0; values.len()])
 }
@@ -211,6 +215,11 @@ fn deal(scored: &mut Scored, seed: u64, batch: u64) {
     shuffle(&mut order, &mut stream(PURPOSE, seed, batch));
     let dealt = |values: &[f64]| order.iter().map(|&sample| values[sample]).collect();
     (scored.rewards, scored.measured) = (dealt(&scored.rewards), dealt(&scored.measured));
+    if !scored.turn_rewards.is_empty() {
+        let rows = order.iter().zip(&scored.turns);
+        let row = |(&sample, &turns): (&usize, &f64)| fitted(&scored.turn_rewards[sample], turns as usize);
+        scored.turn_rewards = rows.map(row).collect();
+    }
 }
 
 #[cfg(test)]

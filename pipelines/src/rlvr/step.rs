@@ -74,7 +74,10 @@ impl Setup {
         let step_s = (trained - started).as_secs_f64();
         metrics.insert("perf/tokens_per_s", tokens / step_s);
         metrics.insert("perf/generate_allocated_bytes", generate_bytes);
-        metrics.insert("perf/generate_passes", collected.passes as f64);
+        metrics.insert("perf/generate_passes", collected.effort.passes as f64);
+        if self.environment.is_some() {
+            metrics.insert("perf/kept_tokens", collected.effort.kept_tokens as f64);
+        }
         metrics.insert("time/offload_s", waited.as_secs_f64());
         metrics.insert("time/gather_s", (gathered - offloaded).as_secs_f64());
         metrics.insert("time/generate_s", collected.generating.as_secs_f64());

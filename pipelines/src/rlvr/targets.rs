@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Result,
     algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages},
-    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig},
+    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig, TurnCredit},
     inference::Sample,
     metrics::Metrics,
     train::Exchange,
@@ -33,13 +33,13 @@ pub struct Prepared {
 }
 
 /// The KL divergence from the reference, where it goes off the reward.
-struct KlOfSamples {
+pub(super) struct KlOfSamples {
     /// Of each of the rank's tokens: old log-prob less the reference's.
-    of_tokens: Vec<f64>,
+    pub of_tokens: Vec<f64>,
     /// Sums over each sample of the step, in its order.
     of_samples: Vec<f64>,
     /// What it weighs in this step.
-    coef: f64,
+    pub coef: f64,
 }
 
 impl Setup {
@@ -78,7 +78,7 @@ impl Setup {
         };
         let on_host = values.as_ref().map(to_host).transpose()?;
         let advantages =
-            self.advantages(exchange, scored, rewards, &lengths, (kl.as_ref(), on_host.as_deref()))?;
+            self.advantages(exchange, scored, rewards, samples, (kl.as_ref(), on_host.as_deref()))?;
         let correction =
             Correction::new(&algorithm.rollout_correction, &old_logprobs, &rollout_logprobs, &lengths)?;
         let mut weights_of_tokens = token_weights(algorithm.aggregation, &lengths);
@@ -161,21 +161,25 @@ impl Setup {
         exchange: &Exchange,
         scored: &Scored,
         rewards: Vec<f64>,
-        lengths: &[i64],
+        samples: &[Sample],
         (kl, values): (Option<&KlOfSamples>, Option<&[f64]>),
     ) -> Result<TokenAdvantages> {
         let algorithm = &self.rlvr.algorithm;
+        let by_turns = algorithm.credit == TurnCredit::Turns;
+        let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
+        let lengths = &lengths[..];
         let mut of_tokens: Vec<f64> = match (algorithm.advantage, values) {
-            // Here, and only here, tokens of a sample differ.
+            // Here, and only here, tokens of a turn differ.
             (Advantage::Gae(config), Some(values)) => {
-                let rewards = self.token_rewards(exchange, &rewards, lengths, kl);
+                let rewards = self.token_rewards(exchange, (scored, &rewards), samples, kl);
                 let of_sequences = sequences(&rewards, lengths).zip(sequences(values, lengths));
                 of_sequences.flat_map(|(rewards, values)| gae(config, rewards, values)).collect()
             }
-            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || kl.is_some() => {
-                let rewards = self.token_rewards(exchange, &rewards, lengths, kl);
+            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || kl.is_some() || by_turns => {
+                let rewards = self.token_rewards(exchange, (scored, &rewards), samples, kl);
                 sequences(&rewards, lengths).flat_map(|rewards| returns(rewards, config.gamma)).collect()
             }
+            _ if by_turns => self.turn_advantages(exchange, scored, samples, kl)?,
             _ => self.sample_advantages(exchange, scored, rewards, lengths, kl),
         };
         let add = |values: &[f64]| of_tokens.iter().zip(values).map(|(own, value)| own + value).collect();
@@ -187,27 +191,6 @@ impl Setup {
         }
         clip(&mut of_tokens, algorithm.advantage_clip);
         Ok(TokenAdvantages { of_tokens, returns })
-    }
-
-    /// The reward of each of this rank's tokens: that of its sample at the last one, less the KL divergence of each.
-    fn token_rewards(
-        &self,
-        exchange: &Exchange,
-        rewards: &[f64],
-        lengths: &[i64],
-        kl: Option<&KlOfSamples>,
-    ) -> Vec<f64> {
-        let tokens = lengths.iter().sum::<i64>() as usize;
-        let penalties = |kl: &KlOfSamples| kl.of_tokens.iter().map(|of_token| -kl.coef * of_token).collect();
-        let mut of_tokens = kl.map_or(vec![0.0; tokens], penalties);
-        let mut end = 0;
-        for (sample, &length) in self.share.samples_of(exchange.rank()).zip(lengths) {
-            end += length as usize;
-            if length > 0 {
-                of_tokens[end - 1] += rewards[sample];
-            }
-        }
-        of_tokens
     }
 
     /// The advantages of this rank's samples, for each of their tokens.

@@ -43,8 +43,21 @@ pub struct Rollout {
 pub struct Effort {
     /// Passes through the model.
     pub passes: usize,
+    /// Tokens that were not read again from one turn to the next.
+    pub kept_tokens: u64,
     /// How long devices of rollout's own were at it.
     pub elsewhere: Duration,
+}
+
+impl Effort {
+    /// This and the `other` one.
+    pub fn joined(self, other: Self) -> Self {
+        Self {
+            passes: self.passes + other.passes,
+            kept_tokens: self.kept_tokens + other.kept_tokens,
+            elsewhere: self.elsewhere + other.elsewhere,
+        }
+    }
 }
 
 impl Rollout {

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use anyroll_models::{
-    Request, SamplingParams,
-    generation::{Completion, Sample},
-};
+use anyroll_models::{Request, SamplingParams, generation::Sample};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -126,7 +123,7 @@ fn asked(
         let (prompts, most) = (prompts.len(), MOST_CHOICES / count as usize);
         return Err(format!("`prompt` has {prompts} prompts, and may have {most} with `n` of {count}"));
     }
-    let sample = |number| Sample { seed: seed.wrapping_add(number), begun: Completion::default() };
+    let sample = |number| Sample { seed: seed.wrapping_add(number), ..Sample::default() };
     let requests = (0..).step_by(count as usize).zip(prompts).map(|(first, prompt)| {
         let max_new_tokens = max_new_tokens(most, app.max_length, prompt.len())?;
         let samples = (first..first + count).map(sample).collect();

@@ -66,7 +66,10 @@ mod tests {
         let counters = Counters::default();
         counters.request(7);
         counters.tokens(3);
-        counters.set_load(Load { waiting: 1, live: 2, blocks: 9, free_blocks: 4, preemptions: 5 });
+        let (kept, reused_tokens) = (0, 0);
+        let load =
+            Load { waiting: 1, live: 2, blocks: 9, free_blocks: 4, kept, reused_tokens, preemptions: 5 };
+        counters.set_load(load);
         let page = counters.text();
         for line in [
             "# TYPE anyroll_prompt_tokens_total counter\nanyroll_prompt_tokens_total 7\n",

@@ -55,11 +55,11 @@ impl Share {
     }
 
     /// Puts values that ranks hold in their own order into the step's order.
-    pub fn ordered<T: Copy + Default>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
+    pub fn ordered<T: Clone + Default>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
         let mut ordered = vec![T::default(); self.samples()];
         for (rank, values) in of_ranks.iter().enumerate() {
             for (sample, value) in self.samples_of(rank).zip(values) {
-                ordered[sample] = *value;
+                ordered[sample] = value.clone();
             }
         }
         ordered
