@@ -20,8 +20,8 @@ use crate::{
 const SHORT: Duration = Duration::from_millis(600);
 /// How much later than its deadline a call may end.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long an abort may take to free whoever waits.
-const ABORT: Duration = Duration::from_secs(1);
+/// How long an abort may take to free whoever waits, the half second included in which others hear of it.
+const ABORT: Duration = Duration::from_secs(2);
 /// "At once": generous, for a busy machine.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
