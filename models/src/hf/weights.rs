@@ -18,6 +18,23 @@ use tch::{Device, Kind, Tensor};
 use super::{Error, Result, read_json};
 use crate::model::{ParamSpec, Unit};
 
+/// Makes a [`WeightSource`](crate::init::WeightSource) of what has its values in the [`WeightFiles`] `weights`.
+macro_rules! reads_files {
+    ($source:ty) => {
+        impl crate::init::WeightSource for $source {
+            fn read(
+                &self,
+                spec: &crate::model::ParamSpec,
+                range: std::ops::Range<usize>,
+                values: &mut [f32],
+            ) -> crate::Result<()> {
+                Ok(self.weights.read(spec, range, values)?)
+            }
+        }
+    };
+}
+pub(super) use reads_files;
+
 /// The most bytes that a read holds at a time.
 const CHUNK_BYTES: usize = 1 << 22;
 
