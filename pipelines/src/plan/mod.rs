@@ -169,6 +169,14 @@ struct Sampling {
     memory: f64,
 }
 
+/// What each device samples that does nothing else.
+#[derive(Clone, Copy)]
+struct Rollout {
+    sampling: Sampling,
+    /// Whether it does so while others compute.
+    runs_ahead: bool,
+}
+
 impl Work {
     fn new(run: &Run, tokenizer: &Tokenizer, dataset: &Dataset) -> Result<Self> {
         let (prompt, answer) = longest(tokenizer, dataset)?;
@@ -231,8 +239,7 @@ pub struct Planner {
     /// The policy's devices.
     here: Site,
     others: Vec<Site>,
-    /// What each device samples that does nothing else, and whether it does so while others compute.
-    rollout: Option<(Sampling, bool)>,
+    rollout: Option<Rollout>,
     samples_per_rank: usize,
     scores_itself: bool,
     /// Whether the policy's states leave with every step, and not for evaluation alone.
@@ -264,7 +271,8 @@ impl Planner {
             let ahead = rlvr.rollout.asynchronous.ahead;
             let under_way = (samples_per_rank * ahead.max(1) as usize).div_ceil(role.ordinals[0].len());
             let sequences = rlvr.rollout.batch_size.min(under_way);
-            (Sampling { sequences, memory: rlvr.rollout.kv_cache.memory }, ahead > 0)
+            let sampling = Sampling { sequences, memory: rlvr.rollout.kv_cache.memory };
+            Rollout { sampling, runs_ahead: ahead > 0 }
         });
         Ok(Self {
             model: model(false)?,
@@ -322,11 +330,11 @@ impl Planner {
         let mut phases = self.between(site, strategies, &held);
         let busiest = phases.iter().flatten().map(|phase| phase.activations).max().unwrap_or(0);
         let rollout = self.rollout.filter(|_| site.holds(Member::Rollout));
-        let generate = rollout.map(|(sampling, beside_others)| {
+        let generate = rollout.map(|Rollout { sampling, runs_ahead }| {
             let runs = runs(&strategies.policy, site.on_host);
             let phase = self.phase(site, 0, &held.away(), &held);
             let (generate, _) = self.sampling(site, sampling, runs, phase, busiest);
-            if beside_others {
+            if runs_ahead {
                 phases.iter_mut().flatten().for_each(|phase| phase.kv_cache = generate.kv_cache);
             }
             generate
