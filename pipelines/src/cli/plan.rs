@@ -146,13 +146,15 @@ impl Report {
         let memory = of_memory(run.policy_memory_bytes());
         let mut text = format!(
             "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} sequences of up to {prompt} + {completion} \
-             tokens; every rank holds the same\n",
+             tokens; every rank holds the same\n{} steps{}\n",
             run.config.name,
             planner.parameters(),
             run.policy.strategy.precision.name(),
             run.world_size,
             run.policy.backend,
             run.policy.strategy.micro_batch_size,
+            run.config.pipeline.steps(),
+            run.steps_reason.as_ref().map_or(String::new(), |reason| format!(": {reason}")),
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
         text.extend(not_counted(run).iter().map(|role| format!("not counted: {role}\n")));
@@ -271,6 +273,7 @@ impl Report {
             "parameters": planner.parameters(),
             "backend": run.policy.backend,
             "world_size": run.world_size,
+            "steps": run.config.pipeline.steps(),
             "memory_bytes": memory_bytes,
             "longest_prompt": prompt,
             "longest_completion": completion,
