@@ -129,12 +129,15 @@ impl AutogradModel for VaeDecoder {
                 Ok(x.f_add(&inner)?)
             }
             Layer::Attention { norm, q, k, v, out } => {
-                let pixels = normed(norm, x)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
-                let [q, k, v] = [q, k, v].map(|of| of.forward(weights, &pixels));
-                let (q, k, v, mask) = (q?, k?, v?, None::<&Tensor>);
+                let pixels = normed(norm, x)?.f_flatten(2, -1)?.f_transpose(1, 2)?.f_contiguous()?;
+                // One head: of three dimensions libtorch would make all scores.
+                let one_head =
+                    |of: Linear| Ok::<_, crate::Error>(of.forward(weights, &pixels)?.f_unsqueeze(1)?);
+                let (q, k, v, mask) = (one_head(q)?, one_head(k)?, one_head(v)?, None::<&Tensor>);
                 let attended =
                     Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
-                let attended = out.forward(weights, &attended)?.f_transpose(1, 2)?.f_reshape(x.size())?;
+                let attended = out.forward(weights, &attended.f_squeeze_dim(1)?)?;
+                let attended = attended.f_transpose(1, 2)?.f_reshape(x.size())?;
                 Ok(x.f_add(&attended)?)
             }
             Layer::Double { conv } => {
