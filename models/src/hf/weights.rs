@@ -215,6 +215,12 @@ impl WeightFiles {
         self.tensors.get(name).filter(|place| bytes_of(place.dtype).is_some()).map(|place| &place.shape[..])
     }
 
+    /// Bytes of a tensor, as it is in the file.
+    pub fn bytes(&self, name: &str) -> Option<usize> {
+        let values = self.shape(name)?.iter().product::<i64>() as usize;
+        Some(values * bytes_of(self.tensors[name].dtype)?)
+    }
+
     /// How libtorch calls the dtype of a tensor; its [`Self::shape`] is known.
     fn kind(&self, name: &str) -> Kind {
         match self.tensors[name].dtype {
