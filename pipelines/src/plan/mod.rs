@@ -6,6 +6,8 @@
 //! on a host.
 
 mod choices;
+mod images;
+mod judged;
 mod reward;
 mod site;
 mod stage;
@@ -15,15 +17,17 @@ use anyroll_models::Runs;
 use anyroll_strategy::{State, plan::Held};
 use serde::Serialize;
 
+use images::Images;
 use texts::Texts;
 
 pub use choices::{Choice, choices};
-pub use site::{DevicePlan, not_counted};
+pub use site::DevicePlan;
+use site::{is_host, not_counted};
 pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
-    Result,
-    config::{Run, StrategyConfig},
+    Error, Result,
+    config::{PipelineConfig, Run, StrategyConfig},
     data::Dataset,
     train::{offloaded, zero_config},
 };
@@ -43,6 +47,10 @@ pub struct PhaseBytes {
     pub buffers: usize,
     /// Keys and values: as much as sequences need, if there is room.
     pub kv_cache: usize,
+    /// Latents on their way and pixels, and the texts that are painted.
+    pub images: usize,
+    /// Networks that make pixels of latents, score these and read texts.
+    pub frozen: usize,
     /// The driver's own, and what libraries hold besides.
     pub driver: usize,
 }
@@ -50,8 +58,9 @@ pub struct PhaseBytes {
 impl PhaseBytes {
     /// All together.
     pub fn total(&self) -> usize {
-        let Self { weights, gradients, optimizer, activations, buffers, kv_cache, driver } = self;
-        weights + gradients + optimizer + activations + buffers + kv_cache + driver
+        let Self { weights, gradients, optimizer, activations, buffers, .. } = self;
+        let Self { kv_cache, images, frozen, driver, .. } = self;
+        weights + gradients + optimizer + activations + buffers + kv_cache + images + frozen + driver
     }
 
     fn add(&mut self, held: &Held) {
@@ -63,17 +72,20 @@ impl PhaseBytes {
 }
 
 /// What one choice of strategies comes to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
+    /// Of rank 0, which reads the texts of a run of images before there is a model; `None` if it does not.
+    pub encode: Option<PhaseBytes>,
     /// Forward, backward and the optimizer's step of the policy.
     pub train: PhaseBytes,
-    /// Reward models on the policy's device, one after the other; `None` without one.
+    /// Reward models on the policy's device, one after the other; of images what decodes and scores them before training;
+    /// `None` without one.
     pub reward: Option<PhaseBytes>,
     /// The critic's turn: its values, and its training; `None` without one.
     pub critic: Option<PhaseBytes>,
     /// The reference's log-probs, or the policy's own anew; `None` in a run that has no such pass.
     pub score: Option<PhaseBytes>,
-    /// Sampling.
+    /// Sampling; of images, decoding those of an evaluation as well.
     pub generate: PhaseBytes,
     /// Host memory of a rank for states that are off the device, and for a checkpoint on its way.
     pub host: usize,
@@ -105,6 +117,7 @@ impl MemoryPlan {
     /// The phases of the policy's device by name, in a step's order.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
         let phases = [
+            ("encode", self.encode),
             ("generate", Some(self.generate)),
             ("reward", self.reward),
             ("score", self.score),
@@ -152,35 +165,82 @@ pub struct Strategies {
 }
 
 /// Plans the memory of a run.
-pub struct Planner(Texts);
+pub enum Planner {
+    /// Of a language model.
+    Texts(Box<Texts>),
+    /// Of a model of images.
+    Images(Box<Images>),
+}
 
 impl Planner {
-    /// For `run`, whose stages may be open still.
+    /// For `run`, whose stages may be open still; of a language model with its data.
     ///
     /// # Errors
-    /// The model's folder's.
-    pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
-        Ok(Self(Texts::new(run, dataset)?))
+    /// [`Error::NoPlan`] for a reward model that is trained, or the model's folder's.
+    pub fn new(run: &Run, dataset: Option<&Dataset>) -> Result<Self> {
+        match (&run.config.pipeline, dataset) {
+            (PipelineConfig::Diffusion(config), _) => Ok(Self::Images(Box::new(Images::new(run, config)?))),
+            (_, Some(dataset)) if !run.config.trains_a_reward_model() => {
+                Ok(Self::Texts(Box::new(Texts::new(run, dataset)?)))
+            }
+            _ => Err(Error::NoPlan),
+        }
     }
 
     /// The number of parameters.
     pub fn parameters(&self) -> usize {
-        self.0.parameters()
+        match self {
+            Self::Texts(texts) => texts.parameters(),
+            Self::Images(images) => images.parameters(),
+        }
     }
 
-    /// Tokens of the longest prompt, and of the longest completion.
-    pub fn longest(&self) -> (usize, usize) {
-        self.0.longest()
+    /// Tokens of the longest prompt, and of the longest completion, where there are such.
+    pub fn longest(&self) -> Option<(usize, usize)> {
+        match self {
+            Self::Texts(texts) => Some(texts.longest()),
+            Self::Images(_) => None,
+        }
+    }
+
+    /// What a micro-batch is made of, in words.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Texts(texts) => {
+                let (prompt, completion) = texts.longest();
+                format!("sequences of up to {prompt} + {completion} tokens")
+            }
+            Self::Images(images) => images.describe(),
+        }
+    }
+
+    /// What of `run` is left out, in words.
+    pub fn not_counted(&self, run: &Run) -> Vec<String> {
+        match self {
+            Self::Texts(_) => not_counted(run),
+            Self::Images(images) => images.not_counted(),
+        }
     }
 
     /// Whether there is a frozen copy on the policy's devices.
     pub fn has_reference(&self) -> bool {
-        self.0.has_reference()
+        match self {
+            Self::Texts(texts) => texts.has_reference(),
+            Self::Images(images) => images.has_reference(),
+        }
+    }
+
+    /// Whether the loss is one of tokens, which logits are made for.
+    fn has_logits(&self) -> bool {
+        matches!(self, Self::Texts(_))
     }
 
     /// What these strategies come to.
     pub fn plan(&self, strategies: &Strategies) -> MemoryPlan {
-        self.0.plan(strategies)
+        match self {
+            Self::Texts(texts) => texts.plan(strategies),
+            Self::Images(images) => images.plan(strategies),
+        }
     }
 }
 

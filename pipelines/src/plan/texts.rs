@@ -117,7 +117,17 @@ impl Texts {
         let [reward, score, critic] = between.map(|phase| phase.map(&kept));
         let host = self.host_bytes(strategies);
         let others = self.others.iter().map(|site| self.device(site, strategies)).collect();
-        MemoryPlan { train: kept(train), critic, score, reward, generate, host, least_kv_cache, others }
+        MemoryPlan {
+            encode: None,
+            train: kept(train),
+            critic,
+            score,
+            reward,
+            generate,
+            host,
+            least_kv_cache,
+            others,
+        }
     }
 
     /// What devices come to that are not the policy's.
