@@ -46,6 +46,7 @@ mod row_kernels;
 mod sample_kernels;
 mod stream;
 mod tensor_meter;
+mod threads;
 mod vulkan;
 
 use std::sync::Arc;
@@ -65,6 +66,7 @@ pub use library::prefer_folder;
 pub use rendezvous::{Rendezvous, Store};
 pub use stream::{Event, Stream};
 pub use tensor_meter::tensor_peak_bytes;
+pub use threads::on_threads;
 
 /// Variables that vendors' libraries read from the environment, for each rank of a job. NVLink multicast is off: a
 /// rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own calls turns it off.

@@ -46,6 +46,7 @@ pub trait Footprint: Model {
     /// A batch, as far as memory depends on it.
     type Size;
 
-    /// The bytes of a pass of `block` over a batch of this size.
-    fn block_bytes(&self, block: usize, size: &Self::Size, runs: Runs) -> BlockBytes;
+    /// The bytes of a pass of `block` over a batch of this size, whose weights last from forward to backward or may go in
+    /// between ([`Weights::lasting`](crate::model::Weights::lasting)).
+    fn block_bytes(&self, block: usize, size: &Self::Size, runs: Runs, weights_last: bool) -> BlockBytes;
 }

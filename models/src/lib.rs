@@ -20,6 +20,7 @@ pub mod init;
 pub mod model;
 pub mod passes;
 mod random;
+mod sketch;
 pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, targets_in};

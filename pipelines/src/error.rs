@@ -157,10 +157,9 @@ pub enum Error {
         /// What their names were to contain.
         filter: String,
     },
-    /// Only the memory of language models is planned.
+    /// The training of a reward model is not planned.
     #[error(
-        "`anyroll plan` plans runs of language models: what the blocks of a model of images keep is not known before they \
-         run, and a reward model's head is not planned"
+        "`anyroll plan` plans runs of models that write or paint, and not those that train a reward model"
     )]
     NoPlan,
     /// Ranks have different configs or data. What `zero_stage: auto` comes to is a part of a config.

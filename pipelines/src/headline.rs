@@ -2,8 +2,8 @@
 
 use crate::metrics::Record;
 
-/// How many steps the mean reward of the first and of the last steps is taken over.
-pub const REWARD_STEPS: usize = 10;
+/// The most steps that the mean reward of the first and of the last steps is taken over.
+const REWARD_STEPS: usize = 10;
 
 /// The metrics that say how fast a run is, and the unit of each.
 pub const SPEEDS: [(&str, &str); 2] = [("perf/tokens_per_s", "tokens/s"), ("perf/images_per_s", "images/s")];
@@ -39,19 +39,21 @@ pub struct Comparison<'a> {
     pub before: Option<f64>,
     /// The last value; `None` until there is a second one.
     pub after: Option<f64>,
+    /// Where either is a mean, over how many steps.
+    pub steps: Option<usize>,
 }
 
 impl<'a> Headline<'a> {
     /// Reads the numbers from the log of a run.
     ///
     /// An evaluation's are its first and its last value. The reward or the loss of one step depends on the prompts
-    /// it drew, so it is the mean of the first and of the last [`REWARD_STEPS`] steps, or of half of the
+    /// it drew, so it is the mean of the first and of the last ten steps, or of half of the
     /// steps where there are fewer than twice as many.
     pub fn new(records: &'a [Record]) -> Headline<'a> {
         let evaluation = |name, metric| {
             let values = values(records, metric);
             let after = if values.len() > 1 { values.last().copied() } else { None };
-            Comparison { name, before: values.first().copied(), after }
+            Comparison { name, before: values.first().copied(), after, steps: None }
         };
         let of_several =
             || records.iter().find_map(|record| of_several(record.metrics.iter().map(|it| it.0)));
@@ -97,7 +99,7 @@ fn values(records: &[Record], metric: &str) -> Vec<f64> {
 fn of_steps(name: &'static str, values: &[f64]) -> Comparison<'static> {
     let count = REWARD_STEPS.min(values.len() / 2);
     let (first, last) = (&values[..count], &values[values.len() - count..]);
-    Comparison { name, before: mean(first), after: mean(last) }
+    Comparison { name, before: mean(first), after: mean(last), steps: (count > 0).then_some(count) }
 }
 
 fn mean(values: &[f64]) -> Option<f64> {
@@ -185,6 +187,7 @@ mod tests {
             name,
             before: Some(before),
             after: Some(after),
+            steps: None,
         });
         assert_eq!(Headline::new(&records).comparisons, expected);
     }
@@ -193,8 +196,11 @@ mod tests {
     fn a_run_without_evaluations_has_its_training_loss() {
         let records: Vec<Record> =
             (1..=30).map(|step| record(step, &[("loss", step as f64), ("reward/margin", 1.0)])).collect();
-        let expected = Comparison { name: TRAINING_LOSS, before: Some(5.5), after: Some(25.5) };
+        let expected =
+            Comparison { name: TRAINING_LOSS, before: Some(5.5), after: Some(25.5), steps: Some(10) };
         assert_eq!(Headline::new(&records).comparisons, [expected]);
+        let expected = Comparison { before: Some(1.5), after: Some(4.5), steps: Some(2), ..expected };
+        assert_eq!(Headline::new(&records[..5]).comparisons, [expected]);
     }
 
     #[test]

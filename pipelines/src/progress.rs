@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::format;
-use crate::headline::{Comparison, Headline, REWARD, REWARD_STEPS, SPEEDS, TRAINING_LOSS};
+use crate::headline::{Comparison, Headline, SPEEDS, TRAINING_LOSS};
 use crate::metrics::Metrics;
 use crate::run_dir::RunDir;
 
@@ -118,10 +118,12 @@ impl Progress {
 pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
     let mut lines = vec![format!("{:<10}{:>8}{:>9}{:>10}", "", "before", "after", "change")];
     lines.extend(headline.comparisons.iter().map(comparison_line));
-    for (name, what) in [(REWARD, "training prompts"), (TRAINING_LOSS, "training records")] {
-        if headline.comparisons.iter().any(|comparison| comparison.name == name) {
-            lines.push(format!("{:<10}{name}: {what}, mean of {REWARD_STEPS} steps", ""));
-        }
+    for &Comparison { name, steps, .. } in &headline.comparisons {
+        let what = if name == TRAINING_LOSS { "records" } else { "prompts" };
+        lines.extend(steps.map(|steps| {
+            let plural = if steps == 1 { "" } else { "s" };
+            format!("{:<10}{name}: training {what}, mean of {steps} step{plural}", "")
+        }));
     }
     lines.push(String::new());
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<10}{value}"));
@@ -134,7 +136,7 @@ pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
     lines.iter().map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect()
 }
 
-fn comparison_line(&Comparison { name, before, after }: &Comparison) -> String {
+fn comparison_line(&Comparison { name, before, after, .. }: &Comparison) -> String {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     let change = before.zip(after).map(|(before, after)| format!("{:+.3}", after - before));
     let [before, after] = [before, after].map(|value| or_dash(value.map(format::score)));
@@ -193,13 +195,13 @@ mod tests {
     fn the_table_is_aligned_and_says_where_the_files_are() {
         let folder = tempfile::tempdir().unwrap();
         let run = RunDir::create(&folder.path().join("sort-1"), "", "").unwrap();
-        let comparison = |name, before, after| Comparison { name, before, after };
+        let comparison = |name, before, after| Comparison { name, before, after, steps: None };
         let headline = Headline {
             comparisons: vec![
                 comparison("greedy", Some(0.634), Some(0.936)),
                 comparison("pass@1", Some(0.071), Some(0.05)),
                 comparison("pass@4", None, None),
-                comparison("reward", Some(-12.5), Some(0.861)),
+                Comparison { steps: Some(4), ..comparison("reward", Some(-12.5), Some(0.861)) },
             ],
             step: 200,
             time_s: Some(45.4),
@@ -212,7 +214,7 @@ mod tests {
   pass@1       0.071    0.050    -0.021
   pass@4           -        -         -
   reward     -12.500    0.861   +13.361
-            reward: training prompts, mean of 10 steps
+            reward: training prompts, mean of 4 steps
 
   steps     200 in 45 s, 12.3k tokens/s
   run       runs/sort-1

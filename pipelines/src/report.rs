@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::atomic_file::write_atomic;
 use crate::format;
-use crate::headline::{Comparison, Headline, LOSS, REWARD, REWARD_STEPS, TRAINING_LOSS};
+use crate::headline::{Comparison, Headline, LOSS, TRAINING_LOSS};
 use crate::metrics::{Record, read_metrics};
 use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
@@ -127,11 +127,10 @@ fn tiles(headline: &Headline) -> Vec<Tile> {
     comparisons.chain(time).chain(speed).collect()
 }
 
-fn comparison_tile(&Comparison { name, before, after }: &Comparison) -> Option<Tile> {
+fn comparison_tile(&Comparison { name, before, after, steps }: &Comparison) -> Option<Tile> {
     let before = before?;
     let less_is_better = [LOSS, TRAINING_LOSS].contains(&name);
-    let is_of_steps = [REWARD, TRAINING_LOSS].contains(&name);
-    let name = if is_of_steps { format!("{name}, {REWARD_STEPS}-step mean") } else { name.to_owned() };
+    let name = steps.map_or_else(|| name.to_owned(), |steps| format!("{name}, {steps}-step mean"));
     let tile = |value, change, direction, detail| {
         Some(Tile { name, value: format::score(value), change, direction, detail })
     };

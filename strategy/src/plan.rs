@@ -115,35 +115,65 @@ pub fn training_activations<M: Footprint>(
     config: ZeroConfig,
     runs: Runs,
 ) -> usize {
-    let first = first_trained_block(model);
+    let Passes { forward, backward, .. } = passes(model, size, config, runs, first_trained_block(model));
+    forward.max(backward)
+}
+
+/// Activations of a pass whose backward comes later, as [`crate::Zero::record`] and [`crate::Zero::backward`] run it.
+pub fn recorded_activations<M: Footprint>(
+    model: &M,
+    size: &M::Size,
+    config: ZeroConfig,
+    runs: Runs,
+) -> Passes {
+    passes(model, size, config, runs, 0)
+}
+
+/// Activations of a micro-batch's forward and backward, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passes {
+    /// The most that exists at a time in forward.
+    pub forward: usize,
+    /// What is kept from there to backward.
+    pub kept: usize,
+    /// The most that exists at a time in backward, what was kept among it.
+    pub backward: usize,
+}
+
+/// Those of all blocks, of which those from `first` on have a backward.
+fn passes<M: Footprint>(model: &M, size: &M::Size, config: ZeroConfig, runs: Runs, first: usize) -> Passes {
     let last = model.blocks() - 1;
-    let of: Vec<BlockBytes> = (0..=last).map(|block| model.block_bytes(block, size, runs)).collect();
     let is_run_again = |block: usize| config.recompute == Recompute::Full && block < last;
+    // What is run again is followed back at once, before its weights go.
+    let lasts = |block: usize| !config.gathers() || is_run_again(block);
+    let of: Vec<BlockBytes> =
+        (0..=last).map(|block| model.block_bytes(block, size, runs, lasts(block))).collect();
     let keeps = |block: usize| match config.recompute {
         _ if block < first => 0,
         Recompute::Selective if block < last => of[block].thinned,
         Recompute::Full if block < last => of[block].input,
         _ => of[block].saved,
     };
-    let (mut peak, mut kept) = (0, 0);
+    let (mut forward, mut kept) = (0, 0);
     for (block, bytes) in of.iter().enumerate() {
         let saves = block >= first && !is_run_again(block);
-        peak = peak.max(kept + bytes.input + if saves { bytes.forward } else { bytes.scoring });
+        forward = forward.max(kept + bytes.input + if saves { bytes.forward } else { bytes.scoring });
         kept += keeps(block);
     }
+    let (all, mut backward) = (kept, kept);
     for (block, bytes) in of.iter().enumerate().skip(first).rev() {
         kept -= keeps(block);
         if is_run_again(block) {
-            peak = peak.max(kept + bytes.input + bytes.output_grad + bytes.forward);
+            backward = backward.max(kept + bytes.input + bytes.output_grad + bytes.forward);
         }
-        peak = peak.max(kept + bytes.saved + bytes.output_grad + bytes.backward);
+        backward = backward.max(kept + bytes.saved + bytes.output_grad + bytes.backward);
     }
-    peak
+    Passes { forward, kept: all, backward }
 }
 
 /// The most activations that exist at a time in a forward pass that saves nothing.
 pub fn scoring_activations<M: Footprint>(model: &M, size: &M::Size, runs: Runs) -> usize {
-    let of = (0..model.blocks()).map(|block| model.block_bytes(block, size, runs));
+    let of = (0..model.blocks()).map(|block| model.block_bytes(block, size, runs, true));
     of.map(|bytes| bytes.input + bytes.scoring).max().unwrap_or(0)
 }
 

@@ -1,10 +1,14 @@
 //! What a run takes, told without a device, and a stage that follows from it.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use super::{TWO_RANKS, anyroll, fail, metrics, series, succeed, tiny};
+use super::{
+    TWO_RANKS, anyroll, diffusers,
+    diffusion::{METHODS, run_tiny},
+    fail, metrics, series, succeed, tiny,
+};
 
 const LARGE: [&str; 5] = [
     "model.decoder={hidden_size: 3584, layers: 28, heads: 28, kv_heads: 4, intermediate_size: 18944, max_length: 4096, qkv_bias: true}",
@@ -241,8 +245,12 @@ fn a_plan_is_a_table_for_people() {
     let text =
         succeed(anyroll(["plan", TWO_RANKS, "--memory", "1MiB", "--set", "strategy.zero_stage=auto"])).stdout;
     assert!(text.contains("auto finds no stage that fits") && text.contains('!'), "{text}");
-    let error = fail(anyroll(["plan", "configs/diffusion_nft_shapes_cpu.yaml"]));
-    assert!(error.contains("plans runs of language models"), "{error}");
+    let text = succeed(anyroll(["plan", "configs/diffusion_nft_shapes_cpu.yaml"])).stdout;
+    for part in ["images of 8 x 8", "40 steps", "images", "generate", "reward", "train", "every choice"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let reward_model = ["plan", "configs/offline_reward_model_sort_cpu.yaml"];
+    assert!(fail(anyroll(reward_model)).contains("not those that train a reward model"));
 }
 
 /// What a step allocates is what was planned, but for activations and the cache, which are libtorch's or gone by then.
@@ -287,6 +295,43 @@ fn a_run_takes_what_was_planned() {
             assert!((0.99..1.01).contains(&ratio), "{name}, {phase}: {measured} measured, {planned} planned");
         }
     }
+}
+
+/// What the device's books say of a step of images, of which activations, pixels and frozen networks are libtorch's, is what
+/// was planned.
+#[test]
+fn a_run_of_images_takes_what_was_planned() {
+    let check = |name: &str, run: &Path| {
+        let args = ["plan", run.join("resolved.yaml").to_str().unwrap(), "--json"].map(str::to_owned);
+        let report: Value = serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap();
+        let train = &report["configured"]["plan"]["train"];
+        let part = |kind: &str| train[kind].as_f64().unwrap();
+        let planned: f64 = ["weights", "gradients", "optimizer", "buffers"].map(part).iter().sum();
+        let measured = *series(run, "perf/allocated_bytes").last().unwrap();
+        assert!((0.99..1.01).contains(&(measured / planned)), "{name}: {measured} measured, {train}");
+        assert!(part("activations") > 0.0 && part("images") > 0.0, "{train}");
+        report
+    };
+    // With DiffusionNFT's old policy, and a copy for the KL term.
+    let folder = tempfile::tempdir().unwrap();
+    for (config, sets) in METHODS {
+        let sets =
+            [sets, &["devices=2", "strategy.zero_stage=3", "strategy.offload.optimizer=none"]].concat();
+        check(config, &run_tiny(&folder, config.split('/').next_back().unwrap(), config, &sets));
+    }
+    // Adapters of a published model, at the stage that `auto` finds.
+    let case = diffusers::by_function();
+    let run = case.run("auto", &["devices=2", "strategy.zero_stage=auto", "strategy.offload.optimizer=none"]);
+    let resolved = fs::read_to_string(run.join("resolved.yaml")).unwrap();
+    assert!(resolved.starts_with("# strategy.zero_stage: auto is 1, the fastest: "), "{resolved}");
+    let report = check("auto", &run);
+    let frozen = report["configured"]["plan"]["train"]["frozen"].as_u64().unwrap();
+    let file = fs::metadata(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/golden/tiny_sd3/model/vae/diffusion_pytorch_model.safetensors"
+    ));
+    // In fp32, as the file has it, which has the names as well.
+    assert!(frozen > 0 && file.is_ok_and(|file| frozen < file.len()), "{frozen}");
 }
 
 #[test]

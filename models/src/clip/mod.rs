@@ -15,7 +15,9 @@ pub use tower::{Activation, TowerConfig};
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::check_config;
+use crate::footprint::Runs;
 use crate::model::{Init, Unit, Weights};
+use crate::sketch::{F32, Sketch, Sketched, SketchedWeights};
 use tower::Tower;
 
 /// The shape of a [`Clip`], with the names of its `config.json`.
@@ -104,6 +106,40 @@ impl Clip {
         let [_, tokens] = at.tower.forward(&weights, tokens, 1, false)?;
         let pooled = at.last_norm.layer_norm(&weights, &tokens.f_select(1, 0)?, eps)?;
         unit_vectors(&pooled.f_linear(get(at.projection), None::<&Tensor>)?)
+    }
+
+    /// The most bytes at a time that [`Self::embed_images`] makes of so many images of such a height and width; with a gradient
+    /// of the images, also on the way back.
+    pub fn image_bytes(&self, images: usize, sides: [usize; 2], followed: bool, runs: Runs) -> usize {
+        let on = Sketch::new(runs);
+        let weights = on.weights(&[&self.image_unit], |_| false);
+        let x = on.given(&[images, 3, sides[0], sides[1]], F32, followed);
+        let vectors = self.sketch(&weights, &x);
+        let _grads = followed.then(|| on.gradients(&[&vectors]));
+        on.peak()
+    }
+
+    /// [`Self::embed_images`] without values.
+    fn sketch(&self, weights: &SketchedWeights, images: &Sketched) -> Sketched {
+        let at = &self.images;
+        let [side, patch] = [self.config.image_size, self.config.patch_size].map(|it| it as usize);
+        let (count, size) = (images.size[0], self.config.vision_config.hidden_size as usize);
+        let short = images.size[2].min(images.size[3]);
+        let scaled = [2, 3].map(|axis| images.size[axis] * side / short);
+        let scaled = images.resized(&[count, 3, scaled[0], scaled[1]]);
+        let cut = scaled.narrow(2, side).narrow(3, side);
+        let pixels = cut.shifted().scaled().to(images.on.runs.size());
+        let across = side / patch;
+        let convolved = [count, size, across, across];
+        let patches = pixels.convolved(weights.get(0, at.patches), None, &convolved);
+        let patches = patches.permuted(&[count, across * across, size]);
+        let class = images.on.given(&[count, 1, size], images.on.runs.size(), false);
+        let tokens = Sketched::cat(&[&class, &patches], 1).add(weights.get(0, at.positions));
+        let tokens = at.first_norm.sketch_norm(weights, &tokens, size);
+        let tokens = at.tower.sketch(weights, tokens);
+        let pooled = at.last_norm.sketch_norm(weights, &tokens.narrow(1, 1).view(&[count, size]), size);
+        let vectors = pooled.linear(weights.get(0, at.projection), None).to(F32);
+        vectors.scaled()
     }
 
     /// The vectors of texts of tokens, of length 1: fp32 `[B, projection_dim]`. Each text ends with its `eos_token_id`, and

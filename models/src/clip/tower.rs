@@ -6,6 +6,7 @@ use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::{check_config, check_layers};
 use crate::model::Weights;
+use crate::sketch::{Sketched, SketchedWeights};
 
 /// A tower of attention layers, with the names of its configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +108,31 @@ impl Tower {
     }
 }
 
+impl Tower {
+    /// [`Self::forward`] without values: what the last layer says.
+    pub(super) fn sketch(&self, weights: &SketchedWeights, x: Sketched) -> Sketched {
+        self.layers.iter().fold(x, |x, layer| layer.sketch(weights, &x, &self.config))
+    }
+}
+
 impl Layer {
+    /// [`Self::forward`] without values.
+    fn sketch(&self, weights: &SketchedWeights, x: &Sketched, config: &TowerConfig) -> Sketched {
+        let [images, tokens, size] = x.size[..] else { unreachable!("tokens of images") };
+        let heads = config.num_attention_heads as usize;
+        let h = self.norm1.sketch_norm(weights, x, size);
+        let qkv = self.qkv.sketch(weights, &h).view(&[images, tokens, 3, size]);
+        let [q, k, v] = [(); 3].map(|()| qkv.narrow(2, 1).permuted(&[images, heads, tokens, size / heads]));
+        let attended = q.attended(&k, &v);
+        let x = x.add(&self.out.sketch(weights, &attended));
+        let h = self.up.sketch(weights, &self.norm2.sketch_norm(weights, &x, size));
+        let h = match config.hidden_act {
+            Activation::QuickGelu => h.mul(&h.scaled().scaled()),
+            Activation::Gelu => h.activated(),
+        };
+        x.add(&self.down.sketch(weights, &h))
+    }
+
     /// `x` `[B, T, hidden_size]` through the layer.
     fn forward(&self, weights: &Weights, x: Tensor, config: &TowerConfig, is_causal: bool) -> Result<Tensor> {
         let &TowerConfig { num_attention_heads: heads, hidden_act, layer_norm_eps: eps, .. } = config;

@@ -57,7 +57,7 @@ fn gcd(a: usize, b: usize) -> usize {
 impl Footprint for Decoder {
     type Size = PackedSize;
 
-    fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs) -> BlockBytes {
+    fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs, _: bool) -> BlockBytes {
         match block {
             0 => self.embedding_bytes(size, runs),
             _ if block + 1 == self.blocks() => self.head_bytes(size, runs),

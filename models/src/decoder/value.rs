@@ -108,9 +108,9 @@ impl ValueModel {
 impl Footprint for ValueModel {
     type Size = PackedSize;
 
-    fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs) -> BlockBytes {
+    fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs, weights_last: bool) -> BlockBytes {
         if block != self.head_unit {
-            return self.decoder.block_bytes(block, size, runs);
+            return self.decoder.block_bytes(block, size, runs, weights_last);
         }
         let hidden = self.decoder.config().hidden_size as usize;
         let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());

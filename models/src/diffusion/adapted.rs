@@ -5,6 +5,7 @@ use anyroll_backends::ops::{self, Asked, differentiable};
 use tch::{Tensor, no_grad};
 
 use crate::Result;
+use crate::sketch::{Gradient, Sketched};
 
 /// An adapter of one of the layers that a linear layer is made of.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,21 @@ pub(super) fn linear(
         [x].into_iter().chain(adapters.iter().flat_map(|adapter| [adapter.a, adapter.b])).collect();
     differentiable(&inputs, &[&out], move |asked| layer.backward(&asked))?;
     Ok(out)
+}
+
+/// [`linear`] without values, of the weight and of A and B of each adapter.
+pub(super) fn sketch(x: &Sketched, weight: &Sketched, adapters: &[[&Sketched; 2]]) -> Sketched {
+    let ranks = adapters.iter().map(|[a, _]| a.size[0]).sum();
+    let [leading @ .., columns] = &x.size[..] else { unreachable!("a matrix") };
+    let rows: usize = leading.iter().product();
+    let down = x.on.tensor(&[ranks, *columns]);
+    let inner = x.on.tensor(&[rows, ranks]);
+    let mut out = x.on.tensor(&[leading, &[weight.size[0]]].concat());
+    let all = std::iter::once(&x).chain(adapters.iter().flatten());
+    let inputs: Vec<_> = all.map(|input| (*input, Gradient::Own)).collect();
+    // Of the gradient what is between each adapter's products, and all of it side by side.
+    x.on.record(&inputs, &mut [&mut out], &[x, &down, &inner], 2 * inner.bytes());
+    out
 }
 
 /// What both ways read, without a graph.

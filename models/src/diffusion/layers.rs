@@ -8,6 +8,7 @@ use crate::autograd::Layout;
 use crate::decoder::lora;
 use crate::error::check_config;
 use crate::model::{Init, ParamSpec, Part, Unit, Weights};
+use crate::sketch::{F32, Gradient, Sketched, SketchedWeights};
 
 /// Low-rank adapters beside linear layers of the blocks, as [`crate::decoder`]'s: `y = x W^T + b + scale x A^T B^T`.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,6 +174,34 @@ impl Linear {
         })
     }
 
+    /// [`Self::forward`] without values.
+    pub fn sketch(self, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        let [weight, bias] = [0, 1].map(|behind| weights.get(0, self.weight + behind));
+        let x = x.contiguous();
+        let firsts = self.adapters.into_iter().flatten().filter(|_| weights.has_adapters());
+        let adapters: Vec<_> =
+            firsts.map(|first| [0, 1].map(|which| weights.get(1, first + which))).collect();
+        match adapters.is_empty() {
+            true => x.linear(weight, Some(bias)),
+            false => adapted::sketch(&x, weight, &adapters),
+        }
+    }
+
+    /// A convolution without values, to such a size.
+    pub fn sketch_convolution(self, weights: &SketchedWeights, x: &Sketched, size: &[usize]) -> Sketched {
+        x.convolved(weights.get(0, self.weight), Some(weights.get(0, self.weight + 1)), size)
+    }
+
+    /// What a convolution makes channels of.
+    pub fn sketch_rows(self, weights: &SketchedWeights) -> usize {
+        weights.get(0, self.weight).size[0]
+    }
+
+    /// A norm of so many values each, without values.
+    pub fn sketch_norm(self, weights: &SketchedWeights, x: &Sketched, values: usize) -> Sketched {
+        x.normed(values, [0, 1].map(|behind| Some(weights.get(0, self.weight + behind))))
+    }
+
     /// As a convolution, with as much padding on each side.
     pub fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
         let (kernel, bias) = self.parameters(weights);
@@ -226,6 +255,46 @@ pub(crate) const FREQUENCIES: i64 = 256;
 const TIMESTEPS: f64 = 1000.0;
 /// The slowest cosine has this wavelength, over 2 pi.
 const MAX_PERIOD: f64 = 10_000.0;
+
+/// Two linear layers with SiLU in between, without values.
+pub(crate) fn sketch_two(weights: &SketchedWeights, [first, second]: [Linear; 2], x: &Sketched) -> Sketched {
+    second.sketch(weights, &first.sketch(weights, x).activated())
+}
+
+/// [`modulated_norm`](anyroll_backends::ops::modulated_norm) without values, of `[B, N, C]` and `[B, 1, C]`.
+pub(crate) fn sketch_modulated_norm(x: &Sketched, shift: &Sketched, scale: &Sketched) -> [Sketched; 2] {
+    let &[images, tokens, channels] = &x.size[..] else { unreachable!("tokens of images") };
+    if x.on.runs.on_host {
+        return [x.clone(), x.normed(channels, [None, None]).mul(&scale.shifted()).add(shift)];
+    }
+    let (mut same, mut y) = (x.detached(), x.on.tensor(&x.size));
+    let stats = x.on.of(&[images, tokens, 2], F32);
+    let inputs = [(x, Gradient::Own), (shift, Gradient::Own), (scale, Gradient::Own)];
+    x.on.record(&inputs, &mut [&mut same, &mut y], &[x, scale, &stats], 0);
+    [same, y]
+}
+
+/// [`gated_sums_behind`](anyroll_backends::ops::gated_sums_behind) without values: sums of x and y times a gate, behind what is
+/// before them; [`gated_add`](anyroll_backends::ops::gated_add) where nothing is.
+pub(crate) fn sketch_gated_sums(before: Option<&Sketched>, sums: &[[&Sketched; 3]]) -> Sketched {
+    let on = &sums[0][0].on;
+    if on.runs.on_host {
+        let sums: Vec<Sketched> = sums.iter().map(|[x, y, gate]| x.add(&y.mul(gate))).collect();
+        let all: Vec<&Sketched> = before.into_iter().chain(&sums).collect();
+        return if all.len() == 1 { all[0].clone() } else { Sketched::cat(&all, 1) };
+    }
+    let mut size = sums[0][0].size.clone();
+    size[1] = before.into_iter().chain(sums.iter().map(|[x, ..]| *x)).map(|tokens| tokens.size[1]).sum();
+    let mut out = on.tensor(&size);
+    let of_sums = sums
+        .iter()
+        .flat_map(|&[x, y, gate]| [(x, Gradient::Outputs), (y, Gradient::Own), (gate, Gradient::Own)]);
+    let inputs: Vec<_> =
+        before.map(|before| (before, Gradient::Outputs)).into_iter().chain(of_sums).collect();
+    let saved: Vec<&Sketched> = sums.iter().flat_map(|&[_, y, gate]| [y, gate]).collect();
+    on.record(&inputs, &mut [&mut out], &saved, 0);
+    out
+}
 
 /// `[B]` to fp32 `[B, frequencies]`: cosines, then sines.
 pub(crate) fn time_features(sigmas: &Tensor, frequencies: i64) -> Result<Tensor> {

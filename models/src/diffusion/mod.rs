@@ -11,6 +11,7 @@
 
 mod adapted;
 pub mod dit;
+mod footprint;
 pub mod guidance;
 pub(crate) mod layers;
 pub mod sampler;
@@ -29,6 +30,7 @@ use tch::Tensor;
 use crate::model::Model;
 
 pub use dit::{Dit, DitConfig};
+pub use footprint::DenoiseSize;
 pub use guidance::Guidance;
 pub use layers::Lora;
 pub use sampler::{Sampler, Walk, sigmas, sigmas_of_diffusers, velocity};
@@ -37,8 +39,8 @@ pub use sde::{SdeNoise, SdeStep};
 pub use texts::Texts;
 pub use tiles::Tiles;
 pub use transformer::{LatentSizes, Transformer, TransformerConfig};
-pub use vae::{LatentBatch, VaeConfig, VaeDecoder};
-pub use wan::{EXPERTS, Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};
+pub use vae::{LatentBatch, LatentSize, VaeConfig, VaeDecoder};
+pub use wan::{EXPERTS, VideoLatentSize, Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 /// A model of velocities.
 pub trait Denoiser: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor> {}

@@ -10,7 +10,9 @@ use super::layers::{Linear, Params};
 use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::error::check_config;
-use crate::model::{Unit, Weights};
+use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::model::{Model, Unit, Weights};
+use crate::sketch::{BlockPlace, BlockSketch, F32, Sketch, Sketched, SketchedWeights, block_bytes};
 
 /// The shape of a [`VaeDecoder`], with the names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -129,12 +131,15 @@ impl AutogradModel for VaeDecoder {
                 Ok(x.f_add(&inner)?)
             }
             Layer::Attention { norm, q, k, v, out } => {
-                let pixels = normed(norm, x)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
-                let [q, k, v] = [q, k, v].map(|of| of.forward(weights, &pixels));
-                let (q, k, v, mask) = (q?, k?, v?, None::<&Tensor>);
+                let pixels = normed(norm, x)?.f_flatten(2, -1)?.f_transpose(1, 2)?.f_contiguous()?;
+                // One head: of three dimensions libtorch would make all scores.
+                let one_head =
+                    |of: Linear| Ok::<_, crate::Error>(of.forward(weights, &pixels)?.f_unsqueeze(1)?);
+                let (q, k, v, mask) = (one_head(q)?, one_head(k)?, one_head(v)?, None::<&Tensor>);
                 let attended =
                     Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
-                let attended = out.forward(weights, &attended)?.f_transpose(1, 2)?.f_reshape(x.size())?;
+                let attended = out.forward(weights, &attended.f_squeeze_dim(1)?)?;
+                let attended = attended.f_transpose(1, 2)?.f_reshape(x.size())?;
                 Ok(x.f_add(&attended)?)
             }
             Layer::Double { conv } => {
@@ -145,6 +150,77 @@ impl AutogradModel for VaeDecoder {
             Layer::Output { norm, conv } => {
                 Ok(conv.convolve(weights, &normed(norm, x)?.f_silu()?, 1)?.f_to_kind(Kind::Float)?)
             }
+        }
+    }
+}
+
+/// The size of a [`LatentBatch`], whose gradient is asked for or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSize {
+    /// Images B.
+    pub images: usize,
+    /// Height and width of the latents.
+    pub sides: [usize; 2],
+}
+
+/// With a gradient of the latents, where backward is run.
+impl Footprint for VaeDecoder {
+    type Size = LatentSize;
+
+    fn block_bytes(&self, block: usize, size: &LatentSize, runs: Runs, weights_last: bool) -> BlockBytes {
+        let on = Sketch::new(runs);
+        let latents = [size.images, self.config.latent_channels as usize, size.sides[0], size.sides[1]];
+        let mut x = on.given(&latents, F32, false);
+        for before in 0..block {
+            x = self.sketch(before, &on.weights(&[&self.units()[before]], |_| false), &x);
+        }
+        let place = BlockPlace::of(block, self.blocks());
+        let (units, input) = ([&self.units()[block]], (&x.size[..], x.element));
+        let of = BlockSketch { units: &units, input, input_grad: true, place, weights_last };
+        block_bytes(of, runs, |weights, x| self.sketch(block, weights, x))
+    }
+}
+
+impl VaeDecoder {
+    /// [`AutogradModel::run`] without values.
+    fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        let groups = self.config.norm_num_groups as usize;
+        let values = |x: &Sketched| x.numel() / x.size[0] / groups;
+        let normed = |norm: Linear, x: &Sketched| norm.sketch_norm(weights, x, values(x));
+        let of_channels = |x: &Sketched, channels: usize| [x.size[0], channels, x.size[2], x.size[3]];
+        let same = |conv: Linear, x: &Sketched| {
+            conv.sketch_convolution(weights, x, &of_channels(x, conv.sketch_rows(weights)))
+        };
+        match self.layers[block] {
+            Layer::Input { post_quant, conv } => {
+                let unscaled = x.scaled();
+                let latents = unscaled.shifted().to(x.on.runs.size());
+                let latents = post_quant.map_or(latents.clone(), |post_quant| same(post_quant, &latents));
+                same(conv, &latents)
+            }
+            Layer::Residual { norm1, conv1, norm2, conv2, shortcut } => {
+                let inner = same(conv1, &normed(norm1, x).activated());
+                let inner = same(conv2, &normed(norm2, &inner).activated());
+                let x = shortcut.map_or(x.clone(), |shortcut| same(shortcut, x));
+                x.add(&inner)
+            }
+            Layer::Attention { norm, q, k, v, out } => {
+                let [images, channels, height, width] = x.size[..] else { unreachable!("images") };
+                let flat = [images, height * width, channels];
+                let pixels = normed(norm, x).permuted(&flat).contiguous();
+                let one_head =
+                    |of: Linear| of.sketch(weights, &pixels).view(&[images, 1, height * width, channels]);
+                let (q, k, v) = (one_head(q), one_head(k), one_head(v));
+                let attended = q.attended(&k, &v);
+                let attended = out.sketch(weights, &attended).permuted(&x.size).contiguous();
+                x.add(&attended)
+            }
+            Layer::Double { conv } => {
+                let [images, channels, height, width] = x.size[..] else { unreachable!("images") };
+                let doubled = x.resized(&[images, channels, 2 * height, 2 * width]);
+                same(conv, &doubled)
+            }
+            Layer::Output { norm, conv } => same(conv, &normed(norm, x).activated()).to(F32),
         }
     }
 }

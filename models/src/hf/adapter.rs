@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tch::{Kind, Tensor};
 
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, reads_files};
 use super::{Error, Result, field, read_json, refuse_any, validated};
 use crate::decoder::{
     self, AdapterShape, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora,
@@ -180,11 +180,7 @@ fn patterns<T>(
     entries.collect()
 }
 
-impl WeightSource for AdapterFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(AdapterFolder);
 
 /// The `adapter_config.json` of an adapter for the language model that `base` names.
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {

@@ -1,15 +1,12 @@
 //! Folders of CLIP models, as `transformers` writes them.
 
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, reads_files};
 use super::{Result, field, read_json, validated};
 use crate::clip::{Activation, Clip, ClipConfig, TextConfig, TowerConfig};
-use crate::init::WeightSource;
-use crate::model::ParamSpec;
 
 /// A CLIP model's folder, opened and checked: `config.json`, safetensors and, where it is there,
 /// `preprocessor_config.json`.
@@ -46,11 +43,7 @@ impl ClipFolder {
     }
 }
 
-impl WeightSource for ClipFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(ClipFolder);
 
 /// What matters of `config.json`. It may leave out what is as in the first CLIP of all.
 #[derive(Deserialize)]

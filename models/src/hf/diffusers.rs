@@ -13,7 +13,7 @@ use super::export::{
     DIFFUSERS_STEM, ExportDtype, FolderContents, FolderKind, failed, sync_folder, write_whole,
 };
 use super::latent_decoder::{LatentDecoderFolder, video_zoom};
-use super::weights::{WeightFiles, check_variant};
+use super::weights::{WeightFiles, check_variant, reads_files};
 use super::{Error, Result, field, read_json, refuse_any, validated, write_folder};
 use crate::decoder::lora;
 use crate::diffusion::sd3::PositionTable;
@@ -108,11 +108,7 @@ impl DiffusersFolder {
     }
 }
 
-impl WeightSource for DiffusersFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(DiffusersFolder);
 
 /// Writes the new folder `to`: all of the folder `from`, but with the `weights` of its transformer, or of both, rounded to
 /// `dtype`. It gets its name once it is whole and on the disk.

@@ -70,6 +70,16 @@ impl TextEmbeddings {
         self.count as usize
     }
 
+    /// The number of tokens S of each.
+    pub fn tokens(&self) -> usize {
+        self.files.shape(PROMPTS[0]).expect("checked when the file was opened")[1] as usize
+    }
+
+    /// Bytes of all texts on a device.
+    pub fn bytes(&self) -> usize {
+        [PROMPTS, NEGATIVE].concat().iter().filter_map(|name| self.files.bytes(name)).sum()
+    }
+
     /// Whether there is a text to be led away from.
     pub fn has_negative(&self) -> bool {
         self.has_negative

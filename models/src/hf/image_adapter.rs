@@ -1,7 +1,6 @@
 //! Adapters of a model of images, as diffusers' pipelines have them: `pytorch_lora_weights.safetensors`.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -9,12 +8,10 @@ use serde_json::{Map, Value};
 
 use super::diffusers::folders;
 use super::export::FolderKind;
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, reads_files};
 use super::{Error, Result, field};
 use crate::decoder::lora::{self, lora_scale};
 use crate::diffusion::{Lora, TransformerConfig};
-use crate::init::WeightSource;
-use crate::model::ParamSpec;
 
 /// An adapter's file, or those of a pair of transformers, opened and checked.
 #[derive(Debug)]
@@ -97,11 +94,7 @@ impl ImageAdapterFiles {
     }
 }
 
-impl WeightSource for ImageAdapterFiles {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(ImageAdapterFiles);
 
 /// Adds the tensors of a file, or of the one in a folder, with the names that adapters of the transformer with this `prefix`
 /// have. Returns alpha, if the file says so, and whether the scale is that of rsLoRA.

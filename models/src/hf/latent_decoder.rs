@@ -1,6 +1,5 @@
 //! The decoder of latents in the folder `vae` of a model that diffusers publishes, of images or of videos.
 
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -8,11 +7,10 @@ use serde_json::Value;
 
 use super::diffusers::read_config;
 use super::export::DIFFUSERS_STEM;
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, reads_files};
 use super::{Result, field, validated};
 use crate::diffusion::{VaeConfig, VaeDecoder, WanVaeConfig, WanVaeDecoder};
-use crate::init::WeightSource;
-use crate::model::{Model, ParamSpec, Unit};
+use crate::model::{Model, Unit};
 
 /// The folder of a decoder, opened and checked; as a source it has the decoder's weights.
 #[derive(Debug)]
@@ -77,11 +75,7 @@ impl LatentDecoderFolder {
     }
 }
 
-impl WeightSource for LatentDecoderFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(LatentDecoderFolder);
 
 /// What matters of an `AutoencoderKL`'s `config.json`.
 #[derive(Deserialize)]

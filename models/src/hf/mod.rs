@@ -21,7 +21,6 @@ mod text_encoders;
 mod weights;
 
 use std::fs;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -41,10 +40,8 @@ pub use t5::T5Folder;
 pub use text_encoders::{ClipTextFolder, TextEncoderFolders};
 
 use crate::decoder::{self, DecoderConfig, ValueModel, lora};
-use crate::init::WeightSource;
-use crate::model::ParamSpec;
 use config::{ConfigFile, Task};
-use weights::WeightFiles;
+use weights::{WeightFiles, reads_files};
 
 /// A published model's folder, opened and checked.
 #[derive(Debug)]
@@ -132,11 +129,7 @@ impl ModelFolder {
     }
 }
 
-impl WeightSource for ModelFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(ModelFolder);
 
 /// The tensors under the names of a model with a head. Those of a base model, as `AutoModel` saves it, lack `model.`, and
 /// those of a wrapped module have the wrapper's name in front.

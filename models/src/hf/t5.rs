@@ -1,14 +1,11 @@
 //! Folders of T5's and UMT5's encoders, as `transformers` writes them.
 
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::weights::WeightFiles;
+use super::weights::{WeightFiles, reads_files};
 use super::{Result, field, read_json, validated};
-use crate::init::WeightSource;
-use crate::model::ParamSpec;
 use crate::t5::{T5Config, T5Encoder};
 
 /// What `transformers` also calls the embedding, and some files alone.
@@ -52,11 +49,7 @@ impl T5Folder {
     }
 }
 
-impl WeightSource for T5Folder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(T5Folder);
 
 /// What matters of `config.json`.
 #[derive(Deserialize)]

@@ -1,18 +1,15 @@
 //! The text encoders of a model of images or videos as diffusers publishes it, in folders beside its transformer's.
 
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use super::clip::{TextFile, first_projection};
 use super::diffusers::transformer_config;
-use super::weights::{WeightFiles, check_variant};
+use super::weights::{WeightFiles, check_variant, reads_files};
 use super::{Result, T5Folder, field, read_json, validated};
 use crate::clip::{TextConfig, TextEncoder};
 use crate::diffusion::TransformerConfig;
-use crate::init::WeightSource;
-use crate::model::ParamSpec;
 
 /// The folder of the half of a CLIP that reads texts, opened and checked: `config.json` and safetensors.
 #[derive(Debug)]
@@ -54,11 +51,7 @@ impl ClipTextFolder {
     }
 }
 
-impl WeightSource for ClipTextFolder {
-    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> crate::Result<()> {
-        Ok(self.weights.read(spec, range, values)?)
-    }
-}
+reads_files!(ClipTextFolder);
 
 /// What matters of `config.json`.
 #[derive(Deserialize)]

@@ -18,6 +18,23 @@ use tch::{Device, Kind, Tensor};
 use super::{Error, Result, read_json};
 use crate::model::{ParamSpec, Unit};
 
+/// Makes a [`WeightSource`](crate::init::WeightSource) of what has its values in the [`WeightFiles`] `weights`.
+macro_rules! reads_files {
+    ($source:ty) => {
+        impl crate::init::WeightSource for $source {
+            fn read(
+                &self,
+                spec: &crate::model::ParamSpec,
+                range: std::ops::Range<usize>,
+                values: &mut [f32],
+            ) -> crate::Result<()> {
+                Ok(self.weights.read(spec, range, values)?)
+            }
+        }
+    };
+}
+pub(super) use reads_files;
+
 /// The most bytes that a read holds at a time.
 const CHUNK_BYTES: usize = 1 << 22;
 
@@ -196,6 +213,12 @@ impl WeightFiles {
     /// The shape of a tensor, if there is one of this name whose values can be read.
     pub fn shape(&self, name: &str) -> Option<&[i64]> {
         self.tensors.get(name).filter(|place| bytes_of(place.dtype).is_some()).map(|place| &place.shape[..])
+    }
+
+    /// Bytes of a tensor, as it is in the file.
+    pub fn bytes(&self, name: &str) -> Option<usize> {
+        let values = self.shape(name)?.iter().product::<i64>() as usize;
+        Some(values * bytes_of(self.tensors[name].dtype)?)
     }
 
     /// How libtorch calls the dtype of a tensor; its [`Self::shape`] is known.

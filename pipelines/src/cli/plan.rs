@@ -9,13 +9,10 @@ use serde_json::{Value, json};
 
 use super::{machine, stdout::print};
 use crate::{
-    Error, Result,
+    Result,
     config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
     format::gib,
-    plan::{
-        Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, not_counted,
-        settle,
-    },
+    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
 };
 
 /// What to plan.
@@ -66,9 +63,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
     }
-    let dataset = loaded.dataset.as_ref().filter(|_| !loaded.config.trains_a_reward_model());
-    let dataset = dataset.ok_or(Error::NoPlan)?;
-    let planner = Planner::new(&run, dataset)?;
+    let planner = Planner::new(&run, loaded.dataset.as_ref())?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
     let is_settled = matches!(&settled, Ok(Some(Settled { keep_logits: Some(true), .. })));
@@ -142,20 +137,21 @@ struct Report {
 impl Report {
     fn text(&self) -> String {
         let Self { planner, run, .. } = self;
-        let (prompt, completion) = planner.longest();
         let memory = of_memory(run.policy_memory_bytes());
         let mut text = format!(
-            "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} sequences of up to {prompt} + {completion} \
-             tokens; every rank holds the same\n",
+            "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} {}; every rank holds the same\n{} steps{}\n",
             run.config.name,
             planner.parameters(),
             run.policy.strategy.precision.name(),
             run.world_size,
             run.policy.backend,
             run.policy.strategy.micro_batch_size,
+            planner.describe(),
+            run.config.pipeline.steps(),
+            run.steps_reason.as_ref().map_or(String::new(), |reason| format!(": {reason}")),
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
-        text.extend(not_counted(run).iter().map(|role| format!("not counted: {role}\n")));
+        text.extend(planner.not_counted(run).iter().map(|role| format!("not counted: {role}\n")));
         if let Some((stages, plan)) = &self.configured {
             text += &self.phases(stages.policy, plan);
         }
@@ -245,7 +241,7 @@ impl Report {
 
     fn json(&self) -> String {
         let Self { planner, run, auto, configured, keeping_logits, choices } = self;
-        let (prompt, completion) = planner.longest();
+        let (prompt, completion) = planner.longest().unzip();
         let memory_bytes = run.policy_memory_bytes();
         let of = |plan: &MemoryPlan| {
             let mut value = with_totals(plan, plan.phases());
@@ -271,11 +267,12 @@ impl Report {
             "parameters": planner.parameters(),
             "backend": run.policy.backend,
             "world_size": run.world_size,
+            "steps": run.config.pipeline.steps(),
             "memory_bytes": memory_bytes,
             "longest_prompt": prompt,
             "longest_completion": completion,
             "auto": auto,
-            "not_counted": not_counted(run),
+            "not_counted": planner.not_counted(run),
             "configured": configured.as_ref().map(|(stages, plan)| json!({"zero_stage": stages.policy, "plan": of(plan)})),
             "keeping_logits": keeping_logits.as_ref().map(of),
             "choices": choices,
@@ -310,10 +307,16 @@ fn verdict((phase, peak): (&str, usize), memory_bytes: Option<usize>) -> String 
 
 /// A line for each phase, under the names of its parts.
 fn parts_of(phases: impl Iterator<Item = (&'static str, PhaseBytes)>) -> String {
-    let mut text = format!("{:<10}{}\n", "", PARTS.map(|(name, _)| format!("{name:>12}")).concat());
-    for (name, phase) in phases {
-        let parts = PARTS.map(|(_, part)| format!("{:>12}", gib(part(&phase))));
-        text += &format!("{name:<10}{}\n", parts.concat());
+    let phases: Vec<_> = phases.collect();
+    let is_there = |part: Part| phases.iter().any(|(_, phase)| part(phase) > 0);
+    let parts: Vec<_> =
+        PARTS.into_iter().filter(|(name, part)| !OF_SOME.contains(name) || is_there(*part)).collect();
+    let row = |of: &dyn Fn(&str, Part) -> String| {
+        parts.iter().map(|(name, part)| of(name, *part)).collect::<String>()
+    };
+    let mut text = format!("{:<10}{}\n", "", row(&|name, _| format!("{name:>12}")));
+    for (name, phase) in &phases {
+        text += &format!("{name:<10}{}\n", row(&|_, part| format!("{:>12}", gib(part(phase)))));
     }
     text
 }
@@ -329,13 +332,17 @@ const BETWEEN: [(&str, Phase); 2] = [("reward", |it| it.reward), ("score", |it| 
 
 /// The columns of a phase.
 type Part = fn(&PhaseBytes) -> usize;
-const PARTS: [(&str, Part); 8] = [
+/// Those that are shown where there are such.
+const OF_SOME: [&str; 3] = ["KV cache", "images", "frozen"];
+const PARTS: [(&str, Part); 10] = [
     ("weights", |it| it.weights),
     ("gradients", |it| it.gradients),
     ("optimizer", |it| it.optimizer),
     ("activations", |it| it.activations),
     ("buffers", |it| it.buffers),
     ("KV cache", |it| it.kv_cache),
+    ("images", |it| it.images),
+    ("frozen", |it| it.frozen),
     ("driver", |it| it.driver),
     ("total", PhaseBytes::total),
 ];

@@ -74,13 +74,11 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
             check.diffusion(diffusion)?;
-            check.stages_are_said(config)?;
             check.shapes(diffusion)?;
             Ok(None)
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Diffusers(model)) => {
             check.diffusion(diffusion)?;
-            check.stages_are_said(config)?;
             check.diffusers(model, diffusion, &config.roles.reference)?;
             Ok(None)
         }
@@ -244,7 +242,7 @@ impl Check<'_> {
         self.strategy("roles.critic.strategy", &config.roles.critic.strategy)
     }
 
-    /// The memory of a model of images is not planned.
+    /// The memory of what trains a reward model is not planned.
     pub(super) fn stages_are_said(&self, config: &Config) -> Result<(), Problem> {
         let RolesConfig { policy, reference, critic, rollout: _ } = &config.roles;
         for (path, stage) in [
@@ -254,7 +252,7 @@ impl Check<'_> {
             ("roles.critic.strategy", critic.strategy.zero_stage),
         ] {
             let holds = stage != Some(ZeroStage::Auto);
-            let message = "`auto` plans the memory of language models only";
+            let message = "`auto` does not plan the training of a reward model";
             self.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3")?;
         }
         Ok(())

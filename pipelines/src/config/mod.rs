@@ -109,9 +109,7 @@ impl Loaded {
             let check = check::Check { tree: &self.tree };
             let mut run = self.resolve_on(machine, &check)?;
             check.keys(&self.config)?;
-            if let Some(dataset) = &self.dataset {
-                stage::settle(&mut run, dataset, &check)?;
-            }
+            stage::settle(&mut run, self.dataset.as_ref(), &check)?;
             Ok(run)
         };
         resolved().map_err(|problem| self.source.render(problem))

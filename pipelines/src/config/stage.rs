@@ -20,7 +20,7 @@ use crate::{
 pub enum ZeroStage {
     /// As the stage of this number, 0 to 3.
     Stage(u8),
-    /// As the fastest stage that fits the devices; resolved before anything starts. Not for `diffusion`.
+    /// As the fastest stage that fits the devices; resolved before anything starts.
     Auto,
 }
 
@@ -78,7 +78,7 @@ impl Serialize for ZeroStage {
 }
 
 /// Writes the stages that `auto` stands for into `run`, wherever it stands.
-pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<(), Problem> {
+pub(super) fn settle(run: &mut Run, dataset: Option<&Dataset>, check: &Check) -> Result<(), Problem> {
     if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
         let field = &open_field(run);
         let planner = Planner::new(run, dataset)
@@ -215,7 +215,7 @@ mod tests {
         let loaded = loaded(sets);
         let run = loaded.resolve_but_stage(&with_memory(None)).unwrap();
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
-        let plan = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap().plan_at(&run, stages);
+        let plan = Planner::new(&run, loaded.dataset.as_ref()).unwrap().plan_at(&run, stages);
         let phases = plan
             .phases()
             .map(|(_, phase)| phase.total() - phase.kv_cache.saturating_sub(plan.least_kv_cache));
@@ -434,7 +434,7 @@ mod tests {
         let loaded = loaded(&sets);
         let run = loaded.resolve(&host(1 << 30)).unwrap();
         assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, ZeroStage::Stage(1));
-        let planner = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap();
+        let planner = Planner::new(&run, loaded.dataset.as_ref()).unwrap();
         let needs = |critic| {
             let plan = planner.plan_at(&run, Stages { critic: Some(critic), ..only(0) });
             assert_eq!((plan.critic, plan.others.len()), (None, 1));

@@ -144,13 +144,18 @@ impl Prompts {
 }
 
 /// The dtype that texts are encoded in: where nobody says it fp32 on a host, bf16 elsewhere.
-fn kind_on(device: Device, precision: Option<Precision>) -> Kind {
+fn kind_on(on_host: bool, precision: Option<Precision>) -> Kind {
     match precision {
         Some(Precision::Fp32) => Kind::Float,
         Some(_) => Kind::BFloat16,
-        None if device == Device::Cpu => Kind::Float,
+        None if on_host => Kind::Float,
         None => Kind::BFloat16,
     }
+}
+
+/// Bytes of a value of what a run's encoders hold and say.
+pub fn encoded_in(encode: &EncodeConfig, on_host: bool) -> usize {
+    kind_on(on_host, encode.precision).elt_size_in_bytes()
 }
 
 /// The encoders in a model's folder as `encode` has them read.
@@ -247,7 +252,7 @@ fn encode_here(
         EncodeOn::Device => (place.torch_device()?, place.device.id().to_string()),
         EncodeOn::Host => (Device::Cpu, "the host".to_owned()),
     };
-    let kind = kind_on(device, encode.precision);
+    let kind = kind_on(device == Device::Cpu, encode.precision);
     let encoders = open_encoders(model, encode)?;
     let (count, bytes) = (prompts.distinct.len(), encoders.elements() * kind.elt_size_in_bytes());
     say(&format!("encoding {count} texts with the model's own encoders, {} GiB on {name}", gib(bytes)));

@@ -65,18 +65,8 @@ impl Subject {
 
     fn shapes(dit: &DitConfig, seed: u64) -> Result<Self> {
         let (size, classes) = (shapes::SIZE as i64, shapes::CLASSES);
-        let model = Dit::new(diffusion::DitConfig {
-            image_size: size,
-            channels: 1,
-            patch_size: dit.patch_size as i64,
-            classes: classes as i64,
-            hidden_size: dit.hidden_size as i64,
-            layers: dit.layers,
-            heads: dit.heads as i64,
-            intermediate_size: dit.intermediate_size as i64,
-        })?;
         Ok(Self {
-            model: Transformer::Dit(Box::new(model)),
+            model: Transformer::Dit(Box::new(dit_of(dit)?)),
             weights: Box::new(Seed(seed)),
             has_adapters: false,
             latent_shape: vec![1, size, size],
@@ -140,6 +130,23 @@ impl Subject {
             records,
         })
     }
+}
+
+/// The model of shapes.
+///
+/// # Errors
+/// For sizes that make no model.
+pub fn dit_of(dit: &DitConfig) -> Result<Dit> {
+    Ok(Dit::new(diffusion::DitConfig {
+        image_size: shapes::SIZE as i64,
+        channels: 1,
+        patch_size: dit.patch_size as i64,
+        classes: shapes::CLASSES as i64,
+        hidden_size: dit.hidden_size as i64,
+        layers: dit.layers,
+        heads: dit.heads as i64,
+        intermediate_size: dit.intermediate_size as i64,
+    })?)
 }
 
 /// The first values of the adapters of a model of the shape `shape`: those of a file, or of `seed`.

@@ -118,12 +118,12 @@ impl Site {
     }
 }
 
-fn is_host(backend: &str) -> bool {
+pub(super) fn is_host(backend: &str) -> bool {
     backend.parse().is_ok_and(BackendKind::is_host)
 }
 
 /// What of `run` a plan leaves out, in words: rollout by threads of a host.
-pub fn not_counted(run: &Run) -> Vec<String> {
+pub(super) fn not_counted(run: &Run) -> Vec<String> {
     run.rollout.iter().filter(|rollout| is_host(&rollout.backend)).map(RolloutRole::describe).collect()
 }
 

@@ -141,7 +141,7 @@ impl Planner {
     pub fn keeping_logits(&self, run: &Run, stages: Stages) -> Option<MemoryPlan> {
         let mut keeping = run.clone();
         let says = keeping.policy.strategy.keep_logits.replace(true);
-        says.is_none().then(|| self.plan_at(&keeping, stages))
+        (says.is_none() && self.has_logits()).then(|| self.plan_at(&keeping, stages))
     }
 }
 

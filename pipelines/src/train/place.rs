@@ -75,29 +75,13 @@ pub fn torch_device(device: &dyn Device) -> Result<tch::Device> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::{net::TcpListener, thread};
-
-    use anyroll_backends::{Rendezvous, connect};
+    use anyroll_backends::on_threads;
 
     use super::*;
 
     /// Runs `rank` on as many threads, each at a place of its own on the host; returns what each returned.
     pub(crate) fn ranks<R: Send>(world_size: usize, rank: impl Fn(Place) -> R + Sync) -> Vec<R> {
-        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        thread::scope(|scope| {
-            let start = |number: usize| {
-                let rank = &rank;
-                move || {
-                    let timeout = Duration::from_secs(60);
-                    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: number }).unwrap();
-                    let rendezvous = Rendezvous::on_this_host(number, world_size, master_port, timeout);
-                    let comm = connect(&*device, &rendezvous).unwrap();
-                    let group = CollectiveGroup::new("policy", comm, &device, timeout).unwrap();
-                    rank(Place { device, group })
-                }
-            };
-            let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(start(number))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
+        let host = |ordinal| open(DeviceId { backend: BackendKind::Cpu, ordinal }).unwrap();
+        on_threads(world_size, host, |device, group| rank(Place { device: device.clone(), group }))
     }
 }

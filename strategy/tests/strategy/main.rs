@@ -3,6 +3,7 @@
 mod checkpoints;
 mod fp16;
 mod frozen;
+mod images;
 mod offload;
 mod passes;
 mod plain_loop;

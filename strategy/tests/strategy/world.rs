@@ -1,8 +1,8 @@
 //! A small decoder, its training, and ranks that are threads.
 
-use std::{net::TcpListener, ops::Range, sync::Arc, thread, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
-use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, connect, faults, open};
+use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -54,26 +54,17 @@ pub fn ranks<R: Send>(
     harsh: bool,
     rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync,
 ) -> Vec<R> {
-    let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    thread::scope(|scope| {
-        let start = |number: usize| {
-            let rank = &rank;
-            move || {
-                let timeout = Duration::from_secs(60);
-                let mut device = open(DeviceId { backend: BackendKind::Cpu, ordinal: number }).unwrap();
-                if harsh {
-                    device = faults::Poisoned::wrap(device);
-                    device = faults::Delayed::wrap(device, number as u64, Duration::from_micros(500));
-                }
-                let rendezvous = Rendezvous::on_this_host(number, world_size, master_port, timeout);
-                let comm = connect(&*device, &rendezvous).unwrap();
-                let group = CollectiveGroup::new("data", comm, &device, timeout).unwrap();
-                rank(&device, group)
+    let open = |ordinal: usize| {
+        let device = open(DeviceId { backend: BackendKind::Cpu, ordinal }).unwrap();
+        match harsh {
+            false => device,
+            true => {
+                let device = faults::Poisoned::wrap(device);
+                faults::Delayed::wrap(device, ordinal as u64, Duration::from_micros(500))
             }
-        };
-        let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(start(number))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+        }
+    };
+    on_threads(world_size, open, rank)
 }
 
 /// Some steps on the mean negative log-likelihood; the gradients' norms, infinite for a step that was skipped.

@@ -3,10 +3,11 @@
 use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
 
-use super::{DitConfig, conditioned};
+use super::{DitConfig, conditioned, sketch_conditioned};
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params};
+use crate::diffusion::layers::{EPS, Linear, Params, sketch_gated_sums, sketch_modulated_norm};
 use crate::model::{Unit, Weights};
+use crate::sketch::{Sketched, SketchedWeights};
 
 /// Where each layer lies in a block's unit.
 #[derive(Debug)]
@@ -49,6 +50,31 @@ impl Block {
         let out = fc2.forward(weights, &fc1.forward(weights, &input)?.f_gelu("tanh")?)?;
         let sum = GatedSum { x: &tokens, y: &out, gate: gate2 };
         Ok(gated_sums_behind(&x.f_narrow(1, 0, 1)?, &[sum])?)
+    }
+
+    /// [`Self::forward`] without values.
+    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        let [condition, tokens] = sketch_conditioned(x);
+        let modulation = self.modulation.sketch(weights, &condition).chunk(2, 6);
+        let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
+            unreachable!("six chunks")
+        };
+
+        let [tokens, input] = sketch_modulated_norm(&tokens, shift1, scale1);
+        let attended = self.sketch_attention(config, weights, &input);
+        let tokens = sketch_gated_sums(None, &[[&tokens, &attended, gate1]]);
+        let [tokens, input] = sketch_modulated_norm(&tokens, shift2, scale2);
+        let [fc1, fc2] = self.feed_forward;
+        let out = fc2.sketch(weights, &fc1.sketch(weights, &input).activated());
+        sketch_gated_sums(Some(&x.narrow(1, 1)), &[[&tokens, &out, gate2]])
+    }
+
+    fn sketch_attention(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        let [images, patches, hidden] = x.size[..] else { unreachable!("tokens of images") };
+        let heads = config.heads as usize;
+        let qkv = self.qkv.sketch(weights, x).permuted(&[3, images, heads, patches, hidden / heads]);
+        let [q, k, v] = [(); 3].map(|()| qkv.narrow(0, 1).view(&[images, heads, patches, hidden / heads]));
+        self.projection.sketch(weights, &q.attended(&k, &v))
     }
 
     /// Every patch attends to all of its image.

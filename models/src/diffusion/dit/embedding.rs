@@ -5,8 +5,9 @@ use tch::Tensor;
 use super::DitConfig;
 use crate::Result;
 use crate::diffusion::DenoiseBatch;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_features};
 use crate::model::{Init, Unit, Weights};
+use crate::sketch::{Sketched, SketchedWeights};
 
 /// Where each layer lies in the embedding's unit.
 #[derive(Debug)]
@@ -52,6 +53,19 @@ impl Embedding {
         let class = weights.get(0, self.class).f_index_select(0, &batch.labels)?;
         let condition = time.f_add(&class)?.f_unsqueeze(1)?;
         Ok(Tensor::f_cat(&[condition, tokens], 1)?)
+    }
+
+    /// [`Self::forward`] without values.
+    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, latents: &Sketched) -> Sketched {
+        let (on, images, hidden) = (&latents.on, latents.size[0], config.hidden_size as usize);
+        let count = config.patches_per_row().pow(2) as usize;
+        let patches = latents.to(on.runs.size()).permuted(&[images, count, config.patch_len() as usize]);
+        let patches = patches.contiguous();
+        let tokens = self.patch.sketch(weights, &patches).add(weights.get(0, self.position));
+        let time = sketch_two(weights, self.time, &on.tensor(&[images, FREQUENCIES as usize]));
+        let class = weights.get(0, self.class).resized(&[images, hidden]);
+        let condition = time.add(&class).view(&[images, 1, hidden]);
+        Sketched::cat(&[&condition, &tokens], 1)
     }
 }
 

@@ -3,10 +3,11 @@
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
-use super::{DitConfig, conditioned};
+use super::{DitConfig, conditioned, sketch_conditioned};
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params};
+use crate::diffusion::layers::{EPS, Linear, Params, sketch_modulated_norm};
 use crate::model::{Unit, Weights};
+use crate::sketch::{F32, Sketched, SketchedWeights};
 
 /// Where each layer lies in the head's unit.
 #[derive(Debug)]
@@ -37,5 +38,15 @@ impl Head {
         let apart = patches.f_view([-1, side, side, channels, p, p])?.f_permute([0, 3, 1, 4, 2, 5])?;
         let size = config.image_size;
         Ok(apart.f_reshape([-1, channels, size, size])?.f_to_kind(Kind::Float)?)
+    }
+
+    /// [`Self::forward`] without values.
+    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        let [condition, tokens] = sketch_conditioned(x);
+        let modulation = self.modulation.sketch(weights, &condition).chunk(2, 2);
+        let [_same, input] = sketch_modulated_norm(&tokens, &modulation[0], &modulation[1]);
+        let patches = self.projection.sketch(weights, &input);
+        let [channels, side] = [config.channels, config.image_size].map(|it| it as usize);
+        patches.permuted(&[x.size[0], channels, side, side]).contiguous().to(F32)
     }
 }

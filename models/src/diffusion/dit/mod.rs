@@ -16,9 +16,10 @@ use tch::Tensor;
 
 pub use config::DitConfig;
 
-use super::DenoiseBatch;
+use super::{DenoiseBatch, DenoiseSize};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::Weights;
+use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -59,6 +60,22 @@ impl Dit {
         &self.config
     }
 
+    /// The size of what a block behind the first reads.
+    pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
+        [size.points, 1 + self.config.patches_per_row().pow(2) as usize, self.config.hidden_size as usize]
+    }
+
+    /// [`AutogradModel::run`] without values.
+    pub(super) fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        if block == 0 {
+            return self.embedding.sketch(&self.config, weights, x);
+        }
+        match self.blocks.get(block - 1) {
+            Some(block) => block.sketch(&self.config, weights, x),
+            None => self.head.sketch(&self.config, weights, x),
+        }
+    }
+
     fn check(&self, batch: &DenoiseBatch) -> Result<()> {
         let DitConfig { channels, image_size, .. } = self.config;
         let (found, wanted) = (batch.latents.size(), [channels, image_size, image_size]);
@@ -95,4 +112,10 @@ impl AutogradModel for Dit {
 /// The conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
 fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((x.f_narrow(1, 0, 1)?.f_silu()?, x.f_narrow(1, 1, x.size()[1] - 1)?))
+}
+
+/// [`conditioned`] without values.
+fn sketch_conditioned(x: &Sketched) -> [Sketched; 2] {
+    let condition = x.narrow(1, 1).activated();
+    [condition, x.narrow(1, x.size[1] - 1)]
 }

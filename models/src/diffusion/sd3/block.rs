@@ -5,8 +5,9 @@ use tch::Tensor;
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Lora, Params, split};
+use crate::diffusion::layers::{EPS, Linear, Lora, Params, sketch_gated_sums, sketch_modulated_norm, split};
 use crate::model::{ParamSpec, Unit, Weights};
+use crate::sketch::{Gradient, Sketched, SketchedWeights};
 
 /// Where each layer lies in a block's unit.
 #[derive(Clone, Debug)]
@@ -114,9 +115,72 @@ impl Block {
         let words = GatedSum { x: &words, y: &of_feed_forward, gate: &of_words[5] };
         Ok(gated_sums_behind(&condition, &[words, patches])?)
     }
+
+    /// [`Self::forward`] without values.
+    pub fn sketch(
+        &self,
+        config: &Sd3Config,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        text: usize,
+    ) -> Sketched {
+        let tokens = x.size[1] - 1 - text;
+        let [condition, words, patches] = &x.split(1, &[1, text, tokens])[..] else { unreachable!("three") };
+        let active = condition.activated();
+        let of_patches = self.patches.sketch_modulation(weights, &active);
+        let of_words = self.text.sketch_modulation(weights, &active);
+        let [mut patches, input] = sketch_modulated_norm(patches, &of_patches[0], &of_patches[1]);
+        let patch_qkv = self.patches.attention.qkv.sketch(weights, &input);
+        let [words, word_input] = sketch_modulated_norm(words, &of_words[0], &of_words[1]);
+        let word_qkv = self.text.attention.qkv.sketch(weights, &word_input);
+        let kinds = [(&self.patches.attention, &patch_qkv), (&self.text.attention, &word_qkv)];
+        let attended = sketch_attention(config, weights, &kinds);
+        let saw = attended.split(1, &[tokens, text]);
+
+        let mut of_dual = None;
+        if let Some(dual) = &self.dual {
+            let input;
+            [patches, input] = sketch_modulated_norm(&patches, &of_patches[6], &of_patches[7]);
+            let qkv = dual.qkv.sketch(weights, &input);
+            of_dual =
+                Some(dual.sketch_projection(weights, &sketch_attention(config, weights, &[(dual, &qkv)])));
+        }
+        let out = self.patches.attention.sketch_projection(weights, &saw[0]);
+        patches = sketch_gated_sums(None, &[[&patches, &out, &of_patches[2]]]);
+        if let Some(out) = of_dual {
+            patches = sketch_gated_sums(None, &[[&patches, &out, &of_patches[8]]]);
+        }
+        let [patches, of_feed_forward] = self.patches.sketch_feed_forward(weights, &patches, &of_patches);
+        let patches = [&patches, &of_feed_forward, &of_patches[5]];
+        if self.text.feed_forward.is_none() {
+            return sketch_gated_sums(Some(condition), &[patches]);
+        }
+        let out = self.text.attention.sketch_projection(weights, &saw[1]);
+        let words = sketch_gated_sums(None, &[[&words, &out, &of_words[2]]]);
+        let [words, of_feed_forward] = self.text.sketch_feed_forward(weights, &words, &of_words);
+        sketch_gated_sums(Some(condition), &[[&words, &of_feed_forward, &of_words[5]], patches])
+    }
 }
 
 impl Stream {
+    fn sketch_modulation(&self, weights: &SketchedWeights, active: &Sketched) -> Vec<Sketched> {
+        let all = self.modulation.sketch(weights, active);
+        let parts = all.size[2] / active.size[2];
+        all.chunk(2, parts)
+    }
+
+    fn sketch_feed_forward(
+        &self,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        modulation: &[Sketched],
+    ) -> [Sketched; 2] {
+        let (wide, narrow) = self.feed_forward.expect("a stream with an output has a feed-forward");
+        let [x, input] = sketch_modulated_norm(x, &modulation[3], &modulation[4]);
+        let out = narrow.sketch(weights, &wide.sketch(weights, &input).activated());
+        [x, out]
+    }
+
     /// The tokens, and what the second half adds to them, with the shift and scale that are the fourth and fifth of
     /// `modulation`.
     fn feed_forward(&self, weights: &Weights, x: &Tensor, modulation: &[Tensor]) -> Result<(Tensor, Tensor)> {
@@ -137,6 +201,47 @@ impl Attention {
     fn project(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         self.out.expect("a stream with an output has a projection").forward(weights, x)
     }
+}
+
+impl Attention {
+    fn sketch_projection(&self, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+        self.out.expect("a stream with an output has a projection").sketch(weights, x)
+    }
+}
+
+/// [`attend`] without values: queries, keys and values of each kind of tokens.
+fn sketch_attention(
+    config: &Sd3Config,
+    weights: &SketchedWeights,
+    kinds: &[(&Attention, &Sketched)],
+) -> Sketched {
+    let on = &kinds[0].1.on;
+    let (images, heads) = (kinds[0].1.size[0], config.num_attention_heads as usize);
+    let dim = config.attention_head_dim as usize;
+    let tokens = kinds.iter().map(|(_, qkv)| qkv.size[1]).sum();
+    let [q, k, v] = if on.runs.on_host {
+        let mut parts = [const { Vec::new() }; 3];
+        for (attention, qkv) in kinds {
+            let all = qkv.view(&[images, qkv.size[1], 3, heads * dim]);
+            let norms = attention.qk_norm.map(|(q, k)| [q, k].map(|norm| weights.get(0, norm)));
+            for (which, part) in parts.iter_mut().enumerate() {
+                let of_kind = all.narrow(2, 1).view(&[images, qkv.size[1], heads, dim]);
+                part.push(match norms.as_ref().and_then(|norms| norms.get(which)) {
+                    Some(norm) => of_kind.rms_normed(dim, norm),
+                    None => of_kind,
+                });
+            }
+        }
+        parts.map(|part| Sketched::cat(&part.iter().collect::<Vec<_>>(), 1))
+    } else {
+        let mut all = [(); 3].map(|()| on.tensor(&[images, tokens, heads, dim]));
+        let inputs: Vec<_> = kinds.iter().map(|(_, qkv)| (*qkv, Gradient::Own)).collect();
+        let saved: Vec<&Sketched> = kinds.iter().map(|(_, qkv)| *qkv).collect();
+        on.record(&inputs, &mut all.each_mut(), &saved, 0);
+        all
+    }
+    .map(|part| part.permuted(&[images, heads, tokens, dim]));
+    q.attended(&k, &v)
 }
 
 /// All kinds of tokens, attending to each other: `[B, N, C]`, the kinds one after another.

@@ -4,8 +4,9 @@ use tch::Tensor;
 
 use super::{Sd3Config, position};
 use crate::Result;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_features};
 use crate::model::{Unit, Weights};
+use crate::sketch::{Sketched, SketchedWeights};
 
 /// Where each layer lies in the embedding's unit.
 #[derive(Debug)]
@@ -59,5 +60,29 @@ impl Embedding {
         let condition = time.f_add(&pooled)?.f_unsqueeze(1)?;
         let text = self.context.forward(weights, &context.f_to_kind(kind)?)?;
         Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
+    }
+
+    /// [`Self::forward`] without values, with texts of so many tokens.
+    pub fn sketch(
+        &self,
+        config: &Sd3Config,
+        weights: &SketchedWeights,
+        latents: &Sketched,
+        text: usize,
+    ) -> Sketched {
+        let (on, inner, side) = (&latents.on, config.inner_dim() as usize, config.patch_size as usize);
+        let images = latents.size[0];
+        let context = on.tensor(&[images, text, config.joint_attention_dim as usize]);
+        let pooled = on.tensor(&[images, config.pooled_projection_dim as usize]);
+        let size = [images, inner, latents.size[2] / side, latents.size[3] / side];
+        let patches = self.patch.sketch_convolution(weights, &latents.to(on.runs.size()), &size);
+        let count = size[2] * size[3];
+        let tokens = patches.permuted(&[images, count, inner]).add(&on.tensor(&[count, inner]));
+        let features = on.tensor(&[images, FREQUENCIES as usize]);
+        let time = sketch_two(weights, self.time, &features);
+        let pooled = sketch_two(weights, self.pooled, &pooled);
+        let condition = time.add(&pooled).view(&[images, 1, inner]);
+        let text = self.context.sketch(weights, &context);
+        Sketched::cat(&[&condition, &text, &tokens], 1)
     }
 }

@@ -5,8 +5,9 @@ use tch::{Kind, Tensor};
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params};
+use crate::diffusion::layers::{EPS, Linear, Params, sketch_modulated_norm};
 use crate::model::{Unit, Weights};
+use crate::sketch::{F32, Sketched, SketchedWeights};
 
 /// Where each layer lies in the head's unit.
 #[derive(Debug)]
@@ -42,5 +43,22 @@ impl Head {
         let (rows, columns) = (latents[2] / p, latents[3] / p);
         let apart = out.f_view([-1, rows, columns, p, p, channels])?.f_permute([0, 5, 1, 3, 2, 4])?;
         Ok(apart.f_reshape([-1, channels, rows * p, columns * p])?.f_to_kind(Kind::Float)?)
+    }
+
+    /// [`Self::forward`] without values, for latents of such sides.
+    pub fn sketch(
+        &self,
+        config: &Sd3Config,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        sides: &[usize; 3],
+    ) -> Sketched {
+        let active = x.narrow(1, 1).activated();
+        let modulation = self.modulation.sketch(weights, &active).chunk(2, 2);
+        let patches = x.narrow(1, x.size[1] - 1);
+        let [_same, input] = sketch_modulated_norm(&patches, &modulation[1], &modulation[0]);
+        let out = self.projection.sketch(weights, &input);
+        let size = [x.size[0], config.out_channels as usize, sides[1], sides[2]];
+        out.permuted(&size).contiguous().to(F32)
     }
 }

@@ -19,9 +19,10 @@ pub use config::Sd3Config;
 pub(crate) use position::PositionTable;
 
 use super::layers::stacked;
-use super::{DenoiseBatch, Lora, Shared, Texts};
+use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Unit, Weights};
+use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -76,6 +77,31 @@ impl Sd3 {
     /// The shape that it was made from.
     pub fn config(&self) -> &Sd3Config {
         &self.config
+    }
+
+    /// The size of what a block behind the first reads.
+    pub(super) fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
+        let patch = self.config.patch_size as usize;
+        let patches = size.sides[1] / patch * (size.sides[2] / patch);
+        let text = if block > self.blocks.len() { 0 } else { size.text };
+        [size.points, 1 + text + patches, self.config.inner_dim() as usize]
+    }
+
+    /// [`AutogradModel::run`] without values.
+    pub(super) fn sketch(
+        &self,
+        block: usize,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        size: &DenoiseSize,
+    ) -> Sketched {
+        if block == 0 {
+            return self.embedding.sketch(&self.config, weights, x, size.text);
+        }
+        match self.blocks.get(block - 1) {
+            Some(block) => block.sketch(&self.config, weights, x, size.text),
+            None => self.head.sketch(&self.config, weights, x, &size.sides),
+        }
     }
 
     fn texts(&self) -> Result<&Texts> {

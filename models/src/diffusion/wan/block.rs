@@ -5,8 +5,9 @@ use tch::Tensor;
 
 use super::{ROWS, WanConfig, rotary};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, split};
+use crate::diffusion::layers::{Linear, Params, sketch_gated_sums, sketch_modulated_norm, split};
 use crate::model::{Init, Weights};
+use crate::sketch::{F32, Sketched, SketchedWeights};
 
 /// Where each layer lies in a block's unit.
 #[derive(Debug)]
@@ -80,6 +81,67 @@ impl Block {
         Ok(gated_sums_behind(&before, &[GatedSum { x: &patches, y: &out, gate: gate2 }])?)
     }
 
+    /// [`Self::forward`] without values.
+    pub fn sketch(
+        &self,
+        config: &WanConfig,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        text: usize,
+    ) -> Sketched {
+        let [rows, inner] = [ROWS as usize, config.inner_dim() as usize];
+        let tokens = x.size[1] - rows - text;
+        let turns = [(); 2].map(|()| x.on.of(&[1, tokens, 1, config.attention_head_dim as usize / 2], F32));
+        let parts = x.split(1, &[rows + text, tokens]);
+        let [before, patches] = &parts[..] else { unreachable!("two parts") };
+        let words = before.narrow(1, text);
+        let modulation = before.narrow(1, 6).add(weights.get(0, self.modulation)).chunk(1, 6);
+        let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
+            unreachable!("six rows")
+        };
+
+        let [patches, input] = sketch_modulated_norm(patches, shift1, scale1);
+        let attended = self.sketch_attention(config, weights, &input, &turns);
+        let patches = sketch_gated_sums(None, &[[&patches, &attended, gate1]]);
+        let input = self.norm.map_or(patches.clone(), |norm| norm.sketch_norm(weights, &patches, inner));
+        let patches = patches.add(&self.sketch_reading(config, weights, &input, &words));
+        let [patches, input] = sketch_modulated_norm(&patches, shift2, scale2);
+        let [wide, narrow] = self.feed_forward;
+        let out = narrow.sketch(weights, &wide.sketch(weights, &input).activated());
+        sketch_gated_sums(Some(before), &[[&patches, &out, gate2]])
+    }
+
+    fn sketch_attention(
+        &self,
+        config: &WanConfig,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        turns: &[Sketched; 2],
+    ) -> Sketched {
+        let inner = config.inner_dim() as usize;
+        let qkv = self.qkv.sketch(weights, x).chunk(2, 3);
+        let [q_norm, k_norm] = self.own_norms.map(|norm| weights.get(0, norm));
+        let turned =
+            |x: &Sketched, norm| rotary::sketch(&sketch_heads(config, &x.rms_normed(inner, norm)), turns);
+        let (q, k) = (turned(&qkv[0], q_norm), turned(&qkv[1], k_norm));
+        self.own_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &qkv[2])))
+    }
+
+    fn sketch_reading(
+        &self,
+        config: &WanConfig,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        words: &Sketched,
+    ) -> Sketched {
+        let inner = config.inner_dim() as usize;
+        let kv = self.kv.sketch(weights, words).chunk(2, 2);
+        let [q_norm, k_norm] = self.text_norms.map(|norm| weights.get(0, norm));
+        let q = sketch_heads(config, &self.q.sketch(weights, x).rms_normed(inner, q_norm));
+        let k = sketch_heads(config, &kv[0].rms_normed(inner, k_norm));
+        self.text_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &kv[1])))
+    }
+
     /// Every patch attends to all.
     fn attend(
         &self,
@@ -121,6 +183,18 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let mask = None::<&Tensor>;
     let out = Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
+}
+
+/// [`heads`] without values.
+fn sketch_heads(config: &WanConfig, x: &Sketched) -> Sketched {
+    let (heads, dim) = (config.num_attention_heads as usize, config.attention_head_dim as usize);
+    x.view(&[x.size[0], x.size[1], heads, dim])
+}
+
+/// [`attention`] without values.
+fn sketch_attended(q: &Sketched, k: &Sketched, v: &Sketched) -> Sketched {
+    let [q, k, v] = [q, k, v].map(|x| x.permuted(&[x.size[0], x.size[2], x.size[1], x.size[3]]));
+    q.attended(&k, &v)
 }
 
 /// Over all heads together.

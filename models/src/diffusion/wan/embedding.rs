@@ -4,8 +4,9 @@ use tch::Tensor;
 
 use super::WanConfig;
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, time_features};
+use crate::diffusion::layers::{Linear, Params, sketch_two, time_features};
 use crate::model::Weights;
+use crate::sketch::{Sketched, SketchedWeights};
 
 /// Where each layer lies in the embedding's unit.
 #[derive(Debug)]
@@ -59,5 +60,26 @@ impl Embedding {
         let words = first.forward(weights, &text.f_to_kind(kind)?)?.f_gelu("tanh")?;
         let words = second.forward(weights, &words)?;
         Ok(Tensor::f_cat(&[time.f_unsqueeze(1)?, modulation, words, tokens], 1)?)
+    }
+
+    /// [`Self::forward`] without values, with texts of so many tokens.
+    pub fn sketch(
+        &self,
+        config: &WanConfig,
+        weights: &SketchedWeights,
+        latents: &Sketched,
+        text: usize,
+    ) -> Sketched {
+        let (on, videos, inner) = (&latents.on, latents.size[0], config.inner_dim() as usize);
+        let words = on.tensor(&[videos, text, config.text_dim as usize]);
+        let grid = [0, 1, 2].map(|axis| latents.size[2 + axis] / config.patch_size[axis] as usize);
+        let size = [&[videos, inner], &grid[..]].concat();
+        let patches = self.patch.sketch_convolution(weights, &latents.to(on.runs.size()), &size);
+        let tokens = patches.permuted(&[videos, grid.iter().product(), inner]);
+        let time = sketch_two(weights, self.time, &on.tensor(&[videos, config.freq_dim as usize]));
+        let modulation = self.modulation.sketch(weights, &time.activated()).view(&[videos, 6, inner]);
+        let [first, second] = self.text;
+        let words = second.sketch(weights, &first.sketch(weights, &words).activated());
+        Sketched::cat(&[&time.view(&[videos, 1, inner]), &modulation, &words, &tokens], 1)
     }
 }

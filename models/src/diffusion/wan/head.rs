@@ -5,8 +5,9 @@ use tch::{Kind, Tensor};
 
 use super::{ROWS, WanConfig};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params};
+use crate::diffusion::layers::{Linear, Params, sketch_modulated_norm};
 use crate::model::{Init, Weights};
+use crate::sketch::{F32, Sketched, SketchedWeights};
 
 /// Where each layer lies in the head's unit.
 #[derive(Debug)]
@@ -45,5 +46,21 @@ impl Head {
         let apart = out.f_view(&[-1, frames, rows, columns, t, h, w, channels][..])?;
         let apart = apart.f_permute([0, 7, 1, 4, 2, 5, 3, 6])?;
         Ok(apart.f_reshape([-1, channels, frames * t, rows * h, columns * w])?.f_to_kind(Kind::Float)?)
+    }
+
+    /// [`Self::forward`] without values, with texts of so many tokens and for latents of such sides.
+    pub fn sketch(
+        &self,
+        config: &WanConfig,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        (text, sides): (usize, &[usize; 3]),
+    ) -> Sketched {
+        let patches = x.narrow(1, x.size[1] - ROWS as usize - text);
+        let modulation = weights.get(0, self.modulation).add(&x.narrow(1, 1)).chunk(1, 2);
+        let [_same, input] = sketch_modulated_norm(&patches, &modulation[0], &modulation[1]);
+        let out = self.projection.sketch(weights, &input);
+        let size = [&[x.size[0], config.in_channels as usize], &sides[..]].concat();
+        out.permuted(&size).contiguous().to(F32)
     }
 }

@@ -22,12 +22,13 @@ pub mod vae;
 use tch::{Device, Kind, Tensor};
 
 pub use config::{EXPERTS, WanConfig};
-pub use vae::{WanVaeConfig, WanVaeDecoder, WanVaeTape};
+pub use vae::{VideoLatentSize, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 use super::layers::{Params, stacked};
-use super::{DenoiseBatch, Lora, Shared, Texts};
+use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{ParamSpec, Unit, Weights};
+use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -100,6 +101,30 @@ impl Wan {
     /// The shape that it was made from.
     pub fn config(&self) -> &WanConfig {
         &self.config
+    }
+
+    /// The size of what a block behind the first reads.
+    pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
+        let patches = (0..3).map(|axis| size.sides[axis] / self.config.patch_size[axis] as usize);
+        let rows = ROWS as usize + size.text + patches.product::<usize>();
+        [size.points, rows, self.config.inner_dim() as usize]
+    }
+
+    /// [`AutogradModel::run`] without values. Of a pair both have one shape, and each point goes through one of them.
+    pub(super) fn sketch(
+        &self,
+        block: usize,
+        weights: &SketchedWeights,
+        x: &Sketched,
+        size: &DenoiseSize,
+    ) -> Sketched {
+        if block == 0 {
+            return self.embeddings[0].sketch(&self.config, weights, x, size.text);
+        }
+        match self.blocks.get(block - 1) {
+            Some(blocks) => blocks[0].sketch(&self.config, weights, x, size.text),
+            None => self.heads[0].sketch(&self.config, weights, x, (size.text, &size.sides)),
+        }
     }
 
     fn texts(&self) -> Result<&Texts> {

@@ -9,6 +9,7 @@
 //! by layer, libtorch's graph. So following back takes three more forward passes, and no more memory than these.
 
 mod config;
+mod footprint;
 mod gradient;
 mod layers;
 mod past;
@@ -16,6 +17,7 @@ mod past;
 use tch::Tensor;
 
 pub use config::WanVaeConfig;
+pub use footprint::VideoLatentSize;
 pub use gradient::WanVaeTape;
 
 use crate::Result;

@@ -1,0 +1,35 @@
+//! [`on_threads`]: ranks that are threads of this process, for tests.
+
+use std::{net::TcpListener, sync::Arc, thread, time::Duration};
+
+use crate::{CollectiveGroup, Device, Rendezvous, connect};
+
+/// How long ranks wait for each other.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs `rank` on as many threads, each with what `open` makes of its number and a group of its own on it; returns what each
+/// returned, by rank.
+///
+/// # Panics
+/// If a rank does, or the ranks do not meet.
+pub fn on_threads<R: Send>(
+    world_size: usize,
+    open: impl Fn(usize) -> Arc<dyn Device> + Sync,
+    rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync,
+) -> Vec<R> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let master_port = listener.local_addr().expect("it is bound").port();
+    drop(listener);
+    let start = |number: usize| {
+        let device = open(number);
+        let rendezvous = Rendezvous::on_this_host(number, world_size, master_port, TIMEOUT);
+        let comm = connect(&*device, &rendezvous).expect("the ranks meet");
+        let group = CollectiveGroup::new("threads", comm, &device, TIMEOUT).expect("they have met");
+        rank(&device, group)
+    };
+    thread::scope(|scope| {
+        let start = &start;
+        let threads: Vec<_> = (0..world_size).map(|number| scope.spawn(move || start(number))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("ranks return")).collect()
+    })
+}

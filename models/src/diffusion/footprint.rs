@@ -1,0 +1,64 @@
+//! The memory of passes of models of velocities.
+
+use super::Transformer;
+use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::model::{Model, Unit};
+use crate::sketch::{BlockPlace, BlockSketch, F32, Sketched, SketchedWeights, block_bytes};
+
+/// The size of a [`DenoiseBatch`](super::DenoiseBatch).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenoiseSize {
+    /// Points B; with guidance those without a class or text among them.
+    pub points: usize,
+    /// Frames, height and width of the latents, an image's being one frame.
+    pub sides: [usize; 3],
+    /// Tokens S of a text.
+    pub text: usize,
+    /// Whether backward finds the gradient of the points.
+    pub latents_grad: bool,
+}
+
+impl Footprint for Transformer {
+    type Size = DenoiseSize;
+
+    fn block_bytes(&self, block: usize, size: &DenoiseSize, runs: Runs, weights_last: bool) -> BlockBytes {
+        let units: Vec<&Unit> = self.units_of(block).iter().map(|&unit| &self.units()[unit]).collect();
+        let place = BlockPlace::of(block, self.blocks());
+        let (input, element) = match place {
+            BlockPlace::First => (self.latents(size), F32),
+            _ => (self.hidden(block, size).to_vec(), runs.size()),
+        };
+        let input_grad = place != BlockPlace::First || size.latents_grad;
+        let of = BlockSketch { units: &units, input: (&input, element), input_grad, place, weights_last };
+        block_bytes(of, runs, |weights, x| self.sketch(block, weights, x, size))
+    }
+}
+
+impl Transformer {
+    fn latents(&self, size: &DenoiseSize) -> Vec<usize> {
+        let [frames, height, width] = size.sides;
+        match self {
+            Self::Dit(dit) => vec![size.points, dit.config().channels as usize, height, width],
+            Self::Sd3(sd3) => vec![size.points, sd3.config().in_channels as usize, height, width],
+            Self::Wan(wan) => vec![size.points, wan.config().in_channels as usize, frames, height, width],
+        }
+    }
+
+    /// The size of what an inner block or the last one reads: `[B, N, C]`.
+    fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
+        match self {
+            Self::Dit(dit) => dit.hidden(size),
+            Self::Sd3(sd3) => sd3.hidden(block, size),
+            Self::Wan(wan) => wan.hidden(size),
+        }
+    }
+
+    /// [`AutogradModel::run`](crate::autograd::AutogradModel::run) without values.
+    fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched, size: &DenoiseSize) -> Sketched {
+        match self {
+            Self::Dit(dit) => dit.sketch(block, weights, x),
+            Self::Sd3(sd3) => sd3.sketch(block, weights, x, size),
+            Self::Wan(wan) => wan.sketch(block, weights, x, size),
+        }
+    }
+}

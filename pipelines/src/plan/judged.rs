@@ -1,0 +1,188 @@
+//! What makes pixels of latents, and what judges them: frozen networks, whole on every rank.
+
+use anyroll_models::{
+    Model, Runs, Unit,
+    clip::Clip,
+    diffusion::{LatentSize, VaeDecoder, VideoLatentSize, WanVaeDecoder},
+    hf::{ClipFolder, LatentDecoderConfig},
+};
+use anyroll_strategy::{
+    ZeroStage,
+    plan::{recorded_activations, scoring_activations},
+};
+
+use super::images::{file_bytes, frozen_runs};
+use crate::{
+    Result,
+    config::{ImageReward, ImageTerm, Precision, RewardDtype, SamplerConfig, ScorerInput, TorchscriptConfig},
+};
+
+const F32: usize = size_of::<f32>();
+
+/// Of what is decoded in tiles so many times the pixels of all are there, about.
+const OF_TILES: usize = 5;
+
+/// A decoder of latents.
+pub(super) struct Decoder {
+    network: Network,
+    is_fp32: bool,
+    batch_size: usize,
+    /// Frames, height and width of latents that are decoded at a time, a tile's at most.
+    latents: [usize; 3],
+    is_tiled: bool,
+    /// Those of the pixels.
+    pixels: [usize; 3],
+}
+
+enum Network {
+    Images(VaeDecoder),
+    Videos(WanVaeDecoder),
+}
+
+impl Decoder {
+    /// For videos of so many `frames` and latents of such sides.
+    pub(super) fn new(
+        config: &LatentDecoderConfig,
+        frames: usize,
+        [latent_frames, height, width]: [usize; 3],
+        sampler: &SamplerConfig,
+        precision: Precision,
+    ) -> Result<Self> {
+        let (in_time, zoom) = config.zoom();
+        let (in_time, zoom) = (in_time as usize, zoom as usize);
+        let network = match config {
+            LatentDecoderConfig::Images(config) => Network::Images(VaeDecoder::new(config.clone(), false)?),
+            LatentDecoderConfig::Videos(config) => Network::Videos(WanVaeDecoder::new(config.clone())?),
+        };
+        let frames = sampler.decode_frames.unwrap_or(frames);
+        let side = sampler.decode_tiles.map_or(usize::MAX, |tiles| tiles.size / zoom);
+        let latent_frames = latent_frames.min((frames - 1) / in_time + 1);
+        Ok(Self {
+            network,
+            is_fp32: precision == Precision::Fp32,
+            batch_size: sampler.decode_batch_size,
+            latents: [latent_frames, height.min(side), width.min(side)],
+            is_tiled: height.max(width) > side,
+            pixels: [frames, height * zoom, width * zoom],
+        })
+    }
+
+    /// Bytes of its weights.
+    pub(super) fn weights(&self) -> usize {
+        let units = match &self.network {
+            Network::Images(model) => model.units(),
+            Network::Videos(model) => model.units(),
+        };
+        units.iter().map(elements).sum::<usize>() * self.runs(false).dtype.size_bytes()
+    }
+
+    /// Frames, height and width of what it makes.
+    pub(super) fn pixels(&self) -> [usize; 3] {
+        self.pixels
+    }
+
+    /// Values of an image or a video.
+    pub(super) fn values(&self) -> usize {
+        const COLOURS: usize = 3;
+        COLOURS * self.pixels.iter().product::<usize>()
+    }
+
+    fn runs(&self, on_host: bool) -> Runs {
+        frozen_runs(self.is_fp32, on_host)
+    }
+
+    /// What it makes of so many latents, a batch at a time; if that is followed back, also then.
+    pub(super) fn activations(&self, count: usize, followed: bool, on_host: bool) -> usize {
+        let (batch, runs) = (self.batch_size.min(count), self.runs(on_host));
+        let [frames, height, width] = self.latents;
+        let one = match &self.network {
+            Network::Images(model) => {
+                let size = LatentSize { images: batch, sides: [height, width] };
+                // Its weights are not said to last: as at stage 3, blocks keep what they read.
+                let passes = || recorded_activations(model, &size, ZeroStage::Zero3.into(), runs);
+                match followed {
+                    false => scoring_activations(model, &size, runs),
+                    true => passes().forward.max(passes().backward),
+                }
+            }
+            Network::Videos(model) => {
+                let size = VideoLatentSize { videos: batch, sides: [frames, height, width], part: 1 };
+                match followed {
+                    false => model.decoding_bytes(&size, runs),
+                    true => model.following_bytes(&size, runs),
+                }
+            }
+        };
+        one + if self.is_tiled { OF_TILES * batch * self.values() * F32 } else { 0 }
+    }
+}
+
+/// What says what images earn.
+pub(super) enum Judge {
+    /// A CLIP, of which images' tower is held; of a video it sees so many frames.
+    Clip { clip: Box<Clip>, is_fp32: bool, frames: Option<usize> },
+    /// A network of the user's.
+    Script { bytes: usize, input: ScorerInput },
+    /// What has no network on the device.
+    Host,
+}
+
+impl Judge {
+    /// That of a term of the reward.
+    pub(super) fn open(term: &ImageTerm) -> Result<Self> {
+        let (path, dtype) = match &term.kind {
+            ImageReward::Clip(config) => (&config.path, config.dtype),
+            ImageReward::Aesthetic(config) => (&config.clip, config.dtype),
+            ImageReward::Torchscript(TorchscriptConfig { path, input, .. }) => {
+                return Ok(Self::Script { bytes: file_bytes(path), input: *input });
+            }
+            ImageReward::Brightness | ImageReward::Lit | ImageReward::Python(_) => return Ok(Self::Host),
+        };
+        let folder = ClipFolder::open(path).map_err(anyroll_models::Error::from)?;
+        let clip = Box::new(Clip::new(folder.config().clone())?);
+        Ok(Self::Clip { clip, is_fp32: dtype == RewardDtype::Fp32, frames: term.frames })
+    }
+
+    /// Bytes of its weights on the device.
+    pub(super) fn weights(&self) -> usize {
+        match self {
+            Self::Clip { clip, is_fp32, .. } => {
+                elements(clip.units()[0]) * frozen_runs(*is_fp32, false).dtype.size_bytes()
+            }
+            Self::Script { bytes, .. } => *bytes,
+            Self::Host => 0,
+        }
+    }
+
+    /// Whether it reads pixels, and not latents.
+    pub(super) fn reads_images(&self) -> bool {
+        !matches!(self, Self::Script { input: ScorerInput::Latents, .. })
+    }
+
+    /// What it makes of so many images or videos of such sides, whose latents have so many bytes.
+    pub(super) fn activations(
+        &self,
+        count: usize,
+        [frames, height, width]: [usize; 3],
+        latents: usize,
+        followed: bool,
+        on_host: bool,
+    ) -> usize {
+        let pixels = |frames: usize| 3 * count * frames * height * width * F32;
+        match self {
+            Self::Clip { clip, is_fp32, frames: seen } => {
+                let seen = seen.unwrap_or(frames).min(frames);
+                let runs = frozen_runs(*is_fp32, on_host);
+                // The frames, from 0 to 1, and what is beyond cut off.
+                3 * pixels(seen) + clip.image_bytes(count * seen, [height, width], followed, runs)
+            }
+            Self::Script { input: ScorerInput::Images, .. } => 2 * pixels(frames),
+            Self::Script { input: ScorerInput::Latents, .. } => latents,
+            Self::Host => 0,
+        }
+    }
+}
+
+fn elements(unit: &Unit) -> usize {
+    unit.params.iter().map(|param| param.elements()).sum()
+}
