@@ -162,14 +162,15 @@ impl Check<'_> {
         }
     }
 
-    /// Whether every record has what the objective compares, and the model has room for the answers.
+    /// Whether every record has what the objective compares, and the model has room for the answers; returns the tokens of the
+    /// longest.
     pub(super) fn written(
         &self,
         config: &Config,
         offline: &OfflineConfig,
         published: Option<&(Tokenizer, ModelFolder)>,
         dataset: &Dataset,
-    ) -> Result<(), Problem> {
+    ) -> Result<usize, Problem> {
         let examples = dataset.examples();
         let lacks = |record: &&Record| record.rejected.is_none();
         if let Some(record) = examples.iter().find(lacks).filter(|_| offline.objective.compares()) {
@@ -225,7 +226,8 @@ impl Check<'_> {
                 "allow {longest} or above, or write `max_tokens: {max_length}` beside the file's path, which leaves longer \
                  records out; with `long_prompts: {{truncate: keep_start}}` it cuts them"
             ),
-        )
+        )?;
+        Ok(longest)
     }
 
     /// Whether the answers are judged just where the objective asks for it, and by weights that balance them.

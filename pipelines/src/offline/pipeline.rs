@@ -100,7 +100,6 @@ impl Offline<Decoder> {
     pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
-        let has_adapters = base.lora.is_some();
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
         setup.sampler = Some(Sampler {
             max_turn_tokens: None,
@@ -113,9 +112,8 @@ impl Offline<Decoder> {
             tokenizer: base.tokenizer,
             threads: None,
         });
-        let reference = run.reference.as_ref().filter(|_| !has_adapters);
         let reference_place =
-            reference.map(|role| place.beside("reference", role, &run, rank)).transpose()?;
+            run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
         let weights = base.weights;
         let policy = held(&run, &setup, model, &place, &*weights)?;
         Ok(Self::new(run, setup, policy, weights, reference_place))
@@ -315,9 +313,11 @@ impl<M: Answering> Pipeline for Offline<M> {
     }
 
     fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
-        let (Some(place), Some(role)) = (&self.reference_place, &self.run.reference) else { return Ok(()) };
+        let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
+            return Ok(());
+        };
         let policy = M::writer(&mut self.roles.policy).expect("only a model of language has a reference");
-        let reference = Reference::freeze(policy, role, place, &*self.weights, folder, kept)?;
+        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept))?;
         self.roles.reference = Some(reference);
         Ok(())
     }

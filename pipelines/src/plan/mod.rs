@@ -10,8 +10,12 @@ mod reward;
 mod site;
 mod stage;
 
+use std::path::Path;
+
 use anyroll_backends::DType;
-use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
+use anyroll_models::{
+    Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits, hf::ModelFolder,
+};
 use anyroll_strategy::{
     Precision, State,
     plan::{Held, driver_bytes, held, scoring_activations, training_activations, whole_weights},
@@ -225,6 +229,8 @@ pub struct Planner {
     model: Decoder,
     /// The same, which keeps logits.
     keeping_logits: Decoder,
+    /// What the policy is compared with.
+    reference: Decoder,
     critic: Option<ValueModel>,
     reward_models: Vec<RewardModel>,
     work: Work,
@@ -250,7 +256,7 @@ impl Planner {
             let strategy = StrategyConfig { keep_logits: Some(keep), ..run.policy.strategy.clone() };
             base.policy(tch::Device::Cpu, &strategy)
         };
-        let has_adapters = base.lora.is_some();
+        let reference = run.config.roles.reference.path.as_ref().map(|path| reference_model(path));
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
@@ -258,7 +264,7 @@ impl Planner {
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
         );
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
-        let (here, others) = Site::all(run, !has_adapters);
+        let (here, others) = Site::all(run);
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
         let rollout = rlvr.zip(run.rollout.as_ref()).map(|(rlvr, role)| {
             let ahead = rlvr.rollout.asynchronous.ahead;
@@ -269,6 +275,7 @@ impl Planner {
         Ok(Self {
             model: model(false)?,
             keeping_logits: model(true)?,
+            reference: reference.transpose()?.map_or_else(|| model(false), Ok)?,
             critic: critic.transpose()?,
             reward_models: reward_models.collect::<Result<_>>()?,
             here,
@@ -276,7 +283,9 @@ impl Planner {
             work: Work::new(run, &base.tokenizer, dataset)?,
             rollout,
             samples_per_rank,
-            scores_itself: asks_itself || estimates_kl || (run.reference.is_some() && has_adapters),
+            scores_itself: asks_itself
+                || estimates_kl
+                || (run.reference.is_some() && run.held_reference().is_none()),
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
     }
@@ -365,19 +374,20 @@ impl Planner {
     /// What of each role a device of `site` holds while it has its turn.
     fn held<'a>(&'a self, site: &Site, strategies: &'a Strategies) -> SiteHeld<'a> {
         let Strategies { policy, reference, critic, reward_models } = strategies;
-        let decoder =
-            |it: &'a StrategyConfig, trained| (it, held(&self.model, zero_config(it), trained, site.ranks));
+        let decoder = |it: &'a StrategyConfig, model: &Decoder, trained| {
+            (it, held(model, zero_config(it), trained, site.ranks))
+        };
         let here = |role: &'a Option<StrategyConfig>, member| role.as_ref().filter(|_| site.holds(member));
         let valued = here(critic, Member::Critic).zip(self.critic.as_ref());
         let models = self.reward_models.iter().zip(reward_models).enumerate();
         let models = models.filter(|(index, _)| site.holds(Member::RewardModel(*index)));
         SiteHeld {
-            own: site.holds(Member::Policy).then(|| decoder(policy, true)),
+            own: site.holds(Member::Policy).then(|| decoder(policy, &self.model, true)),
             copied: match site.holds(Member::Rollout) {
                 true => self.parameters() * zero_config(policy).precision.dtype().size_bytes(),
                 false => 0,
             },
-            frozen: here(reference, Member::Reference).map(|it| decoder(it, false)),
+            frozen: here(reference, Member::Reference).map(|it| decoder(it, &self.reference, false)),
             valued: valued.map(|(it, model)| (it, held(model, zero_config(it), true, site.ranks))),
             reward_models: models
                 .filter_map(|(_, (model, strategy))| {
@@ -399,8 +409,10 @@ impl Planner {
             (Some(own), Some(away)) if valued.is_none() => Some(Held { reducing: away.reducing, ..own }),
             _ => own_away,
         };
-        let score = frozen.as_ref().or(asks_itself).map(|(it, _)| {
-            self.phase(site, self.scoring(it, site), &[while_scored, its(frozen), valued_away], held)
+        let of_reference = frozen.as_ref().map(|(it, _)| self.scoring(&self.reference, it, site));
+        let of_itself = asks_itself.map(|(it, _)| self.scoring(&self.model, it, site));
+        let score = of_reference.max(of_itself).map(|activations| {
+            self.phase(site, activations, &[while_scored, its(frozen), valued_away], held)
         });
         let critic = valued.as_ref().map(|(it, valued)| {
             self.phase(site, self.valuing(it, site), &[own_away, frozen_away, Some(*valued)], held)
@@ -482,8 +494,8 @@ impl Planner {
         peaks.max().unwrap_or(0)
     }
 
-    fn scoring(&self, scorer: &StrategyConfig, site: &Site) -> usize {
-        scoring_activations(&self.model, &self.micro_batch(scorer), runs(scorer, site.on_host))
+    fn scoring(&self, model: &Decoder, scorer: &StrategyConfig, site: &Site) -> usize {
+        scoring_activations(model, &self.micro_batch(scorer), runs(scorer, site.on_host))
     }
 
     /// Sampling by the policy, from what is held then, and the cache of one sequence. `busiest` are the activations of the
@@ -526,6 +538,12 @@ impl Planner {
         generate.kv_cache = cache(wanted.min(room).max(least));
         (generate, cache(least))
     }
+}
+
+/// A published reference.
+fn reference_model(path: &Path) -> Result<Decoder> {
+    let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
+    Ok(Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu)?)
 }
 
 /// What of each role one device holds, with its strategy.

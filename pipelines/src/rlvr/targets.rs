@@ -32,7 +32,7 @@ pub struct Prepared {
     kl: Option<KlOfSamples>,
 }
 
-/// The KL divergence from the reference, where it goes off the reward.
+/// The KL divergence from the reference, where it goes off rewards or advantages.
 struct KlOfSamples {
     /// Of each of the rank's tokens: old log-prob less the reference's.
     of_tokens: Vec<f64>,
@@ -66,7 +66,7 @@ impl Setup {
             }
         };
         let (kl, ref_logprobs) = match (self.reference_logprobs(roles, samples)?, algorithm.kl_in) {
-            (Some(reference), KlTerm::Reward(_)) => {
+            (Some(reference), KlTerm::Reward(_) | KlTerm::Advantage) => {
                 let of_tokens = old_logprobs.f_sub(&reference)?;
                 (Some(self.kl_of_samples(exchange, &of_tokens, &lengths, kl_coef)?), None)
             }
@@ -165,21 +165,29 @@ impl Setup {
         (kl, values): (Option<&KlOfSamples>, Option<&[f64]>),
     ) -> Result<TokenAdvantages> {
         let algorithm = &self.rlvr.algorithm;
+        let (off_reward, off_advantage) = match algorithm.kl_in {
+            KlTerm::Advantage => (None, kl),
+            KlTerm::Reward(_) | KlTerm::Loss(_) => (kl, None),
+        };
         let mut of_tokens: Vec<f64> = match (algorithm.advantage, values) {
             // Here, and only here, tokens of a sample differ.
             (Advantage::Gae(config), Some(values)) => {
-                let rewards = self.token_rewards(exchange, &rewards, lengths, kl);
+                let rewards = self.token_rewards(exchange, &rewards, lengths, off_reward);
                 let of_sequences = sequences(&rewards, lengths).zip(sequences(values, lengths));
                 of_sequences.flat_map(|(rewards, values)| gae(config, rewards, values)).collect()
             }
-            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || kl.is_some() => {
-                let rewards = self.token_rewards(exchange, &rewards, lengths, kl);
+            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || off_reward.is_some() => {
+                let rewards = self.token_rewards(exchange, &rewards, lengths, off_reward);
                 sequences(&rewards, lengths).flat_map(|rewards| returns(rewards, config.gamma)).collect()
             }
-            _ => self.sample_advantages(exchange, scored, rewards, lengths, kl),
+            _ => self.sample_advantages(exchange, scored, rewards, lengths, off_reward),
         };
         let add = |values: &[f64]| of_tokens.iter().zip(values).map(|(own, value)| own + value).collect();
         let returns = values.map_or(Vec::new(), add);
+        // Each token's own divergence, and not that of those after it: nothing of it is a value's to predict.
+        if let Some(kl) = off_advantage {
+            of_tokens.iter_mut().zip(&kl.of_tokens).for_each(|(token, of)| *token -= kl.coef * of);
+        }
         if algorithm.whiten_advantages {
             let trained = of_tokens.iter().zip(self.trained_tokens(exchange, scored, lengths));
             let seen: Vec<f64> = trained.filter(|(_, trained)| *trained).map(|(token, _)| *token).collect();

@@ -1,16 +1,19 @@
-//! The model that a policy is compared with: its frozen copy from after the warm-up.
+//! The model that a policy is compared with: its frozen copy from after the warm-up, or a published one.
 
 use std::{path::Path, sync::Arc};
 
-use anyroll_models::{Decoder, init::WeightSource};
+use anyroll_models::{Decoder, hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::{State, Zero, checkpoint};
 use serde_json::Value;
 use tch::Tensor;
 
 use super::{Place, hold, offloaded};
-use crate::{Error, Result, config::Role};
+use crate::{
+    Error, Result,
+    config::{Role, Run},
+};
 
-/// A frozen copy.
+/// A frozen copy, or another model.
 #[derive(Debug)]
 pub struct Reference {
     /// Its weights.
@@ -22,9 +25,30 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// A copy of `policy` on `place`, held as `role` says, which is kept in the run's `folder`; if it is `kept` there, from
-    /// there. `weights` are the first ones of such a model. Every rank calls.
-    pub fn freeze(
+    /// That of `run` on `place`, held as `role` says: the published model that the config names, or else a copy of `policy`,
+    /// which is kept in the run's `folder`, and if it is `kept` there, from there. `weights` are the first ones of such a
+    /// model. Every rank calls.
+    pub fn new(
+        policy: &mut Zero<Decoder>,
+        run: &Run,
+        role: &Role,
+        place: &Place,
+        weights: &dyn WeightSource,
+        (folder, kept): (&Path, bool),
+    ) -> Result<Self> {
+        match &run.config.roles.reference.path {
+            Some(path) => Self::published(path, role, place),
+            None => Self::freeze(policy, role, place, weights, folder, kept),
+        }
+    }
+
+    fn published(path: &Path, role: &Role, place: &Place) -> Result<Self> {
+        let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
+        let decoder = Decoder::new(folder.decoder_config().clone(), place.torch_device()?)?;
+        Ok(Self::held(hold(Arc::new(decoder), &role.strategy, place, None, &folder)?, role))
+    }
+
+    fn freeze(
         policy: &mut Zero<Decoder>,
         role: &Role,
         place: &Place,
@@ -46,8 +70,12 @@ impl Reference {
             model.copy_weights_from(policy)?;
             checkpoint::save(&mut model, &path, Value::Null)?;
         }
+        Ok(Self::held(model, role))
+    }
+
+    fn held(model: Zero<Decoder>, role: &Role) -> Self {
         let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) })
+        Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) }
     }
 
     /// What `score` makes of the model, so many sequences at a time; all of it is on the device for as long.
