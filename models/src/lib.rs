@@ -22,10 +22,10 @@ pub mod passes;
 mod random;
 pub mod t5;
 
-pub use batch::{PackedBatch, Sequence, targets_in};
+pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
-    AdapterShape, Decoder, DecoderConfig, LoraConfig, LoraTarget, ModulePattern, PackedSize, RopeScaling,
-    SlidingWindow, ValueModel, lora_scale,
+    AdapterShape, Decoder, DecoderConfig, HiddenModel, LoraConfig, LoraTarget, ModulePattern, PackedSize,
+    RopeScaling, SlidingWindow, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

@@ -112,22 +112,26 @@ impl<M: Model> Zero<M> {
             let bytes = |unit: &UnitState| unit.layout.len * unit.dtype.size_bytes();
             self.make_room(self.units.iter().map(bytes).sum())?;
         }
-        let mut weights = Vec::with_capacity(self.units.len());
-        for index in 0..self.units.len() {
-            if self.config.gathers() {
-                // Not from the pool: these tensors live as long as the caller wants.
-                let unit = &self.units[index];
-                let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
-                self.gather_into(index, &buffer)?.wait(&self.compute)?;
-                let unit = &self.units[index];
-                weights.push(param_views(&self.model.units()[index], &unit.layout, &buffer)?);
-            } else {
-                self.fetch(index)?;
-                let whole = self.units[index].whole.as_ref().expect("fetched");
-                weights.push(whole.views.iter().map(Tensor::shallow_clone).collect());
-            }
+        (0..self.units.len()).map(|index| self.whole_unit(index)).collect()
+    }
+
+    /// The weights of one unit, as [`Self::weights`] has those of all. Every rank calls.
+    pub fn unit_weights(&mut self, index: usize) -> Result<Vec<Tensor>> {
+        self.needs("unit_weights", &[State::Params])?;
+        self.whole_unit(index)
+    }
+
+    fn whole_unit(&mut self, index: usize) -> Result<Vec<Tensor>> {
+        if !self.config.gathers() {
+            self.fetch(index)?;
+            let whole = self.units[index].whole.as_ref().expect("fetched");
+            return Ok(whole.views.iter().map(Tensor::shallow_clone).collect());
         }
-        Ok(weights)
+        // Not from the pool: these tensors live as long as the caller wants.
+        let unit = &self.units[index];
+        let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
+        self.gather_into(index, &buffer)?.wait(&self.compute)?;
+        param_views(&self.model.units()[index], &self.units[index].layout, &buffer)
     }
 
     /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage, its

@@ -1,4 +1,4 @@
-//! A teacher, whose model is another than the policy's: on what the policy samples.
+//! A teacher, whose model is another than the policy's: on what the policy samples, and on written answers.
 
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use super::{
 };
 
 const ON_POLICY: &str = "configs/rlvr_distill_sort_cpu.yaml";
+const WRITTEN: &str = "configs/offline_distill_sort_cpu.yaml";
 
 /// A second or so of either config.
 const SMALL: [&str; 4] = [
@@ -95,6 +96,66 @@ fn any_split_of_a_teacher_is_the_same_and_goes_on_to_the_bit() {
     assert_same(&whole, &cut);
 }
 
+/// A run on written answers, of three digits.
+fn written(folder: &TempDir, name: &str, path: &str, more: &[&str]) -> std::path::PathBuf {
+    let sets = [
+        path,
+        "pipeline.offline.data.sort.digits=3",
+        "pipeline.offline.steps=12",
+        "pipeline.offline.batch_size=16",
+        "pipeline.offline.optimizer.schedule.cosine.warmup_steps=2",
+        "pipeline.offline.evaluation={every: 4, prompts: 19, completions: 5}",
+        "pipeline.offline.checkpoint.every=4",
+    ];
+    let run = folder.path().join(name);
+    succeed(changed(WRITTEN, &run, &[&sets[..], more].concat()));
+    run
+}
+
+#[test]
+fn all_odds_of_a_teacher_are_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = &*teacher(&folder);
+    let long = [
+        "pipeline.offline.steps=120",
+        "pipeline.offline.evaluation={every: 60, prompts: 50, completions: 50}",
+    ];
+    let batch = "pipeline.offline.batch_size=64";
+    for beta in ["0", "0.5", "1"] {
+        let objective = format!("pipeline.offline.objective={{distill: {{beta: {beta}}}}}");
+        let run = written(&folder, beta, path, &[&long[..], &[&objective, batch]].concat());
+        let (apart, exact) = (series(&run, "eval/divergence"), series(&run, "eval/exact"));
+        assert!(apart[2] < 0.2 * apart[0], "beta {beta}: from {apart:?}");
+        assert!(exact[2] > exact[0] + 0.5, "beta {beta}: {exact:?}");
+        assert_eq!(apart, series(&run, "eval/loss"), "there is nothing else in it");
+    }
+    let objective = "pipeline.offline.objective={distill: {beta: 0.5, sft_weight: 0.25}}";
+    let run = written(&folder, "both", path, &[objective]);
+    let [loss, apart, nll] = ["eval/loss", "eval/divergence", "eval/nll"].map(|name| series(&run, name));
+    for ((loss, apart), nll) in loss.iter().zip(apart).zip(nll) {
+        assert!((loss - apart - 0.25 * nll).abs() < 1e-9, "{loss}, {apart}, {nll}");
+    }
+}
+
+#[test]
+fn any_split_of_written_answers_distills_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = &*teacher(&folder);
+    let plain = written(&folder, "plain", path, &["devices=2"]);
+    let held = "roles.reference.strategy={zero_stage: 3, offload: {params: between_steps}}";
+    let sets = ["devices=2", "strategy.zero_stage=3", "strategy.recompute=full", held];
+    let frugal = written(&folder, "frugal", path, &sets);
+    assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&frugal));
+    let whole = written(&folder, "whole", path, &["strategy.micro_batch_size=16"]);
+    let parts = written(&folder, "parts", path, &["strategy.micro_batch_size=3"]);
+    offline::assert_near(&whole, &parts);
+    offline::assert_near(&whole, &plain);
+    // In bf16 a teacher says nearly the same.
+    let coarse = written(&folder, "coarse", path, &["roles.reference.strategy.precision=bf16"]);
+    let [fine, coarse] = [&whole, &coarse].map(|run| series(run, "loss"));
+    assert!(fine.iter().zip(&coarse).all(|(a, b)| a != b && (a - b).abs() < 0.02), "{fine:?} {coarse:?}");
+}
+
 /// Beside adapters the reference is the model without them; the same one in its folder says the same.
 #[test]
 fn a_named_reference_is_compared_with_whatever_is_trained() {
@@ -130,6 +191,8 @@ fn a_named_reference_is_compared_with_whatever_is_trained() {
 fn a_teacher_that_reads_other_tokens_is_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/golden/tiny_model");
     let set = format!("roles.reference.path={}", path.display());
-    let error = fail(anyroll(["check", ON_POLICY, "--set", &set]));
-    assert!(error.contains("roles.reference.path") && error.contains("reads other tokens"), "{error}");
+    for config in [ON_POLICY, WRITTEN] {
+        let error = fail(anyroll(["check", config, "--set", &set]));
+        assert!(error.contains("roles.reference.path") && error.contains("reads other tokens"), "{error}");
+    }
 }

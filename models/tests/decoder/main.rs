@@ -7,4 +7,5 @@ mod holder;
 mod lora;
 mod properties;
 mod recorded;
+mod teacher;
 mod value;

@@ -241,6 +241,8 @@ pub struct Planner {
     rollout: Option<(Sampling, bool)>,
     samples_per_rank: usize,
     scores_itself: bool,
+    /// Whether the reference is a teacher that the policy's head reads beside its own.
+    is_taught: bool,
     /// Whether the policy's states leave with every step, and not for evaluation alone.
     states_leave: bool,
 }
@@ -262,6 +264,9 @@ impl Planner {
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
         let estimates_kl = matches!(
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
+        );
+        let is_taught = matches!(
+            &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.distills().is_some()
         );
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
         let (here, others) = Site::all(run);
@@ -286,6 +291,7 @@ impl Planner {
             scores_itself: asks_itself
                 || estimates_kl
                 || (run.reference.is_some() && run.held_reference().is_none()),
+            is_taught,
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
     }
@@ -313,7 +319,8 @@ impl Planner {
         let between = self.between(site, strategies, &held);
         let [_, frozen_away, valued_away] = away;
         let own = held.own.as_ref().map(|(_, held)| *held);
-        let train = self.phase(site, self.training(policy), &[own, frozen_away, valued_away], &held);
+        let activations = self.training(policy) + self.taught(strategies);
+        let train = self.phase(site, activations, &[own, frozen_away, valued_away], &held);
         let generate = self.phase(site, 0, &away, &held);
         let passes = between.iter().flatten().chain([&train]);
         let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
@@ -482,7 +489,8 @@ impl Planner {
         let Work { prompt, answer, .. } = self.work;
         let config = zero_config(policy);
         let micro_batch = policy.micro_batch_size;
-        let rl = self.micro_batch(policy);
+        let is_taught = self.is_taught;
+        let rl = PackedSize { is_taught, ..self.micro_batch(policy) };
         let warmup = self.work.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
             let own = warmup.batch_size / self.here.ranks.world_size;
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
@@ -492,6 +500,14 @@ impl Planner {
         let peaks =
             sizes.map(|size| training_activations(model, &size, config, runs(policy, self.here.on_host)));
         peaks.max().unwrap_or(0)
+    }
+
+    /// What a teacher has said of a step's tokens, for the policy's head to read: its own head's rows, and their matrix.
+    fn taught(&self, strategies: &Strategies) -> usize {
+        let Some(reference) = strategies.reference.as_ref().filter(|_| self.is_taught) else { return 0 };
+        let shape = self.reference.config();
+        let rows = self.samples_per_rank * self.work.completion + shape.vocab_size as usize;
+        rows * shape.hidden_size as usize * zero_config(reference).precision.dtype().size_bytes()
     }
 
     fn scoring(&self, model: &Decoder, scorer: &StrategyConfig, site: &Site) -> usize {

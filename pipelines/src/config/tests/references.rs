@@ -69,6 +69,25 @@ fn a_published_reference_is_held_and_planned() {
 }
 
 #[test]
+fn a_teacher_of_written_answers_is_planned_beside_the_policys_head() {
+    let folder = published(SMALL, &["model.decoder.hidden_size=64"]);
+    let train = |objective: &str, path: &str| {
+        let pipeline = format!(
+            "pipeline={{offline: {{data: {{sort: {{digits: 6}}}}, objective: {objective}, steps: 4, batch_size: 64, \
+             optimizer: {{adamw: {{learning_rate: 1}}}}}}}}"
+        );
+        let loaded = read(SMALL, &[&pipeline, path]).unwrap();
+        let run = loaded.resolve(&machine()).unwrap();
+        let planner = Planner::new(&run, loaded.dataset.as_ref().unwrap()).unwrap();
+        planner.plan_at(&run, Stages::of(&run)).train
+    };
+    let (distill, sft) = (train("{distill: {}}", &path_of(&folder)), train("sft", "seed=0"));
+    // The rows of 64 answers of 7 tokens, and the head's matrix over 13 tokens.
+    let said = (64 * 7 + 13) * 64 * size_of::<f32>();
+    assert!(distill.activations > sft.activations + said, "{distill:?} {sft:?}");
+}
+
+#[test]
 fn a_reference_that_cannot_compare_names_the_field() {
     let check = |sets: &[&str], field: &str, message: &str, help: &str| {
         let error = invalid(SMALL, sets);
@@ -96,4 +115,9 @@ fn a_reference_that_cannot_compare_names_the_field() {
         "these advantages differ",
         "",
     );
+    let offline = "pipeline={offline: {data: {sort: {digits: 6}}, objective: {distill: {}}, steps: 4, batch_size: 8, \
+                   optimizer: {adamw: {learning_rate: 1}}}}";
+    check(&[offline], path, "`objective: distill` learns from the model there", "name the folder");
+    let beta = offline.replace("{distill: {}}", "{distill: {beta: 1.5}}");
+    check(&[&beta], "pipeline.offline.objective.distill.beta", "1.5 is out of range", "from 0 to 1");
 }
