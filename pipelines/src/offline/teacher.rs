@@ -3,29 +3,24 @@
 //! Its logits are never there as a whole, nor for long: it says what its head would read, and the policy's head makes a few
 //! tokens' logits of that beside its own.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use anyroll_backends::ops::{Divergence, copy_across, moved};
-use anyroll_models::{self as models, HiddenModel, PackedBatch, hf::ModelFolder};
-use anyroll_strategy::{State, Zero};
+use anyroll_models::{self as models, HiddenModel, PackedBatch};
 use tch::{Device, Tensor};
 
 use super::{Written, written::pack};
 use crate::{
     Result,
     config::{DistillConfig, Role},
-    train::{Place, hold, offloaded},
+    train::{Place, Reference},
 };
 
 /// A teacher, held as references are.
 #[derive(Debug)]
 pub struct Teacher {
-    model: Zero<HiddenModel>,
+    model: Reference<HiddenModel>,
     divergence: Divergence,
-    /// Sequences that a rank scores at a time.
-    micro_batch_size: usize,
-    /// What of it is on the device only while it scores.
-    offloaded: Vec<State>,
 }
 
 /// What a teacher says of the tokens of some answers, in their order, on the policy's device.
@@ -41,31 +36,26 @@ pub struct Taught {
 impl Teacher {
     /// The model in the folder `path` on `place`, held as `role` says. Every rank calls.
     pub fn open(path: &Path, distill: &DistillConfig, role: &Role, place: &Place) -> Result<Self> {
-        let folder = ModelFolder::open(path).map_err(models::Error::from)?;
-        let model = HiddenModel::new(folder.decoder_config().clone(), place.torch_device()?)?;
-        let mut model = hold(Arc::new(model), &role.strategy, place, None, &folder)?;
-        let offloaded = offloaded(&role.strategy);
-        model.offload_states(&offloaded)?;
+        let model = Reference::published(path, role, place, HiddenModel::new)?;
         let DistillConfig { beta, temperature, .. } = *distill;
-        let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Self { model, divergence: Divergence { beta, temperature }, micro_batch_size, offloaded })
+        Ok(Self { model, divergence: Divergence { beta, temperature } })
     }
 
     /// What it says of the answers in `sequences`, for a policy on `device`. Every rank calls with as many.
     pub fn read(&mut self, sequences: &[Written], device: Device) -> Result<Taught> {
-        self.model.load_states(&self.offloaded)?;
-        let here = self.model.torch_device();
-        let parts = sequences.chunks(self.micro_batch_size);
-        let parts =
-            parts.map(|part| Ok(self.model.score(&pack(part, here)?)?)).collect::<Result<Vec<_>>>()?;
-        let rows = moved(&Tensor::f_cat(&parts, 0)?, device)?;
-        let (unit, param) = self.model.model().lm_head();
-        let lm_head = self.model.unit_weights(unit)?.swap_remove(param);
-        // A copy, since the weights themselves may leave.
-        let mut copied = Tensor::f_empty(lm_head.size(), (lm_head.kind(), device))?;
-        copy_across(&mut copied, &lm_head)?;
-        self.model.offload_states(&self.offloaded)?;
-        Ok(Taught { rows, lm_head: copied, divergence: self.divergence })
+        let divergence = self.divergence;
+        self.model.score(|model, micro_batch_size| {
+            let here = model.torch_device();
+            let parts = sequences.chunks(micro_batch_size);
+            let parts = parts.map(|part| Ok(model.score(&pack(part, here)?)?)).collect::<Result<Vec<_>>>()?;
+            let rows = moved(&Tensor::f_cat(&parts, 0)?, device)?;
+            let (unit, param) = model.model().lm_head();
+            let weights = model.unit_weights(unit)?.swap_remove(param);
+            // A copy, since the weights themselves may leave.
+            let mut lm_head = Tensor::f_empty(weights.size(), (weights.kind(), device))?;
+            copy_across(&mut lm_head, &weights)?;
+            Ok(Taught { rows, lm_head, divergence })
+        })
     }
 }
 
