@@ -425,7 +425,7 @@ bf16: true
         &[
             "    path: models/large\n",
             "      distill:\n        beta: 0.5\n        temperature: 0.9\n",
-            "          columns:\n            answer: messages\n",
+            "        columns:\n          answer: messages\n",
         ],
     );
     let sampled = import("teacher_model_name_or_path: m\nseq_kd: true\n", Origin::TrlGkd);

@@ -84,7 +84,7 @@ fn a_teacher_of_written_answers_is_planned_beside_the_policys_head() {
     let (distill, sft) = (train("{distill: {}}", &path_of(&folder)), train("sft", "seed=0"));
     // The rows of 64 answers of 7 tokens, and the head's matrix over 13 tokens.
     let said = (64 * 7 + 13) * 64 * size_of::<f32>();
-    assert!(distill.activations > sft.activations + said, "{distill:?} {sft:?}");
+    assert!(distill.activations >= sft.activations + said, "{distill:?} {sft:?}");
 }
 
 #[test]

@@ -319,5 +319,5 @@ rewards:
     let mixed = text
         .replace("student_", "actor_")
         .replace("teacher:\n", "use_opd: true\nteacher:\n  opd_kl_coef: 0.2\n");
-    check(&mixed, &["        reinforce:\n          gamma: 1\n", "      kl_coef: 0.2\n"]);
+    check(&mixed, &["        reinforce:\n          gamma: 1.0\n", "      kl_coef: 0.2\n"]);
 }
