@@ -429,7 +429,7 @@ bf16: true
         ],
     );
     let sampled = import("teacher_model_name_or_path: m\nseq_kd: true\n", Origin::TrlGkd);
-    check_refused(&sampled, &["lmbda", "seq_kd"]);
+    check_refused(&sampled, &["seq_kd", "lmbda"]);
     let other = import("loss_type: bco\n", Origin::TrlKto);
     check_refused(&other, &["loss_type", "beta", "desirable_weight", "undesirable_weight"]);
     check(&import("loss_type: ipo\n", Origin::TrlDpo), &["      ipo:\n        beta: 0.1\n"]);
