@@ -8,6 +8,7 @@ mod commands;
 mod critic;
 mod diffusers;
 mod diffusion;
+mod distillation;
 mod environments;
 mod epochs;
 mod failures;

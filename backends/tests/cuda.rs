@@ -201,7 +201,7 @@ fn a_single_rank_takes_the_same_path() {
         assert!(tensor.equal(&values));
     }
     assert!(first.split("nobody", None, 0).unwrap().is_none());
-    first.abort("");
+    first.abort();
     let buffer = Buffer::zeros(&stream, 8, DType::F32).unwrap();
     let error = first.all_reduce(&buffer, ReduceOp::Sum, &stream).unwrap_err();
     assert!(matches!(error, Error::Aborted { .. }), "{error}");

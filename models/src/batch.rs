@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyroll_backends::ops::{Packing, upload};
+use anyroll_backends::ops::{Divergence, Packing, upload};
 use tch::{Device, Tensor};
 
 use crate::{Error, Result};
@@ -36,6 +36,17 @@ pub fn targets_in<'a>(sequences: impl IntoIterator<Item = (Sequence<'a>, &'a [Ra
     kept
 }
 
+/// What a teacher says of a batch's targets, on the batch's device: its logits would be `rows` times `lm_head`.
+#[derive(Debug)]
+pub struct Teacher {
+    /// What its head reads to predict each target, as [`crate::HiddenModel`] has it: `[M, D]`.
+    pub rows: Tensor,
+    /// Its head's matrix, `[W, D]` in the dtype of `rows`; W need not be the vocabulary of the model that learns.
+    pub lm_head: Tensor,
+    /// What is asked of the two.
+    pub divergence: Divergence,
+}
+
 /// Sequences back to back, on a device. The targets are the completion tokens, in the order of the sequences.
 ///
 /// The last token of a sequence predicts nothing that is known, so it is a target but not an input: a
@@ -57,6 +68,8 @@ pub struct PackedBatch {
     pub(crate) adapters: bool,
     /// What adapters drop of their input, if this is a batch to train on: see [`anyroll_backends::ops::Dropout::keys`].
     pub(crate) row_keys: Option<Tensor>,
+    /// Who is compared with.
+    pub(crate) teacher: Option<Teacher>,
 }
 
 impl PackedBatch {
@@ -102,6 +115,7 @@ impl PackedBatch {
             temperature,
             adapters: true,
             row_keys: None,
+            teacher: None,
         })
     }
 
@@ -129,6 +143,19 @@ impl PackedBatch {
         }
         let row_keys = Some(upload(&rows, self.tokens.device())?);
         Ok(PackedBatch { row_keys, ..self })
+    }
+
+    /// The same batch beside a teacher: a decoder's scores have divergences then.
+    ///
+    /// # Errors
+    /// Another number of rows than of targets, or a head that does not read them.
+    pub fn with_teacher(self, teacher: Teacher) -> Result<PackedBatch> {
+        let (rows, head) = (teacher.rows.size(), teacher.lm_head.size());
+        if rows.len() != 2 || rows[0] != self.targets() || head.len() != 2 || rows[1] != head[1] {
+            let problem = format!("is {rows:?} times {head:?}, for {} targets", self.targets());
+            return Err(input("teacher", problem));
+        }
+        Ok(PackedBatch { teacher: Some(teacher), ..self })
     }
 
     /// The same batch with some of its targets alone: `kept` are their numbers among all, from 0, which rise.

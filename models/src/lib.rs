@@ -23,10 +23,10 @@ mod random;
 mod sketch;
 pub mod t5;
 
-pub use batch::{PackedBatch, Sequence, targets_in};
+pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
-    AdapterShape, Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, PackedSize,
-    RopeScaling, SlidingWindow, ValueModel, lora_scale,
+    AdapterShape, Decoder, DecoderConfig, HiddenModel, LoraConfig, LoraTarget, LoraTargets, ModulePattern,
+    PackedSize, RopeScaling, SlidingWindow, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

@@ -154,13 +154,15 @@ pub enum Output<S> {
     Scores(S),
 }
 
-/// What a language model's head says of each target token, both fp32 `[M]`.
+/// What a language model's head says of each target token, each fp32 `[M]`.
 #[derive(Debug)]
 pub struct Scores {
     /// Log-probability of the target under softmax(logits / temperature).
     pub logprobs: Tensor,
     /// Entropy of that distribution, in nats.
     pub entropy: Tensor,
+    /// How far a teacher's distribution is, if the batch has one.
+    pub divergence: Option<Tensor>,
 }
 
 /// The gradient of the loss with respect to an [`Output`].
@@ -172,13 +174,15 @@ pub enum OutputGrad<G> {
     Scores(G),
 }
 
-/// The gradient of the loss with respect to [`Scores`], both fp32 `[M]`.
+/// The gradient of the loss with respect to [`Scores`], each fp32 `[M]`.
 #[derive(Debug)]
 pub struct ScoresGrad {
     /// Gradient of the log-probabilities.
     pub logprobs: Tensor,
     /// Gradient of the entropies, if the loss has an entropy term.
     pub entropy: Option<Tensor>,
+    /// Gradient of the divergences, if the loss has some.
+    pub divergence: Option<Tensor>,
 }
 
 /// A gradient of scores, in one or more tensors.
@@ -198,8 +202,9 @@ impl Gradient for Tensor {
 
 impl Gradient for ScoresGrad {
     fn scaled(self, factor: &Tensor) -> Result<Self> {
-        let entropy = self.entropy.map(|entropy| entropy.scaled(factor)).transpose()?;
-        Ok(Self { logprobs: self.logprobs.scaled(factor)?, entropy })
+        let scaled = |of: Option<Tensor>| of.map(|of| of.scaled(factor)).transpose();
+        let (entropy, divergence) = (scaled(self.entropy)?, scaled(self.divergence)?);
+        Ok(Self { logprobs: self.logprobs.scaled(factor)?, entropy, divergence })
     }
 }
 

@@ -129,7 +129,7 @@ fn trained(
             zero.accumulate(&batch, |scores| {
                 loss += scores.logprobs.sum(Kind::Double).double_value(&[]) * gradient;
                 let logprobs = Tensor::full_like(&scores.logprobs, gradient);
-                Ok(ScoresGrad { logprobs, entropy: None })
+                Ok(ScoresGrad { logprobs, entropy: None, divergence: None })
             })
             .unwrap();
         }

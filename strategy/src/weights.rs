@@ -131,14 +131,17 @@ impl<M: Model> Zero<M> {
         if bytes > 0 {
             self.make_room(bytes)?;
         }
-        let mut weights = Vec::with_capacity(self.units.len());
-        for index in 0..self.units.len() {
-            weights.push(match gathers {
-                true => self.gathered_unit(index)?,
-                false => self.resident_unit(index, |param| is_own(index, param))?,
-            });
-        }
-        Ok(weights)
+        (0..self.units.len()).map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
+    }
+
+    /// The weights of one unit, as [`Self::weights`] has those of all. Every rank calls.
+    pub fn unit_weights(&mut self, index: usize) -> Result<Vec<Tensor>> {
+        self.needs("unit_weights", &[State::Params])?;
+        self.whole_unit(index, |_| false)
+    }
+
+    fn whole_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
+        if self.config.gathers() { self.gathered_unit(index) } else { self.resident_unit(index, is_own) }
     }
 
     /// A unit, whole, in memory that is not the pool's: it lives as long as the caller wants.

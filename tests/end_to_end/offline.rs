@@ -52,7 +52,7 @@ pub(super) fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> 
 
 /// The same but for rounding, and for how many ranks had held-out records of their own.
 #[track_caller]
-fn assert_near(a: &Path, b: &Path) {
+pub(super) fn assert_near(a: &Path, b: &Path) {
     for (a, b) in lasting_metrics(a).iter().zip(lasting_metrics(b)) {
         assert!(a.keys().eq(b.keys()), "{a:?} {b:?}");
         for (name, value) in a {
@@ -380,7 +380,7 @@ fn a_reward_model_tells_better_from_worse() {
 
 /// A config, written to `folder`, that trains the tiny published model on these lines. `model`, `file` and `offline` are what
 /// it says of these besides.
-fn config_of_published_model(
+pub(super) fn config_of_published_model(
     folder: &TempDir,
     records: &str,
     model: &str,
@@ -547,7 +547,7 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     let every = "pipeline.offline.evaluation.every=0";
     check(SFT, every, "pipeline.offline.evaluation.every");
     check(SFT, "pipeline.offline.turns=all", "has no chat template");
-    check(DPO, "pipeline.offline.turns=all", "only `sft` learns more than the last message");
+    check(DPO, "pipeline.offline.turns=all", "only `sft` and `distill` learn more than the last message");
     check(SFT, "pipeline.offline.batch_size=0", "pipeline.offline.batch_size");
     check(SFT, "model.decoder.max_length=6", "has room for 6");
     check(SFT, "roles.rollout={devices: 1}", "only `rlvr` samples on devices of its own");

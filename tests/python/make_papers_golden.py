@@ -2,7 +2,7 @@
 nothing but Python's `math`: tests/golden/papers.json. python make_papers_golden.py > ../golden/papers.json
 
 The losses are at the log-probs of tests/golden/losses.json. A gradient is written down by hand: it has what a
-stop-gradient leaves.
+stop-gradient leaves. `check_papers_golden.py` holds them to other systems' own functions.
 """
 
 import json
@@ -106,7 +106,13 @@ def remax(rewards, greedy, group):
 rewards = [0.2, 1.0, -0.4, 0.9, 0.5, 0.5, 0.5, 0.5, 0.0, 0.7, 1.3, 0.1]
 sizes, greedy = [7, 3, 12, 5, 4, 9, 2, 6, 11, 8, 1, 10], [0.6, 0.5, -0.2]
 print(json.dumps({
-    "comment": "By make_papers_golden.py, from the papers' formulas, at the log-probs of losses.json.",
+    "comment": "By make_papers_golden.py, from the papers' formulas, at the log-probs of losses.json; check_papers_golden.py says by "
+    "whose own functions too.",
+    "checked": {
+        "verl b178a3c": ["sapo", "cispo", "opo", "remax", "gpg but for its factor", "tis"],
+        "TRL f2cd577": ["sapo", "cispo without a lower bound", "tis", "mis"],
+        "ROLL 8eb27cc": ["topr by the advantage's sign", "cispo"],
+    },
     "sapo": by_sequence(sapo),
     "sapo_2_0.5": by_sequence(lambda ratio, advantage: sapo(ratio, advantage, 2.0, 0.5)),
     "cispo_0_5": by_token(cispo(0.0, 5.0)),

@@ -26,6 +26,7 @@ mod check;
 pub mod composite;
 mod copies;
 mod decode;
+mod divergence;
 mod dropout;
 mod embedding;
 mod flash;
@@ -57,6 +58,7 @@ pub use decode::{
     sample_into, swiglu_into,
 };
 use decode::{device_of_kernels, rms_norm_into};
+pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
 pub use graph::{Asked, differentiable};

@@ -7,6 +7,8 @@ use crate::generation::padded_rows;
 use crate::model::Model;
 
 const F32: usize = size_of::<f32>();
+/// Tensors of a chunk's logits in fp32 that a divergence makes of them at a time, of the most that its gradient holds.
+const MADE_OF_LOGITS: usize = 7;
 
 /// The size of a [`crate::PackedBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub struct PackedSize {
     pub copies: usize,
     /// Targets M of all.
     pub targets: usize,
+    /// Whether a teacher is beside them.
+    pub is_taught: bool,
 }
 
 impl PackedSize {
@@ -28,7 +32,8 @@ impl PackedSize {
     pub fn uniform(sequences: usize, prompt: usize, completion: usize) -> PackedSize {
         let longest = (prompt + completion).saturating_sub(1);
         let tokens = sequences * longest;
-        PackedSize { sequences, longest, tokens, copies: tokens, targets: sequences * completion }
+        let targets = sequences * completion;
+        PackedSize { sequences, longest, tokens, copies: tokens, targets, is_taught: false }
     }
 
     /// The most that so many sequences in a row can be of groups that have their prompt in common and are cut without regard
@@ -76,8 +81,8 @@ impl Decoder {
         longest: usize,
         runs: Runs,
     ) -> usize {
-        let size =
-            PackedSize { sequences: 1, longest, tokens: prompt_tokens, copies: prompt_tokens, targets: 0 };
+        let (tokens, copies) = (prompt_tokens, prompt_tokens);
+        let size = PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false };
         // Beside the block's own, copies of the keys and values that are cached.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
         let layers = self.inner_blocks.iter().map(|block| self.layer_bytes(block, &size, runs));
@@ -188,7 +193,14 @@ impl Decoder {
         let per_target = size.targets * F32;
         let vocab = self.config.vocab_size as usize;
         let logits_of = |targets: usize| targets * vocab * runs.size();
-        let logits = logits_of(size.targets.min(head::chunk_rows(vocab, runs.size())));
+        let logits = match size.is_taught {
+            false => logits_of(size.targets.min(head::chunk_rows(vocab, runs.size()))),
+            // The teacher's as well, taken to have as many, and in fp32 log-probs of both with what is made of them.
+            true => {
+                let rows = size.targets.min(head::taught_chunk_rows(vocab, runs.size()));
+                2 * logits_of(rows) + MADE_OF_LOGITS * rows * vocab * F32
+            }
+        };
         let (kept, again) = if self.head.keeps_logits { (logits_of(size.targets), 0) } else { (0, logits) };
         // The rows of targets, their norm and deviations; log-probabilities, entropies and sums; logits come beside them.
         let forward = 2 * rows + per_target + 3 * per_target;

@@ -9,7 +9,8 @@ use anyroll_backends::ops::{self, LogProbs, Store};
 use tch::Tensor;
 
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec};
-use crate::model::{Grads, Saved, Scores, Unit, Weights};
+use crate::batch::Teacher;
+use crate::model::{Grads, Saved, Scores, ScoresGrad, Unit, Weights};
 use crate::{PackedBatch, Result};
 
 /// The most bytes of logits that exist at a time. On the sizes that matter the products are then large enough to be as
@@ -17,6 +18,9 @@ use crate::{PackedBatch, Result};
 const MAX_LOGITS_BYTES: usize = 512 << 20;
 /// What products are cut at, so that no chunk but the last leaves a part of a tile unused.
 const CHUNK_ROWS: usize = 256;
+/// A chunk beside a teacher's has one in so many of the rows: log-probs and what else is made of both take as much again, more
+/// than once.
+const TAUGHT_PART: usize = 4;
 
 /// Where the head's parameters lie: `(unit, param)`.
 #[derive(Clone, Copy, Debug)]
@@ -54,51 +58,65 @@ impl Head {
     ) -> Result<(Scores, Saved)> {
         let x_rows = x.f_index_select(0, &batch.target_rows)?;
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
-        let (mut chunks, mut kept) = (Vec::new(), Vec::new());
-        for (start, length) in chunks_of(batch.targets(), self.lm_head(weights)) {
+        let (mut chunks, mut divergences, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        for (start, length) in chunks_of(batch, self.lm_head(weights)) {
             let rows = h.f_narrow(0, start, length)?;
             let logits = self.math.linear(&rows, self.lm_head(weights), None)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
+            if let Some(teacher) = &batch.teacher {
+                divergences.push(teacher.divergence.of(&logits, &teacher.logits(start, length)?)?);
+            }
             if save && self.keeps_logits {
                 kept.push(logits);
             }
         }
         let LogProbs { logprobs, entropy, lse } = join(chunks)?;
+        let divergence = batch.teacher.is_some().then(|| Tensor::f_cat(&divergences, 0)).transpose()?;
         let saved = match save {
             true => Saved([x_rows, rstd, h, lse, entropy.shallow_clone()].into_iter().chain(kept).collect()),
             false => Saved::default(),
         };
-        Ok((Scores { logprobs, entropy }, saved))
+        Ok((Scores { logprobs, entropy, divergence }, saved))
     }
 
-    /// From the gradients of log-probabilities and entropies `[M]` to the gradient of `x` `[N, C]`.
+    /// From the gradients of scores `[M]` to the gradient of `x` `[N, C]`.
     pub fn backward(
         &self,
         weights: &Weights,
         grads: &mut Grads,
         saved: Saved,
-        (dlogprobs, dentropy): (&Tensor, Option<&Tensor>),
+        grad: &ScoresGrad,
         batch: &PackedBatch,
     ) -> Result<Tensor> {
         let ([x_rows, rstd, h, lse, entropy], kept) = saved.unpack_first();
         let (mut kept, lm_head) = (kept.into_iter(), self.lm_head(weights));
         let mut dh = h.f_empty_like()?;
-        for (start, length) in chunks_of(batch.targets(), lm_head) {
+        for (start, length) in chunks_of(batch, lm_head) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
             let mut dlogits = match kept.next() {
                 Some(logits) => logits,
                 None => rows(&h)?.f_linear(lm_head, None::<&Tensor>)?,
             };
-            let dentropy = dentropy.map(rows).transpose()?;
+            let toward_teacher = match (&batch.teacher, &grad.divergence) {
+                (Some(teacher), Some(of)) => {
+                    let logits = teacher.logits(start, length)?;
+                    Some(teacher.divergence.gradient(&dlogits, &logits, &rows(of)?)?)
+                }
+                _ => None,
+            };
+            let dentropy = grad.entropy.as_ref().map(rows).transpose()?;
             ops::logprobs_backward_(
                 &mut dlogits,
                 &rows(&batch.targets)?,
                 batch.temperature,
                 (&rows(&lse)?, &rows(&entropy)?),
-                &rows(dlogprobs)?,
+                &rows(&grad.logprobs)?,
                 dentropy.as_ref(),
             )?;
+            if let Some(toward_teacher) = toward_teacher {
+                drop(dlogits.f_add_(&toward_teacher)?);
+            }
             drop(dlogits.f_mm_out(&rows(&dh)?, lm_head)?);
             grads.put_linear(self.lm_head.0, self.lm_head.1, &dlogits, &rows(&h)?)?;
         }
@@ -112,6 +130,11 @@ impl Head {
         // Sequences that have rows in common may have several targets after one of them.
         ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
         Ok(dx)
+    }
+
+    /// Where the head's matrix lies: which of the units that the block reads, and which of its parameters.
+    pub fn lm_head_place(&self) -> (usize, usize) {
+        self.lm_head
     }
 
     /// The logits of each row of `x` `[B, C]`: `[B, V]`.
@@ -135,12 +158,29 @@ pub(super) fn chunk_rows(vocab_size: usize, element_bytes: usize) -> usize {
     if most > CHUNK_ROWS { most / CHUNK_ROWS * CHUNK_ROWS } else { most }
 }
 
-/// Cuts `rows` rows of logits of `lm_head`: `(start, length)` of each chunk. There is always one, be it empty, so
-/// that a batch without targets still writes its gradients.
-fn chunks_of(rows: i64, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> {
-    let chunk = chunk_rows(lm_head.size()[0] as usize, lm_head.kind().elt_size_in_bytes()) as i64;
+/// The same where a teacher's logits are beside them, and what is made of both in fp32.
+pub(super) fn taught_chunk_rows(vocab_size: usize, element_bytes: usize) -> usize {
+    (chunk_rows(vocab_size, element_bytes) / TAUGHT_PART).max(1)
+}
+
+/// Cuts the logits that `lm_head` makes of a batch's targets: `(start, length)` of each chunk. There is always one, be it
+/// empty, so that a batch without targets still writes its gradients.
+fn chunks_of(batch: &PackedBatch, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> + use<> {
+    let (vocab_size, element_bytes) = (lm_head.size()[0] as usize, lm_head.kind().elt_size_in_bytes());
+    let chunk = match batch.teacher {
+        Some(_) => taught_chunk_rows(vocab_size, element_bytes) as i64,
+        None => chunk_rows(vocab_size, element_bytes) as i64,
+    };
+    let rows = batch.targets();
     let count = ((rows + chunk - 1) / chunk).max(1);
     (0..count).map(move |index| (index * chunk, chunk.min(rows - index * chunk)))
+}
+
+impl Teacher {
+    /// Its logits of some targets.
+    fn logits(&self, start: i64, length: i64) -> Result<Tensor> {
+        Ok(self.rows.f_narrow(0, start, length)?.f_linear(&self.lm_head, None::<&Tensor>)?)
+    }
 }
 
 /// The rows of all chunks, one after the other.

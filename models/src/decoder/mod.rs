@@ -13,6 +13,7 @@ mod config;
 mod embedding;
 mod footprint;
 mod head;
+mod hidden;
 pub(crate) mod lora;
 mod math;
 mod recorded;
@@ -27,6 +28,7 @@ use tch::{Device, Tensor};
 pub(crate) use cached::{Pieces, Prefill, Step};
 pub use config::{DecoderConfig, SlidingWindow};
 pub use footprint::PackedSize;
+pub use hidden::HiddenModel;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
 pub(crate) use recorded::StepMemory;
 pub use rope::RopeScaling;
@@ -332,10 +334,7 @@ impl Model for Decoder {
                 let layer = self.layer(block, batch, &table);
                 Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, layer)?))
             }
-            OutputGrad::Scores(ScoresGrad { logprobs, entropy }) => {
-                let dscores = (&logprobs, entropy.as_ref());
-                Ok(Some(self.head.backward(weights, grads, saved, dscores, batch)?))
-            }
+            OutputGrad::Scores(grad) => Ok(Some(self.head.backward(weights, grads, saved, &grad, batch)?)),
         }
     }
 }

@@ -66,12 +66,17 @@ impl Holder {
     pub fn backward(
         &mut self,
         batch: &PackedBatch,
-        mut saved: Vec<Saved>,
+        saved: Vec<Saved>,
         dlogprobs: Tensor,
         dentropy: Option<Tensor>,
     ) {
+        let grad = ScoresGrad { logprobs: dlogprobs, entropy: dentropy, divergence: None };
+        self.backward_of(batch, saved, grad);
+    }
+
+    pub fn backward_of(&mut self, batch: &PackedBatch, mut saved: Vec<Saved>, grad: ScoresGrad) {
         self.grads.iter_mut().for_each(UnitGrads::reset);
-        let mut grad = Some(OutputGrad::Scores(ScoresGrad { logprobs: dlogprobs, entropy: dentropy }));
+        let mut grad = Some(OutputGrad::Scores(grad));
         for block in (0..self.decoder.blocks()).rev() {
             let wanted = self.decoder.units_of(block);
             let mut grads: Vec<(usize, &mut UnitGrads)> =

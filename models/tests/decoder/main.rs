@@ -8,4 +8,5 @@ mod kept;
 mod lora;
 mod properties;
 mod recorded;
+mod teacher;
 mod value;

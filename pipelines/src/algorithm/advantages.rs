@@ -27,7 +27,8 @@ pub struct Earned<'a> {
 /// - `opo`: r - sum(l r) / sum(l) (Hao et al., 2025);
 /// - `gpg`: (r - mean) B / (B - M), with M of the B samples in groups of equal rewards (Chu et al., 2025);
 /// - `remax`: r less that of the group's greedy completion (Li et al., 2024);
-/// - `reinforce`: r. Its discount is between tokens: see [`returns`].
+/// - `reinforce`: r. Its discount is between tokens: see [`returns`];
+/// - `none`: 0.
 ///
 /// A group of equal rewards has advantages of exactly 0, so it moves nothing; but for `remax` and `reinforce`.
 ///
@@ -67,6 +68,7 @@ pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
             of_groups.flat_map(|(group, greedy)| group.iter().map(move |reward| reward - greedy)).collect()
         }
         Advantage::Reinforce(_) => rewards.to_vec(),
+        Advantage::None => vec![0.0; rewards.len()],
         Advantage::Gae(_) => unreachable!("a critic's advantages are those of tokens"),
     }
 }

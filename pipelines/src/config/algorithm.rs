@@ -92,6 +92,8 @@ pub enum Advantage {
     /// Less the reward of the prompt's greedy completion, which is sampled and scored beside the group; groups may be
     /// of 1.
     Remax,
+    /// 0: rewards are measured, and move nothing beside a KL divergence; groups may be of 1.
+    None,
     /// Generalized advantage estimates from a critic's values, a token each: PPO. It needs `critic`; groups may be of 1.
     Gae(GaeConfig),
 }
@@ -318,6 +320,9 @@ pub enum KlTerm {
     Loss(KlLossConfig),
     /// Off the reward of each token, before advantages; by the estimator `k1`.
     Reward(KlRewardConfig),
+    /// Off the advantage of each token itself, whatever comes after it; by the estimator `k1`. With a teacher as the reference
+    /// it is on-policy distillation.
+    Advantage,
 }
 
 impl Default for KlTerm {

@@ -10,6 +10,7 @@ use super::error::{Problem, list};
 use super::model::LoraConfig;
 use super::offline::Turns;
 use super::optimizer::*;
+use super::reference::ReferenceRoleConfig;
 use super::schema::*;
 use super::stage::ZeroStage;
 use super::steps::Steps;
@@ -31,6 +32,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     check.strategies(config)?;
     check.logits_exist(config)?;
     warn_of_idle_roles(config);
+    check.no_published_reference(config)?;
     match (&config.pipeline, &config.model) {
         (pipeline, ModelConfig::Dit(_) | ModelConfig::Diffusers(_))
             if !matches!(pipeline, PipelineConfig::Diffusion(_)) =>
@@ -53,7 +55,8 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             let dataset = check.data("pipeline.offline", &offline.data, wanted, tokenizer)?;
             let steps = check.length(&config.pipeline, &dataset)?.steps;
             check.schedule("pipeline.offline.optimizer", &offline.optimizer, steps)?;
-            check.written(config, offline, published.as_ref(), &dataset)?;
+            let longest = check.written(config, offline, published.as_ref(), &dataset)?;
+            check.reference(config, tokenizer, &dataset, longest)?;
             Ok(Some(dataset))
         }
         (PipelineConfig::Rlvr(rlvr), _) => {
@@ -69,7 +72,8 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
             check.schedule("pipeline.rlvr.optimizer", &rlvr.optimizer, steps)?;
             rlvr.critic.as_ref().map_or(Ok(()), |critic| check.critic_over(critic, steps))?;
             check.domains(rlvr, &dataset)?;
-            check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
+            let longest = check.data_and_model(config, rlvr, published.as_ref(), &dataset)?;
+            check.reference(config, tokenizer, &dataset, longest)?;
             Ok(Some(dataset))
         }
         (PipelineConfig::Diffusion(diffusion), ModelConfig::Dit(_)) => {
@@ -92,11 +96,11 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
 /// Tells of a role that the run has none of: the same file may be run with and without a KL term.
 fn warn_of_idle_roles(config: &Config) {
     let RolesConfig { reference, critic, .. } = &config.roles;
-    for (field, role, exists) in [
-        ("roles.reference", reference, config.pipeline.has_reference()),
-        ("roles.critic", critic, config.pipeline.has_critic()),
+    for (field, is_said, exists) in [
+        ("roles.reference", *reference != Default::default(), config.pipeline.has_reference()),
+        ("roles.critic", *critic != Default::default(), config.pipeline.has_critic()),
     ] {
-        if !exists && *role != RoleConfig::default() {
+        if !exists && is_said {
             tracing::warn!(field, "this run has no such role: what is said of it does nothing");
         }
     }
@@ -316,7 +320,7 @@ impl Check<'_> {
             rlvr.group_size >= 2 || !rlvr.algorithm.advantage.needs_groups(),
             &field("group_size"),
             format!("a group of {} has no mean to differ from", rlvr.group_size),
-            "write 2 or above, or an advantage without groups: `reinforce`, `remax` or `gae`",
+            "write 2 or above, or an advantage without groups: `reinforce`, `remax`, `gae` or `none`",
         )?;
         self.positive(&field("mini_batches"), rlvr.mini_batches)?;
         self.positive(&field("epochs"), rlvr.epochs)?;
@@ -497,7 +501,7 @@ impl Check<'_> {
         &self,
         lora: &LoraConfig,
         folder: &ModelFolder,
-        reference: &RoleConfig,
+        reference: &ReferenceRoleConfig,
     ) -> Result<(), Problem> {
         self.lora_numbers(lora)?;
         let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
@@ -566,15 +570,6 @@ impl Check<'_> {
         }
         let holds = (0.0..1.0).contains(&lora.dropout);
         self.number("model.lora.dropout", lora.dropout, holds, "from 0 to below 1")
-    }
-
-    pub(super) fn no_reference(&self, reference: &RoleConfig) -> Result<(), Problem> {
-        self.ensure(
-            *reference == RoleConfig::default(),
-            "roles.reference",
-            "with `model.lora` the reference is the policy with its adapters off: it has no strategy of its own",
-            "leave it out",
-        )
     }
 }
 

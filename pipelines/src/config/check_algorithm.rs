@@ -32,6 +32,12 @@ impl Check<'_> {
                 self.number(&field("advantage.gae.lambda"), lambda, holds, "from 0 to 1")?;
             }
             Advantage::Rloo | Advantage::Opo | Advantage::Gpg | Advantage::Remax => {}
+            Advantage::None => self.ensure(
+                kl_coef > 0.0,
+                &field("advantage"),
+                "without advantages and without a KL divergence there is nothing to learn",
+                "write `kl_coef: 1` and `kl_in: advantage` beside it, and a teacher in `roles.reference.path`",
+            )?,
         }
         if let Aggregation::SeqMeanTokenSumNorm(norm) = algorithm.aggregation {
             self.positive(&field("aggregation.seq_mean_token_sum_norm.length"), norm.length)?;
@@ -124,6 +130,15 @@ impl Check<'_> {
         )?;
         let in_reward = match algorithm.kl_in {
             KlTerm::Loss(_) => false,
+            KlTerm::Advantage => {
+                self.ensure(
+                    algorithm.kl_coef > 0.0,
+                    &field("kl_coef"),
+                    "at 0 nothing is taken off the advantages",
+                    "write a number above 0, such as 1, or leave `kl_in` out",
+                )?;
+                false
+            }
             KlTerm::Reward(KlRewardConfig { adaptive }) => {
                 if let Some(AdaptiveKlConfig { target, horizon }) = adaptive {
                     let field = |name: &str| field(&format!("kl_in.reward.adaptive.{name}"));
@@ -141,9 +156,9 @@ impl Check<'_> {
         };
         let varies = match algorithm.advantage {
             _ if algorithm.credit == TurnCredit::Turns => true,
-            Advantage::Reinforce(ReinforceConfig { gamma }) => gamma < 1.0 || in_reward,
+            Advantage::Reinforce(ReinforceConfig { gamma }) if gamma < 1.0 || in_reward => true,
             Advantage::Gae(_) => true,
-            _ => false,
+            _ => algorithm.kl_in == KlTerm::Advantage,
         };
         self.ensure(
             !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_))),
@@ -169,6 +184,7 @@ impl Check<'_> {
             Advantage::Gpg => {
                 Some("`gpg` counts groups whose rewards are equal, and those of turns are many")
             }
+            Advantage::None => Some("`none` has rewards move nothing"),
             Advantage::Remax => Some("`remax` compares with a greedy episode, whose turns are others"),
         };
         let others = "write `grpo`, `rloo`, `reinforce` or `gae`, or `credit: episode`";
@@ -216,7 +232,7 @@ impl Advantage {
     pub(super) fn needs_groups(self) -> bool {
         match self {
             Self::Grpo(_) | Self::Rloo | Self::Opo | Self::Gpg => true,
-            Self::Reinforce(_) | Self::Remax | Self::Gae(_) => false,
+            Self::Reinforce(_) | Self::Remax | Self::Gae(_) | Self::None => false,
         }
     }
 }

@@ -119,14 +119,14 @@ impl Check<'_> {
         Ok(dataset)
     }
 
-    /// Whether the model has room for the data, and can read them.
+    /// Whether the model has room for the data, and can read them; returns the most tokens of a sequence.
     pub(super) fn data_and_model(
         &self,
         config: &Config,
         rlvr: &RlvrConfig,
         published: Option<&(Tokenizer, ModelFolder)>,
         dataset: &Dataset,
-    ) -> Result<(), Problem> {
+    ) -> Result<usize, Problem> {
         if rlvr.rollout.merge_adapters {
             self.merging(config, rlvr)?;
         }
@@ -138,7 +138,7 @@ impl Check<'_> {
                 self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
             }
             (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
-                self.tokens(rlvr, tokenizer, folder, dataset)?;
+                let longest = self.tokens(rlvr, tokenizer, folder, dataset)?;
                 match &model.lora {
                     Some(lora) => {
                         self.ensure(
@@ -153,9 +153,10 @@ impl Check<'_> {
                             "adapters drop values of a prompt, for each of its samples others",
                             "leave it out, or `model.lora.dropout`",
                         )?;
-                        self.lora(lora, folder, &config.roles.reference)
+                        self.lora(lora, folder, &config.roles.reference)?;
+                        Ok(longest)
                     }
-                    None => Ok(()),
+                    None => Ok(longest),
                 }
             }
             _ => unreachable!("a folder was opened, and a model of images refused"),
@@ -197,14 +198,14 @@ impl Check<'_> {
         }
     }
 
-    /// Whether a published model's tokenizer can read the data, and the model has room for them.
+    /// Whether a published model's tokenizer can read the data, and the model has room for them, as [`Self::lengths`].
     fn tokens(
         &self,
         rlvr: &RlvrConfig,
         tokenizer: &Tokenizer,
         folder: &ModelFolder,
         dataset: &Dataset,
-    ) -> Result<(), Problem> {
+    ) -> Result<usize, Problem> {
         let refused = |error: TokenizerError| self.not_read(&error);
         let (mut prompt, mut answer) = (0, 0);
         for record in dataset.examples() {
@@ -218,13 +219,13 @@ impl Check<'_> {
     }
 
     /// Whether the longest prompt and the longest answer to write fit: `max_length` is a field and how many tokens it
-    /// allows.
+    /// allows. Returns the most tokens of a prompt and a completion.
     fn lengths(
         &self,
         rlvr: &RlvrConfig,
         (prompt, answer): (usize, usize),
         (field, max_length): (&str, usize),
-    ) -> Result<(), Problem> {
+    ) -> Result<usize, Problem> {
         let new_tokens = rlvr.rollout.max_new_tokens;
         self.ensure(
             new_tokens >= answer,
@@ -241,7 +242,8 @@ impl Check<'_> {
                  it exceeds {max_length}"
             ),
             format!("write {sum} or above, or fewer new tokens"),
-        )
+        )?;
+        Ok(sum)
     }
 
     fn data_ranges(&self, path: &str, data: &DataConfig) -> Result<(), Problem> {

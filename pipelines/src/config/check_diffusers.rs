@@ -10,7 +10,8 @@ use super::check::Check;
 use super::diffusion::*;
 use super::error::{Problem, list};
 use super::model::{DiffusersConfig, LoraConfig};
-use super::schema::{Precision, RoleConfig};
+use super::reference::ReferenceRoleConfig;
+use super::schema::Precision;
 use crate::Error;
 use crate::data::Record;
 use crate::diffusion::{Prompts, open_encoders, read_records};
@@ -22,7 +23,7 @@ impl Check<'_> {
         &self,
         model: &DiffusersConfig,
         diffusion: &DiffusionConfig,
-        reference: &RoleConfig,
+        reference: &ReferenceRoleConfig,
     ) -> Result<(), Problem> {
         let folder = DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(|error| {
             let help =

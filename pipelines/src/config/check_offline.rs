@@ -42,6 +42,12 @@ impl Check<'_> {
             "leave it out, or evaluate some held-out records",
         )?;
         self.objective(&field("objective"), &offline.objective)?;
+        self.ensure(
+            offline.objective.distills().is_none() || config.roles.reference.path.is_some(),
+            "roles.reference.path",
+            "it is missing, and `objective: distill` learns from the model there",
+            "name the folder of a teacher: `roles: {reference: {path: DIR}}`",
+        )?;
         self.turns(&field("turns"), config, offline)?;
         self.optimizer(&field("optimizer"), &offline.optimizer)?;
         if let Some(warmup) = &offline.warmup {
@@ -72,9 +78,9 @@ impl Check<'_> {
             return Ok(());
         }
         self.ensure(
-            offline.objective == Objective::Sft,
+            offline.objective == Objective::Sft || offline.objective.distills().is_some(),
             path,
-            "only `sft` learns more than the last message of a conversation",
+            "only `sft` and `distill` learn more than the last message of a conversation",
             "leave it out",
         )?;
         let chats = matches!(&config.model, ModelConfig::Folder(folder) if folder.chat);
@@ -108,6 +114,12 @@ impl Check<'_> {
             Objective::ApoZeroUnpaired(judged) => {
                 let name = "apo_zero_unpaired";
                 (name, self.judged(&format!("{path}.{name}"), judged)?)
+            }
+            Objective::Distill(DistillConfig { beta, temperature, sft_weight }) => {
+                let field = |name: &str| format!("{path}.distill.{name}");
+                self.number(&field("beta"), beta, (0.0..=1.0).contains(&beta), "from 0 to 1")?;
+                self.number(&field("temperature"), temperature, temperature > 0.0, "above 0")?;
+                return self.number(&field("sft_weight"), sft_weight, sft_weight >= 0.0, "0 or above");
             }
             Objective::RewardModel(RewardModelObjective { center }) => {
                 let field = format!("{path}.reward_model.center");
@@ -162,14 +174,15 @@ impl Check<'_> {
         }
     }
 
-    /// Whether every record has what the objective compares, and the model has room for the answers.
+    /// Whether every record has what the objective compares, and the model has room for the answers; returns the tokens of the
+    /// longest.
     pub(super) fn written(
         &self,
         config: &Config,
         offline: &OfflineConfig,
         published: Option<&(Tokenizer, ModelFolder)>,
         dataset: &Dataset,
-    ) -> Result<(), Problem> {
+    ) -> Result<usize, Problem> {
         let examples = dataset.examples();
         let lacks = |record: &&Record| record.rejected.is_none();
         if let Some(record) = examples.iter().find(lacks).filter(|_| offline.objective.compares()) {
@@ -225,7 +238,8 @@ impl Check<'_> {
                 "allow {longest} or above, or write `max_tokens: {max_length}` beside the file's path, which leaves longer \
                  records out; with `long_prompts: {{truncate: keep_start}}` it cuts them"
             ),
-        )
+        )?;
+        Ok(longest)
     }
 
     /// Whether the answers are judged just where the objective asks for it, and by weights that balance them.

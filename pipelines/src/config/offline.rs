@@ -16,7 +16,7 @@ pub struct OfflineConfig {
     /// What is learnt of them. Default sft.
     #[serde(default)]
     pub objective: Objective,
-    /// What is learnt of answers that are conversations: with `sft` also every message of the assistant's. Default last.
+    /// What is learnt of answers that are conversations: with `sft` and `distill` also every message of the assistant's. Default last.
     #[serde(default)]
     pub turns: Turns,
     /// Supervised steps on the answers, the better ones, before the first step. Default: none.
@@ -60,6 +60,9 @@ pub enum Objective {
     Kto(JudgedConfig),
     /// The unpaired form of anchored preference optimization (D'Oosterlinck et al., 2024): as KTO, against the reference itself.
     ApoZeroUnpaired(JudgedConfig),
+    /// What a teacher, `roles.reference.path`, would say in the place of each token of the answers, with all odds (Hinton et al.,
+    /// 2015; Agarwal et al., 2024).
+    Distill(DistillConfig),
     /// A number for each answer, such that the better one's is larger (Bradley and Terry, 1952): the model becomes the one of
     /// the reward `model`, and c and r are its numbers.
     RewardModel(RewardModelObjective),
@@ -79,7 +82,15 @@ pub enum Turns {
 impl Objective {
     /// Whether it compares a better answer with a worse one.
     pub fn compares(&self) -> bool {
-        *self != Self::Sft && self.judged().is_none()
+        !matches!(self, Self::Sft | Self::Distill(_)) && self.judged().is_none()
+    }
+
+    /// Whether, and how, it learns from a teacher.
+    pub fn distills(&self) -> Option<&DistillConfig> {
+        match self {
+            Self::Distill(distill) => Some(distill),
+            _ => None,
+        }
     }
 
     /// Whether, and how, answers are judged each by itself.
@@ -105,9 +116,14 @@ impl Objective {
         matches!(self, Self::RewardModel(_))
     }
 
-    /// Whether it asks what the policy was before training.
-    pub fn has_reference(&self) -> bool {
+    /// Whether it asks another model what an answer's log-prob is: what the policy was before training, unless it is told.
+    pub fn compares_with_reference(&self) -> bool {
         matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_)) || self.judged().is_some()
+    }
+
+    /// Whether it asks another model anything.
+    pub fn has_reference(&self) -> bool {
+        self.compares_with_reference() || self.distills().is_some()
     }
 }
 
@@ -206,6 +222,26 @@ pub struct JudgedConfig {
 impl Default for JudgedConfig {
     fn default() -> Self {
         Self { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.0 }
+    }
+}
+
+/// Of each token of the answers beta KL(q || m) + (1 - beta) KL(p || m), with p the policy's distribution, q the teacher's and
+/// m = beta q + (1 - beta) p; at the ends KL(q || p) at 0 and KL(p || q) at 1, as in TRL. A mean over tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DistillConfig {
+    /// From 0, forward KL, which covers all that the teacher may say, to 1, reverse KL, which keeps to what it is likely to.
+    /// Default 0.5.
+    pub beta: f64,
+    /// What the logits of both are divided by; above 0. Default 1.
+    pub temperature: f64,
+    /// Adds so many times what `sft` is of the answers. Default 0.
+    pub sft_weight: f64,
+}
+
+impl Default for DistillConfig {
+    fn default() -> Self {
+        Self { beta: 0.5, temperature: 1.0, sft_weight: 0.0 }
     }
 }
 

@@ -62,7 +62,7 @@ pub struct Run {
     pub threads: usize,
     /// Where the model that is trained lives.
     pub policy: Role,
-    /// Where its frozen copy lives; `None` without a KL term.
+    /// Where what it is compared with lives, its frozen copy or another model; `None` without a KL term.
     pub reference: Option<Role>,
     /// Where the critic lives; `None` without one.
     pub critic: Option<Role>,
@@ -184,7 +184,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let resolver = Resolver { check: &check, config, machine };
     let policy = resolver.role("roles.policy", &config.roles.policy)?;
     let reference = match config.pipeline.has_reference() {
-        true => Some(resolver.role("roles.reference", &config.roles.reference)?),
+        true => Some(resolver.role("roles.reference", &config.roles.reference.role())?),
         false => None,
     };
     let local_ranks = policy.ordinals.len();
@@ -598,6 +598,8 @@ impl Resolver<'_> {
                 absolute_adapter(&mut model.lora);
             }
         }
+        let reference = &mut config.roles.reference.path;
+        *reference = reference.as_deref().map(absolute);
         if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
             self.fill_diffusion(diffusion)?;
         }

@@ -18,6 +18,7 @@ use super::metrics::MetricsConfig;
 use super::model::{DiffusersConfig, FolderConfig, ModelFields};
 use super::offline::OfflineConfig;
 use super::optimizer::OptimizerConfig;
+use super::reference::ReferenceRoleConfig;
 use super::reward::RewardConfig;
 use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
@@ -268,10 +269,10 @@ pub struct RolesConfig {
     /// The model that is trained.
     #[serde(default, skip_serializing_if = "is_default")]
     pub policy: RoleConfig,
-    /// The frozen copy that the KL term, or an offline objective, compares with; it exists only where `kl_coef` is above 0, or
-    /// the objective has one.
+    /// What the KL term, or an offline objective, compares with, a frozen copy or another model; it exists only where
+    /// `kl_coef` is above 0, or the objective has one.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub reference: RoleConfig,
+    pub reference: ReferenceRoleConfig,
     /// The model that values what is written; it exists only with `advantage: gae`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub critic: RoleConfig,

@@ -108,8 +108,9 @@ pub(super) fn settle(run: &mut Run, dataset: Option<&Dataset>, check: &Check) ->
 /// The field that says `auto`.
 fn open_field(run: &Run) -> String {
     let RolesConfig { policy, reference, critic, rollout: _ } = &run.config.roles;
-    let of_roles = [("policy", policy), ("reference", reference), ("critic", critic)].into_iter();
-    let of_roles = of_roles.map(|(name, role)| (format!("roles.{name}"), role.strategy.zero_stage));
+    let of_roles =
+        [("policy", &policy.strategy), ("reference", &reference.strategy), ("critic", &critic.strategy)];
+    let of_roles = of_roles.into_iter().map(|(name, says)| (format!("roles.{name}"), says.zero_stage));
     let of_models = run.config.pipeline.reward().into_iter().flat_map(RewardConfig::numbered_models);
     let of_models = of_models.map(|(index, model)| {
         let stage = model.strategy.as_ref().map(|strategy| strategy.zero_stage);
@@ -159,9 +160,10 @@ fn write_down(run: &mut Run) {
     if is_open(roles.policy.strategy.zero_stage) {
         roles.policy.strategy.zero_stage = Some(policy);
     }
-    for (role, says) in [(&run.reference, &mut roles.reference), (&run.critic, &mut roles.critic)] {
+    let (reference, critic) = (&mut roles.reference.strategy, &mut roles.critic.strategy);
+    for (role, says) in [(&run.reference, reference), (&run.critic, critic)] {
         let stage = role.as_ref().map_or(policy, |role| role.strategy.zero_stage);
-        let says = &mut says.strategy.zero_stage;
+        let says = &mut says.zero_stage;
         let follows = says.is_none() && top_is_open && stage != policy;
         if is_open(*says) || follows {
             *says = Some(stage);

@@ -53,6 +53,12 @@ impl CharTokenizer {
         self.characters.len() as i64 + 1
     }
 
+    /// Every token by its text, the special ones included.
+    pub fn vocabulary(&self) -> impl Iterator<Item = (String, i64)> + '_ {
+        let characters = self.tokens.iter().map(|(character, token)| (character.to_string(), *token));
+        characters.chain([(PAD.to_owned(), self.pad()), (EOS.to_owned(), self.eos())])
+    }
+
     /// The tokens of a record's prompt.
     pub fn encode_prompt(&self, record: &Record) -> Result<Vec<i64>, UnknownCharacter> {
         self.encode(&record.id, &record.prompt)

@@ -237,6 +237,19 @@ impl HfTokenizer {
         self.tokenizer.get_vocab_size(true)
     }
 
+    /// Every token by its text, with added ones, in the order of their numbers.
+    pub fn vocabulary(&self) -> Vec<(String, i64)> {
+        let all = self.tokenizer.get_vocab(true).into_iter();
+        let mut all: Vec<_> = all.map(|(text, token)| (text, i64::from(token))).collect();
+        all.sort_unstable_by_key(|(_, token)| *token);
+        all
+    }
+
+    /// The token that is written so.
+    pub fn token(&self, text: &str) -> Option<i64> {
+        self.tokenizer.token_to_id(text).map(i64::from)
+    }
+
     /// The special token that is written so.
     pub fn special_token(&self, text: &str) -> Option<i64> {
         let is_special = |id: &u32| {

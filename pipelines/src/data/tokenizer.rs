@@ -51,6 +51,14 @@ impl Tokenizer {
         Ok(Tokenizer::Folder(Box::new(FolderTokenizer { tokenizer, stop_tokens, config: config.clone() })))
     }
 
+    /// Every token by its text.
+    pub fn vocabulary(&self) -> Box<dyn Iterator<Item = (String, i64)> + '_> {
+        match self {
+            Tokenizer::Characters(tokenizer) => Box::new(tokenizer.vocabulary()),
+            Tokenizer::Folder(folder) => Box::new(folder.tokenizer.vocabulary().into_iter()),
+        }
+    }
+
     /// The tokens that end a completion; a gold answer ends with the first.
     pub fn stop_tokens(&self) -> Vec<i64> {
         match self {

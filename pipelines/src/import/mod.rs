@@ -17,6 +17,7 @@ mod openrlhf_offline;
 mod roll;
 mod roll_data;
 mod roll_rewards;
+mod roll_teacher;
 mod rules;
 mod schedule;
 mod shared;
@@ -58,6 +59,8 @@ pub enum Origin {
     TrlReward,
     /// What `trl kto --config` reads.
     TrlKto,
+    /// The same of TRL's GKD script.
+    TrlGkd,
     /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
     Openrlhf,
     /// One that calls `openrlhf.cli.train_sft`.
@@ -97,7 +100,7 @@ pub enum Error {
     /// No system that we know has such a config.
     #[error(
         "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
-         trl-sft, trl-dpo, trl-reward, trl-kto, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, openrlhf-kto, verl or \
+         trl-sft, trl-dpo, trl-reward, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, openrlhf-kto, verl or \
          trlx",
         path.display()
     )]
@@ -176,6 +179,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
         Origin::TrlReward => trl_offline::apply(&mut ledger, trl_offline::Trainer::Reward),
         Origin::TrlKto => trl_offline::apply(&mut ledger, trl_offline::Trainer::Kto),
+        Origin::TrlGkd => trl_offline::apply(&mut ledger, trl_offline::Trainer::Gkd),
         Origin::Openrlhf => openrlhf::apply(&mut ledger),
         Origin::OpenrlhfSft => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Sft),
         Origin::OpenrlhfDpo => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Dpo),

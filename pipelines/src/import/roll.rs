@@ -8,6 +8,7 @@ use super::{
     ledger::Ledger,
     roll_data::{Domains, PROMPT_LENGTH, data},
     roll_rewards::{rewards, workers},
+    roll_teacher,
     schedule::Schedule,
     values,
 };
@@ -118,6 +119,7 @@ const REFUSED: [(&str, &str); 17] = [
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
+    let teacher_alone = roll_teacher::is_alone(ledger);
     ledger.assume(&defaults());
     ledger.copy_text("exp_name", "name");
     ledger.fill("backend", "auto");
@@ -126,7 +128,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     batches(ledger);
     optimizer(ledger);
     sampling(ledger);
-    algorithm(ledger);
+    algorithm(ledger, teacher_alone);
     let domains = Domains::of(ledger);
     rewards(ledger, &domains);
     data(ledger, &domains);
@@ -311,8 +313,12 @@ fn sampling(ledger: &mut Ledger) {
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
 }
 
-fn algorithm(ledger: &mut Ledger) {
+fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
     let a = format!("{R}.algorithm");
+    let has_teacher = roll_teacher::has_teacher(ledger, teacher_alone);
+    if has_teacher {
+        roll_teacher::apply(ledger, &a, teacher_alone);
+    }
     let advantage = format!("{a}.advantage");
     match ledger.text("adv_estimator").as_deref() {
         Some("grpo") => ledger.map("adv_estimator", &advantage, json!({"grpo": {"scale": "group_std"}})),
@@ -338,7 +344,9 @@ fn algorithm(ledger: &mut Ledger) {
         ledger.map("whiten_advantages", &format!("{a}.whiten_advantages"), whiten);
     }
     ledger.copy_number("entropy_loss_coef", &format!("{a}.entropy_coef"));
-    kl(ledger, &a);
+    if !has_teacher {
+        kl(ledger, &a);
+    }
     loss(ledger, &a);
     aggregation(ledger, &a);
     selection(ledger);

@@ -415,6 +415,21 @@ bf16: true
     );
     let apo = import("loss_type: apo_zero_unpaired\nbeta: 0.3\n", Origin::TrlKto);
     check(&apo, &["      apo_zero_unpaired:\n        beta: 0.3\n"]);
+    let gkd = import(
+        "teacher_model_name_or_path: models/large\nlmbda: 0.0\nseq_kd: false\nmax_new_tokens: 128\n",
+        Origin::TrlGkd,
+    );
+    check_refused(&gkd, &[]);
+    check(
+        &gkd,
+        &[
+            "    path: models/large\n",
+            "      distill:\n        beta: 0.5\n        temperature: 0.9\n",
+            "        columns:\n          answer: messages\n",
+        ],
+    );
+    let sampled = import("teacher_model_name_or_path: m\nseq_kd: true\n", Origin::TrlGkd);
+    check_refused(&sampled, &["seq_kd", "lmbda"]);
     let other = import("loss_type: bco\n", Origin::TrlKto);
     check_refused(&other, &["loss_type", "beta", "desirable_weight", "undesirable_weight"]);
     check(&import("loss_type: ipo\n", Origin::TrlDpo), &["      ipo:\n        beta: 0.1\n"]);

@@ -1,9 +1,9 @@
-//! TRL's SFT, DPO, reward and KTO trainers: `SFTConfig`, `DPOConfig`, `RewardConfig` or `KTOConfig` with the model's and the
-//! script's arguments in one YAML. Defaults are TRL's. Their keys do not tell them apart, so it has to be said whose a file is.
+//! TRL's SFT, DPO, reward, KTO and GKD trainers: `SFTConfig`, `DPOConfig`, `RewardConfig`, `KTOConfig` or `GKDConfig` with the
+//! model's and the script's arguments in one YAML. Defaults are TRL's. Their keys do not tell them apart, so it has to be said whose a file is.
 
 use serde_json::{Value, json};
 
-use super::{ledger::Ledger, rules, trl, values};
+use super::{ledger::Ledger, rules, shared::DOWNLOAD, trl, values};
 
 /// The pipeline that they become.
 const P: &str = "pipeline.offline";
@@ -19,6 +19,8 @@ pub(super) enum Trainer {
     Reward,
     /// `KTOTrainer`.
     Kto,
+    /// `GKDTrainer`.
+    Gkd,
 }
 
 const PACKED: &str = "sequences are packed without padding, and none sees another";
@@ -53,7 +55,7 @@ const REFUSED: [(&str, &str); 9] = [
 
 fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
     let learning_rate = match trainer {
-        Trainer::Sft => 2e-5,
+        Trainer::Sft | Trainer::Gkd => 2e-5,
         Trainer::Dpo | Trainer::Kto => 1e-6,
         Trainer::Reward => 1e-4,
     };
@@ -78,6 +80,9 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
             ("desirable_weight", json!(1.0)),
             ("undesirable_weight", json!(1.0)),
         ]),
+        Trainer::Gkd => {
+            defaults.extend([("beta", json!(0.5)), ("temperature", json!(0.9)), ("lmbda", json!(0.5))]);
+        }
         Trainer::Sft | Trainer::Reward => {}
     }
     defaults
@@ -96,6 +101,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Dpo => dpo(ledger),
         Trainer::Reward => reward(ledger),
         Trainer::Kto => kto(ledger),
+        Trainer::Gkd => gkd(ledger),
     }
     data(ledger, trainer);
     evaluation(ledger);
@@ -114,7 +120,7 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
     let per_device = rules::count(ledger, key, 8);
     match trainer {
         _ if ledger.peek(key).is_none() => {}
-        Trainer::Sft | Trainer::Kto => ledger.map(key, field, per_device),
+        Trainer::Sft | Trainer::Kto | Trainer::Gkd => ledger.map(key, field, per_device),
         Trainer::Dpo | Trainer::Reward => {
             ledger.change(key, field, per_device.saturating_mul(2), "a pair is two sequences")
         }
@@ -203,6 +209,33 @@ fn kto(ledger: &mut Ledger) {
     }
 }
 
+/// Its teacher answers no prompts here, and neither does the policy: what is learnt are the file's answers.
+fn gkd(ledger: &mut Ledger) {
+    let field = format!("{P}.objective.distill");
+    for key in ["beta", "temperature"] {
+        ledger.copy_number(key, &format!("{field}.{key}"));
+    }
+    let own = "answers are the file's; a policy's own ones are distilled by `rlvr` with `kl_in: advantage`, docs/rlvr.md";
+    match ledger.number("lmbda") {
+        Some(0.0) => ledger.idle("lmbda", "answers are the file's"),
+        _ => ledger.refuse("lmbda", own),
+    }
+    let teachers = "the teacher's answers are to be written to the file first, by `anyroll generate`";
+    match ledger.truth("seq_kd") {
+        Some(false) => ledger.idle("seq_kd", "off"),
+        Some(true) => ledger.refuse("seq_kd", teachers),
+        None => {}
+    }
+    if let Some(name) = ledger.text("teacher_model_name_or_path") {
+        ledger.change("teacher_model_name_or_path", "roles.reference.path", name, DOWNLOAD);
+    }
+    let idle = [
+        ("max_new_tokens", "nothing is sampled to be learnt"),
+        ("teacher_model_init_kwargs*", "say `roles.reference.strategy`"),
+    ];
+    ledger.idle_all(&idle);
+}
+
 fn reward(ledger: &mut Ledger) {
     let field = format!("{P}.objective.reward_model.center");
     ledger.copy_number("center_rewards_coefficient", &field);
@@ -222,7 +255,7 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
     }
     let columns = match trainer {
         Trainer::Sft if is_text => &[][..],
-        Trainer::Sft => &[("answer", "messages")],
+        Trainer::Sft | Trainer::Gkd => &[("answer", "messages")],
         Trainer::Dpo | Trainer::Reward => &[("answer", "chosen"), ("rejected", "rejected")],
         Trainer::Kto => &[("answer", "completion"), ("label", "label")],
     };

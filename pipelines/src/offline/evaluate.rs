@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Whole,
-    learn::{Answering, desirable, lengths, score},
+    learn::{Answering, Said, desirable, lengths, score},
     objective::{Answers, SUMS, terms},
     pipeline::{Roles, Setup},
     step::counts,
@@ -65,15 +65,16 @@ impl Setup {
         let records = self.held_out.len() as f64;
         let kl =
             self.kl(&mut roles.policy, exchange, strangers, reference, (self.held_out_count, records))?;
-        let logprobs = score(&mut roles.policy, &self.held_out_own, self.micro_batch_size, true)?;
+        let said = self.held_out_said(roles)?;
         let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;
-        let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
         let own = &self.held_out_own[..count];
+        let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
         let reference = roles.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
+        let Said { logprobs, divergence } = said.first(count as i64, Device::Cpu)?;
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
         let desirable = desirable(own, Device::Cpu)?;
-        let answers = Answers { logprobs: first(&logprobs)?, lengths, desirable, reference };
+        let answers = Answers { logprobs, lengths, desirable, reference, divergence };
         // Of the loss, which is of a whole, nothing but sums is read.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Vec::<f64>::try_from(terms(&self.config.objective, &answers, alone)?.sums)?;
@@ -89,6 +90,7 @@ impl Setup {
         };
         rename("loss", "eval/loss");
         rename("loss/nll", "eval/nll");
+        rename("loss/divergence", "eval/divergence");
         rename("reward/accuracy", "eval/accuracy");
         rename("reward/margin", "eval/margin");
         rename("kl/reference", "eval/kl");
@@ -96,6 +98,17 @@ impl Setup {
             metrics.insert("eval/perplexity", nll.exp());
         }
         Ok(metrics)
+    }
+
+    /// What the policy says of this rank's held-out answers; of a teacher's rows no more are there than in a step.
+    fn held_out_said<M: Answering>(&self, roles: &mut Roles<M>) -> Result<Said> {
+        let of_a_step = self.config.batch_size / roles.policy.group().world_size();
+        let at_a_time = if roles.teacher.is_some() { of_a_step } else { self.held_out_own.len().max(1) };
+        let parts = self.held_out_own.chunks(at_a_time).map(|part| {
+            let taught = roles.taught(part)?;
+            score(&mut roles.policy, part, self.micro_batch_size, true, taught.as_ref())
+        });
+        Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
     }
 
     /// This rank's part of the greedy completions; one that equals its record's answer has the reward 1, others 0.

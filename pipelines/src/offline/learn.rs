@@ -8,26 +8,62 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::{
     Written,
     objective::{Answers, SUMS, Whole, terms},
+    teacher::Taught,
     written::{pack, pack_to_train},
 };
 use crate::{Result, config::Objective, train::Purpose};
 
 type TchResult<T> = std::result::Result<T, TchError>;
 
+/// What is said of answers, or the gradient of that: each fp64 `[S]`.
+#[derive(Debug)]
+pub struct Said {
+    /// The sum of the log-probs of its tokens, or its number.
+    pub logprobs: Tensor,
+    /// The sum of how far the teacher is from each of its tokens, if there is one.
+    pub divergence: Option<Tensor>,
+}
+
+impl Said {
+    /// What is said of some answers and then of others.
+    pub fn join(parts: &[Said]) -> TchResult<Said> {
+        let cat = |parts: Vec<&Tensor>| Tensor::f_cat(&parts, 0);
+        let divergences: Option<Vec<&Tensor>> = parts.iter().map(|part| part.divergence.as_ref()).collect();
+        let logprobs = cat(parts.iter().map(|part| &part.logprobs).collect())?;
+        Ok(Said { logprobs, divergence: divergences.map(cat).transpose()? })
+    }
+
+    /// The first so many, on `device`.
+    pub fn first(&self, count: i64, device: Device) -> TchResult<Said> {
+        let first = |of: &Tensor| of.f_narrow(0, 0, count)?.f_to_device(device);
+        Ok(Said {
+            logprobs: first(&self.logprobs)?,
+            divergence: self.divergence.as_ref().map(first).transpose()?,
+        })
+    }
+
+    fn set_requires_grad(self) -> TchResult<Said> {
+        let requires = |of: Tensor| of.f_set_requires_grad(true);
+        Ok(Said {
+            logprobs: requires(self.logprobs)?,
+            divergence: self.divergence.map(requires).transpose()?,
+        })
+    }
+}
+
 /// A model that says something of an answer as a whole.
 pub trait Answering: Model<Batch = PackedBatch> {
     /// Whether its adapters drop values in training.
     fn drops(&self) -> bool;
 
-    /// What it says of each answer, fp64 `[S]`, without a gradient, from what it says of their tokens. `lengths` are their
-    /// numbers.
-    fn of_answers(scores: &Self::Scores, lengths: &Tensor) -> TchResult<Tensor>;
+    /// What it says of each answer, without a gradient, from what it says of their tokens. `lengths` are their numbers.
+    fn of_answers(scores: &Self::Scores, lengths: &Tensor) -> TchResult<Said>;
 
     /// The sum of the entropies of all tokens, fp64; 0 where there are none.
     fn entropy(scores: &Self::Scores) -> TchResult<Tensor>;
 
     /// The gradient with respect to what it says of `tokens` tokens, from that with respect to the answers.
-    fn gradient(of_answers: &Tensor, lengths: &Tensor, tokens: i64) -> TchResult<Self::ScoresGrad>;
+    fn gradient(of_answers: &Said, lengths: &Tensor, tokens: i64) -> TchResult<Self::ScoresGrad>;
 
     /// The policy, if it is one of language.
     fn writer(policy: &mut Zero<Self>) -> Option<&mut Zero<Decoder>>
@@ -41,21 +77,27 @@ impl Answering for Decoder {
         self.drops()
     }
 
-    fn of_answers(scores: &Scores, lengths: &Tensor) -> TchResult<Tensor> {
+    fn of_answers(scores: &Scores, lengths: &Tensor) -> TchResult<Said> {
         // In a fixed order, and unchecked, since a check of the lengths would wait for the device.
-        let logprobs = scores.logprobs.f_detach()?.f_to_kind(Kind::Double)?;
-        let (indices, offsets, unchecked) = (None::<&Tensor>, None::<&Tensor>, true);
-        Tensor::f_segment_reduce(&logprobs, "sum", Some(lengths), indices, offsets, 0, unchecked, 0.0)
+        let sums = |of_tokens: &Tensor| {
+            let of_tokens = of_tokens.f_detach()?.f_to_kind(Kind::Double)?;
+            let (indices, offsets, unchecked) = (None::<&Tensor>, None::<&Tensor>, true);
+            Tensor::f_segment_reduce(&of_tokens, "sum", Some(lengths), indices, offsets, 0, unchecked, 0.0)
+        };
+        let divergence = scores.divergence.as_ref().map(sums).transpose()?;
+        Ok(Said { logprobs: sums(&scores.logprobs)?, divergence })
     }
 
     fn entropy(scores: &Scores) -> TchResult<Tensor> {
         scores.entropy.f_sum(Kind::Double)
     }
 
-    fn gradient(of_answers: &Tensor, lengths: &Tensor, tokens: i64) -> TchResult<ScoresGrad> {
-        let of_answers = of_answers.f_to_kind(Kind::Float)?;
-        let logprobs = of_answers.f_repeat_interleave_self_tensor(lengths, 0, tokens)?;
-        Ok(ScoresGrad { logprobs, entropy: None })
+    fn gradient(of_answers: &Said, lengths: &Tensor, tokens: i64) -> TchResult<ScoresGrad> {
+        let of_tokens = |of_answers: &Tensor| {
+            of_answers.f_to_kind(Kind::Float)?.f_repeat_interleave_self_tensor(lengths, 0, tokens)
+        };
+        let divergence = of_answers.divergence.as_ref().map(of_tokens).transpose()?;
+        Ok(ScoresGrad { logprobs: of_tokens(&of_answers.logprobs)?, entropy: None, divergence })
     }
 
     fn writer(policy: &mut Zero<Self>) -> Option<&mut Zero<Decoder>> {
@@ -69,16 +111,16 @@ impl Answering for ValueModel {
         false
     }
 
-    fn of_answers(values: &Tensor, _: &Tensor) -> TchResult<Tensor> {
-        values.f_detach()?.f_to_kind(Kind::Double)
+    fn of_answers(values: &Tensor, _: &Tensor) -> TchResult<Said> {
+        Ok(Said { logprobs: values.f_detach()?.f_to_kind(Kind::Double)?, divergence: None })
     }
 
     fn entropy(values: &Tensor) -> TchResult<Tensor> {
         Tensor::f_zeros([], (Kind::Double, values.device()))
     }
 
-    fn gradient(of_answers: &Tensor, _: &Tensor, _: i64) -> TchResult<Tensor> {
-        of_answers.f_to_kind(Kind::Float)
+    fn gradient(of_answers: &Said, _: &Tensor, _: i64) -> TchResult<Tensor> {
+        of_answers.logprobs.f_to_kind(Kind::Float)
     }
 
     fn writer(_: &mut Zero<Self>) -> Option<&mut Zero<Decoder>> {
@@ -95,6 +137,8 @@ pub struct Batch<'a> {
     pub micro_batch_size: usize,
     /// What the frozen reference says of the answers, fp64 `[S]`, if the objective asks.
     pub reference: Option<Tensor>,
+    /// What a teacher says of their tokens, if the objective asks.
+    pub taught: Option<&'a Taught>,
     /// The whole step.
     pub whole: Whole,
 }
@@ -143,43 +187,56 @@ pub fn learn<M: Answering>(
     let (drops, device) = (policy.model().drops(), policy.torch_device());
     let mut seen =
         Seen { sums: Tensor::f_zeros([SUMS.len() as i64 + 1], (Kind::Double, device))?, rows: 0, inputs: 0 };
-    let mut done = 0;
+    let (mut done, mut tokens) = (0, 0);
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };
-        let packed = pack_to_train(drops, part, pass, device)?;
+        let packed = beside_teacher(pack_to_train(drops, part, pass, device)?, batch.taught, &mut tokens)?;
         let (lengths, desirable) = (lengths(part, device)?, desirable(part, device)?);
         let part_of = |all: &Tensor| all.f_narrow(0, done as i64, part.len() as i64);
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
         done += part.len();
         (seen.rows, seen.inputs) = (seen.rows + packed.tokens(), seen.inputs + packed.inputs());
         policy.accumulate(&packed, |scores| {
-            let logprobs = M::of_answers(scores, &lengths)?.f_set_requires_grad(true)?;
+            let Said { logprobs, divergence } = M::of_answers(scores, &lengths)?.set_requires_grad()?;
             let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;
-            let answers = Answers { logprobs, lengths: lengths_fp64, desirable, reference };
+            let answers = Answers { logprobs, lengths: lengths_fp64, desirable, reference, divergence };
             let terms = terms(objective, &answers, batch.whole)?;
-            let of_answers = Tensor::f_run_backward(&[&terms.loss], &[&answers.logprobs], false, false)?;
+            let said: Vec<&Tensor> = [&answers.logprobs].into_iter().chain(&answers.divergence).collect();
+            let mut gradients = Tensor::f_run_backward(&[&terms.loss], &said, false, false)?.into_iter();
+            let logprobs = gradients.next().expect("one of the log-probs");
+            let of_answers = Said { logprobs, divergence: gradients.next() };
             let entropy = M::entropy(scores)?.f_reshape([1])?;
             seen.sums = seen.sums.f_add(&Tensor::f_cat(&[terms.sums, entropy], 0)?)?;
-            Ok(M::gradient(&of_answers[0], &lengths, packed.targets())?)
+            Ok(M::gradient(&of_answers, &lengths, packed.targets())?)
         })?;
     }
     Ok(seen)
 }
 
-/// What `model` says of the answers, fp64 `[S]`. Every rank calls with as many sequences.
+/// What `model` says of the answers, beside a teacher if they are `taught`. Every rank calls with as many sequences.
 pub fn score<M: Answering>(
     model: &mut Zero<M>,
     sequences: &[Written],
     micro_batch_size: usize,
     with_adapters: bool,
-) -> Result<Tensor> {
+    taught: Option<&Taught>,
+) -> Result<Said> {
     let device = model.torch_device();
+    let mut tokens = 0;
     let parts = sequences.chunks(micro_batch_size).map(|part| {
-        let batch = pack(part, device)?;
+        let batch = beside_teacher(pack(part, device)?, taught, &mut tokens)?;
         let batch = if with_adapters { batch } else { batch.without_adapters() };
         Ok(M::of_answers(&model.score(&batch)?, &lengths(part, device)?)?)
     });
-    Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>>>()?, 0)?)
+    Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
+}
+
+/// The batch beside what the teacher says of its tokens, which stand behind the `before` first ones.
+fn beside_teacher(packed: PackedBatch, taught: Option<&Taught>, before: &mut i64) -> Result<PackedBatch> {
+    let Some(taught) = taught else { return Ok(packed) };
+    let start = *before;
+    *before += packed.targets();
+    Ok(taught.beside(packed, start)?)
 }
 
 /// So many sequences, but whole pairs, where they are compared.

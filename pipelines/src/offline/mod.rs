@@ -1,7 +1,7 @@
 //! Learning from texts that are there beforehand: answers, judged or not, or pairs of a better and a worse one.
 //!
 //! `written` turns records into tokens, `objective` has the losses as functions of an answer's log-prob or number, and
-//! `learn` takes them through a model; RLVR's warm-up does the same. `pipeline` is what the loop trains, `step` a turn of it, `evaluate`
+//! `learn` takes them through a model; RLVR's warm-up does the same. `teacher` is what `distill` learns from. `pipeline` is what the loop trains, `step` a turn of it, `evaluate`
 //! how it is measured.
 
 mod evaluate;
@@ -9,6 +9,7 @@ mod learn;
 mod objective;
 mod pipeline;
 mod step;
+mod teacher;
 mod written;
 
 pub use learn::{Batch, Pass, learn};

@@ -6,7 +6,8 @@
 use tch::{Kind, TchError, Tensor};
 
 use crate::config::{
-    DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig, RewardModelObjective, SimpoConfig,
+    DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
+    RewardModelObjective, SimpoConfig,
 };
 
 type Result<T> = std::result::Result<T, TchError>;
@@ -40,12 +41,14 @@ pub struct Answers {
     pub desirable: Tensor,
     /// As `logprobs`, under the frozen reference; `None` where the objective has none.
     pub reference: Option<Tensor>,
+    /// Of each the sum over its tokens of how far the teacher is, `[S]`; `None` without one.
+    pub divergence: Option<Tensor>,
 }
 
 /// The names of [`Terms::sums`]: the first over the better answers' tokens, then over records, the better answers, the worse
-/// ones, and pairs.
-pub const SUMS: [&str; 5] =
-    ["loss/nll", "loss/preference", "reward/chosen", "reward/rejected", "reward/accuracy"];
+/// ones, and pairs; the last over tokens again.
+pub const SUMS: [&str; 6] =
+    ["loss/nll", "loss/preference", "reward/chosen", "reward/rejected", "reward/accuracy", "loss/divergence"];
 
 /// What an objective says of some answers.
 #[derive(Debug)]
@@ -60,7 +63,8 @@ pub struct Terms {
 pub fn likelihood_weight(objective: &Objective) -> f64 {
     match objective {
         Objective::Sft | Objective::Orpo(_) => 1.0,
-        Objective::Dpo(DpoConfig { sft_weight, .. }) => *sft_weight,
+        Objective::Dpo(DpoConfig { sft_weight, .. })
+        | Objective::Distill(DistillConfig { sft_weight, .. }) => *sft_weight,
         Objective::Ipo(_) | Objective::Hinge(_) | Objective::Simpo(_) | Objective::RewardModel(_) => 0.0,
         Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => 0.0,
     }
@@ -72,12 +76,7 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
         let reference = answers.reference.as_ref().expect("what is judged is compared with a reference");
         return judged(config, answers, reference, whole);
     }
-    let Some(pairs) = pairs(objective, answers)? else {
-        let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
-        let zeros = Tensor::f_zeros([SUMS.len() as i64 - 1], (Kind::Double, nll.device()))?;
-        let sums = Tensor::f_cat(&[nll.f_detach()?.f_reshape([1])?, zeros], 0)?;
-        return Ok(Terms { loss: nll.f_div_scalar(whole.tokens)?, sums });
-    };
+    let Some(pairs) = pairs(objective, answers)? else { return of_tokens(objective, answers, whole) };
     let nll = side(&answers.logprobs, 0)?.f_sum(Kind::Double)?.f_neg()?;
     let preference = pairs.loss.f_sum(Kind::Double)?;
     let likelihood = nll.f_mul_scalar(likelihood_weight(objective) / whole.tokens)?;
@@ -85,8 +84,25 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     let (better, worse) = (side(&pairs.rewards, 0)?, side(&pairs.rewards, 1)?);
     let right = better.f_gt_tensor(&worse)?;
     let sum = |values: &Tensor| values.f_detach()?.f_sum(Kind::Double);
-    let sums = [nll.f_detach()?, preference.f_detach()?, sum(&better)?, sum(&worse)?, sum(&right)?];
+    let none = nll.f_detach()?.f_zeros_like()?;
+    let sums = [nll.f_detach()?, preference.f_detach()?, sum(&better)?, sum(&worse)?, sum(&right)?, none];
     Ok(Terms { loss, sums: Tensor::f_stack(&sums, 0)? })
+}
+
+/// Of what is learnt token by token.
+fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
+    let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
+    let likelihood = nll.f_mul_scalar(likelihood_weight(objective))?;
+    let (loss, apart) = match &answers.divergence {
+        Some(divergence) => {
+            let apart = divergence.f_sum(Kind::Double)?;
+            (apart.f_add(&likelihood)?, apart.f_detach()?)
+        }
+        None => (likelihood, nll.f_detach()?.f_zeros_like()?),
+    };
+    let none = Tensor::f_zeros([SUMS.len() as i64 - 2], (Kind::Double, nll.device()))?;
+    let sums = Tensor::f_cat(&[nll.f_detach()?.f_reshape([1])?, none, apart.f_reshape([1])?], 0)?;
+    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums })
 }
 
 /// Of answers that are each desirable or not.
@@ -106,6 +122,7 @@ fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: W
         preference.f_detach()?,
         sum(&rewards, desirable)?,
         sum(&rewards, &other)?,
+        Tensor::f_zeros([], (Kind::Double, preference.device()))?,
         Tensor::f_zeros([], (Kind::Double, preference.device()))?,
     ];
     Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums: Tensor::f_stack(&sums, 0)? })
@@ -127,7 +144,8 @@ fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
     };
     let mean = |sums: &Tensor| sums.f_div(&answers.lengths);
     let pairs = match *objective {
-        Objective::Sft | Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => return Ok(None),
+        Objective::Sft | Objective::Distill(_) => return Ok(None),
+        Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => return Ok(None),
         Objective::Dpo(DpoConfig { beta, label_smoothing, .. }) => {
             let rewards = gained(&answers.logprobs)?.f_mul_scalar(beta)?;
             let margin = margin(&rewards)?;
@@ -223,6 +241,7 @@ mod tests {
             lengths: Tensor::from_slice(&golden.lengths),
             desirable: Tensor::from_slice(&[1.0, 0.0]).repeat([golden.lengths.len() as i64 / 2]),
             reference: objective.has_reference().then(|| Tensor::from_slice(&golden.reference)),
+            divergence: None,
         }
     }
 
@@ -269,6 +288,7 @@ mod tests {
                 lengths: first(&golden.lengths),
                 desirable: first(&golden.desirable),
                 reference: Some(first(&golden.reference)),
+                divergence: None,
             };
             let better = golden.desirable[..*count].iter().sum::<f64>();
             let records = *count as f64;
@@ -303,10 +323,34 @@ mod tests {
     }
 
     #[test]
+    fn a_teacher_is_learnt_by_the_token_beside_the_answers() {
+        let golden = golden();
+        let whole = Whole { records: 3.0, better: 3.0, worse: 3.0, tokens: 8.0, kl: 0.0 };
+        let objective = Objective::Distill(DistillConfig { sft_weight: 0.5, ..DistillConfig::default() });
+        let apart: Vec<f64> = golden.lengths.iter().map(|length| 0.1 * length).collect();
+        let divergence = Tensor::from_slice(&apart).set_requires_grad(true);
+        let answers = Answers {
+            reference: None,
+            divergence: Some(divergence.shallow_clone()),
+            ..answers(&golden, &objective)
+        };
+        let terms = terms(&objective, &answers, whole).unwrap();
+        let (nll, apart): (f64, f64) = (-golden.logprobs.iter().sum::<f64>(), apart.iter().sum());
+        near(terms.loss.double_value(&[]), (apart + 0.5 * nll) / 8.0);
+        assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap().len(), SUMS.len());
+        near(terms.sums.double_value(&[0]), nll);
+        near(terms.sums.double_value(&[5]), apart);
+        let gradients = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs, &divergence], false, false);
+        for (gradient, expected) in gradients.iter().zip([-0.5 / 8.0, 1.0 / 8.0]) {
+            Vec::<f64>::try_from(gradient).unwrap().iter().for_each(|it| near(*it, expected));
+        }
+    }
+
+    #[test]
     fn certain_answers_have_finite_odds() {
         let logprobs = Tensor::from_slice(&[0.0, -3.0]).set_requires_grad(true);
         let [lengths, desirable] = [[2.0, 2.0], [1.0, 0.0]].map(|values| Tensor::from_slice(&values));
-        let answers = Answers { logprobs, lengths, desirable, reference: None };
+        let answers = Answers { logprobs, lengths, desirable, reference: None, divergence: None };
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 2.0, kl: 0.0 };
         let (loss, gradient, _) = found(&Objective::Orpo(OrpoConfig::default()), &answers, whole);
         assert!(loss.is_finite() && gradient.iter().all(|it| it.is_finite()), "{loss} {gradient:?}");
@@ -316,7 +360,7 @@ mod tests {
     fn a_rank_may_have_no_answers() {
         let none = || Tensor::zeros([0], (Kind::Double, Device::Cpu));
         let (reference, desirable) = (Some(none()), none());
-        let answers = Answers { logprobs: none(), lengths: none(), desirable, reference };
+        let answers = Answers { logprobs: none(), lengths: none(), desirable, reference, divergence: None };
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
         for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
             let terms = terms(&objective, &answers, whole).unwrap();

@@ -15,6 +15,7 @@ use super::{
     learn::{Answering, score},
     read,
     step::Lesson,
+    teacher::{Taught, Teacher},
     written::mismatched,
 };
 use crate::{
@@ -82,8 +83,18 @@ pub struct Roles<M: Model> {
     pub policy: Zero<M>,
     /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
     pub reference: Option<Reference>,
+    /// What it learns from, if it distills.
+    pub teacher: Option<Teacher>,
     /// What the reference says of this rank's held-out answers, once it was asked.
     pub of_held_out: Option<Compared>,
+}
+
+impl<M: Answering> Roles<M> {
+    /// What the teacher says of the answers' tokens, if there is one.
+    pub fn taught(&mut self, sequences: &[Written]) -> Result<Option<Taught>> {
+        let device = self.policy.torch_device();
+        self.teacher.as_mut().map(|teacher| teacher.read(sequences, device)).transpose()
+    }
 }
 
 /// What the frozen reference says of answers, fp64 on the policy's device.
@@ -100,7 +111,6 @@ impl Offline<Decoder> {
     pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
-        let has_adapters = base.lora.is_some();
         let mut setup = Setup::new(&run, dataset, &base, &place)?;
         setup.sampler = Some(Sampler {
             max_turn_tokens: None,
@@ -113,9 +123,8 @@ impl Offline<Decoder> {
             tokenizer: base.tokenizer,
             threads: None,
         });
-        let reference = run.reference.as_ref().filter(|_| !has_adapters);
         let reference_place =
-            reference.map(|role| place.beside("reference", role, &run, rank)).transpose()?;
+            run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
         let weights = base.weights;
         let policy = held(&run, &setup, model, &place, &*weights)?;
         Ok(Self::new(run, setup, policy, weights, reference_place))
@@ -142,7 +151,7 @@ impl<M: Answering> Offline<M> {
         weights: Box<dyn WeightSource>,
         reference_place: Option<Place>,
     ) -> Self {
-        let roles = Roles { policy, reference: None, of_held_out: None };
+        let roles = Roles { policy, reference: None, teacher: None, of_held_out: None };
         Self { run, reference_place, weights, setup, roles }
     }
 }
@@ -235,17 +244,18 @@ impl Setup {
         sequences: &[Written],
         strangers: &[Written],
     ) -> Result<Option<Compared>> {
-        if !self.config.objective.has_reference() {
+        if !self.config.objective.compares_with_reference() {
             return Ok(None);
         }
         let Roles { policy, reference, .. } = roles;
         let both = [sequences, strangers].concat();
         let logprobs = match reference {
             Some(reference) => {
-                let logprobs = reference.score(|model, size| score(model, &both, size, true))?;
+                let score = |model: &mut _, size| Ok(score(model, &both, size, true, None)?.logprobs);
+                let logprobs = reference.score(score)?;
                 logprobs.f_to_device(policy.torch_device())?
             }
-            None => score(policy, &both, self.micro_batch_size, false)?,
+            None => score(policy, &both, self.micro_batch_size, false, None)?.logprobs,
         };
         let (own, others) = (sequences.len() as i64, strangers.len() as i64);
         let sequences = logprobs.f_narrow(0, 0, own)?;
@@ -266,7 +276,7 @@ impl Setup {
         let Some(compared) = reference.as_ref().filter(|_| self.config.objective.estimates_kl()) else {
             return Ok(0.0);
         };
-        let logprobs = score(policy, strangers, self.micro_batch_size, true)?;
+        let logprobs = score(policy, strangers, self.micro_batch_size, true, None)?.logprobs;
         let gained = logprobs.f_sub(&compared.strangers)?.f_narrow(0, 0, count as i64)?;
         let sum = exchange.sum(&[f64::try_from(gained.f_sum(Kind::Double)?)?])?[0];
         Ok((sum / records).max(0.0))
@@ -315,9 +325,16 @@ impl<M: Answering> Pipeline for Offline<M> {
     }
 
     fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
-        let (Some(place), Some(role)) = (&self.reference_place, &self.run.reference) else { return Ok(()) };
+        let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
+            return Ok(());
+        };
+        if let Some(distill) = self.setup.config.objective.distills() {
+            let path = self.run.config.roles.reference.path.as_ref().expect("a config that was checked");
+            self.roles.teacher = Some(Teacher::open(path, distill, role, place)?);
+            return Ok(());
+        }
         let policy = M::writer(&mut self.roles.policy).expect("only a model of language has a reference");
-        let reference = Reference::freeze(policy, role, place, &*self.weights, folder, kept)?;
+        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept))?;
         self.roles.reference = Some(reference);
         Ok(())
     }
@@ -346,6 +363,7 @@ impl<M: Answering> Pipeline for Offline<M> {
 fn title(objective: &Objective) -> &'static str {
     match objective {
         Objective::Sft => "SFT",
+        Objective::Distill(_) => "distillation",
         Objective::Dpo(_) => "DPO",
         Objective::Ipo(_) => "IPO",
         Objective::Hinge(_) => "SLiC-HF",

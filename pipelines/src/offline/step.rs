@@ -71,6 +71,7 @@ impl Lesson<'_> {
             sequences: &sequences,
             micro_batch_size: warmup.micro_batch_size.unwrap_or(micro_batch_size),
             reference: None,
+            taught: None,
             whole: Whole { records, better: records, worse: 0.0, tokens, kl: 0.0 },
         };
         let first = exchange.rank() * sequences.len();
@@ -122,12 +123,14 @@ impl Setup {
         };
         let records = config.batch_size as f64;
         let reference = self.reference_logprobs(roles, &sequences, &strangers)?;
+        let taught = roles.taught(&sequences)?;
         let of_kl = (strangers.len(), records);
         let kl = self.kl(&mut roles.policy, exchange, &strangers, &reference, of_kl)?;
         let batch = Batch {
             sequences: &sequences,
             micro_batch_size: self.micro_batch_size,
             reference: reference.map(|compared| compared.sequences),
+            taught: taught.as_ref(),
             whole: Whole { records, better, worse, tokens, kl },
         };
         let first = exchange.rank() * sequences.len();
@@ -168,13 +171,17 @@ impl Setup {
         let mut metrics = Metrics::new();
         // Of judged answers none need be desirable, and the likelihood is that of these.
         let likelihood = if likelihood_weight > 0.0 { likelihood_weight * nll } else { 0.0 };
-        metrics.insert("loss", preference + likelihood);
+        let divergence = objective.distills().map(|_| sums[5] / whole.tokens);
+        metrics.insert("loss", preference + likelihood + divergence.unwrap_or(0.0));
+        if let Some(divergence) = divergence {
+            metrics.insert(SUMS[5], divergence);
+        }
         if !objective.is_of_numbers() && whole.tokens > 0.0 {
             metrics.insert(SUMS[0], nll);
         }
         if objective.compares() {
-            for (name, sum) in SUMS.into_iter().zip(sums).skip(1) {
-                metrics.insert(name, sum / whole.records);
+            for (name, sum) in SUMS[..5].iter().zip(sums).skip(1) {
+                metrics.insert(*name, sum / whole.records);
             }
             metrics.insert("reward/margin", (sums[2] - sums[3]) / whole.records);
         }

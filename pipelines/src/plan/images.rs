@@ -94,7 +94,6 @@ impl Images {
             }
             _ => unreachable!("a checked config has a model that fits its data"),
         };
-        let has_adapters = model.units().iter().any(|unit| !unit.trainable);
         let channels = match &model {
             Transformer::Dit(dit) => dit.config().channels,
             Transformer::Sd3(sd3) => sd3.config().in_channels,
@@ -102,8 +101,8 @@ impl Images {
         };
         let judges = config.reward.terms().iter().map(Judge::open).collect::<Result<_>>()?;
         Ok(Self {
-            copies_reference: run.reference.is_some() && !has_adapters,
-            here: Site::all(run, !has_adapters).0,
+            copies_reference: run.held_reference().is_some(),
+            here: Site::all(run).0,
             latent: channels as usize * sides.iter().product::<usize>(),
             size: DenoiseSize { points: 1, sides, text: texts.tokens, latents_grad: false },
             samples: run.batches.sequences_per_step / run.world_size,

@@ -46,8 +46,8 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// The policy's devices, and all others; only a reference that is a copy takes memory.
-    pub(super) fn all(run: &Run, copies_reference: bool) -> (Self, Vec<Self>) {
+    /// The policy's devices, and all others; only a reference with weights of its own takes memory.
+    pub(super) fn all(run: &Run) -> (Self, Vec<Self>) {
         let policys = |role: &Role, ordinal: &usize| {
             role.backend == run.policy.backend && run.policy.ordinals.contains(ordinal)
         };
@@ -58,7 +58,7 @@ impl Site {
                 others.entry((&rollout.backend, *ordinal)).or_default().insert(Member::Rollout);
             }
         }
-        for (member, role) in members(run, copies_reference) {
+        for (member, role) in members(run) {
             for ordinal in &role.ordinals {
                 if policys(role, ordinal) {
                     here.insert(member);
@@ -128,9 +128,8 @@ pub(super) fn not_counted(run: &Run) -> Vec<String> {
 }
 
 /// All but the policy, what only samples, and what each rank has on the host for itself.
-fn members(run: &Run, copies_reference: bool) -> impl Iterator<Item = (Member, &Role)> {
-    let reference = run.reference.as_ref().filter(|_| copies_reference);
-    let fixed = [(Member::Reference, reference), (Member::Critic, run.critic.as_ref())];
+fn members(run: &Run) -> impl Iterator<Item = (Member, &Role)> {
+    let fixed = [(Member::Reference, run.held_reference()), (Member::Critic, run.critic.as_ref())];
     let models = run.reward_models.iter().enumerate();
     let models = models.map(|(index, role)| (Member::RewardModel(index), role.as_ref()));
     fixed.into_iter().chain(models).filter_map(|(member, role)| Some((member, role?)))

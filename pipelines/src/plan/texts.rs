@@ -1,7 +1,11 @@
 //! Runs of language models, as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest
 //! that there can be.
 
-use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
+use std::path::Path;
+
+use anyroll_models::{
+    Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits, hf::ModelFolder,
+};
 use anyroll_strategy::plan::{
     Held, driver_bytes, held, scoring_activations, training_activations, whole_weights,
 };
@@ -31,6 +35,8 @@ pub struct Texts {
     keeping_logits: Decoder,
     /// The same without adapters, if they are merged to sample.
     merged: Option<Decoder>,
+    /// What the policy is compared with.
+    reference: Decoder,
     critic: Option<ValueModel>,
     reward_models: Vec<RewardModel>,
     work: Work,
@@ -40,6 +46,8 @@ pub struct Texts {
     rollout: Option<Rollout>,
     samples_per_rank: usize,
     scores_itself: bool,
+    /// Whether the reference is a teacher that the policy's head reads beside its own.
+    is_taught: bool,
     /// Whether the policy's states leave with every step, and not for evaluation alone.
     states_leave: bool,
 }
@@ -55,15 +63,18 @@ impl Texts {
             let strategy = StrategyConfig { keep_logits: Some(keep), ..run.policy.strategy.clone() };
             base.policy(tch::Device::Cpu, &strategy)
         };
-        let has_adapters = base.lora.is_some();
+        let reference = run.config.roles.reference.path.as_ref().map(|path| reference_model(path));
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
         let estimates_kl = matches!(
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
         );
+        let is_taught = matches!(
+            &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.distills().is_some()
+        );
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
-        let (here, others) = Site::all(run, !has_adapters);
+        let (here, others) = Site::all(run);
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
         let rollout = rlvr.zip(run.rollout.as_ref()).map(|(rlvr, role)| {
             let ahead = rlvr.rollout.asynchronous.ahead;
@@ -78,6 +89,7 @@ impl Texts {
             merged: merges.then(|| with_adapters.merged()),
             model: with_adapters,
             keeping_logits: model(true)?,
+            reference: reference.transpose()?.map_or_else(|| model(false), Ok)?,
             critic: critic.transpose()?,
             reward_models: reward_models.collect::<Result<_>>()?,
             here,
@@ -85,7 +97,10 @@ impl Texts {
             work: Work::new(run, &base.tokenizer, dataset)?,
             rollout,
             samples_per_rank,
-            scores_itself: asks_itself || estimates_kl || (run.reference.is_some() && has_adapters),
+            scores_itself: asks_itself
+                || estimates_kl
+                || (run.reference.is_some() && run.held_reference().is_none()),
+            is_taught,
             states_leave: run.rollout.is_none() || run.critic.is_some(),
         })
     }
@@ -113,7 +128,8 @@ impl Texts {
         let between = self.between(site, strategies, &held);
         let [_, frozen_away, valued_away] = away;
         let own = held.own.as_ref().map(|(_, held)| *held);
-        let train = self.phase(site, self.training(policy), &[own, frozen_away, valued_away], &held);
+        let activations = self.training(policy) + self.taught(strategies);
+        let train = self.phase(site, activations, &[own, frozen_away, valued_away], &held);
         let generate = self.phase(site, 0, &away, &held);
         let passes = between.iter().flatten().chain([&train]);
         let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
@@ -178,19 +194,20 @@ impl Texts {
     /// What of each role a device of `site` holds while it has its turn.
     fn held<'a>(&'a self, site: &Site, strategies: &'a Strategies) -> SiteHeld<'a> {
         let Strategies { policy, reference, critic, reward_models } = strategies;
-        let decoder =
-            |it: &'a StrategyConfig, trained| (it, held(&self.model, zero_config(it), trained, site.ranks));
+        let decoder = |it: &'a StrategyConfig, model: &Decoder, trained| {
+            (it, held(model, zero_config(it), trained, site.ranks))
+        };
         let here = |role: &'a Option<StrategyConfig>, member| role.as_ref().filter(|_| site.holds(member));
         let valued = here(critic, Member::Critic).zip(self.critic.as_ref());
         let models = self.reward_models.iter().zip(reward_models).enumerate();
         let models = models.filter(|(index, _)| site.holds(Member::RewardModel(*index)));
         SiteHeld {
-            own: site.holds(Member::Policy).then(|| decoder(policy, true)),
+            own: site.holds(Member::Policy).then(|| decoder(policy, &self.model, true)),
             copied: match site.holds(Member::Rollout) {
                 true => self.parameters() * zero_config(policy).precision.dtype().size_bytes(),
                 false => 0,
             },
-            frozen: here(reference, Member::Reference).map(|it| decoder(it, false)),
+            frozen: here(reference, Member::Reference).map(|it| decoder(it, &self.reference, false)),
             valued: valued.map(|(it, model)| (it, held(model, zero_config(it), true, site.ranks))),
             reward_models: models
                 .filter_map(|(_, (model, strategy))| {
@@ -212,8 +229,10 @@ impl Texts {
             (Some(own), Some(away)) if valued.is_none() => Some(Held { reducing: away.reducing, ..own }),
             _ => own_away,
         };
-        let score = frozen.as_ref().or(asks_itself).map(|(it, _)| {
-            self.phase(site, self.scoring(it, site), &[while_scored, its(frozen), valued_away], held)
+        let of_reference = frozen.as_ref().map(|(it, _)| self.scoring(&self.reference, it, site));
+        let of_itself = asks_itself.map(|(it, _)| self.scoring(&self.model, it, site));
+        let score = of_reference.max(of_itself).map(|activations| {
+            self.phase(site, activations, &[while_scored, its(frozen), valued_away], held)
         });
         let critic = valued.as_ref().map(|(it, valued)| {
             self.phase(site, self.valuing(it, site), &[own_away, frozen_away, Some(*valued)], held)
@@ -289,7 +308,8 @@ impl Texts {
         let Work { prompt, answer, .. } = self.work;
         let config = zero_config(policy);
         let micro_batch = policy.micro_batch_size;
-        let rl = self.micro_batch(policy);
+        let is_taught = self.is_taught;
+        let rl = PackedSize { is_taught, ..self.micro_batch(policy) };
         let warmup = self.work.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
             let own = warmup.batch_size / self.here.ranks.world_size;
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
@@ -301,8 +321,16 @@ impl Texts {
         peaks.max().unwrap_or(0)
     }
 
-    fn scoring(&self, scorer: &StrategyConfig, site: &Site) -> usize {
-        scoring_activations(&self.model, &self.micro_batch(scorer), runs(scorer, site.on_host))
+    /// What a teacher has said of a step's tokens, for the policy's head to read: its own head's rows, and their matrix.
+    fn taught(&self, strategies: &Strategies) -> usize {
+        let Some(reference) = strategies.reference.as_ref().filter(|_| self.is_taught) else { return 0 };
+        let shape = self.reference.config();
+        let rows = self.samples_per_rank * self.work.completion + shape.vocab_size as usize;
+        rows * shape.hidden_size as usize * zero_config(reference).precision.dtype().size_bytes()
+    }
+
+    fn scoring(&self, model: &Decoder, scorer: &StrategyConfig, site: &Site) -> usize {
+        scoring_activations(model, &self.micro_batch(scorer), runs(scorer, site.on_host))
     }
 
     /// Sampling by the policy, from what is held then, and the cache of one sequence. `busiest` are the activations of the
@@ -346,6 +374,12 @@ impl Texts {
         generate.kv_cache = cache(wanted.min(room).max(least));
         (generate, cache(least))
     }
+}
+
+/// A published reference.
+fn reference_model(path: &Path) -> Result<Decoder> {
+    let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
+    Ok(Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu)?)
 }
 
 /// What of each role one device holds, with its strategy.

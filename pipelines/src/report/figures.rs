@@ -56,7 +56,11 @@ const PLANS: [Plan; 24] = [
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
-        series: &[("eval/loss", "loss"), ("eval/nll", "answers, a token")],
+        series: &[
+            ("eval/loss", "loss"),
+            ("eval/nll", "answers, a token"),
+            ("eval/divergence", "from the teacher, a token"),
+        ],
     },
     Plan {
         title: "Held-out answers",

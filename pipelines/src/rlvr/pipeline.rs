@@ -52,12 +52,10 @@ impl Rlvr {
             _ => &setup.rlvr.optimizer,
         };
         let policy = setup.policy(&run, &place, optimizer)?;
-        let beside = |name, role: &Option<Role>| {
-            role.as_ref().map(|role| place.beside(name, role, &run, rank)).transpose()
-        };
-        let copied = run.reference.clone().filter(|_| !setup.has_adapters);
-        let reference_place = beside("reference", &copied)?;
-        let critic_place = beside("critic", &run.critic)?;
+        let beside =
+            |name, role: Option<&Role>| role.map(|role| place.beside(name, role, &run, rank)).transpose();
+        let reference_place = beside("reference", run.held_reference())?;
+        let critic_place = beside("critic", run.critic.as_ref())?;
         let critic = critic_place.map(|place| Critic::new(&run, &setup, &place)).transpose()?.flatten();
         let own_devices = |role| OwnDevices::open(&setup, role, rank.local_rank);
         let devices = run.rollout.as_ref().map(own_devices).transpose()?;
@@ -117,9 +115,9 @@ impl Pipeline for Rlvr {
             critic.begin_as(&mut self.roles.policy)?;
         }
         let (policy, weights) = (&mut self.roles.policy, &*self.setup.weights);
-        let reference = self.reference_place.as_ref().zip(self.run.reference.as_ref());
-        let freeze = |(place, role)| Reference::freeze(policy, role, place, weights, folder, kept);
-        self.roles.reference = reference.map(freeze).transpose()?;
+        let reference = self.reference_place.as_ref().zip(self.run.held_reference());
+        let new = |(place, role)| Reference::new(policy, &self.run, role, place, weights, (folder, kept));
+        self.roles.reference = reference.map(new).transpose()?;
         Ok(())
     }
 
@@ -177,6 +175,7 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         (Advantage::Gpg, _) => "GPG",
         (Advantage::Remax, _) => "ReMax",
         (Advantage::Gae(_), _) => "PPO",
+        (Advantage::None, _) => "on-policy distillation",
     };
     let loss = match &algorithm.loss {
         PolicyLoss::Clipped(_) | PolicyLoss::Reinforce => return advantage.to_owned(),

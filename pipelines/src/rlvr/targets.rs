@@ -32,7 +32,7 @@ pub struct Prepared {
     kl: Option<KlOfSamples>,
 }
 
-/// The KL divergence from the reference, where it goes off the reward.
+/// The KL divergence from the reference, where it goes off rewards or advantages.
 pub(super) struct KlOfSamples {
     /// Of each of the rank's tokens: old log-prob less the reference's.
     pub of_tokens: Vec<f64>,
@@ -66,7 +66,7 @@ impl Setup {
             }
         };
         let (kl, ref_logprobs) = match (self.reference_logprobs(roles, samples)?, algorithm.kl_in) {
-            (Some(reference), KlTerm::Reward(_)) => {
+            (Some(reference), KlTerm::Reward(_) | KlTerm::Advantage) => {
                 let of_tokens = old_logprobs.f_sub(&reference)?;
                 (Some(self.kl_of_samples(exchange, &of_tokens, &lengths, kl_coef)?), None)
             }
@@ -168,22 +168,30 @@ impl Setup {
         let by_turns = algorithm.credit == TurnCredit::Turns;
         let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
         let lengths = &lengths[..];
+        let (off_reward, off_advantage) = match algorithm.kl_in {
+            KlTerm::Advantage => (None, kl),
+            KlTerm::Reward(_) | KlTerm::Loss(_) => (kl, None),
+        };
         let mut of_tokens: Vec<f64> = match (algorithm.advantage, values) {
             // Here, and only here, tokens of a turn differ.
             (Advantage::Gae(config), Some(values)) => {
-                let rewards = self.token_rewards(exchange, (scored, &rewards), samples, kl);
+                let rewards = self.token_rewards(exchange, (scored, &rewards), samples, off_reward);
                 let of_sequences = sequences(&rewards, lengths).zip(sequences(values, lengths));
                 of_sequences.flat_map(|(rewards, values)| gae(config, rewards, values)).collect()
             }
-            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || kl.is_some() || by_turns => {
-                let rewards = self.token_rewards(exchange, (scored, &rewards), samples, kl);
+            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || off_reward.is_some() || by_turns => {
+                let rewards = self.token_rewards(exchange, (scored, &rewards), samples, off_reward);
                 sequences(&rewards, lengths).flat_map(|rewards| returns(rewards, config.gamma)).collect()
             }
-            _ if by_turns => self.turn_advantages(exchange, scored, samples, kl)?,
-            _ => self.sample_advantages(exchange, scored, rewards, lengths, kl),
+            _ if by_turns => self.turn_advantages(exchange, scored, samples, off_reward)?,
+            _ => self.sample_advantages(exchange, scored, rewards, lengths, off_reward),
         };
         let add = |values: &[f64]| of_tokens.iter().zip(values).map(|(own, value)| own + value).collect();
         let returns = values.map_or(Vec::new(), add);
+        // Each token's own divergence, and not that of those after it: nothing of it is a value's to predict.
+        if let Some(kl) = off_advantage {
+            of_tokens.iter_mut().zip(&kl.of_tokens).for_each(|(token, of)| *token -= kl.coef * of);
+        }
         if algorithm.whiten_advantages {
             let trained = of_tokens.iter().zip(self.trained_tokens(exchange, scored, lengths));
             let seen: Vec<f64> = trained.filter(|(_, trained)| *trained).map(|(token, _)| *token).collect();

@@ -1,20 +1,23 @@
-//! The model that a policy is compared with: its frozen copy from after the warm-up.
+//! The model that a policy is compared with: its frozen copy from after the warm-up, or a published one.
 
 use std::{path::Path, sync::Arc};
 
-use anyroll_models::{Decoder, init::WeightSource};
+use anyroll_models::{Decoder, DecoderConfig, Model, hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::{State, Zero, checkpoint};
 use serde_json::Value;
-use tch::Tensor;
+use tch::Device;
 
 use super::{Place, hold, offloaded};
-use crate::{Error, Result, config::Role};
+use crate::{
+    Error, Result,
+    config::{Role, Run},
+};
 
-/// A frozen copy.
+/// A frozen copy, or another model, which may say something else than a policy does.
 #[derive(Debug)]
-pub struct Reference {
+pub struct Reference<M: Model = Decoder> {
     /// Its weights.
-    pub model: Zero<Decoder>,
+    pub model: Zero<M>,
     /// Sequences that a rank scores at a time.
     micro_batch_size: usize,
     /// What of it is on the device only while it scores.
@@ -22,9 +25,24 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// A copy of `policy` on `place`, held as `role` says, which is kept in the run's `folder`; if it is `kept` there, from
-    /// there. `weights` are the first ones of such a model. Every rank calls.
-    pub fn freeze(
+    /// That of `run` on `place`, held as `role` says: the published model that the config names, or else a copy of `policy`,
+    /// which is kept in the run's `folder`, and if it is `kept` there, from there. `weights` are the first ones of such a
+    /// model. Every rank calls.
+    pub fn new(
+        policy: &mut Zero<Decoder>,
+        run: &Run,
+        role: &Role,
+        place: &Place,
+        weights: &dyn WeightSource,
+        (folder, kept): (&Path, bool),
+    ) -> Result<Self> {
+        match &run.config.roles.reference.path {
+            Some(path) => Self::published(path, role, place, Decoder::new),
+            None => Self::freeze(policy, role, place, weights, folder, kept),
+        }
+    }
+
+    fn freeze(
         policy: &mut Zero<Decoder>,
         role: &Role,
         place: &Place,
@@ -46,15 +64,31 @@ impl Reference {
             model.copy_weights_from(policy)?;
             checkpoint::save(&mut model, &path, Value::Null)?;
         }
+        Ok(Self::held(model, role))
+    }
+}
+
+impl<M: Model> Reference<M> {
+    /// The published model in the folder `path` on `place`, held as `role` says, of what `lay_out` makes of its shape. Every
+    /// rank calls.
+    pub fn published(
+        path: &Path,
+        role: &Role,
+        place: &Place,
+        lay_out: impl FnOnce(DecoderConfig, Device) -> anyroll_models::Result<M>,
+    ) -> Result<Self> {
+        let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
+        let model = lay_out(folder.decoder_config().clone(), place.torch_device()?)?;
+        Ok(Self::held(hold(Arc::new(model), &role.strategy, place, None, &folder)?, role))
+    }
+
+    fn held(model: Zero<M>, role: &Role) -> Self {
         let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) })
+        Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) }
     }
 
     /// What `score` makes of the model, so many sequences at a time; all of it is on the device for as long.
-    pub fn score(
-        &mut self,
-        score: impl FnOnce(&mut Zero<Decoder>, usize) -> Result<Tensor>,
-    ) -> Result<Tensor> {
+    pub fn score<S>(&mut self, score: impl FnOnce(&mut Zero<M>, usize) -> Result<S>) -> Result<S> {
         self.model.load_states(&self.offloaded)?;
         let scores = score(&mut self.model, self.micro_batch_size)?;
         self.model.offload_states(&self.offloaded)?;

@@ -164,7 +164,7 @@ fn step(zero: &mut Zero<Decoder>, batch: &PackedBatch, gradient: f64, compute: &
     let mut middle = None;
     let loss = |scores: &Scores| {
         middle = Some((compute.record_timed().unwrap(), scores.logprobs.mean(Kind::Double)));
-        Ok(ScoresGrad { logprobs: scores.logprobs.full_like(gradient), entropy: None })
+        Ok(ScoresGrad { logprobs: scores.logprobs.full_like(gradient), entropy: None, divergence: None })
     };
     zero.accumulate(batch, loss).unwrap();
     let reduced = compute.record_timed().unwrap();

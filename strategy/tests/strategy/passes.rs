@@ -12,6 +12,7 @@ fn two_open_tapes_add_what_two_micro_batches_add() {
     let gradient = |scores: &anyroll_models::Scores| ScoresGrad {
         logprobs: Tensor::full_like(&scores.logprobs, -0.1),
         entropy: None,
+        divergence: None,
     };
     for stage in STAGES {
         let both = ranks(2, true, |device, group| {

@@ -96,7 +96,7 @@ fn step(zero: &mut Zero<anyroll_models::Decoder>, number: u64) -> (f64, f64) {
         zero.accumulate(&batch(part), |scores| {
             loss -= scores.logprobs.sum(Kind::Double).double_value(&[]) / targets as f64;
             let logprobs = Tensor::full_like(&scores.logprobs, -1.0 / targets as f64);
-            Ok(ScoresGrad { logprobs, entropy: None })
+            Ok(ScoresGrad { logprobs, entropy: None, divergence: None })
         })
         .unwrap();
     }

@@ -219,7 +219,11 @@ fn activations_are_those_that_are_planned() {
                     let (_, measured) = tensor_peak_bytes(|| {
                         let gradient = |logprobs: &Tensor| logprobs.full_like(-0.01);
                         zero.accumulate(&batch, |scores| {
-                            Ok(ScoresGrad { logprobs: gradient(&scores.logprobs), entropy: None })
+                            Ok(ScoresGrad {
+                                logprobs: gradient(&scores.logprobs),
+                                entropy: None,
+                                divergence: None,
+                            })
                         })
                         .unwrap();
                     })
@@ -265,7 +269,7 @@ fn activations_of_groups_are_those_that_are_planned() {
             let (_, measured) = tensor_peak_bytes(|| {
                 let gradient = |logprobs: &Tensor| logprobs.full_like(-0.01);
                 zero.accumulate(&batch, |scores| {
-                    Ok(ScoresGrad { logprobs: gradient(&scores.logprobs), entropy: None })
+                    Ok(ScoresGrad { logprobs: gradient(&scores.logprobs), entropy: None, divergence: None })
                 })
                 .unwrap();
             })

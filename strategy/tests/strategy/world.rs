@@ -101,7 +101,7 @@ pub fn train_with(
 pub fn accumulate(zero: &mut Zero<Decoder>, sequences: &[Vec<i64>], gradient: f64) {
     zero.accumulate(&batch(sequences), |scores| {
         let logprobs = Tensor::full_like(&scores.logprobs, gradient);
-        Ok(ScoresGrad { logprobs, entropy: None })
+        Ok(ScoresGrad { logprobs, entropy: None, divergence: None })
     })
     .unwrap();
 }

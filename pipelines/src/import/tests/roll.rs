@@ -278,3 +278,46 @@ fn rolls_statistics_of_rewards_and_its_moving_coefficient() {
     assert!(import.yaml().contains(lines), "{}", import.yaml());
     check_rows(&roll("target_kl: 0.05\n", MATH), &[("target_kl", "no effect")]);
 }
+
+/// `student_train` is what `start_onpolicy_distill_pipeline.py` reads, and `use_opd` has rewards beside the teacher.
+#[test]
+fn rolls_teachers() {
+    let text = "\
+exp_name: opd
+max_steps: 100
+rollout_batch_size: 16
+prompt_length: 2048
+response_length: 8192
+num_return_sequences_in_group: 4
+adv_estimator: reinforce
+pretrain: models/qwen
+student_train:
+  model_args: {dtype: bf16}
+  training_args: {learning_rate: 5.0e-7, per_device_train_batch_size: 16, gradient_accumulation_steps: 1}
+  data_args: {file_name: [data/math.jsonl], messages: messages}
+  strategy_args: {strategy_name: fsdp2_train}
+student_infer:
+  generating_args: {max_new_tokens: 8192, top_p: 0.99, top_k: 100, temperature: 0.99}
+  strategy_args: {strategy_name: vllm}
+teacher:
+  model_args: {model_name_or_path: models/large, dtype: bf16}
+  strategy_args: {strategy_name: megatron_infer}
+  device_mapping: list(range(0,8))
+rewards:
+  math_rule:
+    worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker
+";
+    let check = |text: &str, lines: &[&str]| {
+        let import = imported("opd.yaml", text, Origin::Roll);
+        check_refused(&import, &[]);
+        check_loads(&import);
+        for line in lines.iter().chain(&["    path: models/large\n", "      kl_in: advantage\n"]) {
+            assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+        }
+    };
+    check(text, &["      advantage: none\n", "      kl_coef: 1\n", "        learning_rate: 5.0e-7\n"]);
+    let mixed = text
+        .replace("student_", "actor_")
+        .replace("teacher:\n", "use_opd: true\nteacher:\n  opd_kl_coef: 0.2\n");
+    check(&mixed, &["        reinforce:\n          gamma: 1.0\n", "      kl_coef: 0.2\n"]);
+}

@@ -172,7 +172,7 @@ const REFUSED: [(&str, &str); 24] = [
     ),
     ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
     ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),
-    ("distillation.*", "there is no distillation"),
+    ("distillation.*", "name a teacher in `roles.reference.path`, and say `kl_in: advantage`: docs/rlvr.md"),
     ("algorithm.use_pf_ppo", "samples weigh the same"),
 ];
 

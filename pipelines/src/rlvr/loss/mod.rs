@@ -96,7 +96,7 @@ pub fn policy_loss(
         .then(|| targets.token_weights.f_mul_scalar(-algorithm.entropy_coef / count))
         .transpose()?;
     stats.add(&stats::Seen { policy, kl, terms, scores, targets })?;
-    Ok(ScoresGrad { logprobs: gradient, entropy })
+    Ok(ScoresGrad { logprobs: gradient, entropy, divergence: None })
 }
 
 /// Schulman's estimators of the KL divergence of the policy from the reference, a token each: k1 = d, k2 = d² / 2,

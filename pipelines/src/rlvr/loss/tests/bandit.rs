@@ -11,7 +11,8 @@ use super::*;
 use crate::{
     algorithm::{Earned, Moments, gae, sample_advantages},
     config::{
-        Advantage, GaeConfig, GrpoConfig, Level, ReinforceConfig, RolloutCorrection, Scale, TruncateConfig,
+        Advantage, GaeConfig, GrpoConfig, KlEstimator, KlLossConfig, KlTerm, Level, ReinforceConfig,
+        RolloutCorrection, Scale, TruncateConfig,
     },
 };
 
@@ -136,6 +137,35 @@ fn on_policy_the_unbiased_estimators_have_the_exact_mean() {
             let found = estimate(Setting { advantage, loss, ..ON_POLICY });
             assert!(found.is(exact()), "{advantage:?}, {loss:?}: {found:?} is not {}", exact());
             assert!(found.error < 0.03 * exact(), "{found:?} proves nothing");
+        }
+    }
+}
+
+/// On-policy distillation, by enumeration of both actions: a token's own log ratio as its advantage, or k2 as a loss, has the
+/// gradient of KL(policy || teacher) as its mean.
+#[test]
+fn a_teacher_has_the_gradient_of_the_reverse_kl() {
+    const TEACHER: f64 = 0.8;
+    let [own, theirs] = [P, TEACHER].map(|p| [(1.0 - p).ln(), p.ln()]);
+    let exact = P * (1.0 - P) * ((own[1] - theirs[1]) - (own[0] - theirs[0]));
+    let off_advantage = [theirs[0] - own[0], theirs[1] - own[1]];
+    let k2 = KlTerm::Loss(KlLossConfig { estimator: KlEstimator::K2 });
+    for (advantages, kl_in) in [(off_advantage, KlTerm::Advantage), ([0.0; 2], k2)] {
+        for loss in losses() {
+            let old = Tensor::from_slice(&own);
+            let targets = Targets {
+                lengths: vec![1, 1],
+                token_weights: old.ones_like(),
+                advantages: Tensor::from_slice(&advantages),
+                correction: None,
+                rollout_logprobs: old.shallow_clone(),
+                old_logprobs: old,
+                ref_logprobs: matches!(kl_in, KlTerm::Loss(_)).then(|| Tensor::from_slice(&theirs)),
+            };
+            let algorithm = AlgorithmConfig { loss, kl_in, kl_coef: 1.0, ..AlgorithmConfig::default() };
+            let (gradient, _) = gradient(&algorithm, &own, &targets, 1.0);
+            let mean = (1.0 - P) * gradient[0] * -P + P * gradient[1] * (1.0 - P);
+            assert!((mean - exact).abs() < 1e-6, "{kl_in:?}, {loss:?}: {mean} is not {exact}");
         }
     }
 }

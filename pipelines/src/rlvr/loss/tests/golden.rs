@@ -347,7 +347,7 @@ fn the_entropy_bonus_is_weighted_as_the_loss_is() {
     for aggregation in AGGREGATIONS {
         let algorithm = AlgorithmConfig { aggregation, entropy_coef: 0.5, ..AlgorithmConfig::default() };
         let logprobs = golden.tensor("logp");
-        let scores = Scores { entropy: logprobs.ones_like(), logprobs };
+        let scores = Scores { entropy: logprobs.ones_like(), logprobs, divergence: None };
         let targets = golden.targets(aggregation);
         let grad = policy_loss(&algorithm, &scores, &targets, 4.0, &mut LossStats::default()).unwrap();
         let entropy = grad.entropy.expect("the loss has an entropy term");

@@ -38,7 +38,7 @@ fn gradient(
     count: f64,
 ) -> (Vec<f64>, [f64; SUMS.len()]) {
     let logprobs = Tensor::from_slice(logprobs);
-    let scores = Scores { entropy: logprobs.zeros_like(), logprobs };
+    let scores = Scores { entropy: logprobs.zeros_like(), logprobs, divergence: None };
     let mut stats = LossStats::default();
     let grad = policy_loss(algorithm, &scores, targets, count, &mut stats).unwrap();
     let gradient = grad.logprobs;

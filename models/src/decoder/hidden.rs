@@ -1,0 +1,82 @@
+//! A decoder that stops in front of its head: what a teacher says of tokens, for logits that somebody else makes of it.
+
+use anyroll_backends::ops;
+use tch::{Device, Tensor};
+
+use super::{Decoder, DecoderConfig};
+use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
+use crate::{PackedBatch, Result};
+
+/// A [`Decoder`] whose last block gives the row of each target that its head would read. It has the decoder's units, holds no
+/// weights, and is not trained.
+#[derive(Debug)]
+pub struct HiddenModel {
+    decoder: Decoder,
+}
+
+impl HiddenModel {
+    /// Lays out a model whose weights and batches will be on `device`.
+    ///
+    /// # Errors
+    /// As [`Decoder::new`].
+    pub fn new(config: DecoderConfig, device: Device) -> Result<HiddenModel> {
+        Ok(HiddenModel { decoder: Decoder::new(config, device)? })
+    }
+
+    /// The unit of the head's matrix `[V, C]`, and which of the unit's parameters it is.
+    pub fn lm_head(&self) -> (usize, usize) {
+        let (unit, param) = self.decoder.head.lm_head_place();
+        (self.decoder.units_of[self.decoder.blocks() - 1][unit], param)
+    }
+}
+
+impl Model for HiddenModel {
+    type Batch = PackedBatch;
+    /// The normed row of each target, `[M, C]` in the dtype of the weights.
+    type Scores = Tensor;
+    type ScoresGrad = Tensor;
+
+    fn units(&self) -> &[Unit] {
+        self.decoder.units()
+    }
+
+    fn blocks(&self) -> usize {
+        self.decoder.blocks()
+    }
+
+    fn units_of(&self, block: usize) -> &[usize] {
+        self.decoder.units_of(block)
+    }
+
+    fn forward(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &PackedBatch,
+        save: bool,
+    ) -> Result<(Output<Tensor>, Saved)> {
+        if block + 1 == self.blocks() {
+            let rows = x.expect("only the first block has no input").f_index_select(0, &batch.target_rows)?;
+            let head = &self.decoder.head;
+            let (normed, _) = ops::rms_norm(&rows, head.norm(weights), head.eps)?;
+            return Ok((Output::Scores(normed), Saved::default()));
+        }
+        match self.decoder.forward(block, weights, x, batch, save)? {
+            (Output::Hidden(hidden), saved) => Ok((Output::Hidden(hidden), saved)),
+            (Output::Scores(_), _) => unreachable!("only the last block has scores"),
+        }
+    }
+
+    fn backward(
+        &self,
+        _: usize,
+        _: &Weights,
+        _: &mut Grads,
+        _: Saved,
+        _: OutputGrad<Tensor>,
+        _: &PackedBatch,
+    ) -> Result<Option<Tensor>> {
+        unreachable!("a teacher is not trained")
+    }
+}
