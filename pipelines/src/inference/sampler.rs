@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use anyroll_backends::Stream;
+use anyroll_backends::{BackendKind, Stream};
 use anyroll_models::{
     Decoder, Engine, Request, SamplingParams, generation,
     generation::{SampleId, StopCondition},
@@ -97,6 +97,10 @@ pub struct Sampler {
     pub threads: Option<usize>,
 }
 
+/// Tokens of a context that is kept between turns where kernels are launched: attention of what follows launches its own for
+/// each layer of each sample, which takes longer than to run a few tokens more.
+const LEAST_KEPT: usize = 256;
+
 /// What was asked for, and which of it each of the engine's samples is a turn of.
 struct Turns<'a> {
     asked: &'a [Asked],
@@ -107,8 +111,8 @@ struct Turns<'a> {
     of_ids: Vec<usize>,
     /// The engine's id of the last turn of each sample, once it has one.
     last: Vec<Option<SampleId>>,
-    /// Whether what is cached of a turn is kept for the next one.
-    keep: bool,
+    /// From how many tokens of a context on what is cached of a turn is kept for the next one; `None`: never.
+    keep_from: Option<usize>,
 }
 
 /// CPU threads of this process's math, until it is dropped.
@@ -155,7 +159,7 @@ impl Sampler {
             stop: stop_condition(&self.tokenizer, &self.stop),
             of_ids: Vec::new(),
             last: vec![None; asked.len()],
-            keep: episodes.is_some(),
+            keep_from: episodes.is_some().then(|| self.keep_from()),
         };
         let mut samples: Vec<Sample> = asked.iter().map(|asked| asked.sample.clone()).collect();
         if episodes.is_none() {
@@ -200,7 +204,7 @@ impl Sampler {
         samples: &[Sample],
         numbers: &[usize],
     ) -> Result<()> {
-        let Turns { asked, limits, stop, of_ids, last, keep } = turns;
+        let Turns { asked, limits, stop, of_ids, last, keep_from } = turns;
         let tokens = |number: usize| {
             let left = limits[number] - samples[number].context_len();
             self.max_turn_tokens.map_or(left, |most| left.min(most))
@@ -213,7 +217,8 @@ impl Sampler {
             let sample = |&number: &usize| {
                 let turn = samples[number].turns().len() - 1;
                 let (seed, begun) = (turn_seed(asked[number].seed, turn), samples[number].begun());
-                generation::Sample { seed, begun, keep: *keep, follows: last[number] }
+                let keep = keep_from.is_some_and(|least| samples[number].context_len() >= least);
+                generation::Sample { seed, begun, keep, follows: last[number] }
             };
             let ids = engine.submit(Request {
                 prompt: samples[first].context().to_vec(),
@@ -225,6 +230,11 @@ impl Sampler {
             ids.zip(group).for_each(|(id, &number)| last[number] = Some(id));
         }
         Ok(())
+    }
+
+    /// From how many tokens on a context is kept between turns.
+    fn keep_from(&self) -> usize {
+        if self.compute.device().id().backend == BackendKind::Cpu { 0 } else { LEAST_KEPT }
     }
 
     /// The most tokens of each sample, its prompt included.

@@ -18,8 +18,8 @@ fn device() {
 
 #[test]
 fn one_rank() {
-    // Four rules are about other ranks.
-    ranks(1, cpu, 4);
+    // Five rules are about other ranks.
+    ranks(1, cpu, 5);
 }
 
 #[test]
