@@ -99,7 +99,7 @@ pub struct Sampler {
 
 /// Tokens of a context that is kept between turns where kernels are launched: attention of what follows launches its own for
 /// each layer of each sample, which takes longer than to run a few tokens more.
-const LEAST_KEPT: usize = 256;
+const LEAST_KEPT: usize = 512;
 
 /// What was asked for, and which of it each of the engine's samples is a turn of.
 struct Turns<'a> {
