@@ -1,6 +1,6 @@
 //! A trained model in use: generated from and scored.
 
-use std::{fs, path::Path};
+use std::{fs, io::Write as _, path::Path};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -116,6 +116,13 @@ fn texts_come_in_the_order_of_their_prompts() {
 /// As the signal's default has it, which shells tell as 130.
 #[test]
 fn an_interrupt_ends_it_at_once_behind_what_is_printed() {
+    if ignores_interrupts() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED: interrupts are ignored here, as by what a shell runs behind"
+        );
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let endless = json!({"prompt": "text text", "temperature": 0, "max_new_tokens": 2000});
     let asked = [json!({"prompt": "12", "max_new_tokens": 1}), endless];
@@ -129,6 +136,13 @@ fn an_interrupt_ends_it_at_once_behind_what_is_printed() {
     assert_eq!(ended.code, None, "{ended:#?}");
     let printed = parsed(&ended.stdout);
     assert_eq!(printed.iter().map(|it| it["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1]);
+}
+
+/// Whether this process was started so, and with it what it starts.
+fn ignores_interrupts() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(ignored.trim(), 16).unwrap() & (1 << (Signal::SIGINT as u32 - 1)) != 0
 }
 
 #[test]
