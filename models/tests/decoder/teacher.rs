@@ -2,34 +2,14 @@
 
 use anyroll_backends::ops::Divergence;
 use anyroll_models::{
-    Decoder, DecoderConfig, HiddenModel, Model, Output, PackedBatch, RopeScaling, ScoresGrad, Sequence,
-    Teacher, Weights,
+    Decoder, DecoderConfig, HiddenModel, Model, Output, PackedBatch, ScoresGrad, Sequence, Teacher, Weights,
 };
 use tch::{Device, Kind, Tensor};
 
-use super::holder::Holder;
+use super::{holder::Holder, value};
 
 fn config(vocab_size: i64, hidden_size: i64, tie_word_embeddings: bool) -> DecoderConfig {
-    DecoderConfig {
-        vocab_size,
-        hidden_size,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 4,
-        intermediate_size: 20,
-        rms_norm_eps: 1e-6,
-        rope_theta: 100.0,
-        rope_scaling: RopeScaling::None,
-        max_position_embeddings: 64,
-        sliding_window: None,
-        qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        tie_word_embeddings,
-        initializer_range: 0.3,
-    }
+    DecoderConfig { vocab_size, hidden_size, tie_word_embeddings, ..value::config() }
 }
 
 fn holder(config: DecoderConfig, seed: u64) -> Holder {

@@ -6,7 +6,8 @@ use anyroll_models::{
 };
 use tch::{Device, Kind, Tensor};
 
-fn config() -> DecoderConfig {
+/// A decoder of two layers, with biases.
+pub fn config() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 19,
         hidden_size: 12,
