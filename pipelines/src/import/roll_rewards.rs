@@ -74,7 +74,10 @@ fn reward_of(
     worker: &str,
 ) -> Result<(Value, &'static str), &'static str> {
     match worker {
-        "MathRuleRewardWorker" => Ok((json!({"math": {"only_boxed": true}}), "")),
+        "MathRuleRewardWorker" => Ok((
+            json!({"math": {}}),
+            "without a box ROLL reads what stands behind the last empty line or `</think>` alone",
+        )),
         "MultipleChoiceBoxedRuleRewardWorker" => {
             Ok((json!({"choice": {}}), "without a box the letter of `answer is B` counts"))
         }
