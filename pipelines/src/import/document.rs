@@ -195,7 +195,11 @@ fn mapping(path: &Path, text: &str) -> Result<Map<String, Value>, Error> {
                 let line = error.location().map_or(1, |at| at.line());
                 format!("line {line}: `{key}` is given twice: keep one")
             }
-            error => error.to_string().trim_start_matches("error: ").to_owned(),
+            error => {
+                let error = error.to_string();
+                let error = error.trim_start_matches("error: ");
+                format!("it calls no training program that is known, and is no YAML or JSON either: {error}")
+            }
         })),
     }
 }

@@ -343,6 +343,19 @@ fn algorithm(ledger: &mut Ledger) {
     estimator(ledger, &a);
     dynamic_filtering(ledger);
     loss(ledger, &format!("{a}.loss"));
+    if ledger.number("algo.kl.init_coef") == Some(0.0) && ledger.peek("algo.kl.target").is_none() {
+        ledger.map("algo.kl.init_coef", &format!("{a}.kl_coef"), 0);
+        let off = "the coefficient is 0";
+        ledger.idle_all(&[("algo.kl.use_loss", off), ("algo.kl.estimator", off), ("algo.kl.horizon", off)]);
+    } else {
+        divergence(ledger, &a);
+    }
+    ledger.copy_number("actor.entropy_coef", &format!("{a}.entropy_coef"));
+    correction(ledger, &a);
+}
+
+/// The KL term, in the loss or off the reward.
+fn divergence(ledger: &mut Ledger, a: &str) {
     ledger.copy_number("algo.kl.init_coef", &format!("{a}.kl_coef"));
     let in_loss = ledger.truth("algo.kl.use_loss") == Some(true);
     match (ledger.peek("algo.kl.use_loss").is_some(), in_loss) {
@@ -365,8 +378,6 @@ fn algorithm(ledger: &mut Ledger) {
         ledger.replace("algo.kl.target", &format!("{a}.kl_in"), adaptive);
     }
     ledger.idle_all(&[("algo.kl.horizon", "with the target")]);
-    ledger.copy_number("actor.entropy_coef", &format!("{a}.entropy_coef"));
-    correction(ledger, &a);
 }
 
 /// What the loss is weighed by where vLLM has other log-probs: tokens alone have weights here.
@@ -452,6 +463,12 @@ fn estimator(ledger: &mut Ledger, a: &str) {
         }
         Some(_) => ledger.refuse(key, "advantages here are gae, grpo, rloo and reinforce"),
         None => {}
+    }
+    let unused = "the advantage needs no critic";
+    for key in
+        ["critic_learning_rate", "critic.adam.*", "critic.lr_*", "critic.max_norm", "critic.value_clip"]
+    {
+        ledger.idle_all(&[(key, unused)]);
     }
     ledger.idle_all(&[
         ("algo.advantage.gamma", "with the advantage"),

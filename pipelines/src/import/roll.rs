@@ -302,6 +302,17 @@ fn sampling(ledger: &mut Ledger) {
         (&args("num_return_sequences"), "it is the group's size"),
         ("val_*", "evaluation is on held-out prompts, as long as in training"),
     ]);
+    let stop = args("stop_strings");
+    if let Some(texts @ Value::Array(_)) = ledger.peek(&stop).cloned() {
+        ledger.map(&stop, &format!("{rollout}.stop"), texts);
+    }
+    // vLLM cuts a stop text off unless it is told to keep it.
+    match ledger.truth(&args("include_stop_str_in_output")) {
+        Some(true) => ledger.idle(&args("include_stop_str_in_output"), "a completion keeps it"),
+        _ => {
+            ledger.refuse_all(&[(&args("include_stop_str_in_output"), "a completion keeps what it stops at")])
+        }
+    }
     ledger.refuse_all(&[(&args("*"), "say it in `rollout`")]);
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
 }

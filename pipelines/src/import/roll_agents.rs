@@ -75,7 +75,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ] {
         ledger.idle_all(&[(key, FOR_CLASS)]);
     }
-    for end in ["_pattern", "_format_penalty"] {
+    for end in ["_pattern", "_format_penalty", "agent_template", "agent_system_template", "_step_template"] {
         ledger.idle_ending(end, FOR_CLASS);
     }
 }

@@ -84,9 +84,9 @@ fn reward_of(
         CROSS_THINK => {
             Ok((json!({"choice": {}}), "1 or 0, and no penalty for what repeats: `repetition` has that"))
         }
-        "GeneralRuleRewardWorker" => {
-            Err("its records name functions in `func_name`; `ifeval` reads IFEval's `instruction_id_list`")
-        }
+        "GeneralRuleRewardWorker" => Err(
+            "its records name functions in `func_name`: say `ifeval` for records with IFEval's `instruction_id_list`, or a `python` function that calls these",
+        ),
         "CodeSandboxRewardWorker" => {
             Ok((code(ledger, section)?, "programs are in Python and import what they use"))
         }

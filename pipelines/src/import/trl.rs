@@ -130,6 +130,7 @@ fn precision(ledger: &mut Ledger) {
     for key in ["bf16", "fp16"] {
         ledger.switch(key, field, key);
     }
+    rules::leave_unset(ledger, &["dtype", "torch_dtype"]);
     for key in ["dtype", "torch_dtype"] {
         match (ledger.text(key).as_deref(), ledger.draft(field).is_some()) {
             (None, _) => {}

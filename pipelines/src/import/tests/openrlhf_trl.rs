@@ -124,7 +124,7 @@ fn openrlhfs_reward_model() {
     check_rows(&plain, &[("reward.clip_range", clip)]);
     let remote = format!("{PPO} {flags} --remote_rm_url a.py --advantage_estimator group_norm");
     let remote = imported_from(&remote, Origin::Openrlhf);
-    check_refused(&remote, &["critic.freezing_steps", "critic.value_clip"]);
+    check_refused(&remote, &["critic.freezing_steps"]);
     let lines = [("reward.normalize_enable", "no effect"), ("reward.clip_range", "changed")];
     check_rows(&remote, &lines);
 }
@@ -158,6 +158,7 @@ fn trls_precision_and_optimizer() {
     for (text, line) in [
         ("", "precision: bf16\n"),
         ("dtype: float32\n", "precision: bf16\n"),
+        ("torch_dtype: null\n", "precision: bf16\n"),
         ("bf16: true\ndtype: float32\n", "precision: bf16\n"),
         ("bf16: false\n", "precision: fp32\n"),
         ("bf16: false\ntorch_dtype: bfloat16\n", "precision: bf16\n"),
@@ -210,6 +211,9 @@ fn what_openrlhf_says_since_its_flags_have_dots() {
         "--eval.dataset b.jsonl --eval.n_samples_per_prompt 8 --eval.temperature 0.6 --eval.split test";
     let evaluated = check(evaluated, &["        held_out: b.jsonl\n", "      samples: 8\n"]);
     check_refused(&evaluated, &[]);
+    let off = check("--algo.kl.init_coef 0 --critic.adam.lr 9e-6", &["      kl_coef: 0\n"]);
+    check_refused(&off, &[]);
+    assert!(!off.yaml().contains("kl_in"), "{}", off.yaml());
     let cut = check("--reward.stop_properly_penalty_coef 0.5", &[]);
     check_refused(&cut, &["reward.stop_properly_penalty_coef"]);
 }

@@ -287,6 +287,18 @@ fn rolls_fsdp_and_megatron() {
     check(&import("megatron_train", split), &["zero_stage: 3\n", "mini_batches: 4\n"]);
 }
 
+#[test]
+fn rolls_completions_keep_what_they_stop_at() {
+    let kept = |keeps: bool| {
+        let texts = format!("stop_strings: ['</a>'], include_stop_str_in_output: {keeps}");
+        roll(&format!("actor_infer: {{generating_args: {{{texts}}}}}\n"), MATH)
+    };
+    check_refused(&kept(true), &[]);
+    assert!(kept(true).yaml().contains("      stop:\n      - </a>\n"), "{}", kept(true).yaml());
+    let cut = roll("actor_infer: {generating_args: {stop_strings: ['</a>'], seed: 3}}\n", MATH);
+    check_refused(&cut, &["actor_infer.generating_args.seed"]);
+}
+
 /// An agentic run's environments become a class of the user's; what else it says stays.
 #[test]
 fn rolls_agents() {
