@@ -157,6 +157,12 @@ pub enum Error {
         /// What their names were to contain.
         filter: String,
     },
+    /// `--set` stands beside `--resume`.
+    #[error("a run goes on with {} as it is: change the field there, and leave `--set` out", resolved.display())]
+    Resumed {
+        /// What the run goes on with.
+        resolved: std::path::PathBuf,
+    },
     /// The training of a reward model is not planned.
     #[error(
         "`anyroll plan` plans runs of models that write or paint, and not those that train a reward model"

@@ -112,7 +112,7 @@ struct RunArgs {
     #[arg(required_unless_present = "resume", conflicts_with = "resume")]
     config: Option<PathBuf>,
     /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
-    #[arg(long = "set", value_name = "FIELD=VALUE", conflicts_with = "resume")]
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
     /// Take the strategy from what `accelerate config` wrote; `--set` has the last word
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]

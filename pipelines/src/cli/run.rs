@@ -49,7 +49,13 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
             let sets = sets(args, &text)?;
             Loaded::parse(path, text, &sets)?
         }
-        (None, Some(dir)) => Loaded::read(&RunDir::open(dir)?.resolved(), &[])?,
+        (None, Some(dir)) => {
+            let resolved = RunDir::open(dir)?.resolved();
+            if !args.sets.is_empty() {
+                return Err(Error::Resumed { resolved });
+            }
+            Loaded::read(&resolved, &[])?
+        }
         (None, None) => unreachable!("clap requires one of them"),
     };
     if !speaks {

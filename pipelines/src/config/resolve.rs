@@ -10,7 +10,7 @@ use anyroll_models::hf::DiffusersFolder;
 use super::check::Check;
 use super::data::{DataConfig, Paths};
 use super::diffusion::{DiffusionConfig, ImageDataConfig};
-use super::error::{Problem, suggestion};
+use super::error::{Problem, list, suggestion};
 use super::model::LoraConfig;
 use super::reward::{RewardConfig, RewardKind};
 use super::schema::*;
@@ -382,7 +382,12 @@ impl Resolver<'_> {
         }
         let facts = backends.iter().find(|facts| facts.name == name).ok_or_else(|| {
             let names: Vec<&str> = backends.iter().map(|facts| facts.name.as_str()).chain(["auto"]).collect();
-            self.check.problem(field, format!("there is no backend `{name}`"), suggestion(name, &names))
+            let help = match name {
+                // A letter from `cpu`, which is the last that is meant.
+                "gpu" => format!("choose from {}", list(&names)),
+                _ => suggestion(name, &names),
+            };
+            self.check.problem(field, format!("there is no backend `{name}`"), help)
         })?;
         let models: Vec<&str> =
             backends.iter().filter(|facts| facts.runs_models).map(|facts| facts.name.as_str()).collect();

@@ -431,6 +431,9 @@ pub enum Signature {
     Trl,
     /// verl's: `f(data_source, solution_str, ground_truth, extra_info)`, to a number or a dict with `score`.
     Verl,
+    /// OpenRLHF's: `f(queries, prompts, labels)` with lists of one, a query the prompt with the completion behind it; to a list or
+    /// tensor of one number, or a dict with such `rewards`.
+    Openrlhf,
 }
 
 impl Signature {
@@ -439,6 +442,7 @@ impl Signature {
         match self {
             Self::Trl => "trl",
             Self::Verl => "verl",
+            Self::Openrlhf => "openrlhf",
         }
     }
 }

@@ -248,7 +248,7 @@ fn fsdp_section(ledger: &mut Ledger) {
         None => {}
     }
     ledger.either(&key("activation_checkpointing"), "strategy.recompute", "full", "none");
-    if ledger.peek("fsdp_config").is_some() {
-        ledger.idle("fsdp_config", "empty");
+    for section in ["fsdp_config", "dynamo_config"] {
+        ledger.idle_all(&[(section, "empty")]);
     }
 }

@@ -67,6 +67,10 @@ impl Program {
     /// The first program that `text` calls, or whose system it names. OpenRLHF's is always a command, verl's config may be a
     /// YAML as well.
     pub(super) fn of(text: &str, origin: Option<Origin>) -> Option<&'static Self> {
+        // verl's YAML names its classes.
+        if text.lines().any(|line| line.starts_with("actor_rollout_ref:")) {
+            return None;
+        }
         let fits = |program: &&Self| origin.is_none_or(|origin| origin == program.origin);
         let is_called = |program: &&Self| {
             let calls = program.calls(text, &mut Variables::of_shell()).unwrap_or_default();

@@ -29,7 +29,9 @@ impl Document {
         if root.contains_key("defaults") {
             include_defaults(&mut root, path)?;
         }
-        let is_partial = program.is_some() || root.contains_key("actor_rollout_ref");
+        // What is set elsewhere, by a command or by the environment.
+        let is_partial =
+            program.is_some() || root.contains_key("actor_rollout_ref") || text.contains("${oc.env:");
         interpolate(&mut root, is_partial)
             .map_err(|problem| Error::Syntax { path: path.to_owned(), problem })?;
         Ok(Self { root, program, is_partial })
@@ -111,7 +113,7 @@ fn known_default(stem: &str) -> Option<Map<String, Value>> {
         "deepspeed_zero3_cpuoffload" => {
             serde_json::json!({"stage": 3, "offload_optimizer": cpu, "offload_param": cpu})
         }
-        "ppo_trainer" => return Some(Map::new()),
+        "ppo_trainer" | "ppo_megatron_trainer" => return Some(Map::new()),
         _ => return None,
     };
     let known = serde_json::json!({"zero_optimization": zero, "bf16": {"enabled": "auto"}});
@@ -167,6 +169,10 @@ fn substitute(value: &mut Value, whole: &Value, is_partial: bool) -> Result<bool
 /// The value of `a.b`, or of `oc.select:a.b,default`, OmegaConf's word for a name that need not be there.
 fn named(name: &str, whole: &Value) -> Option<Value> {
     let find = |path: &str| path.split('.').try_fold(whole, |value, key| value.get(key)).cloned();
+    // When it was started, which only names of folders have in them.
+    if name.starts_with("now:") {
+        return Some(Value::String("now".to_owned()));
+    }
     match name.strip_prefix("oc.select:").map(|select| select.split_once(',').unwrap_or((select, "null"))) {
         None => find(name),
         Some((path, default)) => find(path).or_else(|| serde_saphyr::from_str(default).ok()),
@@ -189,7 +195,11 @@ fn mapping(path: &Path, text: &str) -> Result<Map<String, Value>, Error> {
                 let line = error.location().map_or(1, |at| at.line());
                 format!("line {line}: `{key}` is given twice: keep one")
             }
-            error => error.to_string().trim_start_matches("error: ").to_owned(),
+            error => {
+                let error = error.to_string();
+                let error = error.trim_start_matches("error: ");
+                format!("it calls no training program that is known, and is no YAML or JSON either: {error}")
+            }
         })),
     }
 }

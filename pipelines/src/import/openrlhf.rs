@@ -71,7 +71,10 @@ pub(super) const RENAMED: [(&str, &str); 60] = [
     ("prompt_data", "data.prompt_dataset"),
 ];
 
-pub(super) const MORE_RENAMED: [(&str, &str); 15] = [
+pub(super) const MORE_RENAMED: [(&str, &str); 18] = [
+    ("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold"),
+    ("vllm_is_correction_type", "algo.advantage.is_correction_type"),
+    ("stop_properly_penalty_coef", "reward.stop_properly_penalty_coef"),
     ("reward_clip_range", "reward.clip_range"),
     ("overlong_buffer_len", "reward.overlong_buffer_len"),
     ("overlong_penalty_factor", "reward.overlong_penalty_factor"),
@@ -110,7 +113,7 @@ fn defaults() -> [(&'static str, Value); 16] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 37] = [
+pub(super) const IDLE: [(&str, &str); 36] = [
     ("vllm*", ONE_ENGINE),
     ("enforce_eager", ONE_ENGINE),
     ("enable_prefix_caching", ONE_ENGINE),
@@ -149,11 +152,10 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("use_tensorboard", REPORTS),
     ("logg*", REPORTS),
     ("reward.offload", "a reward model computes on the host unless its `backend` says otherwise"),
-    ("data.max_len", "a prompt that does not fit the model is an error before the run"),
     ("actor.gradient_checkpointing_reentrant", "recomputation is per block"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 15] = [
+pub(super) const REFUSED: [(&str, &str); 19] = [
     ("ds.zpg", "ZeRO++ is not there"),
     ("ds.load_in_4bit", "weights are not quantised"),
     ("ds.ring_attn_*", "sequences are not split over ranks"),
@@ -174,7 +176,14 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
     ("aux_loss_coef", "there are no mixtures of experts"),
     ("actor.aux_loss_coef", "there are no mixtures of experts"),
     ("data.input_template", "prompts are rendered by the model's chat template"),
-    ("prompt_data_probs", "one file of prompts"),
+    ("prompt_data_probs", "say the files in a `mix`, with their weights"),
+    ("data.prompt_probs", "say the files in a `mix`, with their weights"),
+    (
+        "reward.stop_properly_penalty_coef",
+        "say `selection.leave_out_cut`, or shape lengths with the `length` reward",
+    ),
+    ("data.max_images_per_prompt", "prompts are texts"),
+    ("actor.freeze_visual_encoder", "models are of texts"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
@@ -251,7 +260,7 @@ fn batches(ledger: &mut Ledger) {
     }
     ledger.copy_number("train.max_epochs", &format!("{R}.epochs"));
     ledger.copy_number("train.seed", "seed");
-    ledger.copy_number("rollout.max_new_tokens", &format!("{R}.rollout.max_new_tokens"));
+    lengths(ledger);
     ledger.copy_number("rollout.temperature", &format!("{R}.rollout.temperature"));
     ledger.copy_number("rollout.top_p", &format!("{R}.rollout.top_p"));
     ledger.fill(&format!("{R}.rollout.batch_size"), ROLLOUT_BATCH_SIZE);
@@ -334,6 +343,19 @@ fn algorithm(ledger: &mut Ledger) {
     estimator(ledger, &a);
     dynamic_filtering(ledger);
     loss(ledger, &format!("{a}.loss"));
+    if ledger.number("algo.kl.init_coef") == Some(0.0) && ledger.peek("algo.kl.target").is_none() {
+        ledger.map("algo.kl.init_coef", &format!("{a}.kl_coef"), 0);
+        let off = "the coefficient is 0";
+        ledger.idle_all(&[("algo.kl.use_loss", off), ("algo.kl.estimator", off), ("algo.kl.horizon", off)]);
+    } else {
+        divergence(ledger, &a);
+    }
+    ledger.copy_number("actor.entropy_coef", &format!("{a}.entropy_coef"));
+    correction(ledger, &a);
+}
+
+/// The KL term, in the loss or off the reward.
+fn divergence(ledger: &mut Ledger, a: &str) {
     ledger.copy_number("algo.kl.init_coef", &format!("{a}.kl_coef"));
     let in_loss = ledger.truth("algo.kl.use_loss") == Some(true);
     match (ledger.peek("algo.kl.use_loss").is_some(), in_loss) {
@@ -356,16 +378,36 @@ fn algorithm(ledger: &mut Ledger) {
         ledger.replace("algo.kl.target", &format!("{a}.kl_in"), adaptive);
     }
     ledger.idle_all(&[("algo.kl.horizon", "with the target")]);
-    ledger.copy_number("actor.entropy_coef", &format!("{a}.entropy_coef"));
-    if ledger.truth("algo.advantage.is_correction_enable") == Some(true) {
-        let key = "algo.advantage.is_correction_enable";
-        ledger.fill(&format!("{a}.old_logprobs"), "recompute");
-        ledger.map(
-            key,
-            &format!("{a}.rollout_correction"),
-            json!({"truncate": {"level": "token", "max": 5.0}}),
-        );
+}
+
+/// What the loss is weighed by where vLLM has other log-probs: tokens alone have weights here.
+fn correction(ledger: &mut Ledger, a: &str) {
+    let [on, kind, bounds] =
+        ["enable", "type", "threshold"].map(|name| format!("algo.advantage.is_correction_{name}"));
+    let (low, high) = match ledger.peek(&bounds) {
+        Some(Value::Array(ends)) if ends.len() == 2 => (values::number(&ends[0]), values::number(&ends[1])),
+        Some(most) => (Some(0.5), values::number(most)),
+        None => (Some(0.5), Some(5.0)),
+    };
+    let field = format!("{a}.rollout_correction");
+    match (ledger.truth(&on), low, high, ledger.text(&kind).as_deref().unwrap_or("tis")) {
+        (Some(true), Some(low), Some(max), "tis") => {
+            let why = format!("weights below {low} stay as they are, which OpenRLHF raises to it");
+            ledger.change(&on, &field, json!({"truncate": {"level": "token", "max": max}}), why);
+        }
+        (Some(true), Some(min), Some(max), "icepop") => {
+            ledger.map(&on, &field, json!({"mask": {"level": "token", "min": min, "max": max}}));
+        }
+        (Some(true), ..) => {
+            ledger.refuse(&on, "corrections are tis and icepop, see `algorithm.rollout_correction`")
+        }
+        _ => {}
     }
+    if ledger.draft(&field).is_some() {
+        ledger.fill(&format!("{a}.old_logprobs"), "recompute");
+    }
+    let why = "in `rollout_correction`, if it is on";
+    ledger.idle_all(&[(&on, "off"), (&kind, why), (&bounds, why)]);
 }
 
 /// OpenRLHF keeps groups whose mean reward lies strictly within a range, and looks for others without a bound.
@@ -422,6 +464,12 @@ fn estimator(ledger: &mut Ledger, a: &str) {
         Some(_) => ledger.refuse(key, "advantages here are gae, grpo, rloo and reinforce"),
         None => {}
     }
+    let unused = "the advantage needs no critic";
+    for key in
+        ["critic_learning_rate", "critic.adam.*", "critic.lr_*", "critic.max_norm", "critic.value_clip"]
+    {
+        ledger.idle_all(&[(key, unused)]);
+    }
     ledger.idle_all(&[
         ("algo.advantage.gamma", "with the advantage"),
         ("algo.advantage.lambd", "with the advantage, where that is `gae`"),
@@ -456,6 +504,9 @@ fn loss(ledger: &mut Ledger, field: &str) {
     if ledger.peek("actor.policy_loss_type").is_some() {
         ledger.map("actor.policy_loss_type", field, json!({kind: {}}));
     }
+    if kind == "gspo" {
+        ledger.fill(&format!("{R}.algorithm.aggregation"), "seq_mean_token_mean");
+    }
     let field = format!("{field}.{kind}");
     let clip = ledger.number("actor.eps_clip").unwrap_or(0.2);
     match ledger.peek("actor.eps_clip_low_high").cloned() {
@@ -480,6 +531,58 @@ fn data(ledger: &mut Ledger) {
     ledger.copy_text("data.input_key", &format!("{file}.columns.prompt"));
     ledger.copy_text("data.label_key", &format!("{file}.columns.answer"));
     rules::longest_prompt(ledger, "prompt_max_len", &format!("{file}.max_prompt_tokens"));
+    evaluation(ledger, &file, why);
+    ledger.idle_all(&[
+        ("data.prompt_split", "a dataset is a file"),
+        ("data.dataloader_num_workers", "data is read by every rank, without workers"),
+        ("data.disable_fast_tokenizer", "the model's folder has its tokenizer"),
+        ("data.image_key", "prompts are texts"),
+    ]);
+}
+
+/// OpenRLHF samples at 0.6 unless it is told otherwise.
+fn evaluation(ledger: &mut Ledger, file: &str, why: &str) {
+    let (dataset, samples, temperature) = ("eval.dataset", "eval.n_samples_per_prompt", "eval.temperature");
+    if ledger.peek(dataset).is_some_and(|name| !values::is_unset(name)) {
+        rules::data_file(ledger, dataset, &format!("{file}.held_out"), why);
+        rules::map_count(ledger, samples, &format!("{R}.evaluation.samples"), 4);
+        match ledger.number(temperature) {
+            Some(1.0) => ledger.idle(temperature, "as here"),
+            _ if ledger.peek(temperature).is_some() => {
+                ledger.fold(temperature, "evaluation is greedy and at temperature 1");
+            }
+            _ => {}
+        }
+    }
+    let off = "nothing is evaluated";
+    ledger.idle_all(&[
+        (dataset, off),
+        (samples, off),
+        (temperature, off),
+        ("eval.split", "a dataset is a file"),
+    ]);
+}
+
+/// Since 0.10 a prompt and its completion share `max_len` tokens, all of which a completion may have that is not bounded.
+fn lengths(ledger: &mut Ledger) {
+    let (all, field) = ("data.max_len", format!("{R}.rollout.max_new_tokens"));
+    if ledger.peek("rollout.max_new_tokens").is_some() || ledger.peek("prompt_max_len").is_some() {
+        ledger.assume(&[("rollout.max_new_tokens", json!(1024))]);
+        ledger.copy_number("rollout.max_new_tokens", &field);
+        let completion = ledger.draft(&field).and_then(Value::as_u64).unwrap_or(0);
+        if let Some(room) =
+            ledger.whole(all).map(|all| all.saturating_sub(completion)).filter(|room| *room > 0)
+        {
+            let why = "what a completion leaves; longer prompts are left out, and not cut";
+            ledger.change(all, &format!("{R}.data.file.max_prompt_tokens"), room, why);
+        }
+        return ledger.idle_all(&[(all, "a prompt that does not fit the model is an error before the run")]);
+    }
+    ledger.assume(&[(all, json!(2048))]);
+    let most = rules::count(ledger, all, 2048);
+    if ledger.peek(all).is_some() {
+        ledger.change(all, &field, most, "of a completion alone, which there shares them with its prompt");
+    }
 }
 
 /// What a completion earns, and the penalty for its length beside it.
@@ -520,8 +623,12 @@ fn scorer(ledger: &mut Ledger) -> Option<(&'static str, Value, &'static str)> {
             ledger.refuse(remote, "a reward is a function, not a server: see docs/rewards.md");
             return None;
         }
-        let term = json!({"python": {"path": path, "function": "reward_func"}});
-        return Some((remote, term, "its signature is another: see docs/rewards.md"));
+        let term = json!({"python": {"path": path, "function": "reward_func", "signature": "openrlhf"}});
+        return Some((
+            remote,
+            term,
+            "its prompts are those of the file, without a chat template around them",
+        ));
     }
     let path = ledger.text(REWARD_MODEL)?;
     if path.contains(',') {

@@ -2,21 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{
-    deepspeed,
     ledger::Ledger,
+    roll_agents,
     roll_data::{Domains, PROMPT_LENGTH, data},
+    roll_loss,
     roll_rewards::{rewards, workers},
+    roll_strategy::{self, ROLLOUT_DEVICES},
     roll_teacher,
     schedule::Schedule,
     values,
 };
-
-/// The most devices that a list may name.
-const MOST_DEVICES: u64 = 1 << 16;
-
-const ROLLOUT_DEVICES: &str = "roles.rollout.devices";
 
 const DEAD: &str = "ROLL reads it nowhere";
 
@@ -46,7 +43,7 @@ fn defaults() -> [(&'static str, Value); 21] {
     ]
 }
 
-const IDLE: [(&str, &str); 49] = [
+const IDLE: [(&str, &str); 58] = [
     ("hydra*", "a config is one file"),
     ("logging_*", REPORTS),
     ("track_with", REPORTS),
@@ -67,17 +64,6 @@ const IDLE: [(&str, &str); 49] = [
     ("model_update_buffer_size_mb", ONE_ENGINE),
     ("rpc_timeout", "`strategy.collective_timeout_s` bounds every wait"),
     ("profiler_*", REPORTS),
-    ("actor_infer.strategy_args*", ONE_ENGINE),
-    ("actor_infer.model_args*", ONE_ENGINE),
-    ("actor_infer.data_args*", ONE_ENGINE),
-    ("actor_infer.*_batch_size", ONE_ENGINE),
-    ("actor_infer.num_gpus_per_worker", ONE_ENGINE),
-    ("actor_infer.infer_batch_size", ONE_ENGINE),
-    ("reference.model_args*", "the reference is the policy as it was at the start"),
-    ("reference.data_args*", "the reference is the policy as it was at the start"),
-    ("reference.device_mapping", ONE_PLACE),
-    ("reference.infer_batch_size", "scoring goes by `strategy.micro_batch_size`"),
-    ("reference.strategy_args*", "the reference has the policy's strategy, or `roles.reference.strategy`"),
     ("actor_train.worker_cls", "the loss is named in `algorithm`"),
     ("actor_train.infer_batch_size", "scoring goes by `strategy.micro_batch_size`"),
     ("actor_train.model_args.flash_attn", "attention is libtorch's, by the device"),
@@ -90,15 +76,35 @@ const IDLE: [(&str, &str); 49] = [
     ("actor_train.training_args.num_train_epochs", "`max_steps` is the run's length"),
     ("actor_train.use_sequence_packing", "sequences are always packed"),
     ("actor_train.use_dynamic_batching_in_*", "sequences are always packed"),
-    ("actor_infer.generating_args.num_beams", "completions are sampled"),
-    ("actor_infer.generating_args.num_return_sequences", "it is the group's size"),
-    ("actor_infer.generating_args.do_sample", "completions are sampled"),
+    ("is_offload_*", "say `strategy.offload`"),
+    ("offload_nccl", ONE_ENGINE),
+    ("actor_train.offload_nccl", ONE_ENGINE),
+    ("actor_infer.offload_nccl", ONE_ENGINE),
+    ("reference.*", "the reference has the policy's strategy, or `roles.reference.strategy`"),
+    ("model_download_type", "nothing is downloaded"),
+    ("rollout_mock*", "what is sampled follows from the seed"),
+    ("router_args*", ONE_ENGINE),
+    ("transfer_backend*", ONE_ENGINE),
+    ("user_defined_rollout_loop_cls", ONE_ENGINE),
+    ("length_profiler_dir", REPORTS),
+    ("otlp_output_dir", REPORTS),
+    ("render_save_dir", REPORTS),
+    ("balance_length", "every rank has an equal part of each mini-batch"),
+    ("batch_adjust_mode", "a step has as many completions as asked for"),
+    ("local_rank", "`anyroll run` starts the ranks"),
+    ("actor_train.use_remove_padding", "sequences are always packed"),
+    ("actor_train.sequence_packing_args*", "sequences are always packed"),
+    ("actor_infer.*", ONE_ENGINE),
+    ("actor_train.system_envs*", "environment variables are the shell's"),
+    ("actor_train.model_args.model_name_or_path", "`pretrain` says it"),
+    ("actor_train.max_concurrency", ONE_ENGINE),
+    ("actor_train.backend_timeout", "`strategy.collective_timeout_s` bounds every wait"),
     ("validation.*", "evaluation is on held-out prompts, greedy and at temperature 1"),
     ("value_clip", "it is for a critic"),
     ("reward_pretrain", "rewards here are functions"),
 ];
 
-const REFUSED: [(&str, &str); 17] = [
+const REFUSED: [(&str, &str); 28] = [
     ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
     ("async_generation_ratio", "say `rollout.async.ahead`"),
     ("use_additional_prompts", "as many prompts as asked for are sampled"),
@@ -116,24 +122,54 @@ const REFUSED: [(&str, &str); 17] = [
     ("tag_to_template*", "the model's folder has its chat template"),
     ("whiten_rewards", "advantages are whitened, by `whiten_advantages`"),
     ("reward_model*", "name a reward that can be verified in `pipeline.rlvr.reward`"),
+    ("actor_train.model_args.ulysses_size", "sequences are not split over ranks"),
+    ("actor_train.model_args.freeze_module_prefix", "layers are trained all, or by `model.lora`"),
+    ("use_reward_scaling", "say `algorithm.reward_norm`"),
+    ("use_reward_norm", "say `algorithm.reward_norm`"),
+    ("reward_norm", "say `algorithm.reward_norm`"),
+    ("reward_shift", "say `algorithm.reward_norm`"),
+    ("reward_scale", "say `algorithm.reward_norm`"),
+    ("add_len_reward", "shape lengths with the `length` reward"),
+    ("positive_loss_coef", "ROLL reads it nowhere"),
+    ("use_topr_neg_loss_coef", "ROLL reads it nowhere"),
+    ("dataset_filter*", "leave records out of the file"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
+    if roll_agents::is_another(ledger) {
+        return;
+    }
     let teacher_alone = roll_teacher::is_alone(ledger);
     ledger.assume(&defaults());
+    roll_agents::apply(ledger);
     ledger.copy_text("exp_name", "name");
     ledger.fill("backend", "auto");
     model(ledger);
-    strategy(ledger);
-    batches(ledger);
+    let ranks_per_replica = roll_strategy::strategy(ledger);
+    batches(ledger, ranks_per_replica);
     optimizer(ledger);
     sampling(ledger);
     algorithm(ledger, teacher_alone);
     let domains = Domains::of(ledger);
     rewards(ledger, &domains);
     data(ledger, &domains);
+    single(ledger);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
+}
+
+/// Factors that say nothing at one value alone.
+fn single(ledger: &mut Ledger) {
+    for (key, usual, why) in [
+        ("rl_loss_coef", 1.0, "the policy's loss has the weight 1"),
+        ("minibatch_data_iter_num", 1.0, "say `epochs`"),
+        ("l2", 0.0, "say `optimizer.adamw.weight_decay`"),
+    ] {
+        match ledger.number(key) {
+            Some(value) if value == usual => ledger.idle(key, "as here"),
+            _ => ledger.refuse_all(&[(key, why)]),
+        }
+    }
 }
 
 fn model(ledger: &mut Ledger) {
@@ -146,80 +182,33 @@ fn model(ledger: &mut Ledger) {
         Some(_) => ledger.refuse(dtype, "precisions are fp32, bf16 and fp16"),
         None => {}
     }
-    let recompute = "actor_train.model_args.disable_gradient_checkpointing";
-    ledger.either(recompute, "strategy.recompute", "none", "full");
     for (name, field) in [("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
         ledger.copy_number(&format!("actor_train.model_args.{name}"), &format!("model.lora.{field}"));
     }
     ledger.lora_targets("actor_train.model_args.lora_target");
 }
 
-fn strategy(ledger: &mut Ledger) {
-    let name = "actor_train.strategy_args.strategy_name";
-    match ledger.text(name).as_deref() {
-        Some("deepspeed_train") => ledger.idle(name, "its section says the stage"),
-        Some("fsdp2_train") => ledger.change(name, "strategy.zero_stage", 3, "what FSDP shards"),
-        Some(_) => ledger.refuse(name, "layers are not split over ranks; say `strategy.zero_stage`"),
-        None => {}
-    }
-    deepspeed::apply(ledger, "actor_train.strategy_args.strategy_config.", R);
-    ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it is another system's strategy")]);
-    devices(ledger);
-}
-
-/// Sampling has devices of its own where none of them trains.
-fn devices(ledger: &mut Ledger) {
-    let [trains, samples] = ["actor_train.device_mapping", "actor_infer.device_mapping"];
-    let Some(text) = ledger.text(trains) else { return ledger.idle_all(&[(samples, ONE_PLACE)]) };
-    let Some(training) = listed(&text) else {
-        return ledger.refuse_all(&[(trains, "say `devices`, a count or a list"), (samples, ONE_PLACE)]);
-    };
-    let sampling = ledger.text(samples).and_then(|text| listed(&text));
-    match sampling.filter(|sampling| sampling.iter().all(|device| !training.contains(device))) {
-        Some(sampling) if sampling.len().is_multiple_of(training.len()) => {
-            ledger.map(trains, "devices", training);
-            ledger.map(samples, ROLLOUT_DEVICES, sampling);
-        }
-        Some(_) => {
-            ledger.map(trains, "devices", training);
-            ledger.refuse(samples, "sampling has as many devices as training, or a multiple");
-        }
-        None => {
-            ledger.change(trains, "devices", training.len(), "the first so many, for all roles");
-            ledger.idle_all(&[(samples, ONE_PLACE)]);
-        }
-    }
-}
-
-/// The devices of `list(range(0,8))` or `[0, 1]`, at least one.
-fn listed(text: &str) -> Option<Vec<u64>> {
-    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let found: Vec<u64> =
-        if let Some(bounds) = text.strip_prefix("list(range(").and_then(|rest| rest.strip_suffix("))")) {
-            let (start, end) = bounds.split_once(',').unwrap_or(("0", bounds));
-            let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
-            (start..end.min(start.saturating_add(MOST_DEVICES + 1))).collect()
-        } else {
-            let items = text.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|item| !item.is_empty());
-            items.map(|item| item.parse().ok()).collect::<Option<_>>()?
-        };
-    Some(found).filter(|devices| (1..=MOST_DEVICES).contains(&(devices.len() as u64)))
-}
-
-/// ROLL's rollout batch is in prompts; an update has what its devices accumulate.
-fn batches(ledger: &mut Ledger) {
+/// ROLL's rollout batch is in prompts; an update has what its devices accumulate, as many of which as hold a model together
+/// have the same records.
+fn batches(ledger: &mut Ledger, ranks_per_replica: u64) {
     let args = "actor_train.training_args";
-    let prompts = ledger.whole("rollout_batch_size").unwrap_or(128);
-    let group = ledger.whole("num_return_sequences_in_group").unwrap_or(1);
+    let ours = |name: &str| ledger.draft(&format!("{R}.{name}")).and_then(Value::as_u64);
+    let is_agentic = ours("group_size").is_some();
+    let prompts = ours("prompts_per_step").or(ledger.whole("rollout_batch_size")).unwrap_or(128);
+    let group = ours("group_size").or(ledger.whole("num_return_sequences_in_group")).unwrap_or(1);
     let per_device = ledger.whole(&format!("{args}.per_device_train_batch_size")).unwrap_or(8);
     let accumulation = ledger.whole(&format!("{args}.gradient_accumulation_steps")).unwrap_or(1);
-    let world = match ledger.draft("devices") {
-        Some(Value::Array(devices)) => devices.len() as u64,
-        count => count.and_then(Value::as_u64).unwrap_or(1),
-    };
-    let update = (per_device * accumulation * world).max(1);
-    ledger.map("rollout_batch_size", &format!("{R}.prompts_per_step"), prompts);
-    ledger.map("num_return_sequences_in_group", &format!("{R}.group_size"), group);
+    let replicas = (roll_strategy::world(ledger) / ranks_per_replica).max(1);
+    let update = per_device.saturating_mul(accumulation).saturating_mul(replicas).max(1);
+    if ledger.peek("rollout_batch_size").is_some() {
+        ledger.map("rollout_batch_size", &format!("{R}.prompts_per_step"), prompts);
+    }
+    match is_agentic {
+        true => {
+            ledger.idle_all(&[("num_return_sequences_in_group", "the group's size is the environments'")])
+        }
+        false => ledger.map("num_return_sequences_in_group", &format!("{R}.group_size"), group),
+    }
     ledger.map(&format!("{args}.per_device_train_batch_size"), "strategy.micro_batch_size", per_device);
     let why = format!("{} completions a step in updates of {update}", prompts * group);
     let mini_batches = (prompts * group).div_ceil(update);
@@ -308,8 +297,23 @@ fn sampling(ledger: &mut Ledger) {
     ledger.idle_all(&[
         ("sequence_length", "`response_length` is given"),
         (&args("max_new_tokens"), "ROLL overwrites it by the lengths"),
+        (&args("num_beams"), "completions are sampled"),
+        (&args("do_sample"), "completions are sampled"),
+        (&args("num_return_sequences"), "it is the group's size"),
         ("val_*", "evaluation is on held-out prompts, as long as in training"),
     ]);
+    let stop = args("stop_strings");
+    if let Some(texts @ Value::Array(_)) = ledger.peek(&stop).cloned() {
+        ledger.map(&stop, &format!("{rollout}.stop"), texts);
+    }
+    // vLLM cuts a stop text off unless it is told to keep it.
+    match ledger.truth(&args("include_stop_str_in_output")) {
+        Some(true) => ledger.idle(&args("include_stop_str_in_output"), "a completion keeps it"),
+        _ => {
+            ledger.refuse_all(&[(&args("include_stop_str_in_output"), "a completion keeps what it stops at")])
+        }
+    }
+    ledger.refuse_all(&[(&args("*"), "say it in `rollout`")]);
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
 }
 
@@ -321,8 +325,11 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
     }
     let advantage = format!("{a}.advantage");
     match ledger.text("adv_estimator").as_deref() {
-        Some("grpo") => ledger.map("adv_estimator", &advantage, json!({"grpo": {"scale": "group_std"}})),
-        Some("reinforce") => {
+        Some("grpo") if ledger.draft(&format!("{a}.reward_norm")).is_none() => {
+            ledger.map("adv_estimator", &advantage, json!({"grpo": {"scale": "group_std"}}));
+        }
+        // Of the agentic pipeline, which says by itself what rewards are compared with.
+        Some("grpo" | "reinforce" | "agentic_reinforce") => {
             let gamma = ledger.number("gamma").unwrap_or(1.0);
             ledger.map("adv_estimator", &advantage, json!({"reinforce": {"gamma": gamma}}));
         }
@@ -347,7 +354,7 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
     if !has_teacher {
         kl(ledger, &a);
     }
-    loss(ledger, &a);
+    roll_loss::loss(ledger, &a);
     aggregation(ledger, &a);
     selection(ledger);
 }
@@ -430,6 +437,14 @@ fn kl(ledger: &mut Ledger, a: &str) {
             ledger.idle_all(&[("kl_loss_coef", "use_kl_loss is off")]);
         }
     }
+    match (ledger.text("kl_penalty").as_deref(), ledger.draft(&format!("{a}.kl_in")).is_some()) {
+        (None, _) => {}
+        (Some("kl"), true) => ledger.idle("kl_penalty", "k1 is what is taken off a reward"),
+        (Some(_), true) if ledger.draft(&format!("{a}.kl_in.loss")).is_none() => {
+            ledger.refuse("kl_penalty", "a reward has k1 taken off it");
+        }
+        (Some(_), _) => ledger.idle("kl_penalty", "nothing is taken off a reward"),
+    }
     ledger.idle_all(&[
         ("enable_reference", "the reference is there where a KL term needs it"),
         ("target_kl", "no coefficient moves"),
@@ -449,58 +464,6 @@ fn kl_in_reward(ledger: &mut Ledger, field: &str) {
         }
     }
     ledger.map("add_token_level_kl", field, kl_in);
-}
-
-fn loss(ledger: &mut Ledger, a: &str) {
-    let variant = ["actor_train.pg_variant", "pg_variant"].into_iter().find_map(|key| ledger.text(key));
-    let by_sequence = ledger.text("importance_sampling").as_deref() == Some("seq");
-    let kind = match variant.as_deref() {
-        None | Some("ppo") if by_sequence => "gspo",
-        None | Some("ppo") => "clipped",
-        Some("topr") => "topr",
-        Some("cispo") => "cispo",
-        Some("vanilla") => "reinforce",
-        Some(_) => "",
-    };
-    let field = format!("{a}.loss");
-    for key in ["actor_train.pg_variant", "pg_variant", "importance_sampling"] {
-        match (ledger.peek(key).is_some(), kind) {
-            (false, _) => {}
-            (true, "") => ledger.refuse(key, "losses are ppo, topr, cispo and vanilla"),
-            (true, "reinforce") => ledger.map(key, &field, "reinforce"),
-            (true, kind) => ledger.map(key, &field, json!({kind: {}})),
-        }
-    }
-    if !matches!(kind, "clipped" | "gspo") {
-        let why = "the loss has no such clip";
-        return ledger.idle_all(&[("pg_clip*", why), ("use_pg_clip_range", why), ("dual_clip_loss", why)]);
-    }
-    let field = format!("{field}.{kind}");
-    let clip = ledger.number("pg_clip").unwrap_or(0.2);
-    match ledger.truth("use_pg_clip_range") {
-        Some(true) => {
-            ledger.copy_number("pg_clip_low", &format!("{field}.clip_low"));
-            ledger.copy_number("pg_clip_high", &format!("{field}.clip_high"));
-            ledger.idle_all(&[
-                ("use_pg_clip_range", "low and high are given"),
-                ("pg_clip", "low and high are given"),
-            ]);
-        }
-        _ => {
-            ledger.fill(&format!("{field}.clip_high"), clip);
-            ledger.copy_number("pg_clip", &format!("{field}.clip_low"));
-            ledger.idle_all(&[("use_pg_clip_range", "off"), ("pg_clip_*", "use_pg_clip_range is off")]);
-        }
-    }
-    match ledger.truth("dual_clip_loss") {
-        Some(true) if kind == "clipped" => {
-            let field = format!("{field}.dual_clip");
-            ledger.change("dual_clip_loss", &field, 1.0 + 2.0 * clip, "ROLL's constant is 1 + 2 pg_clip");
-        }
-        Some(true) => ledger.refuse("dual_clip_loss", "only the ratio of a token has a second clip"),
-        Some(false) => ledger.idle("dual_clip_loss", "off"),
-        None => {}
-    }
 }
 
 fn aggregation(ledger: &mut Ledger, a: &str) {

@@ -74,16 +74,19 @@ fn reward_of(
     worker: &str,
 ) -> Result<(Value, &'static str), &'static str> {
     match worker {
-        "MathRuleRewardWorker" => Ok((json!({"math": {"only_boxed": true}}), "")),
+        "MathRuleRewardWorker" => Ok((
+            json!({"math": {}}),
+            "without a box ROLL reads what stands behind the last empty line or `</think>` alone",
+        )),
         "MultipleChoiceBoxedRuleRewardWorker" => {
             Ok((json!({"choice": {}}), "without a box the letter of `answer is B` counts"))
         }
         CROSS_THINK => {
             Ok((json!({"choice": {}}), "1 or 0, and no penalty for what repeats: `repetition` has that"))
         }
-        "GeneralRuleRewardWorker" => {
-            Err("its records name functions in `func_name`; `ifeval` reads IFEval's `instruction_id_list`")
-        }
+        "GeneralRuleRewardWorker" => Err(
+            "its records name functions in `func_name`: say `ifeval` for records with IFEval's `instruction_id_list`, or a `python` function that calls these",
+        ),
         "CodeSandboxRewardWorker" => {
             Ok((code(ledger, section)?, "programs are in Python and import what they use"))
         }

@@ -627,7 +627,7 @@ fn what_is_no_config_is_said() {
     let path = folder.path().join("file");
     for (text, expected) in [
         ("- 1\n- 2\n", "not a mapping"),
-        ("a: [", "file: "),
+        ("a: [", "no training program"),
         ("nothing: known\n", "cannot be told from its keys"),
         ("defaults: [absent@_here_]\nrollout_batch_size: 1\n", "absent.yaml"),
         ("rollout_batch_size: ${nowhere}\n", "`${nowhere}` names nothing"),

@@ -8,7 +8,7 @@ use super::{ledger::Ledger, rules, schedule::Schedule, values};
 fn defaults() -> [(&'static str, Value); 18] {
     [
         ("num_generations", json!(8)),
-        ("max_completion_length", json!(256)),
+        ("max_completion_length", json!(512)),
         ("per_device_train_batch_size", json!(8)),
         ("gradient_accumulation_steps", json!(1)),
         ("num_iterations", json!(1)),
@@ -28,7 +28,7 @@ fn defaults() -> [(&'static str, Value); 18] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 37] = [
+pub(super) const IDLE: [(&str, &str); 36] = [
     ("use_vllm", ONE_ENGINE),
     ("vllm_*", ONE_ENGINE),
     ("ds3_gather_for_generation", ONE_ENGINE),
@@ -55,7 +55,6 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("save_strategy", "`checkpoint.every` says when"),
     ("do_*", "a run trains and evaluates"),
     ("ddp_*", "one layout serves every stage"),
-    ("optim", "AdamW is the optimizer"),
     ("trust_remote_code", "no code is run from a model's folder"),
     ("model_revision", "a model is a folder"),
     ("dataset_config", "a dataset is a file"),
@@ -68,7 +67,7 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("lora_task_type", "adapters are those of a decoder"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 16] = [
+pub(super) const REFUSED: [(&str, &str); 18] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -86,6 +85,8 @@ pub(super) const REFUSED: [(&str, &str); 16] = [
     ),
     ("tools", "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md"),
     ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
+    ("normalize_advantages", "it is RLOO's, and this a config of GRPO: say `advantage: rloo`"),
+    ("reward_clip_range", "it is RLOO's, and this a config of GRPO: say `advantage: rloo` and `reward_clip`"),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),
 ];
@@ -111,20 +112,41 @@ pub(super) fn model(ledger: &mut Ledger) {
     if let Some(name) = ledger.text("model_name_or_path") {
         ledger.change("model_name_or_path", "model.path", name, DOWNLOAD);
     }
-    for key in ["dtype", "torch_dtype"] {
-        match ledger.text(key).as_deref() {
-            Some("bfloat16") => ledger.map(key, "strategy.precision", "bf16"),
-            Some("float16") => ledger.map(key, "strategy.precision", "fp16"),
-            Some("float32") => ledger.map(key, "strategy.precision", "fp32"),
-            Some(_) => ledger.idle(key, "left to `strategy.precision`"),
-            None => {}
-        }
-    }
-    for key in ["bf16", "fp16"] {
-        ledger.switch(key, "strategy.precision", key);
-    }
+    precision(ledger);
+    ledger.assume(&[("gradient_checkpointing", json!(true))]);
     ledger.either("gradient_checkpointing", "strategy.recompute", "full", "none");
     lora(ledger);
+}
+
+/// What is computed in is what `bf16` and `fp16` say, the first of which is on unless the second is; `dtype` is that of the
+/// weights, which are a master in fp32 here.
+fn precision(ledger: &mut Ledger) {
+    let field = "strategy.precision";
+    let [bf16, fp16] = ["bf16", "fp16"].map(|key| ledger.truth(key));
+    if bf16.is_none() && fp16 != Some(true) {
+        rules::leave_unset(ledger, &["bf16"]);
+        ledger.assume(&[("bf16", json!(true))]);
+    }
+    for key in ["bf16", "fp16"] {
+        ledger.switch(key, field, key);
+    }
+    rules::leave_unset(ledger, &["dtype", "torch_dtype"]);
+    for key in ["dtype", "torch_dtype"] {
+        match (ledger.text(key).as_deref(), ledger.draft(field).is_some()) {
+            (None, _) => {}
+            (Some("bfloat16"), false) => ledger.map(key, field, "bf16"),
+            (Some("float16"), false) => ledger.map(key, field, "fp16"),
+            (Some("float32"), false) => ledger.map(key, field, "fp32"),
+            (Some("bfloat16" | "float16" | "float32" | "auto"), _) => {
+                ledger.idle(
+                    key,
+                    "the optimizer steps an fp32 master; `bf16` and `fp16` say what is computed in",
+                );
+            }
+            (Some(_), _) => ledger.refuse(key, "weights are bfloat16, float16 or float32"),
+        }
+    }
+    ledger.fill(field, "fp32");
 }
 
 fn lora(ledger: &mut Ledger) {
@@ -234,6 +256,13 @@ pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, updates_per_step: u
     ledger.copy_number("learning_rate", &format!("{adamw}.learning_rate"));
     ledger.copy_number("weight_decay", &format!("{adamw}.weight_decay"));
     ledger.copy_number("adam_epsilon", &format!("{adamw}.eps"));
+    match ledger.text("optim").as_deref() {
+        None => {}
+        Some("adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused") => {
+            ledger.idle("optim", "AdamW is the optimizer");
+        }
+        Some(_) => ledger.refuse("optim", "the optimizer is AdamW, with states in fp32"),
+    }
     rules::max_grad_norm(ledger, "max_grad_norm", &format!("{pipeline}.optimizer.max_grad_norm"));
     let betas: Vec<f64> = ["adam_beta1", "adam_beta2"].iter().filter_map(|key| ledger.number(key)).collect();
     ledger.map("adam_beta1", &format!("{adamw}.betas"), betas.clone());
@@ -401,6 +430,8 @@ fn data(ledger: &mut Ledger) {
         ledger.fill(&format!("{file}.columns"), "trl");
     }
     rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
+    // What scripts with TRL's config have beside it.
+    ledger.copy_text("system_prompt", "model.system_prompt");
 }
 
 /// When it is saved and evaluated.

@@ -89,6 +89,7 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
 }
 
 pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
+    ledger.rename(&[("max_seq_length", "max_length")]);
     ledger.assume(&defaults(trainer));
     ledger.fill("name", format!("imported_from_trl_{}", format!("{trainer:?}").to_lowercase()));
     ledger.fill("backend", "auto");
@@ -140,11 +141,18 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
 fn sft(ledger: &mut Ledger) {
     ledger.fill(&format!("{P}.objective"), "sft");
     match ledger.text("loss_type").as_deref() {
-        Some("nll") => ledger.idle("loss_type", "the likelihood"),
+        Some("nll" | "chunked_nll") => ledger.idle("loss_type", "the likelihood"),
         Some(_) => ledger.refuse("loss_type", "the objective is the likelihood"),
         None => {}
     }
     let is_text = ledger.peek("dataset_text_field").is_some();
+    if !is_text && ledger.peek("completion_only_loss").is_none() {
+        ledger.assume(&[("assistant_only_loss", json!(false))]);
+        if ledger.truth("assistant_only_loss") == Some(false) {
+            let why = "the assistant's messages are learnt, and not those that it answers";
+            ledger.change("assistant_only_loss", &format!("{P}.turns"), "all", why);
+        }
+    }
     for key in ["completion_only_loss", "assistant_only_loss"] {
         match (ledger.peek(key).is_some(), ledger.truth(key)) {
             (false, _) => {}
@@ -164,7 +172,11 @@ fn sft(ledger: &mut Ledger) {
 }
 
 fn dpo(ledger: &mut Ledger) {
-    let kind = match ledger.text("loss_type").as_deref() {
+    let loss = match ledger.peek("loss_type") {
+        Some(Value::Array(kinds)) if kinds.len() == 1 => Some(values::text(&kinds[0])),
+        other => other.map(values::text),
+    };
+    let kind = match loss.as_deref() {
         Some("sigmoid") => "dpo",
         Some("ipo") => "ipo",
         Some("hinge") => "hinge",

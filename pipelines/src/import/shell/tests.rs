@@ -76,6 +76,21 @@ fn what_may_never_have_run_assigns_nothing_that_is_known() {
 }
 
 #[test]
+fn lists_that_may_have_changed_keep_what_stays() {
+    for (change, expected) in [
+        ("A=(x=1 y=3)", &["x=1", "y=${A[@]}"][..]),
+        ("A+=(z=1)", &["x=1", "y=2", "z=${A[@]}"]),
+        ("A=(x=1 y=2)", &["x=1", "y=2"]),
+        ("A=()", &["x=${A[@]}", "y=${A[@]}"]),
+        ("A=(x=1 word)", &["${A[@]}"]),
+        ("A=b", &["${A[@]}"]),
+    ] {
+        let expected: Vec<&str> = ["a"].iter().chain(expected).copied().collect();
+        check_last(&format!("A=(x=1 y=2)\nif b; then\n {change}\nfi\na \"${{A[@]}}\""), &expected);
+    }
+}
+
+#[test]
 fn what_is_never_closed_is_said() {
     for (script, expected) in [
         ("a\nb 'c\nd", "' in line 2"),

@@ -13,7 +13,8 @@ pub(super) enum Value {
     List(Vec<String>),
 }
 
-/// The variables that a script has assigned so far. One that was assigned where it may never have run is not known.
+/// The variables that a script has assigned so far. One that was assigned where it may never have run is not known; of a list
+/// of `key=value` only the keys that were changed there are not.
 #[derive(Clone, Debug, Default)]
 pub(in crate::import) struct Variables {
     assigned: HashMap<String, Option<Value>>,
@@ -32,8 +33,15 @@ impl Variables {
             (true, Some(None)) => None,
             (true, Some(Some(before))) => joined(before.clone(), value),
         };
-        let is_known = !is_conditional || self.assigned.get(name) == Some(&value);
-        self.assigned.insert(name.to_owned(), value.filter(|_| is_known));
+        let value = match (is_conditional, self.assigned.get(name)) {
+            (true, Some(Some(Value::List(before)))) => match value {
+                Some(Value::List(after)) => either(name, before, &after).map(Value::List),
+                _ => None,
+            },
+            (true, before) => value.filter(|value| before == Some(&Some(value.clone()))),
+            (false, _) => value,
+        };
+        self.assigned.insert(name.to_owned(), value);
     }
 
     /// What `$name` stands for, or itself.
@@ -95,6 +103,21 @@ impl Variables {
             Value::List(_) => None,
         }
     }
+}
+
+/// A list that is one of two: what both have, and of what one of them has, or has otherwise, only the key, as `key=${name[@]}`.
+fn either(name: &str, before: &[String], after: &[String]) -> Option<Vec<String>> {
+    let mut items: Vec<String> = Vec::new();
+    for item in before.iter().chain(after) {
+        let item = match before.contains(item) && after.contains(item) {
+            true => item.clone(),
+            false => format!("{}=${{{name}[@]}}", item.split_once('=')?.0),
+        };
+        if !items.contains(&item) {
+            items.push(item);
+        }
+    }
+    Some(items)
 }
 
 fn joined(before: Value, more: Value) -> Option<Value> {

@@ -124,7 +124,7 @@ fn openrlhfs_reward_model() {
     check_rows(&plain, &[("reward.clip_range", clip)]);
     let remote = format!("{PPO} {flags} --remote_rm_url a.py --advantage_estimator group_norm");
     let remote = imported_from(&remote, Origin::Openrlhf);
-    check_refused(&remote, &["critic.freezing_steps", "critic.value_clip"]);
+    check_refused(&remote, &["critic.freezing_steps"]);
     let lines = [("reward.normalize_enable", "no effect"), ("reward.clip_range", "changed")];
     check_rows(&remote, &lines);
 }
@@ -134,7 +134,6 @@ fn what_openrlhf_says_and_we_have_not_is_refused() {
     for (flags, keys) in [
         ("--reward_clip_range -1 5", &["reward.clip_range"][..]),
         ("--reward_pretrain a,b", &["reward.model_name_or_path"]),
-        ("--remote_rm_url a.py --overlong_buffer_len 64", &["reward.overlong_buffer_len"]),
         ("--overlong_buffer_len 64 --generate_max_len 128", &["reward.overlong_buffer_len"]),
         ("--train_batch_size 48", &["train.batch_size"]),
         ("--n_samples_per_prompt -3", &["rollout.n_samples_per_prompt"]),
@@ -152,6 +151,72 @@ optimizer: {name: adamw, kwargs: {lr: 2.0e-4}}
 method: {name: PPOConfig, num_rollouts: 128, chunk_size: 32, ppo_epochs: 4, init_kl_coef: 0.2,
   scale_reward: running, gen_kwargs: {max_new_tokens: 8}}
 ";
+
+/// The precision is what `bf16` and `fp16` say; `dtype` is that of the weights.
+#[test]
+fn trls_precision_and_optimizer() {
+    for (text, line) in [
+        ("", "precision: bf16\n"),
+        ("dtype: float32\n", "precision: bf16\n"),
+        ("torch_dtype: null\n", "precision: bf16\n"),
+        ("bf16: true\ndtype: float32\n", "precision: bf16\n"),
+        ("bf16: false\n", "precision: fp32\n"),
+        ("bf16: false\ntorch_dtype: bfloat16\n", "precision: bf16\n"),
+        ("fp16: true\n", "precision: fp16\n"),
+        ("optim: adamw_torch_fused\n", "recompute: full\n"),
+        ("system_prompt: Think.\n", "  system_prompt: Think.\n"),
+    ] {
+        let import = imported_from(&format!("{TRL}{text}"), Origin::Trl);
+        check_refused(&import, &[]);
+        check_lines(&import, &[line]);
+    }
+    for (text, key) in
+        [("optim: adafactor\n", "optim"), ("normalize_advantages: true\n", "normalize_advantages")]
+    {
+        check_refused(&imported_from(&format!("{TRL}{text}"), Origin::Trl), &[key]);
+    }
+    let pairs = imported_from("loss_type: [sigmoid]\n", Origin::TrlDpo);
+    check_refused(&pairs, &[]);
+    check_lines(&pairs, &["      dpo:\n        beta: 0.1\n"]);
+    let whole = imported_from("loss_type: chunked_nll\nmax_seq_length: 256\n", Origin::TrlSft);
+    check_refused(&whole, &[]);
+    check_lines(&whole, &["    turns: all\n", "        max_tokens: 256\n"]);
+    check_rows(&whole, &[("assistant_only_loss", "changed   assistant_only_loss: false by default")]);
+}
+
+#[test]
+fn what_openrlhf_says_since_its_flags_have_dots() {
+    let check = |flags: &str, lines: &[&str]| {
+        let text = format!(
+            "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m --data.prompt_dataset a.jsonl \
+             --reward.remote_url r.py --algo.advantage.estimator reinforce {flags}\n"
+        );
+        let import = imported("ppo.sh", &text, Origin::Openrlhf);
+        check_lines(&import, lines);
+        import
+    };
+    let own = check("--data.max_len 512", &["      max_new_tokens: 512\n", "        signature: openrlhf\n"]);
+    check_rows(&own, &[("data.max_len", "changed")]);
+    let bounded = "--data.max_len 9216 --rollout.max_new_tokens 8192";
+    check(bounded, &["      max_new_tokens: 8192\n", "        max_prompt_tokens: 1024\n"]);
+    let correction = "--algo.advantage.is_correction_enable --algo.advantage.is_correction_threshold 0.4 4.0";
+    let clamped = check(correction, &["        truncate:\n          level: token\n          max: 4.0\n"]);
+    check_rows(&clamped, &[("algo.advantage.is_correction_enable", "changed")]);
+    let masked = format!("{correction} --algo.advantage.is_correction_type icepop");
+    check(&masked, &["        mask:\n          level: token\n          min: 0.4\n          max: 4.0\n"]);
+    let other = check(&format!("{correction} --algo.advantage.is_correction_type seq-mask-tis"), &[]);
+    check_refused(&other, &["algo.advantage.is_correction_enable"]);
+    check("--actor.policy_loss_type gspo", &["      aggregation: seq_mean_token_mean\n"]);
+    let evaluated =
+        "--eval.dataset b.jsonl --eval.n_samples_per_prompt 8 --eval.temperature 0.6 --eval.split test";
+    let evaluated = check(evaluated, &["        held_out: b.jsonl\n", "      samples: 8\n"]);
+    check_refused(&evaluated, &[]);
+    let off = check("--algo.kl.init_coef 0 --critic.adam.lr 9e-6", &["      kl_coef: 0\n"]);
+    check_refused(&off, &[]);
+    assert!(!off.yaml().contains("kl_in"), "{}", off.yaml());
+    let cut = check("--reward.stop_properly_penalty_coef 0.5", &[]);
+    check_refused(&cut, &["reward.stop_properly_penalty_coef"]);
+}
 
 #[test]
 fn trlxs_updates_become_steps() {

@@ -70,7 +70,7 @@ rewards:
         "      max_new_tokens: 8192\n",
         "      reward_clip: 10\n",
         "          dual_clip: 1.4\n",
-        "    - math:\n        only_boxed: true\n",
+        "    - math: {}\n",
         "        columns:\n          prompt: messages\n          answer: ground_truth\n",
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
@@ -220,6 +220,119 @@ fn rolls_judge_is_asked_at_an_endpoint() {
     );
     check_refused(&half, &["rewards.judge.worker_cls"]);
     assert!(half.rows.iter().all(|row| !row.to_string().contains("sk-1234")));
+}
+
+/// `ActorPGWorker` alone reads a variant, and has bounds of its own.
+#[test]
+fn rolls_losses() {
+    let check = |worker: &str, lines: &[&str]| {
+        let import = roll(&format!("pg_variant: topr\npg_clip: 0.1\nactor_train: {{{worker}}}\n"), MATH);
+        check_refused(&import, &[]);
+        check_rows(&import, &[("pg_variant", "no effect")]);
+        for line in lines {
+            assert!(import.yaml().contains(line), "{worker}: no\n{line}in\n{}", import.yaml());
+        }
+    };
+    check("pg_variant: topr", &["        clipped:\n          clip_high: 0.1\n"]);
+    let pg = |more: &str| format!("worker_cls: roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker{more}");
+    check(&pg(""), &["      loss: reinforce\n"]);
+    check(&pg(", pg_variant: ppo"), &["          clip_low: 0.1\n"]);
+    check(&pg(", pg_variant: tis"), &["        cispo:\n          min_ratio: 0\n          max_ratio: 1\n"]);
+    check(&pg(", pg_variant: cispo"), &["          min_ratio: 0.9\n          max_ratio: 1.1\n"]);
+    check(
+        &pg(", pg_variant: cispo, cispo_epsilon_low: 1, cispo_epsilon_high: 4"),
+        &["          min_ratio: 0\n          max_ratio: 5\n"],
+    );
+    check(&pg(", pg_variant: topr, topr_negative_weight: 0.5"), &["          negative_weight: 0.5\n"]);
+    let other = roll(&format!("actor_train: {{{}}}\n", pg(", pg_variant: kimi15")), MATH);
+    check_refused(&other, &["actor_train.pg_variant"]);
+
+    let weights =
+        "train_infer_correction: {is_weight: {enabled: true, weight_type: sequence, upper_bound: 1.5}}\n";
+    let weighted = roll(weights, MATH);
+    check_refused(&weighted, &[]);
+    for line in ["old_logprobs: recompute\n", "          level: sequence\n          max: 1.5\n"] {
+        assert!(weighted.yaml().contains(line), "no\n{line}in\n{}", weighted.yaml());
+    }
+    let filter = "train_infer_correction: {filters: [{enabled: true, ratio_low: 0.5}]}\n";
+    check_refused(&roll(filter, MATH), &["train_infer_correction.filters"]);
+}
+
+/// Ranks that hold a model together have the same records: two of four are one here.
+#[test]
+fn rolls_fsdp_and_megatron() {
+    let import = |strategy: &str, config: &str| {
+        let train = format!(
+            "device_mapping: '[0,1,2,3]', training_args: {{per_device_train_batch_size: 1, gradient_accumulation_steps: 4}}, \
+             strategy_args: {{strategy_name: {strategy}, strategy_config: {{{config}}}}}"
+        );
+        roll(&format!("actor_train: {{{train}}}\n"), MATH)
+    };
+    let check = |import: &Import, lines: &[&str]| {
+        check_refused(import, &[]);
+        for line in lines {
+            assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+        }
+    };
+    let fsdp = "fsdp_size: 4, param_dtype: bf16, reduce_dtype: float32, reshard_after_forward: true, offload_policy: false";
+    check(&import("fsdp2_train", fsdp), &["zero_stage: 3\n", "decays: all\n", "mini_batches: 2\n"]);
+    let gathered = "reshard_after_forward: false, offload_policy: true";
+    check(&import("fsdp2_train", gathered), &["zero_stage: 2\n", "optimizer: cpu_step\n"]);
+    let parts = import("fsdp2_train", "fsdp_size: 2");
+    check_refused(&parts, &["actor_train.strategy_args.strategy_config.fsdp_size"]);
+    let whole = "tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1, \
+                 use_distributed_optimizer: true, recompute_granularity: full";
+    check(&import("megatron_train", whole), &["zero_stage: 1\n", "recompute: full\n", "mini_batches: 2\n"]);
+    let split = "tensor_model_parallel_size: 2, sequence_parallel: true, use_distributed_optimizer: true";
+    check(&import("megatron_train", split), &["zero_stage: 3\n", "mini_batches: 4\n"]);
+}
+
+#[test]
+fn rolls_completions_keep_what_they_stop_at() {
+    let kept = |keeps: bool| {
+        let texts = format!("stop_strings: ['</a>'], include_stop_str_in_output: {keeps}");
+        roll(&format!("actor_infer: {{generating_args: {{{texts}}}}}\n"), MATH)
+    };
+    check_refused(&kept(true), &[]);
+    assert!(kept(true).yaml().contains("      stop:\n      - </a>\n"), "{}", kept(true).yaml());
+    let cut = roll("actor_infer: {generating_args: {stop_strings: ['</a>'], seed: 3}}\n", MATH);
+    check_refused(&cut, &["actor_infer.generating_args.seed"]);
+}
+
+/// An agentic run's environments become a class of the user's; what else it says stays.
+#[test]
+fn rolls_agents() {
+    let text = "exp_name: a-${now:%Y}\nrollout_batch_size: 128\nresponse_length: 64\npretrain: models/qwen\n\
+        adv_estimator: grpo\nmax_actions_per_traj: 10\nmax_tokens_per_step: 64\naction_pattern: x\n\
+        reward_normalization: {grouping: traj_group_id, method: mean_std}\n\
+        train_env_manager: {num_env_groups: 16, group_size: 8, tags: [Sokoban]}\n\
+        custom_envs: {Sokoban: {env_type: sokoban, env_config: {dim_room: [6, 6]}}}\n";
+    let import = imported("agents.yaml", text, Origin::Roll);
+    check_refused(&import, &["train_env_manager.tags"]);
+    check_rows(&import, &[("custom_envs.Sokoban.env_type", "no effect"), ("rollout_batch_size", "changed")]);
+    for line in [
+        "name: a-now\n",
+        "    prompts_per_step: 16\n",
+        "    group_size: 8\n",
+        "        max_turns: 10\n        max_turn_tokens: 64\n",
+        "      reward_norm:\n        mean: group\n        std: group\n",
+        "      advantage:\n        reinforce:\n",
+        "    - environment: {}\n",
+    ] {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+}
+
+#[test]
+fn rolls_other_pipelines_are_no_runs_of_this_one() {
+    for (keys, refused) in [
+        ("sft_train: {training_args: {learning_rate: 1.0e-5}}\n", "sft_train.training_args.learning_rate"),
+        ("chosen_key: chosen\nrejected_key: rejected\n", "chosen_key"),
+    ] {
+        let import = imported("other.yaml", &format!("rollout_batch_size: 8\n{keys}"), Origin::Roll);
+        check_refused(&import, &[refused]);
+        assert!(!import.yaml().contains("rlvr"), "{}", import.yaml());
+    }
 }
 
 #[test]

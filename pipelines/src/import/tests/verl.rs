@@ -226,10 +226,8 @@ fn losses_and_their_clips() {
         ("loss_agg_mode=token-sum", &["loss_agg_mode"]),
         ("ppo_mini_batch_size=300", &["ppo_mini_batch_size"]),
         ("ulysses_sequence_parallel_size=2", &["ulysses_sequence_parallel_size"]),
-        (
-            "strategy=megatron megatron.tensor_model_parallel_size=2",
-            &["strategy", "megatron.tensor_model_parallel_size"],
-        ),
+        ("strategy=megatron megatron.context_parallel_size=2", &["megatron.context_parallel_size"]),
+        ("strategy=veomni", &["strategy"]),
         ("use_kl_loss=True kl_loss_type=full", &["kl_loss_type"]),
         ("my_own=1", &["my_own"]),
     ] {
@@ -237,6 +235,70 @@ fn losses_and_their_clips() {
             refused.iter().map(|key| format!("actor_rollout_ref.actor.{key}")).collect();
         check_refused(&command(&actor(keys)), &refused.iter().map(String::as_str).collect::<Vec<_>>());
     }
+}
+
+/// Layers that are split are sharded instead, and biases have no decay there.
+#[test]
+fn megatrons_layers_are_sharded() {
+    let check = |keys: &str, lines: &[&str]| {
+        let keys = keys.replace('@', "actor_rollout_ref.actor.");
+        check(&keys, lines);
+        assert!(!command(&keys).yaml().contains("decays: all"), "{keys}");
+    };
+    let split = "model_engine=megatron @megatron.tensor_model_parallel_size=2 @megatron.pipeline_model_parallel_size=1 \
+        @megatron.param_offload=True @megatron.optimizer_offload=True actor_rollout_ref.ref.megatron.param_offload=True \
+        +@megatron.override_transformer_config.recompute_granularity=full";
+    check(
+        split,
+        &["zero_stage: 3\n", "recompute: full\n", "optimizer: between_steps\n", "precision: bf16\n"],
+    );
+    check("--config-name=ppo_megatron_trainer", &["zero_stage: 1\n", "decays: matrices\n"]);
+    let host = "+@optim.override_optimizer_config.optimizer_cpu_offload=True @strategy=megatron";
+    check(host, &["optimizer: cpu_step\n"]);
+    let experts = command(
+        "actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.expert_model_parallel_size=8",
+    );
+    check_refused(&experts, &["actor_rollout_ref.actor.megatron.expert_model_parallel_size"]);
+}
+
+#[test]
+fn a_teacher_is_the_reference() {
+    let teacher = "distillation.enabled=True distillation.n_gpus_per_node=4 \
+        distillation.teacher_models.teacher_model.model_path=large \
+        distillation.teacher_models.teacher_model.inference.name=vllm distillation.distillation_loss.loss_max_clamp=10.0";
+    let loss = |keys: &str| {
+        keys.split(' ').map(|key| format!(" distillation.distillation_loss.{key}")).collect::<String>()
+    };
+    let alone =
+        format!("{teacher}{}", loss("loss_mode=k1 use_policy_gradient=True use_task_rewards=False topk=64"));
+    check(
+        &alone,
+        &["    path: large\n", "      advantage: none\n", "      kl_in: advantage\n", "      kl_coef: 1\n"],
+    );
+    let clamp = "distillation.distillation_loss.loss_max_clamp";
+    check_rows(&command(&alone), &[(clamp, "changed"), ("algorithm.adv_estimator", "changed")]);
+    let beside = format!("{teacher}{}", loss("loss_mode=k3 distillation_loss_coef=0.1"));
+    check(&beside, &["        grpo:\n", "          estimator: k3\n", "      kl_coef: 0.1\n"]);
+    for (keys, refused) in [
+        ("loss_mode=forward_kl_topk", "distillation.distillation_loss.loss_mode"),
+        ("loss_mode=k3 use_policy_gradient=True", "distillation.distillation_loss.loss_mode"),
+    ] {
+        check_refused(&command(&format!("{teacher}{}", loss(keys))), &[refused]);
+    }
+    let two = format!("{alone} +distillation.teacher_models.other.model_path=larger");
+    let paths =
+        ["teacher_model", "other"].map(|name| format!("distillation.teacher_models.{name}.model_path"));
+    check_refused(&command(&two), &[&*paths[0], &*paths[1]]);
+    check_rows(&command("distillation.enabled=False"), &[("distillation.enabled", "no effect")]);
+}
+
+#[test]
+fn verls_yaml_names_its_classes() {
+    let text = "actor_rollout_ref:\n  actor:\n    _target_: verl.trainer.config.Actor\n  model: {path: m}\n\
+                trainer: {experiment_name: 'math-$(date +%F)'}\n";
+    let import = imported("trainer.yaml", text, Origin::Verl);
+    check_rows(&import, &[("trainer.experiment_name", "no effect")]);
+    assert!(import.yaml().contains("name: math\n"), "{}", import.yaml());
 }
 
 #[test]
@@ -303,7 +365,7 @@ fn what_the_command_does_not_say_is_refused() {
     let overrides = "--config-name=ppo_trainer $EXTRA trainer.experiment_name=$NAME trainer.nnodes=$NODES data.shuffle=False \
         data.seed=3 data.seed=4";
     let import = command(overrides);
-    check_refused(&import, &["data.shuffle", "trainer.experiment_name", "$EXTRA"]);
+    check_refused(&import, &["data.shuffle", "$EXTRA"]);
     assert!(import.yaml().starts_with("name: imported_from_verl\nseed: 4\n"), "{}", import.yaml());
     check_refused(&command("--config-path=own --config-name=mine"), &["config-path", "config-name"]);
     check_refused(

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ACTOR, optimizer};
+use super::{ACTOR, distillation, optimizer};
 use crate::import::{ledger::Ledger, rules, shared::R, values};
 
 const CRITIC: &str = "the critic has the policy's model, mini-batches and strategy, or `roles.critic`";
@@ -10,6 +10,7 @@ const CRITIC: &str = "the critic has the policy's model, mini-batches and strate
 pub(super) fn apply(ledger: &mut Ledger) {
     let a = format!("{R}.algorithm");
     advantage(ledger, &a);
+    distillation::apply(ledger, &a);
     loss(ledger, &a);
     ledger.copy_number(&format!("{ACTOR}.entropy_coeff"), &format!("{a}.entropy_coef"));
     kl(ledger, &a);
@@ -24,6 +25,9 @@ fn advantage(ledger: &mut Ledger, a: &str) {
     let [gamma, lambda] =
         ["gamma", "lam"].map(|name| ledger.number(&format!("algorithm.{name}")).unwrap_or(1.0));
     match ledger.text(key).as_deref() {
+        Some(_) if distillation::is_alone(ledger) => {
+            ledger.change(key, &field, "none", "the teacher's divergence alone");
+        }
         Some("grpo" | "grpo_vectorized") => {
             let scale = if ledger.truth(by_std) == Some(false) { "none" } else { "group_std" };
             ledger.map(key, &field, json!({"grpo": {"scale": scale, "eps": 1e-6}}));

@@ -1,12 +1,13 @@
 //! verl's `main_ppo`: the overrides of a command, or its YAML. Defaults are those of its `ppo_trainer.yaml`.
 
 mod algorithm;
+mod distillation;
 mod reward;
 
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use super::{ledger::Ledger, rules, schedule::Schedule};
+use super::{ledger::Ledger, megatron, rules, schedule::Schedule};
 
 const ACTOR: &str = "actor_rollout_ref.actor";
 const ROLLOUT: &str = "actor_rollout_ref.rollout";
@@ -19,7 +20,7 @@ const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
 const FUSED: &str = "blocks are written by hand; nothing is compiled";
 const ONE_READER: &str = "data is read by every rank, without workers";
 
-fn defaults() -> [(&'static str, Value); 23] {
+fn defaults() -> [(&'static str, Value); 20] {
     [
         ("data.train_batch_size", json!(1024)),
         ("data.max_prompt_length", json!(512)),
@@ -29,9 +30,6 @@ fn defaults() -> [(&'static str, Value); 23] {
         ("actor_rollout_ref.rollout.temperature", json!(1.0)),
         ("actor_rollout_ref.rollout.top_p", json!(1)),
         ("actor_rollout_ref.model.enable_gradient_checkpointing", json!(true)),
-        ("actor_rollout_ref.actor.strategy", json!("fsdp")),
-        ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward", json!(true)),
-        ("actor_rollout_ref.actor.fsdp_config.dtype", json!("bfloat16")),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", json!(256)),
         ("actor_rollout_ref.actor.ppo_epochs", json!(1)),
         ("actor_rollout_ref.actor.grad_clip", json!(1.0)),
@@ -140,7 +138,7 @@ const IDLE: [(&str, &str); 84] = [
     ("trainer.v1.*", "say `rollout.async.ahead` for steps that overlap"),
 ];
 
-const REFUSED: [(&str, &str); 24] = [
+const REFUSED: [(&str, &str); 23] = [
     ("$*", "what it stands for is not known: write it out"),
     ("config-name", "the config is not read with the command: import that YAML"),
     ("config-path", "the config is not read with the command: import that YAML"),
@@ -155,10 +153,7 @@ const REFUSED: [(&str, &str); 24] = [
     ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
     ("actor_rollout_ref.actor.fsdp_config.full_determinism", "say `strategy.deterministic`"),
     ("actor_rollout_ref.actor.qat.*", "weights are not quantised"),
-    (
-        "actor_rollout_ref.actor.megatron*",
-        "layers are not split over ranks; zero_stage 3 shards their weights",
-    ),
+    ("actor_rollout_ref.actor.megatron*", "say it in `strategy`"),
     ("actor_rollout_ref.actor.freeze_vision_tower", "models are of texts"),
     ("actor_rollout_ref.model.override_config*", "the model's folder has its config"),
     ("actor_rollout_ref.model.external_lib", "no code is run beside the model"),
@@ -172,7 +167,6 @@ const REFUSED: [(&str, &str); 24] = [
     ),
     ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
     ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),
-    ("distillation.*", "name a teacher in `roles.reference.path`, and say `kl_in: advantage`: docs/rlvr.md"),
     ("algorithm.use_pf_ppo", "samples weigh the same"),
 ];
 
@@ -190,12 +184,12 @@ pub(super) fn apply(ledger: &mut Ledger) {
     algorithm::apply(ledger);
     data(ledger);
     reward::apply(ledger);
-    let command =
-        [("config-name", "ppo_trainer"), ("config-name", "ppo_trainer.yaml"), ("config-path", "config")];
-    for (key, usual) in command {
-        if ledger.text(key).as_deref() == Some(usual) {
-            ledger.idle(key, "its defaults are known");
-        }
+    let name = ledger.text("config-name").unwrap_or_default();
+    if matches!(name.trim_end_matches(".yaml"), "ppo_trainer" | "ppo_megatron_trainer") {
+        ledger.idle_all(&[("config-name", "its defaults are known"), ("config-path", "verl's own")]);
+    }
+    if ledger.text("config-path").as_deref() == Some("config") {
+        ledger.idle("config-path", "verl's own");
     }
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
@@ -207,6 +201,15 @@ pub(super) fn apply(ledger: &mut Ledger) {
 fn name(ledger: &mut Ledger) {
     let key = "trainer.experiment_name";
     let Some(experiment) = ledger.text(key) else { return ledger.fill("name", "imported_from_verl") };
+    // A name often ends in the date, which a command says.
+    if let Some((known, _)) = experiment.split_once('$') {
+        let name = known.trim_matches(['-', '_', '.']).to_owned();
+        if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+            ledger.fill("name", name);
+        }
+        ledger.idle(key, "a run's folder has its time in its name");
+        return ledger.fill("name", "imported_from_verl");
+    }
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let name: String = experiment.chars().map(|c| if fits(c) { c } else { '_' }).collect();
     let name = name.trim_start_matches(['-', '_', '.']).to_owned();
@@ -249,32 +252,21 @@ fn model(ledger: &mut Ledger) {
 
 fn strategy(ledger: &mut Ledger) {
     let kind = format!("{ACTOR}.strategy");
+    let [engine, config] = ["model_engine", "config-name"].map(|key| ledger.text(key));
+    let by_megatron = engine.is_some_and(|engine| engine == "megatron")
+        || config.is_some_and(|name| name.trim_end_matches(".yaml") == "ppo_megatron_trainer");
+    ledger.assume(&[(&kind, json!(if by_megatron { "megatron" } else { "fsdp" }))]);
+    ledger.idle_all(&[
+        ("model_engine", "in the strategy"),
+        ("actor_rollout_ref.actor.model_engine", "in the strategy"),
+    ]);
     match ledger.text(&kind).as_deref() {
-        Some("fsdp" | "fsdp2") => ledger.idle(&kind, "`reshard_after_forward` says the stage"),
-        Some(_) => ledger.refuse(&kind, "layers are not split over ranks; say `strategy.zero_stage`"),
-        None => {}
+        Some("fsdp" | "fsdp2") => fsdp(ledger, &kind),
+        Some("megatron") => megatron(ledger, &kind),
+        _ => ledger.refuse(&kind, "say `strategy.zero_stage`"),
     }
-    let fsdp = |name: &str| format!("{ACTOR}.fsdp_config.{name}");
-    let (reshard, stage) = (fsdp("reshard_after_forward"), "strategy.zero_stage");
-    match ledger.truth(&reshard) {
-        Some(truth) => ledger.map(&reshard, stage, if truth { 3 } else { 2 }),
-        None => ledger.refuse(&reshard, "neither true nor false"),
-    }
-    let dtype = fsdp("dtype");
-    match ledger.text(&dtype).as_deref() {
-        Some("bfloat16" | "bf16") => ledger.map(&dtype, "strategy.precision", "bf16"),
-        Some("float16" | "fp16") => ledger.map(&dtype, "strategy.precision", "fp16"),
-        Some("float32" | "fp32") => ledger.map(&dtype, "strategy.precision", "fp32"),
-        _ => ledger.refuse(&dtype, "precisions are fp32, bf16 and fp16"),
-    }
-    let size = fsdp("fsdp_size");
-    match ledger.number(&size) {
-        Some(-1.0) => ledger.idle(&size, "shards go over all ranks"),
-        Some(_) => ledger.refuse(&size, "shards go over all ranks"),
-        None => {}
-    }
-    offload(ledger, &fsdp);
-    for key in [format!("{ACTOR}.ulysses_sequence_parallel_size"), fsdp("ulysses_sequence_parallel_size")] {
+    for key in ["ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"] {
+        let key = format!("{ACTOR}.{key}");
         match ledger.whole(&key) {
             Some(1) => ledger.idle(&key, "off"),
             _ => ledger.refuse_all(&[(&key, "sequences are not split over ranks")]),
@@ -282,6 +274,74 @@ fn strategy(ledger: &mut Ledger) {
     }
     ledger.idle_all(&[(&format!("{REFERENCE}.ulysses_sequence_parallel_size"), "as the policy's")]);
     ledger.copy_number("actor_rollout_ref.nccl_timeout", "strategy.collective_timeout_s");
+}
+
+/// Megatron's layers, and what it sends to the host; biases and norms have no decay there.
+fn megatron(ledger: &mut Ledger, kind: &str) {
+    let section = format!("{ACTOR}.megatron.");
+    let layers = format!("{section}override_transformer_config.");
+    let dtype = format!("{section}dtype");
+    ledger.assume(&[(&dtype, json!("bfloat16"))]);
+    precision(ledger, &dtype);
+    megatron::apply(ledger, kind, &section, &layers);
+    let key = |name: &str| format!("{section}{name}");
+    offload(ledger, &key);
+    ledger.fill(&format!("{R}.optimizer.adamw.decays"), "matrices");
+    let states = format!("{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload");
+    if ledger.truth(&states) == Some(true) {
+        ledger.replace(&states, "strategy.offload.optimizer", json!("cpu_step"));
+        for name in
+            ["optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"]
+        {
+            let key = format!("{ACTOR}.optim.override_optimizer_config.{name}");
+            ledger.idle_all(&[(&key, "all states are stepped on the host, in fp32")]);
+        }
+    }
+    for name in ["grad_offload", "seed", "entropy_*"] {
+        ledger.idle_all(&[(&key(name), ONE_ENGINE)]);
+    }
+    for name in [
+        "use_mbridge",
+        "vanilla_mbridge",
+        "use_dist_checkpointing",
+        "dist_*",
+        "load_weight",
+        "use_remove_padding",
+    ] {
+        ledger.idle_all(&[(&key(name), "a model's folder is read and written as it is")]);
+    }
+    ledger.idle_all(&[(
+        &format!("{REFERENCE}.megatron.*"),
+        "the reference has the policy's strategy, or `roles.reference.strategy`",
+    )]);
+}
+
+fn precision(ledger: &mut Ledger, dtype: &str) {
+    match ledger.text(dtype).as_deref() {
+        Some("bfloat16" | "bf16") => ledger.map(dtype, "strategy.precision", "bf16"),
+        Some("float16" | "fp16") => ledger.map(dtype, "strategy.precision", "fp16"),
+        Some("float32" | "fp32") => ledger.map(dtype, "strategy.precision", "fp32"),
+        _ => ledger.refuse(dtype, "precisions are fp32, bf16 and fp16"),
+    }
+}
+
+fn fsdp(ledger: &mut Ledger, kind: &str) {
+    ledger.idle(kind, "`reshard_after_forward` says the stage");
+    let fsdp = |name: &str| format!("{ACTOR}.fsdp_config.{name}");
+    let (reshard, stage) = (fsdp("reshard_after_forward"), "strategy.zero_stage");
+    ledger.assume(&[(&reshard, json!(true)), (&fsdp("dtype"), json!("bfloat16"))]);
+    match ledger.truth(&reshard) {
+        Some(truth) => ledger.map(&reshard, stage, if truth { 3 } else { 2 }),
+        None => ledger.refuse(&reshard, "neither true nor false"),
+    }
+    precision(ledger, &fsdp("dtype"));
+    let size = fsdp("fsdp_size");
+    match ledger.number(&size) {
+        Some(-1.0) => ledger.idle(&size, "shards go over all ranks"),
+        Some(_) => ledger.refuse(&size, "shards go over all ranks"),
+        None => {}
+    }
+    offload(ledger, &fsdp);
 }
 
 /// What verl sends to the host between its phases, and brings back for them.
@@ -409,7 +469,9 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
     let adamw = format!("{owner}.optimizer.adamw");
     ledger.copy_number(&key("lr"), &format!("{adamw}.learning_rate"));
     ledger.copy_number(&key("weight_decay"), &format!("{adamw}.weight_decay"));
-    ledger.fill(&format!("{adamw}.decays"), "all");
+    // A critic's are what the policy's are.
+    let decays = ledger.draft(&format!("{R}.optimizer.adamw.decays")).cloned().unwrap_or(json!("all"));
+    ledger.fill(&format!("{adamw}.decays"), decays);
     if let Some(betas) = ledger.peek(&key("betas")).cloned() {
         ledger.map(&key("betas"), &format!("{adamw}.betas"), betas);
     }

@@ -51,6 +51,12 @@ pub(super) fn apply(ledger: &mut Ledger) {
     if let Some((key, _)) = penalty {
         ledger.map(&key, &reward, terms);
     }
+    let longest = ledger.draft(&format!("{R}.rollout.max_new_tokens")).and_then(Value::as_u64);
+    for key in ["reward.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.max_resp_len"] {
+        if longest.is_some() && ledger.whole(key) == longest {
+            ledger.idle(key, "the longest completion");
+        }
+    }
     for section in OVERLONG {
         ledger.idle_all(&[(&format!("{section}.*"), "in the `length` reward, if it is on")]);
     }

@@ -234,7 +234,8 @@ impl Lexer<'_> {
             "left" | "right" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" => {
                 return self.sized(name);
             }
-            "displaystyle" | "textstyle" | "limits" | "quad" | "qquad" | "space" => {}
+            "bf" | "boldsymbol" | "bm" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
+            | "space" => {}
             "text" | "textbf" | "textit" | "textrm" | "mathrm" | "mathbf" | "mbox" | "operatorname"
             | "mathit" | "mathbb" | "mathcal" => self.text()?,
             "frac" | "dfrac" | "tfrac" | "cfrac" => self.two_digits(Token::Fraction),

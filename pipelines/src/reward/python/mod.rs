@@ -126,6 +126,13 @@ def lengths(completions, answer, **columns):
 def by_column(prompts, completions, bonus, finished):
     return [bonus[0] + len(prompts[0]) + finished[0]]
 
+def reward_list(queries, prompts, labels):
+    answer = queries[0][len(prompts[0]):]
+    return [0.0, 0.0] if answer == "many" else [float(answer == labels[0])]
+
+def reward_func(queries, prompts, labels, **kwargs):
+    return {"rewards": reward_list(queries, prompts, labels), "scores": [0.5]}
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0 if solution_str == ground_truth else 0.0, "acc": data_source}
 
@@ -213,6 +220,11 @@ def moody(completions):
         check("later", Signature::Trl, "abc", 0.25);
         check("compute_score", Signature::Verl, "4", 1.0);
         check("compute_score", Signature::Verl, "5", 0.0);
+        check("reward_func", Signature::Openrlhf, "4", 1.0);
+        check("reward_list", Signature::Openrlhf, "5", 0.0);
+        let (_folder, python) = python("reward_list", Signature::Openrlhf);
+        let error = crate::error_chain::one_line(&score(&python.unwrap(), "many").unwrap_err());
+        assert!(error.contains("2 rewards"), "{error}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ def load_function(path, name):
     function = load(path, "function", name)
     if inspect.iscoroutinefunction(function):
         # `wraps` keeps the parameters that it is asked for.
-        return functools.wraps(function)(lambda **kwargs: asyncio.run(function(**kwargs)))
+        return functools.wraps(function)(lambda *args, **kwargs: asyncio.run(function(*args, **kwargs)))
     return function
 
 
@@ -82,6 +82,21 @@ def call_verl(function, case, _):
     return score["score"] if isinstance(score, dict) else score
 
 
+def call_openrlhf(function, case, _):
+    """OpenRLHF's: reward_func(queries, prompts, labels), lists of one by place, and as many rewards back, or a dict with them."""
+    prompt = case["prompt"]
+    rewards = function([prompt + case["completion"]], [prompt], [case["answer"]])
+    if isinstance(rewards, dict):
+        rewards = rewards["rewards"]
+    try:
+        count = len(rewards)
+    except TypeError:
+        return rewards  # A number, or a tensor without dimensions.
+    if count != 1:
+        raise ValueError(f"it returned {count} rewards for one completion")
+    return rewards[0]
+
+
 def number(score):
     """The score as a float; what is none is an error."""
     if score is None:
@@ -100,7 +115,7 @@ def main():
         say(error=one_line(error))
         return
     say(ready=True)
-    call = {"trl": call_trl, "verl": call_verl}[signature]
+    call = {"trl": call_trl, "verl": call_verl, "openrlhf": call_openrlhf}[signature]
     for line in sys.stdin:
         try:
             case = json.loads(line)

@@ -1,0 +1,81 @@
+//! Megatron's options, where a system of this kind has them. It splits layers over ranks, which changes where weights are and
+//! not what is computed: here they are sharded. Its distributed optimizer is ZeRO's first stage.
+
+use super::ledger::Ledger;
+
+const STAGE: &str = "strategy.zero_stage";
+const FUSED: &str = "fused kernels are always used";
+const OVERLAPS: &str = "reduction always overlaps with compute";
+const PIPELINE: &str = "layers are not staged over ranks";
+
+const IDLE: [(&str, &str); 22] = [
+    ("sequence_parallel", "it is for layers that are split"),
+    ("expert_tensor_parallel_size", "there are no mixtures of experts"),
+    ("virtual_pipeline_model_parallel_size", PIPELINE),
+    ("account_for_*", PIPELINE),
+    ("overlap_p2p_comm", PIPELINE),
+    ("batch_p2p_comm", PIPELINE),
+    ("variable_seq_lengths", "sequences are always packed"),
+    ("overlap_grad_reduce", OVERLAPS),
+    ("overlap_param_gather", OVERLAPS),
+    ("delay_wgrad_compute", OVERLAPS),
+    ("bf16", "the model's dtype is said elsewhere"),
+    ("bias_activation_fusion", FUSED),
+    ("bias_dropout_fusion", FUSED),
+    ("apply_rope_fusion", FUSED),
+    ("gradient_accumulation_fusion", FUSED),
+    ("cross_entropy_loss_fusion", FUSED),
+    ("transformer_impl", FUSED),
+    ("use_flash_attn", "attention is libtorch's, by the device"),
+    ("attention_backend", "attention is libtorch's, by the device"),
+    ("recompute_method", "recomputation is per block"),
+    ("recompute_num_layers", "recomputation is per block"),
+    ("recompute_modules", "recomputation is per block"),
+];
+
+/// Takes the keys below `section`, and of how a layer computes those below `layers`; the row of `name` tells the stage. Returns
+/// over how many ranks a model is spread, which there have a batch together.
+pub(super) fn apply(ledger: &mut Ledger, name: &str, section: &str, layers: &str) -> u64 {
+    let spread = stage(ledger, name, section);
+    let granularity = format!("{layers}recompute_granularity");
+    match ledger.text(&granularity).as_deref() {
+        Some(kind @ ("full" | "selective")) => ledger.map(&granularity, "strategy.recompute", kind),
+        _ => ledger.refuse_all(&[(&granularity, "say `strategy.recompute`")]),
+    }
+    for prefix in [section, layers] {
+        for (key, why) in IDLE {
+            ledger.idle_all(&[(&format!("{prefix}{key}"), why)]);
+        }
+    }
+    spread
+}
+
+fn stage(ledger: &mut Ledger, name: &str, section: &str) -> u64 {
+    let key = |name: &str| format!("{section}{name}");
+    let sizes = ["tensor_model_parallel_size", "pipeline_model_parallel_size"].map(key);
+    let spread = sizes.iter().filter_map(|key| ledger.whole(key)).fold(1, u64::saturating_mul).max(1);
+    let shards = key("use_distributed_optimizer");
+    let (stage, why) = match (spread, ledger.truth(&shards)) {
+        (1, Some(false)) => (0, "every rank has a whole model"),
+        (1, _) => (1, "every rank has a whole model, and its part of the optimizer's states"),
+        _ => (3, "layers are not split over ranks: their weights are sharded"),
+    };
+    ledger.change(name, STAGE, stage, why);
+    for key in sizes.iter().chain([&shards]) {
+        match (ledger.peek(key).is_some(), ledger.whole(key)) {
+            (false, _) => {}
+            (true, Some(1)) if *key != shards => ledger.idle(key, "off"),
+            (true, _) => ledger.fold(key, "in the stage"),
+        }
+    }
+    for (name, why) in [
+        ("context_parallel_size", "sequences are not split over ranks"),
+        ("expert_model_parallel_size", "there are no mixtures of experts"),
+    ] {
+        if ledger.whole(&key(name)) == Some(1) {
+            ledger.idle(&key(name), "off");
+        }
+        ledger.refuse_all(&[(&key(name), why)]);
+    }
+    spread
+}

@@ -1,0 +1,101 @@
+//! ROLL's agentic pipeline, whose environments are classes of its own; and its pipelines that are no reinforcement learning of
+//! a language model at all.
+
+use serde_json::json;
+
+use super::{ledger::Ledger, rules, shared::R};
+
+/// Keys of pipelines that are another thing here, and where that is.
+const OTHERS: [(&str, &str); 4] = [
+    ("sft_train.", "supervised training is `pipeline: offline`, docs/offline.md"),
+    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/offline.md"),
+    ("chosen_key", "training on pairs is `pipeline: offline`, docs/offline.md"),
+    (
+        "actor_train.model_args.model_config_kwargs.",
+        "models of images are `pipeline: diffusion`, docs/diffusion.md",
+    ),
+];
+
+const FOR_CLASS: &str = "it is for the environment's class";
+
+/// Refuses the config of a pipeline that comes out as none of ours, and says whether it was one.
+pub(super) fn is_another(ledger: &mut Ledger) -> bool {
+    let of = |(start, _): &&(&str, &str)| ledger.keys().any(|key| key.starts_with(start));
+    let Some((start, why)) = OTHERS.iter().find(of) else { return false };
+    let key = ledger.keys().find(|key| key.starts_with(start)).cloned().expect("just found");
+    ledger.refuse(&key, *why);
+    ledger.idle_all(&[("*", "only the RLVR and agentic pipelines are imported")]);
+    true
+}
+
+/// Keys of the agentic pipeline: what is said of its environments goes into the class that the user writes. A trajectory is a
+/// completion of several turns here, and `rollout_batch_size` counts them.
+pub(super) fn apply(ledger: &mut Ledger) {
+    let is_agentic = |key: &String| key.starts_with("train_env_manager.") || key.starts_with("custom_envs.");
+    if !ledger.keys().any(is_agentic) {
+        return;
+    }
+    let environment = format!("{R}.rollout.environment");
+    rules::map_count(ledger, "max_actions_per_traj", &format!("{environment}.max_turns"), 1);
+    rules::map_count(ledger, "max_tokens_per_step", &format!("{environment}.max_turn_tokens"), 1);
+    let group = rules::count(ledger, "train_env_manager.group_size", 1);
+    let batch = "rollout_batch_size";
+    if let Some(trajectories) = ledger.whole(batch) {
+        let why = format!("{trajectories} trajectories in groups of {group}");
+        let prompts = (trajectories / group).max(1);
+        match trajectories.is_multiple_of(group) {
+            true => ledger.change(batch, &format!("{R}.prompts_per_step"), prompts, why),
+            false => ledger.refuse(batch, format!("{why}: they are not of one size")),
+        }
+    }
+    if ledger.peek("train_env_manager.group_size").is_some() {
+        ledger.map("train_env_manager.group_size", &format!("{R}.group_size"), group);
+    }
+    ledger.fill(&format!("{R}.group_size"), group);
+    ledger.fill(&format!("{R}.reward"), json!([{"environment": {}}]));
+    normalization(ledger);
+    let tags = "train_env_manager.tags";
+    let why =
+        "the environment is a class of yours: write it and name it in `rollout.environment`, docs/rlvr.md";
+    ledger.refuse_all(&[(tags, why)]);
+    let sections: Vec<String> = ledger
+        .keys()
+        .filter_map(|key| Some(format!("{}.*", key.strip_suffix(".env_type")?)))
+        .chain(["custom_env*", "train_env_manager.*", "val_env_manager.*"].map(str::to_owned))
+        .collect();
+    for section in sections {
+        ledger.idle_all(&[(&section, FOR_CLASS)]);
+    }
+    for key in [
+        "agent_*",
+        "single_prompt_agent_*",
+        "env_manager_cls",
+        "default_history_length",
+        "max_env_step_concurrent",
+    ] {
+        ledger.idle_all(&[(key, FOR_CLASS)]);
+    }
+    for end in ["_pattern", "_format_penalty", "agent_template", "agent_system_template", "_step_template"] {
+        ledger.idle_ending(end, FOR_CLASS);
+    }
+}
+
+/// What rewards of trajectories are compared with.
+fn normalization(ledger: &mut Ledger) {
+    let [grouping, method] = ["reward_normalization.grouping", "reward_normalization.method"];
+    let over = match ledger.text(grouping).as_deref() {
+        Some("traj_group_id") => "group",
+        Some("batch" | "tags") => "batch",
+        None => return,
+        Some(_) => return ledger.refuse(grouping, "rewards are compared within the group or the step"),
+    };
+    let field = format!("{R}.algorithm.reward_norm");
+    let norm = match ledger.text(method).as_deref() {
+        None | Some("identity") => return ledger.idle_all(&[(grouping, "off"), (method, "off")]),
+        Some("mean_std") => json!({"mean": over, "std": over}),
+        Some("mean") => json!({"mean": over}),
+        Some(_) => return ledger.refuse(method, "see `algorithm.reward_norm`"),
+    };
+    ledger.map(method, &field, norm);
+    ledger.fold(grouping, format!("over the {over}"));
+}
