@@ -196,3 +196,21 @@ fn a_teacher_that_reads_other_tokens_is_refused() {
         assert!(error.contains("roles.reference.path") && error.contains("reads other tokens"), "{error}");
     }
 }
+
+#[test]
+fn what_would_teach_nothing_is_refused() {
+    let check = |config: &str, sets: &[&str], words: [&str; 2]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let error = fail(anyroll(["check", config].into_iter().chain(sets)));
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    };
+    let path = "roles.reference.path=null";
+    check(ON_POLICY, &[path], ["roles.reference.path", "`advantage: none`"]);
+    check(WRITTEN, &[path], ["roles.reference.path", "`objective: distill`"]);
+    let negative = "pipeline.rlvr.algorithm.kl_coef=-1";
+    check(ON_POLICY, &[path, negative], ["algorithm.kl_coef", "0 or above"]);
+    for role in ["policy", "critic"] {
+        let own = format!("roles.{role}.path=runs/teacher");
+        check(ON_POLICY, &[&own], [&format!("roles.{role}.path"), "leave it out"]);
+    }
+}

@@ -205,6 +205,12 @@ fn turns_have_credit_of_their_own() {
         let [[earned, as_much], _, [norm, of_sums]] = compare(name, sets, &[]);
         assert!(earned == as_much && norm != of_sums, "{name}: {earned}, {as_much}, {norm}, {of_sums}");
     }
+    // What is earned a turn later may weigh less.
+    let discounted = algorithm("credit={turns: {gamma: 0.5}}");
+    for (name, sets) in [("grpo-less", &[][..]), ("gae-less", &gae)] {
+        let [[earned, as_much], _, [norm, less]] = compare(name, sets, &[&discounted]);
+        assert!(earned == as_much && norm != less, "{name}: {earned}, {as_much}, {norm}, {less}");
+    }
 }
 
 /// All that a step can have, on two ranks.
@@ -335,6 +341,7 @@ fn what_an_environment_cannot_be_with_is_refused() {
         ("reward_norm={std: batch}", ["algorithm.reward_norm", "leave it out"]),
         ("reward_clip=1.0", ["algorithm.reward_clip", "leave it out"]),
         ("loss=gspo", ["algorithm.loss", "one ratio a sequence"]),
+        ("credit={turns: {gamma: 1.5}}", ["algorithm.credit.turns.gamma", "from 0 to 1"]),
     ] {
         check(&[credit, &algorithm(field)], words);
     }

@@ -75,8 +75,8 @@ pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
 
 /// The advantage of each turn of each sample, from what each turn earned, a list a sample.
 ///
-/// A turn's reward is what is earned from it on, its return, as in GTPO (Ding et al., 2025, 2511.14846; here without a
-/// discount). [`sample_advantages`] compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
+/// A turn's reward is what is earned from it on, its return, in which what comes a turn later weighs `gamma`, as in GTPO (Ding
+/// et al., 2025, 2511.14846). [`sample_advantages`] compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
 /// 2505.11821). An episode that has ended earns nothing more, and counts as 0: so a group is whole at each turn, and what a
 /// turn is compared with by `rloo` depends on no action of its sample. That is a baseline which leaves the gradient
 /// unbiased, whatever it is.
@@ -84,8 +84,14 @@ pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
 /// # Panics
 ///
 /// For advantages that `config` refuses beside turns.
-pub fn turn_advantages(advantage: &Advantage, rewards: &[Vec<f64>], group_size: usize) -> Vec<Vec<f64>> {
-    let mut of_turns: Vec<Vec<f64>> = rewards.iter().map(|turns| returns(turns, 1.0)).collect();
+pub fn turn_advantages(
+    advantage: &Advantage,
+    gamma: f64,
+    rewards: &[Vec<f64>],
+    group_size: usize,
+) -> Vec<Vec<f64>> {
+    let of_sample = |turns: &Vec<f64>| returns(turns, &vec![gamma; turns.len()]);
+    let mut of_turns: Vec<Vec<f64>> = rewards.iter().map(of_sample).collect();
     let lengths = vec![1.0; rewards.len()]; // read by `opo` alone
     for turn in 0..rewards.iter().map(Vec::len).max().unwrap_or(0) {
         let rewards: Vec<f64> =
@@ -99,13 +105,19 @@ pub fn turn_advantages(advantage: &Advantage, rewards: &[Vec<f64>], group_size: 
     of_turns
 }
 
-/// What follows each token of a sequence: its own reward, and those after it times `gamma` a token.
-pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
+/// What follows each token of a sequence: its own reward, and what follows the next one times its own of `gammas`.
+///
+/// # Panics
+///
+/// If rewards and gammas differ in number.
+pub fn returns(rewards: &[f64], gammas: &[f64]) -> Vec<f64> {
+    assert_eq!(rewards.len(), gammas.len(), "a reward and a gamma for each token");
     let mut following = 0.0;
     let mut returns: Vec<f64> = rewards
         .iter()
+        .zip(gammas)
         .rev()
-        .map(|reward| {
+        .map(|(reward, gamma)| {
             following = reward + gamma * following;
             following
         })
@@ -257,16 +269,16 @@ mod tests {
 
     #[test]
     fn returns_are_discounted_a_token() {
-        check_near(&returns(&[1.0, 0.0, 2.0], 0.5), &[1.5, 1.0, 2.0]);
-        check_near(&returns(&[-0.1, -0.2, 0.7], 1.0), &[0.4, 0.5, 0.7]);
-        assert!(returns(&[], 1.0).is_empty());
+        check_near(&returns(&[1.0, 0.0, 2.0], &[0.5; 3]), &[1.5, 1.0, 2.0]);
+        check_near(&returns(&[-0.1, -0.2, 0.7], &[1.0; 3]), &[0.4, 0.5, 0.7]);
+        assert!(returns(&[], &[]).is_empty());
     }
 
     #[test]
     fn turns_are_compared_by_what_is_earned_from_them_on() {
         // Of two turns, of one, and of three.
         let rewards = [vec![0.5, 1.0], vec![0.25], vec![0.0, -1.0, 3.0]];
-        let of = |advantage| turn_advantages(&advantage, &rewards, 3);
+        let of = |advantage| turn_advantages(&advantage, 1.0, &rewards, 3);
         // From each turn on: 1.5 1 0, 0.25 0 0, 2 2 3.
         let rloo = of(Advantage::Rloo);
         check_near(&rloo[0], &[1.5 - (0.25 + 2.0) / 2.0, 1.0 - (0.0 + 2.0) / 2.0]);
@@ -276,9 +288,10 @@ mod tests {
         let std = ((0.25f64.powi(2) + 1.0 + 0.75f64.powi(2)) / 2.0).sqrt();
         check_near(&scaled.concat(), &[0.25 / std, 0.0, -1.0 / std, 0.75 / std, 1.0, 2.0 / 3f64.sqrt()]);
         // One turn each is what samples have without turns.
-        let single = turn_advantages(&Advantage::default(), &[vec![1.0], vec![0.0], vec![0.5]], 3).concat();
+        let single =
+            turn_advantages(&Advantage::default(), 0.5, &[vec![1.0], vec![0.0], vec![0.5]], 3).concat();
         assert_eq!(single, self::of(&Advantage::default(), &[1.0, 0.0, 0.5], &[1.0; 3], 3));
-        assert!(turn_advantages(&Advantage::Rloo, &[], 3).is_empty());
+        assert!(turn_advantages(&Advantage::Rloo, 1.0, &[], 3).is_empty());
     }
 
     /// Episodes by a policy with a logit a turn. Each action of turn 1 earns something and may end the episode; what turn 2
@@ -320,7 +333,7 @@ mod tests {
             }
             (mean, [0, 1].map(|logit| square[logit] - mean[logit].powi(2)))
         };
-        let (mean, variance) = estimate(&|rewards| turn_advantages(&Advantage::Rloo, rewards, GROUP));
+        let (mean, variance) = estimate(&|rewards| turn_advantages(&Advantage::Rloo, 1.0, rewards, GROUP));
         check_near(&mean, &exact);
         let of_episodes = |rewards: &[Vec<f64>]| {
             let sums: Vec<f64> = rewards.iter().map(|turns| sum(turns)).collect();
@@ -334,7 +347,7 @@ mod tests {
         assert!(variance[1] < 0.9 * of_sums[1], "{variance:?} and {of_sums:?}");
         // A sample that is in its own baseline: 1 - 1 / n of it is left.
         let centered = grpo(Scale::None, 1e-6);
-        let (mean, _) = estimate(&|rewards| turn_advantages(&centered, rewards, GROUP));
+        let (mean, _) = estimate(&|rewards| turn_advantages(&centered, 1.0, rewards, GROUP));
         check_near(&mean, &exact.map(|exact| exact * (1.0 - 1.0 / GROUP as f64)));
     }
 

@@ -1,12 +1,10 @@
 //! Advantages of tokens from a critic's values.
 
-use crate::config::GaeConfig;
-
 /// Generalized advantage estimates of a sequence's tokens (Schulman et al., 2016, 1506.02438, equation 16), from the
-/// reward of each token and the value of the state before it. From the last token to the first:
+/// reward of each token, the value of the state before it, and what the next one weighs. From the last token to the first:
 ///
 /// ```text
-/// delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}
+/// delta_t = r_t + gamma_t V_{t+1} - V_t        A_t = delta_t + gamma_t lambda A_{t+1}
 /// ```
 ///
 /// Beyond the last token both are 0, also where a completion was cut. `A_t + V_t` is what the value of the token is
@@ -14,16 +12,17 @@ use crate::config::GaeConfig;
 ///
 /// # Panics
 ///
-/// If rewards and values differ in number.
-pub fn gae(config: GaeConfig, rewards: &[f64], values: &[f64]) -> Vec<f64> {
+/// If rewards, values and gammas differ in number.
+pub fn gae(lambda: f64, gammas: &[f64], rewards: &[f64], values: &[f64]) -> Vec<f64> {
     assert_eq!(rewards.len(), values.len(), "a reward and a value for each token");
-    let GaeConfig { gamma, lambda } = config;
+    assert_eq!(rewards.len(), gammas.len(), "a reward and a gamma for each token");
     let (mut next_value, mut next) = (0.0, 0.0);
     let mut advantages: Vec<f64> = rewards
         .iter()
         .zip(values)
+        .zip(gammas)
         .rev()
-        .map(|(reward, value)| {
+        .map(|((reward, value), gamma)| {
             let delta = reward + gamma * next_value - value;
             (next_value, next) = (*value, delta + gamma * lambda * next);
             next
@@ -43,12 +42,12 @@ mod tests {
     fn estimates_and_returns_equal_the_reference() {
         let golden = golden();
         let [values, rewards] = ["values", "token_rewards"].map(|name| numbers(&golden[name]));
-        let config = GaeConfig { gamma: 0.99, lambda: 0.95 };
         let mut start = 0;
         let mut found = Vec::new();
         for length in numbers(&golden["lengths"]) {
             let own = start..start + length as usize;
-            found.extend(gae(config, &rewards[own.clone()], &values[own.clone()]));
+            let gammas = vec![0.99; own.len()];
+            found.extend(gae(0.95, &gammas, &rewards[own.clone()], &values[own.clone()]));
             start = own.end;
         }
         check_near(&found, &numbers(&golden["gae_g0.99_l0.95"]));
@@ -62,12 +61,12 @@ mod tests {
     #[test]
     fn lambda_goes_from_the_next_value_to_the_return() {
         let (rewards, values) = ([0.1, 0.0, 1.0], [0.4, -0.3, 0.7]);
-        let at = |lambda| gae(GaeConfig { gamma: 0.9, lambda }, &rewards, &values);
+        let at = |lambda| gae(lambda, &[0.9; 3], &rewards, &values);
         check_near(&at(0.0), &[0.1 + 0.9 * -0.3 - 0.4, 0.9 * 0.7 + 0.3, 1.0 - 0.7]);
         let expected: Vec<f64> =
-            returns(&rewards, 0.9).iter().zip(values).map(|(follows, value)| follows - value).collect();
+            returns(&rewards, &[0.9; 3]).iter().zip(values).map(|(follows, value)| follows - value).collect();
         check_near(&at(1.0), &expected);
-        assert!(gae(GaeConfig::default(), &[], &[]).is_empty());
+        assert!(gae(0.95, &[], &[], &[]).is_empty());
     }
 
     /// Two actions after each other by a policy with one logit, all of whose outcomes are counted.
@@ -81,9 +80,8 @@ mod tests {
         let exact: f64 =
             outcomes().map(|(a, b)| chance(a) * chance(b) * REWARDS[a][b] * (score(a) + score(b))).sum();
         let estimate = |lambda, first: f64, then: [f64; 2]| -> f64 {
-            let config = GaeConfig { gamma: 1.0, lambda };
             let of = |(a, b): (usize, usize)| {
-                let advantages = gae(config, &[0.0, REWARDS[a][b]], &[first, then[a]]);
+                let advantages = gae(lambda, &[1.0; 2], &[0.0, REWARDS[a][b]], &[first, then[a]]);
                 chance(a) * chance(b) * (advantages[0] * score(a) + advantages[1] * score(b))
             };
             outcomes().map(of).sum()

@@ -65,14 +65,38 @@ pub enum Over {
 }
 
 /// Which tokens the rewards are earned by that an environment gives for turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnCredit {
     /// All of the episode's: their sum is the sample's reward.
     #[default]
     Episode,
     /// Those of the turn and before it: each turn has what is earned from it on. It needs `rollout.environment`.
-    Turns,
+    Turns(TurnsConfig),
+}
+
+/// How far a turn is praised for what comes after it.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TurnsConfig {
+    /// Weight of what is earned one turn later, whatever the turns' lengths; from 0, each turn for itself, to 1. Default 1.
+    pub gamma: f64,
+}
+
+impl Default for TurnsConfig {
+    fn default() -> Self {
+        Self { gamma: 1.0 }
+    }
+}
+
+impl TurnCredit {
+    /// The weight of what is earned one turn later; `None` where the episode's sum counts.
+    pub fn gamma(self) -> Option<f64> {
+        match self {
+            Self::Episode => None,
+            Self::Turns(TurnsConfig { gamma }) => Some(gamma),
+        }
+    }
 }
 
 /// How a reward becomes an advantage.

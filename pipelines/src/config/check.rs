@@ -10,7 +10,6 @@ use super::error::{Problem, list};
 use super::model::LoraConfig;
 use super::offline::Turns;
 use super::optimizer::*;
-use super::reference::ReferenceRoleConfig;
 use super::schema::*;
 use super::stage::ZeroStage;
 use super::steps::Steps;
@@ -32,7 +31,7 @@ pub(super) fn check(config: &Config, tree: &Node) -> Result<Option<Dataset>, Pro
     check.strategies(config)?;
     check.logits_exist(config)?;
     warn_of_idle_roles(config);
-    check.no_published_reference(config)?;
+    check.published_roles(config)?;
     match (&config.pipeline, &config.model) {
         (pipeline, ModelConfig::Dit(_) | ModelConfig::Diffusers(_))
             if !matches!(pipeline, PipelineConfig::Diffusion(_)) =>
@@ -501,7 +500,7 @@ impl Check<'_> {
         &self,
         lora: &LoraConfig,
         folder: &ModelFolder,
-        reference: &ReferenceRoleConfig,
+        reference: &RoleConfig,
     ) -> Result<(), Problem> {
         self.lora_numbers(lora)?;
         let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();

@@ -12,6 +12,7 @@ impl Check<'_> {
         self.credit(rlvr)?;
         let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
         let AlgorithmConfig { kl_coef, entropy_coef, .. } = *algorithm;
+        self.number(&field("kl_coef"), kl_coef, kl_coef >= 0.0, "0 or above")?;
         for (name, clip) in
             [("reward_clip", algorithm.reward_clip), ("advantage_clip", algorithm.advantage_clip)]
         {
@@ -42,7 +43,6 @@ impl Check<'_> {
         if let Aggregation::SeqMeanTokenSumNorm(norm) = algorithm.aggregation {
             self.positive(&field("aggregation.seq_mean_token_sum_norm.length"), norm.length)?;
         }
-        self.number(&field("kl_coef"), kl_coef, kl_coef >= 0.0, "0 or above")?;
         self.number(&field("entropy_coef"), entropy_coef, entropy_coef >= 0.0, "0 or above")?;
         self.policy_loss(&algorithm.loss)?;
         self.rollout_correction(&algorithm.rollout_correction)?;
@@ -155,7 +155,7 @@ impl Check<'_> {
             }
         };
         let varies = match algorithm.advantage {
-            _ if algorithm.credit == TurnCredit::Turns => true,
+            _ if algorithm.credit.gamma().is_some() => true,
             Advantage::Reinforce(ReinforceConfig { gamma }) if gamma < 1.0 || in_reward => true,
             Advantage::Gae(_) => true,
             _ => algorithm.kl_in == KlTerm::Advantage,
@@ -171,10 +171,9 @@ impl Check<'_> {
     /// Whether turns can have credit of their own.
     fn credit(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let algorithm = &rlvr.algorithm;
-        if algorithm.credit == TurnCredit::Episode {
-            return Ok(());
-        }
+        let Some(gamma) = algorithm.credit.gamma() else { return Ok(()) };
         let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        self.number(&field("credit.turns.gamma"), gamma, (0.0..=1.0).contains(&gamma), "from 0 to 1")?;
         let help = "write `credit: episode`, or leave it out";
         let no_turns = "there are no turns without `rollout.environment`";
         self.ensure(rlvr.rollout.environment.is_some(), &field("credit"), no_turns, help)?;

@@ -10,8 +10,7 @@ use super::check::Check;
 use super::diffusion::*;
 use super::error::{Problem, list};
 use super::model::{DiffusersConfig, LoraConfig};
-use super::reference::ReferenceRoleConfig;
-use super::schema::Precision;
+use super::schema::{Precision, RoleConfig};
 use crate::Error;
 use crate::data::Record;
 use crate::diffusion::{Prompts, open_encoders, read_records};
@@ -23,7 +22,7 @@ impl Check<'_> {
         &self,
         model: &DiffusersConfig,
         diffusion: &DiffusionConfig,
-        reference: &ReferenceRoleConfig,
+        reference: &RoleConfig,
     ) -> Result<(), Problem> {
         let folder = DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(|error| {
             let help =

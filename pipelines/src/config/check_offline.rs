@@ -118,7 +118,8 @@ impl Check<'_> {
             Objective::Distill(DistillConfig { beta, temperature, sft_weight }) => {
                 let field = |name: &str| format!("{path}.distill.{name}");
                 self.number(&field("beta"), beta, (0.0..=1.0).contains(&beta), "from 0 to 1")?;
-                self.number(&field("temperature"), temperature, temperature > 0.0, "above 0")?;
+                // Logits are divided by it.
+                self.number(&field("temperature"), temperature, temperature >= 1e-3, "0.001 or above")?;
                 return self.number(&field("sft_weight"), sft_weight, sft_weight >= 0.0, "0 or above");
             }
             Objective::RewardModel(RewardModelObjective { center }) => {

@@ -53,7 +53,6 @@ pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
 pub use optimizer::*;
-pub use reference::ReferenceRoleConfig;
 pub use resolve::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 pub use reward::*;
 pub use reward_model::*;

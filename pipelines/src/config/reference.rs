@@ -1,43 +1,14 @@
 //! `roles.reference`: the frozen model that a policy is compared with, a copy of itself or a published one, a teacher say.
 
-use std::path::PathBuf;
-
 use anyroll_models::hf::ModelFolder;
-use serde::{Deserialize, Serialize};
 
+use super::algorithm::{Advantage, AlgorithmConfig};
 use super::check::Check;
 use super::error::Problem;
 use super::resolve::{Role, Run};
-use super::schema::{Config, Devices, ModelConfig, PipelineConfig, RoleConfig, StrategyOverride, is_default};
+use super::schema::{Config, ModelConfig, PipelineConfig, RoleConfig};
 use crate::data::{CharTokenizer, Dataset, HfTokenizer, Tokenizer};
 use crate::error_chain::one_line;
-
-/// The frozen model that the policy is compared with, and what it says otherwise than the top level.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReferenceRoleConfig {
-    /// The folder of a published model that reads tokens as the policy does, of any size: a teacher. A relative path starts
-    /// at the current folder. Default: the policy as it is after the warm-up.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub path: Option<PathBuf>,
-    /// Instead of the top-level `backend`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backend: Option<String>,
-    /// Instead of the top-level `devices`; as many, since every rank holds its part of every role. These may be others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub devices: Option<Devices>,
-    /// Instead of fields of the top-level `strategy`.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub strategy: StrategyOverride,
-}
-
-impl ReferenceRoleConfig {
-    /// Where and how it is held.
-    pub fn role(&self) -> RoleConfig {
-        let Self { path: _, backend, devices, strategy } = self.clone();
-        RoleConfig { backend, devices, strategy }
-    }
-}
 
 impl Run {
     /// The reference, if it has weights of its own: it has none where it is the policy with its adapters off.
@@ -58,7 +29,7 @@ impl Check<'_> {
         longest: usize,
     ) -> Result<(), Problem> {
         let field = "roles.reference.path";
-        let Some(path) = &config.roles.reference.path else { return Ok(()) };
+        let Some(path) = &config.roles.reference.path else { return self.is_taught(config) };
         let folder = ModelFolder::open(path).map_err(|error| {
             let help = "give the folder of a model as Hugging Face publishes it; `anyroll export` writes one of a run";
             self.problem(field, one_line(&error), help)
@@ -88,8 +59,26 @@ impl Check<'_> {
         )
     }
 
-    /// A model of images is compared with itself alone.
-    pub(super) fn no_published_reference(&self, config: &Config) -> Result<(), Problem> {
+    /// Without advantages a policy has a teacher to learn from: it is not far from itself, and would stay where it is.
+    fn is_taught(&self, config: &Config) -> Result<(), Problem> {
+        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return Ok(()) };
+        let AlgorithmConfig { advantage, entropy_coef, .. } = rlvr.algorithm;
+        self.ensure(
+            advantage != Advantage::None || entropy_coef > 0.0,
+            "roles.reference.path",
+            "it is missing, and with `advantage: none` the model there is all that there is to learn from",
+            "name the folder of a teacher: `roles: {reference: {path: DIR}}`; or write another advantage",
+        )
+    }
+
+    /// No other role is a model of its own, and a model of images is compared with itself alone.
+    pub(super) fn published_roles(&self, config: &Config) -> Result<(), Problem> {
+        for (role, path, what) in [
+            ("policy", &config.roles.policy.path, "the policy is the `model` of the top level"),
+            ("critic", &config.roles.critic.path, "a critic begins as the policy does"),
+        ] {
+            self.ensure(path.is_none(), &format!("roles.{role}.path"), what, "leave it out")?;
+        }
         self.ensure(
             config.roles.reference.path.is_none() || !matches!(config.pipeline, PipelineConfig::Diffusion(_)),
             "roles.reference.path",
@@ -99,9 +88,9 @@ impl Check<'_> {
     }
 
     /// With adapters the reference is the policy, and nothing can be said of how it is held, unless it is another model.
-    pub(super) fn no_reference(&self, reference: &ReferenceRoleConfig) -> Result<(), Problem> {
+    pub(super) fn no_reference(&self, reference: &RoleConfig) -> Result<(), Problem> {
         self.ensure(
-            *reference == ReferenceRoleConfig::default() || reference.path.is_some(),
+            *reference == RoleConfig::default() || reference.path.is_some(),
             "roles.reference",
             "with `model.lora` the reference is the policy with its adapters off: it has no strategy of its own",
             "leave it out, or name another model in `path`",

@@ -184,7 +184,7 @@ pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result
     let resolver = Resolver { check: &check, config, machine };
     let policy = resolver.role("roles.policy", &config.roles.policy)?;
     let reference = match config.pipeline.has_reference() {
-        true => Some(resolver.role("roles.reference", &config.roles.reference.role())?),
+        true => Some(resolver.role("roles.reference", &config.roles.reference)?),
         false => None,
     };
     let local_ranks = policy.ordinals.len();

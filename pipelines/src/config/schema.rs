@@ -4,7 +4,7 @@
 //! machine in `resolve.rs`. Enums are externally tagged (`data: {sort: {digits: 6}}`), because serde
 //! buffers the other forms and an error inside would lose its line.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, SeqAccess, Visitor};
@@ -18,7 +18,6 @@ use super::metrics::MetricsConfig;
 use super::model::{DiffusersConfig, FolderConfig, ModelFields};
 use super::offline::OfflineConfig;
 use super::optimizer::OptimizerConfig;
-use super::reference::ReferenceRoleConfig;
 use super::reward::RewardConfig;
 use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
@@ -272,7 +271,7 @@ pub struct RolesConfig {
     /// What the KL term, or an offline objective, compares with, a frozen copy or another model; it exists only where
     /// `kl_coef` is above 0, or the objective has one.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub reference: ReferenceRoleConfig,
+    pub reference: RoleConfig,
     /// The model that values what is written; it exists only with `advantage: gae`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub critic: RoleConfig,
@@ -298,6 +297,10 @@ pub struct RolloutRoleConfig {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoleConfig {
+    /// Of the reference alone: the folder of a published model that reads tokens as the policy does, of any size, a teacher. A
+    /// relative path starts at the current folder. Default: the policy as it is after the warm-up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
     /// Instead of the top-level `backend`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,

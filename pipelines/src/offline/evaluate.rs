@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::{
     Whole,
     learn::{Answering, Said, desirable, lengths, score},
-    objective::{Answers, SUMS, terms},
+    objective::{Answers, Sums, terms},
     pipeline::{Roles, Setup},
     step::counts,
 };
@@ -79,9 +79,11 @@ impl Setup {
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Vec::<f64>::try_from(terms(&self.config.objective, &answers, alone)?.sums)?;
         let all = exchange.sum(&[&sums[..], &counts(own)].concat())?;
-        let [better, worse, tokens] = all[SUMS.len()..] else { unreachable!("as many sums") };
+        let (sums, &[better, worse, tokens]) = all.split_first_chunk().expect("as many sums") else {
+            unreachable!("as many counts")
+        };
         let whole = Whole { records, better, worse, tokens, kl };
-        let found = self.objective_metrics(&all[..SUMS.len()], whole);
+        let found = self.objective_metrics(&Sums::of(*sums), whole);
         let mut metrics = Metrics::new();
         let mut rename = |from: &str, to: &str| {
             if let Some(value) = found.get(from) {

@@ -7,11 +7,15 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::{
     Written,
-    objective::{Answers, SUMS, Whole, terms},
+    objective::{Answers, SUMS, Sums, Whole, terms},
     teacher::Taught,
     written::{pack, pack_to_train},
 };
-use crate::{Result, config::Objective, train::Purpose};
+use crate::{
+    Result,
+    config::Objective,
+    train::{Exchange, Purpose},
+};
 
 type TchResult<T> = std::result::Result<T, TchError>;
 
@@ -159,7 +163,7 @@ pub struct Pass {
 /// What a rank's part of a step showed.
 #[derive(Debug)]
 pub struct Seen {
-    /// [`SUMS`], then the entropies of the answers' tokens; fp64, on the device until they are read.
+    /// [`Sums`], then the entropies of the answers' tokens; fp64, on the device until they are read.
     sums: Tensor,
     /// Rows that went through the model.
     pub rows: i64,
@@ -168,12 +172,11 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The sums in the order of [`SUMS`], and that of entropies; waits for the device.
-    pub fn read(&self) -> Result<([f64; SUMS.len()], f64)> {
-        let all = Vec::<f64>::try_from(self.sums.f_to_device(Device::Cpu)?)?;
-        let mut sums = [0.0; SUMS.len()];
-        sums.copy_from_slice(&all[..SUMS.len()]);
-        Ok((sums, all[SUMS.len()]))
+    /// The sums over all ranks, and that of entropies; waits for the device. Every rank calls.
+    pub fn read(&self, exchange: &Exchange) -> Result<(Sums, f64)> {
+        let all = exchange.sum(&Vec::<f64>::try_from(self.sums.f_to_device(Device::Cpu)?)?)?;
+        let (sums, entropies) = all.split_first_chunk().expect("as many sums");
+        Ok((Sums::of(*sums), entropies[0]))
     }
 }
 
@@ -186,7 +189,7 @@ pub fn learn<M: Answering>(
 ) -> Result<Seen> {
     let (drops, device) = (policy.model().drops(), policy.torch_device());
     let mut seen =
-        Seen { sums: Tensor::f_zeros([SUMS.len() as i64 + 1], (Kind::Double, device))?, rows: 0, inputs: 0 };
+        Seen { sums: Tensor::f_zeros([SUMS as i64 + 1], (Kind::Double, device))?, rows: 0, inputs: 0 };
     let (mut done, mut tokens) = (0, 0);
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };

@@ -45,17 +45,46 @@ pub struct Answers {
     pub divergence: Option<Tensor>,
 }
 
-/// The names of [`Terms::sums`]: the first over the better answers' tokens, then over records, the better answers, the worse
-/// ones, and pairs; the last over tokens again.
-pub const SUMS: [&str; 6] =
-    ["loss/nll", "loss/preference", "reward/chosen", "reward/rejected", "reward/accuracy", "loss/divergence"];
+/// How many numbers [`Sums`] are.
+pub const SUMS: usize = 6;
+
+/// What an objective says of answers, summed up; 0 where it says nothing of the kind.
+#[derive(Debug)]
+pub struct Sums<T = f64> {
+    /// Of the better answers' tokens the negative log-probs.
+    pub nll: T,
+    /// Of records the objective's term of pairs, or of judged answers.
+    pub preference: T,
+    /// Of the better answers what they are worth to it.
+    pub chosen: T,
+    /// Of the worse ones likewise.
+    pub rejected: T,
+    /// How many pairs' better answers are worth more.
+    pub right: T,
+    /// Of tokens how far the teacher is.
+    pub divergence: T,
+}
+
+impl Sums {
+    /// Those of [`Terms::sums`], or of sums of such.
+    pub fn of([nll, preference, chosen, rejected, right, divergence]: [f64; SUMS]) -> Self {
+        Self { nll, preference, chosen, rejected, right, divergence }
+    }
+}
+
+impl Sums<Tensor> {
+    fn stack(self) -> Result<Tensor> {
+        let Self { nll, preference, chosen, rejected, right, divergence } = self;
+        Tensor::f_stack(&[nll, preference, chosen, rejected, right, divergence], 0)
+    }
+}
 
 /// What an objective says of some answers.
 #[derive(Debug)]
 pub struct Terms {
     /// Their part of what the optimizer descends, with its gradient.
     pub loss: Tensor,
-    /// Sums without one, in the order of [`SUMS`]; zeros where nothing is compared or judged.
+    /// [`Sums`] without one: fp64 `[SUMS]`.
     pub sums: Tensor,
 }
 
@@ -84,25 +113,37 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     let (better, worse) = (side(&pairs.rewards, 0)?, side(&pairs.rewards, 1)?);
     let right = better.f_gt_tensor(&worse)?;
     let sum = |values: &Tensor| values.f_detach()?.f_sum(Kind::Double);
-    let none = nll.f_detach()?.f_zeros_like()?;
-    let sums = [nll.f_detach()?, preference.f_detach()?, sum(&better)?, sum(&worse)?, sum(&right)?, none];
-    Ok(Terms { loss, sums: Tensor::f_stack(&sums, 0)? })
+    let sums = Sums {
+        nll: nll.f_detach()?,
+        preference: preference.f_detach()?,
+        chosen: sum(&better)?,
+        rejected: sum(&worse)?,
+        right: sum(&right)?,
+        divergence: none(&nll)?,
+    };
+    Ok(Terms { loss, sums: sums.stack()? })
 }
 
 /// Of what is learnt token by token.
 fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
     let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
     let likelihood = nll.f_mul_scalar(likelihood_weight(objective))?;
-    let (loss, apart) = match &answers.divergence {
+    let (loss, divergence) = match &answers.divergence {
         Some(divergence) => {
             let apart = divergence.f_sum(Kind::Double)?;
             (apart.f_add(&likelihood)?, apart.f_detach()?)
         }
-        None => (likelihood, nll.f_detach()?.f_zeros_like()?),
+        None => (likelihood, none(&nll)?),
     };
-    let none = Tensor::f_zeros([SUMS.len() as i64 - 2], (Kind::Double, nll.device()))?;
-    let sums = Tensor::f_cat(&[nll.f_detach()?.f_reshape([1])?, none, apart.f_reshape([1])?], 0)?;
-    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums })
+    let (preference, right) = (none(&nll)?, none(&nll)?);
+    let (chosen, rejected) = (none(&nll)?, none(&nll)?);
+    let sums = Sums { nll: nll.f_detach()?, preference, chosen, rejected, right, divergence };
+    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums: sums.stack()? })
+}
+
+/// 0, as a sum beside `like` is.
+fn none(like: &Tensor) -> Result<Tensor> {
+    like.f_detach()?.f_zeros_like()
 }
 
 /// Of answers that are each desirable or not.
@@ -117,15 +158,15 @@ fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: W
         desirable.f_mul_scalar(desirable_weight)?.f_add(&other.f_mul_scalar(undesirable_weight)?)?;
     let preference = toward.f_neg()?.f_sigmoid()?.f_mul(&weights)?.f_sum(Kind::Double)?;
     let sum = |values: &Tensor, which: &Tensor| values.f_detach()?.f_mul(which)?.f_sum(Kind::Double);
-    let sums = [
-        sum(&answers.logprobs, desirable)?.f_neg()?,
-        preference.f_detach()?,
-        sum(&rewards, desirable)?,
-        sum(&rewards, &other)?,
-        Tensor::f_zeros([], (Kind::Double, preference.device()))?,
-        Tensor::f_zeros([], (Kind::Double, preference.device()))?,
-    ];
-    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums: Tensor::f_stack(&sums, 0)? })
+    let sums = Sums {
+        nll: sum(&answers.logprobs, desirable)?.f_neg()?,
+        preference: preference.f_detach()?,
+        chosen: sum(&rewards, desirable)?,
+        rejected: sum(&rewards, &other)?,
+        right: none(&preference)?,
+        divergence: none(&preference)?,
+    };
+    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums: sums.stack()? })
 }
 
 /// What an objective says of pairs.
@@ -245,12 +286,16 @@ mod tests {
         }
     }
 
+    fn sums(terms: &Terms) -> Sums {
+        Sums::of(Vec::<f64>::try_from(&terms.sums).unwrap().try_into().unwrap())
+    }
+
     /// The whole loss, its gradient, and the sums.
-    fn found(objective: &Objective, answers: &Answers, whole: Whole) -> (f64, Vec<f64>, Vec<f64>) {
+    fn found(objective: &Objective, answers: &Answers, whole: Whole) -> (f64, Vec<f64>, Sums) {
         let terms = terms(objective, answers, whole).unwrap();
         let gradient = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs], false, false);
         let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor).unwrap();
-        (terms.loss.double_value(&[]), values(&gradient[0]), values(&terms.sums))
+        (terms.loss.double_value(&[]), values(&gradient[0]), sums(&terms))
     }
 
     #[track_caller]
@@ -267,10 +312,10 @@ mod tests {
             let answers = answers(&golden, objective);
             let (found_loss, mut found_gradient, sums) = found(objective, &answers, whole);
             let nll = likelihood_weight(objective) / whole.tokens;
-            near(found_loss - nll * sums[0], *loss);
-            near(sums[1] / pairs, *loss);
-            near(sums[2] / pairs, *chosen);
-            near(sums[3] / pairs, *rejected);
+            near(found_loss - nll * sums.nll, *loss);
+            near(sums.preference / pairs, *loss);
+            near(sums.chosen / pairs, *chosen);
+            near(sums.rejected / pairs, *rejected);
             found_gradient.iter_mut().step_by(2).for_each(|of_better| *of_better += nll);
             found_gradient.iter().zip(gradient).for_each(|(found, expected)| near(*found, *expected));
         }
@@ -295,9 +340,9 @@ mod tests {
             let whole = Whole { records, better, worse: records - better, tokens: 7.0, kl: *kl };
             let (found_loss, found_gradient, sums) = found(objective, &answers, whole);
             near(found_loss, *loss);
-            near(sums[1] / records, *loss);
-            near(sums[2], *chosen);
-            near(sums[3], *rejected);
+            near(sums.preference / records, *loss);
+            near(sums.chosen, *chosen);
+            near(sums.rejected, *rejected);
             assert_eq!(found_gradient.len(), gradient.len());
             found_gradient.iter().zip(gradient).for_each(|(found, expected)| near(*found, *expected));
         }
@@ -311,8 +356,8 @@ mod tests {
         let (loss, gradient, sums) = found(&Objective::Sft, &answers(&golden, &Objective::Sft), whole);
         let nll: f64 = -golden.logprobs.iter().sum::<f64>();
         near(loss, nll / 8.0);
-        near(sums[0], nll);
-        assert_eq!((sums[1..].iter().sum::<f64>(), sums.len()), (0.0, SUMS.len()));
+        near(sums.nll, nll);
+        assert_eq!([sums.preference, sums.chosen, sums.rejected, sums.right, sums.divergence], [0.0; 5]);
         gradient.iter().for_each(|of_answer| near(*of_answer, -1.0 / 8.0));
         // Beside pairs only the better answers count.
         let dpo = |sft_weight| Objective::Dpo(DpoConfig { sft_weight, ..DpoConfig::default() });
@@ -337,9 +382,9 @@ mod tests {
         let terms = terms(&objective, &answers, whole).unwrap();
         let (nll, apart): (f64, f64) = (-golden.logprobs.iter().sum::<f64>(), apart.iter().sum());
         near(terms.loss.double_value(&[]), (apart + 0.5 * nll) / 8.0);
-        assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap().len(), SUMS.len());
-        near(terms.sums.double_value(&[0]), nll);
-        near(terms.sums.double_value(&[5]), apart);
+        let sums = sums(&terms);
+        near(sums.nll, nll);
+        near(sums.divergence, apart);
         let gradients = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs, &divergence], false, false);
         for (gradient, expected) in gradients.iter().zip([-0.5 / 8.0, 1.0 / 8.0]) {
             Vec::<f64>::try_from(gradient).unwrap().iter().for_each(|it| near(*it, expected));
@@ -364,7 +409,7 @@ mod tests {
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
         for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
             let terms = terms(&objective, &answers, whole).unwrap();
-            assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS.len()]);
+            assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS]);
         }
     }
 }

@@ -8,7 +8,7 @@ use anyroll_strategy::Zero;
 use super::{
     Batch, Pass, Whole, Written, learn,
     learn::{Answering, Seen},
-    objective::{SUMS, likelihood_weight},
+    objective::{Sums, likelihood_weight},
     pipeline::{Roles, Setup},
     read,
     written::mismatched,
@@ -79,8 +79,8 @@ impl Lesson<'_> {
         let seen = learn(policy, &Objective::Sft, &batch, pass)?;
         let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
         policy.finish_step(&stats)?;
-        let (sums, _) = seen.read()?;
-        Ok(exchange.sum(&sums[..1])?[0] / tokens)
+        let (sums, _) = seen.read(exchange)?;
+        Ok(sums.nll / tokens)
     }
 }
 
@@ -154,36 +154,36 @@ impl Setup {
 
     /// What a step showed, over all ranks.
     fn learnt(&self, exchange: &Exchange, seen: &Seen, whole: Whole, answered: f64) -> Result<Metrics> {
-        let (sums, entropy) = seen.read()?;
-        let all = exchange.sum(&[&sums[..], &[entropy]].concat())?;
-        let mut metrics = self.objective_metrics(&all[..SUMS.len()], whole);
+        let (sums, entropies) = seen.read(exchange)?;
+        let mut metrics = self.objective_metrics(&sums, whole);
         if !self.config.objective.is_of_numbers() {
-            metrics.insert("entropy", all[SUMS.len()] / answered);
+            metrics.insert("entropy", entropies / answered);
         }
         Ok(metrics)
     }
 
-    /// The means that sums over all ranks come to: `loss`, and what [`SUMS`] names.
-    pub fn objective_metrics(&self, sums: &[f64], whole: Whole) -> Metrics {
+    /// The means that sums over all ranks come to.
+    pub fn objective_metrics(&self, sums: &Sums, whole: Whole) -> Metrics {
         let objective = &self.config.objective;
-        let (nll, preference) = (sums[0] / whole.tokens, sums[1] / whole.records);
+        let (nll, preference) = (sums.nll / whole.tokens, sums.preference / whole.records);
         let likelihood_weight = likelihood_weight(objective);
         let mut metrics = Metrics::new();
         // Of judged answers none need be desirable, and the likelihood is that of these.
         let likelihood = if likelihood_weight > 0.0 { likelihood_weight * nll } else { 0.0 };
-        let divergence = objective.distills().map(|_| sums[5] / whole.tokens);
+        let divergence = objective.distills().map(|_| sums.divergence / whole.tokens);
         metrics.insert("loss", preference + likelihood + divergence.unwrap_or(0.0));
         if let Some(divergence) = divergence {
-            metrics.insert(SUMS[5], divergence);
+            metrics.insert("loss/divergence", divergence);
         }
         if !objective.is_of_numbers() && whole.tokens > 0.0 {
-            metrics.insert(SUMS[0], nll);
+            metrics.insert("loss/nll", nll);
         }
         if objective.compares() {
-            for (name, sum) in SUMS[..5].iter().zip(sums).skip(1) {
-                metrics.insert(*name, sum / whole.records);
-            }
-            metrics.insert("reward/margin", (sums[2] - sums[3]) / whole.records);
+            metrics.insert("loss/preference", preference);
+            metrics.insert("reward/chosen", sums.chosen / whole.records);
+            metrics.insert("reward/rejected", sums.rejected / whole.records);
+            metrics.insert("reward/accuracy", sums.right / whole.records);
+            metrics.insert("reward/margin", (sums.chosen - sums.rejected) / whole.records);
         }
         if objective.judged().is_some() {
             self.judged_metrics(&mut metrics, sums, whole);
@@ -192,14 +192,18 @@ impl Setup {
     }
 
     /// A step may have no desirable answer, or no other: then there is no mean of these.
-    fn judged_metrics(&self, metrics: &mut Metrics, sums: &[f64], whole: Whole) {
-        metrics.insert(SUMS[1], sums[1] / whole.records);
+    fn judged_metrics(&self, metrics: &mut Metrics, sums: &Sums, whole: Whole) {
+        metrics.insert("loss/preference", sums.preference / whole.records);
         let of = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
-        let (chosen, rejected) = (of(sums[2], whole.better), of(sums[3], whole.worse));
+        let (chosen, rejected) = (of(sums.chosen, whole.better), of(sums.rejected, whole.worse));
         let margin = chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected);
         let kl = self.config.objective.estimates_kl().then_some(whole.kl);
-        let found = [(SUMS[2], chosen), (SUMS[3], rejected), ("reward/margin", margin), ("kl/reference", kl)];
-        for (name, value) in found {
+        for (name, value) in [
+            ("reward/chosen", chosen),
+            ("reward/rejected", rejected),
+            ("reward/margin", margin),
+            ("kl/reference", kl),
+        ] {
             if let Some(value) = value {
                 metrics.insert(name, value);
             }

@@ -8,7 +8,7 @@ use super::{
     score::{Scored, fill},
     targets::KlOfSamples,
 };
-use crate::{Result, algorithm::turn_advantages, config::TurnCredit, inference::Sample, train::Exchange};
+use crate::{Result, algorithm::turn_advantages, inference::Sample, train::Exchange};
 
 impl Setup {
     /// What each turn of all ranks' samples earned, in the step's order; nothing where the episode's sum counts. `totals` is
@@ -19,7 +19,7 @@ impl Setup {
         samples: &[Sample],
         totals: &[f64],
     ) -> Result<Vec<Vec<f64>>> {
-        if self.rlvr.algorithm.credit == TurnCredit::Episode {
+        if self.rlvr.algorithm.credit.gamma().is_none() {
             return Ok(Vec::new());
         }
         let weight = self.reward.weight_of_turns();
@@ -43,11 +43,9 @@ impl Setup {
         let mut of_tokens = kl.map_or(vec![0.0; tokens], penalties);
         let mut end = 0;
         for (number, sample) in self.share.samples_of(exchange.rank()).zip(samples) {
-            let earned: Vec<(usize, f64)> = match self.rlvr.algorithm.credit {
-                TurnCredit::Episode => vec![(sample.completion_len(), rewards[number])],
-                TurnCredit::Turns => {
-                    lengths(sample).zip(scored.turn_rewards[number].iter().copied()).collect()
-                }
+            let earned: Vec<(usize, f64)> = match self.rlvr.algorithm.credit.gamma() {
+                None => vec![(sample.completion_len(), rewards[number])],
+                Some(_) => lengths(sample).zip(scored.turn_rewards[number].iter().copied()).collect(),
             };
             for (length, reward) in earned {
                 end += length;
@@ -59,13 +57,20 @@ impl Setup {
         of_tokens
     }
 
-    /// The advantages of the turns of this rank's samples, for each of their tokens.
+    /// What is earned a token later weighs, for each sampled token of a sample: `gamma`, and from a turn to the next what
+    /// `credit` says as well.
+    pub(super) fn gammas(&self, sample: &Sample, gamma: f64) -> Vec<f64> {
+        let of_turns = self.rlvr.algorithm.credit.gamma().unwrap_or(1.0);
+        gammas(lengths(sample), gamma, of_turns)
+    }
+
+    /// The advantages of the turns of this rank's samples, for each of their tokens; what is earned a turn later weighs `gamma`.
     pub(super) fn turn_advantages(
         &self,
         exchange: &Exchange,
         scored: &Scored,
         samples: &[Sample],
-        kl: Option<&KlOfSamples>,
+        (gamma, kl): (f64, Option<&KlOfSamples>),
     ) -> Result<Vec<f64>> {
         let mut rewards = scored.turn_rewards.clone();
         if let Some(kl) = kl {
@@ -79,7 +84,8 @@ impl Setup {
                     .for_each(|(reward, of_turn)| *reward -= kl.coef * of_turn);
             }
         }
-        let of_turns = turn_advantages(&self.rlvr.algorithm.advantage, &rewards, self.rlvr.group_size);
+        let Self { rlvr, .. } = self;
+        let of_turns = turn_advantages(&rlvr.algorithm.advantage, gamma, &rewards, rlvr.group_size);
         let own = self.share.samples_of(exchange.rank()).zip(samples);
         let of_tokens = own.flat_map(|(number, sample)| {
             lengths(sample)
@@ -110,6 +116,16 @@ impl Setup {
 /// The sampled tokens of each turn.
 fn lengths(sample: &Sample) -> impl Iterator<Item = usize> + use<> {
     sample.turns().into_iter().map(|turn: Range<usize>| turn.len())
+}
+
+/// For each token of turns with so many what a token later weighs: `gamma`, times that of `turns` where one ends.
+fn gammas(lengths: impl Iterator<Item = usize>, gamma: f64, turns: f64) -> Vec<f64> {
+    let mut gammas = Vec::new();
+    for length in lengths {
+        gammas.extend(repeat_n(gamma, length));
+        gammas.last_mut().into_iter().for_each(|last| *last *= turns);
+    }
+    gammas
 }
 
 /// What each turn of a sample earned: what its environment gave for it, times `weight`, and in the last one what else there
@@ -156,8 +172,14 @@ pub(super) fn fitted(rewards: &[f64], turns: usize) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
-    use crate::inference::Episode;
+    use crate::{
+        algorithm::{gae, returns},
+        config::Advantage,
+        inference::Episode,
+    };
 
     fn sample(rewards: &[Option<f64>], observations: usize) -> Sample {
         let observations = (0..observations).map(|turn| 2 * turn + 2..2 * turn + 3).collect();
@@ -185,6 +207,42 @@ mod tests {
             rewards,
             [vec![1.0, 2.0], vec![0.5, 1.0], vec![0.0], vec![2.0, 0.0], vec![3.0], vec![1.0]]
         );
+    }
+
+    /// Against sums over all that comes later, and ROLL's returns: see tests/python/make_turns_golden.py.
+    #[test]
+    fn what_comes_turns_later_weighs_less() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/turns.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let rows = |value: &Value| -> Vec<Vec<f64>> { serde_json::from_value(value.clone()).unwrap() };
+        let [of_tokens, lambda] = ["gamma", "lambda"].map(|name| golden[name].as_f64().unwrap());
+        let turns = &golden["turns"];
+        let (of_turns, rewards) = (turns["gamma"].as_f64().unwrap(), rows(&turns["rewards"]));
+        let near = |found: &[f64], expected: &[f64]| {
+            assert_eq!(found.len(), expected.len());
+            let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(apart < 1e-12, "{found:?}, not {expected:?}");
+        };
+        let rloo = turn_advantages(&Advantage::Rloo, of_turns, &rewards, 2);
+        near(&rloo.concat(), &rows(&turns["rloo"]).concat());
+        let [mask, values] = ["mask", "values"].map(|name| rows(&golden[name]));
+        for (index, mask) in mask.iter().enumerate() {
+            let runs = mask.chunk_by(|a, b| a == b).filter(|run| run[0] == 1.0);
+            let lengths: Vec<usize> = runs.map(<[f64]>::len).collect();
+            let mut earned = Vec::new();
+            for (length, reward) in lengths.iter().zip(&rewards[index]) {
+                earned.extend(repeat_n(0.0, length - 1));
+                earned.push(*reward);
+            }
+            for (gamma, name) in [(1.0, "reinforce"), (of_tokens, "reinforce_of_tokens")] {
+                let gammas = gammas(lengths.iter().copied(), gamma, of_turns);
+                near(&returns(&earned, &gammas), &rows(&turns[name])[index]);
+            }
+            let kept = values[index].iter().zip(mask).filter(|(_, bit)| **bit == 1.0);
+            let values: Vec<f64> = kept.map(|(value, _)| *value).collect();
+            let gammas = gammas(lengths.into_iter(), of_tokens, of_turns);
+            near(&gae(lambda, &gammas, &earned, &values), &rows(&turns["gae"])[index]);
+        }
     }
 
     #[test]

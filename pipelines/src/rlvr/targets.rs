@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Result,
     algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages},
-    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig, TurnCredit},
+    config::{AdaptiveKlConfig, Advantage, KlTerm, OldLogprobs, Over, RewardNormConfig},
     inference::Sample,
     metrics::Metrics,
     train::Exchange,
@@ -165,7 +165,7 @@ impl Setup {
         (kl, values): (Option<&KlOfSamples>, Option<&[f64]>),
     ) -> Result<TokenAdvantages> {
         let algorithm = &self.rlvr.algorithm;
-        let by_turns = algorithm.credit == TurnCredit::Turns;
+        let by_turns = algorithm.credit.gamma();
         let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
         let lengths = &lengths[..];
         let (off_reward, off_advantage) = match algorithm.kl_in {
@@ -176,15 +176,24 @@ impl Setup {
             // Here, and only here, tokens of a turn differ.
             (Advantage::Gae(config), Some(values)) => {
                 let rewards = self.token_rewards(exchange, (scored, &rewards), samples, off_reward);
-                let of_sequences = sequences(&rewards, lengths).zip(sequences(values, lengths));
-                of_sequences.flat_map(|(rewards, values)| gae(config, rewards, values)).collect()
+                let of_sequences = sequences(&rewards, lengths).zip(sequences(values, lengths)).zip(samples);
+                let of_sequence = |((rewards, values), sample)| {
+                    gae(config.lambda, &self.gammas(sample, config.gamma), rewards, values)
+                };
+                of_sequences.flat_map(of_sequence).collect()
             }
-            (Advantage::Reinforce(config), _) if config.gamma < 1.0 || off_reward.is_some() || by_turns => {
+            (Advantage::Reinforce(config), _)
+                if config.gamma < 1.0 || off_reward.is_some() || by_turns.is_some() =>
+            {
                 let rewards = self.token_rewards(exchange, (scored, &rewards), samples, off_reward);
-                sequences(&rewards, lengths).flat_map(|rewards| returns(rewards, config.gamma)).collect()
+                let of_sequences = sequences(&rewards, lengths).zip(samples);
+                let of_sequence = |(rewards, sample)| returns(rewards, &self.gammas(sample, config.gamma));
+                of_sequences.flat_map(of_sequence).collect()
             }
-            _ if by_turns => self.turn_advantages(exchange, scored, samples, off_reward)?,
-            _ => self.sample_advantages(exchange, scored, rewards, lengths, off_reward),
+            _ => match by_turns {
+                Some(gamma) => self.turn_advantages(exchange, scored, samples, (gamma, off_reward))?,
+                None => self.sample_advantages(exchange, scored, rewards, lengths, off_reward),
+            },
         };
         let add = |values: &[f64]| of_tokens.iter().zip(values).map(|(own, value)| own + value).collect();
         let returns = values.map_or(Vec::new(), add);

@@ -62,8 +62,10 @@ fn a_published_reference_is_held_and_planned() {
         let planner = Planner::new(&run, loaded.dataset.as_ref()).unwrap();
         planner.plan_at(&run, Stages::of(&run)).score.unwrap()
     };
-    let (teacher, copy) = (score(&sets), score(&DISTILLS));
-    let own = score(&[&[wide][..], &DISTILLS].concat());
+    let rewarded = "pipeline.rlvr.algorithm.advantage=reinforce";
+    let itself = [&DISTILLS[..], &[rewarded]].concat();
+    let (teacher, copy) = (score(&sets), score(&itself));
+    let own = score(&[&[wide][..], &itself].concat());
     assert!(teacher.weights > copy.weights && teacher.activations > copy.activations, "{teacher:?} {copy:?}");
     assert!(teacher.weights < own.weights, "the policy is small: {teacher:?} {own:?}");
 }

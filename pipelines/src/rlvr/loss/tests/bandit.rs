@@ -72,8 +72,8 @@ fn estimate(setting: Setting) -> Estimate {
     let rewards: Vec<f64> = actions.iter().map(|&action| REWARDS[action]).collect();
     let mut advantages = match setting.advantage {
         // A sequence of one token, in one state, whose value is `VALUE` whatever the action will be.
-        Advantage::Gae(config) => {
-            rewards.iter().flat_map(|reward| gae(config, &[*reward], &[VALUE])).collect()
+        Advantage::Gae(GaeConfig { gamma, lambda }) => {
+            rewards.iter().flat_map(|reward| gae(lambda, &[gamma], &[*reward], &[VALUE])).collect()
         }
         advantage => {
             // The likelier action is the greedy one.

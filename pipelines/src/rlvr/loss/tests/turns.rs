@@ -8,7 +8,7 @@ use super::split::{NEARLY_SGD, assert_near, decoder, flat, own, parts, wave};
 use super::*;
 use crate::{
     algorithm::gae,
-    config::{GaeConfig, KlLossConfig},
+    config::KlLossConfig,
     inference::{Episode, Sample},
     train::{Place, ranks},
 };
@@ -113,8 +113,7 @@ fn what_an_environment_says_weighs_nothing() {
 #[test]
 fn advantages_of_values_pass_over_what_an_environment_says() {
     let golden = golden();
-    let config =
-        GaeConfig { gamma: golden["gamma"].as_f64().unwrap(), lambda: golden["lambda"].as_f64().unwrap() };
+    let [gamma, lambda] = ["gamma", "lambda"].map(|name| golden[name].as_f64().unwrap());
     let rewards: Vec<f64> = serde_json::from_value(golden["rewards"].clone()).unwrap();
     let [mask, values, expected] = ["mask", "values", "gae"].map(|name| rows(&golden[name]));
     for (index, mask) in mask.iter().enumerate() {
@@ -124,7 +123,8 @@ fn advantages_of_values_pass_over_what_an_environment_says() {
         let values = pick(&values[index]);
         let mut of_tokens = vec![0.0; values.len()];
         *of_tokens.last_mut().unwrap() = rewards[index];
-        check_near(&gae(config, &of_tokens, &values), &pick(&expected[index]), 1e-12);
+        let gammas = vec![gamma; values.len()];
+        check_near(&gae(lambda, &gammas, &of_tokens, &values), &pick(&expected[index]), 1e-12);
     }
 }
 
