@@ -127,7 +127,7 @@ fn config(size: &str) -> DecoderConfig {
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,
         sliding_window: None,
-        max_position_embeddings: 4096,
+        max_position_embeddings: 40_960,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,

@@ -208,9 +208,9 @@ fn what_would_teach_nothing_is_refused() {
     check(ON_POLICY, &[path], ["roles.reference.path", "`advantage: none`"]);
     check(WRITTEN, &[path], ["roles.reference.path", "`objective: distill`"]);
     let negative = "pipeline.rlvr.algorithm.kl_coef=-1";
-    check(ON_POLICY, &[path, negative], ["algorithm.kl_coef", "0 or above"]);
-    for role in ["policy", "critic"] {
+    check(ON_POLICY, &[path, negative], ["algorithm.kl_coef", "-1.0 is out of range"]);
+    for (role, why) in [("policy", "the `model` of the top level"), ("critic", "begins as the policy does")] {
         let own = format!("roles.{role}.path=runs/teacher");
-        check(ON_POLICY, &[&own], [&format!("roles.{role}.path"), "leave it out"]);
+        check(ON_POLICY, &[&own], [&format!("roles.{role}.path"), why]);
     }
 }
