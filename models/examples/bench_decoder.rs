@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, Packing, Rotation, Store},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, RopeScaling, Sample, SamplingParams,
-    Sequence, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, NormPlaces, PackedBatch, Request, RopeScaling, Sample,
+    SamplingParams, Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -45,12 +45,14 @@ fn main() {
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         max_position_embeddings: 64,
         sliding_window: None,
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: false,
+        qk_norm: None,
+        norms: NormPlaces::Before,
         tie_word_embeddings: true,
         initializer_range: 0.02,
     };

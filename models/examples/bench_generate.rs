@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, Request, RopeScaling, Sample,
-    SamplingParams, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, NormPlaces, Request, RopeScaling,
+    Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -126,12 +126,14 @@ fn config(size: &str) -> DecoderConfig {
         rms_norm_eps: 1e-6,
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         sliding_window: None,
         max_position_embeddings: 40_960,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: false,
+        qk_norm: None,
+        norms: NormPlaces::Before,
         tie_word_embeddings: tie,
         initializer_range: 0.02,
     }

@@ -3,7 +3,7 @@
 use std::{ops::Range, path::Path, sync::Arc};
 
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, ParamSpec, RopeScaling, ValueModel,
+    Decoder, DecoderConfig, LoraConfig, NormPlaces, ParamSpec, QkNorm, RopeScaling, ValueModel,
     hf::{AdapterFolder, ModelFolder, NewAdapter, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -118,12 +118,14 @@ fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> Decoder
         rms_norm_eps: decoder.norm_eps,
         rope_theta: decoder.rope_theta,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         max_position_embeddings: decoder.max_length as i64,
         sliding_window: None,
         qkv_bias: decoder.qkv_bias,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: decoder.qk_norm,
+        qk_norm: decoder.qk_norm.then_some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: decoder.tie_embeddings,
         initializer_range: 0.02,
     }

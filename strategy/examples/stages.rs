@@ -10,7 +10,9 @@ use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
     prefer_folder,
 };
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
+use anyroll_models::{
+    Decoder, DecoderConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
+};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -103,12 +105,14 @@ fn trained(
         sliding_window: None,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         rms_norm_eps: 1e-6,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,
         initializer_range: 0.1,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: tied,
     };
     let vocabulary = config.vocab_size as u64;

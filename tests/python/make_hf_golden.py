@@ -1,6 +1,6 @@
 """Writes tests/golden/hf/*: tiny models of every family as `transformers` saves them, and what it makes of them.
 
-    python tests/python/make_hf_golden.py
+    python tests/python/make_hf_golden.py [NAME...]      all of them, or those that are named
 
 Needs torch, transformers 4.57 and safetensors. A folder holds the model (`config.json`, `model*.safetensors`,
 `generation_config.json`) and `golden.safetensors`: `tokens`, `lengths`, `prompt_lens`; `logprobs` of the completion
@@ -12,6 +12,7 @@ loss sum(d_logprobs * logprobs); `bf16_logprobs`, the same in bfloat16; and `gen
 import os
 import pathlib
 import shutil
+import sys
 
 # Some virtual machines report AMX tiles and then raise SIGILL on them, which bf16 products would meet.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -59,6 +60,32 @@ FAMILIES = {
     # Windows that most sequences are longer than: in every layer, and from the second one on.
     "mistral_window": ("Mistral", dict(sliding_window=7, rms_norm_eps=1e-5)),
     "qwen2_window": ("Qwen2", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    # One layer of each kind: with a rotation and without, and the latter with a window.
+    "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 0], tie_word_embeddings=True)),
+    "smollm3_window": (
+        "SmolLM3",
+        dict(
+            no_rope_layer_interval=2,
+            use_sliding_window=True,
+            sliding_window=7,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+        ),
+    ),
+    "olmo2": ("Olmo2", dict(rms_norm_eps=1e-5)),
+    # The scaled rotation is that of the layer without a window.
+    "olmo3": (
+        "Olmo3",
+        dict(
+            sliding_window=7,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+        ),
+    ),
+    "olmo3_biased": (
+        "Olmo3", dict(num_hidden_layers=4, num_key_value_heads=4, sliding_window=5, attention_bias=True)
+    ),
 }
 LENGTHS, PROMPT_LENS = [7, 2, 51, 5, 18], [3, 1, 17, 5, 1]
 PROMPTS, NEW_TOKENS, NONE = 200, 16, 255
@@ -125,7 +152,7 @@ def make(name, family, special, folder):
 
 
 root = pathlib.Path(__file__).parent.parent / "golden" / "hf"
-shutil.rmtree(root, ignore_errors=True)
-for name, (family, special) in FAMILIES.items():
+for name in sys.argv[1:] or FAMILIES:
+    shutil.rmtree(root / name, ignore_errors=True)
     (root / name).mkdir(parents=True)
-    make(name, family, special, root / name)
+    make(name, *FAMILIES[name], root / name)

@@ -118,3 +118,6 @@ make("lora_unequal", UNEQUAL)
 make("lora_dropout", dict(lora_dropout=0.4))
 make("lora_dora", DORA, "llama_biased")
 make("lora_dora_dropout", DORA | dict(lora_dropout=0.4), "llama_biased")
+# In front of the norms of branches, and of queries and keys.
+make("lora_olmo3", dict(target_modules=ALL), "olmo3")
+make("lora_dora_olmo3", DORA, "olmo3_biased")

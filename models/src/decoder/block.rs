@@ -6,14 +6,20 @@
 //! h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
 //! ```
 //!
+//! With [`NormPlaces::After`] there is no norm in front of a branch, and one of what it adds to the stream:
+//!
+//! ```text
+//! x2 = x + norm(attention(q, k, v) Wo^T);  out = x2 + norm(swiglu(x2 Wgate_up^T) Wdown^T)
+//! ```
+//!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
 use anyroll_backends::ops::{self, Causal, Packing, Rotation};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::lora::{Between, Drops, Lora, Site};
-use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
+use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 
@@ -24,18 +30,26 @@ const GATE_UP: usize = 7;
 /// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    pub input_norm: usize,
+    /// In front of attention.
+    pub input_norm: Option<usize>,
     pub qkv: usize,
     pub qkv_bias: Option<usize>,
     /// The norms of queries and keys.
     pub qk_norm: Option<(usize, usize)>,
+    /// Whether those are of all heads together.
+    pub norms_heads_together: bool,
     pub o: usize,
     pub o_bias: Option<usize>,
-    pub post_attention_norm: usize,
+    /// Of what attention adds to the stream.
+    pub attention_norm: Option<usize>,
+    /// In front of the MLP.
+    pub mlp_input_norm: Option<usize>,
     pub gate_up: usize,
     pub gate_up_bias: Option<usize>,
     pub down: usize,
     pub down_bias: Option<usize>,
+    /// Of what the MLP adds to the stream.
+    pub mlp_norm: Option<usize>,
     pub heads: i64,
     pub kv_heads: i64,
     pub head_dim: i64,
@@ -69,20 +83,19 @@ pub(super) struct Projected {
     pub k: Tensor,
     /// `[N, K, D]`.
     pub v: Tensor,
-    /// The reciprocal deviations of the input norm `[N]`.
+    /// The reciprocal deviations of the input norm `[N]`; without one `[0]`.
     rstd: Tensor,
     /// The projection `[N, H + 2 K, D]`: `v` is a view of it, and without qk-norm `q` and `k` are as well.
     qkv: Tensor,
-    /// The reciprocal deviations `[N, H]` and `[N, K]` of qk-norm.
+    /// The reciprocal deviations of qk-norm, `[N, H]` and `[N, K]` or each `[N]`.
     qk_rstd: Option<(Tensor, Tensor)>,
 }
 
 /// What a block is told of the batch and of the layer that it is.
-#[derive(Clone, Copy)]
 pub(super) struct Layer<'a> {
     pub packing: &'a Packing,
     /// See [`ops::rope_table`].
-    pub rope_table: &'a Tensor,
+    pub rope_table: Tensor,
     /// How many tokens a token sees, itself included; `None`: all before it.
     pub window: Option<i64>,
     /// What adapters drop of, if this is training.
@@ -95,6 +108,8 @@ struct Finished {
     x2: Tensor,
     rstd2: Tensor,
     gate_up: Tensor,
+    /// What the norms of both branches read, each with its reciprocal deviations.
+    branches: Vec<Tensor>,
 }
 
 impl Block {
@@ -128,24 +143,31 @@ impl Block {
         };
         let one_bias = |rest: &str, rows: i64| bias(rest, vec![Part { name: name(rest), rows }]);
         let qkv_rows = (heads + 2 * kv_heads) * dim;
-        let input_norm = add(norm_spec(name("input_layernorm.weight"), hidden));
+        let norm = |rest: &str| norm_spec(name(&format!("{rest}_layernorm.weight")), hidden);
+        let before = config.norms == NormPlaces::Before;
+        let input_norm = before.then(|| add(norm("input")));
         let qkv = add(ParamSpec {
             parts: qkv_parts("weight"),
             ..matrix("self_attn.qkv_proj.weight", qkv_rows, hidden)
         });
         let qkv_bias = config.qkv_bias.then(|| add(bias("self_attn.qkv_proj.bias", qkv_parts("bias"))));
-        let qk_norm = config.qk_norm.then(|| {
-            let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), dim));
-            (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), dim)))
+        let norms_heads_together = config.qk_norm == Some(QkNorm::Together);
+        let qk_norm = config.qk_norm.map(|_| {
+            let width = |heads: i64| if norms_heads_together { heads * dim } else { dim };
+            let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), width(heads)));
+            (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), width(kv_heads))))
         });
         let block = Block {
             input_norm,
             qkv,
             qkv_bias,
             qk_norm,
+            norms_heads_together,
             o: add(matrix("self_attn.o_proj.weight", hidden, heads * dim)),
             o_bias: config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden))),
-            post_attention_norm: add(norm_spec(name("post_attention_layernorm.weight"), hidden)),
+            attention_norm: (!before).then(|| add(norm("post_attention"))),
+            // As in its first family, after which the others are called.
+            mlp_input_norm: before.then(|| add(norm("post_attention"))),
             gate_up: add(ParamSpec {
                 parts: gate_up_parts("weight"),
                 ..matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden)
@@ -153,6 +175,7 @@ impl Block {
             gate_up_bias: config.mlp_bias.then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
             down: add(matrix("mlp.down_proj.weight", hidden, intermediate)),
             down_bias: config.mlp_bias.then(|| add(one_bias("mlp.down_proj.bias", hidden))),
+            mlp_norm: (!before).then(|| add(norm("post_feedforward"))),
             heads,
             kv_heads,
             head_dim: dim,
@@ -190,16 +213,17 @@ impl Block {
         &self,
         weights: &Weights,
         x: &Tensor,
-        layer: Layer,
+        layer: &Layer,
         save: bool,
     ) -> Result<(Tensor, Saved)> {
         let drops = layer.drops;
-        let projected = self.project(weights, x, (layer.packing.positions(), layer.rope_table), drops)?;
+        let projected = self.project(weights, x, (layer.packing.positions(), &layer.rope_table), drops)?;
         let (attended, lse) = {
             let Projected { q, k, v, .. } = &projected;
             self.math.attention(q, k, v, layer.packing, self.causal(layer.window))?
         };
-        let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, drops, save)?;
+        let finished = self.finish_saving(weights, x, &attended, drops, save)?;
+        let Finished { out, x2, rstd2, gate_up, branches } = finished;
         if !save {
             return Ok((out, Saved::default()));
         }
@@ -208,6 +232,7 @@ impl Block {
         if let Some((q_rstd, k_rstd)) = qk_rstd {
             saved.extend([q, k, q_rstd, k_rstd]);
         }
+        saved.extend(branches);
         Ok((out, Saved(saved)))
     }
 
@@ -219,14 +244,17 @@ impl Block {
         (positions, rope_table): (&Tensor, &Tensor),
         drops: Option<Drops>,
     ) -> Result<Projected> {
-        let (h, rstd) = ops::rms_norm(x, weights.get(0, self.input_norm), self.eps)?;
+        let (h, rstd) = self.norm_input(weights, self.input_norm, x)?;
         let qkv = self.linear(Site::Qkv, weights, &h, drops)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
         if let Some((q_norm, k_norm)) = self.qk_norm {
-            let (q_normed, q_rstd) = ops::rms_norm(&q, weights.get(0, q_norm), self.eps)?;
-            let (k_normed, k_rstd) = ops::rms_norm(&k, weights.get(0, k_norm), self.eps)?;
+            let normed = |heads: &Tensor, norm: usize| -> Result<_> {
+                let (y, rstd) = ops::rms_norm(&self.normed_together(heads)?, weights.get(0, norm), self.eps)?;
+                Ok((y.f_view_as(heads)?, rstd))
+            };
+            let ((q_normed, q_rstd), (k_normed, k_rstd)) = (normed(&q, q_norm)?, normed(&k, k_norm)?);
             (q, k, qk_rstd) = (q_normed, k_normed, Some((q_rstd, k_rstd)));
             ops::rope_(&mut q, positions, rope_table, Rotation::Forward)?;
             ops::rope_(&mut k, positions, rope_table, Rotation::Forward)?;
@@ -250,13 +278,51 @@ impl Block {
         drops: Option<Drops>,
         save: bool,
     ) -> Result<Finished> {
+        let mut branches = Vec::new();
         let mut x2 = self.linear(Site::O, weights, attended, drops)?;
-        let norm = weights.get(0, self.post_attention_norm);
-        let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
+        if let Some(norm) = self.attention_norm {
+            x2 = self.norm_branch(weights, norm, x2, save.then_some(&mut branches))?;
+        }
+        let (h2, rstd2) = match self.mlp_input_norm {
+            Some(norm) => ops::add_rms_norm_(&mut x2, x, weights.get(0, norm), self.eps)?,
+            None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
+        };
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
-        let out = self.add_down(weights, &mut x2, &activated, drops, save)?;
-        Ok(Finished { out, x2, rstd2, gate_up })
+        let out = match self.mlp_norm {
+            Some(norm) => {
+                let product = self.linear(Site::Down, weights, &activated, drops)?;
+                self.norm_branch(weights, norm, product, save.then_some(&mut branches))?.f_add_(&x2)?
+            }
+            None => self.add_down(weights, &mut x2, &activated, drops, save)?,
+        };
+        Ok(Finished { out, x2, rstd2, gate_up, branches })
+    }
+
+    /// What a branch reads of the stream `x` `[N, C]`, and the norm's reciprocal deviations: without one `x` itself, and `[0]`.
+    fn norm_input(&self, weights: &Weights, norm: Option<usize>, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        match norm {
+            Some(norm) => Ok(ops::rms_norm(x, weights.get(0, norm), self.eps)?),
+            None => Ok((x.shallow_clone(), Tensor::f_empty([0], (Kind::Float, x.device()))?)),
+        }
+    }
+
+    /// The norm of what a branch adds to the stream; what its backward reads goes to `kept`.
+    fn norm_branch(
+        &self,
+        weights: &Weights,
+        norm: usize,
+        product: Tensor,
+        kept: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        let (y, rstd) = ops::rms_norm(&product, weights.get(0, norm), self.eps)?;
+        kept.into_iter().for_each(|kept| kept.extend([product.shallow_clone(), rstd.shallow_clone()]));
+        Ok(y)
+    }
+
+    /// A view of heads `[N, H, D]` as they are normed: each by itself, or as `[N, H D]`.
+    fn normed_together(&self, heads: &Tensor) -> Result<Tensor> {
+        Ok(if self.norms_heads_together { heads.f_flatten(1, 2)? } else { heads.shallow_clone() })
     }
 
     /// A site's matrix and its bias, if it has one.
@@ -327,7 +393,7 @@ impl Block {
 
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
-        let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
+        let (h2, _) = self.norm_input(weights, self.mlp_input_norm, &saved[X2])?;
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
@@ -340,27 +406,31 @@ impl Block {
         grads: &mut Grads,
         saved: Saved,
         dout: Tensor,
-        layer: Layer,
+        layer: &Layer,
     ) -> Result<Tensor> {
         let drops = layer.drops;
-        let (saved, qk_normed) = self.unpack(saved);
+        let (saved, qk_normed, [of_attention, of_mlp]) = self.unpack(saved);
         let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
-        let (mut activated, between) = self.input_backward(Site::Down, weights, &dx, drops)?;
+        let dproduct = self.branch_backward(weights, grads, self.mlp_norm, of_mlp, &dx)?;
+        let (mut activated, between) = self.input_backward(Site::Down, weights, &dproduct, drops)?;
         ops::swiglu_backward_(&mut gate_up, &mut activated)?;
-        self.weight_backward(Site::Down, weights, grads, (&dx, &activated), drops, between)?;
+        self.weight_backward(Site::Down, weights, grads, (&dproduct, &activated), drops, between)?;
+        drop(dproduct);
         let dgate_up = gate_up;
         let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
-        self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
+        self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
         self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)?;
 
-        let (dattended, between) = self.input_backward(Site::O, weights, &dx, drops)?;
-        self.weight_backward(Site::O, weights, grads, (&dx, &attended), drops, between)?;
+        let dproduct = self.branch_backward(weights, grads, self.attention_norm, of_attention, &dx)?;
+        let (dattended, between) = self.input_backward(Site::O, weights, &dproduct, drops)?;
+        self.weight_backward(Site::O, weights, grads, (&dproduct, &attended), drops, between)?;
+        drop(dproduct);
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
         let (mut h, between) = self.input_backward(Site::Qkv, weights, &dqkv, drops)?;
-        self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
+        self.stream_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
         self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
         Ok(dx)
     }
@@ -439,7 +509,42 @@ impl Block {
         lora.weight_backward(site, weights, grads, (dy, x), drops, between)
     }
 
-    /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
+    /// From the gradient `dx` of the stream to that of the product that ends a branch, whose norm read `product` and made
+    /// its reciprocal deviations; without a norm it is the same.
+    fn branch_backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        norm: Option<usize>,
+        of_branch: Option<[Tensor; 2]>,
+        dx: &Tensor,
+    ) -> Result<Tensor> {
+        let (Some(norm), Some([product, rstd])) = (norm, of_branch) else { return Ok(dx.shallow_clone()) };
+        let (mut dy, mut dproduct) = (dx.f_empty_like()?, product.f_zeros_like()?);
+        dy.f_copy_(dx)?;
+        self.norm_backward_(weights, grads, norm, (&mut dy, &product, &rstd), &mut dproduct)?;
+        Ok(dproduct)
+    }
+
+    /// From the gradient `dy` of what a branch reads to that of the stream, to which it adds: leaves what the branch reads in
+    /// `dy`.
+    fn stream_backward_(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        norm: Option<usize>,
+        (dy, x, rstd): (&mut Tensor, &Tensor, &Tensor),
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        if let Some(norm) = norm {
+            return self.norm_backward_(weights, grads, norm, (dy, x, rstd), dx);
+        }
+        drop(dx.f_add_(dy)?);
+        *dy = x.shallow_clone();
+        Ok(())
+    }
+
+    /// Backward of a norm: adds to `dx`, and leaves the norm's output in `dy`.
     fn norm_backward_(
         &self,
         weights: &Weights,
@@ -461,9 +566,9 @@ impl Block {
         grads: &mut Grads,
         attended: Attended,
         qk_normed: Option<[Tensor; 4]>,
-        layer: Layer,
+        layer: &Layer,
     ) -> Result<Tensor> {
-        let (positions, rope_table) = (layer.packing.positions(), layer.rope_table);
+        let (positions, rope_table) = (layer.packing.positions(), &layer.rope_table);
         let qkv = &attended.qkv;
         let mut dqkv = qkv.f_empty_like()?;
         let flat = [-1, (self.heads + 2 * self.kv_heads) * self.head_dim];
@@ -483,8 +588,13 @@ impl Block {
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
         ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
         let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");
-        self.norm_backward_(weights, grads, q_norm, (&mut dq_normed, &q, &q_rstd), &mut dq)?;
-        self.norm_backward_(weights, grads, k_norm, (&mut dk_normed, &k, &k_rstd), &mut dk)?;
+        for (norm, dnormed, heads, rstd, dheads) in
+            [(q_norm, &dq_normed, &q, &q_rstd, &dq), (k_norm, &dk_normed, &k, &k_rstd, &dk)]
+        {
+            let [mut dnormed, heads, mut dheads] =
+                [self.normed_together(dnormed)?, self.normed_together(heads)?, self.normed_together(dheads)?];
+            self.norm_backward_(weights, grads, norm, (&mut dnormed, &heads, rstd), &mut dheads)?;
+        }
         Ok(dqkv.f_view(flat)?)
     }
 
@@ -493,18 +603,20 @@ impl Block {
         &self,
         [q, k, v]: [&Tensor; 3],
         Attended { dout, out, lse, .. }: &Attended,
-        Layer { packing, window, .. }: Layer,
+        &Layer { packing, window, .. }: &Layer,
         [dq, dk, dv]: [&mut Tensor; 3],
     ) -> Result<()> {
         let how = (packing, self.causal(window), self.deterministic);
         Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?)
     }
 
-    /// What [`Self::forward`] saved: the tensors of every block, and those of qk-norm.
-    fn unpack(&self, saved: Saved) -> ([Tensor; 8], Option<[Tensor; 4]>) {
-        let Saved(mut all) = saved;
-        let of_qk_norm = self.qk_norm.map(|_| Saved(all.split_off(8)).unpack());
-        (Saved(all).unpack(), of_qk_norm)
+    /// What [`Self::forward`] saved.
+    fn unpack(&self, saved: Saved) -> Unpacked {
+        let (of_block, mut others) = saved.unpack_first();
+        let mut first = |count: usize| Saved(others.drain(..count).collect());
+        let of_qk_norm = self.qk_norm.map(|_| first(4).unpack());
+        let of_branches = [self.attention_norm, self.mlp_norm].map(|norm| norm.map(|_| first(2).unpack()));
+        (of_block, of_qk_norm, of_branches)
     }
 
     /// Views of the queries, keys and values in `[N, H + 2 K, D]`.
@@ -517,6 +629,9 @@ impl Block {
         ])
     }
 }
+
+/// What every block saves, what qk-norm does, and what the norms of attention and of the MLP do.
+type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2]);
 
 /// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.
 struct Attended {

@@ -111,11 +111,10 @@ impl Decoder {
         positions: &Tensor,
         mut attend: impl FnMut(usize, &Projected) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let rope_table = self.rope_table();
         let mut x = self.embedding.forward(&weights[0], tokens)?;
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let weights = &weights[layer + 1];
-            let projected = block.project(weights, &x, (positions, &rope_table), None)?;
+            let projected = block.project(weights, &x, (positions, &self.rope_tables.of(layer)), None)?;
             let attended = attend(layer, &projected)?;
             x = block.finish(weights, &x, &attended)?;
         }

@@ -1,6 +1,6 @@
 //! The shape of a decoder.
 
-use super::RopeScaling;
+use super::{OtherRope, RopeScaling};
 use crate::Result;
 use crate::error::{check_config, check_layers};
 
@@ -27,6 +27,8 @@ pub struct DecoderConfig {
     pub rope_theta: f64,
     /// How the frequencies differ from those of `rope_theta` alone.
     pub rope_scaling: RopeScaling,
+    /// Layers that turn queries and keys otherwise (SmolLM3, OLMo 3); `None`: all turn them alike.
+    pub other_rope: Option<OtherRope>,
     /// The longest sequence, in tokens.
     pub max_position_embeddings: i64,
     /// Which layers see only the last tokens, and how many (Mistral); `None`: every layer sees all.
@@ -37,12 +39,32 @@ pub struct DecoderConfig {
     pub o_bias: bool,
     /// Whether the three of the MLP have one (with `mlp_bias` in Llama).
     pub mlp_bias: bool,
-    /// Whether queries and keys are normed per head before the rotation (Qwen3).
-    pub qk_norm: bool,
+    /// How queries and keys are normed before the rotation (Qwen3, OLMo 2); `None`: they are not.
+    pub qk_norm: Option<QkNorm>,
+    /// Where the norms of a layer stand.
+    pub norms: NormPlaces,
     /// Whether the head's matrix is the embedding's.
     pub tie_word_embeddings: bool,
     /// Standard deviation of the matrices' first values.
     pub initializer_range: f64,
+}
+
+/// What a norm of queries, or of keys, takes the mean square over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself: weights `[D]`.
+    PerHead,
+    /// All heads of a token together: weights `[H D]` and `[K D]`.
+    Together,
+}
+
+/// Where the norms of a layer stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlaces {
+    /// Of what attention and the MLP read of the residual stream.
+    Before,
+    /// Of what they add to it (OLMo 2).
+    After,
 }
 
 /// Layers in which a token does not see the whole text before it.
@@ -108,6 +130,9 @@ impl DecoderConfig {
                 format!("has {found} entries, must have one for each of the {expected} layers")
             })?;
         }
+        if let Some(other) = &self.other_rope {
+            other.validate(self.num_hidden_layers)?;
+        }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         check_config(heads % kv_heads == 0, "num_key_value_heads", || {
             format!("is {kv_heads}, must divide num_attention_heads = {heads}")
@@ -146,12 +171,14 @@ mod tests {
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::None,
+            other_rope: None,
             max_position_embeddings: 64,
             sliding_window: None,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
-            qk_norm: false,
+            qk_norm: None,
+            norms: NormPlaces::Before,
             tie_word_embeddings: true,
             initializer_range: 0.02,
         }
@@ -180,6 +207,9 @@ mod tests {
         let window = |tokens, layers| Some(SlidingWindow { tokens, layers });
         check("sliding_window", &|config| config.sliding_window = window(0, vec![true, true]));
         check("layer_types", &|config| config.sliding_window = window(8, vec![true]));
+        let other = |theta, layers| Some(OtherRope { theta, layers });
+        check("other_rope", &|config| config.other_rope = other(None, vec![true]));
+        check("other_rope", &|config| config.other_rope = other(Some(-1.0), vec![true, false]));
         check("rope_scaling", &|config| config.rope_scaling = RopeScaling::Linear { factor: -1.0 });
     }
 }

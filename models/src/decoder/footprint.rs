@@ -1,6 +1,6 @@
 //! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
 
-use super::{Decoder, block::Block, head, lora::Lora};
+use super::{Decoder, NormPlaces, QkNorm, block::Block, head, lora::Lora};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::generation::padded_rows;
@@ -114,7 +114,16 @@ impl Decoder {
         let (x, mlp) = (rows(config.hidden_size as usize), rows(config.intermediate_size as usize));
         let (q, kv) = (rows(heads * dim), rows(kv_heads * dim));
         let qkv = q + 2 * kv;
-        let qk_norm = if config.qk_norm { q + kv + floats(heads + kv_heads) } else { 0 };
+        let qk_norm = match config.qk_norm {
+            Some(QkNorm::PerHead) => q + kv + floats(heads + kv_heads),
+            Some(QkNorm::Together) => q + kv + floats(2),
+            None => 0,
+        };
+        // What the norm of a branch reads, or the output of the one in front of the MLP.
+        let (of_branch, h2) = match config.norms {
+            NormPlaces::Before => (0, x),
+            NormPlaces::After => (x + floats(1), 0),
+        };
         let lse = floats(heads);
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
@@ -129,8 +138,10 @@ impl Decoder {
         // Where adapters drop values, what one sees of its input of this size; backward, its part of the gradient first.
         let dropped = |input: usize| if block.drops() { input } else { 0 };
 
-        // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations.
-        let saved = x + floats(1) + qkv + q + lse + x + floats(1) + gate_up + qk_norm;
+        // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms of branches have their
+        // deviations beside what they read.
+        let rstd = if of_branch == 0 { floats(1) } else { 0 };
+        let saved = x + rstd + qkv + q + lse + x + rstd + gate_up + qk_norm + 2 * of_branch;
         // All of it but x, and at the end the second norm's output, SwiGLU's, and the block's.
         let seen = 2 * between + dropped(mlp);
         let with_adapters = match (dora, block.drops()) {
@@ -139,13 +150,13 @@ impl Decoder {
             (true, false) => x.max(seen + sum),
             (true, true) => seen + sum.max(2 * x),
         };
-        let forward = saved - x + x + mlp + x + with_adapters;
+        let forward = saved - x + h2 + mlp + x + with_adapters;
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
-        let attending = floats(1) + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
+        let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
         // SwiGLU's gradient and the second norm's output stay to the end. Beside them, attention's: its output's
         // gradient, that of the projection and of normed heads, and what the library needs.
-        let qk_norm_backward = if config.qk_norm { q + kv } else { 0 };
+        let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
         let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
         // What adapters take at a site: with magnitudes the gradient in front of them and, for theirs, a column's products.
         let at_site = |output: usize, input: usize, column: usize| match dora {
@@ -153,19 +164,24 @@ impl Decoder {
             true if block.drops() => output + sum.max(2 * input + column),
             true => output + sum.max(column),
         };
-        let in_attention = in_attention.max(q + at_site(x, q, x));
+        // Where branches are normed, the gradients of a norm's output and of what it reads, and then the latter, which is the
+        // memory of what it read.
+        let in_norm = if of_branch == 0 { 0 } else { 2 * x };
+        let in_attention = in_attention.max(q + at_site(x, q, x) + of_branch).max(in_norm + of_branch);
         // After it, all that it read is gone, and the first norm's output comes.
         let after = (qkv + x + at_site(qkv, x, q)).saturating_sub(q + qkv + lse + qk_norm);
-        let in_mlp = (mlp + at_site(x, mlp, x)).max(mlp + x + at_site(gate_up, x, mlp));
+        let in_mlp = (mlp + at_site(x, mlp, x)).max(mlp + h2 + at_site(gate_up, x, mlp)).max(in_norm);
         BlockBytes {
             input: x,
             saved,
             thinned: saved - gate_up,
             forward: forward.max(attending),
-            // The residual stream stays in one place, and nothing is dropped.
-            scoring: (saved - x + x + mlp + 2 * between + if dora { x + sum } else { 0 }).max(attending),
+            // The residual stream stays in one place, or one of the norms' inputs is there beside its output; nothing is dropped.
+            scoring: (saved - x + h2 + mlp + 2 * between + if dora { x + sum } else { 0 }).max(attending),
             output_grad: x,
-            backward: in_mlp.max(mlp + x + in_attention.max(after)) + all_between + 2 * between,
+            backward: in_mlp.max((mlp + h2 + in_attention.max(after)).saturating_sub(2 * of_branch))
+                + all_between
+                + 2 * between,
         }
     }
 

@@ -1,5 +1,5 @@
 //! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
-//! Qwen2, Qwen2.5, Qwen3, Llama and Mistral.
+//! Qwen2, Qwen2.5, Qwen3, Llama, Mistral, SmolLM3 and OLMo 2 and 3.
 //!
 //! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a head
 //! tied to the embedding reads the embedding's unit beside its own.
@@ -20,18 +20,15 @@ mod recorded;
 mod rope;
 mod value;
 
-use std::sync::{Mutex, PoisonError};
-
-use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
 pub(crate) use cached::{Pieces, Prefill, Step};
-pub use config::{DecoderConfig, SlidingWindow};
+pub use config::{DecoderConfig, NormPlaces, QkNorm, SlidingWindow};
 pub use footprint::PackedSize;
 pub use hidden::HiddenModel;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
 pub(crate) use recorded::StepMemory;
-pub use rope::RopeScaling;
+pub use rope::{OtherRope, RopeScaling};
 pub use value::ValueModel;
 
 use crate::model::{
@@ -43,6 +40,7 @@ use embedding::Embedding;
 use head::Head;
 use lora::{Drops, Lora};
 use math::Math;
+use rope::RopeTables;
 
 /// A decoder for one device. It holds no weights.
 #[derive(Debug)]
@@ -57,9 +55,7 @@ pub struct Decoder {
     /// That of each layer; with its adapters, if there are any.
     inner_blocks: Vec<Block>,
     head: Head,
-    /// Cosines and sines of every position: fp32 `[max_position_embeddings, D]`. Behind a lock only because
-    /// tch's tensors are not `Sync`; nobody writes to it.
-    rope_table: Mutex<Tensor>,
+    rope_tables: RopeTables,
 }
 
 impl Decoder {
@@ -96,11 +92,9 @@ impl Decoder {
                 inner_blocks[layer] = plain_block.with_lora(adapters);
             }
         }
-        let frequencies = config.rope_scaling.frequencies(config.head_dim, config.rope_theta);
-        let (positions, scale) = (config.max_position_embeddings, config.rope_scaling.table_scale());
-        let rope_table = Mutex::new(ops::rope_table(positions, &frequencies, scale, device)?);
+        let rope_tables = RopeTables::new(&config, device)?;
         let embedding = Embedding;
-        Ok(Decoder { config, units, units_of, embedding, plain_block, inner_blocks, head, rope_table })
+        Ok(Decoder { config, units, units_of, embedding, plain_block, inner_blocks, head, rope_tables })
     }
 
     /// The same decoder, whose gradients repeat to the bit (as they do unless this says otherwise) or may differ from
@@ -132,7 +126,7 @@ impl Decoder {
             plain_block: self.plain_block.clone(),
             inner_blocks: self.inner_blocks.clone(),
             head: self.head,
-            rope_table: Mutex::new(self.rope_table().f_to_device(device)?),
+            rope_tables: self.rope_tables.on(device)?,
         })
     }
 
@@ -196,7 +190,7 @@ impl Decoder {
             plain_block: self.plain_block.clone(),
             inner_blocks: vec![self.plain_block.clone(); layers],
             head: self.head,
-            rope_table: Mutex::new(self.rope_table()),
+            rope_tables: self.rope_tables.clone(),
         }
     }
 
@@ -240,11 +234,11 @@ impl Decoder {
     }
 
     /// What an inner block is told.
-    fn layer<'a>(&self, block: usize, batch: &'a PackedBatch, rope_table: &'a Tensor) -> Layer<'a> {
+    fn layer<'a>(&self, block: usize, batch: &'a PackedBatch) -> Layer<'a> {
         let layer = block - 1;
         Layer {
             packing: &batch.packing,
-            rope_table,
+            rope_table: self.rope_tables.of(layer),
             window: self.config.window_of(layer),
             drops: batch.row_keys.as_ref().map(|keys| Drops { keys }),
         }
@@ -253,10 +247,6 @@ impl Decoder {
     /// Whether it is neither the embedding nor the head.
     fn is_inner(&self, block: usize) -> bool {
         (1..=self.config.num_hidden_layers).contains(&block)
-    }
-
-    fn rope_table(&self) -> Tensor {
-        self.rope_table.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
     }
 }
 
@@ -296,9 +286,8 @@ impl Model for Decoder {
             let (scores, saved) = self.head.forward(weights, x, batch, save)?;
             return Ok((Output::Scores(scores), saved));
         }
-        let table = self.rope_table();
-        let layer = self.layer(block, batch, &table);
-        let (hidden, saved) = self.block_for(block, batch).forward(weights, x, layer, save)?;
+        let layer = self.layer(block, batch);
+        let (hidden, saved) = self.block_for(block, batch).forward(weights, x, &layer, save)?;
         Ok((Output::Hidden(hidden), saved))
     }
 
@@ -310,8 +299,7 @@ impl Model for Decoder {
         if !self.is_inner(block) {
             return Ok(saved);
         }
-        let table = self.rope_table();
-        let drops = self.layer(block, batch, &table).drops;
+        let drops = self.layer(block, batch).drops;
         self.block_for(block, batch).refill(weights, saved, drops)
     }
 
@@ -330,9 +318,8 @@ impl Model for Decoder {
                 Ok(None)
             }
             OutputGrad::Hidden(dy) => {
-                let table = self.rope_table();
-                let layer = self.layer(block, batch, &table);
-                Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, layer)?))
+                let layer = self.layer(block, batch);
+                Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, &layer)?))
             }
             OutputGrad::Scores(grad) => Ok(Some(self.head.backward(weights, grads, saved, &grad, batch)?)),
         }

@@ -3,7 +3,7 @@
 use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, StepRotation};
 use tch::{Device, Kind, Tensor};
 
-use super::{Decoder, block::Block, lora::Site, math::Math};
+use super::{Decoder, NormPlaces, QkNorm, block::Block, lora::Site, math::Math};
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
@@ -116,6 +116,15 @@ impl StepMemory {
 }
 
 impl Decoder {
+    /// Whether [`Self::decode_in_place`] computes a decoder of this shape; the reason if it does not.
+    pub(crate) fn decodes_in_place(&self) -> Result<(), String> {
+        match (self.config.norms, self.config.qk_norm) {
+            (NormPlaces::After, _) => Err("it has norms behind attention and the MLP".to_owned()),
+            (_, Some(QkNorm::Together)) => Err("it norms all heads together".to_owned()),
+            (NormPlaces::Before, Some(QkNorm::PerHead) | None) => Ok(()),
+        }
+    }
+
     /// Runs the tokens of `memory` at their positions, one of each sequence: its logits are there then. `tables`, int32
     /// `[B, W]`, has the blocks of each sequence.
     pub(crate) fn decode_in_place(
@@ -126,15 +135,15 @@ impl Decoder {
         parts: &mut AttentionParts,
         cache: &KvCache,
     ) -> Result<()> {
-        let rope_table = self.rope_table();
         let Block { eps, input_norm, .. } = self.plain_block;
-        let input_norm = |layer: usize| weights[layer + 1].get(0, input_norm);
+        let input_norm = |layer: usize| weights[layer + 1].get(0, input_norm.expect(IN_FRONT));
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
         memory.h.become_norm_of(&memory.x, input_norm(0), eps)?;
         let (layers, head_weights) = (self.config.num_hidden_layers, &weights[self.blocks() - 1]);
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
+            let rope_table = self.rope_tables.of(layer);
             let how = (self.causal(layer), &rope_table);
             let next = if layer + 1 < layers { input_norm(layer + 1) } else { self.head.norm(head_weights) };
             block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
@@ -143,6 +152,9 @@ impl Decoder {
         self.head.math.linear_into(&mut memory.h, lm_head, None, &mut memory.logits)
     }
 }
+
+/// What [`Decoder::decodes_in_place`] saw to.
+const IN_FRONT: &str = "only decoders with norms in front of both branches are recorded";
 
 impl Block {
     /// Takes the norm of the residual stream, and leaves the one with the weights `next_norm`.
@@ -165,7 +177,7 @@ impl Block {
         let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
-        let norm = of(self.post_attention_norm);
+        let norm = of(self.mlp_input_norm.expect(IN_FRONT));
         self.add_and_norm_in_place(Site::O, weights, attended, norm, (x, h, scratch))?;
         let apart = self.gate_up_bias.is_some() || self.adapts(Site::GateUp);
         if self.math == Math::ByRows || apart {

@@ -1,9 +1,13 @@
-//! Rotary frequencies that were changed after pretraining, so that a model reads longer texts.
+//! The rotations of queries and keys: frequencies that were changed after pretraining, so that a model reads longer texts,
+//! layers that have others, and the tables of both.
 
 use std::f64::consts::TAU;
+use std::sync::{Mutex, PoisonError};
 
 use anyroll_backends::ops;
+use tch::{Device, Tensor};
 
+use super::DecoderConfig;
 use crate::Result;
 use crate::error::check_config;
 
@@ -145,5 +149,86 @@ impl RopeScaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
             _ => 1.0,
         }
+    }
+}
+
+/// Layers whose rotation is another than that of the model's `rope_theta` and [`RopeScaling`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtherRope {
+    /// The base of their frequencies, which nothing scales; `None`: positions turn nothing there.
+    pub theta: Option<f64>,
+    /// Whether each layer is one of them.
+    pub layers: Vec<bool>,
+}
+
+impl OtherRope {
+    /// Checks that it is one of so many layers.
+    pub(super) fn validate(&self, layers: usize) -> Result<()> {
+        let found = self.layers.len();
+        check_config(found == layers, "other_rope", || {
+            format!("has {found} entries, must have one for each of the {layers} layers")
+        })?;
+        let theta = self.theta.unwrap_or(1.0);
+        check_config(theta > 0.0 && theta.is_finite(), "other_rope", || {
+            format!("has a theta of {theta}, must be a positive number")
+        })
+    }
+
+    /// The angles of position 1, one a pair, of heads of width `dim`: 0 where nothing is turned, so that a layer without a
+    /// rotation computes as any other does, and loses nothing, since its cosines are 1 and its sines 0.
+    fn frequencies(&self, dim: i64) -> Vec<f32> {
+        match self.theta {
+            Some(theta) => ops::rope_frequencies(dim, theta),
+            None => vec![0.0; (dim / 2) as usize],
+        }
+    }
+}
+
+/// Cosines and sines of every position, as each layer turns by them.
+#[derive(Debug)]
+pub(super) struct RopeTables {
+    /// The model's, and that of other layers if there are some: fp32 `[max_position_embeddings, D]`. Behind a lock only
+    /// because tch's tensors are not `Sync`; nobody writes to them.
+    tables: Mutex<Vec<Tensor>>,
+    /// Which of them is a layer's.
+    of_layer: Vec<usize>,
+}
+
+impl RopeTables {
+    /// Those of a decoder on `device`.
+    pub fn new(config: &DecoderConfig, device: Device) -> Result<RopeTables> {
+        let (dim, positions) = (config.head_dim, config.max_position_embeddings);
+        let frequencies = config.rope_scaling.frequencies(dim, config.rope_theta);
+        let scale = config.rope_scaling.table_scale();
+        let mut tables = vec![ops::rope_table(positions, &frequencies, scale, device)?];
+        let mut of_layer = vec![0; config.num_hidden_layers];
+        if let Some(other) = &config.other_rope {
+            tables.push(ops::rope_table(positions, &other.frequencies(dim), 1.0, device)?);
+            of_layer = other.layers.iter().map(|&is_other| usize::from(is_other)).collect();
+        }
+        Ok(RopeTables { tables: Mutex::new(tables), of_layer })
+    }
+
+    /// The same on `device`.
+    pub fn on(&self, device: Device) -> Result<RopeTables> {
+        let tables = self.all().iter().map(|table| table.f_to_device(device)).collect::<Result<_, _>>()?;
+        Ok(RopeTables { tables: Mutex::new(tables), of_layer: self.of_layer.clone() })
+    }
+
+    /// That of a layer.
+    pub fn of(&self, layer: usize) -> Tensor {
+        self.all().swap_remove(self.of_layer[layer])
+    }
+
+    fn all(&self) -> Vec<Tensor> {
+        let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.iter().map(Tensor::shallow_clone).collect()
+    }
+}
+
+impl Clone for RopeTables {
+    /// The same tables in the same memory.
+    fn clone(&self) -> RopeTables {
+        RopeTables { tables: Mutex::new(self.all()), of_layer: self.of_layer.clone() }
     }
 }

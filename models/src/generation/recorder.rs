@@ -71,7 +71,8 @@ impl Recorder {
         rows: usize,
     ) -> Result<Result<Recorder, String>> {
         let config = decoder.config();
-        let device = match ops::recording_device(like, config.head_dim, config.vocab_size) {
+        let device = ops::recording_device(like, config.head_dim, config.vocab_size);
+        let device = match decoder.decodes_in_place().and(device) {
             Ok(device) => device,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -317,7 +318,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        DecoderConfig, RopeScaling,
+        DecoderConfig, NormPlaces, RopeScaling,
         generation::{Completion, pass::choose_on_host},
     };
 
@@ -357,12 +358,14 @@ mod tests {
             rms_norm_eps: 1e-6,
             rope_theta: 1000.0,
             rope_scaling: RopeScaling::None,
+            other_rope: None,
             sliding_window: None,
             max_position_embeddings: 64,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
-            qk_norm: false,
+            qk_norm: None,
+            norms: NormPlaces::Before,
             tie_word_embeddings: true,
             initializer_range: 0.2,
         };

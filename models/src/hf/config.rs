@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
-use crate::{DecoderConfig, RopeScaling, SlidingWindow};
+use crate::{DecoderConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow};
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
-const FAMILIES: [&str; 4] = ["Qwen2", "Qwen3", "Llama", "Mistral"];
+const FAMILIES: [&str; 7] = ["Qwen2", "Qwen3", "Llama", "Mistral", "SmolLM3", "Olmo2", "Olmo3"];
 
 /// What a model is for, which is what its head is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,14 +49,18 @@ pub(super) struct ConfigFile {
     head_dim: Option<i64>,
     intermediate_size: i64,
     max_position_embeddings: i64,
-    #[serde(default = "default_eps")]
-    rms_norm_eps: f64,
+    rms_norm_eps: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Option<Map<String, Value>>,
     /// Where newer files have `rope_theta` and `rope_scaling`.
     rope_parameters: Option<Map<String, Value>>,
-    #[serde(default = "default_window")]
-    sliding_window: Option<i64>,
+    /// Which layers turn by positions, 1 or 0 for each (SmolLM3).
+    no_rope_layers: Option<Vec<i64>>,
+    /// Where that is not there, the last of every so many layers does not.
+    #[serde(default = "default_interval")]
+    no_rope_layer_interval: usize,
+    #[serde(default, deserialize_with = "even_null")]
+    sliding_window: Option<Option<i64>>,
     #[serde(default)]
     use_sliding_window: bool,
     /// Before this layer, the whole text is seen (Qwen2, Qwen3).
@@ -63,8 +68,7 @@ pub(super) struct ConfigFile {
     max_window_layers: usize,
     /// What newer files have beside it, for each layer.
     layer_types: Option<Vec<String>>,
-    #[serde(default)]
-    tie_word_embeddings: bool,
+    tie_word_embeddings: Option<bool>,
     #[serde(default = "default_range")]
     initializer_range: f64,
     pub eos_token_id: Option<TokenIds>,
@@ -96,10 +100,11 @@ impl ConfigFile {
     /// The decoder that the file at `path` describes, of `family`.
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", family == "Qwen3");
+        let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3"), Silent::of(family));
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
-            None if family == "Llama" => self.num_attention_heads,
+            None if family == "Llama" || olmo => self.num_attention_heads,
             None => return Err(field(path, "num_key_value_heads", "is missing")),
         };
         let head_dim = match self.head_dim {
@@ -107,9 +112,19 @@ impl ConfigFile {
             None if qwen3 => 128,
             None => self.hidden_size / self.num_attention_heads.max(1),
         };
-        let (rope_theta, rope_scaling) = self.rope(path)?;
+        let rope = RopeFields {
+            path,
+            max_length: self.max_position_embeddings as f64,
+            theta: self.rope_theta.unwrap_or(silent.rope_theta),
+            scaling: self.rope_scaling.as_ref(),
+            parameters: self.rope_parameters.as_ref(),
+        };
+        let (rope_theta, rope_scaling) = rope.read()?;
+        let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
-        let attention_bias = self.attention_bias && matches!(family, "Llama" | "Qwen3");
+        let attention_bias =
+            self.attention_bias && matches!(family, "Llama" | "Qwen3" | "SmolLM3" | "Olmo2" | "Olmo3");
+        let qk_norm = if olmo { Some(QkNorm::Together) } else { qwen3.then_some(QkNorm::PerHead) };
         let config = DecoderConfig {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
@@ -118,16 +133,18 @@ impl ConfigFile {
             num_key_value_heads: kv_heads,
             head_dim,
             intermediate_size: self.intermediate_size,
-            rms_norm_eps: self.rms_norm_eps,
+            rms_norm_eps: self.rms_norm_eps.unwrap_or(silent.rms_norm_eps),
             rope_theta,
             rope_scaling,
+            other_rope: self.other_rope(path, family, (rope_theta, rope_scaling), &sliding_window)?,
             max_position_embeddings: self.max_position_embeddings,
-            sliding_window: self.window(path, family)?,
+            sliding_window,
             qkv_bias: qwen2 || attention_bias,
             o_bias: attention_bias,
-            mlp_bias: self.mlp_bias && family == "Llama",
-            qk_norm: qwen3,
-            tie_word_embeddings: self.tie_word_embeddings,
+            mlp_bias: self.mlp_bias && matches!(family, "Llama" | "SmolLM3"),
+            qk_norm,
+            norms: if olmo { NormPlaces::After } else { NormPlaces::Before },
+            tie_word_embeddings: self.tie_word_embeddings.unwrap_or(silent.tied),
             initializer_range: self.initializer_range,
         };
         validated(path, config.validate())?;
@@ -148,14 +165,8 @@ impl ConfigFile {
         refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
     }
 
-    /// The layers that see only the last tokens.
-    fn window(&self, path: &Path, family: &str) -> Result<Option<SlidingWindow>> {
-        let first = match family {
-            "Mistral" => 0,
-            "Qwen2" | "Qwen3" if self.use_sliding_window => self.max_window_layers,
-            _ => return Ok(None),
-        };
-        let Some(tokens) = self.sliding_window else { return Ok(None) };
+    /// The layers that see only the last tokens, which are so many where the file does not say it.
+    fn window(&self, path: &Path, family: &str, silent: Option<i64>) -> Result<Option<SlidingWindow>> {
         let slides = |kind: &String| match kind.as_str() {
             "sliding_attention" => Ok(true),
             "full_attention" => Ok(false),
@@ -163,126 +174,102 @@ impl ConfigFile {
                 Err(field(path, "layer_types", format!("has `{kind}`; there is full and sliding attention")))
             }
         };
-        let layers: Vec<bool> = match &self.layer_types {
-            Some(kinds) => kinds.iter().map(slides).collect::<Result<_>>()?,
-            None => (0..self.num_hidden_layers).map(|layer| layer >= first).collect(),
+        let named = || -> Result<Option<Vec<bool>>> {
+            self.layer_types.as_ref().map(|kinds| kinds.iter().map(slides).collect()).transpose()
         };
-        Ok(layers.contains(&true).then_some(SlidingWindow { tokens, layers }))
-    }
-
-    /// The base of the rotary frequencies, and how they are scaled.
-    fn rope(&self, path: &Path) -> Result<(f64, RopeScaling)> {
-        let max_length = self.max_position_embeddings as f64;
-        let read = |name, fields: &Option<Map<String, Value>>| -> Result<_> {
-            let Some(fields) = fields else { return Ok(None) };
-            let rope = Rope { path, name, fields, max_length };
-            Ok(Some((rope.optional("rope_theta")?, rope.scaling()?)))
-        };
-        let new = read("rope_parameters", &self.rope_parameters)?;
-        let old = read("rope_scaling", &self.rope_scaling)?;
-        if let (Some((_, new)), Some((_, old))) = (new, old)
-            && new != old
-        {
-            let problem =
-                "is another than `rope_parameters`, which newer files have in its place: write it there";
-            return Err(field(path, "rope_scaling", problem));
-        }
-        let (theta, scaling) = new.or(old).unwrap_or((None, RopeScaling::None));
-        Ok((theta.or(self.rope_theta).unwrap_or(DEFAULT_THETA), scaling))
-    }
-}
-
-/// A `rope_scaling`, with what its errors say.
-struct Rope<'a> {
-    path: &'a Path,
-    name: &'static str,
-    fields: &'a Map<String, Value>,
-    max_length: f64,
-}
-
-impl Rope<'_> {
-    fn scaling(&self) -> Result<RopeScaling> {
-        if self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-            return Err(field(self.path, format!("{}.partial_rotary_factor", self.name), TURNED_WHOLE));
-        }
-        let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
-        match kind.map_or(Some("default"), Value::as_str) {
-            Some("default") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
-            Some("llama3") => Ok(RopeScaling::Llama3 {
-                factor: self.required("factor")?,
-                low_freq_factor: self.required("low_freq_factor")?,
-                high_freq_factor: self.required("high_freq_factor")?,
-                original_max_position_embeddings: self.original_length()?,
-            }),
-            Some("yarn") => self.yarn(),
-            kind => {
-                let kind = kind.map_or_else(|| "no text".to_owned(), |kind| format!("`{kind}`"));
-                let problem = format!("is {kind}; there is default, linear, llama3 and yarn");
-                Err(field(self.path, format!("{}.rope_type", self.name), problem))
+        let all = 0..self.num_hidden_layers;
+        let layers: Vec<bool> = match family {
+            "Mistral" => all.map(|_| true).collect(),
+            "Qwen2" | "Qwen3" if self.use_sliding_window => {
+                all.map(|layer| layer >= self.max_window_layers).collect()
             }
+            "Olmo3" => all.map(|layer| (layer + 1) % 4 != 0).collect(),
+            "SmolLM3" if self.use_sliding_window => self.layers_without_rope(path)?,
+            // There some of its attentions have a window, and others none.
+            "SmolLM3" if named()?.is_some_and(|layers| layers.contains(&true)) => {
+                let problem = "is false, and `layer_types` has `sliding_attention`: make them agree";
+                return Err(field(path, "use_sliding_window", problem));
+            }
+            _ => return Ok(None),
+        };
+        let (named, tokens) = (named()?, self.sliding_window.unwrap_or(silent));
+        let is_named = named.as_ref().is_some_and(|layers| layers.contains(&true));
+        let layers = named.unwrap_or(layers);
+        match tokens {
+            Some(tokens) => Ok(layers.contains(&true).then_some(SlidingWindow { tokens, layers })),
+            None if family == "Olmo3" || (family == "SmolLM3" && is_named) => {
+                Err(field(path, "sliding_window", "is null, and layers have one"))
+            }
+            None => Ok(None),
         }
     }
 
-    fn yarn(&self) -> Result<RopeScaling> {
-        let factor = self.required("factor")?;
-        // The paper's temperature, as a factor on both queries and keys.
-        let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
-        let attention_factor = match (self.optional("mscale")?, self.optional("mscale_all_dim")?) {
-            (Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => scale(mscale) / scale(all),
-            _ => scale(1.0),
+    /// The layers that turn otherwise than `rope`, the base and the scaling of the others.
+    fn other_rope(
+        &self,
+        path: &Path,
+        family: &str,
+        (theta, scaling): (f64, RopeScaling),
+        window: &Option<SlidingWindow>,
+    ) -> Result<Option<OtherRope>> {
+        let (theta, layers) = match (family, window) {
+            ("SmolLM3", _) => (None, self.layers_without_rope(path)?),
+            // What is scaled are the layers that see far.
+            ("Olmo3", Some(window)) if scaling != RopeScaling::None => (Some(theta), window.layers.clone()),
+            _ => return Ok(None),
         };
-        Ok(RopeScaling::Yarn {
-            factor,
-            beta_fast: self.optional("beta_fast")?.unwrap_or(32.0),
-            beta_slow: self.optional("beta_slow")?.unwrap_or(1.0),
-            original_max_position_embeddings: self.original_length()?,
-            attention_factor: self.optional("attention_factor")?.unwrap_or(attention_factor),
-            truncate: match self.fields.get("truncate") {
-                None | Some(Value::Null) => true,
-                Some(Value::Bool(truncate)) => *truncate,
-                Some(value) => {
-                    let name = format!("{}.truncate", self.name);
-                    return Err(field(self.path, name, format!("is {value}, and neither true nor false")));
-                }
-            },
-        })
+        Ok(layers.contains(&true).then_some(OtherRope { theta, layers }))
     }
 
-    /// The longest text before the scaling.
-    fn original_length(&self) -> Result<f64> {
-        Ok(self.optional("original_max_position_embeddings")?.unwrap_or(self.max_length))
+    /// Of each layer of a SmolLM3 whether positions turn nothing in it.
+    fn layers_without_rope(&self, path: &Path) -> Result<Vec<bool>> {
+        let (count, interval) = (self.num_hidden_layers, self.no_rope_layer_interval);
+        let Some(turned) = &self.no_rope_layers else {
+            if interval == 0 {
+                return Err(field(path, "no_rope_layer_interval", "is 0, must be at least 1"));
+            }
+            return Ok((1..=count).map(|layer| layer % interval == 0).collect());
+        };
+        if turned.len() < count {
+            let problem =
+                format!("has {} entries, must have one for each of the {count} layers", turned.len());
+            return Err(field(path, "no_rope_layers", problem));
+        }
+        Ok(turned[..count].iter().map(|&turned| turned == 0).collect())
     }
+}
 
-    fn required(&self, name: &str) -> Result<f64> {
-        self.optional(name)?.ok_or_else(|| field(self.path, format!("{}.{name}", self.name), "is missing"))
-    }
+/// What the class of a family in `transformers` takes where a file is silent.
+struct Silent {
+    tied: bool,
+    rms_norm_eps: f64,
+    rope_theta: f64,
+    sliding_window: Option<i64>,
+}
 
-    fn optional(&self, name: &str) -> Result<Option<f64>> {
-        match self.fields.get(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or_else(|| {
-                field(self.path, format!("{}.{name}", self.name), format!("is {value}, and not a number"))
-            }),
+impl Silent {
+    fn of(family: &str) -> Silent {
+        let usual =
+            Silent { tied: false, rms_norm_eps: 1e-6, rope_theta: 10_000.0, sliding_window: Some(4096) };
+        match family {
+            "SmolLM3" => Silent { tied: true, rope_theta: 2_000_000.0, sliding_window: None, ..usual },
+            "Olmo2" | "Olmo3" => Silent { rms_norm_eps: 1e-5, ..usual },
+            _ => usual,
         }
     }
 }
 
-const DEFAULT_THETA: f64 = 10_000.0;
+/// A field that may be null, which is not what it is where it is not there.
+fn even_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
 
-/// What is wrong with another part of a head's elements that positions turn.
-const TURNED_WHOLE: &str = "is not 1; heads are turned whole";
-
-fn default_window() -> Option<i64> {
-    Some(4096)
+fn default_interval() -> usize {
+    4
 }
 
 fn default_window_layers() -> usize {
     28
-}
-
-fn default_eps() -> f64 {
-    1e-6
 }
 
 fn default_range() -> f64 {
@@ -317,7 +304,7 @@ mod tests {
     fn families_differ_where_their_files_are_silent() {
         let llama = read(json!({})).unwrap();
         assert_eq!((llama.num_key_value_heads, llama.head_dim, llama.rope_theta), (2, 8, 10_000.0));
-        assert_eq!((llama.qkv_bias, llama.qk_norm, llama.tie_word_embeddings), (false, false, false));
+        assert_eq!((llama.qkv_bias, llama.qk_norm, llama.tie_word_embeddings), (false, None, false));
         let biased = read(json!({"attention_bias": true, "mlp_bias": true})).unwrap();
         assert_eq!((biased.qkv_bias, biased.o_bias, biased.mlp_bias), (true, true, true));
         let base = read(json!({"architectures": ["LlamaModel"], "tie_word_embeddings": true})).unwrap();
@@ -327,7 +314,7 @@ mod tests {
         let qwen2 = read(qwen2).unwrap();
         assert_eq!((qwen2.qkv_bias, qwen2.sliding_window), (true, None));
         let qwen3 = read(json!({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1})).unwrap();
-        assert_eq!((qwen3.qk_norm, qwen3.head_dim), (true, 128));
+        assert_eq!((qwen3.qk_norm, qwen3.head_dim), (Some(QkNorm::PerHead), 128));
         let mistral = json!({
             "architectures": ["MistralForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8,
         });
@@ -365,6 +352,65 @@ mod tests {
         assert!(error.contains("`layer_types` has `chunked_attention`"), "{error}");
         let error = qwen(json!({"layer_types": ["sliding_attention"]})).unwrap_err().to_string();
         assert!(error.contains("`layer_types` has 1 entries"), "{error}");
+    }
+
+    #[test]
+    fn layers_of_smollm3_turn_or_do_not() {
+        let smollm3 = |changes: Value| {
+            let mut file = json!({
+                "architectures": ["SmolLM3ForCausalLM"], "num_key_value_heads": 1, "num_hidden_layers": 4,
+            });
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file)
+        };
+        let still =
+            |changes: Value| smollm3(changes).map(|config| config.other_rope.map(|other| other.layers));
+        let silent = smollm3(json!({})).unwrap();
+        assert_eq!((silent.rope_theta, silent.tie_word_embeddings), (2_000_000.0, true));
+        assert_eq!((silent.sliding_window, silent.qkv_bias, silent.mlp_bias), (None, false, false));
+        let every_fourth = OtherRope { theta: None, layers: vec![false, false, false, true] };
+        assert_eq!(silent.other_rope, Some(every_fourth));
+        let named = json!({"no_rope_layers": [0, 1, 1, 0, 1]});
+        assert_eq!(still(named).unwrap(), Some(vec![true, false, false, true]));
+        assert_eq!(still(json!({"no_rope_layers": [1, 1, 1, 1]})).unwrap(), None);
+        let slides = json!({"use_sliding_window": true, "sliding_window": 8, "no_rope_layer_interval": 2});
+        let found = smollm3(slides).unwrap().sliding_window;
+        assert_eq!(found, Some(SlidingWindow { tokens: 8, layers: vec![false, true, false, true] }));
+        assert_eq!(smollm3(json!({"use_sliding_window": true})).unwrap().sliding_window, None);
+        let check = |changes: Value, expected: &str| {
+            let error = smollm3(changes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(json!({"no_rope_layers": [1, 1]}), "`no_rope_layers` has 2 entries");
+        check(json!({"no_rope_layer_interval": 0}), "`no_rope_layer_interval` is 0");
+        let kinds = ["full_attention", "sliding_attention", "full_attention", "full_attention"];
+        check(json!({"layer_types": kinds, "sliding_window": 8}), "`use_sliding_window` is false");
+        let unsized_window = json!({"layer_types": kinds, "use_sliding_window": true});
+        check(unsized_window, "`sliding_window` is null");
+    }
+
+    #[test]
+    fn norms_of_olmo_are_of_branches() {
+        let olmo = |family: &str, changes: Value| {
+            let architecture = format!("{family}ForCausalLM");
+            let mut file = json!({"architectures": [architecture], "num_hidden_layers": 4});
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file)
+        };
+        let two = olmo("Olmo2", json!({"sliding_window": 8})).unwrap();
+        assert_eq!((two.norms, two.qk_norm), (NormPlaces::After, Some(QkNorm::Together)));
+        assert_eq!((two.rms_norm_eps, two.num_key_value_heads, two.sliding_window), (1e-5, 2, None));
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0});
+        let three = olmo("Olmo3", json!({"rope_scaling": yarn, "rope_theta": 50.0})).unwrap();
+        let layers = vec![true, true, true, false];
+        assert_eq!(three.sliding_window, Some(SlidingWindow { tokens: 4096, layers: layers.clone() }));
+        assert_eq!(three.other_rope, Some(OtherRope { theta: Some(50.0), layers }));
+        assert_eq!(olmo("Olmo3", json!({})).unwrap().other_rope, None, "all turn alike without a scaling");
+        let error = olmo("Olmo3", json!({"sliding_window": null})).unwrap_err().to_string();
+        assert!(error.contains("`sliding_window` is null, and layers have one"), "{error}");
+        let nested = json!({"full_attention": yarn, "sliding_attention": {"rope_type": "default"}});
+        let error = olmo("Olmo3", json!({"rope_parameters": nested})).unwrap_err().to_string();
+        assert!(error.contains("`rope_parameters.full_attention` is there"), "{error}");
     }
 
     #[test]

@@ -13,9 +13,10 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::config::Task;
+use super::rope::rope_scaling;
 use super::weights::index_name;
 use super::{Error, Result};
-use crate::decoder::{DecoderConfig, RopeScaling, SlidingWindow, lora};
+use crate::decoder::{DecoderConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow, lora};
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
@@ -134,35 +135,11 @@ pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> 
 /// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, or with neither and a
 /// window in some of its layers.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
-    let refuse = |field: &str, problem: &str| {
-        let (field, problem) = (field.to_owned(), problem.to_owned());
-        Err(Error::Field { path: "config.json".into(), field, problem })
-    };
     let (tokens, slides) = match &config.sliding_window {
         Some(SlidingWindow { tokens, layers }) => (Some(tokens), layers.clone()),
         None => (None, vec![false; config.num_hidden_layers]),
     };
-    let all_slide = slides.iter().all(|&slides| slides);
-    let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
-    let (architecture, model_type) = match (biases, config.qk_norm, tokens) {
-        ((true, false, _), true, _) => {
-            return refuse(
-                "qkv_bias",
-                "is there beside qk_norm, and no published family has these two alone",
-            );
-        }
-        ((true, false, false), false, _) => ("Qwen2ForCausalLM", "qwen2"),
-        ((true, true, false) | (false, false, false), true, _) => ("Qwen3ForCausalLM", "qwen3"),
-        ((false, false, false), false, Some(_)) if !all_slide => {
-            return refuse(
-                "sliding_window",
-                "is one of some layers, which no family without biases or norms has",
-            );
-        }
-        ((false, false, false), false, Some(_)) => ("MistralForCausalLM", "mistral"),
-        ((true, true, _) | (false, false, _), false, None) => ("LlamaForCausalLM", "llama"),
-        _ => return refuse("o_bias", "is there beside what no published family has with such biases"),
-    };
+    let (architecture, model_type) = family_of(config, &slides)?;
     let first_window = slides.iter().position(|&slides| slides).unwrap_or(slides.len());
     let kind = |&slides: &bool| if slides { "sliding_attention" } else { "full_attention" };
     let layer_types: Vec<&str> = slides.iter().map(kind).collect();
@@ -193,44 +170,80 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         "eos_token_id": stop_tokens,
     });
     let Value::Object(mut file) = file else { unreachable!("written as an object above") };
-    if matches!(model_type, "qwen2" | "qwen3") {
+    if matches!(model_type, "qwen2" | "qwen3" | "smollm3" | "olmo3") {
         file.insert("layer_types".to_owned(), layer_types.into());
+    }
+    if model_type == "smollm3" {
+        let still = config.other_rope.as_ref().map(|other| &other.layers[..]).unwrap_or_default();
+        let turned: Vec<i64> = still.iter().map(|&still| i64::from(!still)).collect();
+        file.insert("no_rope_layers".to_owned(), turned.into());
     }
     Ok(file)
 }
 
-fn rope_scaling(scaling: RopeScaling) -> Value {
-    match scaling {
-        RopeScaling::None => Value::Null,
-        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low_freq_factor,
-            "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_max_position_embeddings as i64,
-        }),
-        RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            original_max_position_embeddings,
-            attention_factor,
-            truncate,
-        } => json!({
-            "rope_type": "yarn",
-            "factor": factor,
-            "beta_fast": beta_fast,
-            "beta_slow": beta_slow,
-            "original_max_position_embeddings": original_max_position_embeddings as i64,
-            "attention_factor": attention_factor,
-            "truncate": truncate,
-        }),
+/// The family whose members have the shape of a decoder, in whose layers windows slide or not: its architecture and
+/// `model_type`.
+fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &'static str)> {
+    let refuse = |field: &str, problem: &str| {
+        let (field, problem) = (field.to_owned(), problem.to_owned());
+        Err(Error::Field { path: "config.json".into(), field, problem })
+    };
+    let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
+    match (config.norms, config.qk_norm, &config.other_rope) {
+        (NormPlaces::After, Some(QkNorm::Together), other) => {
+            // Windows and what is scaled stand together there.
+            let is_scaled = slides.contains(&true) && config.rope_scaling != RopeScaling::None;
+            let unscaled = || OtherRope { theta: Some(config.rope_theta), layers: slides.to_vec() };
+            match (biases, *other == is_scaled.then(unscaled)) {
+                ((true, true, false) | (false, false, false), true) if slides.contains(&true) => {
+                    Ok(("Olmo3ForCausalLM", "olmo3"))
+                }
+                ((true, true, false) | (false, false, false), true) => Ok(("Olmo2ForCausalLM", "olmo2")),
+                (_, true) => {
+                    refuse("o_bias", "is there beside norms of branches with other biases than OLMo's")
+                }
+                (_, false) => {
+                    refuse("other_rope", "is another than OLMo's, and the norms are where it has them")
+                }
+            }
+        }
+        (NormPlaces::After, _, _) | (_, Some(QkNorm::Together), _) => {
+            refuse("norms", "are of branches or of all heads together, and only OLMo has one, with the other")
+        }
+        (NormPlaces::Before, None, Some(OtherRope { theta: None, .. }))
+            if config.qkv_bias == config.o_bias =>
+        {
+            Ok(("SmolLM3ForCausalLM", "smollm3"))
+        }
+        (NormPlaces::Before, _, Some(_)) => {
+            refuse("other_rope", "is there beside what no published family has with such layers")
+        }
+        (NormPlaces::Before, qk_norm, None) => {
+            usual_family(biases, qk_norm.is_some(), slides).or_else(|(field, problem)| refuse(field, problem))
+        }
+    }
+}
+
+/// The same of a decoder whose layers all turn alike, with norms before branches: by its biases, and whether heads are
+/// normed. A field and what is wrong with it if there is none.
+fn usual_family(
+    biases: (bool, bool, bool),
+    qk_norm: bool,
+    slides: &[bool],
+) -> Result<(&'static str, &'static str), (&'static str, &'static str)> {
+    let (has_windows, all_slide) = (slides.contains(&true), !slides.contains(&false));
+    match (biases, qk_norm, has_windows) {
+        ((true, false, _), true, _) => {
+            Err(("qkv_bias", "is there beside qk_norm, and no published family has these two alone"))
+        }
+        ((true, false, false), false, _) => Ok(("Qwen2ForCausalLM", "qwen2")),
+        ((true, true, false) | (false, false, false), true, _) => Ok(("Qwen3ForCausalLM", "qwen3")),
+        ((false, false, false), false, true) if !all_slide => {
+            Err(("sliding_window", "is one of some layers, which no family without biases or norms has"))
+        }
+        ((false, false, false), false, true) => Ok(("MistralForCausalLM", "mistral")),
+        ((true, true, _) | (false, false, _), false, false) => Ok(("LlamaForCausalLM", "llama")),
+        _ => Err(("o_bias", "is there beside what no published family has with such biases")),
     }
 }
 

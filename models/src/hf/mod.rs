@@ -16,6 +16,7 @@ mod export;
 mod head;
 mod image_adapter;
 mod latent_decoder;
+mod rope;
 mod t5;
 mod text_encoders;
 mod weights;

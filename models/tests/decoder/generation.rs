@@ -6,7 +6,7 @@ use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
-    PackedBatch, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    NormPlaces, PackedBatch, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
 use tch::{Device, Kind, Tensor};
@@ -30,12 +30,14 @@ pub fn config(qk_norm: bool) -> DecoderConfig {
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         max_position_embeddings: 80,
         sliding_window: None,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,
-        qk_norm,
+        qk_norm: qk_norm.then_some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: false,
         initializer_range: 0.4,
     }
@@ -168,12 +170,19 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
     };
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (qk_norm, sliding_window, lora) in [
-            (false, None, None),
-            (true, window.clone(), None),
-            (false, None, Some(&lora)),
-            (false, None, Some(&dora)),
+            (None, None, None),
+            (Some(QkNorm::PerHead), window.clone(), None),
+            (Some(QkNorm::Together), window.clone(), None),
+            (Some(QkNorm::Together), None, Some(&dora)),
+            (None, None, Some(&lora)),
+            (None, None, Some(&dora)),
         ] {
-            let config = DecoderConfig { sliding_window, ..config(qk_norm) };
+            // As in OLMo: together with norms of branches.
+            let norms = match qk_norm {
+                Some(QkNorm::Together) => NormPlaces::After,
+                _ => NormPlaces::Before,
+            };
+            let config = DecoderConfig { sliding_window, qk_norm, norms, ..config(false) };
             let decoder = match lora {
                 Some(lora) => {
                     let biased = DecoderConfig { o_bias: true, mlp_bias: true, ..config };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::holder::Holder;
-use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, Model, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -88,12 +88,14 @@ fn decoder_config(config: &Value) -> DecoderConfig {
         rms_norm_eps: number("rms_norm_eps"),
         rope_theta: number("rope_theta"),
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         max_position_embeddings: integer("max_position_embeddings"),
         sliding_window: None,
         qkv_bias: flag("qkv_bias"),
         o_bias: false,
         mlp_bias: false,
-        qk_norm: flag("qk_norm"),
+        qk_norm: flag("qk_norm").then_some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: flag("tie_word_embeddings"),
         initializer_range: number("initializer_range"),
     }

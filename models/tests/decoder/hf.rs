@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 16] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -24,6 +24,11 @@ const FAMILIES: [&str; 11] = [
     "llama_biased",
     "mistral",
     "mistral_window",
+    "smollm3",
+    "smollm3_window",
+    "olmo2",
+    "olmo3",
+    "olmo3_biased",
 ];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.

@@ -117,6 +117,8 @@ fn scores_and_gradients_equal_peft() {
     let golden = golden_of("lora_dora");
     assert!(golden.adapter.lora_config().dora);
     check_scores_and_gradients(&golden, 2 * 7);
+    check_scores_and_gradients(&golden_of("lora_olmo3"), 2 * 7);
+    check_scores_and_gradients(&golden_of("lora_dora_olmo3"), 4 * 7);
 }
 
 /// As PEFT has it where it is given the masks.
@@ -241,6 +243,7 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_layers"));
     check_merged(&golden_of("lora_unequal"));
     check_merged(&golden_of("lora_dora"));
+    check_merged(&golden_of("lora_dora_olmo3"));
 }
 
 /// As a source reads them, and as the decoder merges what it has been given.
@@ -336,6 +339,8 @@ fn merged_weights_sample_what_adapters_do() {
         ("lora", Kind::Float, 1e-4),
         ("lora_layers", Kind::Float, 1e-4),
         ("lora_dora", Kind::Float, 1e-4),
+        ("lora_olmo3", Kind::Float, 1e-4),
+        ("lora_dora_olmo3", Kind::Float, 1e-4),
         ("lora", Kind::BFloat16, 0.1),
         ("lora_dora", Kind::BFloat16, 0.1),
     ] {

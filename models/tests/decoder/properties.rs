@@ -1,7 +1,8 @@
 //! What must hold of any decoder, without a reference.
 
 use anyroll_models::{
-    Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence, SlidingWindow, Weights,
+    Decoder, DecoderConfig, Model, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence, SlidingWindow,
+    Weights,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -19,12 +20,14 @@ fn config() -> DecoderConfig {
         rms_norm_eps: 1e-6,
         rope_theta: 100.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         max_position_embeddings: 64,
         sliding_window: None,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: true,
         initializer_range: 0.3,
     }
@@ -117,7 +120,9 @@ fn rows_in_common_come_to_the_same() {
     assert!(shared.with_dropout(&[0; 12]).is_err());
 
     let window = SlidingWindow { tokens: 4, layers: vec![false, true] };
-    for (qk_norm, sliding_window) in [(true, None), (false, None), (false, Some(window.clone()))] {
+    for (qk_norm, sliding_window) in
+        [(Some(QkNorm::PerHead), None), (None, None), (None, Some(window.clone()))]
+    {
         let config = DecoderConfig { qk_norm, sliding_window, ..config() };
         let [apart, shared] = [PackedBatch::new, PackedBatch::sharing].map(|pack| {
             let batch = pack(&sequences, 0.8, Device::Cpu).unwrap();
@@ -204,7 +209,7 @@ fn bfloat16_stays_near_float32() {
 #[test]
 fn what_is_made_again_is_the_same_and_was_most_of_what_is_kept() {
     // The proportions of a real model.
-    let config = DecoderConfig { intermediate_size: 106, qk_norm: false, ..config() };
+    let config = DecoderConfig { intermediate_size: 106, qk_norm: None, ..config() };
     for kind in [Kind::Float, Kind::BFloat16] {
         let holder = holder(config.clone(), kind);
         let batch = pack(&sequences());

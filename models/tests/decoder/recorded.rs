@@ -8,8 +8,8 @@ use anyroll_backends::{
 };
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
-    ModulePattern, PackedBatch, ParamSpec, Request, RopeScaling, Sample, SamplingParams, Sequence,
-    SlidingWindow, generation::Limits, init, model::Init,
+    ModulePattern, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm, Request, RopeScaling, Sample,
+    SamplingParams, Sequence, SlidingWindow, generation::Limits, init, model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -28,12 +28,14 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         sliding_window: None,
         max_position_embeddings: 1024,
         qkv_bias: !qk_norm,
         o_bias: false,
         mlp_bias: false,
-        qk_norm,
+        qk_norm: qk_norm.then_some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: qk_norm,
         initializer_range: 0.2,
     }
@@ -223,6 +225,18 @@ fn recorded_steps_with_adapters_and_biases_equal_the_passes() {
         check(Shape::with_dora(biased(config(12, 128, true)), targets), &greedy());
     }
     check(biased(config(4, 64, false)), &greedy());
+}
+
+/// Layers that turn otherwise or not at all are recorded; norms of branches and over all heads take the ordinary operations.
+#[test]
+fn steps_with_other_rotations_and_norms_equal_the_passes() {
+    for theta in [None, Some(50.0)] {
+        let other_rope = Some(OtherRope { theta, layers: vec![false, true] });
+        check(DecoderConfig { other_rope, ..config(4, 64, false) }, &greedy());
+    }
+    let (qk_norm, norms) = (Some(QkNorm::Together), NormPlaces::After);
+    check(DecoderConfig { qk_norm, norms, ..config(4, 64, false) }, &greedy());
+    check_strict(DecoderConfig { qk_norm, norms, ..config(4, 64, false) }, &warm());
 }
 
 /// Windows within a run, across splits, and of one layer of the two.

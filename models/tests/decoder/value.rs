@@ -1,8 +1,8 @@
 //! The value head over the decoder's blocks.
 
 use anyroll_models::{
-    DecoderConfig, Grads, Model, Output, OutputGrad, PackedBatch, ParamSpec, RopeScaling, Saved, Sequence,
-    UnitGrads, ValueModel, Weights, init,
+    DecoderConfig, Grads, Model, NormPlaces, Output, OutputGrad, PackedBatch, ParamSpec, RopeScaling, Saved,
+    Sequence, UnitGrads, ValueModel, Weights, init,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -19,12 +19,14 @@ pub fn config() -> DecoderConfig {
         rms_norm_eps: 1e-6,
         rope_theta: 100.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         max_position_embeddings: 64,
         sliding_window: None,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: false,
+        qk_norm: None,
+        norms: NormPlaces::Before,
         tie_word_embeddings: false,
         initializer_range: 0.3,
     }

@@ -1,6 +1,6 @@
 //! The shapes of published decoders.
 
-use anyroll_models::{DecoderConfig, RopeScaling};
+use anyroll_models::{DecoderConfig, NormPlaces, QkNorm, RopeScaling};
 
 /// `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's; `tiny` is for a try on a CPU.
 pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
@@ -24,12 +24,14 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         rms_norm_eps: 1e-6,
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         sliding_window: None,
         max_position_embeddings: positions,
         qkv_bias: !is_qwen3,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: is_qwen3,
+        qk_norm: is_qwen3.then_some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: name != "7b",
         initializer_range: 0.02,
     }

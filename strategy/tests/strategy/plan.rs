@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, PackedBatch, PackedSize,
-    Runs, ScoresGrad, Sequence, Unit, ValueModel,
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, NormPlaces, PackedBatch,
+    PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -153,7 +153,7 @@ fn wide(qk_norm: bool, tied: bool) -> DecoderConfig {
         head_dim: 16,
         intermediate_size: 176,
         max_position_embeddings: 64,
-        qk_norm,
+        qk_norm: qk_norm.then_some(QkNorm::PerHead),
         tie_word_embeddings: tied,
         ..decoder(true).config().clone()
     }
@@ -185,6 +185,8 @@ fn activations_are_those_that_are_planned() {
     let rank_pattern = vec![of("0.self_attn.q_proj", 12), of("mlp.*", 4)];
     let unequal = LoraConfig { rank_pattern, ..lora.clone() };
     let biased = DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..wide(false, false) };
+    let after =
+        DecoderConfig { qk_norm: Some(QkNorm::Together), norms: NormPlaces::After, ..wide(false, false) };
     let keyed = || batch(sequences, len, 200).with_dropout(&[1; 6]).unwrap();
     let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
     let models = [
@@ -193,6 +195,8 @@ fn activations_are_those_that_are_planned() {
         ("logits kept", new(wide(false, false)).keeping_logits(true)),
         ("upper half", new(wide(true, false)).freeze(|unit| !unit.name.ends_with(".2"))),
         ("biases", new(biased)),
+        ("norms of branches", new(after.clone())),
+        ("norms of branches, adapters", Decoder::with_lora(after, &lora, tch::Device::Cpu).unwrap()),
         (
             "adapters of several ranks",
             Decoder::with_lora(wide(true, true), &unequal, tch::Device::Cpu).unwrap(),

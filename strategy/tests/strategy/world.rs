@@ -3,7 +3,9 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
+use anyroll_models::{
+    Decoder, DecoderConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
+};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -26,12 +28,14 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         sliding_window: None,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         rms_norm_eps: 1e-6,
         qkv_bias: true,
         o_bias: false,
         mlp_bias: false,
         initializer_range: 0.3,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Before,
         tie_word_embeddings: tied,
     };
     Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyroll_backends::CollectiveGroup;
-use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, RopeScaling, Sequence, ValueModel};
+use anyroll_models::{
+    Decoder, DecoderConfig, Model, NormPlaces, PackedBatch, RopeScaling, Sequence, ValueModel,
+};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
 use super::*;
@@ -174,12 +176,14 @@ pub(super) fn decoder() -> Arc<Decoder> {
         sliding_window: None,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,
+        other_rope: None,
         rms_norm_eps: 1e-6,
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
         initializer_range: 0.3,
-        qk_norm: false,
+        qk_norm: None,
+        norms: NormPlaces::Before,
         tie_word_embeddings: false,
     };
     Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())
