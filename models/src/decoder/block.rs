@@ -6,12 +6,15 @@
 //! h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
 //! ```
 //!
+//! or a mixture of experts in the place of SwiGLU ([`super::experts`]).
+//!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Causal, Packing, Rotation};
+use anyroll_backends::ops::{self, Causal, Choice, Packing, Rotation};
 use tch::Tensor;
 
+use super::experts::{self, Experts, Mixed};
 use super::lora::{Between, Drops, Lora, Site};
 use super::{DecoderConfig, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
@@ -20,6 +23,8 @@ use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 /// Where the MLP's input and its projection lie in what forward saves.
 const X2: usize = 5;
 const GATE_UP: usize = 7;
+/// How many tensors a choice of experts is, which lies behind all others.
+const OF_CHOICE: usize = 2;
 
 /// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
 #[derive(Clone, Debug)]
@@ -32,6 +37,8 @@ pub(super) struct Block {
     pub o: usize,
     pub o_bias: Option<usize>,
     pub post_attention_norm: usize,
+    /// If there are experts: the other matrices of the MLP are those of all of them.
+    pub experts: Option<Experts>,
     pub gate_up: usize,
     pub gate_up_bias: Option<usize>,
     pub down: usize,
@@ -50,15 +57,14 @@ pub(super) struct Block {
     pub(super) lora: Option<Lora>,
 }
 
-/// The units of all decoder blocks, and the block that they have in common.
-pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block) {
-    let block = Block::params(config, "").1;
-    let units = (0..config.num_hidden_layers).map(|layer| {
+/// The units of all decoder blocks, and the blocks.
+pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>) {
+    let layers = (0..config.num_hidden_layers).map(|layer| {
         let name = format!("model.layers.{layer}");
-        let params = Block::params(config, &name).0;
-        Unit { name, params, trainable: true }
+        let (params, block) = Block::params(config, layer, &name);
+        (Unit { name, params, trainable: true }, block)
     });
-    (units.collect(), block)
+    layers.unzip()
 }
 
 /// What attention reads.
@@ -95,10 +101,12 @@ struct Finished {
     x2: Tensor,
     rstd2: Tensor,
     gate_up: Tensor,
+    /// If there are experts.
+    choice: Option<Choice>,
 }
 
 impl Block {
-    fn params(config: &DecoderConfig, prefix: &str) -> (Vec<ParamSpec>, Block) {
+    fn params(config: &DecoderConfig, layer: usize, prefix: &str) -> (Vec<ParamSpec>, Block) {
         let (hidden, intermediate, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let std = config.initializer_range;
@@ -138,20 +146,32 @@ impl Block {
             let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), dim));
             (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), dim)))
         });
+        let o = add(matrix("self_attn.o_proj.weight", hidden, heads * dim));
+        let o_bias = config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden)));
+        let post_attention_norm = add(norm_spec(name("post_attention_layernorm.weight"), hidden));
+        let of_experts = config.experts_of(layer).map(|it| (it, experts::params(config, it, prefix)));
+        let (experts, gate_up_spec, down_spec) = match of_experts {
+            Some((experts, [router, gate_up, down])) => {
+                (Some(Experts::new(experts, add(router))), gate_up, down)
+            }
+            None => {
+                let gate_up = matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden);
+                let gate_up = ParamSpec { parts: gate_up_parts("weight"), ..gate_up };
+                (None, gate_up, matrix("mlp.down_proj.weight", hidden, intermediate))
+            }
+        };
         let block = Block {
             input_norm,
             qkv,
             qkv_bias,
             qk_norm,
-            o: add(matrix("self_attn.o_proj.weight", hidden, heads * dim)),
-            o_bias: config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden))),
-            post_attention_norm: add(norm_spec(name("post_attention_layernorm.weight"), hidden)),
-            gate_up: add(ParamSpec {
-                parts: gate_up_parts("weight"),
-                ..matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden)
-            }),
+            o,
+            o_bias,
+            post_attention_norm,
+            experts,
+            gate_up: add(gate_up_spec),
             gate_up_bias: config.mlp_bias.then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
-            down: add(matrix("mlp.down_proj.weight", hidden, intermediate)),
+            down: add(down_spec),
             down_bias: config.mlp_bias.then(|| add(one_bias("mlp.down_proj.bias", hidden))),
             heads,
             kv_heads,
@@ -199,7 +219,8 @@ impl Block {
             let Projected { q, k, v, .. } = &projected;
             self.math.attention(q, k, v, layer.packing, self.causal(layer.window))?
         };
-        let Finished { out, x2, rstd2, gate_up } = self.finish_saving(weights, x, &attended, drops, save)?;
+        let Finished { out, x2, rstd2, gate_up, choice } =
+            self.finish_saving(weights, x, &attended, drops, save)?;
         if !save {
             return Ok((out, Saved::default()));
         }
@@ -208,6 +229,7 @@ impl Block {
         if let Some((q_rstd, k_rstd)) = qk_rstd {
             saved.extend([q, k, q_rstd, k_rstd]);
         }
+        saved.extend(choice.into_iter().flat_map(Experts::save));
         Ok((out, Saved(saved)))
     }
 
@@ -253,10 +275,14 @@ impl Block {
         let mut x2 = self.linear(Site::O, weights, attended, drops)?;
         let norm = weights.get(0, self.post_attention_norm);
         let (h2, rstd2) = ops::add_rms_norm_(&mut x2, x, norm, self.eps)?;
+        if let Some(experts) = self.experts {
+            let Mixed { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
+            return Ok(Finished { out, x2, rstd2, gate_up, choice: Some(choice) });
+        }
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
         let out = self.add_down(weights, &mut x2, &activated, drops, save)?;
-        Ok(Finished { out, x2, rstd2, gate_up })
+        Ok(Finished { out, x2, rstd2, gate_up, choice: None })
     }
 
     /// A site's matrix and its bias, if it has one.
@@ -328,7 +354,10 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = ops::rms_norm(&saved[X2], weights.get(0, self.post_attention_norm), self.eps)?;
-        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
+        let gate_up = match (self.experts, saved.last()) {
+            (Some(experts), Some(chosen)) => self.expand_again(experts, weights, h2, chosen)?,
+            _ => self.linear(Site::GateUp, weights, &h2, drops)?,
+        };
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
@@ -343,18 +372,17 @@ impl Block {
         layer: Layer,
     ) -> Result<Tensor> {
         let drops = layer.drops;
-        let (saved, qk_normed) = self.unpack(saved);
-        let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
+        let (saved, qk_normed, choice) = self.unpack(saved);
+        let [x, rstd, qkv, attended, lse, x2, rstd2, gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
-        let (mut activated, between) = self.input_backward(Site::Down, weights, &dx, drops)?;
-        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
-        self.weight_backward(Site::Down, weights, grads, (&dx, &activated), drops, between)?;
-        let dgate_up = gate_up;
-        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
-        self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
-        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)?;
-
+        match self.experts.zip(choice) {
+            Some((experts, choice)) => {
+                let of_mixture = (&x2, &rstd2, gate_up, &choice);
+                self.mix_backward(experts, weights, grads, of_mixture, &mut dx)?;
+            }
+            None => self.mlp_backward(weights, grads, (&x2, &rstd2, gate_up), drops, &mut dx)?,
+        }
         let (dattended, between) = self.input_backward(Site::O, weights, &dx, drops)?;
         self.weight_backward(Site::O, weights, grads, (&dx, &attended), drops, between)?;
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
@@ -363,6 +391,24 @@ impl Block {
         self.norm_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
         self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
         Ok(dx)
+    }
+
+    /// Backward of the MLP and of the norm before it: adds to `dx`, the gradient of the output, that of `x2`.
+    fn mlp_backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        (x2, rstd2, mut gate_up): (&Tensor, &Tensor, Tensor),
+        drops: Option<Drops>,
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        let (mut activated, between) = self.input_backward(Site::Down, weights, dx, drops)?;
+        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
+        self.weight_backward(Site::Down, weights, grads, (dx, &activated), drops, between)?;
+        let dgate_up = gate_up;
+        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
+        self.norm_backward_(weights, grads, self.post_attention_norm, (&mut h2, x2, rstd2), dx)?;
+        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)
     }
 
     /// Makes of a site's product `y` what it is with adapters, if it has any.
@@ -440,7 +486,7 @@ impl Block {
     }
 
     /// Backward of a norm over the residual stream: adds to `dx`, and leaves the norm's output in `dy`.
-    fn norm_backward_(
+    pub(super) fn norm_backward_(
         &self,
         weights: &Weights,
         grads: &mut Grads,
@@ -500,11 +546,12 @@ impl Block {
         Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?)
     }
 
-    /// What [`Self::forward`] saved: the tensors of every block, and those of qk-norm.
-    fn unpack(&self, saved: Saved) -> ([Tensor; 8], Option<[Tensor; 4]>) {
+    /// What [`Self::forward`] saved: the tensors of every block, those of qk-norm, and the choice of experts.
+    fn unpack(&self, saved: Saved) -> ([Tensor; 8], Option<[Tensor; 4]>, Option<Choice>) {
         let Saved(mut all) = saved;
+        let choice = self.experts.map(|experts| experts.saved(Saved(all.split_off(all.len() - OF_CHOICE))));
         let of_qk_norm = self.qk_norm.map(|_| Saved(all.split_off(8)).unpack());
-        (Saved(all).unpack(), of_qk_norm)
+        (Saved(all).unpack(), of_qk_norm, choice)
     }
 
     /// Views of the queries, keys and values in `[N, H + 2 K, D]`.

@@ -127,17 +127,19 @@ impl Decoder {
         cache: &KvCache,
     ) -> Result<()> {
         let rope_table = self.rope_table();
-        let Block { eps, input_norm, .. } = self.plain_block;
-        let input_norm = |layer: usize| weights[layer + 1].get(0, input_norm);
+        let head_weights = &weights[self.blocks() - 1];
+        let norm_before = |layer: usize| match self.plain_blocks.get(layer) {
+            Some(block) => weights[layer + 1].get(0, block.input_norm),
+            None => self.head.norm(head_weights),
+        };
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
-        memory.h.become_norm_of(&memory.x, input_norm(0), eps)?;
-        let (layers, head_weights) = (self.config.num_hidden_layers, &weights[self.blocks() - 1]);
+        memory.h.become_norm_of(&memory.x, norm_before(0), self.config.rms_norm_eps)?;
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
             let how = (self.causal(layer), &rope_table);
-            let next = if layer + 1 < layers { input_norm(layer + 1) } else { self.head.norm(head_weights) };
-            block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
+            let next_norm = norm_before(layer + 1);
+            block.decode_in_place(&weights[layer + 1], next_norm, memory, how, cache, parts)?;
         }
         let lm_head = self.head.lm_head(head_weights);
         self.head.math.linear_into(&mut memory.h, lm_head, None, &mut memory.logits)

@@ -71,6 +71,9 @@ impl Recorder {
         rows: usize,
     ) -> Result<Result<Recorder, String>> {
         let config = decoder.config();
+        if config.experts.is_some() {
+            return Ok(Err("the model has experts, whose steps wait for the device".to_owned()));
+        }
         let device = match ops::recording_device(like, config.head_dim, config.vocab_size) {
             Ok(device) => device,
             Err(reason) => return Ok(Err(reason)),
@@ -354,6 +357,7 @@ mod tests {
             num_key_value_heads: 2,
             head_dim: 16,
             intermediate_size: 32,
+            experts: None,
             rms_norm_eps: 1e-6,
             rope_theta: 1000.0,
             rope_scaling: RopeScaling::None,

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::config::Task;
 use super::weights::index_name;
 use super::{Error, Result};
-use crate::decoder::{DecoderConfig, RopeScaling, SlidingWindow, lora};
+use crate::decoder::{DecoderConfig, ExpertsConfig, RopeScaling, SlidingWindow, lora};
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
@@ -131,8 +131,8 @@ pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> 
 /// The `config.json` of a decoder: of the family whose members have its shape.
 ///
 /// # Errors
-/// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, or with neither and a
-/// window in some of its layers.
+/// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, with neither and a window in
+/// some of its layers, or with experts but no norms.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
     let refuse = |field: &str, problem: &str| {
         let (field, problem) = (field.to_owned(), problem.to_owned());
@@ -145,6 +145,17 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
     let all_slide = slides.iter().all(|&slides| slides);
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
     let (architecture, model_type) = match (biases, config.qk_norm, tokens) {
+        ((true, true, false) | (false, false, false), true, _) if config.experts.is_some() => {
+            if tokens.is_some() && !all_slide {
+                return refuse("sliding_window", "is one of some layers, which no family with experts has");
+            }
+            ("Qwen3MoeForCausalLM", "qwen3_moe")
+        }
+        _ if config.experts.is_some() => {
+            let problem =
+                "is there, and families with experts have qk_norm, and biases all over attention or none";
+            return refuse("num_experts", problem);
+        }
         ((true, false, _), true, _) => {
             return refuse(
                 "qkv_bias",
@@ -196,7 +207,25 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
     if matches!(model_type, "qwen2" | "qwen3") {
         file.insert("layer_types".to_owned(), layer_types.into());
     }
+    if let Some(experts) = &config.experts {
+        file.extend(fields_of(experts));
+    }
     Ok(file)
+}
+
+fn fields_of(experts: &ExpertsConfig) -> Map<String, Value> {
+    let plain = experts.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
+    let fields = json!({
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_experts_per_tok,
+        "moe_intermediate_size": experts.moe_intermediate_size,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": plain.map(|(layer, _)| layer).collect::<Vec<_>>(),
+        "output_router_logits": false,
+    });
+    let Value::Object(fields) = fields else { unreachable!("written as an object above") };
+    fields
 }
 
 fn rope_scaling(scaling: RopeScaling) -> Value {

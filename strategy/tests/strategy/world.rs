@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
-use anyroll_models::{Decoder, DecoderConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
+use anyroll_models::{Decoder, DecoderConfig, ExpertsConfig, PackedBatch, RopeScaling, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -13,6 +13,7 @@ pub const ADAMW: AdamW =
 /// Divisible by every world size here, so that each rank has equally many micro-batches.
 const SEQUENCES: usize = 12;
 
+/// With a tied head, or with a head of its own and experts around a layer without.
 pub fn decoder(tied: bool) -> Arc<Decoder> {
     let config = DecoderConfig {
         vocab_size: 11,
@@ -22,6 +23,13 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         num_key_value_heads: 1,
         head_dim: 6,
         intermediate_size: 20,
+        experts: (!tied).then(|| ExpertsConfig {
+            num_experts: 4,
+            num_experts_per_tok: 2,
+            moe_intermediate_size: 10,
+            norm_topk_prob: true,
+            layers: vec![true, false, true],
+        }),
         max_position_embeddings: 16,
         sliding_window: None,
         rope_theta: 10_000.0,
