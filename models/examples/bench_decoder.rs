@@ -42,6 +42,7 @@ fn main() {
         num_key_value_heads: 4,
         head_dim: 16,
         intermediate_size: 176,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,

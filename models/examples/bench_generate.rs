@@ -123,6 +123,7 @@ fn config(size: &str) -> DecoderConfig {
         num_key_value_heads: kv_heads,
         head_dim,
         intermediate_size,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,

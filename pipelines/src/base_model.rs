@@ -3,7 +3,8 @@
 use std::{ops::Range, path::Path, sync::Arc};
 
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, NormPlaces, ParamSpec, QkNorm, RopeScaling, ValueModel,
+    Decoder, DecoderConfig, ExpertsConfig, LoraConfig, NormPlaces, ParamSpec, QkNorm, RopeScaling,
+    ValueModel,
     hf::{AdapterFolder, ModelFolder, NewAdapter, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -106,6 +107,18 @@ impl WeightSource for UnderNewHead<'_> {
     }
 }
 
+/// The mixture of a config that was checked.
+fn experts(decoder: &config::DecoderConfig) -> Option<ExpertsConfig> {
+    let plain = decoder.mlp_only_layers.as_deref().unwrap_or_default();
+    Some(ExpertsConfig {
+        num_experts: decoder.num_experts? as i64,
+        num_experts_per_tok: decoder.num_experts_per_tok? as i64,
+        moe_intermediate_size: decoder.moe_intermediate_size? as i64,
+        norm_topk_prob: decoder.norm_topk_prob.unwrap_or(true),
+        layers: (0..decoder.layers).map(|layer| !plain.contains(&layer)).collect(),
+    })
+}
+
 fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
     DecoderConfig {
         vocab_size: vocab_size as i64,
@@ -115,6 +128,7 @@ fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> Decoder
         num_key_value_heads: decoder.kv_heads.unwrap_or(decoder.heads) as i64,
         head_dim: (decoder.hidden_size / decoder.heads) as i64,
         intermediate_size: decoder.intermediate_size as i64,
+        experts: experts(decoder),
         rms_norm_eps: decoder.norm_eps,
         rope_theta: decoder.rope_theta,
         rope_scaling: RopeScaling::None,

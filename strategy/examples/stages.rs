@@ -101,6 +101,7 @@ fn trained(
         num_key_value_heads: 2,
         head_dim: hidden / 4,
         intermediate_size: 2 * hidden + 8,
+        experts: None,
         max_position_embeddings: 128,
         sliding_window: None,
         rope_theta: 10_000.0,

@@ -41,6 +41,7 @@ COMMON = dict(
 LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
+MOE = dict(head_dim=6, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=10)
 FAMILIES = {
     "qwen2": ("Qwen2", {}),
     "qwen2_tied_yarn": (
@@ -52,6 +53,22 @@ FAMILIES = {
     ),
     "qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
     "qwen3_biased": ("Qwen3", dict(head_dim=6, attention_bias=True)),
+    # Experts in layers around one without, and in every other layer of a model with windows.
+    "qwen3_moe": ("Qwen3Moe", dict(MOE, norm_topk_prob=True, mlp_only_layers=[1], num_hidden_layers=3)),
+    "qwen3_moe_unnormed": (
+        "Qwen3Moe",
+        dict(
+            MOE,
+            norm_topk_prob=False,
+            num_experts=8,
+            num_experts_per_tok=3,
+            decoder_sparse_step=2,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            use_sliding_window=True,
+            sliding_window=7,
+        ),
+    ),
     "llama_biased": ("Llama", dict(attention_bias=True, mlp_bias=True)),
     "llama2": ("Llama", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
     "llama3_sharded": ("Llama", dict(rms_norm_eps=1e-5, rope_scaling=LLAMA3)),
@@ -106,6 +123,10 @@ def logprobs(model, sequences):
     return torch.cat(found)
 
 
+def grad_of(weight):
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
 def pad(rows, width):
     return torch.tensor([row + [NONE] * (width - len(row)) for row in rows], dtype=torch.uint8)
 
@@ -144,7 +165,8 @@ def make(name, family, special, folder):
             "logprobs": found.detach(),
             "d_logprobs": d_logprobs,
             "logits": torch.stack([model(sequence[None]).logits[0, -1] for sequence in sequences]),
-            **{f"grad.{weight}": value.grad.clone() for weight, value in model.named_parameters()},
+            # An expert that no token went to has none.
+            **{f"grad.{weight}": grad_of(value).clone() for weight, value in model.named_parameters()},
             **generate(model, random),
             "bf16_logprobs": logprobs(model.bfloat16(), sequences),
         }

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::{Causal, Dropout, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
 
 /// The dtype that sums run in.
-fn accumulator(tensor: &Tensor) -> Kind {
+pub(super) fn accumulator(tensor: &Tensor) -> Kind {
     if tensor.kind() == Kind::Double { Kind::Double } else { Kind::Float }
 }
 

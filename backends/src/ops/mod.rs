@@ -18,7 +18,8 @@
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!
 //! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
-//! F intermediate, V vocabulary, M targets, B sequences; of images B, and N tokens of each.
+//! F intermediate, V vocabulary, M targets, B sequences; of images B, and N tokens of each; of mixtures E experts, of which
+//! a token goes to J, and R rows of tokens sorted by theirs.
 
 mod attention;
 mod by_rows;
@@ -29,8 +30,10 @@ mod decode;
 mod divergence;
 mod dropout;
 mod embedding;
+mod experts;
 mod flash;
 mod graph;
+mod grouped;
 mod joint;
 mod kernels;
 mod logprob;
@@ -61,7 +64,12 @@ use decode::{device_of_kernels, rms_norm_into};
 pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
+pub use experts::{Choice, Dispatch};
 pub use graph::{Asked, differentiable};
+pub use grouped::{
+    Groups, grouped_input_backward, grouped_linear, grouped_linear_by_rows, grouped_weight_backward,
+    padded_rows,
+};
 pub use joint::{TokenKind, joint_heads};
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use modulation::{GatedSum, gated_add, gated_sums_behind, modulated_norm};

@@ -6,7 +6,8 @@
 //! h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
 //! ```
 //!
-//! With [`NormPlaces::After`] there is no norm in front of a branch, and one of what it adds to the stream:
+//! or a mixture of experts in the place of SwiGLU ([`super::experts`]). With [`NormPlaces::After`] there is no norm in front of
+//! a branch, and one of what it adds to the stream:
 //!
 //! ```text
 //! x2 = x + norm(attention(q, k, v) Wo^T);  out = x2 + norm(swiglu(x2 Wgate_up^T) Wdown^T)
@@ -15,9 +16,10 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Causal, Packing, Rotation};
+use anyroll_backends::ops::{self, Causal, Choice, Packing, Rotation};
 use tch::{Kind, Tensor};
 
+use super::experts::{self, Experts, Mixed};
 use super::lora::{Between, Drops, Lora, Site};
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
@@ -26,6 +28,8 @@ use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 /// Where the MLP's input and its projection lie in what forward saves.
 const X2: usize = 5;
 const GATE_UP: usize = 7;
+/// How many tensors a choice of experts is, which lies behind all others.
+const OF_CHOICE: usize = 2;
 
 /// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
 #[derive(Clone, Debug)]
@@ -44,6 +48,8 @@ pub(super) struct Block {
     pub attention_norm: Option<usize>,
     /// In front of the MLP.
     pub mlp_input_norm: Option<usize>,
+    /// If there are experts: the other matrices of the MLP are those of all of them.
+    pub experts: Option<Experts>,
     pub gate_up: usize,
     pub gate_up_bias: Option<usize>,
     pub down: usize,
@@ -64,15 +70,14 @@ pub(super) struct Block {
     pub(super) lora: Option<Lora>,
 }
 
-/// The units of all decoder blocks, and the block that they have in common.
-pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block) {
-    let block = Block::params(config, "").1;
-    let units = (0..config.num_hidden_layers).map(|layer| {
+/// The units of all decoder blocks, and the blocks.
+pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>) {
+    let layers = (0..config.num_hidden_layers).map(|layer| {
         let name = format!("model.layers.{layer}");
-        let params = Block::params(config, &name).0;
-        Unit { name, params, trainable: true }
+        let (params, block) = Block::params(config, layer, &name);
+        (Unit { name, params, trainable: true }, block)
     });
-    (units.collect(), block)
+    layers.unzip()
 }
 
 /// What attention reads.
@@ -110,10 +115,12 @@ struct Finished {
     gate_up: Tensor,
     /// What the norms of both branches read, each with its reciprocal deviations.
     branches: Vec<Tensor>,
+    /// If there are experts.
+    choice: Option<Choice>,
 }
 
 impl Block {
-    fn params(config: &DecoderConfig, prefix: &str) -> (Vec<ParamSpec>, Block) {
+    fn params(config: &DecoderConfig, layer: usize, prefix: &str) -> (Vec<ParamSpec>, Block) {
         let (hidden, intermediate, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let std = config.initializer_range;
@@ -157,23 +164,36 @@ impl Block {
             let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), width(heads)));
             (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), width(kv_heads))))
         });
+        let o = add(matrix("self_attn.o_proj.weight", hidden, heads * dim));
+        let o_bias = config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden)));
+        let attention_norm = (!before).then(|| add(norm("post_attention")));
+        // As in its first family, after which the others are called.
+        let mlp_input_norm = before.then(|| add(norm("post_attention")));
+        let of_experts = config.experts_of(layer).map(|it| (it, experts::params(config, it, prefix)));
+        let (experts, gate_up_spec, down_spec) = match of_experts {
+            Some((experts, [router, gate_up, down])) => {
+                (Some(Experts::new(experts, add(router))), gate_up, down)
+            }
+            None => {
+                let gate_up = matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden);
+                let gate_up = ParamSpec { parts: gate_up_parts("weight"), ..gate_up };
+                (None, gate_up, matrix("mlp.down_proj.weight", hidden, intermediate))
+            }
+        };
         let block = Block {
             input_norm,
             qkv,
             qkv_bias,
             qk_norm,
             norms_heads_together,
-            o: add(matrix("self_attn.o_proj.weight", hidden, heads * dim)),
-            o_bias: config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden))),
-            attention_norm: (!before).then(|| add(norm("post_attention"))),
-            // As in its first family, after which the others are called.
-            mlp_input_norm: before.then(|| add(norm("post_attention"))),
-            gate_up: add(ParamSpec {
-                parts: gate_up_parts("weight"),
-                ..matrix("mlp.gate_up_proj.weight", 2 * intermediate, hidden)
-            }),
+            o,
+            o_bias,
+            attention_norm,
+            mlp_input_norm,
+            experts,
+            gate_up: add(gate_up_spec),
             gate_up_bias: config.mlp_bias.then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
-            down: add(matrix("mlp.down_proj.weight", hidden, intermediate)),
+            down: add(down_spec),
             down_bias: config.mlp_bias.then(|| add(one_bias("mlp.down_proj.bias", hidden))),
             mlp_norm: (!before).then(|| add(norm("post_feedforward"))),
             heads,
@@ -223,7 +243,7 @@ impl Block {
             self.math.attention(q, k, v, layer.packing, self.causal(layer.window))?
         };
         let finished = self.finish_saving(weights, x, &attended, drops, save)?;
-        let Finished { out, x2, rstd2, gate_up, branches } = finished;
+        let Finished { out, x2, rstd2, gate_up, branches, choice } = finished;
         if !save {
             return Ok((out, Saved::default()));
         }
@@ -233,6 +253,7 @@ impl Block {
             saved.extend([q, k, q_rstd, k_rstd]);
         }
         saved.extend(branches);
+        saved.extend(choice.into_iter().flat_map(Experts::save));
         Ok((out, Saved(saved)))
     }
 
@@ -287,6 +308,10 @@ impl Block {
             Some(norm) => ops::add_rms_norm_(&mut x2, x, weights.get(0, norm), self.eps)?,
             None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
         };
+        if let Some(experts) = self.experts {
+            let Mixed { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
+            return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice) });
+        }
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
         let out = match self.mlp_norm {
@@ -296,7 +321,7 @@ impl Block {
             }
             None => self.add_down(weights, &mut x2, &activated, drops, save)?,
         };
-        Ok(Finished { out, x2, rstd2, gate_up, branches })
+        Ok(Finished { out, x2, rstd2, gate_up, branches, choice: None })
     }
 
     /// What a branch reads of the stream `x` `[N, C]`, and the norm's reciprocal deviations: without one `x` itself, and `[0]`.
@@ -394,7 +419,10 @@ impl Block {
     /// With the projection of the MLP again.
     pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
         let (h2, _) = self.norm_input(weights, self.mlp_input_norm, &saved[X2])?;
-        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
+        let gate_up = match (self.experts, saved.last()) {
+            (Some(experts), Some(chosen)) => self.expand_again(experts, weights, h2, chosen)?,
+            _ => self.linear(Site::GateUp, weights, &h2, drops)?,
+        };
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
@@ -409,20 +437,17 @@ impl Block {
         layer: &Layer,
     ) -> Result<Tensor> {
         let drops = layer.drops;
-        let (saved, qk_normed, [of_attention, of_mlp]) = self.unpack(saved);
-        let [x, rstd, qkv, attended, lse, x2, rstd2, mut gate_up] = saved;
+        let (saved, qk_normed, [of_attention, of_mlp], choice) = self.unpack(saved);
+        let [x, rstd, qkv, attended, lse, x2, rstd2, gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
-        let dproduct = self.branch_backward(weights, grads, self.mlp_norm, of_mlp, &dx)?;
-        let (mut activated, between) = self.input_backward(Site::Down, weights, &dproduct, drops)?;
-        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
-        self.weight_backward(Site::Down, weights, grads, (&dproduct, &activated), drops, between)?;
-        drop(dproduct);
-        let dgate_up = gate_up;
-        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
-        self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, &x2, &rstd2), &mut dx)?;
-        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)?;
-
+        match self.experts.zip(choice) {
+            Some((experts, choice)) => {
+                let of_mixture = (&x2, &rstd2, gate_up, &choice);
+                self.mix_backward(experts, weights, grads, of_mixture, &mut dx)?;
+            }
+            None => self.mlp_backward(weights, grads, (&x2, &rstd2, gate_up, of_mlp), drops, &mut dx)?,
+        }
         let dproduct = self.branch_backward(weights, grads, self.attention_norm, of_attention, &dx)?;
         let (dattended, between) = self.input_backward(Site::O, weights, &dproduct, drops)?;
         self.weight_backward(Site::O, weights, grads, (&dproduct, &attended), drops, between)?;
@@ -433,6 +458,26 @@ impl Block {
         self.stream_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
         self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
         Ok(dx)
+    }
+
+    /// Backward of the MLP and of its norms: adds to `dx`, the gradient of the output, that of `x2`.
+    fn mlp_backward(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        (x2, rstd2, mut gate_up, of_branch): (&Tensor, &Tensor, Tensor, Option<[Tensor; 2]>),
+        drops: Option<Drops>,
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        let dproduct = self.branch_backward(weights, grads, self.mlp_norm, of_branch, dx)?;
+        let (mut activated, between) = self.input_backward(Site::Down, weights, &dproduct, drops)?;
+        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
+        self.weight_backward(Site::Down, weights, grads, (&dproduct, &activated), drops, between)?;
+        drop(dproduct);
+        let dgate_up = gate_up;
+        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
+        self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, x2, rstd2), dx)?;
+        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)
     }
 
     /// Makes of a site's product `y` what it is with adapters, if it has any.
@@ -528,7 +573,7 @@ impl Block {
 
     /// From the gradient `dy` of what a branch reads to that of the stream, to which it adds: leaves what the branch reads in
     /// `dy`.
-    fn stream_backward_(
+    pub(super) fn stream_backward_(
         &self,
         weights: &Weights,
         grads: &mut Grads,
@@ -616,7 +661,8 @@ impl Block {
         let mut first = |count: usize| Saved(others.drain(..count).collect());
         let of_qk_norm = self.qk_norm.map(|_| first(4).unpack());
         let of_branches = [self.attention_norm, self.mlp_norm].map(|norm| norm.map(|_| first(2).unpack()));
-        (of_block, of_qk_norm, of_branches)
+        let choice = self.experts.map(|experts| experts.saved(first(OF_CHOICE)));
+        (of_block, of_qk_norm, of_branches, choice)
     }
 
     /// Views of the queries, keys and values in `[N, H + 2 K, D]`.
@@ -630,8 +676,8 @@ impl Block {
     }
 }
 
-/// What every block saves, what qk-norm does, and what the norms of attention and of the MLP do.
-type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2]);
+/// What every block saves, what qk-norm does, what the norms of attention and of the MLP do, and the choice of experts.
+type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2], Option<Choice>);
 
 /// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.
 struct Attended {

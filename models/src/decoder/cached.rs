@@ -59,7 +59,7 @@ impl Decoder {
         let packing = &prompts.packing;
         let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, it| {
             store(cache, layer, it, &prompts.rows, &prompts.places)?;
-            Ok(self.plain_block.math.attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
+            Ok(self.head.math.attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
         })?;
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
@@ -73,7 +73,7 @@ impl Decoder {
             for (rows, context) in &pieces.contexts {
                 let (keys, values) = cache.read(layer, context)?;
                 let q = it.q.f_narrow(0, start, *rows)?;
-                let math = self.plain_block.math;
+                let math = self.head.math;
                 attended.push(math.attention_with_history(&q, &keys, &values, self.causal(layer))?);
                 start += rows;
             }
@@ -87,12 +87,7 @@ impl Decoder {
             cache.store(layer, &it.k, &it.v, &step.places)?;
             let (keys, values) = cache.layer(layer);
             let (tables, lengths) = (&step.tables, &step.lengths);
-            self.plain_block.math.decode_attention(
-                &it.q,
-                (keys, values),
-                (tables, lengths),
-                self.causal(layer),
-            )
+            self.head.math.decode_attention(&it.q, (keys, values), (tables, lengths), self.causal(layer))
         })?;
         self.logits(weights, &x)
     }
@@ -144,7 +139,7 @@ impl Decoder {
 
     /// Attention in a layer.
     pub(super) fn causal(&self, layer: usize) -> Causal {
-        self.plain_block.causal(self.config.window_of(layer))
+        self.plain_blocks[layer].causal(self.config.window_of(layer))
     }
 }
 

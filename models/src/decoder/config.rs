@@ -21,6 +21,8 @@ pub struct DecoderConfig {
     pub head_dim: i64,
     /// The width of the MLP F.
     pub intermediate_size: i64,
+    /// Which layers have a mixture of experts in the place of the MLP, and of which; `None`: no layer.
+    pub experts: Option<ExpertsConfig>,
     /// What is added to the mean square in a norm.
     pub rms_norm_eps: f64,
     /// The base of the rotary frequencies.
@@ -76,6 +78,21 @@ pub struct SlidingWindow {
     pub layers: Vec<bool>,
 }
 
+/// Layers in which each token goes to a few of many small MLPs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// The number of experts E.
+    pub num_experts: i64,
+    /// To how many of them a token goes, J.
+    pub num_experts_per_tok: i64,
+    /// The width of an expert.
+    pub moe_intermediate_size: i64,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Whether each layer has experts.
+    pub layers: Vec<bool>,
+}
+
 /// There is a row of a table for each of them.
 const MOST_POSITIONS: i64 = 1 << 24;
 
@@ -86,6 +103,11 @@ impl DecoderConfig {
     /// How many tokens a token sees in a layer, itself included; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<i64> {
         self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.tokens)
+    }
+
+    /// The experts of a layer, if it has some.
+    pub fn experts_of(&self, layer: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|experts| experts.layers[layer])
     }
 
     /// Checks that the sizes make a model.
@@ -133,6 +155,9 @@ impl DecoderConfig {
         if let Some(other) = &self.other_rope {
             other.validate(self.num_hidden_layers)?;
         }
+        if let Some(experts) = &self.experts {
+            experts.validate(self)?;
+        }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         check_config(heads % kv_heads == 0, "num_key_value_heads", || {
             format!("is {kv_heads}, must divide num_attention_heads = {heads}")
@@ -154,6 +179,35 @@ impl DecoderConfig {
     }
 }
 
+impl ExpertsConfig {
+    fn validate(&self, config: &DecoderConfig) -> Result<()> {
+        for (field, size) in [
+            ("num_experts", self.num_experts),
+            ("num_experts_per_tok", self.num_experts_per_tok),
+            ("moe_intermediate_size", self.moe_intermediate_size),
+        ] {
+            check_config(size > 0, field, || format!("is {size}, must be at least 1"))?;
+        }
+        let (experts, chosen) = (self.num_experts, self.num_experts_per_tok);
+        check_config(chosen <= experts, "num_experts_per_tok", || {
+            format!("is {chosen}, must be at most num_experts = {experts}")
+        })?;
+        // All experts of a layer are one tensor.
+        let width = experts.saturating_mul(self.moe_intermediate_size);
+        check_config(width <= MOST_WIDTH, "moe_intermediate_size", || {
+            format!("times num_experts is {width}, must be at most {MOST_WIDTH}")
+        })?;
+        let (found, expected) = (self.layers.len(), config.num_hidden_layers);
+        check_config(found == expected, "num_experts", || {
+            format!("is told of {found} layers, must be for each of the {expected}")
+        })?;
+        check_config(config.norms == NormPlaces::Before, "norms", || {
+            "are of branches; with experts they stand in front".to_owned()
+        })?;
+        check_config(!config.mlp_bias, "mlp_bias", || "is true; experts have no biases".to_owned())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +222,7 @@ mod tests {
             num_key_value_heads: 2,
             head_dim: 16,
             intermediate_size: 176,
+            experts: None,
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::None,
@@ -210,6 +265,23 @@ mod tests {
         let other = |theta, layers| Some(OtherRope { theta, layers });
         check("other_rope", &|config| config.other_rope = other(None, vec![true]));
         check("other_rope", &|config| config.other_rope = other(Some(-1.0), vec![true, false]));
+        let experts = |num_experts, num_experts_per_tok, moe_intermediate_size| {
+            Some(ExpertsConfig {
+                num_experts,
+                num_experts_per_tok,
+                moe_intermediate_size,
+                norm_topk_prob: true,
+                layers: vec![true, false],
+            })
+        };
+        check("num_experts", &|config| config.experts = experts(0, 1, 8));
+        check("num_experts_per_tok", &|config| config.experts = experts(4, 5, 8));
+        check("moe_intermediate_size", &|config| config.experts = experts(4, 2, 0));
+        check("moe_intermediate_size", &|config| config.experts = experts(1 << 20, 2, i64::MAX));
+        check("num_experts", &|config| {
+            config.experts = experts(4, 2, 8).map(|experts| ExpertsConfig { layers: vec![true], ..experts });
+        });
+        check("mlp_bias", &|config| (config.experts, config.mlp_bias) = (experts(4, 2, 8), true));
         check("rope_scaling", &|config| config.rope_scaling = RopeScaling::Linear { factor: -1.0 });
     }
 }

@@ -1,14 +1,26 @@
 //! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
 
-use super::{Decoder, NormPlaces, QkNorm, block::Block, head, lora::Lora};
+use anyroll_backends::ops::padded_rows;
+
+use super::{Decoder, ExpertsConfig, NormPlaces, QkNorm, head, lora::Lora};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
-use crate::generation::padded_rows;
 use crate::model::Model;
 
 const F32: usize = size_of::<f32>();
 /// Tensors of a chunk's logits in fp32 that a divergence makes of them at a time, of the most that its gradient holds.
 const MADE_OF_LOGITS: usize = 7;
+
+/// The memory of the second half of a layer.
+struct MlpBytes {
+    /// What it saves that thinning drops, and what stays.
+    gate_up: usize,
+    choice: usize,
+    /// As in [`BlockBytes`], beside what was there before.
+    forward: usize,
+    scoring: usize,
+    backward: usize,
+}
 
 /// The size of a [`crate::PackedBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +78,7 @@ impl Footprint for Decoder {
         match block {
             0 => self.embedding_bytes(size, runs),
             _ if block + 1 == self.blocks() => self.head_bytes(size, runs),
-            _ => self.layer_bytes(&self.inner_blocks[block - 1], size, runs),
+            _ => self.layer_bytes(block - 1, size, runs),
         }
     }
 }
@@ -85,7 +97,7 @@ impl Decoder {
         let size = PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false };
         // Beside the block's own, copies of the keys and values that are cached.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
-        let layers = self.inner_blocks.iter().map(|block| self.layer_bytes(block, &size, runs));
+        let layers = (0..self.inner_blocks.len()).map(|layer| self.layer_bytes(layer, &size, runs));
         let layer = layers.map(|layer| layer.input + layer.scoring).max().unwrap_or(0);
         let prefill = layer + prompt_tokens * kv * runs.size();
         // As they come out of the product, in fp32, and scaled.
@@ -105,8 +117,8 @@ impl Decoder {
         }
     }
 
-    fn layer_bytes(&self, block: &Block, size: &PackedSize, runs: Runs) -> BlockBytes {
-        let config = &self.config;
+    fn layer_bytes(&self, layer: usize, size: &PackedSize, runs: Runs) -> BlockBytes {
+        let (config, block) = (&self.config, &self.inner_blocks[layer]);
         let [heads, kv_heads, dim] =
             [config.num_attention_heads, config.num_key_value_heads, config.head_dim].map(|it| it as usize);
         let rows = |width: usize| size.tokens * width * runs.size();
@@ -127,7 +139,6 @@ impl Decoder {
         let lse = floats(heads);
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
-        let gate_up = 2 * mlp;
         // What is between an adapter's products: of the widest, and of all at a site.
         let between = rows(block.ranks().flatten().max().unwrap_or(0));
         let all_between = rows(block.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
@@ -141,8 +152,8 @@ impl Decoder {
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms of branches have their
         // deviations beside what they read.
         let rstd = if of_branch == 0 { floats(1) } else { 0 };
-        let saved = x + rstd + qkv + q + lse + x + rstd + gate_up + qk_norm + 2 * of_branch;
-        // All of it but x, and at the end the second norm's output, SwiGLU's, and the block's.
+        let before_mlp = x + rstd + qkv + q + lse + x + rstd + qk_norm + 2 * of_branch;
+        let gate_up = 2 * mlp;
         let seen = 2 * between + dropped(mlp);
         let with_adapters = match (dora, block.drops()) {
             (false, _) => seen,
@@ -150,14 +161,6 @@ impl Decoder {
             (true, false) => x.max(seen + sum),
             (true, true) => seen + sum.max(2 * x),
         };
-        let forward = saved - x + h2 + mlp + x + with_adapters;
-        let (scores, scores_backward) = self.attention_bytes(size, runs);
-        // While scores exist, nothing of the second half does.
-        let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
-        // SwiGLU's gradient and the second norm's output stay to the end. Beside them, attention's: its output's
-        // gradient, that of the projection and of normed heads, and what the library needs.
-        let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
-        let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
         // What adapters take at a site: with magnitudes the gradient in front of them and, for theirs, a column's products.
         let at_site = |output: usize, input: usize, column: usize| match dora {
             false => 2 * dropped(input),
@@ -167,22 +170,86 @@ impl Decoder {
         // Where branches are normed, the gradients of a norm's output and of what it reads, and then the latter, which is the
         // memory of what it read.
         let in_norm = if of_branch == 0 { 0 } else { 2 * x };
+        // Of an MLP the second norm's output, SwiGLU's, and the block's come at the end.
+        let of_mixture = config.experts_of(layer).map(|it| self.mixture_bytes(it, layer, size, runs));
+        let mlp_bytes = of_mixture.unwrap_or(MlpBytes {
+            gate_up,
+            choice: 0,
+            forward: gate_up + h2 + mlp + x + with_adapters,
+            scoring: gate_up + h2 + mlp + 2 * between + if dora { x + sum } else { 0 },
+            backward: (mlp + at_site(x, mlp, x)).max(mlp + h2 + at_site(gate_up, x, mlp)).max(in_norm),
+        });
+        let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
+        let (scores, scores_backward) = self.attention_bytes(size, runs);
+        // While scores exist, nothing of the second half does.
+        let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
+        // What the MLP had is gone. Of attention there is its output's gradient, that of the projection and of normed heads, and
+        // what the library needs.
+        let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
+        let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
         let in_attention = in_attention.max(q + at_site(x, q, x) + of_branch).max(in_norm + of_branch);
         // After it, all that it read is gone, and the first norm's output comes.
         let after = (qkv + x + at_site(qkv, x, q)).saturating_sub(q + qkv + lse + qk_norm);
-        let in_mlp = (mlp + at_site(x, mlp, x)).max(mlp + h2 + at_site(gate_up, x, mlp)).max(in_norm);
+        let of_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
+        let attention_backward = in_attention.max(after).saturating_sub(of_mlp);
         BlockBytes {
             input: x,
             saved,
-            thinned: saved - gate_up,
-            forward: forward.max(attending),
-            // The residual stream stays in one place, or one of the norms' inputs is there beside its output; nothing is dropped.
-            scoring: (saved - x + h2 + mlp + 2 * between + if dora { x + sum } else { 0 }).max(attending),
+            thinned: saved - mlp_bytes.gate_up,
+            forward: (before_mlp - x + mlp_bytes.forward).max(attending),
+            // The residual stream of an MLP stays in one place, or one of the norms' inputs is there beside its output; nothing is
+            // dropped.
+            scoring: (before_mlp - x + mlp_bytes.scoring).max(attending),
             output_grad: x,
-            backward: in_mlp.max((mlp + h2 + in_attention.max(after)).saturating_sub(2 * of_branch))
-                + all_between
-                + 2 * between,
+            backward: mlp_bytes.backward.max(attention_backward) + all_between + 2 * between,
         }
+    }
+
+    /// The memory of a layer's experts instead of an MLP.
+    fn mixture_bytes(
+        &self,
+        experts: &ExpertsConfig,
+        layer: usize,
+        size: &PackedSize,
+        runs: Runs,
+    ) -> MlpBytes {
+        const INDEX: usize = size_of::<i64>();
+        let [count, per_token, width, hidden] = [
+            experts.num_experts,
+            experts.num_experts_per_tok,
+            experts.moe_intermediate_size,
+            self.config.hidden_size,
+        ]
+        .map(|it| it as usize);
+        let (tokens, rows) = (size.tokens, size.tokens * per_token);
+        let x = tokens * hidden * runs.size();
+        let (spread, activated) = (rows * hidden * runs.size(), rows * width * runs.size());
+        let (logits, probs) = (tokens * count * runs.size(), tokens * count * F32);
+        let (gate_up, choice) = (2 * activated, probs + rows * INDEX);
+        // Of each row its token and its place; probabilities are sorted with their indices, and rows likewise.
+        let dispatch = 2 * rows * INDEX + count * size_of::<i32>();
+        let sorting = (logits + 2 * probs + tokens * count * INDEX).max(choice + 2 * dispatch);
+        // The sum in fp32, what it adds, and in 16 bits that as it was before.
+        let narrow = if runs.size() == F32 { 0 } else { x };
+        let adding = 2 * tokens * hidden * F32 + narrow;
+        let in_products =
+            [x + spread, spread + gate_up, gate_up + activated + spread, gate_up + spread + adding];
+        let forward = in_products.into_iter().max().unwrap_or(0) + choice + dispatch + rows * F32;
+        let forward = forward.max(x + sorting);
+        // libtorch returns the gradient of all matrices, where it makes it in one operation.
+        let is_trained = self.units[layer + 1].trainable && !runs.on_host && runs.size() != F32;
+        let gradient = |matrices: usize| {
+            if is_trained { matrices * count * width * hidden * runs.size() } else { 0 }
+        };
+        let of_rows = logits + rows * F32;
+        let backward = [
+            spread + 3 * activated,
+            spread + activated + of_rows + gradient(1),
+            spread + of_rows + x + adding,
+            x + of_rows + spread + gradient(2),
+        ];
+        let backward = dispatch + backward.into_iter().max().unwrap_or(0);
+        MlpBytes { gate_up, choice, forward, scoring: forward, backward }
     }
 
     /// What attention needs beside its arguments and results, forward and backward.

@@ -1,6 +1,6 @@
 //! The two ways of a forward pass to add up: as is fastest, and row by row.
 
-use anyroll_backends::ops::{self, Causal, Normed, Packing};
+use anyroll_backends::ops::{self, Causal, Groups, Normed, Packing};
 use tch::Tensor;
 
 use crate::Result;
@@ -31,6 +31,14 @@ impl Math {
             Math::ByRows => ops::linear_by_rows(x, weight, None)?,
         };
         Ok(if kept { to.f_add(&product)? } else { to.f_add_(&product)? })
+    }
+
+    /// See [`ops::grouped_linear`].
+    pub fn grouped_linear(self, x: &Tensor, weight: &Tensor, groups: &Groups) -> Result<Tensor> {
+        match self {
+            Math::Fast => Ok(ops::grouped_linear(x, weight, groups)?),
+            Math::ByRows => Ok(ops::grouped_linear_by_rows(x, weight, groups)?),
+        }
     }
 
     /// [`Self::linear`] of a norm into `y`, in a step that is recorded.

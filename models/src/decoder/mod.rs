@@ -5,12 +5,13 @@
 //! tied to the embedding reads the embedding's unit beside its own.
 //!
 //! Letters in shapes: N tokens of the packed batch, C hidden size, H query heads, K key/value heads, D head
-//! dim, F intermediate size, V vocabulary, M targets.
+//! dim, F intermediate size, V vocabulary, M targets; of mixtures E experts, of which a token goes to J, and R = N J rows.
 
 mod block;
 mod cached;
 mod config;
 mod embedding;
+mod experts;
 mod footprint;
 mod head;
 mod hidden;
@@ -23,7 +24,7 @@ mod value;
 use tch::{Device, Tensor};
 
 pub(crate) use cached::{Pieces, Prefill, Step};
-pub use config::{DecoderConfig, NormPlaces, QkNorm, SlidingWindow};
+pub use config::{DecoderConfig, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
 pub use footprint::PackedSize;
 pub use hidden::HiddenModel;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
@@ -31,6 +32,7 @@ pub(crate) use recorded::StepMemory;
 pub use rope::{OtherRope, RopeScaling};
 pub use value::ValueModel;
 
+use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
@@ -50,9 +52,9 @@ pub struct Decoder {
     /// The units of each block.
     units_of: Vec<Vec<usize>>,
     embedding: Embedding,
-    /// The decoder block of all layers, with its adapters off.
-    plain_block: Block,
-    /// That of each layer; with its adapters, if there are any.
+    /// The decoder block of each layer, with its adapters off.
+    plain_blocks: Vec<Block>,
+    /// The same with its adapters, if there are any.
     inner_blocks: Vec<Block>,
     head: Head,
     rope_tables: RopeTables,
@@ -78,23 +80,24 @@ impl Decoder {
     fn lay_out(config: DecoderConfig, lora: Option<&LoraConfig>, device: Device) -> Result<Decoder> {
         config.validate()?;
         let layers = config.num_hidden_layers;
-        let (mut units, plain_block, head) = layout(&config);
+        let (mut units, plain_blocks, head) = layout(&config);
         let mut units_of: Vec<Vec<usize>> = (0..=layers).map(|unit| vec![unit]).collect();
         units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
-        let mut inner_blocks = vec![plain_block.clone(); layers];
+        let mut inner_blocks = plain_blocks.clone();
         if let Some(lora) = lora {
             lora.validate(layers)?;
+            refuse_adapted_experts(&config, lora)?;
             units.iter_mut().for_each(|unit| unit.trainable = false);
-            for (layer, adapters) in lora::layout(&config, lora, &plain_block).into_iter().enumerate() {
+            for (layer, adapters) in lora::layout(&config, lora, &plain_blocks).into_iter().enumerate() {
                 let Some((unit, adapters)) = adapters else { continue };
                 units_of[layer + 1].push(units.len());
                 units.push(unit);
-                inner_blocks[layer] = plain_block.with_lora(adapters);
+                inner_blocks[layer] = plain_blocks[layer].with_lora(adapters);
             }
         }
         let rope_tables = RopeTables::new(&config, device)?;
         let embedding = Embedding;
-        Ok(Decoder { config, units, units_of, embedding, plain_block, inner_blocks, head, rope_tables })
+        Ok(Decoder { config, units, units_of, embedding, plain_blocks, inner_blocks, head, rope_tables })
     }
 
     /// The same decoder, whose gradients repeat to the bit (as they do unless this says otherwise) or may differ from
@@ -123,7 +126,7 @@ impl Decoder {
             units: self.units.clone(),
             units_of: self.units_of.clone(),
             embedding: Embedding,
-            plain_block: self.plain_block.clone(),
+            plain_blocks: self.plain_blocks.clone(),
             inner_blocks: self.inner_blocks.clone(),
             head: self.head,
             rope_tables: self.rope_tables.on(device)?,
@@ -150,7 +153,7 @@ impl Decoder {
     }
 
     /// The same decoder, in which what a token comes to has the same bits in training, scoring and generation, whatever it
-    /// shares a batch with; without `strict`, up to the order of sums. Where [`ops::exist_by_rows`] says no its passes fail.
+    /// shares a batch with; without `strict`, up to the order of sums. Where [`anyroll_backends::ops::exist_by_rows`] says no its passes fail.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Decoder {
         let math = if strict { Math::ByRows } else { Math::Fast };
@@ -187,8 +190,8 @@ impl Decoder {
             units: self.units[..own].to_vec(),
             units_of: self.units_of.iter().map(without).collect(),
             embedding: Embedding,
-            plain_block: self.plain_block.clone(),
-            inner_blocks: vec![self.plain_block.clone(); layers],
+            plain_blocks: self.plain_blocks.clone(),
+            inner_blocks: self.plain_blocks.clone(),
             head: self.head,
             rope_tables: self.rope_tables.clone(),
         }
@@ -226,11 +229,11 @@ impl Decoder {
     }
 
     fn all_blocks(&mut self) -> impl Iterator<Item = &mut Block> {
-        std::iter::once(&mut self.plain_block).chain(&mut self.inner_blocks)
+        self.plain_blocks.iter_mut().chain(&mut self.inner_blocks)
     }
 
     fn block_for(&self, block: usize, batch: &PackedBatch) -> &Block {
-        if batch.adapters { &self.inner_blocks[block - 1] } else { &self.plain_block }
+        if batch.adapters { &self.inner_blocks[block - 1] } else { &self.plain_blocks[block - 1] }
     }
 
     /// What an inner block is told.
@@ -292,7 +295,7 @@ impl Model for Decoder {
     }
 
     fn thin(&self, block: usize, saved: Saved) -> Saved {
-        if self.is_inner(block) { self.plain_block.thin(saved) } else { saved }
+        if self.is_inner(block) { self.plain_blocks[block - 1].thin(saved) } else { saved }
     }
 
     fn refill(&self, block: usize, weights: &Weights, saved: Saved, batch: &PackedBatch) -> Result<Saved> {
@@ -333,17 +336,30 @@ pub(crate) fn units(config: &DecoderConfig) -> Vec<Unit> {
 
 /// The units of adapters, one for each layer that has some.
 pub(crate) fn lora_units(config: &DecoderConfig, lora: &LoraConfig) -> Vec<Unit> {
-    let block = layout(config).1;
-    lora::layout(config, lora, &block).into_iter().flatten().map(|(unit, _)| unit).collect()
+    let blocks = layout(config).1;
+    lora::layout(config, lora, &blocks).into_iter().flatten().map(|(unit, _)| unit).collect()
 }
 
-fn layout(config: &DecoderConfig) -> (Vec<Unit>, Block, Head) {
+fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>, Head) {
     let mut units = vec![embedding::unit(config)];
-    let (mut block_units, block) = block::layout(config);
+    let (mut block_units, blocks) = block::layout(config);
     units.append(&mut block_units);
     let (head_unit, head) = head::layout(config);
     units.push(head_unit);
-    (units, block, head)
+    (units, blocks, head)
+}
+
+/// Adapters stand beside whole matrices, which those of experts are not.
+fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<()> {
+    let adapted = (0..config.num_hidden_layers)
+        .filter(|&layer| config.experts_of(layer).is_some())
+        .find_map(|layer| Some((layer, lora.targets.of(layer).iter().find(|target| target.is_of_mlp())?)));
+    check_config(adapted.is_none(), "lora.targets", || {
+        let module = adapted.map(|(layer, target)| target.module(layer)).unwrap_or_default();
+        format!(
+            "has `{module}`, and that layer has experts, which have no adapters: name matrices of attention"
+        )
+    })
 }
 
 /// A norm's weight.

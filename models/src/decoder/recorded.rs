@@ -119,6 +119,7 @@ impl Decoder {
     /// Whether [`Self::decode_in_place`] computes a decoder of this shape; the reason if it does not.
     pub(crate) fn decodes_in_place(&self) -> Result<(), String> {
         match (self.config.norms, self.config.qk_norm) {
+            _ if self.config.experts.is_some() => Err("it has experts".to_owned()),
             (NormPlaces::After, _) => Err("it has norms behind attention and the MLP".to_owned()),
             (_, Some(QkNorm::Together)) => Err("it norms all heads together".to_owned()),
             (NormPlaces::Before, Some(QkNorm::PerHead) | None) => Ok(()),
@@ -135,18 +136,20 @@ impl Decoder {
         parts: &mut AttentionParts,
         cache: &KvCache,
     ) -> Result<()> {
-        let Block { eps, input_norm, .. } = self.plain_block;
-        let input_norm = |layer: usize| weights[layer + 1].get(0, input_norm.expect(IN_FRONT));
+        let head_weights = &weights[self.blocks() - 1];
+        let norm_before = |layer: usize| match self.plain_blocks.get(layer) {
+            Some(block) => weights[layer + 1].get(0, block.input_norm.expect(IN_FRONT)),
+            None => self.head.norm(head_weights),
+        };
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
-        memory.h.become_norm_of(&memory.x, input_norm(0), eps)?;
-        let (layers, head_weights) = (self.config.num_hidden_layers, &weights[self.blocks() - 1]);
+        memory.h.become_norm_of(&memory.x, norm_before(0), self.config.rms_norm_eps)?;
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
             let rope_table = self.rope_tables.of(layer);
             let how = (self.causal(layer), &rope_table);
-            let next = if layer + 1 < layers { input_norm(layer + 1) } else { self.head.norm(head_weights) };
-            block.decode_in_place(&weights[layer + 1], next, memory, how, cache, parts)?;
+            let next_norm = norm_before(layer + 1);
+            block.decode_in_place(&weights[layer + 1], next_norm, memory, how, cache, parts)?;
         }
         let lm_head = self.head.lm_head(head_weights);
         self.head.math.linear_into(&mut memory.h, lm_head, None, &mut memory.logits)

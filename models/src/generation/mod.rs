@@ -21,6 +21,5 @@ mod sequence;
 
 pub use engine::{Engine, Limits, Load, SampleId};
 pub use kv_cache::KvCache;
-pub(crate) use pass::padded_rows;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use anyroll_backends::ops::{self, Packing, upload};
+use anyroll_backends::ops::{self, Packing, padded_rows, upload};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -21,15 +21,6 @@ use crate::{
 
 /// The most logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
-
-/// How many rows a product of matrices has for the sake of so many: at least 8, and of few a multiple of 4. With fewer,
-/// and where threads share out 9 to 11, libraries take another way, which adds in another order; with these, what a row
-/// comes to depends on that row alone, and so a sample on nobody that it is generated beside.
-pub(crate) fn padded_rows(rows: usize) -> usize {
-    const LEAST: usize = 8;
-    const FEW: usize = 16;
-    if rows < FEW { rows.max(LEAST).next_multiple_of(4) } else { rows }
-}
 
 /// A decoder with its weights and its cache.
 #[derive(Debug)]

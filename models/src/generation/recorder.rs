@@ -355,6 +355,7 @@ mod tests {
             num_key_value_heads: 2,
             head_dim: 16,
             intermediate_size: 32,
+            experts: None,
             rms_norm_eps: 1e-6,
             rope_theta: 1000.0,
             rope_scaling: RopeScaling::None,

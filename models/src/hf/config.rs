@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
-use crate::{DecoderConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow};
+use crate::{DecoderConfig, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow};
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
-const FAMILIES: [&str; 7] = ["Qwen2", "Qwen3", "Llama", "Mistral", "SmolLM3", "Olmo2", "Olmo3"];
+const FAMILIES: [&str; 8] = ["Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "SmolLM3", "Olmo2", "Olmo3"];
 
 /// What a model is for, which is what its head is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,27 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     attention_dropout: f64,
     partial_rotary_factor: Option<f64>,
+    #[serde(flatten)]
+    mixture: Mixture,
     quantization_config: Option<Value>,
+}
+
+/// The experts of a family that has some.
+#[derive(Debug, Deserialize)]
+struct Mixture {
+    num_experts: Option<i64>,
+    num_experts_per_tok: Option<i64>,
+    moe_intermediate_size: Option<i64>,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    /// Of so many layers the last one has experts.
+    #[serde(default = "every_layer")]
+    decoder_sparse_step: usize,
+    /// Layers that have none all the same.
+    mlp_only_layers: Option<Vec<usize>>,
+    /// Whether a loss that balances experts is part of the model's.
+    #[serde(default)]
+    output_router_logits: bool,
 }
 
 impl ConfigFile {
@@ -99,7 +119,7 @@ impl ConfigFile {
 
     /// The decoder that the file at `path` describes, of `family`.
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
-        let (qwen2, qwen3) = (family == "Qwen2", family == "Qwen3");
+        let (qwen2, qwen3) = (family == "Qwen2", matches!(family, "Qwen3" | "Qwen3Moe"));
         let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3"), Silent::of(family));
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
@@ -109,7 +129,7 @@ impl ConfigFile {
         };
         let head_dim = match self.head_dim {
             Some(dim) => dim,
-            None if qwen3 => 128,
+            None if family == "Qwen3" => 128,
             None => self.hidden_size / self.num_attention_heads.max(1),
         };
         let rope = RopeFields {
@@ -123,7 +143,7 @@ impl ConfigFile {
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
         let attention_bias =
-            self.attention_bias && matches!(family, "Llama" | "Qwen3" | "SmolLM3" | "Olmo2" | "Olmo3");
+            self.attention_bias && (qwen3 || matches!(family, "Llama" | "SmolLM3" | "Olmo2" | "Olmo3"));
         let qk_norm = if olmo { Some(QkNorm::Together) } else { qwen3.then_some(QkNorm::PerHead) };
         let config = DecoderConfig {
             vocab_size: self.vocab_size,
@@ -133,6 +153,7 @@ impl ConfigFile {
             num_key_value_heads: kv_heads,
             head_dim,
             intermediate_size: self.intermediate_size,
+            experts: self.experts(path, family)?,
             rms_norm_eps: self.rms_norm_eps.unwrap_or(silent.rms_norm_eps),
             rope_theta,
             rope_scaling,
@@ -165,6 +186,39 @@ impl ConfigFile {
         refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
     }
 
+    /// The layers that have experts, and which.
+    fn experts(&self, path: &Path, family: &str) -> Result<Option<ExpertsConfig>> {
+        if family != "Qwen3Moe" {
+            return Ok(None);
+        }
+        let mixture = &self.mixture;
+        if mixture.output_router_logits {
+            let problem =
+                "is true, which adds a loss that balances experts to transformers' own; there is none here";
+            return Err(field(path, "output_router_logits", problem));
+        }
+        let required = |name: &str, size: Option<i64>| size.ok_or_else(|| field(path, name, "is missing"));
+        let num_experts = required("num_experts", mixture.num_experts)?;
+        let step = mixture.decoder_sparse_step;
+        if step == 0 {
+            return Err(field(path, "decoder_sparse_step", "is 0, must be at least 1"));
+        }
+        let is_only_mlp = |layer| mixture.mlp_only_layers.as_ref().is_some_and(|it| it.contains(&layer));
+        let has_experts =
+            |layer: usize| num_experts > 0 && (layer + 1).is_multiple_of(step) && !is_only_mlp(layer);
+        let layers: Vec<bool> = (0..self.num_hidden_layers).map(has_experts).collect();
+        if !layers.contains(&true) {
+            return Ok(None);
+        }
+        Ok(Some(ExpertsConfig {
+            num_experts,
+            num_experts_per_tok: required("num_experts_per_tok", mixture.num_experts_per_tok)?,
+            moe_intermediate_size: required("moe_intermediate_size", mixture.moe_intermediate_size)?,
+            norm_topk_prob: mixture.norm_topk_prob,
+            layers,
+        }))
+    }
+
     /// The layers that see only the last tokens, which are so many where the file does not say it.
     fn window(&self, path: &Path, family: &str, silent: Option<i64>) -> Result<Option<SlidingWindow>> {
         let slides = |kind: &String| match kind.as_str() {
@@ -180,6 +234,7 @@ impl ConfigFile {
         let all = 0..self.num_hidden_layers;
         let layers: Vec<bool> = match family {
             "Mistral" => all.map(|_| true).collect(),
+            "Qwen3Moe" if self.use_sliding_window => all.map(|_| true).collect(),
             "Qwen2" | "Qwen3" if self.use_sliding_window => {
                 all.map(|layer| layer >= self.max_window_layers).collect()
             }
@@ -266,6 +321,10 @@ fn even_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<
 
 fn default_interval() -> usize {
     4
+}
+
+fn every_layer() -> usize {
+    1
 }
 
 fn default_window_layers() -> usize {
@@ -411,6 +470,49 @@ mod tests {
         let nested = json!({"full_attention": yarn, "sliding_attention": {"rope_type": "default"}});
         let error = olmo("Olmo3", json!({"rope_parameters": nested})).unwrap_err().to_string();
         assert!(error.contains("`rope_parameters.full_attention` is there"), "{error}");
+    }
+
+    #[test]
+    fn experts_are_of_layers() {
+        let moe = |changes: Value| {
+            let mut file = json!({
+                "architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 1, "num_hidden_layers": 4,
+                "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+            });
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file)
+        };
+        let layers = |changes: Value| moe(changes).unwrap().experts.map(|experts| experts.layers);
+        let all = moe(json!({})).unwrap();
+        assert!(
+            all.qk_norm == Some(QkNorm::PerHead)
+                && !all.o_bias
+                && all.head_dim == 8
+                && all.sliding_window.is_none()
+        );
+        let experts = all.experts.unwrap();
+        assert_eq!((experts.num_experts, experts.num_experts_per_tok), (8, 2));
+        assert_eq!((experts.moe_intermediate_size, experts.norm_topk_prob), (12, false));
+        assert_eq!(experts.layers, [true; 4]);
+        assert_eq!(layers(json!({"decoder_sparse_step": 2})), Some(vec![false, true, false, true]));
+        assert_eq!(layers(json!({"mlp_only_layers": [0, 9]})), Some(vec![false, true, true, true]));
+        assert_eq!(layers(json!({"decoder_sparse_step": 5})), None);
+        assert_eq!(layers(json!({"num_experts": 0})), None);
+        assert!(moe(json!({"norm_topk_prob": true})).unwrap().experts.unwrap().norm_topk_prob);
+        let windowed = moe(json!({"use_sliding_window": true, "sliding_window": 8})).unwrap();
+        assert_eq!(windowed.sliding_window.unwrap().layers, [true; 4], "max_window_layers says nothing");
+        let check = |changes: Value, expected: &str| {
+            let error = moe(changes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(json!({"output_router_logits": true}), "`output_router_logits` is true");
+        check(json!({"num_experts": null}), "`num_experts` is missing");
+        check(json!({"moe_intermediate_size": null}), "`moe_intermediate_size` is missing");
+        check(
+            json!({"num_experts_per_tok": 9}),
+            "`num_experts_per_tok` is 9, must be at most num_experts = 8",
+        );
+        check(json!({"decoder_sparse_step": 0}), "`decoder_sparse_step` is 0");
     }
 
     #[test]

@@ -16,7 +16,9 @@ use super::config::Task;
 use super::rope::rope_scaling;
 use super::weights::index_name;
 use super::{Error, Result};
-use crate::decoder::{DecoderConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow, lora};
+use crate::decoder::{
+    DecoderConfig, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow, lora,
+};
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
@@ -132,8 +134,8 @@ pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> 
 /// The `config.json` of a decoder: of the family whose members have its shape.
 ///
 /// # Errors
-/// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, or with neither and a
-/// window in some of its layers.
+/// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, with neither and a window in
+/// some of its layers, or with experts but no norms.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
     let (tokens, slides) = match &config.sliding_window {
         Some(SlidingWindow { tokens, layers }) => (Some(tokens), layers.clone()),
@@ -178,6 +180,9 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         let turned: Vec<i64> = still.iter().map(|&still| i64::from(!still)).collect();
         file.insert("no_rope_layers".to_owned(), turned.into());
     }
+    if let Some(experts) = &config.experts {
+        file.extend(fields_of(experts));
+    }
     Ok(file)
 }
 
@@ -189,6 +194,23 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
         Err(Error::Field { path: "config.json".into(), field, problem })
     };
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
+    if config.experts.is_some() {
+        return match (biases, config.qk_norm, &config.other_rope) {
+            ((true, true, false) | (false, false, false), Some(QkNorm::PerHead), None) => {
+                if slides.contains(&true) && slides.contains(&false) {
+                    return refuse(
+                        "sliding_window",
+                        "is one of some layers, which no family with experts has",
+                    );
+                }
+                Ok(("Qwen3MoeForCausalLM", "qwen3_moe"))
+            }
+            _ => refuse(
+                "num_experts",
+                "is there, and families with experts have norms of heads, and biases all over attention or none",
+            ),
+        };
+    }
     match (config.norms, config.qk_norm, &config.other_rope) {
         (NormPlaces::After, Some(QkNorm::Together), other) => {
             // Windows and what is scaled stand together there.
@@ -222,6 +244,22 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
             usual_family(biases, qk_norm.is_some(), slides).or_else(|(field, problem)| refuse(field, problem))
         }
     }
+}
+
+/// What a file says of a mixture.
+fn fields_of(experts: &ExpertsConfig) -> Map<String, Value> {
+    let plain = experts.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
+    let fields = json!({
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_experts_per_tok,
+        "moe_intermediate_size": experts.moe_intermediate_size,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": plain.map(|(layer, _)| layer).collect::<Vec<_>>(),
+        "output_router_logits": false,
+    });
+    let Value::Object(fields) = fields else { unreachable!("written as an object above") };
+    fields
 }
 
 /// The same of a decoder whose layers all turn alike, with norms before branches: by its biases, and whether heads are

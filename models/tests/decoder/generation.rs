@@ -27,6 +27,7 @@ pub fn config(qk_norm: bool) -> DecoderConfig {
         num_key_value_heads: 2,
         head_dim: 10,
         intermediate_size: 40,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
         rope_scaling: RopeScaling::None,

@@ -85,6 +85,7 @@ fn decoder_config(config: &Value) -> DecoderConfig {
         num_key_value_heads: integer("num_key_value_heads"),
         head_dim: integer("head_dim"),
         intermediate_size: integer("intermediate_size"),
+        experts: None,
         rms_norm_eps: number("rms_norm_eps"),
         rope_theta: number("rope_theta"),
         rope_scaling: RopeScaling::None,

@@ -12,12 +12,14 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 18] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
     "qwen3",
     "qwen3_biased",
+    "qwen3_moe",
+    "qwen3_moe_unnormed",
     "llama2",
     "llama3_sharded",
     "llama_linear",

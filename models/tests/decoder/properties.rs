@@ -17,6 +17,7 @@ fn config() -> DecoderConfig {
         num_key_value_heads: 2,
         head_dim: 6,
         intermediate_size: 36,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 100.0,
         rope_scaling: RopeScaling::None,

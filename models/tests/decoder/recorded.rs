@@ -25,6 +25,7 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         num_key_value_heads: 2,
         head_dim,
         intermediate_size: 160,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
         rope_scaling: RopeScaling::None,

@@ -16,6 +16,7 @@ pub fn config() -> DecoderConfig {
         num_key_value_heads: 2,
         head_dim: 4,
         intermediate_size: 20,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 100.0,
         rope_scaling: RopeScaling::None,

@@ -205,6 +205,7 @@ impl Check<'_> {
         ] {
             self.positive(&field(name), size)?;
         }
+        self.experts(decoder)?;
         let DecoderConfig { hidden_size, heads, kv_heads, .. } = *decoder;
         let kv_heads = kv_heads.unwrap_or(heads);
         self.ensure(
@@ -221,6 +222,50 @@ impl Check<'_> {
         )?;
         self.number(&field("rope_theta"), decoder.rope_theta, decoder.rope_theta > 1.0, "above 1")?;
         self.number(&field("norm_eps"), decoder.norm_eps, decoder.norm_eps > 0.0, "above 0")
+    }
+
+    /// Whether a mixture of experts is whole, and one that a published family has.
+    fn experts(&self, decoder: &DecoderConfig) -> Result<(), Problem> {
+        let field = |name: &str| format!("model.decoder.{name}");
+        let DecoderConfig { num_experts, num_experts_per_tok, moe_intermediate_size, .. } = *decoder;
+        let Some(experts) = num_experts else {
+            let others = [
+                ("num_experts_per_tok", num_experts_per_tok.is_some()),
+                ("moe_intermediate_size", moe_intermediate_size.is_some()),
+                ("norm_topk_prob", decoder.norm_topk_prob.is_some()),
+                ("mlp_only_layers", decoder.mlp_only_layers.is_some()),
+            ];
+            return others.into_iter().try_for_each(|(name, is_there)| {
+                let help = "write `num_experts` beside it, or leave it out";
+                self.ensure(!is_there, &field(name), "there are no experts", help)
+            });
+        };
+        self.positive(&field("num_experts"), experts)?;
+        for (name, size) in
+            [("num_experts_per_tok", num_experts_per_tok), ("moe_intermediate_size", moe_intermediate_size)]
+        {
+            let help = format!("write `{name}` beside it");
+            let Some(size) = size else {
+                return Err(self.problem(&field("num_experts"), format!("experts have no `{name}`"), help));
+            };
+            self.positive(&field(name), size)?;
+        }
+        let chosen = num_experts_per_tok.unwrap_or(1);
+        let message = format!("a token cannot go to {chosen} of {experts} experts");
+        let help = format!("write {experts} or fewer");
+        self.ensure(chosen <= experts, &field("num_experts_per_tok"), message, help)?;
+        let layers = decoder.layers;
+        let plain = decoder.mlp_only_layers.as_deref().unwrap_or_default();
+        let unknown = plain.iter().find(|&&layer| layer >= layers);
+        let message = unknown.map_or_else(String::new, |layer| format!("there is no layer {layer}"));
+        let help = format!("write some of 0 to {}", layers - 1);
+        self.ensure(unknown.is_none(), &field("mlp_only_layers"), message, help)?;
+        let message = "no layer has experts";
+        let help = "leave a layer out, or all fields of experts";
+        self.ensure((0..layers).any(|it| !plain.contains(&it)), &field("mlp_only_layers"), message, help)?;
+        let message = "published families with experts have norms on queries and keys, and no biases";
+        let is_published = decoder.qk_norm && !decoder.qkv_bias;
+        self.ensure(is_published, &field("num_experts"), message, "write `qk_norm: true`, `qkv_bias: false`")
     }
 
     fn strategies(&self, config: &Config) -> Result<(), Problem> {
@@ -513,6 +558,7 @@ impl Check<'_> {
             let message = format!("`{entry}` names no matrix of a layer");
             self.problem(&format!("model.lora.{field}"), message, help)
         })?;
+        self.no_adapted_experts(&shape, folder)?;
         self.lora_patterns(&shape, layers)?;
         if let Some(path) = &lora.path {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
@@ -529,6 +575,22 @@ impl Check<'_> {
             )?;
         }
         self.no_reference(reference)
+    }
+
+    /// Whether adapters stand beside no experts.
+    fn no_adapted_experts(
+        &self,
+        shape: &anyroll_models::LoraConfig,
+        folder: &ModelFolder,
+    ) -> Result<(), Problem> {
+        let config = folder.decoder_config();
+        let with_experts = (0..config.num_hidden_layers).filter(|&layer| config.experts_of(layer).is_some());
+        let mut adapted =
+            with_experts.flat_map(|layer| shape.targets.of(layer).iter().map(move |it| (layer, it)));
+        let Some((layer, target)) = adapted.find(|(_, target)| target.is_of_mlp()) else { return Ok(()) };
+        let message = format!("{} is many experts', which have no adapters", target.module(layer));
+        let help = "write matrices of attention: [q_proj, k_proj, v_proj, o_proj], or some of them";
+        Err(self.problem("model.lora.targets", message, help))
     }
 
     /// Whether the layers that have adapters are the model's.

@@ -592,7 +592,10 @@ impl Resolver<'_> {
         }
         config.threads = Some(threads);
         match &mut config.model {
-            ModelConfig::Decoder(decoder) => drop(decoder.kv_heads.get_or_insert(decoder.heads)),
+            ModelConfig::Decoder(decoder) => {
+                decoder.kv_heads.get_or_insert(decoder.heads);
+                decoder.norm_topk_prob = decoder.num_experts.map(|_| decoder.norm_topk_prob.unwrap_or(true));
+            }
             ModelConfig::Folder(folder) => {
                 folder.path = absolute(&folder.path);
                 absolute_adapter(&mut folder.lora);

@@ -105,8 +105,23 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`. Default: `heads`, no sharing.
     #[serde(default)]
     pub kv_heads: Option<usize>,
-    /// Width of the feed-forward's hidden layer.
+    /// Width of the feed-forward's hidden layer; with experts that of `mlp_only_layers` alone.
     pub intermediate_size: usize,
+    /// Makes the feed-forward a mixture of so many experts, as in Qwen3-MoE. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_experts: Option<usize>,
+    /// To how many of them a token goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_experts_per_tok: Option<usize>,
+    /// Width of an expert's hidden layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe_intermediate_size: Option<usize>,
+    /// Whether the weights of a token's experts are divided by their sum. Default true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_topk_prob: Option<bool>,
+    /// Layers without experts, by number from 0. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlp_only_layers: Option<Vec<usize>>,
     /// Longest sequence in tokens, prompt and completion together.
     pub max_length: usize,
     /// Base of the rotary positions' wavelengths. Default 10000.

@@ -1,3 +1,4 @@
+mod experts;
 mod judges;
 mod lengths;
 mod logits;

@@ -21,6 +21,7 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         num_key_value_heads: kv_heads,
         head_dim: dim,
         intermediate_size: intermediate,
+        experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,

@@ -5,7 +5,7 @@ use anyroll_strategy::{
 };
 use tch::Kind;
 
-use crate::world::{STAGES, accumulate, floats, ranks, sequence, train, trained, values, zero};
+use crate::world::{ADAMW, STAGES, accumulate, dense, floats, ranks, sequence, train, trained, values, zero};
 
 /// Of the scale at each step, by tests/python/make_loss_scale_golden.py.
 const OVERFLOWS: [usize; 4] = [0, 1, 6, 12];
@@ -175,7 +175,7 @@ fn a_checkpoint_keeps_the_scale() {
 fn fp16_stays_close_to_fp32() {
     let run = |config: ZeroConfig| {
         let mut of_ranks = ranks(2, false, |device, group| {
-            let mut zero = zero(config, false, device, group);
+            let mut zero = Zero::new(dense(false), config, Some(ADAMW), device, group, 7).unwrap();
             let norms = train(&mut zero, 0..4, 12);
             (zero.weights().unwrap()[1][0].kind(), norms, floats(&mut zero))
         });

@@ -6,7 +6,7 @@ use anyroll_models::{Model, ScoresGrad};
 use anyroll_strategy::{AdamW, Recompute, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint};
 use tch::{Kind, Tensor};
 
-use crate::world::{ADAMW, STAGES, batch, decoder, ranks, sequence};
+use crate::world::{ADAMW, STAGES, batch, dense, ranks, sequence};
 
 /// Of losses relative to them; of weights absolute.
 const TOLERANCE: f64 = 1e-5;
@@ -58,7 +58,7 @@ fn check(
     world_size: usize,
 ) {
     let trained = ranks(world_size, false, |device, group| {
-        let model = Arc::into_inner(decoder(tied)).unwrap().freeze(|unit| frozen.contains(&&*unit.name));
+        let model = Arc::into_inner(dense(tied)).unwrap().freeze(|unit| frozen.contains(&&*unit.name));
         let mut zero = Zero::new(Arc::new(model), config, Some(OPTIMIZER), device, group, 7).unwrap();
         checkpoint::load(&mut zero, start).unwrap();
         let (losses, norms): (Vec<f64>, Vec<f64>) = (0..10).map(|number| step(&mut zero, number)).unzip();
@@ -125,7 +125,7 @@ fn parts(zero: &mut Zero<anyroll_models::Decoder>) -> Vec<(String, Vec<f32>)> {
 /// anew.
 fn write_start(golden: &Golden, tied: bool, path: &Path) {
     ranks(1, false, |device, group| {
-        let mut zero = Zero::new(decoder(tied), ZeroStage::Zero0, Some(OPTIMIZER), device, group, 7).unwrap();
+        let mut zero = Zero::new(dense(tied), ZeroStage::Zero0, Some(OPTIMIZER), device, group, 7).unwrap();
         checkpoint::save(&mut zero, path, serde_json::Value::Null).unwrap();
         let manifest: serde_json::Value =
             serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap();

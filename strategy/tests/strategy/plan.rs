@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, NormPlaces, PackedBatch,
-    PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
+    Decoder, DecoderConfig, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, NormPlaces,
+    PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -159,6 +159,19 @@ fn wide(qk_norm: bool, tied: bool) -> DecoderConfig {
     }
 }
 
+/// With experts of this width in all layers but the second.
+fn with_experts(num_experts: i64, num_experts_per_tok: i64, moe_intermediate_size: i64) -> DecoderConfig {
+    let layers = vec![true, false, true];
+    let experts = ExpertsConfig {
+        num_experts,
+        num_experts_per_tok,
+        moe_intermediate_size,
+        norm_topk_prob: true,
+        layers,
+    };
+    DecoderConfig { experts: Some(experts), ..wide(true, false) }
+}
+
 fn batch(sequences: usize, len: usize, vocab_size: i64) -> PackedBatch {
     let tokens: Vec<i64> = (0..(sequences * len) as i64).map(|index| index * 7 % vocab_size).collect();
     let sequences: Vec<Sequence> =
@@ -197,6 +210,8 @@ fn activations_are_those_that_are_planned() {
         ("biases", new(biased)),
         ("norms of branches", new(after.clone())),
         ("norms of branches, adapters", Decoder::with_lora(after, &lora, tch::Device::Cpu).unwrap()),
+        ("experts", new(with_experts(8, 2, 88))),
+        ("many experts", new(with_experts(32, 8, 24))),
         (
             "adapters of several ranks",
             Decoder::with_lora(wide(true, true), &unequal, tch::Device::Cpu).unwrap(),

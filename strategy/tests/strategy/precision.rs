@@ -1,9 +1,9 @@
 //! Weights in bf16 over an fp32 master, and blocks that backward runs again.
 
-use anyroll_strategy::{Precision, Recompute, ZeroConfig, ZeroStage, checkpoint};
+use anyroll_strategy::{Precision, Recompute, Zero, ZeroConfig, ZeroStage, checkpoint};
 use tch::Kind;
 
-use crate::world::{STAGES, floats, ranks, train, train_with, trained, values, zero};
+use crate::world::{ADAMW, STAGES, dense, floats, ranks, train, train_with, trained, values, zero};
 
 fn config(stage: ZeroStage, precision: Precision, recompute: Recompute) -> ZeroConfig {
     ZeroConfig { precision, recompute, ..stage.into() }
@@ -103,7 +103,15 @@ fn floats_as_bf16(values: &[f32]) -> Vec<u32> {
 fn bf16_stays_close_to_fp32() {
     let run = |precision| {
         let mut of_ranks = ranks(2, false, |device, group| {
-            let mut zero = zero(config(ZeroStage::Zero2, precision, Recompute::None), false, device, group);
+            let mut zero = Zero::new(
+                dense(false),
+                config(ZeroStage::Zero2, precision, Recompute::None),
+                Some(ADAMW),
+                device,
+                group,
+                7,
+            )
+            .unwrap();
             let norms = train(&mut zero, 0..4, 12);
             let expected = if precision == Precision::Bf16 { Kind::BFloat16 } else { Kind::Float };
             assert_eq!(zero.weights().unwrap()[1][0].kind(), expected);

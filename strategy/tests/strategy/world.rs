@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Decoder, DecoderConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
+    Decoder, DecoderConfig, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -15,8 +15,29 @@ pub const ADAMW: AdamW =
 /// Divisible by every world size here, so that each rank has equally many micro-batches.
 const SEQUENCES: usize = 12;
 
+/// With a tied head, or with a head of its own and experts around a layer without.
 pub fn decoder(tied: bool) -> Arc<Decoder> {
-    let config = DecoderConfig {
+    let experts = ExpertsConfig {
+        num_experts: 4,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 10,
+        norm_topk_prob: true,
+        layers: vec![true, false, true],
+    };
+    new(DecoderConfig { experts: (!tied).then_some(experts), ..shape(tied) })
+}
+
+/// The same without experts: a rounded router may choose others, so that precisions are not close with them.
+pub fn dense(tied: bool) -> Arc<Decoder> {
+    new(shape(tied))
+}
+
+fn new(config: DecoderConfig) -> Arc<Decoder> {
+    Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())
+}
+
+fn shape(tied: bool) -> DecoderConfig {
+    DecoderConfig {
         vocab_size: 11,
         hidden_size: 12,
         num_hidden_layers: 3,
@@ -24,6 +45,7 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         num_key_value_heads: 1,
         head_dim: 6,
         intermediate_size: 20,
+        experts: None,
         max_position_embeddings: 16,
         sliding_window: None,
         rope_theta: 10_000.0,
@@ -37,8 +59,7 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
         tie_word_embeddings: tied,
-    };
-    Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())
+    }
 }
 
 /// The same weights and optimizer states at every configuration.

@@ -92,8 +92,12 @@ pub(super) struct Between {
 }
 
 /// For each layer that has adapters their unit, and where they lie in it.
-pub(super) fn layout(config: &DecoderConfig, lora: &LoraConfig, block: &Block) -> Vec<Option<(Unit, Lora)>> {
-    let layers = (0..config.num_hidden_layers).map(|layer| {
+pub(super) fn layout(
+    config: &DecoderConfig,
+    lora: &LoraConfig,
+    blocks: &[Block],
+) -> Vec<Option<(Unit, Lora)>> {
+    let layers = blocks.iter().enumerate().map(|(layer, block)| {
         (!lora.targets.of(layer).is_empty()).then(|| {
             let (params, adapters) = params(config, lora, block, layer);
             (Unit { name: format!("model.layers.{layer}.lora"), params, trainable: true }, adapters)

@@ -49,6 +49,11 @@ impl LoraTarget {
         }
     }
 
+    /// Whether it is one of the MLP.
+    pub fn is_of_mlp(self) -> bool {
+        matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
+    }
+
     /// Its name in the model, in the layer of this number: `model.layers.0.self_attn.q_proj`.
     pub fn module(self, layer: usize) -> String {
         format!("model.layers.{layer}.{}", self.name())

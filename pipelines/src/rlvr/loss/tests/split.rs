@@ -172,6 +172,7 @@ pub(super) fn decoder() -> Arc<Decoder> {
         num_key_value_heads: 2,
         head_dim: 6,
         intermediate_size: 20,
+        experts: None,
         max_position_embeddings: 16,
         sliding_window: None,
         rope_theta: 10_000.0,
