@@ -126,10 +126,11 @@ pub fn grouped_weight_backward(
     let dy = dy.f_tr()?;
     if is_one_operation(x, &dweight, groups) {
         let gradient = dy.f_internal_grouped_mm(x, Some(&groups.ends), NO_BIAS, None)?;
-        return match how {
-            Store::Write => Ok(dweight.f_copy_(&gradient)?),
-            Store::Add => Ok(drop(dweight.f_add_(&gradient)?)),
-        };
+        match how {
+            Store::Write => dweight.f_copy_(&gradient)?,
+            Store::Add => drop(dweight.f_add_(&gradient)?),
+        }
+        return Ok(());
     }
     for (group, (start, rows)) in groups.spans()?.enumerate() {
         let mut dweight = dweight.f_get(group as i64)?;

@@ -55,7 +55,7 @@ const IDLE: [(&str, &str); 38] = [
 const REFUSED: [(&str, &str); 8] = [
     ("fp8_config.*", "precisions are fp32, bf16 and fp16"),
     ("megatron_lm_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
-    ("deepspeed_config.deepspeed_moe_layer_cls_names", "there are no mixtures of experts"),
+    ("deepspeed_config.deepspeed_moe_layer_cls_names", "experts are sharded as other weights are"),
     ("deepspeed_config.seq_parallel_communication_data_type", "sequences are not split over ranks"),
     ("parallelism_config.*", "sequences and layers are not split over ranks"),
     ("use_xpu", "there is no backend for it"),

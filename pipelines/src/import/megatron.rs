@@ -10,7 +10,7 @@ const PIPELINE: &str = "layers are not staged over ranks";
 
 const IDLE: [(&str, &str); 22] = [
     ("sequence_parallel", "it is for layers that are split"),
-    ("expert_tensor_parallel_size", "there are no mixtures of experts"),
+    ("expert_tensor_parallel_size", "experts are sharded as other weights are"),
     ("virtual_pipeline_model_parallel_size", PIPELINE),
     ("account_for_*", PIPELINE),
     ("overlap_p2p_comm", PIPELINE),
@@ -70,7 +70,7 @@ fn stage(ledger: &mut Ledger, name: &str, section: &str) -> u64 {
     }
     for (name, why) in [
         ("context_parallel_size", "sequences are not split over ranks"),
-        ("expert_model_parallel_size", "there are no mixtures of experts"),
+        ("expert_model_parallel_size", "experts are sharded as other weights are"),
     ] {
         if ledger.whole(&key(name)) == Some(1) {
             ledger.idle(&key(name), "off");

@@ -79,7 +79,7 @@ const REFUSED: [(&str, &str); 6] = [
         "model.pretrain_mode_enable",
         "a text is learnt as a whole where `input_key` has it, and only by `train_sft`",
     ),
-    ("model.aux_loss_coef", "there are no mixtures of experts"),
+    ("model.aux_loss_coef", "no loss balances experts"),
     ("tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.dataset_probs", "say the files in a `mix`, with their weights"),

@@ -84,7 +84,7 @@ fn fsdp2(ledger: &mut Ledger, name: &str) {
     if ledger.whole(&split) == Some(1) {
         ledger.idle(&split, "off");
     }
-    ledger.refuse_all(&[(&split, "there are no mixtures of experts")]);
+    ledger.refuse_all(&[(&split, "experts are sharded as other weights are")]);
     for (key, why) in [
         ("reduce_dtype", "gradients are summed in fp32"),
         ("wrap_policy*", BLOCKS),
