@@ -1,5 +1,5 @@
 //! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
-//! Qwen2, Qwen2.5, Qwen3, Llama, Mistral, SmolLM3 and OLMo 2 and 3.
+//! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3 and OLMo 2 and 3.
 //!
 //! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a head
 //! tied to the embedding reads the embedding's unit beside its own.
@@ -351,11 +351,9 @@ fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>, Head) {
 
 /// Adapters stand beside whole matrices, which those of experts are not.
 fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<()> {
-    let adapted = (0..config.num_hidden_layers)
-        .filter(|&layer| config.experts_of(layer).is_some())
-        .find_map(|layer| Some((layer, lora.targets.of(layer).iter().find(|target| target.is_of_mlp())?)));
+    let adapted = lora.targets.first_of_experts(config);
     check_config(adapted.is_none(), "lora.targets", || {
-        let module = adapted.map(|(layer, target)| target.module(layer)).unwrap_or_default();
+        let module = adapted.unwrap_or_default();
         format!(
             "has `{module}`, and that layer has experts, which have no adapters: name matrices of attention"
         )

@@ -246,22 +246,6 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
     }
 }
 
-/// What a file says of a mixture.
-fn fields_of(experts: &ExpertsConfig) -> Map<String, Value> {
-    let plain = experts.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
-    let fields = json!({
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.num_experts_per_tok,
-        "moe_intermediate_size": experts.moe_intermediate_size,
-        "norm_topk_prob": experts.norm_topk_prob,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": plain.map(|(layer, _)| layer).collect::<Vec<_>>(),
-        "output_router_logits": false,
-    });
-    let Value::Object(fields) = fields else { unreachable!("written as an object above") };
-    fields
-}
-
 /// The same of a decoder whose layers all turn alike, with norms before branches: by its biases, and whether heads are
 /// normed. A field and what is wrong with it if there is none.
 fn usual_family(
@@ -283,6 +267,22 @@ fn usual_family(
         ((true, true, _) | (false, false, _), false, false) => Ok(("LlamaForCausalLM", "llama")),
         _ => Err(("o_bias", "is there beside what no published family has with such biases")),
     }
+}
+
+/// What a file says of a mixture.
+fn fields_of(experts: &ExpertsConfig) -> Map<String, Value> {
+    let plain = experts.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
+    let fields = json!({
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_experts_per_tok,
+        "moe_intermediate_size": experts.moe_intermediate_size,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": plain.map(|(layer, _)| layer).collect::<Vec<_>>(),
+        "output_router_logits": false,
+    });
+    let Value::Object(fields) = fields else { unreachable!("written as an object above") };
+    fields
 }
 
 /// A tensor of the folder: the values `range` of a parameter.

@@ -583,12 +583,8 @@ impl Check<'_> {
         shape: &anyroll_models::LoraConfig,
         folder: &ModelFolder,
     ) -> Result<(), Problem> {
-        let config = folder.decoder_config();
-        let with_experts = (0..config.num_hidden_layers).filter(|&layer| config.experts_of(layer).is_some());
-        let mut adapted =
-            with_experts.flat_map(|layer| shape.targets.of(layer).iter().map(move |it| (layer, it)));
-        let Some((layer, target)) = adapted.find(|(_, target)| target.is_of_mlp()) else { return Ok(()) };
-        let message = format!("{} is many experts', which have no adapters", target.module(layer));
+        let Some(module) = shape.targets.first_of_experts(folder.decoder_config()) else { return Ok(()) };
+        let message = format!("{module} is many experts', which have no adapters");
         let help = "write matrices of attention: [q_proj, k_proj, v_proj, o_proj], or some of them";
         Err(self.problem("model.lora.targets", message, help))
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::DecoderConfig;
 use crate::Result;
 use crate::error::check_config;
 
@@ -50,7 +51,7 @@ impl LoraTarget {
     }
 
     /// Whether it is one of the MLP.
-    pub fn is_of_mlp(self) -> bool {
+    fn is_of_mlp(self) -> bool {
         matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
     }
 
@@ -89,6 +90,16 @@ impl LoraTargets {
             LoraTargets::Everywhere(targets) => targets,
             LoraTargets::ByLayer(layers) => layers.get(&layer).map_or(&[], Vec::as_slice),
         }
+    }
+
+    /// The first of them that is many experts' in a model of this shape, by its name there: adapters stand beside whole matrices,
+    /// which those of experts are not.
+    pub fn first_of_experts(&self, config: &DecoderConfig) -> Option<String> {
+        let with_experts = (0..config.num_hidden_layers).filter(|&layer| config.experts_of(layer).is_some());
+        with_experts
+            .flat_map(|layer| self.of(layer).iter().map(move |target| (layer, target)))
+            .find(|(_, target)| target.is_of_mlp())
+            .map(|(layer, target)| target.module(layer))
     }
 
     /// As PEFT's files and ours name them: matrices, as `q_proj`, and the layers if it is not all; where layers differ each
