@@ -25,12 +25,14 @@ __device__ inline void refuse() {
 
 // ---- norms ----
 
+// y, which may be x itself, and unless it is null `rstd` [rows, heads].
 template <typename T>
-__device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,
-                                u64 heads, u64 dim) {
+__device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, float eps, Heads<T> y, float* rstd,
+                                u64 rows, u64 heads, u64 dim) {
   constexpr int LANES = Pack<T>::LANES;
   for (u64 index = blockIdx.x; index < rows * heads; index += gridDim.x) {
-    T* x_row = x.at(Place(index, heads), dim);
+    const Place place(index, heads);
+    T *x_row = x.at(place, dim), *y_row = y.at(place, dim);
     float squares = 0;
     for (u64 i = threadIdx.x * LANES; i < dim; i += blockDim.x * LANES) {
       Pack<T> pack = read(x_row, i, dim);
@@ -42,32 +44,33 @@ __device__ inline void rms_norm(Heads<T> x, const T* residual, const T* weight, 
       for (int k = 0; k < LANES; k++) squares += widen(pack.lane[k]) * widen(pack.lane[k]);
     }
     const float scale = 1 / sqrtf(over_block<add>(squares) / dim + eps);
-    if (threadIdx.x == 0) rstd[index] = scale;
+    if (rstd && threadIdx.x == 0) rstd[index] = scale;
     for (u64 i = threadIdx.x * LANES; i < dim; i += blockDim.x * LANES) {
       Pack<T> pack = read(x_row, i, dim);
       const Pack<T> w = read(weight, i, dim);
       for (int k = 0; k < LANES; k++) narrow(widen(pack.lane[k]) * scale * widen(w.lane[k]), pack.lane[k]);
-      write(y + index * dim, i, dim, pack);
+      write(y_row, i, dim, pack);
     }
   }
 }
 
 // The same for heads of up to 32 packs, one a thread, with as many heads side by side in a block as there is room for.
 template <typename T>
-__device__ inline void rms_norm_narrow(Heads<const T> x, const T* weight, float eps, T* y, float* rstd, u64 rows,
-                                       u64 heads, u64 dim, Sharers sharers) {
+__device__ inline void rms_norm_narrow(Heads<const T> x, const T* weight, float eps, Heads<T> y, float* rstd,
+                                       u64 rows, u64 heads, u64 dim, Sharers sharers) {
   constexpr int LANES = Pack<T>::LANES;
   const u64 i = sharers.lane * LANES, all = rows * heads;
   const Pack<T> w = read(weight, i, dim);
   for (u64 base = blockIdx.x * (u64)sharers.groups; base < all; base += gridDim.x * (u64)sharers.groups) {
     const u64 index = base + sharers.group, size = index < all ? dim : 0;
-    Pack<T> pack = read(x.at(Place(index, heads), dim), i, size);
+    const Place place(index, heads);
+    Pack<T> pack = read(x.at(place, dim), i, size);
     float squares = 0;
     for (int k = 0; k < LANES; k++) squares += widen(pack.lane[k]) * widen(pack.lane[k]);
     const float scale = 1 / sqrtf(sharers.sum(squares) / dim + eps);
-    if (sharers.lane == 0 && size > 0) rstd[index] = scale;
+    if (rstd && sharers.lane == 0 && size > 0) rstd[index] = scale;
     for (int k = 0; k < LANES; k++) narrow(widen(pack.lane[k]) * scale * widen(w.lane[k]), pack.lane[k]);
-    write(y + index * dim, i, size, pack);
+    write(y.at(place, dim), i, size, pack);
   }
 }
 
@@ -388,14 +391,14 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
 
 #define FOR_TYPE(T, SUFFIX)                                                                                            \
   extern "C" __global__ void __launch_bounds__(1024)                                                                   \
-      rms_norm_##SUFFIX(Heads<T> x, const T* residual, const T* weight, float eps, T* y, float* rstd, u64 rows,        \
+      rms_norm_##SUFFIX(Heads<T> x, const T* residual, const T* weight, float eps, Heads<T> y, float* rstd, u64 rows,  \
                         u64 heads, u64 dim) {                                                                          \
     take_turn();                                                                                                       \
     rms_norm(x, residual, weight, eps, y, rstd, rows, heads, dim);                                                     \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
-      rms_norm_narrow_##SUFFIX(Heads<const T> x, const T* weight, float eps, T* y, float* rstd, u64 rows, u64 heads,   \
-                               u64 dim, int shift) {                                                                   \
+      rms_norm_narrow_##SUFFIX(Heads<const T> x, const T* weight, float eps, Heads<T> y, float* rstd, u64 rows,        \
+                               u64 heads, u64 dim, int shift) {                                                        \
     take_turn();                                                                                                       \
     rms_norm_narrow(x, weight, eps, y, rstd, rows, heads, dim, Sharers(shift));                                        \
   }                                                                                                                    \

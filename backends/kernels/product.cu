@@ -159,18 +159,18 @@ struct Shared {
 // ---- the product ----
 
 // A cluster multiplies `GROUPS` times 64 rows with `TILE` rows of weights, each of its blocks a part of k, in `STAGES`
-// that are copied while others are multiplied; the sums of its blocks are joined in their order.
+// that are copied while others are multiplied; the sums of its blocks are joined in their order. The rows of x are the first
+// ones, or those that `chosen` says.
 template <int GROUPS, int TILE, int STAGES>
-__device__ inline void multiply_tile(const Product& of) {
+__device__ inline void multiply_tile(const Product& of, const Cluster& cluster, int tile, const int* chosen = nullptr) {
   constexpr int ROWS = GROUPS * GROUP_ROWS, STAGE_BYTES = (ROWS + TILE) * ROW_BYTES;
   // Rows that the threads of a block copy at once, 16 bytes each.
   constexpr int AT_ONCE = GROUPS * GROUP_THREADS / 8;
   extern __shared__ __align__(1024) char stages[];
   __shared__ float scales[ROWS];
   __shared__ Arrivals arrivals;
-  const Cluster cluster;
   const u32 base = (u32)__cvta_generic_to_shared(stages);
-  const int tile = blockIdx.x / cluster.size, chunks = of.k / CHUNK;
+  const int chunks = of.k / CHUNK;
   const int begin = cluster.begin(chunks), count = cluster.end(chunks) - begin;
   const bool is_shared = TILE == SHARED_TILE && cluster.size > 1;
   Shared<GROUPS> shared(cluster, tile, stages + STAGES * STAGE_BYTES, stages);
@@ -188,8 +188,8 @@ __device__ inline void multiply_tile(const Product& of) {
     weights[i] = of.w + of.weight_row<TILE>(tile, first + i * AT_ONCE) * of.k + column;
 #pragma unroll
   for (int i = 0; i * AT_ONCE < ROWS; i++) {
-    const int row = first + i * AT_ONCE;
-    x[i] = of.x + (row < of.rows ? (i64)row * of.k : 0) + column;
+    const int row = first + i * AT_ONCE, there = row < of.rows ? row : 0;
+    x[i] = of.x + (i64)(chosen ? chosen[there] : there) * of.k + column;
   }
   const auto stage = [&](int c) { return base + c % STAGES * STAGE_BYTES; };
   const auto copy_weights = [&](int c) {
@@ -254,5 +254,6 @@ __device__ inline void multiply_tile(const Product& of) {
 
 #define PRODUCT(NAME, GROUPS, TILE, STAGES)                                                       \
   extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS) NAME(Product of) {         \
-    multiply_tile<GROUPS, TILE, STAGES>(of);                                                      \
+    const Cluster cluster;                                                                        \
+    multiply_tile<GROUPS, TILE, STAGES>(of, cluster, blockIdx.x / cluster.size);                  \
   }

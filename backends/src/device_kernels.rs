@@ -9,7 +9,8 @@ use tch::{Kind, Tensor};
 
 use crate::{
     Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream, TorchDevice, attention_kernels,
-    decode_kernels, diffusion_kernels, model_kernels, open_devices, product_kernels, sample_kernels,
+    decode_kernels, diffusion_kernels, expert_kernels, model_kernels, open_devices, product_kernels,
+    sample_kernels,
 };
 
 /// A file of kernels, compiled when the first of them is wanted.
@@ -69,7 +70,7 @@ macro_rules! source_text {
 pub(crate) use source_text;
 
 /// All there are; a device without the first counts as having none.
-pub(crate) const SOURCES: [Source; 12] = [
+pub(crate) const SOURCES: [Source; 13] = [
     SOURCE,
     model_kernels::SOURCE,
     diffusion_kernels::SOURCE,
@@ -80,6 +81,7 @@ pub(crate) const SOURCES: [Source; 12] = [
     product_kernels::SOURCE,
     product_kernels::SOURCE_128,
     product_kernels::SOURCE_MANY,
+    expert_kernels::SOURCE,
     attention_kernels::SOURCE,
     attention_kernels::BACKWARD_SOURCE,
 ];

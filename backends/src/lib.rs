@@ -21,6 +21,7 @@ mod device_kernels;
 mod diffusion_kernels;
 mod dtype;
 mod error;
+mod expert_kernels;
 pub mod faults;
 mod ffi;
 pub mod flat;

@@ -75,7 +75,7 @@ fn vocabulary_threads(kind: Kind, vocab: i64) -> u32 {
     threads_up_to(VOCABULARY_THREADS, packs(kind, vocab))
 }
 
-/// `y` and `rstd` of `x`, to which `residual` is added first unless it is null.
+/// `y` and `rstd` of `x`, to which `residual` is added first unless it is null. `y` may be `x`, and `rstd` null.
 ///
 /// # Safety
 /// This and all below: addresses of values of `kind` (of fp32 and int64 where the type says so) on `device`, as many
@@ -88,7 +88,7 @@ pub(crate) unsafe fn rms_norm(
     residual: *mut c_void,
     weight: *mut c_void,
     eps: f32,
-    (y, rstd): (*mut c_void, *mut c_void),
+    (y, rstd): (Heads, *mut c_void),
     sizes: NormSizes,
 ) -> Result<()> {
     let NormSizes { rows, heads, dim } = sizes;

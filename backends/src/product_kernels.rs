@@ -60,14 +60,14 @@ pub(crate) const SOURCE_MANY: Source = Source {
 pub(crate) const MAX_ROWS: i64 = 128;
 /// Rows that four warps multiply.
 const GROUP_ROWS: i64 = 64;
-const GROUP_THREADS: u32 = 128;
+pub(crate) const GROUP_THREADS: u32 = 128;
 /// Columns of `x` and of the weights come in so many.
 const CHUNK: i64 = 64;
 
 /// One of the kernels.
 #[derive(Clone, Copy, Debug)]
-struct Kernel {
-    name: &'static CStr,
+pub(crate) struct Kernel {
+    pub(crate) name: &'static CStr,
     /// Groups of [`GROUP_ROWS`] rows.
     groups: i64,
     /// Rows of weights of a block.
@@ -84,7 +84,7 @@ impl Kernel {
     }
 
     /// What a block of so many, which share a tile's columns, has of a multiprocessor.
-    fn shared_bytes(self, parts: i64) -> i64 {
+    pub(crate) fn shared_bytes(self, parts: i64) -> i64 {
         let pairs = self.groups * GROUP_ROWS / 2;
         let inbox = (parts - 1) * ceil_div(pairs, parts) * PAIR_BYTES;
         (self.groups * GROUP_ROWS + self.tile) * CHUNK * 2 * self.stages + inbox
@@ -120,7 +120,7 @@ const UP_TO_64: Kernels = Kernels {
     large: LARGE,
 };
 const SHARED: Kernel = Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]);
-const LARGE: Kernel = Kernel::of(c"product_96_3", [1, 96, 3, 3]);
+pub(crate) const LARGE: Kernel = Kernel::of(c"product_96_3", [1, 96, 3, 3]);
 const UP_TO_128: Kernels = Kernels {
     shared: Kernel::of(c"product_128_rows_64_3", [2, SHARED_TILE, 3, 2]),
     whole: &[LARGE_128, Kernel::of(c"product_128_rows_128_6", [2, 128, 6, 1])],
@@ -270,7 +270,8 @@ impl Product {
         Self { x, y, rows: (self.rows - first).min(GROUP_ROWS as i32), ..self }
     }
 
-    fn tiles(&self, kernel: Kernel) -> i64 {
+    /// Tiles of a kernel that cover its columns.
+    pub(crate) fn tiles(&self, kernel: Kernel) -> i64 {
         let halves = if self.is_gated == 1 { 2 } else { 1 };
         ceil_div(i64::from(self.outputs), kernel.tile / halves)
     }

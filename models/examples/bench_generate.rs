@@ -1,6 +1,7 @@
 //! Times generation with random weights in bf16:
 //! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--strict] [--steps]` on the
-//! first GPU. SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5. So many samples have one prompt as `--group` says, and every
+//! first GPU. SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5, olmo2-1b, or of a mixture olmoe or 30b-a3b, as Qwen3's is; the
+//! last has 61 GB of weights. So many samples have one prompt as `--group` says, and every
 //! matrix of a layer an adapter with `--lora`; `--merged` merges them before, and says how long that takes; `--strict` computes
 //! row by row. Prints a JSON line a batch; `--steps` adds what the
 //! operations of one decoding step take by themselves. `bench/generate/run.py` runs it beside its peer.
@@ -17,8 +18,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Model, NormPlaces, Request, RopeScaling,
-    Sample, SamplingParams, generation::Limits,
+    Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model, NormPlaces,
+    QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -43,6 +44,7 @@ fn main() {
     let device = open(gpu()).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let config = config(&size);
+    assert!(!steps || config.experts.is_none(), "--steps has no operations of mixtures");
     let decoder = match lora {
         None => Decoder::new(config.clone(), torch(&device)),
         Some(rank) => {
@@ -113,9 +115,12 @@ fn config(size: &str) -> DecoderConfig {
         "0.5b" => (896, 24, 14, 2, 64, 4864, true),
         "1.5b" => (1536, 28, 12, 2, 128, 8960, true),
         "7b" => (3584, 28, 28, 4, 128, 18944, false),
+        "olmo2-1b" => (2048, 16, 16, 16, 128, 8192, false),
+        "olmoe" => (2048, 16, 16, 16, 128, 1024, false),
+        "30b-a3b" => (2048, 48, 32, 4, 128, 6144, false),
         other => panic!("there is no size {other}"),
     };
-    DecoderConfig {
+    let plain = DecoderConfig {
         vocab_size: 151_936,
         hidden_size,
         num_hidden_layers,
@@ -130,13 +135,31 @@ fn config(size: &str) -> DecoderConfig {
         other_rope: None,
         sliding_window: None,
         max_position_embeddings: 40_960,
-        qkv_bias: true,
+        qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
         tie_word_embeddings: tie,
         initializer_range: 0.02,
+    };
+    let experts = |num_experts, moe_intermediate_size| ExpertsConfig {
+        num_experts,
+        num_experts_per_tok: 8,
+        moe_intermediate_size,
+        norm_topk_prob: true,
+        layers: vec![true; num_hidden_layers],
+    };
+    let (together, per_head) = (Some(QkNorm::Together), Some(QkNorm::PerHead));
+    match size {
+        "olmo2-1b" => {
+            DecoderConfig { vocab_size: 100_352, qk_norm: together, norms: NormPlaces::After, ..plain }
+        }
+        "olmoe" => {
+            DecoderConfig { vocab_size: 50_304, qk_norm: together, experts: Some(experts(64, 1024)), ..plain }
+        }
+        "30b-a3b" => DecoderConfig { qk_norm: per_head, experts: Some(experts(128, 768)), ..plain },
+        _ => DecoderConfig { qkv_bias: true, ..plain },
     }
 }
 

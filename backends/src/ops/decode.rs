@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 
 use tch::{Kind, Tensor};
 
-use super::check::{Args, Engine, Heads};
+use super::check::{Args, Engine};
 use super::{Causal, Result};
 use crate::{
     Device,
@@ -126,13 +126,29 @@ pub(super) fn rms_norm_into(
     let device = device_of(args, x)?;
     let [rows, dim] = args.dims("x", x)?;
     let weight = args.values("weight", weight, &[dim])?;
-    let to = (args.values("y", y, &[rows, dim])?, args.floats("rstd", rstd, &[rows])?.cast());
-    let x: Heads = args.heads("x", x, [rows, 1, dim])?;
+    let size = [rows, 1, dim];
+    let to = (args.heads("y", y, size)?, args.floats("rstd", rstd, &[rows])?.cast());
+    let x = args.heads("x", x, size)?;
     let sizes = NormSizes { rows, heads: 1, dim };
     // SAFETY: the sizes of all tensors were checked, and what is written is borrowed mutably; libtorch takes memory
     // back in the order of its stream.
     args.launched(unsafe {
         model_kernels::rms_norm(&*device, args.kind(), x, ptr::null_mut(), weight, eps as f32, to, sizes)
+    })
+}
+
+/// `x` `[B, C]`, whose rows may lie apart, becomes its [`super::rms_norm`].
+pub fn rms_norm_(x: &mut Tensor, weight: &Tensor, eps: f64) -> Result<()> {
+    let args = Args::new("rms_norm_", x);
+    let device = device_of(args, x)?;
+    let [rows, dim] = args.dims("x", x)?;
+    let weight = args.values("weight", weight, &[dim])?;
+    let x = args.heads("x", x, [rows, 1, dim])?;
+    let (to, none) = ((x, ptr::null_mut()), ptr::null_mut());
+    // SAFETY: as in `rms_norm_into`; a thread reads of `x` what it writes.
+    args.launched(unsafe {
+        let sizes = NormSizes { rows, heads: 1, dim };
+        model_kernels::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, to, sizes)
     })
 }
 
@@ -266,7 +282,7 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     })
 }
 
-fn device_of(args: Args, tensor: &Tensor) -> Result<Arc<dyn Device>> {
+pub(super) fn device_of(args: Args, tensor: &Tensor) -> Result<Arc<dyn Device>> {
     match Engine::of(tensor) {
         Some(Engine::Device(device)) => Ok(device),
         _ => {

@@ -44,6 +44,7 @@ mod packing;
 mod product;
 mod ranks;
 mod rope;
+mod routing;
 mod swiglu;
 #[cfg(test)]
 mod tests;
@@ -58,7 +59,7 @@ pub use by_rows::{
 };
 pub use decode::{
     AttentionParts, PagedCache, Sampling, StepRotation, attend_into, recording_device, records_steps,
-    sample_into, swiglu_into,
+    rms_norm_, sample_into, swiglu_into,
 };
 use decode::{device_of_kernels, rms_norm_into};
 pub use divergence::Divergence;
@@ -79,6 +80,7 @@ pub use packing::{Packing, copy_across, moved, upload};
 pub use product::{Normed, add_linear_, add_linear_and_norm_, linear_into, swiglu_linear_into};
 pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
+pub use routing::{Routing, routes_in_place};
 pub use swiglu::{swiglu, swiglu_backward_};
 
 /// How a gradient goes into its buffer.

@@ -4,7 +4,7 @@ use std::ptr;
 
 use tch::Tensor;
 
-use super::check::{Args, Engine};
+use super::check::{Args, Engine, Heads};
 use super::{Result, Store, composite, kernels};
 use crate::model_kernels::{self, NormSizes};
 
@@ -76,7 +76,7 @@ unsafe fn norm_kernel(
                 residual,
                 weight,
                 eps,
-                (to, scale),
+                (Heads { data: to, stride: heads * dim }, scale),
                 NormSizes { rows, heads, dim },
             ))?,
         }

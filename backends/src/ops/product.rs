@@ -49,6 +49,12 @@ impl Normed {
         })
     }
 
+    /// A stream `x` `[B, C]` that is not normed, in its place.
+    pub fn unscaled(x: &Tensor) -> Normed {
+        let none = Tensor::new;
+        Normed { values: x.shallow_clone(), rstd: none(), squares: none(), pending: None }
+    }
+
     /// The norm of `x` `[B, C]`.
     ///
     /// # Errors
@@ -91,7 +97,7 @@ pub fn linear_into(x: &mut Normed, weight: &Tensor, bias: Option<&Tensor>, y: &m
     let bias_at = bias.map(|bias| args.values("bias", bias, &[y.size()[1]])).transpose()?;
     let product = product(args, &x.values, weight, y, 1)?;
     let product = Product { bias: bias_at.unwrap_or(ptr::null_mut()), before, ..product };
-    if multiplied(args, &x.values, product, product.inputs)? {
+    if multiplied(args, &x.values, product, product.inputs.min(product.outputs))? {
         return Ok(());
     }
     let (x, weight) = (x.values()?, weight.f_tr()?);

@@ -666,7 +666,7 @@ impl Block {
     }
 
     /// Views of the queries, keys and values in `[N, H + 2 K, D]`.
-    fn split(&self, qkv: &Tensor) -> Result<[Tensor; 3]> {
+    pub(super) fn split(&self, qkv: &Tensor) -> Result<[Tensor; 3]> {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         Ok([
             qkv.f_narrow(1, 0, heads)?,

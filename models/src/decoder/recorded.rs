@@ -1,9 +1,9 @@
 //! A decoding step that can be recorded on a device and run again: the same blocks over memory that stays in place.
 
-use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, StepRotation};
+use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Routing, StepRotation};
 use tch::{Device, Kind, Tensor};
 
-use super::{Decoder, NormPlaces, QkNorm, block::Block, lora::Site, math::Math};
+use super::{Decoder, ExpertsConfig, block::Block, experts::Experts, lora::Site, math::Math};
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
@@ -30,6 +30,43 @@ pub(crate) struct StepMemory {
     /// `[B, F]`.
     activated: Tensor,
     scratch: Scratch,
+    /// If there are experts.
+    mixture: Option<MixtureMemory>,
+}
+
+/// What a layer with experts reads and writes, of which each of B rows chooses J: R = B J.
+#[derive(Debug)]
+struct MixtureMemory {
+    /// `[B, E]`.
+    logits: Tensor,
+    routing: Routing,
+    /// `[R, F]`.
+    activated: Tensor,
+    /// `[R, C]`.
+    made: Tensor,
+}
+
+impl MixtureMemory {
+    fn new(config: &ExpertsConfig, hidden: i64, rows: i64, at: (Kind, Device)) -> Result<MixtureMemory> {
+        let (experts, per_token) = (config.num_experts, config.num_experts_per_tok);
+        let zeros = |rows: i64, width: i64| Tensor::f_zeros([rows, width], at);
+        Ok(MixtureMemory {
+            logits: zeros(rows, experts)?,
+            routing: Routing::new(rows, experts, per_token, at.1)?,
+            activated: zeros(rows * per_token, config.moe_intermediate_size)?,
+            made: zeros(rows * per_token, hidden)?,
+        })
+    }
+
+    fn first(&self, rows: i64) -> Result<MixtureMemory> {
+        let sorted = self.made.size()[0] / self.logits.size()[0] * rows;
+        Ok(MixtureMemory {
+            logits: self.logits.f_narrow(0, 0, rows)?,
+            routing: self.routing.first(rows)?,
+            activated: self.activated.f_narrow(0, 0, sorted)?,
+            made: self.made.f_narrow(0, 0, sorted)?,
+        })
+    }
 }
 
 /// What is between the products of an adapter.
@@ -94,6 +131,9 @@ impl StepMemory {
             gate_up: values(2 * config.intermediate_size)?,
             activated: values(config.intermediate_size)?,
             scratch: Scratch::new(decoder, rows, (kind, device))?,
+            mixture: (config.experts.as_ref())
+                .map(|experts| MixtureMemory::new(experts, config.hidden_size, rows, (kind, device)))
+                .transpose()?,
         })
     }
 
@@ -111,18 +151,21 @@ impl StepMemory {
             gate_up: first(&self.gate_up)?,
             activated: first(&self.activated)?,
             scratch: self.scratch.first(rows)?,
+            mixture: self.mixture.as_ref().map(|mixture| mixture.first(rows)).transpose()?,
         })
     }
 }
 
 impl Decoder {
-    /// Whether [`Self::decode_in_place`] computes a decoder of this shape; the reason if it does not.
-    pub(crate) fn decodes_in_place(&self) -> Result<(), String> {
-        match (self.config.norms, self.config.qk_norm) {
-            _ if self.config.experts.is_some() => Err("it has experts".to_owned()),
-            (NormPlaces::After, _) => Err("it has norms behind attention and the MLP".to_owned()),
-            (_, Some(QkNorm::Together)) => Err("it norms all heads together".to_owned()),
-            (NormPlaces::Before, Some(QkNorm::PerHead) | None) => Ok(()),
+    /// Whether [`Self::decode_in_place`] computes a decoder of this shape with weights like `like`; the reason if it does not.
+    pub(crate) fn decodes_in_place(&self, like: &Tensor) -> Result<(), String> {
+        match &self.config.experts {
+            Some(_) if self.is_strict() => Err("it has experts, and is strict".to_owned()),
+            Some(experts) => {
+                let sizes = [self.config.hidden_size, experts.moe_intermediate_size];
+                ops::routes_in_place(like, experts.num_experts, sizes)
+            }
+            None => Ok(()),
         }
     }
 
@@ -138,11 +181,13 @@ impl Decoder {
     ) -> Result<()> {
         let head_weights = &weights[self.blocks() - 1];
         let norm_before = |layer: usize| match self.plain_blocks.get(layer) {
-            Some(block) => weights[layer + 1].get(0, block.input_norm.expect(IN_FRONT)),
-            None => self.head.norm(head_weights),
+            Some(block) => block.input_norm.map(|norm| weights[layer + 1].get(0, norm)),
+            None => Some(self.head.norm(head_weights)),
         };
         drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
-        memory.h.become_norm_of(&memory.x, norm_before(0), self.config.rms_norm_eps)?;
+        if let Some(norm) = norm_before(0) {
+            memory.h.become_norm_of(&memory.x, norm, self.config.rms_norm_eps)?;
+        }
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
@@ -156,45 +201,108 @@ impl Decoder {
     }
 }
 
-/// What [`Decoder::decodes_in_place`] saw to.
-const IN_FRONT: &str = "only decoders with norms in front of both branches are recorded";
-
 impl Block {
-    /// Takes the norm of the residual stream, and leaves the one with the weights `next_norm`.
+    /// Takes the norm of the residual stream, if the block begins with one, and leaves the one with the weights `next_norm`.
     fn decode_in_place(
         &self,
         weights: &Weights,
-        next_norm: &Tensor,
+        next_norm: Option<&Tensor>,
         memory: &mut StepMemory,
         (causal, rope_table): (Causal, &Tensor),
         cache: PagedCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
-        let StepMemory { positions, x, h, qkv, attended, gate_up, activated, scratch, .. } = memory;
+        let StepMemory { positions, x, h, qkv, attended, gate_up, activated, scratch, mixture, .. } = memory;
         let of = |param: usize| weights.get(0, param);
+        let mut stream = Normed::unscaled(x);
+        let input = if self.input_norm.is_some() { &mut *h } else { &mut stream };
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
-        self.math.linear_into(h, of(self.qkv), self.inner_bias(Site::Qkv, weights), &mut qkv_rows)?;
+        self.math.linear_into(input, of(self.qkv), self.inner_bias(Site::Qkv, weights), &mut qkv_rows)?;
         if self.adapts(Site::Qkv) {
-            self.adapt_in_place(Site::Qkv, weights, h.values()?, scratch, &mut qkv_rows)?;
+            self.adapt_in_place(Site::Qkv, weights, input.values()?, scratch, &mut qkv_rows)?;
         }
-        let norms = self.qk_norm.map(|(q, k)| (of(q), of(k), self.eps));
+        let norms = match self.qk_norm {
+            Some((q, k)) if self.norms_heads_together => {
+                let [queries, keys, _] = self.split(qkv)?;
+                ops::rms_norm_(&mut queries.f_flatten(1, 2)?, of(q), self.eps)?;
+                ops::rms_norm_(&mut keys.f_flatten(1, 2)?, of(k), self.eps)?;
+                None
+            }
+            norms => norms.map(|(q, k)| (of(q), of(k), self.eps)),
+        };
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
-        let norm = of(self.mlp_input_norm.expect(IN_FRONT));
-        self.add_and_norm_in_place(Site::O, weights, attended, norm, (x, h, scratch))?;
+        let norms = (self.attention_norm.map(of), self.mlp_input_norm.map(of));
+        self.end_branch_in_place(Site::O, weights, attended, norms, (x, h, scratch))?;
+        if let (Some(experts), Some(mixture)) = (self.experts, mixture) {
+            return self.mix_in_place(experts, weights, next_norm, (x, h), mixture);
+        }
+        let input = if self.mlp_input_norm.is_some() { &mut *h } else { &mut stream };
         let apart = self.gate_up_bias.is_some() || self.adapts(Site::GateUp);
         if self.math == Math::ByRows || apart {
-            self.math.linear_into(h, of(self.gate_up), self.inner_bias(Site::GateUp, weights), gate_up)?;
-            self.adapt_in_place(Site::GateUp, weights, h.values()?, scratch, gate_up)?;
+            self.math.linear_into(
+                input,
+                of(self.gate_up),
+                self.inner_bias(Site::GateUp, weights),
+                gate_up,
+            )?;
+            self.adapt_in_place(Site::GateUp, weights, input.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
-            ops::swiglu_linear_into(h, of(self.gate_up), gate_up, activated)?;
+            ops::swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         }
-        self.add_and_norm_in_place(Site::Down, weights, activated, next_norm, (x, h, scratch))
+        let norms = (self.mlp_norm.map(of), next_norm);
+        self.end_branch_in_place(Site::Down, weights, activated, norms, (x, h, scratch))
+    }
+
+    /// Adds what experts make of the norm `h` to the residual stream `x`, and makes `h` the next norm of it.
+    fn mix_in_place(
+        &self,
+        experts: Experts,
+        weights: &Weights,
+        next_norm: Option<&Tensor>,
+        (x, h): (&mut Tensor, &mut Normed),
+        mixture: &mut MixtureMemory,
+    ) -> Result<()> {
+        let MixtureMemory { logits, routing, activated, made } = mixture;
+        let of = |param: usize| weights.get(0, param);
+        self.math.linear_into(h, of(experts.router), None, logits)?;
+        routing.become_of(logits, experts.is_normalized)?;
+        routing.swiglu_linear_into(h.values()?, of(self.gate_up), activated)?;
+        routing.add_linear_(x, activated, of(self.down), made)?;
+        let norm = next_norm.expect("experts are in blocks with norms in front of branches");
+        Ok(h.become_norm_of(x, norm, self.eps)?)
+    }
+
+    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, behind the first of the norms if
+    /// there is one, and makes `h` the second one of the stream.
+    fn end_branch_in_place(
+        &self,
+        site: Site,
+        weights: &Weights,
+        y: &Tensor,
+        (branch_norm, next_norm): (Option<&Tensor>, Option<&Tensor>),
+        (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
+    ) -> Result<()> {
+        let Some(branch_norm) = branch_norm else {
+            let next_norm = next_norm.expect("norms are in front of branches or behind them");
+            return self.add_and_norm_in_place(site, weights, y, next_norm, (x, h, scratch));
+        };
+        // In the memory of the norm that comes next, or of none.
+        let mut product = h.values()?.shallow_clone();
+        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut product)?;
+        self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+        ops::rms_norm_(&mut product, branch_norm, self.eps)?;
+        drop(x.f_add_(&product)?);
+        match next_norm {
+            Some(norm) => Ok(h.become_norm_of(x, norm, self.eps)?),
+            None => Ok(()),
+        }
     }
 
     /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, and makes its norm.
-    /// With adapters somewhere the norm is made at once, since they take its values.
+    /// With adapters somewhere or experts the norm is made at once, since they take its values.
     fn add_and_norm_in_place(
         &self,
         site: Site,
@@ -205,7 +313,7 @@ impl Block {
     ) -> Result<()> {
         let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
         match self.math {
-            Math::Fast if self.lora.is_none() && bias.is_none() => {
+            Math::Fast if self.lora.is_none() && self.experts.is_none() && bias.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
             Math::Fast if !self.scales(site) => {

@@ -72,7 +72,7 @@ impl Recorder {
     ) -> Result<Result<Recorder, String>> {
         let config = decoder.config();
         let device = ops::recording_device(like, config.head_dim, config.vocab_size);
-        let device = match decoder.decodes_in_place().and(device) {
+        let device = match decoder.decodes_in_place(like).and(device) {
             Ok(device) => device,
             Err(reason) => return Ok(Err(reason)),
         };
