@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 
 use tch::{Kind, Tensor};
 
-use super::check::{Args, Engine};
+use super::check::{Args, Engine, Heads};
 use super::{Causal, Result};
 use crate::{
     Device,
@@ -123,32 +123,40 @@ pub(super) fn rms_norm_into(
     (y, rstd): (&mut Tensor, &mut Tensor),
 ) -> Result<()> {
     let args = Args::new("rms_norm_into", x);
-    let device = device_of(args, x)?;
     let [rows, dim] = args.dims("x", x)?;
-    let weight = args.values("weight", weight, &[dim])?;
-    let size = [rows, 1, dim];
-    let to = (args.heads("y", y, size)?, args.floats("rstd", rstd, &[rows])?.cast());
-    let x = args.heads("x", x, size)?;
-    let sizes = NormSizes { rows, heads: 1, dim };
+    let to = (args.heads("y", y, [rows, 1, dim])?, args.floats("rstd", rstd, &[rows])?.cast());
     // SAFETY: the sizes of all tensors were checked, and what is written is borrowed mutably; libtorch takes memory
     // back in the order of its stream.
-    args.launched(unsafe {
-        model_kernels::rms_norm(&*device, args.kind(), x, ptr::null_mut(), weight, eps as f32, to, sizes)
-    })
+    unsafe { norm_rows(args, x, weight, eps, to) }
 }
 
 /// `x` `[B, C]`, whose rows may lie apart, becomes its [`super::rms_norm`].
 pub fn rms_norm_(x: &mut Tensor, weight: &Tensor, eps: f64) -> Result<()> {
     let args = Args::new("rms_norm_", x);
+    let [rows, dim] = args.dims("x", x)?;
+    let to = (args.heads("x", x, [rows, 1, dim])?, ptr::null_mut());
+    // SAFETY: as in `rms_norm_into`; a thread reads of `x` what it writes.
+    unsafe { norm_rows(args, x, weight, eps, to) }
+}
+
+/// # Safety
+/// `y` has rows as `x`, whose memory it may be, and `rstd` has a value for each of them or is null; the caller is entitled to
+/// write to both until the work is done.
+unsafe fn norm_rows(
+    args: Args,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+    (y, rstd): (Heads, *mut c_void),
+) -> Result<()> {
     let device = device_of(args, x)?;
     let [rows, dim] = args.dims("x", x)?;
     let weight = args.values("weight", weight, &[dim])?;
     let x = args.heads("x", x, [rows, 1, dim])?;
-    let (to, none) = ((x, ptr::null_mut()), ptr::null_mut());
-    // SAFETY: as in `rms_norm_into`; a thread reads of `x` what it writes.
+    let (none, sizes) = (ptr::null_mut(), NormSizes { rows, heads: 1, dim });
+    // SAFETY: the sizes of `x` and of the weights were checked; the rest is the caller's promise.
     args.launched(unsafe {
-        let sizes = NormSizes { rows, heads: 1, dim };
-        model_kernels::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, to, sizes)
+        model_kernels::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, (y, rstd), sizes)
     })
 }
 
