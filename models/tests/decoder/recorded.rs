@@ -47,7 +47,8 @@ fn biased(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..config }
 }
 
-/// The same with experts in these layers, of ten of which a token goes to so many.
+/// The same with experts in these layers, of ten of which a token goes to so many. Weights are half as large: in bf16 the
+/// ordinary operations are as far from training as recorded steps, 0.033 of a log-prob with the others' and all ten chosen.
 fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -> DecoderConfig {
     let experts = ExpertsConfig {
         num_experts: 10,
@@ -56,7 +57,7 @@ fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -
         norm_topk_prob: true,
         layers: layers.to_vec(),
     };
-    DecoderConfig { hidden_size: 192, experts: Some(experts), ..config }
+    DecoderConfig { hidden_size: 192, experts: Some(experts), initializer_range: 0.1, ..config }
 }
 
 /// The device; without it says so past the harness, which keeps what passing tests print.
@@ -295,13 +296,11 @@ fn recorded_steps_in_bf16_stay_near_training() {
         intermediate_size: 512,
         ..config(4, 64, false)
     };
-    // Where rounding tips a choice of experts, they are others; with all of them chosen there is none.
-    let (close, apart) = (0.03, 0.1);
     let all_experts = mixture(config(4, 64, true), 10, [true, true]);
     let some_experts = mixture(config(12, 128, false), 3, [false, true]);
-    let plain = plain.into_iter().chain([biased(config(4, 64, true)), behind, all_experts]).map(Shape::from);
-    let shapes = plain.chain([adapted, scaled]).map(|shape| (shape, close));
-    for (shape, most) in shapes.chain([(Shape::from(some_experts), apart)]) {
+    let others = [biased(config(4, 64, true)), behind, all_experts, some_experts];
+    let plain = plain.into_iter().chain(others).map(Shape::from);
+    for shape in plain.chain([adapted, scaled]) {
         // A penalty chooses among the tokens, and is not in their log-probs.
         for repetition_penalty in [1.0, 1.3] {
             let params = SamplingParams { repetition_penalty, ..SamplingParams::default() };
@@ -314,7 +313,7 @@ fn recorded_steps_in_bf16_stay_near_training() {
                 found.iter().zip(&expected).map(|(found, expected)| f64::from((found - expected).abs()));
             let mean = errors.sum::<f64>() / found.len() as f64;
             eprintln!("bf16, {params:?}: log-probs differ by {mean:.4} on average");
-            assert!(mean < most, "log-probs differ by {mean} on average: {params:?}");
+            assert!(mean < 0.03, "log-probs differ by {mean} on average: {params:?}");
         }
     }
 }
