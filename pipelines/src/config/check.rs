@@ -390,7 +390,7 @@ impl Check<'_> {
         }
         for (name, value) in [
             ("evaluation.every", rlvr.evaluation.every),
-            ("evaluation.prompts", rlvr.evaluation.prompts as u64),
+            ("evaluation.prompts", rlvr.evaluation.prompts.map_or(1, |prompts| prompts as u64)),
             ("evaluation.samples", rlvr.evaluation.samples as u64),
             ("checkpoint.every", rlvr.checkpoint.every),
             ("checkpoint.keep_last", rlvr.checkpoint.keep_last as u64),

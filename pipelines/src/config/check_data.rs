@@ -8,12 +8,15 @@ use super::error::Problem;
 use super::model::FolderConfig;
 use super::offline::Turns;
 use super::reward::{RewardConfig, RewardTerm};
-use super::schema::{Config, ModelConfig, RlvrConfig};
+use super::schema::{Config, ModelConfig, PipelineConfig, RlvrConfig};
 use crate::data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
 const MOST_EVALUATED: usize = 1_000_000;
+
+/// Prompts of an evaluation where the config does not say how many, if there are as many.
+const USUALLY_EVALUATED: usize = 500;
 
 /// What to do about a model's folder that cannot be used.
 const MEND_FOLDER: &str =
@@ -33,12 +36,27 @@ const MEND_TABLE: &str =
 
 /// What a pipeline does with its data.
 pub(super) struct Use {
-    /// Held-out records that are evaluated; 0 if there is no evaluation.
-    pub(super) evaluated: usize,
+    /// Held-out records that are evaluated, where the config says how many; 0 if there is no evaluation.
+    pub(super) evaluated: Option<usize>,
     /// What is learnt of conversations.
     pub(super) turns: Turns,
     /// Whether a pair's answers are read each by itself.
     pub(super) unpaired: bool,
+}
+
+/// How many held-out records are evaluated if the config asks for so many, or does not say.
+pub(super) fn evaluated(asked: Option<usize>, dataset: &Dataset) -> usize {
+    asked.unwrap_or_else(|| dataset.most_held_out(USUALLY_EVALUATED))
+}
+
+/// Writes how many held-out records are evaluated into a `config` that is checked.
+pub(super) fn settle(config: &mut Config, dataset: &Dataset) {
+    let prompts = match &mut config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => &mut rlvr.evaluation.prompts,
+        PipelineConfig::Offline(offline) => &mut offline.evaluation.prompts,
+        PipelineConfig::Diffusion(_) => return,
+    };
+    *prompts = Some(evaluated(*prompts, dataset));
 }
 
 /// How many tokens of a record are `counted`. Without a published model's tokenizer a token is a character.
@@ -80,7 +98,7 @@ impl Check<'_> {
         let field = |name: &str| format!("{path}.{name}");
         self.data_ranges(&field("data"), data)?;
         let tokens = |record: &Record, counted: Counted| count(tokenizer, turns, record, counted);
-        let reading = Reading { tokens: &tokens, holds_out: asked > 0 };
+        let reading = Reading { tokens: &tokens, holds_out: asked != Some(0) };
         let dataset = Dataset::open(data, reading).map_err(|error| {
             let (name, help) = match error {
                 data::Error::Tokens(error) => return self.not_read(&error),
@@ -103,20 +121,33 @@ impl Check<'_> {
             self.problem(&field(&format!("data.file.{name}")), one_line(&error), help)
         })?;
         let dataset = if unpaired { dataset.unpaired() } else { dataset };
+        self.evaluated(&field("evaluation.prompts"), asked, &dataset)?;
+        Ok(dataset)
+    }
+
+    /// Whether there are as many held-out records as `field` asks for, or any at all if it does not say.
+    fn evaluated(&self, field: &str, asked: Option<usize>, dataset: &Dataset) -> Result<(), Problem> {
+        let Some(asked) = asked else {
+            return self.ensure(
+                evaluated(None, dataset) > 0,
+                field,
+                "no prompts are held out to evaluate",
+                "hold some out, or give larger data",
+            );
+        };
         self.ensure(
             asked <= MOST_EVALUATED,
-            &field("evaluation.prompts"),
+            field,
             format!("{asked} are too many"),
             format!("write {MOST_EVALUATED} or fewer"),
         )?;
-        let available = dataset.held_out_available(asked);
+        let most = dataset.most_held_out(asked);
         self.ensure(
-            available >= asked,
-            &field("evaluation.prompts"),
-            format!("{asked} held-out prompts are asked for, and there are {available}"),
-            format!("write {available} or fewer"),
-        )?;
-        Ok(dataset)
+            most == asked,
+            field,
+            format!("{asked} held-out prompts are asked for, and there are {most}"),
+            format!("write {most} or fewer, or leave it out"),
+        )
     }
 
     /// Whether the model has room for the data, and can read them; returns the most tokens of a sequence.

@@ -3,6 +3,7 @@
 use anyroll_models::hf::ModelFolder;
 
 use super::check::Check;
+use super::check_data::evaluated;
 use super::data::{DataConfig, LongPrompts};
 use super::error::Problem;
 use super::offline::*;
@@ -12,8 +13,8 @@ use crate::offline::read;
 
 /// Held-out records of an evaluation whose prompts the policy could complete.
 fn to_complete(offline: &OfflineConfig, dataset: &Dataset) -> usize {
-    let evaluated = dataset.held_out(offline.evaluation.prompts).unwrap_or_default();
-    evaluated.iter().filter(|record| record.is_to_complete()).count()
+    let records = dataset.held_out(evaluated(offline.evaluation.prompts, dataset)).unwrap_or_default();
+    records.iter().filter(|record| record.is_to_complete()).count()
 }
 
 /// Writes how many prompts an evaluation completes into a `config` that is checked.
@@ -36,7 +37,7 @@ impl Check<'_> {
             self.positive(&field(name), value)?;
         }
         self.ensure(
-            offline.evaluation.prompts > 0 || !offline.checkpoint.keep_best,
+            offline.evaluation.prompts != Some(0) || !offline.checkpoint.keep_best,
             &field("checkpoint.keep_best"),
             "the best policy is told by `eval/loss`, and with `evaluation.prompts: 0` nothing is evaluated",
             "leave it out, or evaluate some held-out records",
@@ -202,7 +203,8 @@ impl Check<'_> {
             "it learns desirable answers, and a source of the data has none",
             "leave it out, or add some",
         )?;
-        let (records, prompts) = (offline.evaluation.prompts, to_complete(offline, dataset));
+        let records = evaluated(offline.evaluation.prompts, dataset);
+        let prompts = to_complete(offline, dataset);
         let completions = offline.completions_of(prompts);
         self.ensure(
             completions <= prompts,

@@ -132,6 +132,7 @@ impl Loaded {
         let mut run = resolve::resolve(&self.config, &self.tree, machine)?;
         if let Some(dataset) = &self.dataset {
             steps::settle(&mut run, dataset, check)?;
+            check_data::settle(&mut run.config, dataset);
             check_offline::settle(&mut run.config, dataset);
         }
         Ok(run)

@@ -261,8 +261,9 @@ pub struct OfflineEvaluationConfig {
     /// Steps from one evaluation to the next. Default 25.
     pub every: u64,
     /// Held-out records, the same ones each time. 0: there is no evaluation, and of files no record is held out unless they say
-    /// so. Default 500.
-    pub prompts: usize,
+    /// so. Default 500, or all if they are fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<usize>,
     /// Of their prompts the policy also completes so many, greedily and up to the longest answer, for people to read;
     /// `eval/exact` is the part that equals the answer. At most as many as have one; 0 for none. Default 16, or all if they are
     /// fewer; a reward model completes nothing.
@@ -272,7 +273,17 @@ pub struct OfflineEvaluationConfig {
 
 impl Default for OfflineEvaluationConfig {
     fn default() -> Self {
-        Self { every: 25, prompts: 500, completions: None }
+        Self { every: 25, prompts: None, completions: None }
+    }
+}
+
+impl OfflineEvaluationConfig {
+    /// How many of a config that is resolved.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn prompts(&self) -> usize {
+        self.prompts.expect("a config that is resolved says how many")
     }
 }
 

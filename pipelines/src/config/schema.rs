@@ -605,15 +605,26 @@ impl Default for KvCacheConfig {
 pub struct EvaluationConfig {
     /// RL steps from one evaluation to the next. Default 25.
     pub every: u64,
-    /// Held-out prompts, the same ones each time. Default 500.
-    pub prompts: usize,
+    /// Held-out prompts, the same ones each time. Default 500, or all if they are fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<usize>,
     /// Completions of each prompt for pass@k, beside the greedy one. Default 4.
     pub samples: usize,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every: 25, prompts: 500, samples: 4 }
+        Self { every: 25, prompts: None, samples: 4 }
+    }
+}
+
+impl EvaluationConfig {
+    /// How many of a config that is resolved.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn prompts(&self) -> usize {
+        self.prompts.expect("a config that is resolved says how many")
     }
 }
 

@@ -1,3 +1,4 @@
+mod evaluations;
 mod experts;
 mod judges;
 mod lengths;
@@ -236,7 +237,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "learning_rate: 1.0e-3}" => "learning_rate: 1.0e-3}\n      schedule: {cosine: {final_ratio: 2}}", "16:40", "pipeline.rlvr.optimizer.schedule.cosine.final_ratio", "2.0 is out of range", "from 0 to 1";
     "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
-    "digits: 6" => "digits: 3", "7:3", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
+    "{digits: 6}" => "{digits: 3}\n    evaluation: {prompts: 500}", "10:27", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a .jsonl, .parquet or .arrow file";
     "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give files whose names end so";
     "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no `answer`, but `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";

@@ -299,6 +299,20 @@ impl Dataset {
         }
     }
 
+    /// The most records, up to `limit`, that [`Self::held_out`] gives.
+    pub fn most_held_out(&self, limit: usize) -> usize {
+        // Of mixed data a part of fewer records may be there where that of `limit` is not. What is there never grows as less is
+        // asked for, so that going down by it meets the largest count first.
+        let mut count = limit;
+        loop {
+            let available = self.held_out_available(count);
+            if available == count {
+                return count;
+            }
+            count = available;
+        }
+    }
+
     /// The number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
@@ -306,7 +320,7 @@ impl Dataset {
                 .filter(|&number| is_held_out(&made.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
-            Source::Listed { held_out, .. } => held_out.len(),
+            Source::Listed { held_out, .. } => held_out.len().min(limit),
             Source::Mixed { mix, sources } => {
                 // All of them if each source has its part, else fewer.
                 let asked = |source: usize| (0..limit as u64).filter(|at| mix.at(*at).0 == source).count();

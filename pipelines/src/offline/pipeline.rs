@@ -198,7 +198,7 @@ impl Setup {
         let PipelineConfig::Offline(config) = &run.config.pipeline else {
             unreachable!("the command line starts the pipeline that the config names")
         };
-        let held_out = dataset.held_out(config.evaluation.prompts)?;
+        let held_out = dataset.held_out(config.evaluation.prompts())?;
         let (rank, world_size) = (place.group.rank(), place.group.world_size());
         let (own, held_out_count) = part(&held_out, rank, world_size);
         let longest = base.config.max_position_embeddings as usize;
@@ -291,7 +291,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: config.steps.number(),
-            evaluate_every: (config.evaluation.prompts > 0).then_some(config.evaluation.every),
+            evaluate_every: (config.evaluation.prompts() > 0).then_some(config.evaluation.every),
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,
         }

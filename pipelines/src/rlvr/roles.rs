@@ -133,7 +133,7 @@ impl Setup {
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
         Ok(Self {
             seed: run.config.seed,
-            held_out: dataset.held_out(rlvr.evaluation.prompts)?.into_iter().map(Arc::new).collect(),
+            held_out: dataset.held_out(rlvr.evaluation.prompts())?.into_iter().map(Arc::new).collect(),
             dataset,
             tokenizer: base.tokenizer,
             weights: base.weights,
