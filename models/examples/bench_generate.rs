@@ -18,8 +18,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model, NormPlaces,
-    QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
+    Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model,
+    NormPlaces, QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -149,6 +149,7 @@ fn config(size: &str) -> DecoderConfig {
         moe_intermediate_size,
         norm_topk_prob: true,
         layers: vec![true; num_hidden_layers],
+        names: ExpertNames::Usual,
     };
     let (together, per_head) = (Some(QkNorm::Together), Some(QkNorm::PerHead));
     match size {

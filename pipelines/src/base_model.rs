@@ -3,8 +3,8 @@
 use std::{ops::Range, path::Path, sync::Arc};
 
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertsConfig, LoraConfig, NormPlaces, ParamSpec, QkNorm, RopeScaling,
-    ValueModel,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, NormPlaces, ParamSpec, QkNorm,
+    RopeScaling, ValueModel,
     hf::{AdapterFolder, ModelFolder, NewAdapter, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -116,6 +116,7 @@ fn experts(decoder: &config::DecoderConfig) -> Option<ExpertsConfig> {
         moe_intermediate_size: decoder.moe_intermediate_size? as i64,
         norm_topk_prob: decoder.norm_topk_prob.unwrap_or(true),
         layers: (0..decoder.layers).map(|layer| !plain.contains(&layer)).collect(),
+        names: ExpertNames::Usual,
     })
 }
 

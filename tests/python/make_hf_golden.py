@@ -69,6 +69,14 @@ FAMILIES = {
             sliding_window=7,
         ),
     ),
+    "mixtral": ("Mixtral", dict(num_local_experts=6, num_experts_per_tok=2)),
+    "mixtral_window": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=3, head_dim=6, sliding_window=7)),
+    # Their heads take the whole width of the stream.
+    "olmoe": ("Olmoe", dict(num_experts=6, num_experts_per_tok=2, norm_topk_prob=False)),
+    "olmoe_biased": (
+        "Olmoe",
+        dict(num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True, num_key_value_heads=4),
+    ),
     "llama_biased": ("Llama", dict(attention_bias=True, mlp_bias=True)),
     "llama2": ("Llama", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
     "llama3_sharded": ("Llama", dict(rms_norm_eps=1e-5, rope_scaling=LLAMA3)),

@@ -91,6 +91,17 @@ pub struct ExpertsConfig {
     pub norm_topk_prob: bool,
     /// Whether each layer has experts.
     pub layers: Vec<bool>,
+    /// What their tensors are called.
+    pub names: ExpertNames,
+}
+
+/// What the tensors of experts are called in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertNames {
+    /// `mlp.gate`, and `gate_proj`, `up_proj` and `down_proj` of each expert (Qwen3-MoE, OLMoE).
+    Usual,
+    /// `block_sparse_moe.gate`, and `w1`, `w3` and `w2` of each expert.
+    Mixtral,
 }
 
 /// There is a row of a table for each of them.
@@ -272,6 +283,7 @@ mod tests {
                 moe_intermediate_size,
                 norm_topk_prob: true,
                 layers: vec![true, false],
+                names: ExpertNames::Usual,
             })
         };
         check("num_experts", &|config| config.experts = experts(0, 1, 8));

@@ -7,7 +7,7 @@
 use anyroll_backends::ops::{self, Choice, Dispatch};
 use tch::Tensor;
 
-use super::{DecoderConfig, ExpertsConfig, block::Block, math::Math, matrix_spec};
+use super::{DecoderConfig, ExpertNames, ExpertsConfig, block::Block, math::Math, matrix_spec};
 use crate::Result;
 use crate::model::{Grads, ParamSpec, Part, Saved, Weights};
 
@@ -33,14 +33,16 @@ pub(super) struct Mixed {
 /// The router, and the matrices of all experts in the layer `prefix`: gate and up, and down.
 pub(super) fn params(config: &DecoderConfig, experts: &ExpertsConfig, prefix: &str) -> [ParamSpec; 3] {
     let (hidden, width, std) = (config.hidden_size, experts.moe_intermediate_size, config.initializer_range);
-    let name = |rest: &str| format!("{prefix}.mlp.{rest}.weight");
-    let part = |expert: i64, which: &str, rows: i64| Part {
-        name: name(&format!("experts.{expert}.{which}_proj")),
-        rows,
+    let (mixture, [gate, up, out]) = match experts.names {
+        ExpertNames::Usual => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+        ExpertNames::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
     };
+    let name = |rest: &str| format!("{prefix}.{mixture}.{rest}.weight");
+    let part =
+        |expert: i64, which: &str, rows: i64| Part { name: name(&format!("experts.{expert}.{which}")), rows };
     let all = 0..experts.num_experts;
-    let gate_up = all.clone().flat_map(|it| [part(it, "gate", width), part(it, "up", width)]).collect();
-    let down = all.map(|it| part(it, "down", hidden)).collect();
+    let gate_up = all.clone().flat_map(|it| [part(it, gate, width), part(it, up, width)]).collect();
+    let down = all.map(|it| part(it, out, hidden)).collect();
     let stacked = |which: &str, parts: Vec<Part>, columns: i64| {
         let rows = parts.iter().map(|part| part.rows).sum();
         ParamSpec { parts, ..matrix_spec(name(&format!("experts.{which}_proj")), rows, columns, std) }

@@ -24,7 +24,7 @@ mod value;
 use tch::{Device, Tensor};
 
 pub(crate) use cached::{Pieces, Prefill, Step};
-pub use config::{DecoderConfig, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
+pub use config::{DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
 pub use footprint::PackedSize;
 pub use hidden::HiddenModel;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};

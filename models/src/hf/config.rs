@@ -7,10 +7,13 @@ use serde_json::{Map, Value};
 
 use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
-use crate::{DecoderConfig, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow};
+use crate::{
+    DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow,
+};
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
-const FAMILIES: [&str; 8] = ["Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "SmolLM3", "Olmo2", "Olmo3"];
+const FAMILIES: [&str; 10] =
+    ["Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Mixtral", "SmolLM3", "Olmo2", "Olmo3", "Olmoe"];
 
 /// What a model is for, which is what its head is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,8 @@ pub(super) struct ConfigFile {
     partial_rotary_factor: Option<f64>,
     #[serde(flatten)]
     mixture: Mixture,
+    /// What queries, keys and values are clipped to (OLMoE).
+    clip_qkv: Option<f64>,
     quantization_config: Option<Value>,
 }
 
@@ -90,6 +95,8 @@ pub(super) struct ConfigFile {
 #[derive(Debug, Deserialize)]
 struct Mixture {
     num_experts: Option<i64>,
+    /// The same of a Mixtral.
+    num_local_experts: Option<i64>,
     num_experts_per_tok: Option<i64>,
     moe_intermediate_size: Option<i64>,
     #[serde(default)]
@@ -102,6 +109,9 @@ struct Mixture {
     /// Whether a loss that balances experts is part of the model's.
     #[serde(default)]
     output_router_logits: bool,
+    /// How far the router's input is moved at random in training (Mixtral).
+    #[serde(default)]
+    router_jitter_noise: f64,
 }
 
 impl ConfigFile {
@@ -120,7 +130,7 @@ impl ConfigFile {
     /// The decoder that the file at `path` describes, of `family`.
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", matches!(family, "Qwen3" | "Qwen3Moe"));
-        let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3"), Silent::of(family));
+        let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3" | "Olmoe"), Silent::of(family));
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
@@ -142,8 +152,7 @@ impl ConfigFile {
         let (rope_theta, rope_scaling) = rope.read()?;
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
-        let attention_bias =
-            self.attention_bias && (qwen3 || matches!(family, "Llama" | "SmolLM3" | "Olmo2" | "Olmo3"));
+        let attention_bias = self.attention_bias && (qwen3 || olmo || matches!(family, "Llama" | "SmolLM3"));
         let qk_norm = if olmo { Some(QkNorm::Together) } else { qwen3.then_some(QkNorm::PerHead) };
         let config = DecoderConfig {
             vocab_size: self.vocab_size,
@@ -164,7 +173,7 @@ impl ConfigFile {
             o_bias: attention_bias,
             mlp_bias: self.mlp_bias && matches!(family, "Llama" | "SmolLM3"),
             qk_norm,
-            norms: if olmo { NormPlaces::After } else { NormPlaces::Before },
+            norms: if olmo && family != "Olmoe" { NormPlaces::After } else { NormPlaces::Before },
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(silent.tied),
             initializer_range: self.initializer_range,
         };
@@ -188,17 +197,38 @@ impl ConfigFile {
 
     /// The layers that have experts, and which.
     fn experts(&self, path: &Path, family: &str) -> Result<Option<ExpertsConfig>> {
-        if family != "Qwen3Moe" {
-            return Ok(None);
-        }
         let mixture = &self.mixture;
+        // Of these two all layers have experts, as wide as the MLP that is not there.
+        let whole = Mixture {
+            num_experts: if family == "Mixtral" { mixture.num_local_experts } else { mixture.num_experts },
+            moe_intermediate_size: Some(self.intermediate_size),
+            norm_topk_prob: mixture.norm_topk_prob || family == "Mixtral",
+            decoder_sparse_step: every_layer(),
+            mlp_only_layers: None,
+            ..*mixture
+        };
+        let mixture = match family {
+            "Qwen3Moe" => mixture,
+            "Mixtral" | "Olmoe" => &whole,
+            _ => return Ok(None),
+        };
+        if family == "Mixtral" && mixture.router_jitter_noise != 0.0 {
+            return Err(field(path, "router_jitter_noise", "is not 0; routers have no noise here"));
+        }
+        if let ("Olmoe", Some(_)) = (family, self.clip_qkv) {
+            return Err(field(path, "clip_qkv", "is there; queries, keys and values are not clipped here"));
+        }
         if mixture.output_router_logits {
             let problem =
                 "is true, which adds a loss that balances experts to transformers' own; there is none here";
             return Err(field(path, "output_router_logits", problem));
         }
         let required = |name: &str, size: Option<i64>| size.ok_or_else(|| field(path, name, "is missing"));
-        let num_experts = required("num_experts", mixture.num_experts)?;
+        let count = if family == "Mixtral" { "num_local_experts" } else { "num_experts" };
+        let num_experts = required(count, mixture.num_experts)?;
+        if num_experts == 0 && family != "Qwen3Moe" {
+            return Err(field(path, count, "is 0, must be at least 1"));
+        }
         let step = mixture.decoder_sparse_step;
         if step == 0 {
             return Err(field(path, "decoder_sparse_step", "is 0, must be at least 1"));
@@ -216,6 +246,7 @@ impl ConfigFile {
             moe_intermediate_size: required("moe_intermediate_size", mixture.moe_intermediate_size)?,
             norm_topk_prob: mixture.norm_topk_prob,
             layers,
+            names: if family == "Mixtral" { ExpertNames::Mixtral } else { ExpertNames::Usual },
         }))
     }
 
@@ -233,7 +264,7 @@ impl ConfigFile {
         };
         let all = 0..self.num_hidden_layers;
         let layers: Vec<bool> = match family {
-            "Mistral" => all.map(|_| true).collect(),
+            "Mistral" | "Mixtral" => all.map(|_| true).collect(),
             "Qwen3Moe" if self.use_sliding_window => all.map(|_| true).collect(),
             "Qwen2" | "Qwen3" if self.use_sliding_window => {
                 all.map(|layer| layer >= self.max_window_layers).collect()
@@ -308,7 +339,10 @@ impl Silent {
             Silent { tied: false, rms_norm_eps: 1e-6, rope_theta: 10_000.0, sliding_window: Some(4096) };
         match family {
             "SmolLM3" => Silent { tied: true, rope_theta: 2_000_000.0, sliding_window: None, ..usual },
-            "Olmo2" | "Olmo3" => Silent { rms_norm_eps: 1e-5, ..usual },
+            "Olmo2" | "Olmo3" | "Olmoe" => Silent { rms_norm_eps: 1e-5, ..usual },
+            "Mixtral" => {
+                Silent { rms_norm_eps: 1e-5, rope_theta: 1_000_000.0, sliding_window: None, ..usual }
+            }
             _ => usual,
         }
     }
@@ -513,6 +547,49 @@ mod tests {
             "`num_experts_per_tok` is 9, must be at most num_experts = 8",
         );
         check(json!({"decoder_sparse_step": 0}), "`decoder_sparse_step` is 0");
+    }
+
+    #[test]
+    fn mixtral_and_olmoe_have_experts_in_all_layers() {
+        let moe = |family: &str, changes: Value| {
+            let mut file = json!({
+                "architectures": [format!("{family}ForCausalLM")], "num_key_value_heads": 1,
+                "num_hidden_layers": 2, "num_experts_per_tok": 2, "rms_norm_eps": null, "rope_theta": null,
+            });
+            let count = if family == "Mixtral" { "num_local_experts" } else { "num_experts" };
+            file[count] = json!(8);
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file)
+        };
+        let mixtral = moe("Mixtral", json!({"mlp_only_layers": [0], "attention_bias": true})).unwrap();
+        assert_eq!((mixtral.rms_norm_eps, mixtral.rope_theta), (1e-5, 1e6));
+        assert_eq!((mixtral.qkv_bias, mixtral.qk_norm, &mixtral.sliding_window), (false, None, &None));
+        let experts = mixtral.experts.unwrap();
+        assert_eq!((experts.num_experts, experts.moe_intermediate_size), (8, mixtral.intermediate_size));
+        assert!(experts.norm_topk_prob && experts.layers == [true; 2]);
+        assert_eq!(experts.names, ExpertNames::Mixtral);
+        let windowed = moe("Mixtral", json!({"sliding_window": 8})).unwrap().sliding_window.unwrap();
+        assert_eq!((windowed.tokens, windowed.layers), (8, vec![true; 2]));
+
+        let olmoe = moe("Olmoe", json!({"attention_bias": true, "clip_qkv": null})).unwrap();
+        assert_eq!((olmoe.rms_norm_eps, olmoe.rope_theta), (1e-5, 1e4));
+        assert_eq!((olmoe.qk_norm, olmoe.norms), (Some(QkNorm::Together), NormPlaces::Before));
+        assert!(olmoe.qkv_bias && olmoe.o_bias);
+        let experts = olmoe.experts.unwrap();
+        assert!(!experts.norm_topk_prob && experts.layers == [true; 2]);
+        assert_eq!(experts.names, ExpertNames::Usual);
+
+        for (family, changes, expected) in [
+            ("Mixtral", json!({"num_local_experts": null}), "`num_local_experts` is missing"),
+            ("Mixtral", json!({"num_local_experts": 0}), "`num_local_experts` is 0"),
+            ("Mixtral", json!({"router_jitter_noise": 0.1}), "`router_jitter_noise` is not 0"),
+            ("Mixtral", json!({"output_router_logits": true}), "`output_router_logits` is true"),
+            ("Olmoe", json!({"num_experts": null}), "`num_experts` is missing"),
+            ("Olmoe", json!({"clip_qkv": 8.0}), "`clip_qkv` is there"),
+        ] {
+            let error = moe(family, changes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -17,7 +17,8 @@ use super::rope::rope_scaling;
 use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{
-    DecoderConfig, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow, lora,
+    DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow,
+    lora,
 };
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
@@ -181,7 +182,7 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         file.insert("no_rope_layers".to_owned(), turned.into());
     }
     if let Some(experts) = &config.experts {
-        file.extend(fields_of(experts));
+        file.extend(fields_of(experts, model_type));
     }
     Ok(file)
 }
@@ -194,8 +195,23 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
         Err(Error::Field { path: "config.json".into(), field, problem })
     };
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
-    if config.experts.is_some() {
+    if let Some(experts) = &config.experts {
+        let (all_have, slide) = (!experts.layers.contains(&false), slides.contains(&true));
+        let is_mixtral = experts.names == ExpertNames::Mixtral;
         return match (biases, config.qk_norm, &config.other_rope) {
+            ((false, false, false), None, None)
+                if is_mixtral && all_have && experts.norm_topk_prob && slide != slides.contains(&false) =>
+            {
+                Ok(("MixtralForCausalLM", "mixtral"))
+            }
+            _ if is_mixtral => refuse("num_local_experts", "is there beside what no Mixtral has"),
+            ((true, true, false) | (false, false, false), Some(QkNorm::Together), None)
+                if all_have
+                    && !slide
+                    && config.head_dim * config.num_attention_heads == config.hidden_size =>
+            {
+                Ok(("OlmoeForCausalLM", "olmoe"))
+            }
             ((true, true, false) | (false, false, false), Some(QkNorm::PerHead), None) => {
                 if slides.contains(&true) && slides.contains(&false) {
                     return refuse(
@@ -270,7 +286,7 @@ fn usual_family(
 }
 
 /// What a file says of a mixture.
-fn fields_of(experts: &ExpertsConfig) -> Map<String, Value> {
+fn fields_of(experts: &ExpertsConfig, model_type: &str) -> Map<String, Value> {
     let plain = experts.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
     let fields = json!({
         "num_experts": experts.num_experts,
@@ -281,7 +297,12 @@ fn fields_of(experts: &ExpertsConfig) -> Map<String, Value> {
         "mlp_only_layers": plain.map(|(layer, _)| layer).collect::<Vec<_>>(),
         "output_router_logits": false,
     });
-    let Value::Object(fields) = fields else { unreachable!("written as an object above") };
+    let Value::Object(mut fields) = fields else { unreachable!("written as an object above") };
+    // Where all layers have experts, they are as wide as the MLP that is not there.
+    if matches!(model_type, "mixtral" | "olmoe") {
+        fields.insert("intermediate_size".to_owned(), experts.moe_intermediate_size.into());
+        fields.insert("num_local_experts".to_owned(), experts.num_experts.into());
+    }
     fields
 }
 

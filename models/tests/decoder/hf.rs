@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 18] = [
+const FAMILIES: [&str; 22] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -26,11 +26,15 @@ const FAMILIES: [&str; 18] = [
     "llama_biased",
     "mistral",
     "mistral_window",
+    "mixtral",
+    "mixtral_window",
     "smollm3",
     "smollm3_window",
     "olmo2",
     "olmo3",
     "olmo3_biased",
+    "olmoe",
+    "olmoe_biased",
 ];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.

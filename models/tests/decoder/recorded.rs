@@ -7,9 +7,9 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Causal, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, LoraTargets,
-    Model, ModulePattern, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm, Request, RopeScaling,
-    Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits, init, model::Init,
+    Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
+    LoraTargets, Model, ModulePattern, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm, Request,
+    RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits, init, model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -56,6 +56,7 @@ fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -
         moe_intermediate_size: 128,
         norm_topk_prob: true,
         layers: layers.to_vec(),
+        names: ExpertNames::Usual,
     };
     DecoderConfig { hidden_size: 192, experts: Some(experts), initializer_range: 0.1, ..config }
 }

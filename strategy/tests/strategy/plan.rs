@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern, NormPlaces,
-    PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern,
+    NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -168,6 +168,7 @@ fn with_experts(num_experts: i64, num_experts_per_tok: i64, moe_intermediate_siz
         moe_intermediate_size,
         norm_topk_prob: true,
         layers,
+        names: ExpertNames::Usual,
     };
     DecoderConfig { experts: Some(experts), ..wide(true, false) }
 }

@@ -4,7 +4,8 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling,
+    ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -23,6 +24,7 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
         moe_intermediate_size: 10,
         norm_topk_prob: true,
         layers: vec![true, false, true],
+        names: ExpertNames::Usual,
     };
     new(DecoderConfig { experts: (!tied).then_some(experts), ..shape(tied) })
 }
