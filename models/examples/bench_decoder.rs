@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, Packing, Rotation, Store},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, KvCache, NormPlaces, PackedBatch, Request, RopeScaling, Sample,
-    SamplingParams, Sequence, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, Multipliers, NormPlaces, PackedBatch, Request, RopeScaling,
+    Sample, SamplingParams, Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -54,6 +54,7 @@ fn main() {
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: true,
         initializer_range: 0.02,
     };

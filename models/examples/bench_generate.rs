@@ -19,7 +19,7 @@ use anyroll_backends::{
 };
 use anyroll_models::{
     Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model,
-    NormPlaces, QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
+    Multipliers, NormPlaces, QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -140,6 +140,7 @@ fn config(size: &str) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: tie,
         initializer_range: 0.02,
     };

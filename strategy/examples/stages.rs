@@ -11,7 +11,7 @@ use anyroll_backends::{
     prefer_folder,
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
+    Decoder, DecoderConfig, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 use tch::{Kind, Tensor};
@@ -114,6 +114,7 @@ fn trained(
         initializer_range: 0.1,
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: tied,
     };
     let vocabulary = config.vocab_size as u64;

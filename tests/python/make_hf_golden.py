@@ -108,6 +108,29 @@ FAMILIES = {
             rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
         ),
     ),
+    # None of the four is a power of two, as which rounding would not tell.
+    "granite": (
+        "Granite",
+        dict(
+            embedding_multiplier=3.3,
+            attention_multiplier=0.7,
+            residual_multiplier=0.4,
+            logits_scaling=1.3,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+        ),
+    ),
+    "granite_biased": (
+        "Granite",
+        dict(
+            num_hidden_layers=3,
+            residual_multiplier=0.22,
+            logits_scaling=0.6,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_scaling=LLAMA3,
+        ),
+    ),
     "olmo3_biased": (
         "Olmo3", dict(num_hidden_layers=4, num_key_value_heads=4, sliding_window=5, attention_bias=True)
     ),

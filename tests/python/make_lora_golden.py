@@ -121,3 +121,6 @@ make("lora_dora_dropout", DORA | dict(lora_dropout=0.4), "llama_biased")
 # In front of the norms of branches, and of queries and keys.
 make("lora_olmo3", dict(target_modules=ALL), "olmo3")
 make("lora_dora_olmo3", DORA, "olmo3_biased")
+# Where what branches add is multiplied, and biases stand beside.
+make("lora_granite", dict(target_modules=ALL), "granite")
+make("lora_dora_granite", DORA, "granite_biased")

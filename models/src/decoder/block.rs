@@ -13,6 +13,8 @@
 //! x2 = x + norm(attention(q, k, v) Wo^T);  out = x2 + norm(swiglu(x2 Wgate_up^T) Wdown^T)
 //! ```
 //!
+//! What a branch adds may be multiplied by a constant ([`super::Multipliers`]).
+//!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
@@ -21,6 +23,7 @@ use tch::{Kind, Tensor};
 
 use super::experts::{self, Experts, Mixed};
 use super::lora::{Between, Drops, Lora, Site};
+use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
@@ -60,8 +63,10 @@ pub(super) struct Block {
     pub kv_heads: i64,
     pub head_dim: i64,
     pub eps: f64,
-    /// 1 / sqrt(D), on the scores.
+    /// On the scores, most often 1 / sqrt(D).
     pub scale: f64,
+    /// On what each branch adds to the stream.
+    pub residual_multiplier: f64,
     /// Whether attention's backward repeats to the bit.
     pub deterministic: bool,
     /// How a forward pass adds.
@@ -200,7 +205,8 @@ impl Block {
             kv_heads,
             head_dim: dim,
             eps: config.rms_norm_eps,
-            scale: 1.0 / (dim as f64).sqrt(),
+            scale: config.attention_multiplier(),
+            residual_multiplier: config.multipliers.residual,
             deterministic: true,
             math: Math::Fast,
             lora: None,
@@ -300,10 +306,8 @@ impl Block {
         save: bool,
     ) -> Result<Finished> {
         let mut branches = Vec::new();
-        let mut x2 = self.linear(Site::O, weights, attended, drops)?;
-        if let Some(norm) = self.attention_norm {
-            x2 = self.norm_branch(weights, norm, x2, save.then_some(&mut branches))?;
-        }
+        let x2 = self.linear(Site::O, weights, attended, drops)?;
+        let mut x2 = self.end_branch(weights, self.attention_norm, x2, save.then_some(&mut branches))?;
         let (h2, rstd2) = match self.mlp_input_norm {
             Some(norm) => ops::add_rms_norm_(&mut x2, x, weights.get(0, norm), self.eps)?,
             None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
@@ -314,12 +318,12 @@ impl Block {
         }
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
         let activated = ops::swiglu(&gate_up)?;
-        let out = match self.mlp_norm {
-            Some(norm) => {
-                let product = self.linear(Site::Down, weights, &activated, drops)?;
-                self.norm_branch(weights, norm, product, save.then_some(&mut branches))?.f_add_(&x2)?
-            }
-            None => self.add_down(weights, &mut x2, &activated, drops, save)?,
+        let out = if self.mlp_norm.is_none() && self.residual_multiplier == 1.0 {
+            self.add_down(weights, &mut x2, &activated, drops, save)?
+        } else {
+            let product = self.linear(Site::Down, weights, &activated, drops)?;
+            let kept = save.then_some(&mut branches);
+            self.end_branch(weights, self.mlp_norm, product, kept)?.f_add_(&x2)?
         };
         Ok(Finished { out, x2, rstd2, gate_up, branches, choice: None })
     }
@@ -332,16 +336,24 @@ impl Block {
         }
     }
 
-    /// The norm of what a branch adds to the stream; what its backward reads goes to `kept`.
-    fn norm_branch(
+    /// From the product that ends a branch to what it adds to the stream; what the norm's backward reads goes to `kept`.
+    fn end_branch(
         &self,
         weights: &Weights,
-        norm: usize,
+        norm: Option<usize>,
         product: Tensor,
         kept: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        let (y, rstd) = ops::rms_norm(&product, weights.get(0, norm), self.eps)?;
-        kept.into_iter().for_each(|kept| kept.extend([product.shallow_clone(), rstd.shallow_clone()]));
+        let mut y = match norm {
+            Some(norm) => {
+                let (y, rstd) = ops::rms_norm(&product, weights.get(0, norm), self.eps)?;
+                kept.into_iter()
+                    .for_each(|kept| kept.extend([product.shallow_clone(), rstd.shallow_clone()]));
+                y
+            }
+            None => product,
+        };
+        multiply_(&mut y, self.residual_multiplier)?;
         Ok(y)
     }
 
@@ -555,7 +567,7 @@ impl Block {
     }
 
     /// From the gradient `dx` of the stream to that of the product that ends a branch, whose norm read `product` and made
-    /// its reciprocal deviations; without a norm it is the same.
+    /// its reciprocal deviations; without a norm and a multiplier it is the same.
     fn branch_backward(
         &self,
         weights: &Weights,
@@ -564,9 +576,13 @@ impl Block {
         of_branch: Option<[Tensor; 2]>,
         dx: &Tensor,
     ) -> Result<Tensor> {
-        let (Some(norm), Some([product, rstd])) = (norm, of_branch) else { return Ok(dx.shallow_clone()) };
+        let by = self.residual_multiplier;
+        let (Some(norm), Some([product, rstd])) = (norm, of_branch) else {
+            return Ok(if by == 1.0 { dx.shallow_clone() } else { dx.f_mul_scalar(by)? });
+        };
         let (mut dy, mut dproduct) = (dx.f_empty_like()?, product.f_zeros_like()?);
         dy.f_copy_(dx)?;
+        multiply_(&mut dy, by)?;
         self.norm_backward_(weights, grads, norm, (&mut dy, &product, &rstd), &mut dproduct)?;
         Ok(dproduct)
     }

@@ -1,6 +1,6 @@
 //! The shape of a decoder.
 
-use super::{OtherRope, RopeScaling};
+use super::{Multipliers, OtherRope, RopeScaling};
 use crate::Result;
 use crate::error::{check_config, check_layers};
 
@@ -45,6 +45,8 @@ pub struct DecoderConfig {
     pub qk_norm: Option<QkNorm>,
     /// Where the norms of a layer stand.
     pub norms: NormPlaces,
+    /// What is multiplied on its way (Granite).
+    pub multipliers: Multipliers,
     /// Whether the head's matrix is the embedding's.
     pub tie_word_embeddings: bool,
     /// Standard deviation of the matrices' first values.
@@ -121,6 +123,11 @@ impl DecoderConfig {
         self.experts.as_ref().filter(|experts| experts.layers[layer])
     }
 
+    /// What multiplies the scores of attention.
+    pub fn attention_multiplier(&self) -> f64 {
+        self.multipliers.attention.unwrap_or(1.0 / (self.head_dim as f64).sqrt())
+    }
+
     /// Checks that the sizes make a model.
     ///
     /// # Errors
@@ -186,6 +193,7 @@ impl DecoderConfig {
                 format!("is {number}, must be a positive number")
             })?;
         }
+        self.multipliers.validate()?;
         self.rope_scaling.validate()
     }
 }
@@ -214,6 +222,10 @@ impl ExpertsConfig {
         })?;
         check_config(config.norms == NormPlaces::Before, "norms", || {
             "are of branches; with experts they stand in front".to_owned()
+        })?;
+        let residual = config.multipliers.residual;
+        check_config(residual == 1.0, "residual_multiplier", || {
+            format!("is {residual}; with experts there is none")
         })?;
         check_config(!config.mlp_bias, "mlp_bias", || "is true; experts have no biases".to_owned())
     }
@@ -245,6 +257,7 @@ mod tests {
             mlp_bias: false,
             qk_norm: None,
             norms: NormPlaces::Before,
+            multipliers: Multipliers::default(),
             tie_word_embeddings: true,
             initializer_range: 0.02,
         }
@@ -294,6 +307,12 @@ mod tests {
             config.experts = experts(4, 2, 8).map(|experts| ExpertsConfig { layers: vec![true], ..experts });
         });
         check("mlp_bias", &|config| (config.experts, config.mlp_bias) = (experts(4, 2, 8), true));
+        check("residual_multiplier", &|config| {
+            (config.experts, config.multipliers.residual) = (experts(4, 2, 8), 0.5);
+        });
+        check("embedding_multiplier", &|config| config.multipliers.embedding = 0.0);
+        check("attention_multiplier", &|config| config.multipliers.attention = Some(f64::NAN));
+        check("logits_scaling", &|config| config.multipliers.logits_scaling = -8.0);
         check("rope_scaling", &|config| config.rope_scaling = RopeScaling::Linear { factor: -1.0 });
     }
 }

@@ -3,7 +3,7 @@
 use anyroll_backends::ops;
 use tch::Tensor;
 
-use super::{DecoderConfig, matrix_spec};
+use super::{DecoderConfig, matrix_spec, multipliers::multiply_};
 use crate::Result;
 use crate::model::{Grads, Unit, Weights};
 
@@ -15,16 +15,40 @@ pub(super) fn unit(config: &DecoderConfig) -> Unit {
     Unit { name: "model.embed_tokens".to_owned(), params, trainable: true }
 }
 
-#[derive(Debug)]
-pub(super) struct Embedding;
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Embedding {
+    multiplier: f64,
+}
 
 impl Embedding {
+    /// That of a decoder.
+    pub fn new(config: &DecoderConfig) -> Embedding {
+        Embedding { multiplier: config.multipliers.embedding }
+    }
+
+    /// Whether rows are not passed on as they are.
+    pub fn multiplies(&self) -> bool {
+        self.multiplier != 1.0
+    }
+
     /// `tokens` int64 `[N]` to `[N, C]`.
     pub fn forward(&self, weights: &Weights, tokens: &Tensor) -> Result<Tensor> {
-        Ok(weights.get(0, 0).f_index_select(0, tokens)?)
+        let mut rows = weights.get(0, 0).f_index_select(0, tokens)?;
+        multiply_(&mut rows, self.multiplier)?;
+        Ok(rows)
+    }
+
+    /// The same into memory that is there.
+    pub fn forward_into(&self, weights: &Weights, tokens: &Tensor, rows: &mut Tensor) -> Result<()> {
+        drop(weights.get(0, 0).f_index_select_out(rows, 0, tokens)?);
+        multiply_(rows, self.multiplier)
     }
 
     pub fn backward(&self, grads: &mut Grads, dy: &Tensor, tokens: &Tensor) -> Result<()> {
-        grads.put(0, 0, |buffer, how| ops::embedding_backward(dy, tokens, buffer, how))
+        let drows = match self.multiplies() {
+            true => dy.f_mul_scalar(self.multiplier)?,
+            false => dy.shallow_clone(),
+        };
+        grads.put(0, 0, |buffer, how| ops::embedding_backward(&drows, tokens, buffer, how))
     }
 }

@@ -107,7 +107,8 @@ impl Decoder {
 
     fn embedding_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {
         let output = size.tokens * self.config.hidden_size as usize * runs.size();
-        let backward = sorting_bytes(size.tokens, runs);
+        let multiplied = if self.embedding.multiplies() { output } else { 0 };
+        let backward = multiplied + sorting_bytes(size.tokens, runs);
         BlockBytes {
             forward: output,
             scoring: output,
@@ -170,14 +171,18 @@ impl Decoder {
         // Where branches are normed, the gradients of a norm's output and of what it reads, and then the latter, which is the
         // memory of what it read.
         let in_norm = if of_branch == 0 { 0 } else { 2 * x };
+        // Where branches are multiplied, what is added is there apart, and the gradient of the product as well.
+        let multiplied = if block.residual_multiplier == 1.0 { 0 } else { x };
         // Of an MLP the second norm's output, SwiGLU's, and the block's come at the end.
         let of_mixture = config.experts_of(layer).map(|it| self.mixture_bytes(it, layer, size, runs));
         let mlp_bytes = of_mixture.unwrap_or(MlpBytes {
             gate_up,
             choice: 0,
             forward: gate_up + h2 + mlp + x + with_adapters,
-            scoring: gate_up + h2 + mlp + 2 * between + if dora { x + sum } else { 0 },
-            backward: (mlp + at_site(x, mlp, x)).max(mlp + h2 + at_site(gate_up, x, mlp)).max(in_norm),
+            scoring: gate_up + h2 + mlp + 2 * between + if dora { x + sum } else { multiplied },
+            backward: (mlp + at_site(x, mlp, x) + multiplied)
+                .max(mlp + h2 + at_site(gate_up, x, mlp))
+                .max(in_norm),
         });
         let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
         let (scores, scores_backward) = self.attention_bytes(size, runs);
@@ -187,7 +192,8 @@ impl Decoder {
         // what the library needs.
         let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
         let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
-        let in_attention = in_attention.max(q + at_site(x, q, x) + of_branch).max(in_norm + of_branch);
+        let in_attention =
+            in_attention.max(q + at_site(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
         // After it, all that it read is gone, and the first norm's output comes.
         let after = (qkv + x + at_site(qkv, x, q)).saturating_sub(q + qkv + lse + qk_norm);
         let of_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;

@@ -5,10 +5,10 @@
 //! sizes that matter they are the largest tensor of a model (8 k targets x 152 k tokens x 4 bytes = 5 GB), and
 //! the second product costs less than a tenth of a step.
 
-use anyroll_backends::ops::{self, LogProbs, Store};
+use anyroll_backends::ops::{self, LogProbs, Normed, Store};
 use tch::Tensor;
 
-use super::{DecoderConfig, math::Math, matrix_spec, norm_spec};
+use super::{DecoderConfig, math::Math, matrix_spec, multipliers::divide_, norm_spec};
 use crate::batch::Teacher;
 use crate::model::{Grads, Saved, Scores, ScoresGrad, Unit, Weights};
 use crate::{PackedBatch, Result};
@@ -28,6 +28,8 @@ pub(super) struct Head {
     norm: (usize, usize),
     lm_head: (usize, usize),
     pub eps: f64,
+    /// What logits are divided by.
+    pub logits_scaling: f64,
     /// How logits of a forward pass are made.
     pub math: Math,
     /// Whether a forward pass that saves keeps them.
@@ -44,7 +46,15 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
     }
     let lm_head = if config.tie_word_embeddings { (1, 0) } else { (0, 1) };
     let unit = Unit { name: "lm_head".to_owned(), params, trainable: true };
-    (unit, Head { norm: (0, 0), lm_head, eps: config.rms_norm_eps, math: Math::Fast, keeps_logits: false })
+    let head = Head {
+        norm: (0, 0),
+        lm_head,
+        eps: config.rms_norm_eps,
+        logits_scaling: config.multipliers.logits_scaling,
+        math: Math::Fast,
+        keeps_logits: false,
+    };
+    (unit, head)
 }
 
 impl Head {
@@ -60,8 +70,7 @@ impl Head {
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
         let (mut chunks, mut divergences, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for (start, length) in chunks_of(batch, self.lm_head(weights)) {
-            let rows = h.f_narrow(0, start, length)?;
-            let logits = self.math.linear(&rows, self.lm_head(weights), None)?;
+            let logits = self.project(weights, &h.f_narrow(0, start, length)?, self.math)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
             if let Some(teacher) = &batch.teacher {
@@ -96,7 +105,7 @@ impl Head {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
             let mut dlogits = match kept.next() {
                 Some(logits) => logits,
-                None => rows(&h)?.f_linear(lm_head, None::<&Tensor>)?,
+                None => self.project(weights, &rows(&h)?, Math::Fast)?,
             };
             let toward_teacher = match (&batch.teacher, &grad.divergence) {
                 (Some(teacher), Some(of)) => {
@@ -117,6 +126,7 @@ impl Head {
             if let Some(toward_teacher) = toward_teacher {
                 drop(dlogits.f_add_(&toward_teacher)?);
             }
+            divide_(&mut dlogits, self.logits_scaling)?;
             drop(dlogits.f_mm_out(&rows(&dh)?, lm_head)?);
             grads.put_linear(self.lm_head.0, self.lm_head.1, &dlogits, &rows(&h)?)?;
         }
@@ -140,7 +150,20 @@ impl Head {
     /// The logits of each row of `x` `[B, C]`: `[B, V]`.
     pub fn logits(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (h, _) = ops::rms_norm(x, self.norm(weights), self.eps)?;
-        self.math.linear(&h, self.lm_head(weights), None)
+        self.project(weights, &h, self.math)
+    }
+
+    /// The logits of normed rows `h` into memory that is there.
+    pub fn logits_into(&self, weights: &Weights, h: &mut Normed, logits: &mut Tensor) -> Result<()> {
+        self.math.linear_into(h, self.lm_head(weights), None, logits)?;
+        divide_(logits, self.logits_scaling)
+    }
+
+    /// The logits of normed rows.
+    fn project(&self, weights: &Weights, h: &Tensor, math: Math) -> Result<Tensor> {
+        let mut logits = math.linear(h, self.lm_head(weights), None)?;
+        divide_(&mut logits, self.logits_scaling)?;
+        Ok(logits)
     }
 
     pub fn norm<'a>(&self, weights: &Weights<'a>) -> &'a Tensor {

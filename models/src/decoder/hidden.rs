@@ -3,7 +3,7 @@
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
-use super::{Decoder, DecoderConfig};
+use super::{Decoder, DecoderConfig, multipliers::divide_};
 use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
 
@@ -32,7 +32,7 @@ impl HiddenModel {
 
 impl Model for HiddenModel {
     type Batch = PackedBatch;
-    /// The normed row of each target, `[M, C]` in the dtype of the weights.
+    /// The normed row of each target, `[M, C]` in the dtype of the weights, divided by `logits_scaling`.
     type Scores = Tensor;
     type ScoresGrad = Tensor;
 
@@ -59,7 +59,8 @@ impl Model for HiddenModel {
         if block + 1 == self.blocks() {
             let rows = x.expect("only the first block has no input").f_index_select(0, &batch.target_rows)?;
             let head = &self.decoder.head;
-            let (normed, _) = ops::rms_norm(&rows, head.norm(weights), head.eps)?;
+            let (mut normed, _) = ops::rms_norm(&rows, head.norm(weights), head.eps)?;
+            divide_(&mut normed, head.logits_scaling)?;
             return Ok((Output::Scores(normed), Saved::default()));
         }
         match self.decoder.forward(block, weights, x, batch, save)? {

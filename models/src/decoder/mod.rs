@@ -1,5 +1,5 @@
 //! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
-//! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3 and OLMo 2 and 3.
+//! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3, OLMo 2 and 3, and Granite.
 //!
 //! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a head
 //! tied to the embedding reads the embedding's unit beside its own.
@@ -17,6 +17,7 @@ mod head;
 mod hidden;
 pub(crate) mod lora;
 mod math;
+mod multipliers;
 mod recorded;
 mod rope;
 mod value;
@@ -28,6 +29,7 @@ pub use config::{DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, QkNorm, 
 pub use footprint::PackedSize;
 pub use hidden::HiddenModel;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
+pub use multipliers::Multipliers;
 pub(crate) use recorded::StepMemory;
 pub use rope::{OtherRope, RopeScaling};
 pub use value::ValueModel;
@@ -96,7 +98,7 @@ impl Decoder {
             }
         }
         let rope_tables = RopeTables::new(&config, device)?;
-        let embedding = Embedding;
+        let embedding = Embedding::new(&config);
         Ok(Decoder { config, units, units_of, embedding, plain_blocks, inner_blocks, head, rope_tables })
     }
 
@@ -125,7 +127,7 @@ impl Decoder {
             config: self.config.clone(),
             units: self.units.clone(),
             units_of: self.units_of.clone(),
-            embedding: Embedding,
+            embedding: self.embedding,
             plain_blocks: self.plain_blocks.clone(),
             inner_blocks: self.inner_blocks.clone(),
             head: self.head,
@@ -189,7 +191,7 @@ impl Decoder {
             config: self.config.clone(),
             units: self.units[..own].to_vec(),
             units_of: self.units_of.iter().map(without).collect(),
-            embedding: Embedding,
+            embedding: self.embedding,
             plain_blocks: self.plain_blocks.clone(),
             inner_blocks: self.plain_blocks.clone(),
             head: self.head,

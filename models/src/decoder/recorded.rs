@@ -3,7 +3,9 @@
 use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Routing, StepRotation};
 use tch::{Device, Kind, Tensor};
 
-use super::{Decoder, ExpertsConfig, block::Block, experts::Experts, lora::Site, math::Math};
+use super::{
+    Decoder, ExpertsConfig, block::Block, experts::Experts, lora::Site, math::Math, multipliers::multiply_,
+};
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
@@ -184,7 +186,7 @@ impl Decoder {
             Some(block) => block.input_norm.map(|norm| weights[layer + 1].get(0, norm)),
             None => Some(self.head.norm(head_weights)),
         };
-        drop(weights[0].get(0, 0).f_index_select_out(&memory.x, 0, &memory.tokens)?);
+        self.embedding.forward_into(&weights[0], &memory.tokens, &mut memory.x)?;
         if let Some(norm) = norm_before(0) {
             memory.h.become_norm_of(&memory.x, norm, self.config.rms_norm_eps)?;
         }
@@ -196,8 +198,7 @@ impl Decoder {
             let next_norm = norm_before(layer + 1);
             block.decode_in_place(&weights[layer + 1], next_norm, memory, how, cache, parts)?;
         }
-        let lm_head = self.head.lm_head(head_weights);
-        self.head.math.linear_into(&mut memory.h, lm_head, None, &mut memory.logits)
+        self.head.logits_into(head_weights, &mut memory.h, &mut memory.logits)
     }
 }
 
@@ -274,8 +275,8 @@ impl Block {
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
 
-    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, behind the first of the norms if
-    /// there is one, and makes `h` the second one of the stream.
+    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, behind the first of the norms and
+    /// the multiplier if there are some, and makes `h` the second one of the stream.
     fn end_branch_in_place(
         &self,
         site: Site,
@@ -284,16 +285,19 @@ impl Block {
         (branch_norm, next_norm): (Option<&Tensor>, Option<&Tensor>),
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let Some(branch_norm) = branch_norm else {
+        if branch_norm.is_none() && self.residual_multiplier == 1.0 {
             let next_norm = next_norm.expect("norms are in front of branches or behind them");
             return self.add_and_norm_in_place(site, weights, y, next_norm, (x, h, scratch));
-        };
+        }
         // In the memory of the norm that comes next, or of none.
         let mut product = h.values()?.shallow_clone();
         let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
         self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut product)?;
         self.adapt_in_place(site, weights, y, scratch, &mut product)?;
-        ops::rms_norm_(&mut product, branch_norm, self.eps)?;
+        if let Some(norm) = branch_norm {
+            ops::rms_norm_(&mut product, norm, self.eps)?;
+        }
+        multiply_(&mut product, self.residual_multiplier)?;
         drop(x.f_add_(&product)?);
         match next_norm {
             Some(norm) => Ok(h.become_norm_of(x, norm, self.eps)?),

@@ -318,7 +318,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        DecoderConfig, NormPlaces, RopeScaling,
+        DecoderConfig, Multipliers, NormPlaces, RopeScaling,
         generation::{Completion, pass::choose_on_host},
     };
 
@@ -367,6 +367,7 @@ mod tests {
             mlp_bias: false,
             qk_norm: None,
             norms: NormPlaces::Before,
+            multipliers: Multipliers::default(),
             tie_word_embeddings: true,
             initializer_range: 0.2,
         };

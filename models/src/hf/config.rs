@@ -8,12 +8,15 @@ use serde_json::{Map, Value};
 use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
 use crate::{
-    DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow,
+    DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm, RopeScaling,
+    SlidingWindow,
 };
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
-const FAMILIES: [&str; 10] =
-    ["Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Mixtral", "SmolLM3", "Olmo2", "Olmo3", "Olmoe"];
+const FAMILIES: [&str; 11] = [
+    "Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Mixtral", "SmolLM3", "Olmo2", "Olmo3", "Olmoe",
+    "Granite",
+];
 
 /// What a model is for, which is what its head is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +91,18 @@ pub(super) struct ConfigFile {
     mixture: Mixture,
     /// What queries, keys and values are clipped to (OLMoE).
     clip_qkv: Option<f64>,
+    #[serde(flatten)]
+    multipliers: MultiplierFields,
     quantization_config: Option<Value>,
+}
+
+/// What Granite multiplies.
+#[derive(Debug, Deserialize)]
+struct MultiplierFields {
+    embedding_multiplier: Option<f64>,
+    attention_multiplier: Option<f64>,
+    residual_multiplier: Option<f64>,
+    logits_scaling: Option<f64>,
 }
 
 /// The experts of a family that has some.
@@ -134,7 +148,7 @@ impl ConfigFile {
         self.refuse_what_is_missing(path)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
-            None if family == "Llama" || olmo => self.num_attention_heads,
+            None if matches!(family, "Llama" | "Granite") || olmo => self.num_attention_heads,
             None => return Err(field(path, "num_key_value_heads", "is missing")),
         };
         let head_dim = match self.head_dim {
@@ -152,7 +166,8 @@ impl ConfigFile {
         let (rope_theta, rope_scaling) = rope.read()?;
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
-        let attention_bias = self.attention_bias && (qwen3 || olmo || matches!(family, "Llama" | "SmolLM3"));
+        let attention_bias =
+            self.attention_bias && (qwen3 || olmo || matches!(family, "Llama" | "SmolLM3" | "Granite"));
         let qk_norm = if olmo { Some(QkNorm::Together) } else { qwen3.then_some(QkNorm::PerHead) };
         let config = DecoderConfig {
             vocab_size: self.vocab_size,
@@ -171,9 +186,10 @@ impl ConfigFile {
             sliding_window,
             qkv_bias: qwen2 || attention_bias,
             o_bias: attention_bias,
-            mlp_bias: self.mlp_bias && matches!(family, "Llama" | "SmolLM3"),
+            mlp_bias: self.mlp_bias && matches!(family, "Llama" | "SmolLM3" | "Granite"),
             qk_norm,
             norms: if olmo && family != "Olmoe" { NormPlaces::After } else { NormPlaces::Before },
+            multipliers: self.multipliers(family),
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(silent.tied),
             initializer_range: self.initializer_range,
         };
@@ -193,6 +209,20 @@ impl ConfigFile {
         refuse(whole, "partial_rotary_factor", TURNED_WHOLE)?;
         let plain = self.quantization_config.is_none();
         refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
+    }
+
+    /// What the family multiplies: by 1 where the file is silent, attention's scores as well.
+    fn multipliers(&self, family: &str) -> Multipliers {
+        if family != "Granite" {
+            return Multipliers::default();
+        }
+        let fields = &self.multipliers;
+        Multipliers {
+            embedding: fields.embedding_multiplier.unwrap_or(1.0),
+            attention: Some(fields.attention_multiplier.unwrap_or(1.0)),
+            residual: fields.residual_multiplier.unwrap_or(1.0),
+            logits_scaling: fields.logits_scaling.unwrap_or(1.0),
+        }
     }
 
     /// The layers that have experts, and which.
@@ -504,6 +534,28 @@ mod tests {
         let nested = json!({"full_attention": yarn, "sliding_attention": {"rope_type": "default"}});
         let error = olmo("Olmo3", json!({"rope_parameters": nested})).unwrap_err().to_string();
         assert!(error.contains("`rope_parameters.full_attention` is there"), "{error}");
+    }
+
+    #[test]
+    fn granite_multiplies() {
+        let granite = |changes: Value| {
+            let mut file = json!({"architectures": ["GraniteForCausalLM"]});
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file)
+        };
+        let silent = granite(json!({})).unwrap();
+        assert_eq!(silent.multipliers, Multipliers { attention: Some(1.0), ..Multipliers::default() });
+        assert_eq!((silent.num_key_value_heads, silent.tie_word_embeddings), (2, false));
+        let fields = json!({
+            "embedding_multiplier": 12.0, "attention_multiplier": 0.5, "residual_multiplier": 0.22,
+            "logits_scaling": 8,
+        });
+        let expected =
+            Multipliers { embedding: 12.0, attention: Some(0.5), residual: 0.22, logits_scaling: 8.0 };
+        assert_eq!(granite(fields.clone()).unwrap().multipliers, expected);
+        assert_eq!(read(fields).unwrap().multipliers, Multipliers::default(), "Llama does not read them");
+        let error = granite(json!({"logits_scaling": 0.0})).unwrap_err().to_string();
+        assert!(error.contains("`logits_scaling` is 0, must be a positive number"), "{error}");
     }
 
     #[test]

@@ -17,8 +17,8 @@ use super::rope::rope_scaling;
 use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{
-    DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, OtherRope, QkNorm, RopeScaling, SlidingWindow,
-    lora,
+    DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm, RopeScaling,
+    SlidingWindow, lora,
 };
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
@@ -136,7 +136,7 @@ pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> 
 ///
 /// # Errors
 /// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, with neither and a window in
-/// some of its layers, or with experts but no norms.
+/// some of its layers, with experts but no norms, or that multiplies and is no Llama otherwise.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
     let (tokens, slides) = match &config.sliding_window {
         Some(SlidingWindow { tokens, layers }) => (Some(tokens), layers.clone()),
@@ -181,6 +181,9 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         let turned: Vec<i64> = still.iter().map(|&still| i64::from(!still)).collect();
         file.insert("no_rope_layers".to_owned(), turned.into());
     }
+    if model_type == "granite" {
+        file.extend(fields_multiplied(config));
+    }
     if let Some(experts) = &config.experts {
         file.extend(fields_of(experts, model_type));
     }
@@ -195,6 +198,16 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
         Err(Error::Field { path: "config.json".into(), field, problem })
     };
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
+    if config.multipliers != Multipliers::default() {
+        let plain = DecoderConfig { multipliers: Multipliers::default(), ..config.clone() };
+        return match family_of(&plain, slides)? {
+            ("LlamaForCausalLM", _) => Ok(("GraniteForCausalLM", "granite")),
+            _ => refuse(
+                "residual_multiplier",
+                "or another one is there in a decoder that is no Llama otherwise",
+            ),
+        };
+    }
     if let Some(experts) = &config.experts {
         let (all_have, slide) = (!experts.layers.contains(&false), slides.contains(&true));
         let is_mixtral = experts.names == ExpertNames::Mixtral;
@@ -283,6 +296,18 @@ fn usual_family(
         ((true, true, _) | (false, false, _), false, false) => Ok(("LlamaForCausalLM", "llama")),
         _ => Err(("o_bias", "is there beside what no published family has with such biases")),
     }
+}
+
+/// What a file says of multipliers.
+fn fields_multiplied(config: &DecoderConfig) -> Map<String, Value> {
+    let multipliers = &config.multipliers;
+    let fields = [
+        ("embedding_multiplier", multipliers.embedding),
+        ("attention_multiplier", config.attention_multiplier()),
+        ("residual_multiplier", multipliers.residual),
+        ("logits_scaling", multipliers.logits_scaling),
+    ];
+    fields.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect()
 }
 
 /// What a file says of a mixture.

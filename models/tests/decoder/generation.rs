@@ -6,7 +6,8 @@ use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
-    NormPlaces, PackedBatch, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    Multipliers, NormPlaces, PackedBatch, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence,
+    SlidingWindow,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
 use tch::{Device, Kind, Tensor};
@@ -39,6 +40,7 @@ pub fn config(qk_norm: bool) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: qk_norm.then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: false,
         initializer_range: 0.4,
     }
@@ -172,6 +174,7 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (qk_norm, sliding_window, lora) in [
             (None, None, None),
+            (Some(QkNorm::PerHead), None, None),
             (Some(QkNorm::PerHead), window.clone(), None),
             (Some(QkNorm::Together), window.clone(), None),
             (Some(QkNorm::Together), None, Some(&dora)),
@@ -183,7 +186,14 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
                 Some(QkNorm::Together) => NormPlaces::After,
                 _ => NormPlaces::Before,
             };
-            let config = DecoderConfig { sliding_window, qk_norm, norms, ..config(false) };
+            // As in Granite, where heads are normed and see all.
+            let multipliers = match (qk_norm, &sliding_window) {
+                (Some(QkNorm::PerHead), None) => {
+                    Multipliers { embedding: 3.3, attention: Some(0.7), residual: 0.4, logits_scaling: 1.3 }
+                }
+                _ => Multipliers::default(),
+            };
+            let config = DecoderConfig { sliding_window, qk_norm, norms, multipliers, ..config(false) };
             let decoder = match lora {
                 Some(lora) => {
                     let biased = DecoderConfig { o_bias: true, mlp_bias: true, ..config };

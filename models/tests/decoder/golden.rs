@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::holder::Holder;
-use anyroll_models::{Decoder, DecoderConfig, Model, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence};
+use anyroll_models::{
+    Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence,
+};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -97,6 +99,7 @@ fn decoder_config(config: &Value) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: flag("qk_norm").then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: flag("tie_word_embeddings"),
         initializer_range: number("initializer_range"),
     }

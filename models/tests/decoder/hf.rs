@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 22] = [
+const FAMILIES: [&str; 24] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -35,6 +35,8 @@ const FAMILIES: [&str; 22] = [
     "olmo3_biased",
     "olmoe",
     "olmoe_biased",
+    "granite",
+    "granite_biased",
 ];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.

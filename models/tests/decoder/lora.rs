@@ -119,6 +119,8 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden, 2 * 7);
     check_scores_and_gradients(&golden_of("lora_olmo3"), 2 * 7);
     check_scores_and_gradients(&golden_of("lora_dora_olmo3"), 4 * 7);
+    check_scores_and_gradients(&golden_of("lora_granite"), 2 * 7);
+    check_scores_and_gradients(&golden_of("lora_dora_granite"), 3 * 7);
 }
 
 /// As PEFT has it where it is given the masks.
@@ -244,6 +246,7 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_unequal"));
     check_merged(&golden_of("lora_dora"));
     check_merged(&golden_of("lora_dora_olmo3"));
+    check_merged(&golden_of("lora_dora_granite"));
 }
 
 /// As a source reads them, and as the decoder merges what it has been given.
@@ -341,6 +344,8 @@ fn merged_weights_sample_what_adapters_do() {
         ("lora_dora", Kind::Float, 1e-4),
         ("lora_olmo3", Kind::Float, 1e-4),
         ("lora_dora_olmo3", Kind::Float, 1e-4),
+        ("lora_granite", Kind::Float, 1e-4),
+        ("lora_dora_granite", Kind::Float, 1e-4),
         ("lora", Kind::BFloat16, 0.1),
         ("lora_dora", Kind::BFloat16, 0.1),
     ] {

@@ -1,8 +1,8 @@
 //! What must hold of any decoder, without a reference.
 
 use anyroll_models::{
-    Decoder, DecoderConfig, Model, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence, SlidingWindow,
-    Weights,
+    Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence,
+    SlidingWindow, Weights,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -29,6 +29,7 @@ fn config() -> DecoderConfig {
         mlp_bias: false,
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: true,
         initializer_range: 0.3,
     }

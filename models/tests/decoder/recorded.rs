@@ -8,8 +8,9 @@ use anyroll_backends::{
 };
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
-    LoraTargets, Model, ModulePattern, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm, Request,
-    RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits, init, model::Init,
+    LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm,
+    Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits, init,
+    model::Init,
 };
 use tch::{Kind, Tensor};
 
@@ -37,6 +38,7 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: qk_norm.then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: qk_norm,
         initializer_range: 0.2,
     }
@@ -59,6 +61,13 @@ fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -
         names: ExpertNames::Usual,
     };
     DecoderConfig { hidden_size: 192, experts: Some(experts), initializer_range: 0.1, ..config }
+}
+
+/// The same with the four multipliers of a Granite, none a power of two.
+fn multiplied(config: DecoderConfig) -> DecoderConfig {
+    let multipliers =
+        Multipliers { embedding: 1.7, attention: Some(0.07), residual: 0.6, logits_scaling: 1.3 };
+    DecoderConfig { multipliers, ..config }
 }
 
 /// The device; without it says so past the harness, which keeps what passing tests print.
@@ -257,6 +266,14 @@ fn steps_with_other_rotations_and_norms_equal_the_passes() {
     check_strict(behind(config(4, 64, false)), &warm());
 }
 
+#[test]
+fn steps_that_multiply_equal_the_passes() {
+    check(multiplied(config(4, 64, false)), &greedy());
+    check(multiplied(config(12, 128, true)), &SamplingParams::default());
+    check(Shape::with_adapters(multiplied(biased(config(4, 64, false))), &LoraTarget::ALL), &greedy());
+    check_strict(multiplied(biased(config(4, 64, false))), &warm());
+}
+
 /// Windows within a run, across splits, and of one layer of the two.
 #[test]
 fn recorded_steps_with_windows_equal_the_passes() {
@@ -299,7 +316,8 @@ fn recorded_steps_in_bf16_stay_near_training() {
     };
     let all_experts = mixture(config(4, 64, true), 10, [true, true]);
     let some_experts = mixture(config(12, 128, false), 3, [false, true]);
-    let others = [biased(config(4, 64, true)), behind, all_experts, some_experts];
+    let others =
+        [biased(config(4, 64, true)), multiplied(config(4, 64, true)), behind, all_experts, some_experts];
     let plain = plain.into_iter().chain(others).map(Shape::from);
     for shape in plain.chain([adapted, scaled]) {
         // A penalty chooses among the tokens, and is not in their log-probs.

@@ -1,8 +1,8 @@
 //! The value head over the decoder's blocks.
 
 use anyroll_models::{
-    DecoderConfig, Grads, Model, NormPlaces, Output, OutputGrad, PackedBatch, ParamSpec, RopeScaling, Saved,
-    Sequence, UnitGrads, ValueModel, Weights, init,
+    DecoderConfig, Grads, Model, Multipliers, NormPlaces, Output, OutputGrad, PackedBatch, ParamSpec,
+    RopeScaling, Saved, Sequence, UnitGrads, ValueModel, Weights, init,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -28,6 +28,7 @@ pub fn config() -> DecoderConfig {
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: false,
         initializer_range: 0.3,
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
     Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern,
-    NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
+    Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -201,6 +201,8 @@ fn activations_are_those_that_are_planned() {
     let biased = DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..wide(false, false) };
     let after =
         DecoderConfig { qk_norm: Some(QkNorm::Together), norms: NormPlaces::After, ..wide(false, false) };
+    let multipliers = Multipliers { embedding: 12.0, residual: 0.2, logits_scaling: 8.0, attention: None };
+    let multiplied = DecoderConfig { multipliers, ..wide(false, true) };
     let keyed = || batch(sequences, len, 200).with_dropout(&[1; 6]).unwrap();
     let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
     let models = [
@@ -209,6 +211,8 @@ fn activations_are_those_that_are_planned() {
         ("logits kept", new(wide(false, false)).keeping_logits(true)),
         ("upper half", new(wide(true, false)).freeze(|unit| !unit.name.ends_with(".2"))),
         ("biases", new(biased)),
+        ("multipliers", new(multiplied.clone())),
+        ("multipliers, adapters", Decoder::with_lora(multiplied, &lora, tch::Device::Cpu).unwrap()),
         ("norms of branches", new(after.clone())),
         ("norms of branches, adapters", Decoder::with_lora(after, &lora, tch::Device::Cpu).unwrap()),
         ("experts", new(with_experts(8, 2, 88))),

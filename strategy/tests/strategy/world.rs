@@ -4,8 +4,8 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, RopeScaling,
-    ScoresGrad, Sequence,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, PackedBatch, QkNorm,
+    RopeScaling, ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -60,6 +60,7 @@ fn shape(tied: bool) -> DecoderConfig {
         initializer_range: 0.3,
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: tied,
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyroll_backends::CollectiveGroup;
 use anyroll_models::{
-    Decoder, DecoderConfig, Model, NormPlaces, PackedBatch, RopeScaling, Sequence, ValueModel,
+    Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, RopeScaling, Sequence, ValueModel,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
@@ -185,6 +185,7 @@ pub(super) fn decoder() -> Arc<Decoder> {
         initializer_range: 0.3,
         qk_norm: None,
         norms: NormPlaces::Before,
+        multipliers: Multipliers::default(),
         tie_word_embeddings: false,
     };
     Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())

@@ -1,0 +1,59 @@
+//! Constants by which a family multiplies what the parts of its decoders pass on.
+
+use tch::Tensor;
+
+use crate::Result;
+use crate::error::check_config;
+
+/// The four of Granite, with the names of its `config.json`. By default there are none: scores of attention are divided by
+/// sqrt(D), and all else is passed on as it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Multipliers {
+    /// Of embeddings, `embedding_multiplier`.
+    pub embedding: f64,
+    /// Of the scores of attention, `attention_multiplier`; `None`: 1 / sqrt(D).
+    pub attention: Option<f64>,
+    /// Of what attention and the MLP add to the residual stream, `residual_multiplier`.
+    pub residual: f64,
+    /// What logits are divided by, `logits_scaling`.
+    pub logits_scaling: f64,
+}
+
+impl Default for Multipliers {
+    fn default() -> Multipliers {
+        Multipliers { embedding: 1.0, attention: None, residual: 1.0, logits_scaling: 1.0 }
+    }
+}
+
+impl Multipliers {
+    /// Checks that they are positive numbers.
+    pub(super) fn validate(&self) -> Result<()> {
+        for (field, number) in [
+            ("embedding_multiplier", self.embedding),
+            ("attention_multiplier", self.attention.unwrap_or(1.0)),
+            ("residual_multiplier", self.residual),
+            ("logits_scaling", self.logits_scaling),
+        ] {
+            check_config(number > 0.0 && number.is_finite(), field, || {
+                format!("is {number}, must be a positive number")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Multiplies `x` in place.
+pub(super) fn multiply_(x: &mut Tensor, by: f64) -> Result<()> {
+    if by != 1.0 {
+        drop(x.f_mul_scalar_(by)?);
+    }
+    Ok(())
+}
+
+/// Divides `x` in place.
+pub(super) fn divide_(x: &mut Tensor, by: f64) -> Result<()> {
+    if by != 1.0 {
+        drop(x.f_div_scalar_(by)?);
+    }
+    Ok(())
+}
