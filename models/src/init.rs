@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Result;
 use crate::model::{Init, ParamSpec};
-use crate::random::Stream;
+use crate::random::Numbers;
 
 /// Where the values of parameters come from.
 pub trait WeightSource {
@@ -45,7 +45,7 @@ pub struct Seed(pub u64);
 
 impl WeightSource for Seed {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
-        values.copy_from_slice(&fill(spec, self.0)[range]);
+        fill_range(spec, self.0, range, values);
         Ok(())
     }
 }
@@ -55,26 +55,44 @@ impl WeightSource for Seed {
 /// A pure function of the seed and the parts' names: the same on every device and at every world size, and
 /// the same whether matrices are fused or not.
 pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0; spec.elements()];
+    fill_range(spec, seed, 0..values.len(), &mut values);
+    values
+}
+
+/// Those in `range` of [`fill`]'s.
+fn fill_range(spec: &ParamSpec, seed: u64, range: Range<usize>, values: &mut [f32]) {
     match spec.init {
-        Init::Zeros => vec![0.0; spec.elements()],
-        Init::Ones | Init::RowNorms { .. } => vec![1.0; spec.elements()],
-        Init::Uniform { bound } => random_parts(spec, seed, |values, count, random| {
-            values.extend((0..count).map(|_| ((2.0 * random.uniform() - 1.0) * bound) as f32));
+        Init::Zeros => values.fill(0.0),
+        Init::Ones | Init::RowNorms { .. } => values.fill(1.0),
+        Init::Uniform { bound } => each_part(spec, seed, range, values, |numbers, first, values| {
+            numbers.uniforms(first, bound, values);
         }),
-        Init::Normal { std } => {
-            random_parts(spec, seed, |values, count, random| random.extend_normal(values, count, std))
-        }
+        Init::Normal { std } => each_part(spec, seed, range, values, |numbers, first, values| {
+            numbers.normals(first, std, values);
+        }),
     }
 }
 
-/// The values of each part, from random numbers of its own: `extend` appends so many.
-fn random_parts(spec: &ParamSpec, seed: u64, extend: impl Fn(&mut Vec<f32>, usize, &mut Stream)) -> Vec<f32> {
+/// Gives `make` the random numbers of each part in `range`, and which of them come first in its piece of `values`.
+fn each_part(
+    spec: &ParamSpec,
+    seed: u64,
+    range: Range<usize>,
+    values: &mut [f32],
+    make: impl Fn(Numbers, usize, &mut [f32]),
+) {
     let row = spec.elements() / spec.shape[0] as usize;
-    let mut values = Vec::with_capacity(spec.elements());
+    let mut part_start = 0;
     for part in &spec.parts {
-        extend(&mut values, part.rows as usize * row, &mut Stream::new(seed, name_hash(&part.name)));
+        let part_end = part_start + part.rows as usize * row;
+        let (start, end) = (part_start.max(range.start), part_end.min(range.end));
+        if start < end {
+            let numbers = Numbers { seed, stream: name_hash(&part.name) };
+            make(numbers, start - part_start, &mut values[start - range.start..end - range.start]);
+        }
+        part_start = part_end;
     }
-    values
 }
 
 /// FNV-1a: std's hashers promise no stable value.
@@ -87,6 +105,7 @@ fn name_hash(name: &str) -> u64 {
 mod tests {
     use super::*;
     use crate::model::Part;
+    use crate::random::Stream;
 
     fn matrix(parts: &[(&str, i64)]) -> ParamSpec {
         let parts: Vec<Part> =
@@ -111,6 +130,35 @@ mod tests {
         assert!(mean.abs() < 0.001, "{mean}");
         assert!((variance.sqrt() - 0.02).abs() < 0.001, "{variance}");
         assert!((within_one - 0.683).abs() < 0.02, "{within_one}");
+    }
+
+    /// One by one, of numbers that follow each other, as Box and Muller have them.
+    #[test]
+    fn any_range_is_of_the_same_sequence() {
+        let spec = matrix(&[("a", 4001), ("b", 3)]);
+        let whole = fill(&spec, 5);
+        let mut stream = Stream::new(5, name_hash("a"));
+        let expected: Vec<f32> = (0..4001 * 33 / 2)
+            .flat_map(|_| {
+                let radius = 0.02 * (-2.0 * (1.0 - stream.uniform()).ln()).sqrt();
+                let (sin, cos) = (std::f64::consts::TAU * stream.uniform()).sin_cos();
+                [(radius * cos) as f32, (radius * sin) as f32]
+            })
+            .collect();
+        assert_eq!(whole[..expected.len()], expected);
+        for range in [0..1, 7..8, 7..100_003, 4001 * 33 - 2..4001 * 33 + 3, 4001 * 33 + 1..4004 * 33] {
+            let mut values = vec![0.0; range.len()];
+            Seed(5).read(&spec, range.clone(), &mut values).unwrap();
+            assert_eq!(values, whole[range]);
+        }
+        let uniform = ParamSpec { init: Init::Uniform { bound: 0.5 }, ..spec };
+        let whole = fill(&uniform, 5);
+        let mut stream = Stream::new(5, name_hash("b"));
+        let expected = (0..99).map(|_| (stream.uniform() - 0.5) as f32);
+        assert_eq!(whole[4001 * 33..], expected.collect::<Vec<_>>());
+        let mut values = [0.0; 5];
+        Seed(5).read(&uniform, 33..38, &mut values).unwrap();
+        assert_eq!(values, whole[33..38]);
     }
 
     #[test]
