@@ -316,8 +316,13 @@ fn recorded_steps_in_bf16_stay_near_training() {
     };
     let all_experts = mixture(config(4, 64, true), 10, [true, true]);
     let some_experts = mixture(config(12, 128, false), 3, [false, true]);
-    let others =
-        [biased(config(4, 64, true)), multiplied(config(4, 64, true)), behind, all_experts, some_experts];
+    let windowed = DecoderConfig {
+        qk_norm: Some(QkNorm::Together),
+        sliding_window: Some(SlidingWindow { tokens: 100, layers: vec![true, true] }),
+        ..mixture(config(4, 64, false), 10, [true, true])
+    };
+    let multiplied = multiplied(config(4, 64, true));
+    let others = [biased(config(4, 64, true)), multiplied, behind, all_experts, some_experts, windowed];
     let plain = plain.into_iter().chain(others).map(Shape::from);
     for shape in plain.chain([adapted, scaled]) {
         // A penalty chooses among the tokens, and is not in their log-probs.
