@@ -109,7 +109,7 @@ struct MultiplierFields {
 #[derive(Debug, Deserialize)]
 struct Mixture {
     num_experts: Option<i64>,
-    /// The same of a Mixtral.
+    /// The same, of a Mixtral and in newer files.
     num_local_experts: Option<i64>,
     num_experts_per_tok: Option<i64>,
     moe_intermediate_size: Option<i64>,
@@ -162,8 +162,10 @@ impl ConfigFile {
             theta: self.rope_theta.unwrap_or(silent.rope_theta),
             scaling: self.rope_scaling.as_ref(),
             parameters: self.rope_parameters.as_ref(),
+            // What is scaled are the layers that see far.
+            by_kind: family == "Olmo3",
         };
-        let (rope_theta, rope_scaling) = rope.read()?;
+        let rotations = rope.read()?;
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
         let attention_bias =
@@ -179,9 +181,9 @@ impl ConfigFile {
             intermediate_size: self.intermediate_size,
             experts: self.experts(path, family)?,
             rms_norm_eps: self.rms_norm_eps.unwrap_or(silent.rms_norm_eps),
-            rope_theta,
-            rope_scaling,
-            other_rope: self.other_rope(path, family, (rope_theta, rope_scaling), &sliding_window)?,
+            rope_theta: rotations.theta,
+            rope_scaling: rotations.scaling,
+            other_rope: self.other_rope(path, family, rotations.sliding_theta, &sliding_window)?,
             max_position_embeddings: self.max_position_embeddings,
             sliding_window,
             qkv_bias: qwen2 || attention_bias,
@@ -230,7 +232,6 @@ impl ConfigFile {
         let mixture = &self.mixture;
         // Of these two all layers have experts, as wide as the MLP that is not there.
         let whole = Mixture {
-            num_experts: if family == "Mixtral" { mixture.num_local_experts } else { mixture.num_experts },
             moe_intermediate_size: Some(self.intermediate_size),
             norm_topk_prob: mixture.norm_topk_prob || family == "Mixtral",
             decoder_sparse_step: every_layer(),
@@ -255,7 +256,12 @@ impl ConfigFile {
         }
         let required = |name: &str, size: Option<i64>| size.ok_or_else(|| field(path, name, "is missing"));
         let count = if family == "Mixtral" { "num_local_experts" } else { "num_experts" };
-        let num_experts = required(count, mixture.num_experts)?;
+        if let (Some(old), Some(new)) = (mixture.num_experts, mixture.num_local_experts)
+            && old != new
+        {
+            return Err(field(path, "num_local_experts", format!("is {new}, and `num_experts` is {old}")));
+        }
+        let num_experts = required(count, mixture.num_experts.or(mixture.num_local_experts))?;
         if num_experts == 0 && family != "Qwen3Moe" {
             return Err(field(path, count, "is 0, must be at least 1"));
         }
@@ -325,13 +331,12 @@ impl ConfigFile {
         &self,
         path: &Path,
         family: &str,
-        (theta, scaling): (f64, RopeScaling),
+        sliding_theta: Option<f64>,
         window: &Option<SlidingWindow>,
     ) -> Result<Option<OtherRope>> {
-        let (theta, layers) = match (family, window) {
-            ("SmolLM3", _) => (None, self.layers_without_rope(path)?),
-            // What is scaled are the layers that see far.
-            ("Olmo3", Some(window)) if scaling != RopeScaling::None => (Some(theta), window.layers.clone()),
+        let (theta, layers) = match (sliding_theta, window) {
+            _ if family == "SmolLM3" => (None, self.layers_without_rope(path)?),
+            (Some(theta), Some(window)) => (Some(theta), window.layers.clone()),
             _ => return Ok(None),
         };
         Ok(layers.contains(&true).then_some(OtherRope { theta, layers }))
@@ -531,9 +536,44 @@ mod tests {
         assert_eq!(olmo("Olmo3", json!({})).unwrap().other_rope, None, "all turn alike without a scaling");
         let error = olmo("Olmo3", json!({"sliding_window": null})).unwrap_err().to_string();
         assert!(error.contains("`sliding_window` is null, and layers have one"), "{error}");
-        let nested = json!({"full_attention": yarn, "sliding_attention": {"rope_type": "default"}});
-        let error = olmo("Olmo3", json!({"rope_parameters": nested})).unwrap_err().to_string();
-        assert!(error.contains("`rope_parameters.full_attention` is there"), "{error}");
+    }
+
+    /// As newer files have them.
+    #[test]
+    fn rotations_are_of_kinds_of_layers() {
+        let read = |family: &str, full: &Value, sliding: Value| {
+            read(json!({
+                "architectures": [format!("{family}ForCausalLM")], "num_hidden_layers": 4, "num_key_value_heads": 1,
+                "rope_theta": null, "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+            }))
+        };
+        let yarn = json!({"rope_type": "yarn", "factor": 2.0, "rope_theta": 50.0});
+        let plain = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+        let other = read("Olmo3", &yarn, plain(50.0)).unwrap();
+        let of_sliding =
+            |theta| Some(OtherRope { theta: Some(theta), layers: vec![true, true, true, false] });
+        assert_eq!((other.rope_theta, other.other_rope), (50.0, of_sliding(50.0)));
+        assert!(matches!(other.rope_scaling, RopeScaling::Yarn { factor: 2.0, .. }));
+        assert_eq!(read("Olmo3", &yarn, plain(9.0)).unwrap().other_rope, of_sliding(9.0));
+        assert_eq!(read("Olmo3", &plain(9.0), plain(9.0)).unwrap().other_rope, None);
+        assert_eq!(read("Olmo3", &yarn, yarn.clone()).unwrap().other_rope, None);
+        for (family, sliding, expected) in [
+            (
+                "Olmo3",
+                json!({"rope_type": "linear", "factor": 2.0}),
+                "`rope_parameters.sliding_attention.rope_type` scales",
+            ),
+            (
+                "Olmo3",
+                json!({"rope_type": "linear", "factor": "2"}),
+                "`rope_parameters.sliding_attention.factor` is",
+            ),
+            ("Olmo3", json!(7), "`rope_parameters.sliding_attention` is missing"),
+            ("Qwen3", plain(9.0), "`rope_parameters.full_attention` is there"),
+        ] {
+            let error = read(family, &yarn, sliding).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]
@@ -593,6 +633,9 @@ mod tests {
         };
         check(json!({"output_router_logits": true}), "`output_router_logits` is true");
         check(json!({"num_experts": null}), "`num_experts` is missing");
+        check(json!({"num_local_experts": 7}), "`num_local_experts` is 7, and `num_experts` is 8");
+        let newer = moe(json!({"num_experts": null, "num_local_experts": 8})).unwrap().experts.unwrap();
+        assert_eq!(newer.num_experts, 8);
         check(json!({"moe_intermediate_size": null}), "`moe_intermediate_size` is missing");
         check(
             json!({"num_experts_per_tok": 9}),

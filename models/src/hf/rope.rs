@@ -19,18 +19,42 @@ pub(super) struct RopeFields<'a> {
     pub scaling: Option<&'a Map<String, Value>>,
     /// Where newer files have both.
     pub parameters: Option<&'a Map<String, Value>>,
+    /// Whether layers with a sliding window turn by angles of their own: without the scaling, unless newer files say otherwise.
+    pub by_kind: bool,
 }
 
 /// The kinds of layers for which newer files of some families have rotations of their own.
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
-impl RopeFields<'_> {
-    /// The base of the rotary frequencies, and how they are scaled.
-    pub fn read(&self) -> Result<(f64, RopeScaling)> {
-        let rope = |name, fields| Rope { path: self.path, name, fields, max_length: self.max_length };
-        let read = |rope: Rope| -> Result<_> { Ok((rope.optional("rope_theta")?, rope.scaling()?)) };
-        let new = self.parameters.map(|fields| read(rope("rope_parameters", fields))).transpose()?;
-        let old = self.scaling.map(|fields| read(rope("rope_scaling", fields))).transpose()?;
+/// What positions turn by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rotations {
+    /// The base of the rotary frequencies.
+    pub theta: f64,
+    /// How they are scaled.
+    pub scaling: RopeScaling,
+    /// The base of layers with a sliding window, not scaled, where they turn otherwise.
+    pub sliding_theta: Option<f64>,
+}
+
+impl<'a> RopeFields<'a> {
+    /// The rotations, from where the file has them.
+    pub fn read(&self) -> Result<Rotations> {
+        match self.parameters {
+            Some(parameters) if self.by_kind && KINDS.iter().any(|&kind| parameters.contains_key(kind)) => {
+                self.read_kinds(parameters)
+            }
+            _ => self.read_one(),
+        }
+    }
+
+    fn read_one(&self) -> Result<Rotations> {
+        let read = |name, fields| -> Result<_> {
+            let rope = self.rope(name, fields);
+            Ok((rope.optional("rope_theta")?, rope.scaling()?))
+        };
+        let new = self.parameters.map(|fields| read("rope_parameters", fields)).transpose()?;
+        let old = self.scaling.map(|fields| read("rope_scaling", fields)).transpose()?;
         if let (Some((_, new)), Some((_, old))) = (new, old)
             && new != old
         {
@@ -39,7 +63,29 @@ impl RopeFields<'_> {
             return Err(field(self.path, "rope_scaling", problem));
         }
         let (theta, scaling) = new.or(old).unwrap_or((None, RopeScaling::None));
-        Ok((theta.unwrap_or(self.theta), scaling))
+        let theta = theta.unwrap_or(self.theta);
+        let differs = self.by_kind && scaling != RopeScaling::None;
+        Ok(Rotations { theta, scaling, sliding_theta: differs.then_some(theta) })
+    }
+
+    fn read_kinds(&self, parameters: &'a Map<String, Value>) -> Result<Rotations> {
+        let read = |kind: &str, name: &'static str| -> Result<_> {
+            let fields = parameters.get(kind).and_then(Value::as_object);
+            let rope = self.rope(name, fields.ok_or_else(|| field(self.path, name, "is missing"))?);
+            Ok((rope.optional("rope_theta")?.unwrap_or(self.theta), rope.scaling()?))
+        };
+        let full = read(KINDS[0], "rope_parameters.full_attention")?;
+        let sliding = read(KINDS[1], "rope_parameters.sliding_attention")?;
+        let (theta, scaling) = full;
+        if sliding != full && sliding.1 != RopeScaling::None {
+            let problem = "scales, otherwise than that of full attention; such layers are not scaled here";
+            return Err(field(self.path, "rope_parameters.sliding_attention.rope_type", problem));
+        }
+        Ok(Rotations { theta, scaling, sliding_theta: (sliding != full).then_some(sliding.0) })
+    }
+
+    fn rope(&self, name: &'static str, fields: &'a Map<String, Value>) -> Rope<'a> {
+        Rope { path: self.path, name, fields, max_length: self.max_length }
     }
 }
 
