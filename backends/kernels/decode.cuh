@@ -41,12 +41,13 @@ struct Queries {
 template <typename T>
 struct Rotation {
   const T *q_norm, *k_norm;
-  const float* table;  // [table_rows, dim]: cosines and sines
+  const float* table;  // [table_rows, turned]: cosines and sines
   i64 table_rows;
   float eps;
+  int turned;  // elements of a head, the first ones, most often all
 
-  __device__ const float* at(i64 position, int dim) const {
-    return table + (position < table_rows ? position : table_rows - 1) * dim;
+  __device__ const float* at(i64 position) const {
+    return table + (position < table_rows ? position : table_rows - 1) * turned;
   }
 };
 
@@ -92,7 +93,8 @@ __device__ inline void take_own(Own<DIM, HEADS, T>& own, const Part<HEADS>& part
                                 const Rotation<T>& how, i64 position, T* key, T* value, int heads, int kv_heads) {
   constexpr int LANES = Pack<T>::LANES, HALF = DIM / 2;
   const int lane = threadIdx.x % 32, all = part.count + (how.table && part.has_last ? 2 : 0);
-  const float* table = how.at(position, DIM);
+  const float* table = how.at(position);
+  const int turned = how.table ? how.turned / 2 : HALF;
   for (int base = 0; base < all; base += blockDim.x / 32) {
     const int i = base + threadIdx.x / 32;
     const bool is_there = i < all, is_query = i < part.count, is_value = i > part.count;
@@ -113,18 +115,21 @@ __device__ inline void take_own(Own<DIM, HEADS, T>& own, const Part<HEADS>& part
     T* const to = is_query ? own.queries[i] : is_value ? own.value : own.key;
     T* const cached = is_query ? nullptr : is_value ? value : key;
     for (int at = lane; at < HALF; at += 32) {
-      T first = x[at], second = x[HALF + at];
+      // Pairs that are turned lie in front of the others.
+      const bool is_turned = at < turned;
+      const int left = is_turned ? at : turned + at, right = is_turned ? turned + at : HALF + at;
+      T first = x[left], second = x[right];
       if (norm) {
-        narrow(widen(first) * scale * widen(norm[at]), first);
-        narrow(widen(second) * scale * widen(norm[HALF + at]), second);
+        narrow(widen(first) * scale * widen(norm[left]), first);
+        narrow(widen(second) * scale * widen(norm[right]), second);
       }
-      if (how.table && !is_value) {
-        const float a = widen(first), b = widen(second), cos = table[at], sin = table[HALF + at];
+      if (how.table && is_turned && !is_value) {
+        const float a = widen(first), b = widen(second), cos = table[left], sin = table[right];
         narrow(a * cos - b * sin, first);
         narrow(b * cos + a * sin, second);
       }
-      to[at] = first, to[HALF + at] = second;
-      if (cached) cached[at] = first, cached[HALF + at] = second;
+      to[left] = first, to[right] = second;
+      if (cached) cached[left] = first, cached[right] = second;
     }
   }
   __syncthreads();

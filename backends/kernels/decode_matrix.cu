@@ -105,8 +105,8 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
   for (int i = 0; i < SLOTS<DIM>; i++) copy_run(i);
   const i64 last = tables.place(row, position) * stride + column;
   // Wanted soon, and not in the cache: weights have gone through it since the layer before.
-  if (rotation.table && threadIdx.x < DIM / 32)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(rotation.at(position, DIM) + threadIdx.x * 32));
+  if (rotation.table && threadIdx.x * 32 < rotation.turned)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(rotation.at(position) + threadIdx.x * 32));
   take_turn();
   take_own(own, part, queries, rotation, position, keys + last, values + last, heads, kv_heads);
 

@@ -150,16 +150,17 @@ __device__ inline void sum_rows(const T* x, float* partial, u64 rows, u64 column
 
 // ---- elementwise ----
 
+// Of each head the first `turned` elements.
 template <typename T>
 __device__ inline void rope(Heads<T> x, const i64* positions, const float* table, float sign, u64 rows, u64 heads,
-                            u64 dim, u64 table_rows) {
+                            u64 dim, u64 table_rows, u64 turned) {
   constexpr int LANES = Pack<T>::LANES;
-  const u64 half = dim / 2, packs = packs_of<T>(half);
+  const u64 half = turned / 2, packs = packs_of<T>(half);
   for (u64 index = thread_index(); index < rows * heads * packs; index += thread_count()) {
     const Place pack(index, packs), head(pack.row, heads);
     const u64 i = pack.rest * LANES, position = positions[head.row];
     if (position >= table_rows) refuse();
-    const float* angles = table + position * dim;
+    const float* angles = table + position * turned;
     T* row = x.data + (i64)head.row * x.stride + head.rest * dim;
     Pack<T> first = read(row, i, half), second = read(row + half, i, half);
     for (int k = 0; k < LANES && i + k < half; k++) {
@@ -417,8 +418,8 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       rope_##SUFFIX(Heads<T> x, const i64* positions, const float* table, float sign, u64 rows, u64 heads, u64 dim,    \
-                    u64 table_rows) {                                                                                  \
-    rope(x, positions, table, sign, rows, heads, dim, table_rows);                                                     \
+                    u64 table_rows, u64 turned) {                                                                      \
+    rope(x, positions, table, sign, rows, heads, dim, table_rows, turned);                                             \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       swiglu_##SUFFIX(const T* gate_up, T* y, u64 rows, u64 size) {                                                    \

@@ -82,10 +82,10 @@ void join_chunks(const std::vector<float>& parts, int64_t chunks, int64_t column
 // ------------------------------------------------------------------------------------- rotation, SwiGLU
 
 FOR_EACH_ISA void rope_range(Heads x, const int64_t* positions, const float* table, float sign, int64_t begin,
-                             int64_t end, int64_t heads, int64_t dim) {
-  const int64_t half = dim / 2;
+                             int64_t end, int64_t heads, int64_t dim, int64_t turned) {
+  const int64_t half = turned / 2;
   for (int64_t row = begin; row < end; ++row) {
-    const float* cosines = table + positions[row] * dim;
+    const float* cosines = table + positions[row] * turned;
     const float* sines = cosines + half;
     for (int64_t head = 0; head < heads; ++head) {
       float* first = x.data + row * x.stride + head * dim;
@@ -251,10 +251,10 @@ int anyroll_sum_rows(const float* x, float* out, bool add, int64_t rows, int64_t
 }
 
 int anyroll_rope(Heads x, const int64_t* positions, const float* table, float sign, int64_t rows,
-                 int64_t heads, int64_t dim) {
+                 int64_t heads, int64_t dim, int64_t turned) {
   return guarded(-1, [&] {
-    at::parallel_for(0, rows, grain(heads * dim), [&](int64_t begin, int64_t end) {
-      rope_range(x, positions, table, sign, begin, end, heads, dim);
+    at::parallel_for(0, rows, grain(heads * turned), [&](int64_t begin, int64_t end) {
+      rope_range(x, positions, table, sign, begin, end, heads, dim, turned);
     });
     return 0;
   });

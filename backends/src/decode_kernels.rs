@@ -93,10 +93,12 @@ pub(crate) struct Rotation {
     /// `[dim]`; null where queries are not normed, and so for keys.
     pub(crate) q_norm: *mut c_void,
     pub(crate) k_norm: *mut c_void,
-    /// fp32 `[table_rows, dim]`; null where the queries are ready and the cache has all keys.
+    /// fp32 `[table_rows, turned]`; null where the queries are ready and the cache has all keys.
     pub(crate) table: *mut c_void,
     pub(crate) table_rows: i64,
     pub(crate) eps: f32,
+    /// How many elements of a head are turned, the first ones; even.
+    pub(crate) turned: i32,
 }
 
 impl Rotation {
@@ -107,6 +109,7 @@ impl Rotation {
         table: ptr::null_mut(),
         table_rows: 0,
         eps: 0.0,
+        turned: 0,
     };
 }
 

@@ -185,16 +185,16 @@ pub(crate) unsafe fn rope(
     positions: *const i64,
     table: *mut f32,
     sign: f32,
-    [rows, heads, dim, table_rows]: [i64; 4],
+    [rows, heads, dim, table_rows, turned]: [i64; 5],
 ) -> Result<()> {
-    let (kernel, blocks) = (typed(ROPE, kind), blocks(rows * heads * packs(kind, dim / 2)));
+    let (kernel, blocks) = (typed(ROPE, kind), blocks(rows * heads * packs(kind, turned / 2)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
             device,
             kernel,
             grid(blocks, THREADS),
-            [x, positions, table, sign, rows, heads, dim, table_rows]
+            [x, positions, table, sign, rows, heads, dim, table_rows, turned]
         )
     }
 }

@@ -104,14 +104,15 @@ pub fn joint_heads(kinds: &[TokenKind], heads: i64, eps: f64) -> Result<[Tensor;
 
 /// See [`super::rope_`].
 pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotation) -> Result<()> {
-    let half = x.size()[2] / 2;
+    let half = table.size()[1] / 2;
     let rows = table.f_index_select(0, positions)?.f_unsqueeze(1)?.f_to_kind(accumulator(x))?;
     let (cos, sin) = (rows.f_narrow(2, 0, half)?, rows.f_narrow(2, half, half)?);
     let sin = match rotation {
         Rotation::Forward => sin,
         Rotation::Inverse => sin.f_neg()?,
     };
-    let x_wide = wide(x)?;
+    let mut x = x.f_narrow(2, 0, 2 * half)?;
+    let x_wide = wide(&x)?;
     let (first, second) = (x_wide.f_narrow(2, 0, half)?, x_wide.f_narrow(2, half, half)?);
     let rotated_first = first.f_mul(&cos)?.f_sub(&second.f_mul(&sin)?)?;
     let rotated_second = second.f_mul(&cos)?.f_add(&first.f_mul(&sin)?)?;

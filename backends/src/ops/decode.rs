@@ -6,6 +6,7 @@ use std::{ffi::c_void, ptr, sync::Arc};
 use tch::{Kind, Tensor};
 
 use super::check::{Args, Engine, Heads};
+use super::rope::rotary;
 use super::{Causal, Result};
 use crate::{
     Device,
@@ -195,14 +196,14 @@ pub fn attend_into(
     let args = Args::new("attend_into", qkv);
     let [_, all_heads, dim] = args.dims("qkv", qkv)?;
     let [_, _, kv_heads, _] = args.dims("keys", cache.keys)?;
-    let [table_rows, _] = args.dims("table", rotation.table)?;
+    let [table_rows, turned] = rotary(args, rotation.table, dim)?;
     let norm = |argument, norm: &Tensor| args.values(argument, norm, &[dim]);
     let (q_norm, k_norm, eps) = match rotation.norms {
         Some((q, k, eps)) => (norm("q_norm", q)?, norm("k_norm", k)?, eps as f32),
         None => (ptr::null_mut(), ptr::null_mut(), 0.0),
     };
-    let table = args.floats("table", rotation.table, &[table_rows, dim])?.cast();
-    let rotation = Rotation { q_norm, k_norm, table, table_rows, eps };
+    let table = args.floats("table", rotation.table, &[table_rows, turned])?.cast();
+    let rotation = Rotation { q_norm, k_norm, table, table_rows, eps, turned: turned as i32 };
     if all_heads <= 2 * kv_heads {
         return Err(args.refuse("qkv", format!("has {all_heads} heads, {kv_heads} of them keys'")));
     }

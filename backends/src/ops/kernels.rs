@@ -37,6 +37,7 @@ unsafe extern "C" {
         rows: i64,
         heads: i64,
         dim: i64,
+        turned: i64,
     ) -> c_int;
     pub fn anyroll_swiglu(gate_up: *const f32, y: *mut f32, rows: i64, size: i64) -> c_int;
     pub fn anyroll_swiglu_backward(gate_up: *mut f32, dy: *mut f32, rows: i64, size: i64) -> c_int;

@@ -41,10 +41,11 @@ pub fn rope_table(positions: i64, frequencies: &[f32], scale: f64, device: Devic
     Ok(Tensor::f_from_slice(&table)?.f_view([positions, dim as i64])?.f_to_device(device)?)
 }
 
-/// Turns each pair `(x[i], x[i + D / 2])` of each head by its position's angle, in place (Su et al., 2021, with
-/// the pairs of Hugging Face's models).
+/// Turns each pair `(x[i], x[i + R / 2])` of the first R elements of each head by its position's angle, in place (Su et
+/// al., 2021, with the pairs of Hugging Face's models). The elements behind them, if there are some, stay what they are.
 ///
-/// `x` is `[N, H, D]`, a view whose rows may lie apart; `positions` int64 `[N]`; `table` from [`rope_table`].
+/// `x` is `[N, H, D]`, a view whose rows may lie apart; `positions` int64 `[N]`; `table` `[positions, R]` from
+/// [`rope_table`], R even and at most D.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit or a position outside of the table, or libtorch's
@@ -53,10 +54,10 @@ pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotat
     let Some(engine) = Engine::of(x) else { return composite::rope_(x, positions, table, rotation) };
     let args = Args::new("rope_", x);
     let [rows, heads, dim] = args.dims("x", x)?;
-    let [max_position, _] = args.dims("table", table)?;
+    let [max_position, turned] = rotary(args, table, dim)?;
     let x = args.heads("x", x, [rows, heads, dim])?;
     let positions = args.indices("positions", positions, &[rows], max_position)?;
-    let table = args.floats("table", table, &[max_position, dim])?;
+    let table = args.floats("table", table, &[max_position, turned])?;
     let sign = match rotation {
         Rotation::Forward => 1.0,
         Rotation::Inverse => -1.0,
@@ -65,11 +66,22 @@ pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotat
     // and all outlive the work.
     unsafe {
         match engine {
-            Engine::Cpu => args.ran(kernels::anyroll_rope(x, positions, table, sign, rows, heads, dim)),
+            Engine::Cpu => {
+                args.ran(kernels::anyroll_rope(x, positions, table, sign, rows, heads, dim, turned))
+            }
             Engine::Device(device) => {
-                let sizes = [rows, heads, dim, max_position];
+                let sizes = [rows, heads, dim, max_position, turned];
                 args.launched(model_kernels::rope(&*device, args.kind(), x, positions, table, sign, sizes))
             }
         }
     }
+}
+
+/// The sizes of a table for heads of width `dim`: its positions, and how many elements of a head it turns.
+pub(super) fn rotary(args: Args, table: &Tensor, dim: i64) -> Result<[i64; 2]> {
+    let [positions, turned] = args.dims("table", table)?;
+    if turned % 2 != 0 || turned > dim {
+        return Err(args.refuse("table", format!("turns {turned} elements, of heads of {dim} in pairs")));
+    }
+    Ok([positions, turned])
 }

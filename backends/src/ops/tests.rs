@@ -136,10 +136,12 @@ fn elementwise_kernels_equal_composites() {
             vec![y]
         });
         let dim = 2 * width;
-        let (packing, table) =
-            (Packing::new(&[5, 0, 21], at.1).unwrap(), rope_table(21, dim, 50.0).to_device(at.1));
-        for rotation in [Rotation::Forward, Rotation::Inverse] {
-            compare(&format!("rope of {dim}"), &[random(&[26, 5, dim], at)], |tensors, kernel| {
+        let packing = Packing::new(&[5, 0, 21], at.1).unwrap();
+        // All of a head, and three quarters of it.
+        for (turned, rotation) in pairs(&[dim, 2 * (3 * width / 4)], [Rotation::Forward, Rotation::Inverse]) {
+            let table = rope_table(21, *turned, 50.0).to_device(at.1);
+            let what = format!("rope of {turned} of {dim}");
+            compare(&what, &[random(&[26, 5, dim], at)], |tensors, kernel| {
                 let run = if kernel { super::rope_ } else { composite::rope_ };
                 run(&mut tensors[0].narrow(1, 1, 3), packing.positions(), &table, rotation).unwrap();
                 vec![]
@@ -639,6 +641,13 @@ fn rotation_keeps_lengths_and_turns_back() {
     assert!((turned.double_value(&[2, 1, 0]) - expected).abs() < 1e-6);
     super::rope_(&mut turned, &positions, &table, Rotation::Inverse).unwrap();
     assert_close("back", &turned, &x, 1e-6);
+    // Of wider heads the first elements are turned as if they were all.
+    let wider = random(&[4, 2, 16], FLOAT);
+    let (mut first, mut partly) = (wider.narrow(2, 0, 12).contiguous(), wider.copy());
+    super::rope_(&mut first, &positions, &table, Rotation::Forward).unwrap();
+    super::rope_(&mut partly, &positions, &table, Rotation::Forward).unwrap();
+    let expected = Tensor::cat(&[first, wider.narrow(2, 12, 4)], 2);
+    assert_close("the first 12 of 16", &partly, &expected, 0.0);
 }
 
 #[test]
@@ -711,7 +720,7 @@ fn arguments_that_do_not_fit_are_refused() {
     check("`positions` has shape [5]", rope(&x, &positions.narrow(0, 0, 5)));
     let positions = positions.remainder(8);
     check("dense rows", rope(&x.transpose(0, 1).contiguous().transpose(0, 1), &positions));
-    check("`table` has shape [8, 4], expected [8, 6]", rope(&random(&[6, 2, 6], FLOAT), &positions));
+    check("`table` turns 4 elements, of heads of 2", rope(&random(&[6, 2, 2], FLOAT), &positions));
 
     let packing = Packing::new(&[2, 3], Device::Cpu).unwrap();
     let attention =
