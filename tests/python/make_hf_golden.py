@@ -131,6 +131,10 @@ FAMILIES = {
             rope_scaling=LLAMA3,
         ),
     ),
+    "phi3": ("Phi3", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
+    "phi3_window": ("Phi3", dict(sliding_window=7)),
+    # Three pairs of a head of eight are turned.
+    "phi3_partial": ("Phi3", dict(hidden_size=32, partial_rotary_factor=0.75, tie_word_embeddings=True)),
     "olmo3_biased": (
         "Olmo3", dict(num_hidden_layers=4, num_key_value_heads=4, sliding_window=5, attention_bias=True)
     ),

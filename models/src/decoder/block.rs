@@ -135,12 +135,18 @@ impl Block {
                 name: name(&format!("self_attn.{which}_proj.{kind}")),
                 rows: heads * dim,
             };
-            vec![part("q", heads), part("k", kv_heads), part("v", kv_heads)]
+            match config.fused_projections {
+                true => vec![part("qkv", heads + 2 * kv_heads)],
+                false => vec![part("q", heads), part("k", kv_heads), part("v", kv_heads)],
+            }
         };
         let gate_up_parts = |kind: &str| {
             let part =
-                |which: &str| Part { name: name(&format!("mlp.{which}_proj.{kind}")), rows: intermediate };
-            vec![part("gate"), part("up")]
+                |which: &str, rows: i64| Part { name: name(&format!("mlp.{which}_proj.{kind}")), rows };
+            match config.fused_projections {
+                true => vec![part("gate_up", 2 * intermediate)],
+                false => vec![part("gate", intermediate), part("up", intermediate)],
+            }
         };
 
         let mut params = Vec::new();

@@ -27,6 +27,8 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f64,
     /// The base of the rotary frequencies.
     pub rope_theta: f64,
+    /// The part of a head that positions turn, the first elements of it (Phi-3); above 0, most often 1.
+    pub partial_rotary_factor: f64,
     /// How the frequencies differ from those of `rope_theta` alone.
     pub rope_scaling: RopeScaling,
     /// Layers that turn queries and keys otherwise (SmolLM3, OLMo 3); `None`: all turn them alike.
@@ -35,6 +37,8 @@ pub struct DecoderConfig {
     pub max_position_embeddings: i64,
     /// Which layers see only the last tokens, and how many (Mistral); `None`: every layer sees all.
     pub sliding_window: Option<SlidingWindow>,
+    /// Whether files have the projections to queries, keys and values as one tensor, and the MLP's two as another (Phi-3).
+    pub fused_projections: bool,
     /// Whether the query, key and value projections have a bias (Qwen2).
     pub qkv_bias: bool,
     /// Whether attention's output projection has one (with `attention_bias` in Llama and Qwen3).
@@ -123,6 +127,11 @@ impl DecoderConfig {
         self.experts.as_ref().filter(|experts| experts.layers[layer])
     }
 
+    /// How many elements of a head positions turn, R.
+    pub fn rotary_dim(&self) -> i64 {
+        (self.head_dim as f64 * self.partial_rotary_factor) as i64
+    }
+
     /// What multiplies the scores of attention.
     pub fn attention_multiplier(&self) -> f64 {
         self.multipliers.attention.unwrap_or(1.0 / (self.head_dim as f64).sqrt())
@@ -182,6 +191,11 @@ impl DecoderConfig {
         })?;
         check_config(self.head_dim % 2 == 0, "head_dim", || {
             format!("is {}, must be even: the rotation takes pairs", self.head_dim)
+        })?;
+        let (turned, is_part) = (self.rotary_dim(), self.partial_rotary_factor <= 1.0);
+        check_config(is_part && turned > 0 && turned % 2 == 0, "partial_rotary_factor", || {
+            let factor = self.partial_rotary_factor;
+            format!("is {factor}, must be at most 1 and leave an even number of head_dim = {}", self.head_dim)
         })?;
         let numbers = [
             ("rms_norm_eps", self.rms_norm_eps),
@@ -248,10 +262,12 @@ mod tests {
             experts: None,
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
+            partial_rotary_factor: 1.0,
             rope_scaling: RopeScaling::None,
             other_rope: None,
             max_position_embeddings: 64,
             sliding_window: None,
+            fused_projections: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
@@ -283,6 +299,9 @@ mod tests {
         check("num_attention_heads", &|config| config.head_dim = 1 << 62);
         check("rms_norm_eps", &|config| config.rms_norm_eps = f64::NAN);
         check("rope_theta", &|config| config.rope_theta = 0.0);
+        for factor in [0.0, -0.5, 1.25, 0.1, 0.95, f64::NAN] {
+            check("partial_rotary_factor", &|config| config.partial_rotary_factor = factor);
+        }
         let window = |tokens, layers| Some(SlidingWindow { tokens, layers });
         check("sliding_window", &|config| config.sliding_window = window(0, vec![true, true]));
         check("layer_types", &|config| config.sliding_window = window(8, vec![true]));

@@ -94,7 +94,7 @@ impl RopeScaling {
         })
     }
 
-    /// The angles of position 1, one a pair, of heads of width `dim`.
+    /// The angles of position 1, one a pair, of heads of which `dim` elements are turned.
     pub(super) fn frequencies(self, dim: i64, theta: f64) -> Vec<f32> {
         let mut frequencies = ops::rope_frequencies(dim, theta);
         match self {
@@ -187,7 +187,7 @@ impl OtherRope {
 /// Cosines and sines of every position, as each layer turns by them.
 #[derive(Debug)]
 pub(super) struct RopeTables {
-    /// The model's, and that of other layers if there are some: fp32 `[max_position_embeddings, D]`. Behind a lock only
+    /// The model's, and that of other layers if there are some: fp32 `[max_position_embeddings, R]`. Behind a lock only
     /// because tch's tensors are not `Sync`; nobody writes to them.
     tables: Mutex<Vec<Tensor>>,
     /// Which of them is a layer's.
@@ -197,7 +197,7 @@ pub(super) struct RopeTables {
 impl RopeTables {
     /// Those of a decoder on `device`.
     pub fn new(config: &DecoderConfig, device: Device) -> Result<RopeTables> {
-        let (dim, positions) = (config.head_dim, config.max_position_embeddings);
+        let (dim, positions) = (config.rotary_dim(), config.max_position_embeddings);
         let frequencies = config.rope_scaling.frequencies(dim, config.rope_theta);
         let scale = config.rope_scaling.table_scale();
         let mut tables = vec![ops::rope_table(positions, &frequencies, scale, device)?];

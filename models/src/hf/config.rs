@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 12] = [
     "Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Mixtral", "SmolLM3", "Olmo2", "Olmo3", "Olmoe",
-    "Granite",
+    "Granite", "Phi3",
 ];
 
 /// What a model is for, which is what its head is.
@@ -87,6 +87,9 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     attention_dropout: f64,
     partial_rotary_factor: Option<f64>,
+    /// What is dropped of each branch in training (Phi-3).
+    #[serde(default)]
+    resid_pdrop: f64,
     #[serde(flatten)]
     mixture: Mixture,
     /// What queries, keys and values are clipped to (OLMoE).
@@ -145,10 +148,10 @@ impl ConfigFile {
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", matches!(family, "Qwen3" | "Qwen3Moe"));
         let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3" | "Olmoe"), Silent::of(family));
-        self.refuse_what_is_missing(path)?;
+        self.refuse_what_is_missing(path, family)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
-            None if matches!(family, "Llama" | "Granite") || olmo => self.num_attention_heads,
+            None if matches!(family, "Llama" | "Granite" | "Phi3") || olmo => self.num_attention_heads,
             None => return Err(field(path, "num_key_value_heads", "is missing")),
         };
         let head_dim = match self.head_dim {
@@ -166,6 +169,14 @@ impl ConfigFile {
             by_kind: family == "Olmo3",
         };
         let rotations = rope.read()?;
+        // There any name of a scaling means `longrope`, in transformers as well.
+        if family == "Phi3" && rotations.scaling != RopeScaling::None {
+            return Err(field(
+                path,
+                "rope_scaling",
+                "is there; the only one of a Phi-3 is `longrope`, not read yet",
+            ));
+        }
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
         let attention_bias =
@@ -182,10 +193,12 @@ impl ConfigFile {
             experts: self.experts(path, family)?,
             rms_norm_eps: self.rms_norm_eps.unwrap_or(silent.rms_norm_eps),
             rope_theta: rotations.theta,
+            partial_rotary_factor: self.partial_rotary_factor.unwrap_or(1.0),
             rope_scaling: rotations.scaling,
             other_rope: self.other_rope(path, family, rotations.sliding_theta, &sliding_window)?,
             max_position_embeddings: self.max_position_embeddings,
             sliding_window,
+            fused_projections: family == "Phi3",
             qkv_bias: qwen2 || attention_bias,
             o_bias: attention_bias,
             mlp_bias: self.mlp_bias && matches!(family, "Llama" | "SmolLM3" | "Granite"),
@@ -200,14 +213,17 @@ impl ConfigFile {
     }
 
     /// Refuses what changes the model and this crate does not have.
-    fn refuse_what_is_missing(&self, path: &Path) -> Result<()> {
+    fn refuse_what_is_missing(&self, path: &Path, family: &str) -> Result<()> {
         let refuse = |holds: bool, name: &str, problem: &str| {
             if holds { Ok(()) } else { Err(field(path, name, problem)) }
         };
         let silu = matches!(self.hidden_act.as_str(), "silu" | "swish");
         refuse(silu, "hidden_act", "is another than `silu`")?;
         refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0; there is no dropout here")?;
-        let whole = self.partial_rotary_factor.is_none_or(|factor| factor == 1.0);
+        let is_phi = family == "Phi3";
+        let drops = is_phi && self.resid_pdrop != 0.0;
+        refuse(!drops, "resid_pdrop", "is not 0; there is no dropout here")?;
+        let whole = is_phi || self.partial_rotary_factor.is_none_or(|factor| factor == 1.0);
         refuse(whole, "partial_rotary_factor", TURNED_WHOLE)?;
         let plain = self.quantization_config.is_none();
         refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
@@ -300,7 +316,7 @@ impl ConfigFile {
         };
         let all = 0..self.num_hidden_layers;
         let layers: Vec<bool> = match family {
-            "Mistral" | "Mixtral" => all.map(|_| true).collect(),
+            "Mistral" | "Mixtral" | "Phi3" => all.map(|_| true).collect(),
             "Qwen3Moe" if self.use_sliding_window => all.map(|_| true).collect(),
             "Qwen2" | "Qwen3" if self.use_sliding_window => {
                 all.map(|layer| layer >= self.max_window_layers).collect()
@@ -314,7 +330,9 @@ impl ConfigFile {
             }
             _ => return Ok(None),
         };
-        let (named, tokens) = (named()?, self.sliding_window.unwrap_or(silent));
+        // Phi-3 has its window in every layer, whatever is named.
+        let (named, tokens) =
+            (if family == "Phi3" { None } else { named()? }, self.sliding_window.unwrap_or(silent));
         let is_named = named.as_ref().is_some_and(|layers| layers.contains(&true));
         let layers = named.unwrap_or(layers);
         match tokens {
@@ -374,6 +392,7 @@ impl Silent {
             Silent { tied: false, rms_norm_eps: 1e-6, rope_theta: 10_000.0, sliding_window: Some(4096) };
         match family {
             "SmolLM3" => Silent { tied: true, rope_theta: 2_000_000.0, sliding_window: None, ..usual },
+            "Phi3" => Silent { rms_norm_eps: 1e-5, sliding_window: None, ..usual },
             "Olmo2" | "Olmo3" | "Olmoe" => Silent { rms_norm_eps: 1e-5, ..usual },
             "Mixtral" => {
                 Silent { rms_norm_eps: 1e-5, rope_theta: 1_000_000.0, sliding_window: None, ..usual }
@@ -572,6 +591,35 @@ mod tests {
             ("Qwen3", plain(9.0), "`rope_parameters.full_attention` is there"),
         ] {
             let error = read(family, &yarn, sliding).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn phi3_has_fused_projections() {
+        let phi = |changes: Value| {
+            let mut file = json!({"architectures": ["Phi3ForCausalLM"], "hidden_size": 32});
+            file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            read(file)
+        };
+        let silent = phi(json!({"attention_bias": true, "embd_pdrop": 0.5})).unwrap();
+        assert!(silent.fused_projections && !silent.qkv_bias && !silent.o_bias);
+        assert_eq!((silent.rms_norm_eps, silent.num_key_value_heads, silent.rotary_dim()), (1e-5, 2, 16));
+        assert_eq!(silent.sliding_window, None);
+        let partly = phi(json!({"partial_rotary_factor": 0.75, "sliding_window": 8})).unwrap();
+        assert_eq!((partly.rotary_dim(), partly.sliding_window.unwrap().layers), (12, vec![true]));
+        for (changes, expected) in [
+            (json!({"resid_pdrop": 0.1}), "`resid_pdrop` is not 0"),
+            (json!({"partial_rotary_factor": 0.2}), "`partial_rotary_factor` is 0.2, must be"),
+            (json!({"rope_scaling": {"type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`"),
+            (json!({"rope_scaling": {"type": "su"}}), "`rope_scaling.rope_type` is `su`"),
+            (
+                json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}),
+                "`rope_scaling` is there; the only one",
+            ),
+            (json!({"architectures": ["PhimoeForCausalLM"]}), "the architecture is PhimoeForCausalLM"),
+        ] {
+            let error = phi(changes).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -181,6 +181,13 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         let turned: Vec<i64> = still.iter().map(|&still| i64::from(!still)).collect();
         file.insert("no_rope_layers".to_owned(), turned.into());
     }
+    if model_type == "phi3" {
+        file.insert("partial_rotary_factor".to_owned(), config.partial_rotary_factor.into());
+        file.insert("original_max_position_embeddings".to_owned(), config.max_position_embeddings.into());
+        // The class would have ids of its own, past a small vocabulary.
+        file.insert("pad_token_id".to_owned(), Value::Null);
+        file.insert("resid_pdrop".to_owned(), 0.0.into());
+    }
     if model_type == "granite" {
         file.extend(fields_multiplied(config));
     }
@@ -198,6 +205,20 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
         Err(Error::Field { path: "config.json".into(), field, problem })
     };
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
+    if config.fused_projections {
+        let plain = DecoderConfig { fused_projections: false, partial_rotary_factor: 1.0, ..config.clone() };
+        return match family_of(&plain, slides)? {
+            ("LlamaForCausalLM", _) | ("MistralForCausalLM", _)
+                if biases == (false, false, false) && config.rope_scaling == RopeScaling::None =>
+            {
+                Ok(("Phi3ForCausalLM", "phi3"))
+            }
+            _ => refuse("fused_projections", "are there beside what no Phi-3 has"),
+        };
+    }
+    if config.partial_rotary_factor != 1.0 {
+        return refuse("partial_rotary_factor", "is not 1 in a decoder that is no Phi-3");
+    }
     if config.multipliers != Multipliers::default() {
         let plain = DecoderConfig { multipliers: Multipliers::default(), ..config.clone() };
         return match family_of(&plain, slides)? {

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 24] = [
+const FAMILIES: [&str; 27] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -37,6 +37,9 @@ const FAMILIES: [&str; 24] = [
     "olmoe_biased",
     "granite",
     "granite_biased",
+    "phi3",
+    "phi3_window",
+    "phi3_partial",
 ];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.

@@ -29,10 +29,12 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         experts: None,
         rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
+        partial_rotary_factor: 1.0,
         rope_scaling: RopeScaling::None,
         other_rope: None,
         sliding_window: None,
         max_position_embeddings: 1024,
+        fused_projections: false,
         qkv_bias: !qk_norm,
         o_bias: false,
         mlp_bias: false,
@@ -257,6 +259,9 @@ fn steps_with_other_rotations_and_norms_equal_the_passes() {
     for theta in [None, Some(50.0)] {
         let other_rope = Some(OtherRope { theta, layers: vec![false, true] });
         check(DecoderConfig { other_rope, ..config(4, 64, false) }, &greedy());
+    }
+    for (head_dim, qk_norm) in [(128, false), (64, true), (16, false)] {
+        check(DecoderConfig { partial_rotary_factor: 0.75, ..config(12, head_dim, qk_norm) }, &greedy());
     }
     let (qk_norm, norms) = (Some(QkNorm::Together), NormPlaces::After);
     let behind = |config: DecoderConfig| DecoderConfig { qk_norm, norms, ..config };

@@ -559,6 +559,7 @@ impl Check<'_> {
             self.problem(&format!("model.lora.{field}"), message, help)
         })?;
         self.no_adapted_experts(&shape, folder)?;
+        self.no_adapted_parts(&shape, folder)?;
         self.lora_patterns(&shape, layers)?;
         if let Some(path) = &lora.path {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
@@ -587,6 +588,18 @@ impl Check<'_> {
         let message = format!("{module} is many experts', which have no adapters");
         let help = "write matrices of attention: [q_proj, k_proj, v_proj, o_proj], or some of them";
         Err(self.problem("model.lora.targets", message, help))
+    }
+
+    /// Whether adapters stand beside whole tensors of the folder.
+    fn no_adapted_parts(
+        &self,
+        shape: &anyroll_models::LoraConfig,
+        folder: &ModelFolder,
+    ) -> Result<(), Problem> {
+        let Some(module) = shape.targets.first_fused(folder.decoder_config()) else { return Ok(()) };
+        let message =
+            format!("{module} is a part of one tensor in this model, whose adapters are not there yet");
+        Err(self.problem("model.lora.targets", message, "write [o_proj, down_proj], or one of them"))
     }
 
     /// Whether the layers that have adapters are the model's.

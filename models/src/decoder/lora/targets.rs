@@ -102,6 +102,15 @@ impl LoraTargets {
             .map(|(layer, target)| target.module(layer))
     }
 
+    /// The first of them that is a part of one tensor in a model of this shape, by its name elsewhere: PEFT's adapters stand
+    /// beside the whole tensor there, which those here do not.
+    pub fn first_fused(&self, config: &DecoderConfig) -> Option<String> {
+        let mut all = (0..config.num_hidden_layers)
+            .flat_map(|layer| self.of(layer).iter().map(move |target| (layer, target)));
+        let found = all.find(|(_, target)| !matches!(target, LoraTarget::O | LoraTarget::Down));
+        found.filter(|_| config.fused_projections).map(|(layer, target)| target.module(layer))
+    }
+
     /// As PEFT's files and ours name them: matrices, as `q_proj`, and the layers if it is not all; where layers differ each
     /// one whole, as `model.layers.0.self_attn.q_proj`.
     pub fn names(&self) -> (Vec<String>, Option<Vec<usize>>) {
