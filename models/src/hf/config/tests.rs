@@ -1,0 +1,353 @@
+use serde_json::json;
+
+use super::*;
+
+/// A small Llama with `changes` to its file; a null takes a field away.
+fn read(changes: Value) -> Result<DecoderConfig> {
+    let mut file = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64,
+    });
+    for (name, value) in changes.as_object().unwrap() {
+        file[name] = value.clone();
+    }
+    let file: ConfigFile = serde_json::from_value(file).unwrap();
+    let path = Path::new("m/config.json");
+    file.decoder_config(path, file.family(path, Task::Language)?)
+}
+
+#[test]
+fn families_differ_where_their_files_are_silent() {
+    let llama = read(json!({})).unwrap();
+    assert_eq!((llama.num_key_value_heads, llama.head_dim, llama.rope_theta), (2, 8, 10_000.0));
+    assert_eq!((llama.qkv_bias, llama.qk_norm, llama.tie_word_embeddings), (false, None, false));
+    let biased = read(json!({"attention_bias": true, "mlp_bias": true})).unwrap();
+    assert_eq!((biased.qkv_bias, biased.o_bias, biased.mlp_bias), (true, true, true));
+    let base = read(json!({"architectures": ["LlamaModel"], "tie_word_embeddings": true})).unwrap();
+    assert!(base.tie_word_embeddings && !base.o_bias);
+    let qwen2 = json!({"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8});
+    let qwen2 = read(qwen2).unwrap();
+    assert_eq!((qwen2.qkv_bias, qwen2.sliding_window), (true, None));
+    let qwen3 = read(json!({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1})).unwrap();
+    assert_eq!((qwen3.qk_norm, qwen3.head_dim), (Some(QkNorm::PerHead), 128));
+    let mistral = json!({
+        "architectures": ["MistralForCausalLM"], "num_key_value_heads": 1, "sliding_window": 8,
+    });
+    let window = |tokens, layers: &[bool]| Some(SlidingWindow { tokens, layers: layers.to_vec() });
+    assert_eq!(read(mistral).unwrap().sliding_window, window(8, &[true]));
+    let mistral = |tokens: Value| {
+        json!({
+            "architectures": ["MistralForCausalLM"], "num_key_value_heads": 1, "sliding_window": tokens,
+        })
+    };
+    assert_eq!(read(mistral(Value::Null)).unwrap().sliding_window, None);
+    let mut some = mistral(json!(8));
+    some["layer_types"] = json!(["full_attention"]);
+    assert_eq!(read(some).unwrap().sliding_window, None);
+}
+
+#[test]
+fn windows_are_of_layers() {
+    let qwen = |changes: Value| {
+        let mut file = json!({
+            "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1, "num_hidden_layers": 3,
+            "use_sliding_window": true, "sliding_window": 8,
+        });
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file).map(|config| config.sliding_window.map(|window| (window.tokens, window.layers)))
+    };
+    assert_eq!(qwen(json!({})).unwrap(), None, "the first 28 layers have none");
+    let from_second = Some((8, vec![false, true, true]));
+    assert_eq!(qwen(json!({"max_window_layers": 1})).unwrap(), from_second);
+    let kinds = json!(["sliding_attention", "full_attention", "sliding_attention"]);
+    let found = qwen(json!({"max_window_layers": 1, "layer_types": kinds})).unwrap();
+    assert_eq!(found, Some((8, vec![true, false, true])), "named layers count");
+    assert_eq!(qwen(json!({"max_window_layers": 0, "use_sliding_window": false})).unwrap(), None);
+    let error = qwen(json!({"layer_types": ["chunked_attention"]})).unwrap_err().to_string();
+    assert!(error.contains("`layer_types` has `chunked_attention`"), "{error}");
+    let error = qwen(json!({"layer_types": ["sliding_attention"]})).unwrap_err().to_string();
+    assert!(error.contains("`layer_types` has 1 entries"), "{error}");
+}
+
+#[test]
+fn layers_of_smollm3_turn_or_do_not() {
+    let smollm3 = |changes: Value| {
+        let mut file = json!({
+            "architectures": ["SmolLM3ForCausalLM"], "num_key_value_heads": 1, "num_hidden_layers": 4,
+        });
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let still = |changes: Value| smollm3(changes).map(|config| config.other_rope.map(|other| other.layers));
+    let silent = smollm3(json!({})).unwrap();
+    assert_eq!((silent.rope_theta, silent.tie_word_embeddings), (2_000_000.0, true));
+    assert_eq!((silent.sliding_window, silent.qkv_bias, silent.mlp_bias), (None, false, false));
+    let every_fourth = OtherRope { theta: None, layers: vec![false, false, false, true] };
+    assert_eq!(silent.other_rope, Some(every_fourth));
+    let named = json!({"no_rope_layers": [0, 1, 1, 0, 1]});
+    assert_eq!(still(named).unwrap(), Some(vec![true, false, false, true]));
+    assert_eq!(still(json!({"no_rope_layers": [1, 1, 1, 1]})).unwrap(), None);
+    let slides = json!({"use_sliding_window": true, "sliding_window": 8, "no_rope_layer_interval": 2});
+    let found = smollm3(slides).unwrap().sliding_window;
+    assert_eq!(found, Some(SlidingWindow { tokens: 8, layers: vec![false, true, false, true] }));
+    assert_eq!(smollm3(json!({"use_sliding_window": true})).unwrap().sliding_window, None);
+    let check = |changes: Value, expected: &str| {
+        let error = smollm3(changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(json!({"no_rope_layers": [1, 1]}), "`no_rope_layers` has 2 entries");
+    check(json!({"no_rope_layer_interval": 0}), "`no_rope_layer_interval` is 0");
+    let kinds = ["full_attention", "sliding_attention", "full_attention", "full_attention"];
+    check(json!({"layer_types": kinds, "sliding_window": 8}), "`use_sliding_window` is false");
+    let unsized_window = json!({"layer_types": kinds, "use_sliding_window": true});
+    check(unsized_window, "`sliding_window` is null");
+}
+
+#[test]
+fn norms_of_olmo_are_of_branches() {
+    let olmo = |family: &str, changes: Value| {
+        let architecture = format!("{family}ForCausalLM");
+        let mut file = json!({"architectures": [architecture], "num_hidden_layers": 4});
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let two = olmo("Olmo2", json!({"sliding_window": 8})).unwrap();
+    assert_eq!((two.norms, two.qk_norm), (NormPlaces::After, Some(QkNorm::Together)));
+    assert_eq!((two.rms_norm_eps, two.num_key_value_heads, two.sliding_window), (1e-5, 2, None));
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0});
+    let three = olmo("Olmo3", json!({"rope_scaling": yarn, "rope_theta": 50.0})).unwrap();
+    let layers = vec![true, true, true, false];
+    assert_eq!(three.sliding_window, Some(SlidingWindow { tokens: 4096, layers: layers.clone() }));
+    assert_eq!(three.other_rope, Some(OtherRope { theta: Some(50.0), layers }));
+    assert_eq!(olmo("Olmo3", json!({})).unwrap().other_rope, None, "all turn alike without a scaling");
+    let error = olmo("Olmo3", json!({"sliding_window": null})).unwrap_err().to_string();
+    assert!(error.contains("`sliding_window` is null, and layers have one"), "{error}");
+}
+
+/// As newer files have them.
+#[test]
+fn rotations_are_of_kinds_of_layers() {
+    let read = |family: &str, full: &Value, sliding: Value| {
+        read(json!({
+            "architectures": [format!("{family}ForCausalLM")], "num_hidden_layers": 4, "num_key_value_heads": 1,
+            "rope_theta": null, "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+        }))
+    };
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "rope_theta": 50.0});
+    let plain = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+    let other = read("Olmo3", &yarn, plain(50.0)).unwrap();
+    let of_sliding = |theta| Some(OtherRope { theta: Some(theta), layers: vec![true, true, true, false] });
+    assert_eq!((other.rope_theta, other.other_rope), (50.0, of_sliding(50.0)));
+    assert!(matches!(other.rope_scaling, RopeScaling::Yarn { factor: 2.0, .. }));
+    assert_eq!(read("Olmo3", &yarn, plain(9.0)).unwrap().other_rope, of_sliding(9.0));
+    assert_eq!(read("Olmo3", &plain(9.0), plain(9.0)).unwrap().other_rope, None);
+    assert_eq!(read("Olmo3", &yarn, yarn.clone()).unwrap().other_rope, None);
+    for (family, sliding, expected) in [
+        (
+            "Olmo3",
+            json!({"rope_type": "linear", "factor": 2.0}),
+            "`rope_parameters.sliding_attention.rope_type` scales",
+        ),
+        (
+            "Olmo3",
+            json!({"rope_type": "linear", "factor": "2"}),
+            "`rope_parameters.sliding_attention.factor` is",
+        ),
+        ("Olmo3", json!(7), "`rope_parameters.sliding_attention` is missing"),
+        ("Qwen3", plain(9.0), "`rope_parameters.full_attention` is there"),
+    ] {
+        let error = read(family, &yarn, sliding).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn phi3_has_fused_projections() {
+    let phi = |changes: Value| {
+        let mut file = json!({"architectures": ["Phi3ForCausalLM"], "hidden_size": 32});
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let silent = phi(json!({"attention_bias": true, "embd_pdrop": 0.5})).unwrap();
+    assert!(silent.fused_projections && !silent.qkv_bias && !silent.o_bias);
+    assert_eq!((silent.rms_norm_eps, silent.num_key_value_heads, silent.rotary_dim()), (1e-5, 2, 16));
+    assert_eq!(silent.sliding_window, None);
+    let partly = phi(json!({"partial_rotary_factor": 0.75, "sliding_window": 8})).unwrap();
+    assert_eq!((partly.rotary_dim(), partly.sliding_window.unwrap().layers), (12, vec![true]));
+    for (changes, expected) in [
+        (json!({"resid_pdrop": 0.1}), "`resid_pdrop` is not 0"),
+        (json!({"partial_rotary_factor": 0.2}), "`partial_rotary_factor` is 0.2, must be"),
+        (json!({"rope_scaling": {"type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`"),
+        (json!({"rope_scaling": {"type": "su"}}), "`rope_scaling.rope_type` is `su`"),
+        (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "`rope_scaling` is there; the only one"),
+        (json!({"architectures": ["PhimoeForCausalLM"]}), "the architecture is PhimoeForCausalLM"),
+    ] {
+        let error = phi(changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn granite_multiplies() {
+    let granite = |changes: Value| {
+        let mut file = json!({"architectures": ["GraniteForCausalLM"]});
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let silent = granite(json!({})).unwrap();
+    assert_eq!(silent.multipliers, Multipliers { attention: Some(1.0), ..Multipliers::default() });
+    assert_eq!((silent.num_key_value_heads, silent.tie_word_embeddings), (2, false));
+    let fields = json!({
+        "embedding_multiplier": 12.0, "attention_multiplier": 0.5, "residual_multiplier": 0.22,
+        "logits_scaling": 8,
+    });
+    let expected = Multipliers { embedding: 12.0, attention: Some(0.5), residual: 0.22, logits_scaling: 8.0 };
+    assert_eq!(granite(fields.clone()).unwrap().multipliers, expected);
+    assert_eq!(read(fields).unwrap().multipliers, Multipliers::default(), "Llama does not read them");
+    let error = granite(json!({"logits_scaling": 0.0})).unwrap_err().to_string();
+    assert!(error.contains("`logits_scaling` is 0, must be a positive number"), "{error}");
+}
+
+#[test]
+fn experts_are_of_layers() {
+    let moe = |changes: Value| {
+        let mut file = json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 1, "num_hidden_layers": 4,
+            "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        });
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let layers = |changes: Value| moe(changes).unwrap().experts.map(|experts| experts.layers);
+    let all = moe(json!({})).unwrap();
+    assert!(
+        all.qk_norm == Some(QkNorm::PerHead)
+            && !all.o_bias
+            && all.head_dim == 8
+            && all.sliding_window.is_none()
+    );
+    let experts = all.experts.unwrap();
+    assert_eq!((experts.num_experts, experts.num_experts_per_tok), (8, 2));
+    assert_eq!((experts.moe_intermediate_size, experts.norm_topk_prob), (12, false));
+    assert_eq!(experts.layers, [true; 4]);
+    assert_eq!(layers(json!({"decoder_sparse_step": 2})), Some(vec![false, true, false, true]));
+    assert_eq!(layers(json!({"mlp_only_layers": [0, 9]})), Some(vec![false, true, true, true]));
+    assert_eq!(layers(json!({"decoder_sparse_step": 5})), None);
+    assert_eq!(layers(json!({"num_experts": 0})), None);
+    assert!(moe(json!({"norm_topk_prob": true})).unwrap().experts.unwrap().norm_topk_prob);
+    let windowed = moe(json!({"use_sliding_window": true, "sliding_window": 8})).unwrap();
+    assert_eq!(windowed.sliding_window.unwrap().layers, [true; 4], "max_window_layers says nothing");
+    let check = |changes: Value, expected: &str| {
+        let error = moe(changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(json!({"output_router_logits": true}), "`output_router_logits` is true");
+    check(json!({"num_experts": null}), "`num_experts` is missing");
+    check(json!({"num_local_experts": 7}), "`num_local_experts` is 7, and `num_experts` is 8");
+    let newer = moe(json!({"num_experts": null, "num_local_experts": 8})).unwrap().experts.unwrap();
+    assert_eq!(newer.num_experts, 8);
+    check(json!({"moe_intermediate_size": null}), "`moe_intermediate_size` is missing");
+    check(json!({"num_experts_per_tok": 9}), "`num_experts_per_tok` is 9, must be at most num_experts = 8");
+    check(json!({"decoder_sparse_step": 0}), "`decoder_sparse_step` is 0");
+}
+
+#[test]
+fn mixtral_and_olmoe_have_experts_in_all_layers() {
+    let moe = |family: &str, changes: Value| {
+        let mut file = json!({
+            "architectures": [format!("{family}ForCausalLM")], "num_key_value_heads": 1,
+            "num_hidden_layers": 2, "num_experts_per_tok": 2, "rms_norm_eps": null, "rope_theta": null,
+        });
+        let count = if family == "Mixtral" { "num_local_experts" } else { "num_experts" };
+        file[count] = json!(8);
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let mixtral = moe("Mixtral", json!({"mlp_only_layers": [0], "attention_bias": true})).unwrap();
+    assert_eq!((mixtral.rms_norm_eps, mixtral.rope_theta), (1e-5, 1e6));
+    assert_eq!((mixtral.qkv_bias, mixtral.qk_norm, &mixtral.sliding_window), (false, None, &None));
+    let experts = mixtral.experts.unwrap();
+    assert_eq!((experts.num_experts, experts.moe_intermediate_size), (8, mixtral.intermediate_size));
+    assert!(experts.norm_topk_prob && experts.layers == [true; 2]);
+    assert_eq!(experts.names, ExpertNames::Mixtral);
+    let windowed = moe("Mixtral", json!({"sliding_window": 8})).unwrap().sliding_window.unwrap();
+    assert_eq!((windowed.tokens, windowed.layers), (8, vec![true; 2]));
+
+    let olmoe = moe("Olmoe", json!({"attention_bias": true, "clip_qkv": null})).unwrap();
+    assert_eq!((olmoe.rms_norm_eps, olmoe.rope_theta), (1e-5, 1e4));
+    assert_eq!((olmoe.qk_norm, olmoe.norms), (Some(QkNorm::Together), NormPlaces::Before));
+    assert!(olmoe.qkv_bias && olmoe.o_bias);
+    let experts = olmoe.experts.unwrap();
+    assert!(!experts.norm_topk_prob && experts.layers == [true; 2]);
+    assert_eq!(experts.names, ExpertNames::Usual);
+
+    for (family, changes, expected) in [
+        ("Mixtral", json!({"num_local_experts": null}), "`num_local_experts` is missing"),
+        ("Mixtral", json!({"num_local_experts": 0}), "`num_local_experts` is 0"),
+        ("Mixtral", json!({"router_jitter_noise": 0.1}), "`router_jitter_noise` is not 0"),
+        ("Mixtral", json!({"output_router_logits": true}), "`output_router_logits` is true"),
+        ("Olmoe", json!({"num_experts": null}), "`num_experts` is missing"),
+        ("Olmoe", json!({"clip_qkv": 8.0}), "`clip_qkv` is there"),
+    ] {
+        let error = moe(family, changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn rope_is_read_from_either_place() {
+    let linear = RopeScaling::Linear { factor: 2.0 };
+    let old = read(json!({"rope_theta": 50.0, "rope_scaling": {"type": "linear", "factor": 2.0}})).unwrap();
+    assert_eq!((old.rope_theta, old.rope_scaling), (50.0, linear));
+    let parameters = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0});
+    let new = read(json!({"rope_parameters": parameters})).unwrap();
+    assert_eq!((new.rope_theta, new.rope_scaling), (50.0, linear));
+    let same = json!({"type": "linear", "factor": 2.0});
+    let both = read(json!({"rope_parameters": parameters, "rope_scaling": same})).unwrap();
+    assert_eq!((both.rope_theta, both.rope_scaling), (50.0, linear));
+    let unnamed = read(json!({"rope_parameters": {"rope_theta": 50.0}})).unwrap();
+    assert_eq!((unnamed.rope_theta, unnamed.rope_scaling), (50.0, RopeScaling::None));
+    let llama3 =
+        json!({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    match read(json!({"rope_parameters": llama3})).unwrap().rope_scaling {
+        RopeScaling::Llama3 { original_max_position_embeddings, .. } => {
+            assert_eq!(original_max_position_embeddings, 64.0);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let check = |changes: Value, expected: &str| {
+        let error = read(changes).unwrap_err().to_string();
+        assert!(error.starts_with("m/config.json: ") && error.contains(expected), "{error}");
+    };
+    check(json!({"architectures": ["GemmaForCausalLM"]}), "the architecture is GemmaForCausalLM, and there");
+    check(json!({"architectures": null}), "the architecture is not named");
+    let scorer = json!({"architectures": ["LlamaForSequenceClassification"]});
+    check(scorer, "the architecture is LlamaForSequenceClassification, and there is only Qwen2ForCausalLM");
+    check(json!({"architectures": ["MistralForCausalLM"]}), "`num_key_value_heads` is missing");
+    check(json!({"num_key_value_heads": 3}), "`num_key_value_heads` is 3, must divide");
+    check(json!({"hidden_size": 1_i64 << 60}), "`hidden_size` is 1152921504606846976, must be at most");
+    check(json!({"hidden_act": "gelu"}), "`hidden_act` is another");
+    check(json!({"quantization_config": {}}), "`quantization_config` is there");
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0});
+    let plain = json!({"rope_type": "default", "rope_theta": 50.0});
+    check(
+        json!({"rope_parameters": plain, "rope_scaling": yarn}),
+        "`rope_scaling` is another than `rope_parameters`",
+    );
+    let half = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5});
+    check(json!({"rope_parameters": half}), "`rope_parameters.partial_rotary_factor` is not 1");
+    check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is no text");
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "truncate": "no"});
+    check(json!({"rope_scaling": yarn}), "`rope_scaling.truncate` is \"no\"");
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
+    check(json!({"rope_scaling": yarn}), "`rope_scaling` has 0.0 for beta_fast");
+    check(json!({"num_hidden_layers": 10_000_000}), "`num_hidden_layers` is 10000000, must be at most");
+    check(json!({"max_position_embeddings": 1_000_000_000}), "`max_position_embeddings` is 1000000000");
+    check(json!({"rope_scaling": {"rope_type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`");
+    check(json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor` is missing");
+    check(json!({"rope_scaling": {"rope_type": "linear", "factor": "2"}}), "`rope_scaling.factor` is \"2\"");
+}
