@@ -7,6 +7,7 @@ and checkouts of verl, TRL and ROLL; of each only the files below are read, and 
 import ast
 import json
 import logging
+import math
 import pathlib
 import sys
 from collections import defaultdict
@@ -100,10 +101,10 @@ def check(name, by, found, expected=None):
 algos = functions(
     source(VERL, "verl/trainer/ppo/core_algos.py"),
     {
-        "agg_loss", "compute_policy_loss_sapo", "compute_policy_loss_cispo", "compute_opo_outcome_advantage",
-        "compute_gpg_outcome_advantage", "compute_remax_outcome_advantage",
+        "agg_loss", "compute_policy_loss_sapo", "compute_policy_loss_cispo", "compute_policy_loss_geo_mean",
+        "compute_opo_outcome_advantage", "compute_gpg_outcome_advantage", "compute_remax_outcome_advantage",
     },
-    verl_F=Sums, ActorConfig=Config, Optional=None,
+    verl_F=Sums, ActorConfig=Config, AlgoConfig=dict, Optional=None,
 )  # fmt: skip
 
 
@@ -118,6 +119,9 @@ for name, taus in [("sapo", (1.0, 1.05)), ("sapo_2_0.5", (2.0, 0.5))]:
 for name, bounds in [("cispo_0_5", (1.0, 4.0)), ("cispo_0.8_1.28", (0.2, 0.28))]:
     bounds = {"clip_ratio_low": bounds[0], "clip_ratio_high": bounds[1]}
     check(name, "verl", of_verl(algos.compute_policy_loss_cispo, tokens, **bounds))
+for name, bounds in [("gmpo", (0.4, 0.4)), ("gmpo_0.05_0.1", (0.05, 0.1))]:
+    bounds = {"clip_ratio": None, "clip_ratio_low": bounds[0], "clip_ratio_high": bounds[1]}
+    check(name, "verl", of_verl(algos.compute_policy_loss_geo_mean, tokens, **bounds))
 
 rewards, sizes, greedy = (papers[name] for name in ("rewards", "lengths", "greedy"))
 size = len(rewards) // len(greedy)
@@ -154,7 +158,7 @@ def weights_of_trl(mode, least, most):
     )  # fmt: skip
     part = branch(trainer, ("self.use_vllm and self.vllm_importance_sampling_correction", "per_token_logps_diff"))
     scope = {
-        "torch": torch, "math": __import__("math"), "self": own, "completion_mask": mask, "tool_mask": None,
+        "torch": torch, "math": math, "self": own, "completion_mask": mask, "tool_mask": None,
         "old_per_token_logps": old, "sampling_per_token_logps": rollout,
     }  # fmt: skip
     return flat(run([part], scope)["vllm_importance_sampling_ratio"].expand_as(mask)).tolist()
@@ -169,13 +173,21 @@ for name, mode, bounds in [
     check(name, "TRL", weights_of_trl(mode, *bounds))
 
 
+steps = functions(trainer, {"get_gamma_weights", "get_off_policy_mask", "get_high_entropy_mask"}, math=math)
+
+
 def of_trl(loss_type, aggregate, args=None, epsilon_high=None):
     own = SimpleNamespace(loss_type=loss_type, epsilon_high=epsilon_high, args=args)
+    own.get_gamma_weights = torch.no_grad()(steps.get_gamma_weights)
     part = branch(trainer, ("self.loss_type == 'cispo'", "clamped_ratios"))
 
     def loss(logprobs):
-        scope = {"torch": torch, "self": own, "advantages": advantages, "per_token_logps": logprobs}
-        return aggregate(run([part], {**scope, "coef_1": torch.exp(logprobs - old)})["per_token_loss"])
+        log_ratio = logprobs - old
+        scope = {
+            "torch": torch, "self": own, "inputs": {}, "mask": mask, "advantages": advantages, "per_token_logps": logprobs,
+            "log_ratio": log_ratio, "coef_1": torch.exp(log_ratio),
+        }  # fmt: skip
+        return aggregate(run([part], scope)["per_token_loss"])
 
     return at_logprobs(loss)
 
@@ -186,6 +198,59 @@ for name, taus in [("sapo", (1.0, 1.05)), ("sapo_2_0.5", (2.0, 0.5))]:
     args = SimpleNamespace(sapo_temperature_pos=taus[0], sapo_temperature_neg=taus[1])
     check(name, "TRL", of_trl("sapo", by_sequence, args))
 check("cispo_0_5", "TRL", of_trl("cispo", by_token, epsilon_high=5.0))
+for name, constants in [("vespo", (2.0, 3.0, 3.0, 2.0)), ("vespo_1_2_0_0.5", (1.0, 2.0, 0.0, 0.5))]:
+    names = ["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"]
+    check(name, "TRL", of_trl("vespo", by_token, SimpleNamespace(**dict(zip(names, constants)))))
+
+
+def gmpo_of_trl(low, high):
+    """The statements of its method that make the loss of each sequence, without the KL term."""
+    method = next(
+        node for node in ast.walk(source(TRL, "trl/experimental/gmpo/gmpo_trainer.py"))
+        if isinstance(node, ast.FunctionDef) and node.name == "_compute_loss"
+    )  # fmt: skip
+    parts = [
+        "log_ratio", "clamped_log_ratio", "advantages_col", "clipped_log_ratio", "seq_mask", "log_importance_weights", "coef",
+        "per_sequence_loss",
+    ]  # fmt: skip
+    nodes = [node for node in method.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in parts]
+    assert [ast.unparse(node.targets[0]) for node in nodes] == parts
+
+    def loss(logprobs):
+        scope = {
+            "torch": torch, "self": SimpleNamespace(epsilon_low=low, epsilon_high=high), "mask": mask, "entropy_mask": None,
+            "advantages": advantages[:, 0], "per_token_logps": logprobs, "old_per_token_logps": old,
+        }  # fmt: skip
+        return run(nodes, scope)["per_sequence_loss"].mean()
+
+    return at_logprobs(loss)
+
+
+for name, bounds in [("gmpo", (0.4, 0.4)), ("gmpo_0.05_0.1", (0.05, 0.1))]:
+    check(name, "TRL", gmpo_of_trl(*bounds))
+
+kept = steps.get_off_policy_mask(advantages, padded(losses["logp"]), rollout, mask, 0.05)
+check("off_policy_0.05", "TRL", flat(kept).tolist())
+
+
+def kl_of_trl(logprobs):
+    own = SimpleNamespace(beta=1.0, args=SimpleNamespace(use_bias_correction_kl=True))
+    part = branch(trainer, ("self.beta != 0.0", "per_token_kl"))
+    scope = {
+        "torch": torch, "self": own, "inputs": {"ref_per_token_logps": padded(losses["ref_logp"])},
+        "per_token_logps": logprobs, "coef_1": torch.exp(logprobs - old),
+    }  # fmt: skip
+    return by_token(run([part], scope)["per_token_kl"])
+
+
+check("weighted_k3", "TRL", at_logprobs(kl_of_trl))
+
+alone = SimpleNamespace(accelerator=SimpleNamespace(
+    pad_across_processes=lambda values, **_: values, gather=lambda values: values
+))  # fmt: skip
+for share in (0.2, 0.55):
+    chosen = steps.get_high_entropy_mask(alone, padded(papers["entropies"]), mask, 1 - share)
+    check(f"top_entropy_{share}", "TRL", flat(chosen.double()).tolist())
 
 # ROLL: methods of its worker. TOPR's sign is the reward's there; here rewards have that of the token's advantage.
 worker = functions(

@@ -48,6 +48,56 @@ def topr(positive, negative):
     return loss
 
 
+def gmpo(low, high):
+    """Zhao et al., 2507.20673: A times the geometric mean of the sequence's ratios, each clipped on the side that A pushes to."""
+
+    def loss(sequence):
+        mine = [at for at, its in enumerate(sequence_of) if its == sequence]
+        advantage, differences = advantages[mine[0]], [logp[at] - old[at] for at in mine]
+        clip = (lambda d: min(d, high)) if advantage > 0 else (lambda d: max(d, -low))
+        ratio = math.exp(sum(map(clip, differences)) / len(mine))
+        return -advantage * ratio, [-advantage * ratio / len(mine) * (clip(d) == d) for d in differences]
+
+    both = [loss(sequence) for sequence in range(len(lengths))]
+    gradient = [grad / len(lengths) for _, grads in both for grad in grads]
+    return {"loss": sum(value for value, _ in both) / len(lengths), "gradient": gradient}
+
+
+def vespo(k_positive, lambda_positive, k_negative, lambda_negative):
+    """Shen et al., 2602.10693: A log pi, weighed by exp(lambda) W^k exp(-lambda W) of the product W of the sequence's ratios."""
+
+    def loss(sequence, advantage, own):
+        ratio = math.exp(sum_over(sequence, [a - b for a, b in zip(logp, old)]))
+        k, decay = (k_positive, lambda_positive) if advantage >= 0 else (k_negative, lambda_negative)
+        weight = math.exp(decay) * ratio**k * math.exp(-decay * ratio)
+        return -weight * advantage * own, -weight * advantage
+
+    both = [loss(*each) for each in zip(sequence_of, advantages, logp)]
+    return {"loss": sum(value for value, _ in both) / tokens, "gradient": [grad / tokens for _, grad in both]}
+
+
+def sum_over(sequence, values):
+    return sum(value for value, its in zip(values, sequence_of) if its == sequence)
+
+
+def off_policy(most):
+    """DeepSeek-AI, 2512.02556, section 3.1: 0 for a negative advantage where the sequence's mean of log pi_rollout - log pi is
+    above `most`, else 1."""
+    moved = [sum_over(s, [a - b for a, b in zip(rollout, logp)]) / length for s, length in enumerate(lengths)]
+    return [float(advantage >= 0 or moved[s] <= most) for advantage, s in zip(advantages, sequence_of)]
+
+
+def weighted_k3():
+    """The same paper's estimator of KL(pi || pi_ref): k3 times the ratio, through which the gradient flows too. A token's, and its
+    derivative by the token's log-prob."""
+    both = []
+    for a, b, ref in zip(logp, old, golden["ref_logp"]):
+        ratio, d = math.exp(a - b), a - ref
+        k3 = math.exp(-d) + d - 1
+        both.append((ratio * k3, ratio * k3 + ratio * (1 - math.exp(-d))))
+    return {"loss": sum(value for value, _ in both) / tokens, "gradient": [grad / tokens for _, grad in both]}
+
+
 def by_token(loss):
     """The mean over all tokens, and its gradient."""
     both = [loss(math.exp(a - b), advantage, a) for a, b, advantage in zip(logp, old, advantages)]
@@ -66,7 +116,7 @@ def weights(level, keep):
     """exp(log pi_old - log pi_rollout) of a token or of a sequence's product, truncated or masked by `keep`."""
     differences = [a - b for a, b in zip(old, rollout)]
     if level == "sequence":
-        sums = [sum(d for d, s in zip(differences, sequence_of) if s == sequence) for sequence in range(len(lengths))]
+        sums = [sum_over(sequence, differences) for sequence in range(len(lengths))]
         differences = [sums[sequence] for sequence in sequence_of]
     return [keep(math.exp(difference)) for difference in differences]
 
@@ -77,6 +127,19 @@ def truncated(most):  # TIS, Yao et al., 2025
 
 def masked(least, most):  # MIS
     return lambda weight: weight if least <= weight <= most else 0.0
+
+
+def quantile(values, share):
+    """Between the two values that are nearest, in proportion."""
+    values = sorted(values)
+    place = share * (len(values) - 1)
+    below, above = values[math.floor(place)], values[math.ceil(place)]
+    return below + (above - below) * (place - math.floor(place))
+
+
+def top_entropy(share):
+    """Wang et al., 2506.01939: 1 for the `share` of tokens whose entropy is the largest."""
+    return [float(entropy >= quantile(entropies, 1 - share)) for entropy in entropies]
 
 
 def groups(values, size):
@@ -103,14 +166,15 @@ def remax(rewards, greedy, group):
     return [reward - greedy[at // group] for at, reward in enumerate(rewards)]
 
 
+entropies = [(7 * at % tokens) ** 1.5 / 40 for at in range(tokens)]
 rewards = [0.2, 1.0, -0.4, 0.9, 0.5, 0.5, 0.5, 0.5, 0.0, 0.7, 1.3, 0.1]
 sizes, greedy = [7, 3, 12, 5, 4, 9, 2, 6, 11, 8, 1, 10], [0.6, 0.5, -0.2]
 print(json.dumps({
     "comment": "By make_papers_golden.py, from the papers' formulas, at the log-probs of losses.json; check_papers_golden.py says by "
     "whose own functions too.",
     "checked": {
-        "verl b178a3c": ["sapo", "cispo", "opo", "remax", "gpg but for its factor", "tis"],
-        "TRL f2cd577": ["sapo", "cispo without a lower bound", "tis", "mis"],
+        "verl b178a3c": ["sapo", "cispo", "gmpo", "opo", "remax", "gpg but for its factor", "tis"],
+        "TRL f2cd577": ["sapo", "cispo without a lower bound", "gmpo", "vespo", "off_policy", "weighted_k3", "top_entropy", "tis", "mis"],
         "ROLL 8eb27cc": ["topr by the advantage's sign", "cispo"],
     },
     "sapo": by_sequence(sapo),
@@ -119,6 +183,15 @@ print(json.dumps({
     "cispo_0.8_1.28": by_token(cispo(0.8, 1.28)),
     "topr": by_token(topr(1.0, 1.0)),
     "topr_2_0.5": by_token(topr(2.0, 0.5)),
+    "gmpo": gmpo(0.4, 0.4),
+    "gmpo_0.05_0.1": gmpo(0.05, 0.1),
+    "vespo": vespo(2.0, 3.0, 3.0, 2.0),
+    "vespo_1_2_0_0.5": vespo(1.0, 2.0, 0.0, 0.5),
+    "off_policy_0.05": off_policy(0.05),
+    "weighted_k3": weighted_k3(),
+    "entropies": entropies,
+    "top_entropy_0.2": top_entropy(0.2),
+    "top_entropy_0.55": top_entropy(0.55),
     "tis_token_1.1": weights("token", truncated(1.1)),
     "tis_sequence_1.3": weights("sequence", truncated(1.3)),
     "mis_token_0.8_1.2": weights("token", masked(0.8, 1.2)),

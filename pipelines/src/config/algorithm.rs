@@ -37,6 +37,12 @@ pub struct AlgorithmConfig {
     pub old_logprobs: OldLogprobs,
     /// Weights against the difference between sampling and training. Default `none`.
     pub rollout_correction: RolloutCorrection,
+    /// Tokens of a negative advantage move nothing where their sequence's mean of rollout less new log-prob is above this; above
+    /// 0. Default: they do.
+    pub off_policy_mask: Option<f64>,
+    /// The policy loss is of this share of a step's tokens alone, those of the largest entropy before its first update; above 0 and
+    /// below 1. It needs `old_logprobs: recompute`. Default: of all.
+    pub top_entropy: Option<f64>,
 }
 
 /// What rewards are shifted and scaled by: (reward - mean) / (std + 1e-6).
@@ -212,6 +218,8 @@ pub enum PolicyLoss {
     Clipped(ClippedConfig),
     /// As `clipped`, with one ratio a sequence: the geometric mean of its tokens'.
     Gspo(GspoConfig),
+    /// The geometric mean of a sequence's ratios, of which each is clipped before.
+    Gmpo(GmpoConfig),
     /// The log-prob, weighted by the advantage and the clamped ratio, through which no gradient flows.
     Cispo(CispoConfig),
     /// The log-prob, weighted by the advantage: vanilla policy gradient, without a ratio.
@@ -220,6 +228,8 @@ pub enum PolicyLoss {
     Sapo(SapoConfig),
     /// The log-prob, weighted by the advantage, and where that is negative by the ratio, at most 1.
     Topr(ToprConfig),
+    /// The log-prob, weighted by the advantage and a smooth function of the sequence's ratio, the product of its tokens'.
+    Vespo(VespoConfig),
 }
 
 impl Default for PolicyLoss {
@@ -260,6 +270,22 @@ pub struct GspoConfig {
 impl Default for GspoConfig {
     fn default() -> Self {
         Self { clip_low: 3e-4, clip_high: 4e-4 }
+    }
+}
+
+/// GMPO's clipping, of the logarithm of a token's ratio, and wider, since it is before the mean.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GmpoConfig {
+    /// The ratio is clipped below at `exp(-clip_low)`; above 0. Default 0.4.
+    pub clip_low: f64,
+    /// The ratio is clipped above at `exp(clip_high)`; above 0. Default 0.4.
+    pub clip_high: f64,
+}
+
+impl Default for GmpoConfig {
+    fn default() -> Self {
+        Self { clip_low: 0.4, clip_high: 0.4 }
     }
 }
 
@@ -312,6 +338,26 @@ impl Default for ToprConfig {
     }
 }
 
+/// VESPO's weights: of a sequence's ratio W they are exp(lambda) W^k exp(-lambda W), which is 1 at W = 1.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VespoConfig {
+    /// The power where the advantage is 0 or above; 0 or above. Default 2.
+    pub k_positive: f64,
+    /// The decay there; above 0. Default 3.
+    pub lambda_positive: f64,
+    /// The power elsewhere; 0 or above. Default 3.
+    pub k_negative: f64,
+    /// The decay there; above 0. Default 2.
+    pub lambda_negative: f64,
+}
+
+impl Default for VespoConfig {
+    fn default() -> Self {
+        Self { k_positive: 2.0, lambda_positive: 3.0, k_negative: 3.0, lambda_negative: 2.0 }
+    }
+}
+
 /// How a loss per token becomes one number. Counts are those of the mini-batch over all ranks, so how it is split
 /// does not change the gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -361,6 +407,9 @@ impl Default for KlTerm {
 pub struct KlLossConfig {
     /// Default `k3`.
     pub estimator: KlEstimator,
+    /// Multiply it by the token's ratio, gradient and all: then it is unbiased for samples of the old policy, as DeepSeek-V3.2
+    /// has it. Default false.
+    pub weighted: bool,
 }
 
 /// Estimators of the KL divergence from samples (Schulman, 2020), with d = log-prob less the reference's.

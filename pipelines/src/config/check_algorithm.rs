@@ -46,6 +46,11 @@ impl Check<'_> {
         self.number(&field("entropy_coef"), entropy_coef, entropy_coef >= 0.0, "0 or above")?;
         self.policy_loss(&algorithm.loss)?;
         self.rollout_correction(&algorithm.rollout_correction)?;
+        let threshold = algorithm.off_policy_mask.unwrap_or(1.0);
+        self.number(&field("off_policy_mask"), threshold, threshold > 0.0, "above 0")?;
+        let share = algorithm.top_entropy.unwrap_or(0.5);
+        let holds = share > 0.0 && share < 1.0;
+        self.number(&field("top_entropy"), share, holds, "above 0 and below 1, or leave it out")?;
         self.algorithm_as_a_whole(algorithm)
     }
 
@@ -64,6 +69,10 @@ impl Check<'_> {
                 self.number(&field("clipped.dual_clip"), bound, bound > 1.0 + clip_high, range)
             }
             PolicyLoss::Gspo(GspoConfig { clip_low, clip_high }) => clips("gspo", clip_low, clip_high),
+            PolicyLoss::Gmpo(GmpoConfig { clip_low, clip_high }) => {
+                self.number(&field("gmpo.clip_low"), clip_low, clip_low > 0.0, "above 0")?;
+                self.number(&field("gmpo.clip_high"), clip_high, clip_high > 0.0, "above 0")
+            }
             PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio }) => {
                 self.number(&field("cispo.min_ratio"), min_ratio, min_ratio >= 0.0, "0 or above")?;
                 self.number(
@@ -81,6 +90,17 @@ impl Check<'_> {
             PolicyLoss::Topr(ToprConfig { positive_weight: positive, negative_weight: negative }) => {
                 self.number(&field("topr.positive_weight"), positive, positive >= 0.0, "0 or above")?;
                 self.number(&field("topr.negative_weight"), negative, negative >= 0.0, "0 or above")
+            }
+            PolicyLoss::Vespo(VespoConfig { k_positive, lambda_positive, k_negative, lambda_negative }) => {
+                for (name, power) in [("k_positive", k_positive), ("k_negative", k_negative)] {
+                    self.number(&field(&format!("vespo.{name}")), power, power >= 0.0, "0 or above")?;
+                }
+                for (name, decay) in
+                    [("lambda_positive", lambda_positive), ("lambda_negative", lambda_negative)]
+                {
+                    self.number(&field(&format!("vespo.{name}")), decay, decay > 0.0, "above 0")?;
+                }
+                Ok(())
             }
         }
     }
@@ -128,6 +148,19 @@ impl Check<'_> {
             "all its weights are 1, since the old log-probs are those of the rollout",
             "write `old_logprobs: recompute` beside it",
         )?;
+        self.ensure(
+            algorithm.top_entropy.is_none() || algorithm.old_logprobs == OldLogprobs::Recompute,
+            &field("top_entropy"),
+            "entropies before the first update of a step come with log-probs that are computed again",
+            "write `old_logprobs: recompute` beside it",
+        )?;
+        self.ensure(
+            algorithm.rollout_correction == RolloutCorrection::None
+                || !matches!(algorithm.loss, PolicyLoss::Vespo(_)),
+            &field("rollout_correction"),
+            "the weights of `vespo` are of the same ratio, and would count it twice",
+            "leave it out, and write `old_logprobs: rollout`: then they are of the whole difference",
+        )?;
         let in_reward = match algorithm.kl_in {
             KlTerm::Loss(_) => false,
             KlTerm::Advantage => {
@@ -161,9 +194,9 @@ impl Check<'_> {
             _ => algorithm.kl_in == KlTerm::Advantage,
         };
         self.ensure(
-            !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_))),
+            !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_) | PolicyLoss::Gmpo(_))),
             &field("loss"),
-            "`gspo` has one ratio a sequence, and these advantages differ from token to token",
+            "it has one ratio a sequence, and these advantages differ from token to token",
             "write `gamma: 1`, `kl_in: loss` and `credit: episode`, or an advantage of another kind",
         )
     }

@@ -1,3 +1,4 @@
+mod algorithms;
 mod evaluations;
 mod experts;
 mod judges;
@@ -385,51 +386,6 @@ fn anchors_and_merges_are_read_and_errors_point_at_the_text() {
     assert_eq!(rlvr.warmup.as_ref().unwrap().optimizer, rlvr.optimizer);
     let error = invalid(&text.replace("0.1}", "-0.1}"), &[]);
     assert!(error.position.ends_with(":13:48"), "{error}");
-}
-
-#[test]
-fn an_algorithm_is_read_with_its_constants() {
-    let check = |algorithm: &str, expected: AlgorithmConfig| {
-        let set = format!("pipeline.rlvr.algorithm={algorithm}");
-        let config = read(SMALL, &[&set]).unwrap_or_else(|error| panic!("{error}")).config;
-        let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { panic!("another pipeline") };
-        assert_eq!(rlvr.algorithm, expected, "{algorithm}");
-        assert_eq!(read(&config.to_yaml(), &[]).unwrap().config, config, "{algorithm}");
-    };
-    let default = AlgorithmConfig::default;
-    check("{}", default());
-    check("{advantage: grpo, loss: clipped, kl_in: loss, rollout_correction: none}", default());
-    let reinforce = Advantage::Reinforce(ReinforceConfig { gamma: 1.0 });
-    check(
-        "{advantage: reinforce, whiten_advantages: true, reward_clip: 10, advantage_clip: 2}",
-        AlgorithmConfig {
-            advantage: reinforce,
-            whiten_advantages: true,
-            reward_clip: Some(10.0),
-            advantage_clip: Some(2.0),
-            ..default()
-        },
-    );
-    check(
-        "{loss: {cispo: {max_ratio: 1}}, aggregation: {seq_mean_token_sum_norm: {length: 8}}}",
-        AlgorithmConfig {
-            loss: PolicyLoss::Cispo(CispoConfig { min_ratio: 0.0, max_ratio: 1.0 }),
-            aggregation: Aggregation::SeqMeanTokenSumNorm(NormConfig { length: 8 }),
-            ..default()
-        },
-    );
-    check(
-        "{kl_coef: 0.2, kl_in: {reward: {adaptive: {target: 0.5}}}, old_logprobs: recompute, rollout_correction: mask}",
-        AlgorithmConfig {
-            kl_coef: 0.2,
-            kl_in: KlTerm::Reward(KlRewardConfig {
-                adaptive: Some(AdaptiveKlConfig { target: 0.5, horizon: 10_000.0 }),
-            }),
-            old_logprobs: OldLogprobs::Recompute,
-            rollout_correction: RolloutCorrection::Mask(MaskConfig::default()),
-            ..default()
-        },
-    );
 }
 
 #[test]

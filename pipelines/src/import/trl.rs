@@ -67,7 +67,7 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("lora_task_type", "adapters are those of a decoder"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 18] = [
+pub(super) const REFUSED: [(&str, &str); 15] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
@@ -76,9 +76,6 @@ pub(super) const REFUSED: [(&str, &str); 18] = [
     ("sync_ref_model", "the reference stays as it was at the start"),
     ("ref_model_mixup_alpha", "the reference stays as it was at the start"),
     ("ref_model_sync_steps", "the reference stays as it was at the start"),
-    ("top_entropy_quantile", "every completion token counts"),
-    ("use_bias_correction_kl", "the KL term is k1, k2 or k3 as it stands"),
-    ("off_policy_mask_threshold", "see `algorithm.rollout_correction`"),
     (
         "environment_factory",
         "write `rollout.environment` with the class: its `step` gets the text, docs/rlvr.md",
@@ -307,6 +304,7 @@ fn algorithm(ledger: &mut Ledger) {
         Some(_) => ledger.refuse("scale_rewards", "scales are group, batch and none"),
         None => {}
     }
+    masks(ledger, &a);
     loss(ledger, &a);
     ledger.flag("mask_truncated_completions", &format!("{R}.selection.leave_out_cut"));
     match ledger.truth("vllm_importance_sampling_correction") {
@@ -333,8 +331,14 @@ fn loss(ledger: &mut Ledger, a: &str) {
             (json!({"seq_mean_token_sum_norm": {"length": length}}), "clipped")
         }
         "cispo" => (json!("token_mean"), "cispo"),
-        "sapo" => (json!("token_mean"), "sapo"),
-        _ => return ledger.refuse("loss_type", "losses are grpo, dapo, bnpo, dr_grpo, cispo and sapo"),
+        "sapo" => (json!("seq_mean_token_mean"), "sapo"),
+        "vespo" => (json!("token_mean"), "vespo"),
+        "luspo" if by_sequence => (json!("seq_mean_token_sum"), "clipped"),
+        _ => {
+            let why = "losses are grpo, dapo, bnpo, dr_grpo, cispo, sapo, vespo, and luspo by sequence";
+            ledger.refuse("loss_type", why);
+            return ledger.idle_all(&[("epsilon*", "with the loss")]);
+        }
     };
     let loss = if by_sequence && loss == "clipped" { "gspo" } else { loss };
     let field = format!("{a}.aggregation");
@@ -347,6 +351,30 @@ fn loss(ledger: &mut Ledger, a: &str) {
         clips(ledger, &format!("{a}.loss.{loss}"), loss);
     } else {
         clips(ledger, &format!("{a}.loss.{loss}"), loss);
+    }
+}
+
+/// What leaves tokens out of the loss or weighs their divergence.
+fn masks(ledger: &mut Ledger, a: &str) {
+    rules::leave_unset(ledger, &["off_policy_mask_threshold"]);
+    ledger.copy_number("off_policy_mask_threshold", &format!("{a}.off_policy_mask"));
+    match ledger.number("top_entropy_quantile") {
+        Some(1.0) => ledger.idle("top_entropy_quantile", "every completion token counts"),
+        Some(share) => {
+            let why = "by a step's entropies before its first update, and not by an update's own";
+            ledger.change("top_entropy_quantile", &format!("{a}.top_entropy"), values::json(share), why);
+            ledger.fill(&format!("{a}.old_logprobs"), "recompute");
+        }
+        None => {}
+    }
+    let (key, by_sequence) = ("use_bias_correction_kl", "importance_sampling_level");
+    match ledger.truth(key) {
+        Some(true) if ledger.text(by_sequence).as_deref() == Some("sequence") => {
+            ledger.refuse(key, "a divergence is weighed by the ratio of its token");
+        }
+        Some(true) => ledger.map(key, &format!("{a}.kl_in.loss.weighted"), true),
+        Some(false) => ledger.idle(key, "off"),
+        None => {}
     }
 }
 
@@ -374,6 +402,17 @@ fn clips(ledger: &mut Ledger, field: &str, loss: &str) {
             let why = "without `epsilon_high` TRL bounds the ratio itself by it; 5 is usual";
             let most = low.map_or(Value::Null, values::json);
             ledger.change("epsilon", &format!("{field}.max_ratio"), most, why);
+        }
+        "vespo" => {
+            for (key, name) in [
+                ("vespo_k_pos", "k_positive"),
+                ("vespo_lambda_pos", "lambda_positive"),
+                ("vespo_k_neg", "k_negative"),
+                ("vespo_lambda_neg", "lambda_negative"),
+            ] {
+                ledger.copy_number(key, &format!("{field}.{name}"));
+            }
+            ledger.idle("epsilon", "VESPO's weights are smooth");
         }
         _ => {
             ledger.copy_number("sapo_temperature_pos", &format!("{field}.tau_positive"));

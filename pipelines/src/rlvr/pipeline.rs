@@ -183,6 +183,8 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         PolicyLoss::Cispo(_) => "CISPO",
         PolicyLoss::Sapo(_) => "SAPO",
         PolicyLoss::Topr(_) => "TOPR",
+        PolicyLoss::Gmpo(_) => "GMPO",
+        PolicyLoss::Vespo(_) => "VESPO",
     };
     format!("{loss} on {advantage}")
 }

@@ -185,13 +185,16 @@ impl Setup {
         let tokens = scored.lengths.iter().sum::<f64>() * epochs;
         let losses = count(algorithm.aggregation, &scored.trained_lengths(0..scored.lengths.len())) * epochs;
         let kl_in_loss = algorithm.kl_coef > 0.0 && matches!(algorithm.kl_in, KlTerm::Loss(_));
-        let clips =
-            !matches!(algorithm.loss, PolicyLoss::Reinforce | PolicyLoss::Sapo(_) | PolicyLoss::Topr(_));
+        let clips = !matches!(
+            algorithm.loss,
+            PolicyLoss::Reinforce | PolicyLoss::Sapo(_) | PolicyLoss::Topr(_) | PolicyLoss::Vespo(_)
+        );
         let mut metrics = Metrics::new();
         for (index, name) in SUMS.into_iter().enumerate() {
             match name {
                 "loss/kl" if !kl_in_loss => {}
                 "clip_fraction/low" | "clip_fraction/high" if !clips => {}
+                "off_policy_fraction" if algorithm.off_policy_mask.is_none() => {}
                 "loss/policy" | "loss/kl" => metrics.insert(name, sum(index) / losses),
                 _ => metrics.insert(name, sum(index) / tokens),
             }

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::{
     Decoder, Roles, Setup,
     critic::Valued,
-    loss::{Correction, CorrectionStats, Targets, ValueTargets, token_weights},
+    loss::{Correction, CorrectionStats, Targets, ValueTargets, most_uncertain, token_weights},
     pipeline::Carried,
     score::Scored,
 };
@@ -58,11 +58,12 @@ impl Setup {
         let lengths: Vec<i64> = samples.iter().map(|sample| sample.completion_len() as i64).collect();
         let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
         let rollout_logprobs = self.to_device(&sampled)?;
-        let old_logprobs = match algorithm.old_logprobs {
-            OldLogprobs::Rollout => rollout_logprobs.shallow_clone(),
+        let (old_logprobs, entropies) = match algorithm.old_logprobs {
+            OldLogprobs::Rollout => (rollout_logprobs.shallow_clone(), None),
             OldLogprobs::Recompute => {
                 let pack = |samples: &[Sample]| self.pack(samples);
-                logprobs(&mut roles.policy, self.micro_batch_size, samples, pack)?
+                let [logprobs, entropies] = scores(&mut roles.policy, self.micro_batch_size, samples, pack)?;
+                (logprobs, Some(entropies))
             }
         };
         let (kl, ref_logprobs) = match (self.reference_logprobs(roles, samples)?, algorithm.kl_in) {
@@ -88,7 +89,14 @@ impl Setup {
             .zip(&trained)
             .filter(|(_, trained)| !**trained)
             .for_each(|(it, _)| *it = 0.0);
-        let (weights, correction) = correction.map(|it| (it.weights, it.stats)).unzip();
+        let (mut weights, correction) = correction.map(|it| (it.weights, it.stats)).unzip();
+        if let (Some(share), Some(entropies)) = (algorithm.top_entropy, entropies) {
+            let is_chosen = self.chosen_by_entropy(exchange, share, &to_host(&entropies)?, &trained)?;
+            weights = Some(match weights {
+                Some(weights) => weights.f_mul(&is_chosen)?,
+                None => is_chosen,
+            });
+        }
         let token_weights = self.to_device(&weights_of_tokens)?;
         let values = match (values, on_host) {
             (Some(old_values), Some(on_host)) => Some(Valued {
@@ -107,11 +115,27 @@ impl Setup {
             old_logprobs,
             advantages: self.to_device(&to_f32(&advantages.of_tokens))?,
             ref_logprobs,
-            correction: weights,
+            policy_weights: weights,
             token_weights,
             lengths,
         };
         Ok(Prepared { targets, values, rewards: running, correction, kl })
+    }
+
+    /// [`most_uncertain`] of the tokens that are trained on, on all ranks.
+    fn chosen_by_entropy(
+        &self,
+        exchange: &Exchange,
+        share: f64,
+        entropies: &[f64],
+        trained: &[bool],
+    ) -> Result<Tensor> {
+        let own = entropies.iter().zip(trained).filter(|(_, trained)| **trained);
+        let own: Vec<u8> = own.flat_map(|(entropy, _)| entropy.to_le_bytes()).collect();
+        let all = exchange.gather_texts(&own)?.concat();
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let all = all.chunks_exact(size_of::<f64>()).map(number).collect();
+        self.to_device(&most_uncertain(share, entropies, all))
     }
 
     /// Those of the frozen copy, or of the policy with its adapters off; `None` where nothing compares with them.
@@ -265,9 +289,24 @@ fn logprobs(
     samples: &[Sample],
     pack: impl Fn(&[Sample]) -> Result<PackedBatch>,
 ) -> Result<Tensor> {
-    let parts: Result<Vec<Tensor>> =
-        samples.chunks(micro_batch_size).map(|samples| Ok(model.score(&pack(samples)?)?.logprobs)).collect();
-    Ok(Tensor::f_cat(&parts?, 0)?)
+    let [logprobs, _] = scores(model, micro_batch_size, samples, pack)?;
+    Ok(logprobs)
+}
+
+/// Log-probs as [`logprobs`] has them, and the entropies of the distributions that they are of.
+fn scores(
+    model: &mut Zero<Decoder>,
+    micro_batch_size: usize,
+    samples: &[Sample],
+    pack: impl Fn(&[Sample]) -> Result<PackedBatch>,
+) -> Result<[Tensor; 2]> {
+    let (mut logprobs, mut entropies) = (Vec::new(), Vec::new());
+    for samples in samples.chunks(micro_batch_size) {
+        let scores = model.score(&pack(samples)?)?;
+        logprobs.push(scores.logprobs);
+        entropies.push(scores.entropy);
+    }
+    Ok([Tensor::f_cat(&logprobs, 0)?, Tensor::f_cat(&entropies, 0)?])
 }
 
 impl Prepared {

@@ -342,3 +342,39 @@ fn what_trl_means_by_what_it_leaves_out() {
     let file = imported_from("dataset_name: data/a.parquet\nmax_grad_norm: 0.0\n", Origin::TrlDpo);
     check_lines(&file, &["        path: data/a.parquet\n", "      max_grad_norm: 0\n"]);
 }
+
+#[test]
+fn trls_losses_of_sequences_and_masks() {
+    let by_sequence = "importance_sampling_level: sequence\n";
+    for (text, lines) in [
+        ("loss_type: sapo\n", &["aggregation: seq_mean_token_mean\n"][..]),
+        (
+            "loss_type: vespo\nvespo_k_neg: 4\n",
+            &["        vespo:\n          k_negative: 4\n", "aggregation: token_mean\n"],
+        ),
+        (
+            &format!("loss_type: luspo\n{by_sequence}epsilon: 2e-3\n"),
+            &["        gspo:\n          clip_low: 0.002\n", "aggregation: seq_mean_token_sum\n"],
+        ),
+        ("off_policy_mask_threshold: 0.2\n", &["      off_policy_mask: 0.2\n"]),
+        ("off_policy_mask_threshold: null\ntop_entropy_quantile: 1.0\n", &[]),
+        ("top_entropy_quantile: 0.2\n", &["      top_entropy: 0.2\n", "      old_logprobs: recompute\n"]),
+        (
+            "beta: 0.01\nuse_bias_correction_kl: true\n",
+            &["      kl_in:\n        loss:\n          weighted: true\n"],
+        ),
+        (&format!("use_bias_correction_kl: false\n{by_sequence}"), &["        gspo:\n"]),
+    ] {
+        let import = imported_from(&format!("{TRL}{text}"), Origin::Trl);
+        check_refused(&import, &[]);
+        check_loads(&import);
+        check_lines(&import, lines);
+    }
+    for (text, key) in [
+        ("loss_type: luspo\n", "loss_type"),
+        (&format!("use_bias_correction_kl: true\n{by_sequence}"), "use_bias_correction_kl"),
+        ("multi_objective_aggregation: normalize_then_sum\n", "multi_objective_aggregation"),
+    ] {
+        check_refused(&imported_from(&format!("{TRL}{text}"), Origin::Trl), &[key]);
+    }
+}

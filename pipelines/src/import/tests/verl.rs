@@ -207,7 +207,20 @@ fn losses_and_their_clips() {
             "policy_loss.loss_mode=cispo clip_ratio_low=10 clip_ratio_high=0.2",
             &["        cispo:\n          min_ratio: 0\n          max_ratio: 1.2\n"],
         ),
-        ("policy_loss.loss_mode=sapo", &["sapo:\n          tau_positive: 1\n          tau_negative: 1.05\n"]),
+        (
+            "policy_loss.loss_mode=sapo",
+            &[
+                "sapo:\n          tau_positive: 1\n          tau_negative: 1.05\n",
+                "aggregation: seq_mean_token_mean\n",
+            ],
+        ),
+        (
+            "policy_loss.loss_mode=geo_mean clip_ratio_low=0.4 clip_ratio_high=0.3",
+            &[
+                "gmpo:\n          clip_low: 0.4\n          clip_high: 0.3\n",
+                "aggregation: seq_mean_token_mean\n",
+            ],
+        ),
         ("policy_loss.loss_mode=gpg", &["loss: reinforce\n"]),
         ("loss_agg_mode=seq-mean-token-sum-norm", &["seq_mean_token_sum_norm:\n          length: 512\n"]),
         ("tis_imp_ratio_cap=2", &["old_logprobs: recompute\n", "level: token\n          max: 2.0\n"]),

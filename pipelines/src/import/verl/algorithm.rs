@@ -86,6 +86,7 @@ fn loss(ledger: &mut Ledger, a: &str) {
         Some("gspo") => "gspo",
         Some("cispo") => "cispo",
         Some("sapo") => "sapo",
+        Some("geo_mean") => "gmpo",
         Some("gpg") => "reinforce",
         _ => {
             aggregation(ledger, a, "");
@@ -153,8 +154,13 @@ fn aggregation(ledger: &mut Ledger, a: &str, kind: &str) {
     let field = format!("{a}.aggregation");
     rules::leave_unset(ledger, &[&length]);
     match ledger.text(&key).as_deref() {
-        _ if kind == "gspo" => {
-            ledger.change(&key, &field, "seq_mean_token_mean", "verl's gspo is always by sequence");
+        _ if matches!(kind, "gspo" | "sapo" | "gmpo") => {
+            ledger.change(
+                &key,
+                &field,
+                "seq_mean_token_mean",
+                "verl has this loss by sequence, whatever it says here",
+            );
         }
         Some(mode @ ("token-mean" | "seq-mean-token-sum" | "seq-mean-token-mean")) => {
             ledger.map(&key, &field, mode.replace('-', "_"));

@@ -2,7 +2,8 @@
 //!
 //! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`policy`] has
 //! the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
-//! training see differently, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits for the device but the `read`s.
+//! training see differently, [`uncertain`] chooses tokens, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits
+//! for the device but the `read`s.
 //!
 //! `docs/algorithms.md` has the sources, and where systems disagree.
 
@@ -12,11 +13,13 @@ mod policy;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod uncertain;
 mod value;
 
 pub use aggregation::{count, token_weights};
 pub use correction::{Correction, CorrectionStats};
 pub use stats::{Drift, LARGEST, LossStats, SUMS};
+pub use uncertain::most_uncertain;
 pub use value::{ValueStats, ValueTargets, value_loss};
 
 use std::ops::Range;
@@ -42,7 +45,7 @@ pub struct Targets {
     /// Log-probs under the frozen reference; `None` without a KL term in the loss.
     pub ref_logprobs: Option<Tensor>,
     /// Weights of the policy loss; `None` for 1.
-    pub correction: Option<Tensor>,
+    pub policy_weights: Option<Tensor>,
     /// [`token_weights`].
     pub token_weights: Tensor,
 }
@@ -60,15 +63,15 @@ impl Targets {
             old_logprobs: part(&self.old_logprobs)?,
             advantages: part(&self.advantages)?,
             ref_logprobs: self.ref_logprobs.as_ref().map(part).transpose()?,
-            correction: self.correction.as_ref().map(part).transpose()?,
+            policy_weights: self.policy_weights.as_ref().map(part).transpose()?,
             token_weights: part(&self.token_weights)?,
         })
     }
 }
 
 /// The gradient of the loss with respect to log-probs and entropies: the sum over tokens of their weights times
-/// (correction times policy loss, plus `kl_coef` times KL if it is in the loss, minus `entropy_coef` times entropy),
-/// over `count`, which is [`count`] of the whole mini-batch, over all ranks and micro-batches.
+/// (policy weight times policy loss, 0 where `off_policy_mask` says so, plus `kl_coef` times KL if it is in the loss, minus
+/// `entropy_coef` times entropy), over `count`, which is [`count`] of the whole mini-batch, over all ranks and micro-batches.
 pub fn policy_loss(
     algorithm: &AlgorithmConfig,
     scores: &Scores,
@@ -78,14 +81,21 @@ pub fn policy_loss(
 ) -> Result<ScoresGrad> {
     let logprobs = scores.logprobs.f_detach()?.f_set_requires_grad(true)?;
     let terms = policy::terms(&algorithm.loss, &logprobs, targets)?;
-    let policy = match &targets.correction {
-        Some(weights) => terms.loss.f_mul(weights)?,
-        None => terms.loss.shallow_clone(),
-    };
+    let masked = algorithm.off_policy_mask.map(|most| off_policy(most, &logprobs, targets)).transpose()?;
+    let mut policy = terms.loss.shallow_clone();
+    if let Some(weights) = &targets.policy_weights {
+        policy = policy.f_mul(weights)?;
+    }
+    if let Some(masked) = &masked {
+        policy = policy.f_masked_fill(masked, 0.0)?;
+    }
     let mut loss = policy.shallow_clone();
     let mut kl = None;
     if let (Some(reference), KlTerm::Loss(config)) = (&targets.ref_logprobs, algorithm.kl_in) {
-        let divergence = kl_divergence(config.estimator, &logprobs, reference)?;
+        let mut divergence = kl_divergence(config.estimator, &logprobs, reference)?;
+        if config.weighted {
+            divergence = divergence.f_mul(&policy::ratio(&terms.log_ratio)?)?;
+        }
         loss = loss.f_add(&divergence.f_mul_scalar(algorithm.kl_coef)?)?;
         kl = Some(divergence);
     }
@@ -95,8 +105,15 @@ pub fn policy_loss(
     let entropy = (algorithm.entropy_coef > 0.0)
         .then(|| targets.token_weights.f_mul_scalar(-algorithm.entropy_coef / count))
         .transpose()?;
-    stats.add(&stats::Seen { policy, kl, terms, scores, targets })?;
+    stats.add(&stats::Seen { policy, kl, masked, terms, scores, targets })?;
     Ok(ScoresGrad { logprobs: gradient, entropy, divergence: None })
+}
+
+/// Whether tokens have a negative advantage in a sequence that the policy has moved away from: the mean over it of the rollout's
+/// log-prob less the new one is above `most` (DeepSeek-AI, 2025, 2512.02556, section 3.1).
+fn off_policy(most: f64, logprobs: &Tensor, targets: &Targets) -> Result<Tensor> {
+    let moved = sequence_means(&targets.rollout_logprobs.f_sub(logprobs)?, &targets.lengths)?;
+    moved.f_gt(most)?.f_logical_and(&targets.advantages.f_lt(0.0)?)
 }
 
 /// Schulman's estimators of the KL divergence of the policy from the reference, a token each: k1 = d, k2 = d² / 2,

@@ -14,8 +14,16 @@ pub struct LossStats {
 
 /// The names of [`LossStats`]' sums. The first two are weighted as the loss is, and become what the loss is; the
 /// others become means over tokens.
-pub const SUMS: [&str; 7] =
-    ["loss/policy", "loss/kl", "kl/old", "entropy", "clip_fraction/low", "clip_fraction/high", "ratio/mean"];
+pub const SUMS: [&str; 8] = [
+    "loss/policy",
+    "loss/kl",
+    "kl/old",
+    "entropy",
+    "clip_fraction/low",
+    "clip_fraction/high",
+    "ratio/mean",
+    "off_policy_fraction",
+];
 /// The names of its largest values.
 pub const LARGEST: [&str; 1] = ["ratio/max"];
 
@@ -25,6 +33,8 @@ pub(super) struct Seen<'a> {
     pub policy: Tensor,
     /// The KL divergence in the loss.
     pub kl: Option<Tensor>,
+    /// Whether each token is left out as off-policy.
+    pub masked: Option<Tensor>,
     pub terms: Terms,
     pub scores: &'a Scores,
     pub targets: &'a Targets,
@@ -34,7 +44,7 @@ impl LossStats {
     /// Adds a micro-batch.
     pub(super) fn add(&mut self, seen: &Seen) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        let Seen { policy, kl, terms, scores, targets } = seen;
+        let Seen { policy, kl, masked, terms, scores, targets } = seen;
         if scores.logprobs.numel() == 0 {
             return Ok(()); // no token is the largest
         }
@@ -47,12 +57,13 @@ impl LossStats {
         };
         let sums = [
             weighted(policy)?,
-            kl.as_ref().map_or(Ok(zero), weighted)?,
+            kl.as_ref().map_or(Ok(zero.shallow_clone()), weighted)?,
             sum(&terms.log_ratio)?.f_neg()?, // k1 of the old against the new policy, under the old one's samples
             sum(&scores.entropy)?,
             low,
             high,
             sum(&terms.ratio)?,
+            masked.as_ref().map_or(Ok(zero), sum)?,
         ];
         let sums = Tensor::f_stack(&sums, 0)?;
         let largest = terms.ratio.f_detach()?.f_max()?.f_to_kind(Kind::Double)?;

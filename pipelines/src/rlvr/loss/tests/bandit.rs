@@ -94,7 +94,7 @@ fn estimate(setting: Setting) -> Estimate {
     let targets = Targets {
         token_weights: old.ones_like(),
         advantages: Tensor::from_slice(&advantages),
-        correction: correction.map(|it| it.weights),
+        policy_weights: correction.map(|it| it.weights),
         rollout_logprobs: rollout,
         old_logprobs: old,
         ref_logprobs: None,
@@ -149,7 +149,7 @@ fn a_teacher_has_the_gradient_of_the_reverse_kl() {
     let [own, theirs] = [P, TEACHER].map(|p| [(1.0 - p).ln(), p.ln()]);
     let exact = P * (1.0 - P) * ((own[1] - theirs[1]) - (own[0] - theirs[0]));
     let off_advantage = [theirs[0] - own[0], theirs[1] - own[1]];
-    let k2 = KlTerm::Loss(KlLossConfig { estimator: KlEstimator::K2 });
+    let k2 = KlTerm::Loss(KlLossConfig { estimator: KlEstimator::K2, weighted: false });
     for (advantages, kl_in) in [(off_advantage, KlTerm::Advantage), ([0.0; 2], k2)] {
         for loss in losses() {
             let old = Tensor::from_slice(&own);
@@ -157,7 +157,7 @@ fn a_teacher_has_the_gradient_of_the_reverse_kl() {
                 lengths: vec![1, 1],
                 token_weights: old.ones_like(),
                 advantages: Tensor::from_slice(&advantages),
-                correction: None,
+                policy_weights: None,
                 rollout_logprobs: old.shallow_clone(),
                 old_logprobs: old,
                 ref_logprobs: matches!(kl_in, KlTerm::Loss(_)).then(|| Tensor::from_slice(&theirs)),

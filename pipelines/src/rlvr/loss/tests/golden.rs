@@ -38,7 +38,7 @@ impl Golden {
             old_logprobs: self.tensor("old_logp"),
             advantages: self.tensor("adv"),
             ref_logprobs: Some(self.tensor("ref_logp")),
-            correction: None,
+            policy_weights: None,
             token_weights: Tensor::from_slice(&weights),
         }
     }
@@ -118,6 +118,9 @@ fn losses_and_gradients_are_those_of_the_papers() {
     let cispo = |min_ratio, max_ratio| PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio });
     let topr =
         |positive_weight, negative_weight| PolicyLoss::Topr(ToprConfig { positive_weight, negative_weight });
+    let gmpo = |clip_low, clip_high| PolicyLoss::Gmpo(GmpoConfig { clip_low, clip_high });
+    let vespo = VespoConfig { k_positive: 1.0, lambda_positive: 2.0, k_negative: 0.0, lambda_negative: 0.5 };
+    let vespo = PolicyLoss::Vespo(vespo);
     let (of_tokens, of_sequences) = (Aggregation::TokenMean, Aggregation::SeqMeanTokenMean);
     for (name, loss, aggregation) in [
         ("sapo", sapo(1.0, 1.05), of_sequences),
@@ -126,6 +129,10 @@ fn losses_and_gradients_are_those_of_the_papers() {
         ("cispo_0.8_1.28", cispo(0.8, 1.28), of_tokens),
         ("topr", topr(1.0, 1.0), of_tokens),
         ("topr_2_0.5", topr(2.0, 0.5), of_tokens),
+        ("gmpo", gmpo(0.4, 0.4), of_sequences),
+        ("gmpo_0.05_0.1", gmpo(0.05, 0.1), of_sequences),
+        ("vespo", PolicyLoss::Vespo(VespoConfig::default()), of_tokens),
+        ("vespo_1_2_0_0.5", vespo, of_tokens),
     ] {
         let algorithm = AlgorithmConfig { loss, aggregation, ..AlgorithmConfig::default() };
         let (found, gradient) = golden.loss(&algorithm, &golden.numbers("logp"));
@@ -134,6 +141,46 @@ fn losses_and_gradients_are_those_of_the_papers() {
         let expected: Vec<f64> = serde_json::from_value(papers[name]["gradient"].clone()).unwrap();
         check_near(&gradient, &expected, 1e-6);
     }
+}
+
+#[test]
+fn tokens_are_left_out_as_the_papers_do() {
+    let (golden, papers) = (Golden::read(), papers());
+    let numbers = |name: &str| -> Vec<f64> { serde_json::from_value(papers[name].clone()).unwrap() };
+    let kept = numbers("off_policy_0.05");
+    let logprobs = golden.numbers("logp");
+    let algorithm = AlgorithmConfig { off_policy_mask: Some(0.05), ..AlgorithmConfig::default() };
+    let (_, masked) = golden.loss(&algorithm, &logprobs);
+    let (_, whole) = golden.loss(&AlgorithmConfig::default(), &logprobs);
+    let expected: Vec<f64> = whole.iter().zip(&kept).map(|(gradient, kept)| gradient * kept).collect();
+    assert_ne!(whole, expected);
+    check_near(&masked, &expected, 1e-12);
+    let (targets, count) = (golden.targets(Aggregation::TokenMean), golden.count(Aggregation::TokenMean));
+    let (_, sums) = gradient(&algorithm, &logprobs, &targets, count);
+    assert_eq!(sums[7], kept.iter().map(|kept| 1.0 - kept).sum::<f64>());
+
+    let entropies = numbers("entropies");
+    for share in [0.2, 0.55] {
+        let chosen = most_uncertain(share, &entropies, entropies.clone());
+        let chosen: Vec<f64> = chosen.into_iter().map(f64::from).collect();
+        assert_eq!(chosen, numbers(&format!("top_entropy_{share}")));
+    }
+    assert_eq!(most_uncertain(0.5, &[], Vec::new()), Vec::<f32>::new());
+}
+
+#[test]
+fn a_weighted_divergence_is_the_papers() {
+    let (golden, papers) = (Golden::read(), papers());
+    let logprobs = golden.numbers("logp");
+    let with = |kl_coef: f64| {
+        let kl_in = KlTerm::Loss(KlLossConfig { estimator: KlEstimator::K3, weighted: true });
+        golden.loss(&AlgorithmConfig { kl_in, kl_coef, ..AlgorithmConfig::default() }, &logprobs)
+    };
+    let ((loss, gradient), (without, other)) = (with(1.0), with(0.0));
+    let found: Vec<f64> = gradient.iter().zip(&other).map(|(with, without)| with - without).collect();
+    let expected: Vec<f64> = serde_json::from_value(papers["weighted_k3"]["gradient"].clone()).unwrap();
+    check_near(&found, &expected, 1e-12);
+    assert!((loss - without - papers["weighted_k3"]["loss"].as_f64().unwrap()).abs() < 1e-12);
 }
 
 #[test]
@@ -214,7 +261,7 @@ fn statistics_equal_the_reference() {
     for (estimator, name) in
         [(KlEstimator::K1, "kl_k1_mean"), (KlEstimator::K2, "kl_k2_mean"), (KlEstimator::K3, "kl_k3_mean")]
     {
-        let kl_in = KlTerm::Loss(KlLossConfig { estimator });
+        let kl_in = KlTerm::Loss(KlLossConfig { estimator, weighted: false });
         let algorithm = AlgorithmConfig { kl_in, ..AlgorithmConfig::default() };
         let targets = golden.targets(Aggregation::TokenMean);
         let count = golden.count(Aggregation::TokenMean);
@@ -272,7 +319,7 @@ fn the_correction_multiplies_the_policy_loss_and_nothing_else() {
     let with = |weight: f64, kl_coef| {
         let algorithm = AlgorithmConfig { kl_coef, ..algorithm.clone() };
         let mut targets = golden.targets(algorithm.aggregation);
-        targets.correction = Some(targets.advantages.full_like(weight));
+        targets.policy_weights = Some(targets.advantages.full_like(weight));
         gradient(&algorithm, &logprobs, &targets, 1.0).0
     };
     let (policy, kl) = (with(1.0, 0.0), with(0.0, 0.1));
@@ -285,11 +332,13 @@ fn the_correction_multiplies_the_policy_loss_and_nothing_else() {
 fn gradients_are_those_of_finite_differences() {
     let golden = Golden::read();
     let mut smooth = losses().to_vec();
-    smooth.retain(|loss| !matches!(loss, PolicyLoss::Cispo(_) | PolicyLoss::Topr(_)));
+    smooth.retain(|loss| !matches!(loss, PolicyLoss::Cispo(_) | PolicyLoss::Topr(_) | PolicyLoss::Vespo(_)));
     for loss in smooth {
         for aggregation in AGGREGATIONS {
-            for estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
-                let kl_in = KlTerm::Loss(KlLossConfig { estimator });
+            let terms =
+                [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3].map(|it| [(it, false), (it, true)]);
+            for (estimator, weighted) in terms.concat() {
+                let kl_in = KlTerm::Loss(KlLossConfig { estimator, weighted });
                 let algorithm =
                     AlgorithmConfig { loss, aggregation, kl_in, kl_coef: 0.3, ..AlgorithmConfig::default() };
                 let logprobs = golden.numbers("logp");

@@ -8,7 +8,8 @@ mod turns;
 
 use super::*;
 use crate::config::{
-    Aggregation, CispoConfig, ClippedConfig, GspoConfig, NormConfig, PolicyLoss, SapoConfig, ToprConfig,
+    Aggregation, CispoConfig, ClippedConfig, GmpoConfig, GspoConfig, NormConfig, PolicyLoss, SapoConfig,
+    ToprConfig, VespoConfig,
 };
 
 const AGGREGATIONS: [Aggregation; 4] = [
@@ -19,7 +20,7 @@ const AGGREGATIONS: [Aggregation; 4] = [
 ];
 
 /// One of each kind.
-fn losses() -> [PolicyLoss; 6] {
+fn losses() -> [PolicyLoss; 8] {
     [
         PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() }),
         PolicyLoss::Gspo(GspoConfig::default()),
@@ -27,6 +28,8 @@ fn losses() -> [PolicyLoss; 6] {
         PolicyLoss::Reinforce,
         PolicyLoss::Sapo(SapoConfig::default()),
         PolicyLoss::Topr(ToprConfig::default()),
+        PolicyLoss::Gmpo(GmpoConfig::default()),
+        PolicyLoss::Vespo(VespoConfig::default()),
     ]
 }
 

@@ -224,7 +224,7 @@ fn targets(aggregation: Aggregation, lengths: Vec<i64>) -> Targets {
         old_logprobs: wave(1.3, 0.8, -2.4),
         advantages: Tensor::from_slice(&of_sequences),
         ref_logprobs: Some(wave(0.7, 0.5, -2.4)),
-        correction: Some(wave(1.7, 0.3, 1.0)),
+        policy_weights: Some(wave(1.7, 0.3, 1.0)),
         token_weights: Tensor::from_slice(&token_weights(aggregation, &lengths)),
         lengths,
     }

@@ -83,7 +83,7 @@ fn what_an_environment_says_weighs_nothing() {
             }),
             aggregation,
             kl_coef: number("kl_coef"),
-            kl_in: KlTerm::Loss(KlLossConfig { estimator: KlEstimator::K3 }),
+            kl_in: KlTerm::Loss(KlLossConfig { estimator: KlEstimator::K3, weighted: false }),
             ..AlgorithmConfig::default()
         };
         let weights: Vec<f64> = token_weights(aggregation, &lengths).into_iter().map(f64::from).collect();
@@ -93,7 +93,7 @@ fn what_an_environment_says_weighs_nothing() {
             old_logprobs: tensor("old_logp"),
             advantages: Tensor::from_slice(&of_tokens),
             ref_logprobs: Some(tensor("ref_logp")),
-            correction: None,
+            policy_weights: None,
             token_weights: Tensor::from_slice(&weights),
         };
         let all: Vec<f64> = lengths.iter().map(|&length| length as f64).collect();
@@ -168,7 +168,7 @@ fn update_rank(Place { device, group }: Place, micro_batch_size: usize, is_maske
         old_logprobs: pick(wave(tokens, 1.3, 0.8, -2.4)),
         advantages: pick(wave(tokens, 2.3, 1.0, 0.1)),
         ref_logprobs: None,
-        correction: None,
+        policy_weights: None,
         token_weights: match is_masked {
             true => Tensor::from_slice(&of_all),
             false => Tensor::from_slice(&token_weights(aggregation, &sampled)),
