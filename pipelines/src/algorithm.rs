@@ -3,10 +3,12 @@
 //! A *group* is the completions of one prompt; groups lie one after another.
 
 mod advantages;
+mod decoupled;
 mod gae;
 mod normalize;
 
 pub use advantages::{Earned, Moments, returns, sample_advantages, turn_advantages};
+pub use decoupled::decoupled;
 pub use gae::gae;
 pub use normalize::normalize;
 

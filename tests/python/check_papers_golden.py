@@ -245,6 +245,18 @@ def kl_of_trl(logprobs):
 
 check("weighted_k3", "TRL", at_logprobs(kl_of_trl))
 
+nanstd = functions(source(TRL, "trl/trainer/utils.py"), {"nanstd"}).nanstd
+terms = tensor(papers["gdpo_terms"]).T
+own = SimpleNamespace(
+    multi_objective_aggregation="normalize_then_sum", reward_funcs=terms[0], reward_weights=tensor(papers["gdpo_weights"])
+)
+part = branch(trainer, ("self.multi_objective_aggregation == 'normalize_then_sum'", "advantages"))
+scope = {
+    "torch": torch, "nanstd": nanstd, "self": own, "rewards_per_func": terms, "num_generations": size, "device": "cpu",
+    "unscorable_mask": torch.zeros(len(terms), dtype=torch.bool),
+}  # fmt: skip
+check("gdpo", "TRL", run([part], scope)["advantages"].tolist())
+
 alone = SimpleNamespace(accelerator=SimpleNamespace(
     pad_across_processes=lambda values, **_: values, gather=lambda values: values
 ))  # fmt: skip

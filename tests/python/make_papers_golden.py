@@ -161,6 +161,22 @@ def gpg(rewards, group):
     return [(reward - means[at // group]) * len(rewards) / teaching for at, reward in enumerate(rewards)]
 
 
+def std(values):
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def gdpo(terms, weights, group, eps=1e-4):
+    """Liu et al., 2601.05242: each term's rewards normalized in their group, weighed and summed, then normalized over the step."""
+    sums = [0.0] * len(terms[0])
+    for rewards, weight in zip(terms, weights):
+        for at, reward in enumerate(rewards):
+            mine = groups(rewards, group)[at // group]
+            sums[at] += weight * (reward - sum(mine) / group) / (std(mine) + eps)
+    mean = sum(sums) / len(sums)
+    return [(value - mean) / (std(sums) + eps) for value in sums]
+
+
 def remax(rewards, greedy, group):
     """Li et al., 2310.10505: r less the greedy completion's reward."""
     return [reward - greedy[at // group] for at, reward in enumerate(rewards)]
@@ -168,13 +184,14 @@ def remax(rewards, greedy, group):
 
 entropies = [(7 * at % tokens) ** 1.5 / 40 for at in range(tokens)]
 rewards = [0.2, 1.0, -0.4, 0.9, 0.5, 0.5, 0.5, 0.5, 0.0, 0.7, 1.3, 0.1]
+terms = [rewards, [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [r * (i % 5 - 1.5) for i, r in enumerate(rewards)]]
 sizes, greedy = [7, 3, 12, 5, 4, 9, 2, 6, 11, 8, 1, 10], [0.6, 0.5, -0.2]
 print(json.dumps({
     "comment": "By make_papers_golden.py, from the papers' formulas, at the log-probs of losses.json; check_papers_golden.py says by "
     "whose own functions too.",
     "checked": {
         "verl b178a3c": ["sapo", "cispo", "gmpo", "opo", "remax", "gpg but for its factor", "tis"],
-        "TRL f2cd577": ["sapo", "cispo without a lower bound", "gmpo", "vespo", "off_policy", "weighted_k3", "top_entropy", "tis", "mis"],
+        "TRL f2cd577": ["sapo", "cispo without a lower bound", "gmpo", "vespo", "off_policy", "weighted_k3", "top_entropy", "gdpo", "tis", "mis"],
         "ROLL 8eb27cc": ["topr by the advantage's sign", "cispo"],
     },
     "sapo": by_sequence(sapo),
@@ -202,4 +219,7 @@ print(json.dumps({
     "opo": opo(rewards, sizes, 4),
     "gpg": gpg(rewards, 4),
     "remax": remax(rewards, greedy, 4),
+    "gdpo_terms": terms,
+    "gdpo_weights": [1.0, 0.5, 2.0],
+    "gdpo": gdpo(terms, [1.0, 0.5, 2.0], 4),
 }, indent=1))

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{groups, is_constant};
-use crate::config::{Advantage, Scale};
+use crate::config::{Advantage, GdpoConfig, Scale};
 
 /// What the samples of a step earned; groups lie one after another.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +23,8 @@ pub struct Earned<'a> {
 /// With `mean` and `std` (unbiased) over a group of n rewards r, whose completions have lengths l:
 /// - `grpo`: (r - mean) / (std + eps) (Shao et al., 2024, section 4.1), with the standard deviation of all
 ///   rewards at `batch_std`; r - mean is Dr. GRPO (Liu et al., 2025);
+/// - `gdpo`: r / (std of all + eps), where r are already sums of normalized terms, of the mean 0: see
+///   [`decoupled()`](super::decoupled()) (Liu et al., 2026);
 /// - `rloo`: r less the mean of the group's others, which is (r - mean) n / (n - 1) (Ahmadian et al., 2024);
 /// - `opo`: r - sum(l r) / sum(l) (Hao et al., 2025);
 /// - `gpg`: (r - mean) B / (B - M), with M of the B samples in groups of equal rewards (Chu et al., 2025);
@@ -51,6 +53,10 @@ pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
                     batch_std.unwrap_or_else(|| Moments::of(group).std()) + grpo.eps
                 }
             })
+        }
+        Advantage::Gdpo(GdpoConfig { eps }) => {
+            let scale = Moments::of(rewards).std() + eps;
+            rewards.iter().map(|reward| reward / scale).collect()
         }
         Advantage::Rloo => {
             let n = group_size as f64;
@@ -170,7 +176,7 @@ impl Moments {
 }
 
 /// Each reward less its group's mean, over what `scale` says of the group.
-fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+pub(super) fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let mut advantages = Vec::with_capacity(rewards.len());
     for group in groups(rewards, group_size) {
         if is_constant(group) {

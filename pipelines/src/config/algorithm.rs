@@ -111,6 +111,8 @@ impl TurnCredit {
 pub enum Advantage {
     /// Less the group's mean, over a standard deviation.
     Grpo(GrpoConfig),
+    /// Each term of the reward as `grpo` has it, weighed and summed, over the standard deviation of the step's sums.
+    Gdpo(GdpoConfig),
     /// Less the mean of the group's other rewards.
     Rloo,
     /// Less the group's mean, in which each reward weighs as much as its completion is long.
@@ -147,6 +149,20 @@ pub struct GrpoConfig {
 impl Default for GrpoConfig {
     fn default() -> Self {
         Self { scale: Scale::default(), eps: 1e-6 }
+    }
+}
+
+/// GDPO's constants.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GdpoConfig {
+    /// Added to both standard deviations, of a group's rewards of a term and of the step's sums; above 0. Default 1e-4.
+    pub eps: f64,
+}
+
+impl Default for GdpoConfig {
+    fn default() -> Self {
+        Self { eps: 1e-4 }
     }
 }
 

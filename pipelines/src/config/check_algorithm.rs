@@ -9,6 +9,7 @@ impl Check<'_> {
     pub(super) fn algorithm(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let algorithm = &rlvr.algorithm;
         self.reward_norm(rlvr)?;
+        self.decoupled(rlvr)?;
         self.credit(rlvr)?;
         let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
         let AlgorithmConfig { kl_coef, entropy_coef, .. } = *algorithm;
@@ -21,6 +22,9 @@ impl Check<'_> {
         match algorithm.advantage {
             Advantage::Grpo(GrpoConfig { eps, .. }) => {
                 self.number(&field("advantage.grpo.eps"), eps, eps > 0.0, "above 0")?;
+            }
+            Advantage::Gdpo(GdpoConfig { eps }) => {
+                self.number(&field("advantage.gdpo.eps"), eps, eps > 0.0, "above 0")?;
             }
             Advantage::Reinforce(ReinforceConfig { gamma }) => {
                 let holds = gamma > 0.0 && gamma <= 1.0;
@@ -138,6 +142,25 @@ impl Check<'_> {
         )
     }
 
+    /// Whether terms are normalized each by itself and by nothing else.
+    fn decoupled(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
+        let algorithm = &rlvr.algorithm;
+        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        for (name, is_set) in [
+            ("reward_norm", algorithm.reward_norm != RewardNormConfig::default()),
+            ("reward_clip", algorithm.reward_clip.is_some()),
+            ("kl_in", matches!(algorithm.kl_in, KlTerm::Reward(_))),
+        ] {
+            self.ensure(
+                !(is_set && matches!(algorithm.advantage, Advantage::Gdpo(_))),
+                &field(name),
+                "it is of the sum of the reward's terms, and `gdpo` normalizes each of them before",
+                "leave it out, or write `advantage: grpo`",
+            )?;
+        }
+        Ok(())
+    }
+
     /// What each field allows, and together comes to nothing or to something else than it says.
     fn algorithm_as_a_whole(&self, algorithm: &AlgorithmConfig) -> Result<(), Problem> {
         let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
@@ -216,6 +239,7 @@ impl Check<'_> {
             Advantage::Gpg => {
                 Some("`gpg` counts groups whose rewards are equal, and those of turns are many")
             }
+            Advantage::Gdpo(_) => Some("`gdpo` normalizes what terms say of whole completions"),
             Advantage::None => Some("`none` has rewards move nothing"),
             Advantage::Remax => Some("`remax` compares with a greedy episode, whose turns are others"),
         };
@@ -263,7 +287,7 @@ impl Advantage {
     /// Whether it compares the completions of a prompt.
     pub(super) fn needs_groups(self) -> bool {
         match self {
-            Self::Grpo(_) | Self::Rloo | Self::Opo | Self::Gpg => true,
+            Self::Grpo(_) | Self::Gdpo(_) | Self::Rloo | Self::Opo | Self::Gpg => true,
             Self::Reinforce(_) | Self::Remax | Self::Gae(_) | Self::None => false,
         }
     }

@@ -295,6 +295,7 @@ fn sampling(ledger: &mut Ledger) {
 fn algorithm(ledger: &mut Ledger) {
     let a = format!("{R}.algorithm");
     ledger.copy_number("beta", &format!("{a}.kl_coef"));
+    aggregation_of_terms(ledger);
     match ledger.peek("scale_rewards").map(|value| (values::truth(value), values::text(value))) {
         Some((Some(true), _)) => grpo_scale(ledger, "group_std"),
         Some((_, word)) if word == "group" => grpo_scale(ledger, "group_std"),
@@ -311,6 +312,20 @@ fn algorithm(ledger: &mut Ledger) {
         Some(true) => ledger.idle("vllm_importance_sampling_correction", ONE_ENGINE),
         Some(false) => ledger.idle("vllm_importance_sampling_correction", "off"),
         None => {}
+    }
+}
+
+/// Whether terms are summed before they are normalized, or after.
+fn aggregation_of_terms(ledger: &mut Ledger) {
+    let key = "multi_objective_aggregation";
+    match ledger.text(key).as_deref() {
+        None => {}
+        Some("sum_then_normalize") => ledger.idle(key, "by `scale_rewards`"),
+        Some("normalize_then_sum") => {
+            ledger.map(key, &format!("{R}.algorithm.advantage"), json!({"gdpo": {"eps": 1e-4}}));
+            ledger.idle_all(&[("scale_rewards", "each term has its own deviation")]);
+        }
+        Some(_) => ledger.refuse(key, "it is sum_then_normalize or normalize_then_sum"),
     }
 }
 

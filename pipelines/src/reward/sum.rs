@@ -119,6 +119,11 @@ impl RewardSum {
         self.terms.iter().map(|term| term.name.as_str())
     }
 
+    /// What the terms weigh.
+    pub fn weights(&self) -> impl Iterator<Item = f64> {
+        self.terms.iter().map(|term| term.weight)
+    }
+
     /// What a unit of what an environment gives for a turn weighs.
     pub fn weight_of_turns(&self) -> f64 {
         let of_turns = self.terms.iter().filter(|term| matches!(term.by, By::Environment));

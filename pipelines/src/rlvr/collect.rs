@@ -382,6 +382,7 @@ impl Setup {
             all.finished.extend(&scored.finished[samples.clone()]);
             all.turns.extend(&scored.turns[samples.clone()]);
             all.turn_rewards.extend(scored.turn_rewards.get(samples.clone()).into_iter().flatten().cloned());
+            all.decoupled.extend(scored.decoupled.get(samples.clone()).into_iter().flatten());
             all.trained.extend(&scored.trained[samples]);
             all.greedy.extend(scored.greedy.get(group));
         }

@@ -170,6 +170,7 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), true) => "REINFORCE++ with a baseline",
         (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), false) => "Dr. GRPO",
         (Advantage::Grpo(_), _) => "GRPO",
+        (Advantage::Gdpo(_), _) => "GDPO",
         (Advantage::Rloo, _) => "RLOO",
         (Advantage::Opo, _) => "OPO",
         (Advantage::Gpg, _) => "GPG",

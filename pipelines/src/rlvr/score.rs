@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::{Setup, credit::fitted};
 use crate::{
     Result,
-    algorithm::fill_missing,
+    algorithm::{decoupled, fill_missing},
+    config::{Advantage, GdpoConfig},
     data::{shuffle, stream},
     inference::Sample,
     metrics::Metrics,
@@ -28,6 +29,8 @@ pub struct Scored {
     pub turns: Vec<f64>,
     /// What each turn of each sample earned; empty where the episode's sum counts.
     pub turn_rewards: Vec<Vec<f64>>,
+    /// What each earned by terms that are normalized each by itself; empty unless advantages are made of that.
+    pub decoupled: Vec<f64>,
     /// Whether each is trained on.
     pub trained: Vec<bool>,
     /// What each prompt's greedy completion earned; empty unless advantages are relative to that.
@@ -161,6 +164,7 @@ impl Setup {
         let greedy: Vec<Vec<f64>> = gathered.iter().map(|values| values[greedy_start..].to_vec()).collect();
         let of_prompts = Share { group_size: 1, ..self.share };
         let greedy = if of_greedy.is_empty() { Vec::new() } else { of_prompts.ordered(&greedy) };
+        let decoupled = self.decoupled(exchange, of_samples)?;
         self.check_error_rates(&sums.failed, self.share.samples() + greedy.len(), outcomes)?;
         let [rewards, measured, lengths, finished, turns] = [0, 1, 2, 3, 4].map(part);
         let trained = rewards.iter().zip(&finished).enumerate().map(|(sample, (reward, finished))| {
@@ -175,6 +179,7 @@ impl Setup {
             lengths,
             finished,
             turn_rewards: self.turn_rewards(exchange, samples, &of_own)?,
+            decoupled,
             turns,
             stop: sum(0) > 0.0,
             terms: sums,
@@ -183,6 +188,25 @@ impl Setup {
             deal(&mut scored, self.seed, batch);
         }
         Ok(scored)
+    }
+
+    /// What each sample earned by terms that are normalized each by itself, if advantages are made of that. A term that says
+    /// nothing of a sample counts as the mean of its group.
+    fn decoupled(&self, exchange: &Exchange, of_samples: &[Outcome]) -> Result<Vec<f64>> {
+        let Advantage::Gdpo(GdpoConfig { eps }) = self.rlvr.algorithm.advantage else {
+            return Ok(Vec::new());
+        };
+        let group_size = self.rlvr.group_size;
+        let mut terms = Vec::new();
+        for (term, weight) in self.reward.weights().enumerate() {
+            let of_term = |outcome: &Outcome| match outcome {
+                Outcome::Scored(score) => score.parts[term].unwrap_or(f64::NAN),
+                Outcome::Failed { .. } => f64::NAN,
+            };
+            let own: Vec<f64> = of_samples.iter().map(of_term).collect();
+            terms.push((weight, fill(&self.share.ordered(&exchange.gather(&own)?), group_size)));
+        }
+        Ok(decoupled(&terms, group_size, eps))
     }
 
     /// An error if a term failed on more of `completions` than it may, by the numbers `failed` of all ranks.
@@ -215,6 +239,9 @@ fn deal(scored: &mut Scored, seed: u64, batch: u64) {
     shuffle(&mut order, &mut stream(PURPOSE, seed, batch));
     let dealt = |values: &[f64]| order.iter().map(|&sample| values[sample]).collect();
     (scored.rewards, scored.measured) = (dealt(&scored.rewards), dealt(&scored.measured));
+    if !scored.decoupled.is_empty() {
+        scored.decoupled = dealt(&scored.decoupled);
+    }
     if !scored.turn_rewards.is_empty() {
         let rows = order.iter().zip(&scored.turns);
         let row = |(&sample, &turns): (&usize, &f64)| fitted(&scored.turn_rewards[sample], turns as usize);

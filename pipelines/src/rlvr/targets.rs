@@ -172,7 +172,8 @@ impl Setup {
     /// The rewards of all samples, normalized and clamped, and the moments of all steps' rewards, if they are used.
     fn shaped_rewards(&self, scored: &Scored, running: Option<Moments>) -> (Vec<f64>, Option<Moments>) {
         let algorithm = &self.rlvr.algorithm;
-        let (mut rewards, mut moments) = (scored.rewards.clone(), running.unwrap_or_default());
+        let earned = if scored.decoupled.is_empty() { &scored.rewards } else { &scored.decoupled };
+        let (mut rewards, mut moments) = (earned.clone(), running.unwrap_or_default());
         normalize(algorithm.reward_norm, &mut rewards, self.rlvr.group_size, &mut moments);
         clip(&mut rewards, algorithm.reward_clip);
         let RewardNormConfig { mean, std } = algorithm.reward_norm;

@@ -57,8 +57,9 @@ fn an_algorithm_is_read_with_its_constants() {
     );
     let vespo = VespoConfig { k_positive: 2.0, lambda_positive: 3.0, k_negative: 1.0, lambda_negative: 2.0 };
     check(
-        "{loss: {vespo: {k_negative: 1}}, old_logprobs: recompute, top_entropy: 0.2}",
+        "{advantage: gdpo, loss: {vespo: {k_negative: 1}}, old_logprobs: recompute, top_entropy: 0.2}",
         AlgorithmConfig {
+            advantage: Advantage::Gdpo(GdpoConfig { eps: 1e-4 }),
             loss: PolicyLoss::Vespo(vespo),
             old_logprobs: OldLogprobs::Recompute,
             top_entropy: Some(0.2),
@@ -79,6 +80,15 @@ fn losses_of_sequences_and_masks_are_checked() {
             "0.0 is out of range",
             "above 0",
         ),
+        ("{advantage: {gdpo: {eps: 0}}}", "advantage.gdpo.eps", "0.0 is out of range", "above 0"),
+        (
+            "{advantage: gdpo, reward_clip: 5}",
+            "reward_clip",
+            "of the sum of the reward's terms",
+            "`advantage: grpo`",
+        ),
+        ("{advantage: gdpo, reward_norm: {std: batch}}", "reward_norm", "normalizes each", "leave it out"),
+        ("{advantage: gdpo, kl_coef: 0.1, kl_in: reward}", "kl_in", "normalizes each", "leave it out"),
         ("{off_policy_mask: 0}", "off_policy_mask", "0.0 is out of range", "above 0"),
         ("{old_logprobs: recompute, top_entropy: 1}", "top_entropy", "1.0 is out of range", "leave it out"),
         (

@@ -363,6 +363,11 @@ fn trls_losses_of_sequences_and_masks() {
             "beta: 0.01\nuse_bias_correction_kl: true\n",
             &["      kl_in:\n        loss:\n          weighted: true\n"],
         ),
+        (
+            "multi_objective_aggregation: normalize_then_sum\n",
+            &["      advantage:\n        gdpo:\n          eps: 0.0001\n"],
+        ),
+        ("multi_objective_aggregation: sum_then_normalize\n", &["      advantage:\n        grpo:\n"]),
         (&format!("use_bias_correction_kl: false\n{by_sequence}"), &["        gspo:\n"]),
     ] {
         let import = imported_from(&format!("{TRL}{text}"), Origin::Trl);
@@ -373,7 +378,7 @@ fn trls_losses_of_sequences_and_masks() {
     for (text, key) in [
         ("loss_type: luspo\n", "loss_type"),
         (&format!("use_bias_correction_kl: true\n{by_sequence}"), "use_bias_correction_kl"),
-        ("multi_objective_aggregation: normalize_then_sum\n", "multi_objective_aggregation"),
+        ("multi_objective_aggregation: sum\n", "multi_objective_aggregation"),
     ] {
         check_refused(&imported_from(&format!("{TRL}{text}"), Origin::Trl), &[key]);
     }
