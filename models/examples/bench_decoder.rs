@@ -95,7 +95,9 @@ fn generation(holder: &Holder, passes: usize) {
             let prompt = (0..PROMPT).map(|i| ((group + i) % 12) as i64).collect();
             let sample = |number| Sample { seed: (group * GROUP + number) as u64, ..Sample::default() };
             let samples = (0..GROUP).map(sample).collect();
-            engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
+            engine
+                .submit(Request { prompt, params: params.clone(), stop: None, format: None, samples })
+                .unwrap();
         }
         engine.run(|_, _| ()).unwrap();
     });

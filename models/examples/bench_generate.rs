@@ -188,7 +188,7 @@ fn generate(
         let prompt = (0..prompt).map(|i| ((row * 7919 + i * 104_729) as i64) % config.vocab_size).collect();
         let sample = |seed: usize| Sample { seed: seed as u64, ..Sample::default() };
         let samples = (row..batch.min(row + group)).map(sample).collect();
-        engine.submit(Request { prompt, params: params.clone(), stop: None, samples }).unwrap();
+        engine.submit(Request { prompt, params: params.clone(), stop: None, format: None, samples }).unwrap();
     }
     while engine.load().waiting > 0 {
         engine.step().unwrap();

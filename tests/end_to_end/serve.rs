@@ -276,12 +276,71 @@ fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
     let alone = with(&with(&chat, "top_logprobs", json!(2)), "logprobs", json!(false));
     refused(&server.chat(&alone), &["`top_logprobs` goes with `logprobs`"]);
     refused(&server.chat(&with(&chat, "logprobs", json!(1))), &["logprobs", "true or false"]);
-    refused(
-        &server.chat(&with(&chat, "response_format", json!({"type": "json_object"}))),
-        &["response_format"],
-    );
     refused(&server.chat(&asked(json!([{"type": "image_url"}]))), &["messages[0].content"]);
     refused(&server.chat(&json!({})), &["`messages` is missing"]);
+}
+
+/// The weights are random: whatever has a form has it from what the answer is held to.
+#[test]
+fn answers_are_held_to_a_format() {
+    let server = Server::published(&[]);
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["colour", "sizes"], "properties": {
+        "colour": {"enum": ["red", "grün"]},
+        "sizes": {"type": "array", "minItems": 1, "maxItems": 2, "items": {"type": "integer", "minimum": 0, "maximum": 9}}
+    }});
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "seed": 1, "logprobs": true});
+    let named = json!({"type": "json_schema", "json_schema": {"name": "shirt", "strict": true, "schema": schema.clone()}});
+    let held = with(&with(&chat, "n", json!(3)), "response_format", named);
+    let whole = body(&server.chat(&held));
+    for choice in whole["choices"].as_array().unwrap() {
+        let text = choice["message"]["content"].as_str().unwrap();
+        assert_eq!(choice["finish_reason"], "stop", "{text}");
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+        assert!([json!("red"), json!("grün")].contains(&value["colour"]), "{text}");
+        assert!((1..=2).contains(&value["sizes"].as_array().unwrap().len()), "{text}");
+    }
+    let streamed = events(&server.chat(&with(&held, "stream", json!(true))));
+    let of_first = streamed.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == 0);
+    let text: String = of_first.filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+    assert_eq!(whole["choices"][0]["message"]["content"], text);
+
+    let completion = json!({"prompt": "12 + 34", "max_tokens": 40, "seed": 2});
+    let told = |outputs: Value| {
+        body(&server.complete(&with(&completion, "structured_outputs", outputs)))["choices"][0].clone()
+    };
+    assert!(["yes", "no"].contains(&told(json!({"choice": ["yes", "no"]}))["text"].as_str().unwrap()));
+    let number = told(json!({"regex": "[0-9]{4}"}));
+    assert!(number["text"].as_str().unwrap().parse::<u16>().is_ok_and(|it| it < 10_000), "{number}");
+    let object = told(json!({"json": schema}));
+    assert_eq!(object["text"].as_str().unwrap().as_bytes()[0], b'{');
+    let cut =
+        with(&with(&completion, "structured_outputs", json!({"regex": "[0-9]{9}"})), "max_tokens", json!(4));
+    assert_eq!(body(&server.complete(&cut))["choices"][0]["finish_reason"], "length");
+
+    for (format, words) in [
+        (json!({"type": "xml"}), ["`type` must be", "json_schema"]),
+        (json!({"type": "json_schema"}), ["`json_schema` must be", "schema"]),
+        (json!({"type": "json_schema", "json_schema": {"name": "x"}}), ["no `schema`", "response_format"]),
+        (
+            json!({"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}),
+            ["cannot be followed", "thing"],
+        ),
+        (json!({"type": "json_object", "schema": {}}), ["`schema` is not there", "response_format"]),
+        (json!("json"), ["`response_format` must be", "object"]),
+    ] {
+        refused(&server.chat(&with(&chat, "response_format", format)), &words);
+    }
+    let both = with(
+        &with(&chat, "response_format", json!({"type": "json_object"})),
+        "structured_outputs",
+        json!({"regex": "a"}),
+    );
+    refused(&server.chat(&both), &["leave one out"]);
+    let two = json!({"regex": "a", "choice": ["a"]});
+    refused(
+        &server.complete(&with(&completion, "structured_outputs", two)),
+        &["structured_outputs", "one of"],
+    );
 }
 
 /// A copy of the tiny published model.

@@ -13,6 +13,7 @@ use tch::Tensor;
 use super::{
     Completion, Ending, KvCache, Request, Sample,
     block_pool::BlockPool,
+    format::Held,
     kept::KeptSamples,
     kv_cache::{BLOCK_TOKENS, blocks_of},
     pass::Passes,
@@ -119,20 +120,27 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Input`] for an empty prompt, one that with its completion does not fit into the cache or the
-    /// model's positions, one that does not begin with what it is to follow, or parameters out of range.
+    /// model's positions, one that does not begin with what it is to follow, a format that cannot begin, or parameters out of
+    /// range.
     pub fn submit(&mut self, request: Request) -> Result<Range<SampleId>> {
         self.check(&request)?;
-        let Request { prompt, params, stop, samples } = request;
+        let Request { prompt, params, stop, format, samples } = request;
+        let held = |sample: &Sample| {
+            let held = format.as_ref().map(|format| Held::begin(format, &sample.begun.tokens));
+            held.transpose().map_err(|problem| Error::Input { what: "format", problem })
+        };
+        let held = samples.iter().map(held).collect::<Result<Vec<_>>>()?;
         let prompt: Arc<[i64]> = prompt.into();
         let first = self.next_id;
         self.next_id += samples.len() as u64;
         let mut fresh = Vec::new();
-        for (id, sample) in (first..).zip(samples) {
+        for ((id, sample), held) in (first..).zip(samples).zip(held) {
             let completion = Completion { ending: None, ..sample.begun };
             let (prompt, params, stop) = (prompt.clone(), params.clone(), stop.clone());
             let Sample { seed, keep, follows, .. } = sample;
             let blocks = Vec::new();
-            let sequence = Sequence { id, prompt, params, stop, seed, keep, follows, completion, blocks };
+            let sequence =
+                Sequence { id, prompt, params, stop, held, seed, keep, follows, completion, blocks };
             if sequence.completion.tokens.len() >= sequence.params.max_new_tokens {
                 self.ended.push((id, Completion { ending: Some(Ending::Length), ..sequence.completion }));
             } else if sequence.completion.tokens.is_empty() && self.kept.cached(follows) == 0 {

@@ -6,10 +6,11 @@
 //!
 //! `engine` says who runs when, `sequence` and `block_pool` where tokens lie, `pass` what a pass reads and what comes
 //! out, `kept` what stays of a sample that has ended, `recorder` how steps run without the host where a device can,
-//! `sampling` how a token is chosen.
+//! `sampling` how a token is chosen, `format` among which.
 
 mod block_pool;
 mod engine;
+mod format;
 mod kept;
 mod kv_cache;
 mod likeliest;
@@ -20,6 +21,7 @@ mod sampling;
 mod sequence;
 
 pub use engine::{Engine, Limits, Load, SampleId};
+pub use format::{Follow, Format};
 pub use kv_cache::KvCache;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

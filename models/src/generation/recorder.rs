@@ -14,6 +14,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     KvCache, SamplingParams,
+    format::masked,
     kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
     likeliest::Likeliest,
     sampling::{Sampled, uniform},
@@ -107,7 +108,8 @@ impl Recorder {
         })
     }
 
-    /// Runs up to [`STEPS_AHEAD`] steps, whose blocks the sequences have. Returns the tokens of each step.
+    /// Runs up to [`STEPS_AHEAD`] steps, whose blocks the sequences have, or one where a sequence is held to a format, which the
+    /// host follows. Returns the tokens of each step.
     pub fn steps(
         &mut self,
         decoder: &Decoder,
@@ -116,7 +118,8 @@ impl Recorder {
         live: &[Sequence],
     ) -> Result<Vec<Vec<Sampled>>> {
         let left = |sequence: &Sequence| sequence.params.max_new_tokens - sequence.completion.tokens.len();
-        let steps = live.iter().map(left).max().unwrap_or(0).min(STEPS_AHEAD);
+        let ahead = if live.iter().any(|sequence| sequence.held.is_some()) { 1 } else { STEPS_AHEAD };
+        let steps = live.iter().map(left).max().unwrap_or(0).min(ahead);
         let longest = live.iter().map(Sequence::len).max().unwrap_or(0) + steps;
         // What goes past the end of all positions is thrown away.
         let key = (rows_of(live.len()), tokens_of(longest.min(self.longest)));
@@ -228,8 +231,10 @@ impl Recorder {
             chosen: &mut of_step(&self.chosen)?,
             logprobs: &mut of_step(&self.logprobs)?,
         };
-        ops::sample_into(logits, sampling)?;
-        if self.is_strict { self.score(logits, sequences, step) } else { Ok(()) }
+        let masked = masked(logits, sequences)?;
+        ops::sample_into(masked.as_ref().unwrap_or(logits), sampling)?;
+        // Log-probs are of all tokens, whichever might be chosen.
+        if self.is_strict || masked.is_some() { self.score(logits, sequences, step) } else { Ok(()) }
     }
 
     /// Makes log-probs of what was chosen anew, by training's own operation.

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::{SampleId, SamplingParams, sampling::Sampled};
+use super::{Format, SampleId, SamplingParams, sampling::Sampled};
 
 /// A prompt and the completions that are wanted of it. The prompt runs once for all of them.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Request {
     pub params: Arc<SamplingParams>,
     /// What ends a completion beside `params`; `None`: nothing.
     pub stop: Option<StopCondition>,
+    /// What each of them is held to; `None`: nothing.
+    pub format: Option<Format>,
     /// The completions.
     pub samples: Vec<Sample>,
 }
@@ -54,8 +56,8 @@ pub struct Completion {
     /// The new tokens, a stop token included.
     pub tokens: Vec<i64>,
     /// The log-probability of each under softmax(logits / temperature) over the whole vocabulary, as the
-    /// training forward computes it: `top_k`, `top_p`, `min_p` and `repetition_penalty` are not in it, and at
-    /// temperature 0 it is that of temperature 1.
+    /// training forward computes it: `top_k`, `top_p`, `min_p`, `repetition_penalty` and [`Request::format`] are not in it,
+    /// and at temperature 0 it is that of temperature 1.
     pub logprobs: Vec<f32>,
     /// At the place of each token the likeliest ones, from the likeliest on, with their log-probabilities as in `logprobs`; as
     /// many as [`SamplingParams::likeliest`] says. Empty if that is 0.
@@ -82,6 +84,8 @@ pub enum Ending {
     Stop,
     /// It has all the tokens that it may have.
     Length,
+    /// What it is held to cannot say how it goes on.
+    Broken,
 }
 
 impl Completion {

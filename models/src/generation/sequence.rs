@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc};
 use super::{
     Completion, Ending, SampleId, SamplingParams, StopCondition,
     block_pool::BlockPool,
+    format::Held,
     kv_cache::{BLOCK_TOKENS, blocks_of},
     sampling::{Sampled, sample},
 };
@@ -16,6 +17,8 @@ pub(super) struct Sequence {
     pub prompt: Arc<[i64]>,
     pub params: Arc<SamplingParams>,
     pub stop: Option<StopCondition>,
+    /// What it is held to.
+    pub held: Option<Held>,
     pub seed: u64,
     /// Whether its blocks are kept when it ends.
     pub keep: bool,
@@ -53,6 +56,8 @@ impl Sequence {
 
     /// Chooses its next token, on the host.
     pub fn choose(&self, logits: &[f32]) -> i64 {
+        let masked = self.held.as_ref().map(|held| held.mask(logits));
+        let logits = masked.as_deref().unwrap_or(logits);
         sample(logits, &self.params, self.seed, self.completion.tokens.len(), self.tokens())
     }
 
@@ -67,6 +72,9 @@ impl Sequence {
             self.completion.ending = Some(Ending::Stop);
         } else if tokens.len() >= self.params.max_new_tokens {
             self.completion.ending = Some(Ending::Length);
+        } else if let Some(Err(problem)) = self.held.as_mut().map(|held| held.push(token)) {
+            tracing::warn!("a completion is broken off, whose format cannot say how it goes on: {problem}");
+            self.completion.ending = Some(Ending::Broken);
         }
     }
 }

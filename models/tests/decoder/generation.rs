@@ -82,7 +82,7 @@ pub fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> E
 /// A request for one sample a seed.
 pub fn request(prompt: &[i64], params: &SamplingParams, seeds: &[u64]) -> Request {
     let samples = seeds.iter().map(|&seed| Sample { seed, ..Sample::default() }).collect();
-    Request { prompt: prompt.to_vec(), params: Arc::new(params.clone()), stop: None, samples }
+    Request { prompt: prompt.to_vec(), params: Arc::new(params.clone()), stop: None, format: None, samples }
 }
 
 /// Equal prompts in a row as one request.

@@ -1,5 +1,6 @@
 //! Tests of the decoder as a whole.
 
+mod format;
 mod generation;
 mod golden;
 mod hf;

@@ -9,7 +9,9 @@ use anyroll_backends::{
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
     LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm,
-    Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow, generation::Limits, init,
+    Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    generation::{Follow, Format, Limits},
+    init,
     model::Init,
 };
 use tch::{Kind, Tensor};
@@ -150,6 +152,16 @@ fn prompts(vocab_size: i64) -> impl Iterator<Item = (Vec<i64>, u64)> {
 
 /// Their completions on a device, which may be cut short by `stop_tokens`.
 fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) -> Option<Vec<Completion>> {
+    held_completions(shape, at, params, |_| None)
+}
+
+/// The same, each held to what the number of its prompt says.
+fn held_completions(
+    shape: &Shape,
+    at: (DeviceId, DType),
+    params: &SamplingParams,
+    format: impl Fn(usize) -> Option<Format>,
+) -> Option<Vec<Completion>> {
     let (id, dtype) = at;
     let device = device(id)?;
     let torch = device.torch_device().unwrap().tch().unwrap();
@@ -163,7 +175,9 @@ fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) ->
         let params = SamplingParams { max_new_tokens: 20 + number * 3, ..params.clone() };
         let sample = |sample| Sample { seed: number as u64 * 10 + sample, ..Sample::default() };
         let samples = (0..count).map(sample).collect();
-        engine.submit(Request { prompt, params: Arc::new(params), stop: None, samples }).unwrap();
+        engine
+            .submit(Request { prompt, params: Arc::new(params), stop: None, format: format(number), samples })
+            .unwrap();
     }
     let mut completions = vec![Completion::default(); 15];
     engine.run(|id, completion| completions[id as usize] = completion).unwrap();
@@ -304,6 +318,52 @@ fn recorded_steps_choose_as_the_passes_do() {
         SamplingParams { repetition_penalty: 0.8, min_p: 0.05, ..free },
     ];
     choices.iter().for_each(|params| check(config(4, 64, false), params));
+}
+
+/// Every second prompt's, by a rule that the host alone knows; the others are as without it.
+#[test]
+fn recorded_steps_keep_to_a_format() {
+    /// The end, 0, or a token that leaves as much when divided by 7 as there are tokens before it.
+    struct Counted(i64);
+    impl Follow for Counted {
+        fn allowed(&mut self) -> Result<Vec<u32>, String> {
+            let fits = |token: i64| token % 7 == self.0 % 7;
+            Ok((0..16)
+                .map(|word| (0..32).filter(|bit| fits(word * 32 + bit)).map(|bit| 1u32 << bit).sum())
+                .collect())
+        }
+        fn push(&mut self, _: i64) -> Result<(), String> {
+            self.0 += 1;
+            Ok(())
+        }
+    }
+    let counted = || Format(Arc::new(|| Box::new(Counted(0))));
+    let shape = Shape::from(config(4, 64, false));
+    for params in
+        [greedy(), warm(), SamplingParams { top_k: 40, top_p: 0.9, repetition_penalty: 1.2, ..warm() }]
+    {
+        let at = (gpu(), DType::F32);
+        let format = |number| (number % 2 == 0).then(counted);
+        let Some(mixed) = held_completions(&shape, at, &params, format) else { return };
+        let free = completions(&shape, at, &params).unwrap();
+        let numbers = prompts(shape.config.vocab_size).enumerate();
+        let numbers = numbers.flat_map(|(number, (_, count))| repeat_n(number, count as usize));
+        for ((number, mixed), free) in numbers.zip(&mixed).zip(&free) {
+            match number % 2 {
+                0 => {
+                    let mut at = 0..;
+                    let keeps = |&token: &i64| token < 512 && token % 7 == at.next().unwrap() % 7;
+                    assert!(mixed.tokens.iter().all(keeps), "{params:?}: {:?}", mixed.tokens);
+                }
+                _ => assert_eq!(mixed.tokens, free.tokens, "{params:?}"),
+            }
+        }
+        let temperature = if params.temperature == 0.0 { 1.0 } else { params.temperature };
+        let expected = scores(&shape, at, &mixed, (temperature, 5));
+        let found = logprobs(&mixed);
+        let apart = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(found.len() == expected.len() && apart < 2e-3, "{params:?}: {apart}");
+    }
 }
 
 /// In bf16 the training forward of the same device is the reference.

@@ -1,6 +1,6 @@
 //! `anyroll generate`: completions of prompts.
 
-use std::{collections::BTreeMap, iter, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, fs, iter, path::PathBuf, sync::Arc};
 
 use anyroll_models::{
     Request,
@@ -20,7 +20,7 @@ use crate::{
     Error, Result,
     data::{Record, stream},
     error_chain::one_line,
-    inference::{Room, Texts, check_numbers, cut, stop_condition},
+    inference::{Formats, Room, Spec, Texts, check_numbers, cut, stop_condition},
 };
 
 #[derive(Debug, Args)]
@@ -50,6 +50,12 @@ pub(super) struct GenerateArgs {
     /// The system message before it
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
+    /// A file with a JSON schema, which completions are held to
+    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
+    schema: Option<PathBuf>,
+    /// A pattern that all of a completion is held to
+    #[arg(long, value_name = "PATTERN")]
+    regex: Option<String>,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -132,15 +138,35 @@ struct Completed<'a> {
     sample: u64,
     completion: &'a str,
     tokens: usize,
-    /// `stop` or `length`.
+    /// `stop` or `length`, or `broken` where what it is held to could not say how it goes on.
     ending: &'static str,
     logprob: f64,
 }
 
+/// What completions are held to, and the option that says so.
+fn spec(args: &GenerateArgs) -> Result<Option<(&'static str, Spec)>> {
+    const SCHEMA: &str = "--schema";
+    let Some(path) = &args.schema else {
+        return Ok(args.regex.clone().map(|pattern| ("--regex", Spec::Regex(pattern))));
+    };
+    let unreadable = |problem: String| refused(SCHEMA, format!("{}: {problem}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))?;
+    let schema = serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    Ok(Some((SCHEMA, Spec::Json(schema))))
+}
+
+fn refused(what: &'static str, problem: String) -> Error {
+    anyroll_models::Error::Input { what, problem }.into()
+}
+
 pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let prompts = asked(args)?;
+    let spec = spec(args)?;
     let mut model = args.model.load(args.chat, args.system.clone())?;
     let tokenizer = model.tokenizer.clone();
+    let formats = Formats::new(tokenizer.clone());
+    let format = spec.map(|(what, spec)| formats.compile(&spec).map_err(|problem| refused(what, problem)));
+    let format = format.transpose()?;
     let mut encoded = Vec::with_capacity(prompts.len());
     for Asked { line, prompt, sampling, stops } in prompts {
         let refuse = |problem| match &args.file {
@@ -181,7 +207,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         let samples = (0..args.samples).map(sample).collect();
         let stop = stop_condition(&tokenizer, &stops);
         let stops: Arc<[String]> = stops.into();
-        engine.submit(Request { prompt, params, stop, samples })?;
+        engine.submit(Request { prompt, params, stop, format: format.clone(), samples })?;
         asked.extend((0..args.samples).map(|sample| (line, sample, stops.clone())));
     }
     // Texts alone do not say whose they are, and wait for those before them.
@@ -236,7 +262,11 @@ fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
 }
 
 fn json(line: usize, sample: u64, text: &str, completion: &Completion) -> String {
-    let ending = if completion.ending == Some(Ending::Stop) { "stop" } else { "length" };
+    let ending = match completion.ending {
+        Some(Ending::Stop) => "stop",
+        Some(Ending::Broken) => "broken",
+        Some(Ending::Length) | None => "length",
+    };
     let logprob = completion.logprobs.iter().copied().map(f64::from).sum();
     let line = Completed { line, sample, completion: text, tokens: completion.tokens.len(), ending, logprob };
     serde_json::to_string(&line).expect("plain data")

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::Record;
+use super::{Record, TokenBytes};
 
 /// How files name the padding token.
 const PAD: &str = "<pad>";
@@ -51,6 +51,13 @@ impl CharTokenizer {
     /// The token that ends a completion.
     pub fn eos(&self) -> i64 {
         self.characters.len() as i64 + 1
+    }
+
+    /// What every token is, in the order of their numbers.
+    pub(super) fn token_bytes(&self) -> Vec<TokenBytes> {
+        let text = |character: &char| TokenBytes::Text(character.to_string().into_bytes());
+        let special = |name: &str| TokenBytes::Special(name.to_owned());
+        self.characters.iter().map(text).chain([special(PAD), special(EOS)]).collect()
     }
 
     /// Every token by its text, the special ones included.

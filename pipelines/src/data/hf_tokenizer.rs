@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat_template::{ChatTemplate, Conversation};
+use super::token_bytes::{Pieces, TokenBytes};
 use super::{Record, UnknownCharacter, clip_tokenizer};
 
 /// Text to tokens and back, as the model was taught.
@@ -243,6 +244,28 @@ impl HfTokenizer {
         let mut all: Vec<_> = all.map(|(text, token)| (text, i64::from(token))).collect();
         all.sort_unstable_by_key(|(_, token)| *token);
         all
+    }
+
+    /// What every token is, in the order of their numbers; a number that no token has is an empty text.
+    ///
+    /// # Errors
+    /// Why the bytes of tokens are not known.
+    pub(super) fn token_bytes(&self) -> Result<Vec<TokenBytes>, String> {
+        let decoder =
+            serde_json::to_value(self.tokenizer.get_decoder()).map_err(|error| error.to_string())?;
+        let pieces = Pieces::of(&decoder)?;
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let vocabulary = self.vocabulary();
+        let count = vocabulary.last().map_or(0, |(_, last)| *last as usize + 1);
+        let mut all = vec![TokenBytes::Text(Vec::new()); count];
+        for (text, token) in vocabulary {
+            all[token as usize] = match added.get(&(token as u32)) {
+                Some(token) if token.special => TokenBytes::Special(text),
+                Some(_) => TokenBytes::Text(text.into_bytes()),
+                None => TokenBytes::Text(pieces.bytes(&text).unwrap_or_default()),
+            };
+        }
+        Ok(all)
     }
 
     /// The token that is written so.

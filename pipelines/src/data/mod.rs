@@ -15,6 +15,7 @@ mod made;
 mod mix;
 mod record;
 mod table;
+mod token_bytes;
 mod tokenizer;
 
 use std::collections::{BTreeSet, HashSet};
@@ -31,6 +32,7 @@ pub(crate) use file::files;
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub use record::{Cut, Record};
 pub(crate) use table::without_mark;
+pub use token_bytes::TokenBytes;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use crate::config::DataConfig;

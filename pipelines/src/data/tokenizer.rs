@@ -6,7 +6,7 @@ use anyroll_models::hf::ModelFolder;
 use serde_json::{Map, Value, json};
 
 use super::chat_template::Conversation;
-use super::{CharTokenizer, HfTokenizer, Record, TokenizerError};
+use super::{CharTokenizer, HfTokenizer, Record, TokenBytes, TokenizerError};
 use crate::config::{FolderConfig, Speaker};
 
 /// What turns records into tokens and completions into text.
@@ -57,6 +57,23 @@ impl Tokenizer {
             Tokenizer::Characters(tokenizer) => Box::new(tokenizer.vocabulary()),
             Tokenizer::Folder(folder) => Box::new(folder.tokenizer.vocabulary().into_iter()),
         }
+    }
+
+    /// What every token is, in the order of their numbers. Tokens that end a completion are special, whatever they are written as.
+    ///
+    /// # Errors
+    /// Why the bytes of tokens are not known.
+    pub fn token_bytes(&self) -> Result<Vec<TokenBytes>, String> {
+        let mut all = match self {
+            Tokenizer::Characters(tokenizer) => tokenizer.token_bytes(),
+            Tokenizer::Folder(folder) => folder.tokenizer.token_bytes()?,
+        };
+        for stop in self.stop_tokens() {
+            if let Some(token @ TokenBytes::Text(_)) = all.get_mut(stop as usize) {
+                *token = TokenBytes::Special(format!("end {stop}"));
+            }
+        }
+        Ok(all)
     }
 
     /// The tokens that end a completion; a gold answer ends with the first.

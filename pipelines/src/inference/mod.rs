@@ -2,6 +2,7 @@
 
 mod device;
 mod episode;
+mod format;
 mod loaded;
 mod room;
 mod sample;
@@ -10,6 +11,7 @@ mod stop;
 
 pub use device::DeviceChoice;
 pub use episode::Episode;
+pub use format::{Formats, Spec};
 pub use loaded::{LoadedModel, Options, check_numbers};
 pub use room::Room;
 pub use sample::Sample;

@@ -224,6 +224,7 @@ impl Sampler {
                 prompt: samples[first].context().to_vec(),
                 params: Arc::new(asked[first].how.params(tokens(first), self.tokenizer.stop_tokens())),
                 stop: stop.clone(),
+                format: None,
                 samples: group.iter().map(sample).collect(),
             })?;
             of_ids.extend(group);

@@ -70,6 +70,9 @@ fn understood(heard: Option<Heard>) -> Result<Tokens, Refusal> {
     heard.ok_or_else(|| failed("the engine has failed".to_owned()))?.map_err(|problem| match problem {
         Problem::Request(message) => Refusal::bad_request(message),
         Problem::Model(message) => failed(message),
+        Problem::Format => {
+            failed("the answer was broken off: what it is held to could not say how it goes on".to_owned())
+        }
     })
 }
 
@@ -256,6 +259,7 @@ impl Telling {
             Ending::Stop if !part.calls.is_empty() => "tool_calls",
             Ending::Stop => "stop",
             Ending::Length => "length",
+            Ending::Broken => unreachable!("it is told as a problem"),
         });
         let logprobs = self.logprobs.map(|likeliest| logprobs(self.shape, &part.tokens, likeliest));
         json!({"index": part.index, key: content, "finish_reason": reason, "logprobs": logprobs})
@@ -395,7 +399,8 @@ mod tests {
         let folder = ModelFolder::open(&path).unwrap();
         let tokenizer = Arc::new(Tokenizer::of_folder(&folder, &config).unwrap());
         let params = Arc::new(SamplingParams::default());
-        let request = Request { prompt: vec![1], params, stop: None, samples: vec![Sample::default()] };
+        let request =
+            Request { prompt: vec![1], params, stop: None, format: None, samples: vec![Sample::default()] };
         let tools = Some(["f".to_owned()].into());
         let (requests, stops) = (vec![request], [].into());
         let asked = Asked { requests, stops, stream: true, usage: false, logprobs: None, tools };

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{
     App,
     fields::{Fields, must_be},
+    format::format,
     messages,
 };
 use crate::{
@@ -114,6 +115,13 @@ fn asked(
     let params = SamplingParams { likeliest: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
     let most = most_tokens(&mut fields)?;
     let stops = stops(&mut fields)?;
+    let format = format(&mut fields, &app.formats)?;
+    if format.is_some() && tools.is_some() {
+        return Err(
+            "`tools` are called in a text of their own, and a format leaves no room for it: leave one out"
+                .to_owned(),
+        );
+    }
     let seed = fields.count("seed", 0..=u64::MAX)?.unwrap_or_else(|| app.next_seed());
     let count = fields.count("n", 1..=MOST_SAMPLES)?.unwrap_or(1);
     let stream = fields.flag("stream")?;
@@ -128,7 +136,8 @@ fn asked(
         let max_new_tokens = max_new_tokens(most, app.max_length, prompt.len())?;
         let samples = (first..first + count).map(sample).collect();
         let params = Arc::new(SamplingParams { max_new_tokens, ..params.clone() });
-        Ok(Request { prompt, params, stop: stop_condition(&app.tokenizer, &stops), samples })
+        let (stop, format) = (stop_condition(&app.tokenizer, &stops), format.clone());
+        Ok(Request { prompt, params, stop, format, samples })
     });
     let requests = requests.collect::<Result<_, String>>()?;
     Ok(Asked { requests, stops, stream, usage, logprobs, tools })

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 pub(super) struct Fields(pub Map<String, Value>);
 
 /// Fields that ask for nothing if they have one of these values, as JSON; where there are none, they only name things.
-const IDLE: [(&str, &[&str]); 18] = [
+const IDLE: [(&str, &[&str]); 17] = [
     ("model", &[]), // there is one
     ("user", &[]),
     ("metadata", &[]),
@@ -25,7 +25,6 @@ const IDLE: [(&str, &[&str]); 18] = [
     ("store", &["false"]),
     ("service_tier", &["\"auto\"", "\"default\""]),
     ("modalities", &["[\"text\"]"]),
-    ("response_format", &["{\"type\":\"text\"}"]),
     ("tool_choice", &["\"auto\"", "\"none\""]),
     ("parallel_tool_calls", &["true", "false"]),
     ("include_obfuscation", &["false"]),
@@ -111,7 +110,7 @@ pub(super) mod tests {
     fn what_asks_for_nothing_is_accepted_and_all_else_refused_by_name() {
         for idle in [
             json!({"anything": null, "logit_bias": null, "presence_penalty": 0, "frequency_penalty": 0.0}),
-            json!({"logit_bias": {}, "best_of": 1, "response_format": {"type": "text"}, "store": false}),
+            json!({"logit_bias": {}, "best_of": 1, "store": false}),
             json!({"tool_choice": "auto", "parallel_tool_calls": true, "user": "me", "model": "any"}),
         ] {
             assert_eq!(fields(idle.clone()).finish(), Ok(()), "{idle}");

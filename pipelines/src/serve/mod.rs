@@ -1,6 +1,6 @@
 //! A model behind HTTP, with OpenAI's interface for completions and chat.
 //!
-//! One thread owns the engine (`worker`); handlers turn bodies into requests (`fields`, `body`) and tokens into answers
+//! One thread owns the engine (`worker`); handlers turn bodies into requests (`fields`, `body`, `format`) and tokens into answers
 //! (`text`, `calls`, `answer`), whole or as server-sent events. All requests share the engine's batch.
 
 mod answer;
@@ -8,6 +8,7 @@ mod body;
 mod calls;
 mod counters;
 mod fields;
+mod format;
 mod messages;
 mod text;
 mod worker;
@@ -40,7 +41,7 @@ use tokio::{net::TcpListener, sync::watch, time::timeout};
 use crate::{
     Error, Result,
     data::Tokenizer,
-    inference::{LoadedModel, Room},
+    inference::{Formats, LoadedModel, Room},
 };
 use answer::{Refusal, Shape, answer, now_s};
 use body::Asked;
@@ -55,6 +56,7 @@ const MODEL: &str = "anyroll";
 struct App {
     worker: Worker,
     tokenizer: Arc<Tokenizer>,
+    formats: Formats,
     counters: Arc<Counters>,
     /// Tokens of the longest sequence.
     max_length: usize,
@@ -102,6 +104,7 @@ pub fn serve(
     let app = Arc::new(App {
         worker,
         tokenizer: model.tokenizer.clone(),
+        formats: Formats::new(model.tokenizer.clone()),
         counters,
         max_length: room.longest,
         requests: AtomicU64::new(0),

@@ -28,6 +28,8 @@ pub(super) enum Problem {
     Request(String),
     /// The model computes no numbers.
     Model(String),
+    /// What it is held to cannot say how it goes on.
+    Format,
 }
 
 /// New tokens of a sample, and why it ended if it did.
@@ -149,6 +151,7 @@ fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
         return;
     }
     let heard = match check_numbers(logprobs) {
+        Ok(()) if completion.ending == Some(Ending::Broken) => Err(Problem::Format),
         Ok(()) => Ok(Tokens {
             sample: one.sample,
             tokens: tokens.to_vec(),

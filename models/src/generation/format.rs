@@ -1,0 +1,122 @@
+//! What a completion is held to: which tokens may come next in it.
+
+use std::{fmt, sync::Arc};
+
+use anyroll_backends::ops::upload;
+use tch::Tensor;
+
+use super::sequence::Sequence;
+use crate::Result;
+
+/// Follows the tokens of one completion.
+pub trait Follow: Send {
+    /// The tokens that may come next, a bit each, from the lowest of the first word on; tokens behind the last word may not.
+    /// At least one may, if only one that ends the completion.
+    ///
+    /// # Errors
+    /// Why it cannot be said.
+    fn allowed(&mut self) -> std::result::Result<Vec<u32>, String>;
+
+    /// Takes the next token, one of those.
+    ///
+    /// # Errors
+    /// Why it cannot be taken.
+    fn push(&mut self, token: i64) -> std::result::Result<(), String>;
+}
+
+/// Begins to follow a completion, each time it is called.
+#[derive(Clone)]
+pub struct Format(pub Arc<dyn Fn() -> Box<dyn Follow> + Send + Sync>);
+
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Format")
+    }
+}
+
+/// A logit that no other comes near, and that stays finite under every penalty and temperature.
+const NEVER: f32 = -1e20;
+
+/// How far a completion has been followed.
+pub(super) struct Held {
+    follow: Box<dyn Follow>,
+    allowed: Vec<u32>,
+}
+
+impl Held {
+    /// Follows a completion that has these tokens.
+    pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<Held, String> {
+        let mut follow = format.0();
+        begun.iter().try_for_each(|&token| follow.push(token))?;
+        let allowed = follow.allowed()?;
+        Ok(Held { follow, allowed })
+    }
+
+    /// Takes a token that is not the last one.
+    pub fn push(&mut self, token: i64) -> std::result::Result<(), String> {
+        self.follow.push(token)?;
+        self.allowed = self.follow.allowed()?;
+        Ok(())
+    }
+
+    fn allows(&self, token: usize) -> bool {
+        self.allowed.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// The logits, of which those of tokens that may not come are out of reach.
+    pub fn mask(&self, logits: &[f32]) -> Vec<f32> {
+        let of_token = |(token, &logit)| if self.allows(token) { logit } else { NEVER };
+        logits.iter().enumerate().map(of_token).collect()
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Held")
+    }
+}
+
+/// As [`Held::mask`], `logits` `[R, V]`, a row a sequence, on their device; `None` where no sequence is held to anything.
+pub(super) fn masked(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<Tensor>> {
+    let held = sequences.iter().enumerate();
+    let held: Vec<(usize, &Held)> = held.filter_map(|(row, it)| Some((row, it.held.as_ref()?))).collect();
+    if held.is_empty() {
+        return Ok(None);
+    }
+    let vocab_size = logits.size()[1] as usize;
+    let rows: Vec<i64> = held.iter().map(|(row, _)| *row as i64).collect();
+    let never: Vec<bool> =
+        held.iter().flat_map(|(_, held)| (0..vocab_size).map(|token| !held.allows(token))).collect();
+    let never = upload(&never, logits.device())?.f_view([-1, vocab_size as i64])?;
+    let rows = upload(&rows, logits.device())?;
+    let of_rows = logits.f_index_select(0, &rows)?.f_masked_fill(&never, f64::from(NEVER))?;
+    Ok(Some(logits.f_index_copy(0, &rows, &of_rows)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Even;
+
+    impl Follow for Even {
+        fn allowed(&mut self) -> std::result::Result<Vec<u32>, String> {
+            Ok(vec![0x5555_5555])
+        }
+
+        fn push(&mut self, _: i64) -> std::result::Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn tokens_without_a_bit_are_out_of_reach() {
+        let held = Held::begin(&Format(Arc::new(|| Box::new(Even))), &[2]).unwrap();
+        let logits: Vec<f32> = (0..40).map(|token| token as f32).collect();
+        let masked = held.mask(&logits);
+        for (token, masked) in masked.into_iter().enumerate() {
+            let expected = if token < 32 && token % 2 == 0 { token as f32 } else { NEVER };
+            assert_eq!(masked, expected, "{token}");
+        }
+    }
+}
