@@ -63,8 +63,7 @@ impl BaseModel {
             }
             None => Box::new(NewAdapter { base: folder, seed: Seed(seed) }),
         };
-        let lora =
-            lora.shape(shape.num_hidden_layers).expect("a config whose targets match nothing is refused");
+        let lora = lora.shape(&shape).expect("a config whose targets match nothing is refused");
         Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
     }
 

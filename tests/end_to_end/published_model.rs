@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, ModelFolder, config_file, write_folder};
+use anyroll_models::{Decoder, DecoderConfig, Model, init::Seed};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -15,6 +17,25 @@ const ASYNC: &str = "configs/rlvr_async_cuda.yaml";
 
 pub(super) fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
+}
+
+/// A random Phi-3 of the same size, with the same tokenizer.
+fn phi(folder: &TempDir) -> PathBuf {
+    let (tiny, to) = (ModelFolder::open(&model()).unwrap(), folder.path().join("phi"));
+    let config = DecoderConfig { fused_projections: true, qkv_bias: false, ..tiny.decoder_config().clone() };
+    let files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
+    let decoder = Decoder::new(config, tch::Device::Cpu).unwrap();
+    let contents = FolderContents {
+        kind: FolderKind::Model,
+        config: config_file(decoder.config(), &[321]).unwrap(),
+        copied: &files.map(|name| model().join(name)),
+        made: &[],
+        units: decoder.units(),
+        weights: &Seed(3),
+        dtype: ExportDtype::Fp32,
+    };
+    write_folder(&to, &contents).unwrap();
+    to
 }
 
 /// The published config made small: on the CPU, with a reward for completions that end by themselves.
@@ -164,6 +185,10 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     check(&[elsewhere], &["model.lora.targets", "`layers.0.mlp.up_proj` names no matrix"]);
     let elsewhere = "model.lora={rank: 4, layers: [1], rank_pattern: {layers.0.mlp.up_proj: 2}}";
     check(&[elsewhere], &["model.lora.rank_pattern", "matches no matrix that has an adapter"]);
+    let fused = format!("model.path={}", phi(&folder).display());
+    let parts = [fused.as_str(), "model.lora={rank: 4, targets: [o_proj, q_proj]}"];
+    check(&parts, &["model.lora.targets", "`q_proj` names no matrix"]);
+    check(&["model.lora={rank: 4, targets: [qkv_proj]}"], &["`qkv_proj` names no matrix"]);
     let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
     check(&strict, &["model.lora.dropout", "`rollout.strict` wants them equal"]);
 }
@@ -257,11 +282,25 @@ fn magnitudes_of_some_layers_train_beside_frozen_weights() {
     check_adapters("rank: 4, dora: true, layers: [1]", 1e-9);
 }
 
+/// All of its matrices, with magnitudes or without.
+#[test]
+fn adapters_of_a_phi_train_beside_frozen_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let phi = phi(&folder);
+    check_adapters_of(&phi, "rank: 4, rank_pattern: {1.self_attn.qkv_proj: 6}", 0.0);
+    check_adapters_of(&phi, "rank: 4, dora: true, targets: [qkv_proj, gate_up_proj]", 1e-9);
+}
+
 #[track_caller]
 fn check_adapters(fields: &str, first_kl: f64) {
+    check_adapters_of(&model(), fields, first_kl);
+}
+
+#[track_caller]
+fn check_adapters_of(model: &Path, fields: &str, first_kl: f64) {
     let folder = tempfile::tempdir().unwrap();
-    let lora = format!("model.lora={{{fields}}}");
-    let lora = [lora.as_str(), "strategy.recompute=full"];
+    let (lora, base) = (format!("model.lora={{{fields}}}"), format!("model.path={}", model.display()));
+    let lora = [lora.as_str(), &base, "strategy.recompute=full"];
     let kl_coef = "pipeline.rlvr.algorithm.kl_coef=0.1";
     let with_kl = [kl_coef, "pipeline.rlvr.mini_batches=1", "devices=2", "strategy.zero_stage=3"];
     let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());
@@ -291,11 +330,11 @@ fn check_adapters(fields: &str, first_kl: f64) {
     let one_step = "pipeline.rlvr.steps=1";
     assert_eq!(first("from_merged", &[&format!("model.path={}", merged.display()), one_step]), last);
     let path = format!("model.lora.path={}", adapter.display());
-    assert_eq!(first("from_adapter", &[lora[0], &path, one_step]), last);
+    assert_eq!(first("from_adapter", &[lora[0], &base, &path, one_step]), last);
 
     let prompts = ["2 x 2?", "2 x 71?", "2 x 333?"];
     if let Some(of_merged) = in_transformers(&prompts, &merged, None) {
-        let of_adapter = in_transformers(&prompts, &model(), Some(&adapter)).unwrap();
+        let of_adapter = in_transformers(&prompts, model, Some(&adapter)).unwrap();
         assert_eq!(of_merged, of_adapter, "merged here and added by PEFT");
     }
 }

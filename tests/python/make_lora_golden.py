@@ -31,6 +31,8 @@ ONE_LAYER = dict(layers_to_transform=[1], layers_pattern="layers", exclude_modul
 UNEQUAL = dict(
     target_modules=r".*layers\.0\.self_attn\.[qo]_proj|.*layers\.1\.(self_attn\.v|mlp\.up|mlp\.down)_proj"
 )
+# Of a Phi-3, whose q, k and v are one matrix, and whose MLP's two are another.
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 # Beside biases, which stay outside of what magnitudes scale.
 DORA = dict(use_dora=True, target_modules=ALL)
 KEYS = [9, 1 << 60, 0, 77, 3]
@@ -69,8 +71,8 @@ class Dropout(torch.nn.Module):
 
 
 def install_dropout(model, config):
-    """In place of PEFT's, whose masks are random. Adapters have their numbers in the order of ALL."""
-    order = [name for name in ALL if name in config.target_modules]
+    """In place of PEFT's, whose masks are random. Adapters have their numbers in the order of ALL, or of FUSED."""
+    order = [name for name in (FUSED if "qkv_proj" in config.target_modules else ALL) if name in config.target_modules]
     for name, module in model.named_modules():
         if hasattr(module, "lora_dropout"):
             layer, number = int(name.split(".layers.")[1].split(".")[0]), order.index(name.split(".")[-1])
@@ -124,3 +126,8 @@ make("lora_dora_olmo3", DORA, "olmo3_biased")
 # Where what branches add is multiplied, and biases stand beside.
 make("lora_granite", dict(target_modules=ALL), "granite")
 make("lora_dora_granite", DORA, "granite_biased")
+# Beside fused matrices: some and all of them, where heads are turned in part and where layers slide.
+make("lora_phi3", dict(target_modules=FUSED, rank_pattern={"1.self_attn.qkv_proj": 5}, use_rslora=True), "phi3_partial")
+make("lora_phi3_dropout", dict(target_modules=["qkv_proj", "gate_up_proj"], lora_dropout=0.4), "phi3_window")
+make("lora_dora_phi3", dict(target_modules=FUSED, use_dora=True), "phi3_window")
+make("lora_dora_phi3_dropout", dict(target_modules=FUSED, use_dora=True, lora_dropout=0.4), "phi3")

@@ -145,8 +145,13 @@ impl Decoder {
         let all_between = rows(block.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
         // With magnitudes, a matrix with its product.
         let dora = block.lora.as_ref().is_some_and(Lora::is_dora);
-        let widest = config.intermediate_size.max(config.num_attention_heads * config.head_dim);
-        let sum = if dora { (config.hidden_size * widest) as usize * runs.size() } else { 0 };
+        // The widest that has one adapter.
+        let (of_qkv, of_mlp) = match config.fused_projections {
+            true => (heads + 2 * kv_heads, 2 * config.intermediate_size as usize),
+            false => (heads, config.intermediate_size as usize),
+        };
+        let widest = config.hidden_size as usize * of_mlp.max(of_qkv * dim);
+        let sum = if dora { widest * runs.size() } else { 0 };
         // Where adapters drop values, what one sees of its input of this size; backward, its part of the gradient first.
         let dropped = |input: usize| if block.drops() { input } else { 0 };
 
@@ -162,6 +167,8 @@ impl Decoder {
             (true, false) => x.max(seen + sum),
             (true, true) => seen + sum.max(2 * x),
         };
+        // In front of the MLP's activation, with magnitudes and dropout: what an adapter sees, and its columns twice.
+        let in_gate_up = if dora { 2 * between + dropped(x) + sum.max(2 * dropped(rows(of_mlp))) } else { 0 };
         // What adapters take at a site: with magnitudes the gradient in front of them and, for theirs, a column's products.
         let at_site = |output: usize, input: usize, column: usize| match dora {
             false => 2 * dropped(input),
@@ -178,10 +185,10 @@ impl Decoder {
         let mlp_bytes = of_mixture.unwrap_or(MlpBytes {
             gate_up,
             choice: 0,
-            forward: gate_up + h2 + mlp + x + with_adapters,
+            forward: gate_up + h2 + (mlp + x + with_adapters).max(in_gate_up),
             scoring: gate_up + h2 + mlp + 2 * between + if dora { x + sum } else { multiplied },
             backward: (mlp + at_site(x, mlp, x) + multiplied)
-                .max(mlp + h2 + at_site(gate_up, x, mlp))
+                .max(mlp + h2 + at_site(gate_up, x, rows(of_mlp)))
                 .max(in_norm),
         });
         let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
@@ -195,9 +202,9 @@ impl Decoder {
         let in_attention =
             in_attention.max(q + at_site(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
         // After it, all that it read is gone, and the first norm's output comes.
-        let after = (qkv + x + at_site(qkv, x, q)).saturating_sub(q + qkv + lse + qk_norm);
-        let of_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
-        let attention_backward = in_attention.max(after).saturating_sub(of_mlp);
+        let after = (qkv + x + at_site(qkv, x, rows(of_qkv * dim))).saturating_sub(q + qkv + lse + qk_norm);
+        let in_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
+        let attention_backward = in_attention.max(after).saturating_sub(in_mlp);
         BlockBytes {
             input: x,
             saved,

@@ -87,9 +87,8 @@ impl Decoder {
         units_of.push(if config.tie_word_embeddings { vec![layers + 1, 0] } else { vec![layers + 1] });
         let mut inner_blocks = plain_blocks.clone();
         if let Some(lora) = lora {
-            lora.validate(layers)?;
+            lora.validate(&config)?;
             refuse_adapted_experts(&config, lora)?;
-            refuse_adapted_parts(&config, lora)?;
             units.iter_mut().for_each(|unit| unit.trainable = false);
             for (layer, adapters) in lora::layout(&config, lora, &plain_blocks).into_iter().enumerate() {
                 let Some((unit, adapters)) = adapters else { continue };
@@ -360,15 +359,6 @@ fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<(
         format!(
             "has `{module}`, and that layer has experts, which have no adapters: name matrices of attention"
         )
-    })
-}
-
-/// Adapters of several matrices that files have as one would have no names there.
-fn refuse_adapted_parts(config: &DecoderConfig, lora: &LoraConfig) -> Result<()> {
-    let adapted = lora.targets.first_fused(config);
-    check_config(adapted.is_none(), "lora.targets", || {
-        let module = adapted.unwrap_or_default();
-        format!("has `{module}`, which is a part of one tensor there: name o_proj, down_proj or both")
     })
 }
 

@@ -82,12 +82,9 @@ pub(super) struct Scratch {
 
 impl Scratch {
     fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
-        let config = &decoder.config;
         let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).flatten().max();
-        let widths =
-            [config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim];
-        let adds_apart = rank.is_some() && decoder.is_strict();
-        let widest = widths.into_iter().max().filter(|_| adds_apart).unwrap_or(0);
+        let widths = decoder.inner_blocks.iter().filter_map(|block| Some(block.lora.as_ref()?.widest()));
+        let widest = widths.max().filter(|_| decoder.is_strict()).unwrap_or(0);
         let values = |width: i64| Tensor::f_zeros([rows, width], options);
         Ok(Scratch { between: values(rank.unwrap_or(0) as i64)?, product: values(widest)? })
     }

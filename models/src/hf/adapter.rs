@@ -137,11 +137,11 @@ impl AdapterFolder {
             rslora: file.use_rslora,
             rank_pattern: patterns(&config_path, "rank_pattern", file.rank_pattern, Value::as_i64)?,
             alpha_pattern: patterns(&config_path, "alpha_pattern", file.alpha_pattern, Value::as_f64)?,
-            targets: targets(&weights, config.num_hidden_layers),
+            targets: targets(&weights, config),
             dora: file.use_dora,
             dropout: file.lora_dropout,
         };
-        validated(&config_path, lora.validate(config.num_hidden_layers))?;
+        validated(&config_path, lora.validate(config))?;
         weights.check(&decoder::lora_units(config, &lora), |_| false)?;
         Ok(AdapterFolder { lora, weights })
     }
@@ -152,14 +152,16 @@ impl AdapterFolder {
     }
 }
 
-/// Which matrices have adapters in a model of so many layers, by the names of tensors.
-fn targets(weights: &WeightFiles, layers: usize) -> LoraTargets {
+/// Which matrices have adapters in a model of this shape, by the names of tensors; those of other models as well, to be refused
+/// by name.
+fn targets(weights: &WeightFiles, config: &DecoderConfig) -> LoraTargets {
     let is_there = |layer: usize, target: &LoraTarget| {
         let [a, _] = lora::names(&format!("{}.weight", target.module(layer)));
         weights.contains(&a)
     };
-    let of_layer = |layer| LoraTarget::ALL.into_iter().filter(|target| is_there(layer, target)).collect();
-    LoraTargets::of_layers((0..layers).map(of_layer).collect())
+    let all = || LoraTarget::all_of(config).iter().copied().chain(LoraTarget::foreign_to(config));
+    let of_layer = |layer| all().filter(|target| is_there(layer, target)).collect();
+    LoraTargets::of_layers((0..config.num_hidden_layers).map(of_layer).collect())
 }
 
 /// The entries of the field `name` of the file `path`, in their order.

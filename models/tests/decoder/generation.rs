@@ -173,6 +173,8 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
         dora: true,
         ..lora.clone()
     };
+    let of_fused = |dora| LoraConfig { dora, ..LoraConfig::new(3, 4.0, LoraTarget::FUSED.to_vec()) };
+    let (fused, fused_dora) = (of_fused(false), of_fused(true));
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (qk_norm, sliding_window, lora) in [
             (None, None, None),
@@ -182,6 +184,8 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
             (Some(QkNorm::Together), None, Some(&dora)),
             (None, None, Some(&lora)),
             (None, None, Some(&dora)),
+            (None, window.clone(), Some(&fused)),
+            (None, None, Some(&fused_dora)),
         ] {
             // As in OLMo: together with norms of branches.
             let norms = match qk_norm {
@@ -198,7 +202,8 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
             let config = DecoderConfig { sliding_window, qk_norm, norms, multipliers, ..config(false) };
             let decoder = match lora {
                 Some(lora) => {
-                    let biased = DecoderConfig { o_bias: true, mlp_bias: true, ..config };
+                    let fused_projections = lora.targets.first_foreign(&config).is_some();
+                    let biased = DecoderConfig { fused_projections, o_bias: true, mlp_bias: true, ..config };
                     Decoder::with_lora(biased, lora, Device::Cpu).unwrap()
                 }
                 None => Decoder::new(config, Device::Cpu).unwrap(),

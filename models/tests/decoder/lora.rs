@@ -121,6 +121,12 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden_of("lora_dora_olmo3"), 4 * 7);
     check_scores_and_gradients(&golden_of("lora_granite"), 2 * 7);
     check_scores_and_gradients(&golden_of("lora_dora_granite"), 3 * 7);
+    let golden = golden_of("lora_phi3");
+    let found = golden.adapter.lora_config();
+    assert_eq!(found.targets, LoraTargets::Everywhere(LoraTarget::FUSED.to_vec()));
+    assert_eq!((found.rslora, found.rank_pattern[0].1), (true, 5));
+    check_scores_and_gradients(&golden, 2 * 4);
+    check_scores_and_gradients(&golden_of("lora_dora_phi3"), 2 * 4);
 }
 
 /// As PEFT has it where it is given the masks.
@@ -128,6 +134,8 @@ fn scores_and_gradients_equal_peft() {
 fn scores_and_gradients_under_dropout_equal_peft() {
     check_scores_and_gradients(&golden_of("lora_dropout"), 2 * 5);
     check_scores_and_gradients(&golden_of("lora_dora_dropout"), 2 * 7);
+    check_scores_and_gradients(&golden_of("lora_phi3_dropout"), 2 * 2);
+    check_scores_and_gradients(&golden_of("lora_dora_phi3_dropout"), 2 * 4);
 }
 
 fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
@@ -247,6 +255,8 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_dora"));
     check_merged(&golden_of("lora_dora_olmo3"));
     check_merged(&golden_of("lora_dora_granite"));
+    check_merged(&golden_of("lora_phi3"));
+    check_merged(&golden_of("lora_dora_phi3"));
 }
 
 /// As a source reads them, and as the decoder merges what it has been given.
@@ -346,6 +356,8 @@ fn merged_weights_sample_what_adapters_do() {
         ("lora_dora_olmo3", Kind::Float, 1e-4),
         ("lora_granite", Kind::Float, 1e-4),
         ("lora_dora_granite", Kind::Float, 1e-4),
+        ("lora_phi3", Kind::Float, 1e-4),
+        ("lora_dora_phi3", Kind::Float, 1e-4),
         ("lora", Kind::BFloat16, 0.1),
         ("lora_dora", Kind::BFloat16, 0.1),
     ] {
@@ -378,6 +390,8 @@ fn an_adapter_is_written_as_peft_reads_it() {
     check_written("lora_layers");
     check_written("lora_unequal");
     check_written("lora_dora_dropout");
+    check_written("lora_phi3");
+    check_written("lora_dora_phi3_dropout");
 }
 
 fn check_written(name: &str) {
@@ -433,6 +447,28 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     check("alora_invocation_tokens", json!([1, 2]), &["`alora_invocation_tokens` is there"]);
     check("use_qalora", json!(true), &["`use_qalora` is there"]);
     check("r", json!(4), &["lora_A.weight", "has shape [3, ", "and [4, "]);
+}
+
+/// What files have as one tensor has one adapter, and what they have apart has one each.
+#[test]
+fn adapters_of_matrices_that_another_family_has_are_refused_by_name() {
+    let check = |adapter: &str, other: &str, module: &str, names: &str| {
+        let model = ModelFolder::open(&folder(&format!("hf/{other}"))).unwrap();
+        let expected = format!(
+            "has `model.layers.0.self_attn.{module}`, which is none of this model's: name some of {names}"
+        );
+        let error = AdapterFolder::open(&folder(adapter), model.decoder_config()).unwrap_err().to_string();
+        assert!(
+            error.contains("adapter_config.json: field `lora.targets`") && error.contains(&expected),
+            "{error}"
+        );
+        let golden = golden_of(adapter);
+        let lora = golden.adapter.lora_config();
+        let error = Decoder::with_lora(model.decoder_config().clone(), lora, Device::Cpu).unwrap_err();
+        assert!(error.to_string().contains(&expected), "{error}");
+    };
+    check("lora", "phi3", "q_proj", "self_attn.qkv_proj, self_attn.o_proj, mlp.gate_up_proj, mlp.down_proj");
+    check("lora_phi3", "qwen2", "qkv_proj", "self_attn.q_proj, self_attn.k_proj, ");
 }
 
 fn folder(path: &str) -> PathBuf {

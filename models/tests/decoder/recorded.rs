@@ -86,6 +86,11 @@ fn device(id: DeviceId) -> Option<Arc<dyn Device>> {
     }
 }
 
+/// The same with fused projections, as files of a Phi-3 have them, and heads that are turned in part.
+fn fused(config: DecoderConfig) -> DecoderConfig {
+    DecoderConfig { fused_projections: true, partial_rotary_factor: 0.75, qkv_bias: false, ..config }
+}
+
 /// A decoder, with adapters on some or all of its matrices where it says so.
 #[derive(Clone)]
 struct Shape {
@@ -265,6 +270,10 @@ fn recorded_steps_with_adapters_and_biases_equal_the_passes() {
         check(Shape::with_dora(biased(config(12, 128, true)), targets), &greedy());
     }
     check(biased(config(4, 64, false)), &greedy());
+    for targets in [&LoraTarget::FUSED[..], &[LoraTarget::Qkv, LoraTarget::Down], &[LoraTarget::GateUp]] {
+        check(Shape::with_adapters(fused(config(12, 128, false)), targets), &greedy());
+        check(Shape::with_dora(fused(config(12, 128, false)), targets), &greedy());
+    }
 }
 
 /// Layers that turn otherwise or not at all, norms of branches, and norms over all heads.
@@ -371,6 +380,7 @@ fn recorded_steps_keep_to_a_format() {
 fn recorded_steps_in_bf16_stay_near_training() {
     let adapted = Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL);
     let scaled = Shape::with_dora(config(12, 128, false), &LoraTarget::ALL);
+    let of_fused = Shape::with_adapters(fused(config(12, 128, false)), &LoraTarget::FUSED);
     let plain = [config(14, 64, false), config(12, 128, true), config(4, 32, false)];
     let behind = DecoderConfig {
         qk_norm: Some(QkNorm::Together),
@@ -389,7 +399,7 @@ fn recorded_steps_in_bf16_stay_near_training() {
     let multiplied = multiplied(config(4, 64, true));
     let others = [biased(config(4, 64, true)), multiplied, behind, all_experts, some_experts, windowed];
     let plain = plain.into_iter().chain(others).map(Shape::from);
-    for shape in plain.chain([adapted, scaled]) {
+    for shape in plain.chain([adapted, scaled, of_fused]) {
         // A penalty chooses among the tokens, and is not in their log-probs.
         for repetition_penalty in [1.0, 1.3] {
             let params = SamplingParams { repetition_penalty, ..SamplingParams::default() };
@@ -460,6 +470,8 @@ fn strict_steps_with_adapters_and_biases_have_the_log_probs_of_training() {
     check_strict(Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL), &warm());
     check_strict(Shape::with_patterns(biased(config(4, 64, true))), &warm());
     check_strict(Shape::with_dora(biased(config(4, 64, true)), &LoraTarget::ALL), &warm());
+    check_strict(Shape::with_adapters(fused(config(12, 128, false)), &LoraTarget::FUSED), &warm());
+    check_strict(Shape::with_dora(fused(config(4, 64, false)), &LoraTarget::FUSED), &warm());
 }
 
 /// Attention over blocks in any order, of lengths around those of runs and splits. A step's own tokens get into the cache with

@@ -548,22 +548,22 @@ impl Check<'_> {
         reference: &RoleConfig,
     ) -> Result<(), Problem> {
         self.lora_numbers(lora)?;
-        let names: Vec<&str> = LoraTarget::ALL.into_iter().map(LoraTarget::name).collect();
+        let model = folder.decoder_config();
+        let names: Vec<&str> = LoraTarget::all_of(model).iter().map(|target| target.name()).collect();
         let help =
             format!("write names, or patterns of the end of one; in a layer there is {}", list(&names));
         self.ensure(!lora.targets.is_empty(), "model.lora.targets", "the list is empty", help.clone())?;
-        let layers = folder.decoder_config().num_hidden_layers;
+        let layers = model.num_hidden_layers;
         self.lora_layers(lora, layers)?;
-        let shape = lora.shape(layers).map_err(|(field, entry)| {
+        let shape = lora.shape(model).map_err(|(field, entry)| {
             let message = format!("`{entry}` names no matrix of a layer");
             self.problem(&format!("model.lora.{field}"), message, help)
         })?;
         self.no_adapted_experts(&shape, folder)?;
-        self.no_adapted_parts(&shape, folder)?;
         self.lora_patterns(&shape, layers)?;
         if let Some(path) = &lora.path {
             let help = "give the folder of an adapter for this model, as PEFT saves it";
-            let adapter = AdapterFolder::open(path, folder.decoder_config())
+            let adapter = AdapterFolder::open(path, model)
                 .map_err(|error| self.problem("model.lora.path", one_line(&error), help))?;
             // What is dropped is a matter of training, and the file's is the training's that it came from.
             let found =
@@ -588,18 +588,6 @@ impl Check<'_> {
         let message = format!("{module} is many experts', which have no adapters");
         let help = "write matrices of attention: [q_proj, k_proj, v_proj, o_proj], or some of them";
         Err(self.problem("model.lora.targets", message, help))
-    }
-
-    /// Whether adapters stand beside whole tensors of the folder.
-    fn no_adapted_parts(
-        &self,
-        shape: &anyroll_models::LoraConfig,
-        folder: &ModelFolder,
-    ) -> Result<(), Problem> {
-        let Some(module) = shape.targets.first_fused(folder.decoder_config()) else { return Ok(()) };
-        let message =
-            format!("{module} is a part of one tensor in this model, whose adapters are not there yet");
-        Err(self.problem("model.lora.targets", message, "write [o_proj, down_proj], or one of them"))
     }
 
     /// Whether the layers that have adapters are the model's.

@@ -61,7 +61,7 @@ pub struct LoraConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub dora: bool,
     /// Which matrices have one, by patterns as those of `rank_pattern`: `q_proj`, `mlp[.].*`, or with layers
-    /// `layers.[0-9].self_attn.(q|v)_proj`. In a model of images the end of a layer's name, such as `attn.to_q`, is one.
+    /// `layers.[0-9].self_attn.(q|v)_proj`; of a Phi-3 `qkv_proj`, `o_proj`, `gate_up_proj` and `down_proj`. In a model of images the end of a layer's name, such as `attn.to_q`, is one.
     /// Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
@@ -79,15 +79,19 @@ pub struct LoraConfig {
 }
 
 impl LoraConfig {
-    /// Its shape in a model of so many layers, or the field and its entry that is no pattern, or of `targets` matches nothing.
-    pub fn shape(&self, layers: usize) -> Result<anyroll_models::LoraConfig, (&'static str, &str)> {
-        let mut chosen = vec![[false; LoraTarget::ALL.len()]; layers];
+    /// Its shape in a model of this one, or the field and its entry that is no pattern, or of `targets` matches nothing.
+    pub fn shape(
+        &self,
+        model: &anyroll_models::DecoderConfig,
+    ) -> Result<anyroll_models::LoraConfig, (&'static str, &str)> {
+        let all = LoraTarget::all_of(model);
+        let mut chosen = vec![vec![false; all.len()]; model.num_hidden_layers];
         for entry in &self.targets {
             let unknown = ("targets", entry.as_str());
             let pattern = ModulePattern::new(entry).ok_or(unknown)?;
             let mut found = false;
             for (layer, chosen) in chosen.iter_mut().enumerate().filter(|(layer, _)| self.is_in(*layer)) {
-                for (target, chosen) in LoraTarget::ALL.into_iter().zip(chosen) {
+                for (target, chosen) in all.iter().zip(chosen) {
                     let matches = pattern.matches(&target.module(layer));
                     *chosen |= matches;
                     found |= matches;
@@ -95,13 +99,8 @@ impl LoraConfig {
             }
             found.then_some(()).ok_or(unknown)?;
         }
-        let of_layer = |chosen: [bool; LoraTarget::ALL.len()]| {
-            LoraTarget::ALL
-                .into_iter()
-                .zip(chosen)
-                .filter(|(_, chosen)| *chosen)
-                .map(|(target, _)| target)
-                .collect()
+        let of_layer = |chosen: Vec<bool>| {
+            all.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(&target, _)| target).collect()
         };
         Ok(anyroll_models::LoraConfig {
             rank: self.rank as i64,

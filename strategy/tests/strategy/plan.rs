@@ -194,6 +194,11 @@ fn activations_are_those_that_are_planned() {
     let lora = LoraConfig::new(8, 6.0, LoraTarget::ALL.to_vec());
     let dropping = LoraConfig { dropout: 0.1, ..lora.clone() };
     let dora = LoraConfig { dora: true, ..lora.clone() };
+    let fused = |lora: &LoraConfig| {
+        let config = DecoderConfig { fused_projections: true, ..wide(false, false) };
+        let targets = LoraTargets::Everywhere(LoraTarget::FUSED.to_vec());
+        Decoder::with_lora(config, &LoraConfig { targets, ..lora.clone() }, tch::Device::Cpu).unwrap()
+    };
     let dropping_dora = LoraConfig { dora: true, ..dropping.clone() };
     let of = |pattern: &str, rank| (ModulePattern::new(pattern).unwrap(), rank);
     let rank_pattern = vec![of("0.self_attn.q_proj", 12), of("mlp.*", 4)];
@@ -226,6 +231,10 @@ fn activations_are_those_that_are_planned() {
             "adapters with dropout",
             Decoder::with_lora(wide(false, true), &dropping, tch::Device::Cpu).unwrap(),
         ),
+        ("fused adapters", fused(&lora)),
+        ("fused adapters with dropout", fused(&dropping)),
+        ("fused magnitudes", fused(&dora)),
+        ("fused magnitudes with dropout", fused(&dropping_dora)),
         ("magnitudes", Decoder::with_lora(wide(false, true), &dora, tch::Device::Cpu).unwrap()),
         (
             "magnitudes with dropout",

@@ -1,6 +1,6 @@
 //! Weights that are on the host, and on the device only while a block uses them.
 
-use anyroll_models::{LoraConfig, LoraTarget, LoraTargets};
+use anyroll_models::{DecoderConfig, LoraConfig, LoraTarget, LoraTargets};
 use anyroll_strategy::{
     LossScale, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
 };
@@ -109,7 +109,10 @@ fn adapters_train_beside_streamed_weights() {
     let lora = LoraConfig::new(2, 4.0, LoraTarget::ALL.to_vec());
     let unequal = [(0, vec![LoraTarget::Q, LoraTarget::Up]), (1, LoraTarget::ALL.to_vec())];
     let of_some = LoraConfig { dora: true, targets: LoraTargets::ByLayer(unequal.into()), ..lora.clone() };
-    for (stage, lora) in STAGES.into_iter().flat_map(|stage| [(stage, &lora), (stage, &of_some)]) {
+    let of_fused = LoraConfig::new(2, 4.0, LoraTarget::FUSED.to_vec());
+    let fused = DecoderConfig { fused_projections: true, qkv_bias: false, ..shape.clone() };
+    let cases = [(&shape, &lora), (&shape, &of_some), (&fused, &of_fused)];
+    for (stage, (shape, lora)) in STAGES.into_iter().flat_map(|stage| cases.map(|case| (stage, case))) {
         let adapted = || anyroll_models::Decoder::with_lora(shape.clone(), lora, tch::Device::Cpu).unwrap();
         let run = |config: ZeroConfig| {
             ranks(2, true, |device, group| {

@@ -2,6 +2,7 @@
 
 use regex::Regex;
 
+use super::super::DecoderConfig;
 use super::targets::{LoraTarget, LoraTargets};
 use crate::Result;
 use crate::error::check_config;
@@ -103,15 +104,15 @@ impl LoraConfig {
         AdapterShape { rank, scale: lora_scale(rank, alpha, self.rslora), dora: self.dora }
     }
 
-    /// Refuses what a model of so many layers cannot have.
-    pub(crate) fn validate(&self, layers: usize) -> Result<()> {
+    /// Refuses what a model of this shape cannot have.
+    pub(crate) fn validate(&self, config: &DecoderConfig) -> Result<()> {
         check_product(self.rank, self.alpha)?;
         self.rank_pattern.iter().try_for_each(|(_, rank)| check_product(*rank, self.alpha))?;
         self.alpha_pattern.iter().try_for_each(|(_, alpha)| check_product(self.rank, *alpha))?;
         check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
             format!("is {}, must be from 0 to below 1", self.dropout)
         })?;
-        self.targets.validate(layers)
+        self.targets.validate(config)
     }
 }
 

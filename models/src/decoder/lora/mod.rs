@@ -117,9 +117,11 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
             LoraTarget::Q => (Site::Qkv, 0, hidden, q),
             LoraTarget::K => (Site::Qkv, q, hidden, kv),
             LoraTarget::V => (Site::Qkv, q + kv, hidden, kv),
+            LoraTarget::Qkv => (Site::Qkv, 0, hidden, q + 2 * kv),
             LoraTarget::O => (Site::O, 0, q, hidden),
             LoraTarget::Gate => (Site::GateUp, 0, hidden, intermediate),
             LoraTarget::Up => (Site::GateUp, intermediate, hidden, intermediate),
+            LoraTarget::GateUp => (Site::GateUp, 0, hidden, 2 * intermediate),
             LoraTarget::Down => (Site::Down, 0, intermediate, hidden),
         };
         let (a, module) = (params.len(), target.module(layer));
@@ -172,6 +174,11 @@ impl Lora {
     /// The ranks of adapters, site by site.
     pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
         self.adapters.iter().map(|site| site.iter().map(|adapter| adapter.shape.rank as usize).collect())
+    }
+
+    /// The most columns of an adapter's output.
+    pub fn widest(&self) -> i64 {
+        self.adapters.iter().flatten().map(|adapter| adapter.columns).max().unwrap_or(0)
     }
 
     /// Whether adapters have magnitudes.

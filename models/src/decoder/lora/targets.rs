@@ -15,18 +15,22 @@ pub enum LoraTarget {
     K,
     /// To values.
     V,
+    /// To queries, keys and values, where files have them as one tensor.
+    Qkv,
     /// Of attention's output.
     O,
     /// The MLP's gate.
     Gate,
     /// The MLP's other input.
     Up,
+    /// Both, where files have them as one tensor.
+    GateUp,
     /// The MLP's output.
     Down,
 }
 
 impl LoraTarget {
-    /// All of them.
+    /// All of a layer whose files have each by itself.
     pub const ALL: [LoraTarget; 7] = [
         LoraTarget::Q,
         LoraTarget::K,
@@ -36,6 +40,19 @@ impl LoraTarget {
         LoraTarget::Up,
         LoraTarget::Down,
     ];
+    /// All of a layer whose files have one tensor where a product is one ([`DecoderConfig::fused_projections`]).
+    pub const FUSED: [LoraTarget; 4] = [LoraTarget::Qkv, LoraTarget::O, LoraTarget::GateUp, LoraTarget::Down];
+
+    /// Those of a layer of a model of this shape.
+    pub fn all_of(config: &DecoderConfig) -> &'static [LoraTarget] {
+        if config.fused_projections { &LoraTarget::FUSED } else { &LoraTarget::ALL }
+    }
+
+    /// Those that only models of the other kind have.
+    pub(crate) fn foreign_to(config: &DecoderConfig) -> impl Iterator<Item = LoraTarget> {
+        let (own, all) = (LoraTarget::all_of(config), LoraTarget::ALL.into_iter().chain(LoraTarget::FUSED));
+        all.filter(|target| !own.contains(target))
+    }
 
     /// Its name in a layer, as `self_attn.q_proj`.
     pub fn name(self) -> &'static str {
@@ -43,16 +60,18 @@ impl LoraTarget {
             LoraTarget::Q => "self_attn.q_proj",
             LoraTarget::K => "self_attn.k_proj",
             LoraTarget::V => "self_attn.v_proj",
+            LoraTarget::Qkv => "self_attn.qkv_proj",
             LoraTarget::O => "self_attn.o_proj",
             LoraTarget::Gate => "mlp.gate_proj",
             LoraTarget::Up => "mlp.up_proj",
+            LoraTarget::GateUp => "mlp.gate_up_proj",
             LoraTarget::Down => "mlp.down_proj",
         }
     }
 
     /// Whether it is one of the MLP.
     fn is_of_mlp(self) -> bool {
-        matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
+        matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::GateUp | LoraTarget::Down)
     }
 
     /// Its name in the model, in the layer of this number: `model.layers.0.self_attn.q_proj`.
@@ -102,13 +121,13 @@ impl LoraTargets {
             .map(|(layer, target)| target.module(layer))
     }
 
-    /// The first of them that is a part of one tensor in a model of this shape, by its name elsewhere: PEFT's adapters stand
-    /// beside the whole tensor there, which those here do not.
-    pub fn first_fused(&self, config: &DecoderConfig) -> Option<String> {
-        let mut all = (0..config.num_hidden_layers)
+    /// The first of them that no layer of a model of this shape has, by its name elsewhere: a part of a tensor that files have
+    /// whole, or several that they have apart. Adapters stand beside what files have, as PEFT's do.
+    pub fn first_foreign(&self, config: &DecoderConfig) -> Option<String> {
+        let all = (0..config.num_hidden_layers)
             .flat_map(|layer| self.of(layer).iter().map(move |target| (layer, target)));
-        let found = all.find(|(_, target)| !matches!(target, LoraTarget::O | LoraTarget::Down));
-        found.filter(|_| config.fused_projections).map(|(layer, target)| target.module(layer))
+        let mut others = all.filter(|(_, target)| !LoraTarget::all_of(config).contains(target));
+        others.next().map(|(layer, target)| target.module(layer))
     }
 
     /// As PEFT's files and ours name them: matrices, as `q_proj`, and the layers if it is not all; where layers differ each
@@ -136,13 +155,20 @@ impl LoraTargets {
         }
     }
 
-    /// Refuses what a model of so many layers cannot have.
-    pub(super) fn validate(&self, layers: usize) -> Result<()> {
+    /// Refuses what a model of this shape cannot have.
+    pub(super) fn validate(&self, config: &DecoderConfig) -> Result<()> {
         let is_empty = match self {
             LoraTargets::Everywhere(targets) => targets.is_empty(),
             LoraTargets::ByLayer(layers) => layers.is_empty() || layers.values().any(Vec::is_empty),
         };
         check_config(!is_empty, "lora.targets", || "is empty, must name a matrix".to_owned())?;
+        let foreign = self.first_foreign(config);
+        check_config(foreign.is_none(), "lora.targets", || {
+            let names: Vec<_> = LoraTarget::all_of(config).iter().map(|target| target.name()).collect();
+            let module = foreign.unwrap_or_default();
+            format!("has `{module}`, which is none of this model's: name some of {}", names.join(", "))
+        })?;
+        let layers = config.num_hidden_layers;
         let LoraTargets::ByLayer(of) = self else { return Ok(()) };
         let last = of.keys().max().copied().unwrap_or(0);
         check_config(last < layers, "lora.targets", || {
