@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, ModelFolder, config_file, write_folder};
-use anyroll_models::{Decoder, DecoderConfig, Model, init::Seed};
+use anyroll_models::{Decoder, DecoderConfig, Model, RopeScaling, init::Seed};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,10 +19,18 @@ pub(super) fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
 }
 
-/// A random Phi-3 of the same size, with the same tokenizer.
+/// A random Phi-3 of the same size, with the same tokenizer, which reads longer texts elsewhere.
 fn phi(folder: &TempDir) -> PathBuf {
     let (tiny, to) = (ModelFolder::open(&model()).unwrap(), folder.path().join("phi"));
-    let config = DecoderConfig { fused_projections: true, qkv_bias: false, ..tiny.decoder_config().clone() };
+    let shape = tiny.decoder_config().clone();
+    let rope_scaling = RopeScaling::LongRope {
+        short_factor: vec![1.0, 1.5],
+        long_factor: vec![2.0, 9.0],
+        original_max_position_embeddings: shape.max_position_embeddings as f64,
+        max_position_embeddings: 8192.0,
+        attention_factor: None,
+    };
+    let config = DecoderConfig { fused_projections: true, qkv_bias: false, rope_scaling, ..shape };
     let files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
     let decoder = Decoder::new(config, tch::Device::Cpu).unwrap();
     let contents = FolderContents {
@@ -188,6 +196,7 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     let fused = format!("model.path={}", phi(&folder).display());
     let parts = [fused.as_str(), "model.lora={rank: 4, targets: [o_proj, q_proj]}"];
     check(&parts, &["model.lora.targets", "`q_proj` names no matrix"]);
+    check(&[&fused, long], &["it exceeds 2048, its `original_max_position_embeddings`: longer texts turn"]);
     check(&["model.lora={rank: 4, targets: [qkv_proj]}"], &["`qkv_proj` names no matrix"]);
     let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
     check(&strict, &["model.lora.dropout", "`rollout.strict` wants them equal"]);

@@ -135,6 +135,26 @@ FAMILIES = {
     "phi3_window": ("Phi3", dict(sliding_window=7)),
     # Three pairs of a head of eight are turned.
     "phi3_partial": ("Phi3", dict(hidden_size=32, partial_rotary_factor=0.75, tie_word_embeddings=True)),
+    # Texts up to the original length, of models that read longer ones.
+    "phi3_longrope": (
+        "Phi3",
+        dict(
+            max_position_embeddings=256,
+            original_max_position_embeddings=64,
+            rope_scaling=dict(type="longrope", short_factor=[1.3, 2.5], long_factor=[4.0, 9.0]),
+        ),
+    ),
+    "phi3_longrope_partial": (
+        "Phi3",
+        dict(
+            hidden_size=32,
+            partial_rotary_factor=0.75,
+            tie_word_embeddings=True,
+            max_position_embeddings=4096,
+            original_max_position_embeddings=56,
+            rope_scaling=dict(type="longrope", short_factor=[1.0, 1.17, 3.4], long_factor=[1.0, 7.5, 64.25]),
+        ),
+    ),
     "olmo3_biased": (
         "Olmo3", dict(num_hidden_layers=4, num_key_value_heads=4, sliding_window=5, attention_bias=True)
     ),

@@ -122,7 +122,8 @@ impl Decoder {
         if len <= limit {
             return Ok(());
         }
-        let problem = format!("of {len} tokens is longer than max_position_embeddings = {limit}");
+        let why = self.config.why_no_longer();
+        let problem = format!("of {len} tokens is longer than max_position_embeddings = {limit}{why}");
         Err(Error::Input { what: "sequence", problem })
     }
 

@@ -132,6 +132,16 @@ impl DecoderConfig {
         (self.head_dim as f64 * self.partial_rotary_factor) as i64
     }
 
+    /// What to say behind `max_position_embeddings` where longer texts are refused though its files have some.
+    pub fn why_no_longer(&self) -> &'static str {
+        match self.rope_scaling {
+            RopeScaling::LongRope { .. } => {
+                ", its `original_max_position_embeddings`: longer texts turn by `long_factor`, and cached keys would be turned anew"
+            }
+            _ => "",
+        }
+    }
+
     /// What multiplies the scores of attention.
     pub fn attention_multiplier(&self) -> f64 {
         self.multipliers.attention.unwrap_or(1.0 / (self.head_dim as f64).sqrt())
@@ -208,7 +218,7 @@ impl DecoderConfig {
             })?;
         }
         self.multipliers.validate()?;
-        self.rope_scaling.validate()
+        self.rope_scaling.validate(turned)
     }
 }
 

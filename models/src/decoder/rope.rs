@@ -13,7 +13,7 @@ use crate::error::check_config;
 
 /// How a model's rotary frequencies differ from those of its base alone; the formulas and names are those of
 /// Hugging Face's `rope_scaling`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
     /// They do not.
     #[default]
@@ -50,12 +50,27 @@ pub enum RopeScaling {
         /// Whether the ends of the mixture are rounded to whole pairs.
         truncate: bool,
     },
+    /// LongRoPE (Ding et al., 2024), of texts up to the original length: each pair's frequency is divided by a factor of its own,
+    /// and queries and keys are scaled. Texts that are longer turn by other factors from their first token on, which would turn
+    /// cached keys anew when a text grows past that length; a model takes none here.
+    LongRope {
+        /// What each pair's frequency is divided by.
+        short_factor: Vec<f64>,
+        /// The same of longer texts: for files alone.
+        long_factor: Vec<f64>,
+        /// The length of the texts of pretraining, in tokens.
+        original_max_position_embeddings: f64,
+        /// The most tokens with the long factors.
+        max_position_embeddings: f64,
+        /// What cosines and sines are multiplied by; `None`: what follows from both lengths.
+        attention_factor: Option<f64>,
+    },
 }
 
 impl RopeScaling {
-    /// Checks that the numbers make frequencies.
-    pub(super) fn validate(self) -> Result<()> {
-        let numbers = match self {
+    /// Checks that the numbers make frequencies of heads of which `dim` elements are turned.
+    pub(super) fn validate(&self, dim: i64) -> Result<()> {
+        let numbers = match *self {
             RopeScaling::None => vec![],
             RopeScaling::Linear { factor } => vec![("factor", factor)],
             RopeScaling::Llama3 {
@@ -86,6 +101,30 @@ impl RopeScaling {
                 ("original_max_position_embeddings", original_max_position_embeddings),
                 ("attention_factor", attention_factor),
             ],
+            RopeScaling::LongRope {
+                ref short_factor,
+                ref long_factor,
+                original_max_position_embeddings,
+                max_position_embeddings,
+                ..
+            } => {
+                let factors = [("short_factor", short_factor), ("long_factor", long_factor)];
+                for (name, factors) in factors {
+                    let (found, pairs) = (factors.len(), dim / 2);
+                    check_config(found as i64 == pairs, "rope_scaling", || {
+                        format!(
+                            "has {found} numbers for {name}, must have one for each of the {pairs} pairs that are turned"
+                        )
+                    })?;
+                }
+                let all = factors.into_iter().flat_map(|(name, all)| all.iter().map(move |&it| (name, it)));
+                let lengths = [
+                    ("original_max_position_embeddings", original_max_position_embeddings),
+                    ("max_position_embeddings", max_position_embeddings),
+                    ("attention_factor", self.table_scale()),
+                ];
+                all.chain(lengths).collect()
+            }
         };
         numbers.into_iter().try_for_each(|(name, number)| {
             check_config(number > 0.0 && number.is_finite(), "rope_scaling", || {
@@ -95,9 +134,9 @@ impl RopeScaling {
     }
 
     /// The angles of position 1, one a pair, of heads of which `dim` elements are turned.
-    pub(super) fn frequencies(self, dim: i64, theta: f64) -> Vec<f32> {
+    pub(super) fn frequencies(&self, dim: i64, theta: f64) -> Vec<f32> {
         let mut frequencies = ops::rope_frequencies(dim, theta);
-        match self {
+        match *self {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => {
                 frequencies.iter_mut().for_each(|frequency| *frequency /= factor as f32);
@@ -139,15 +178,39 @@ impl RopeScaling {
                     *frequency = (kept / factor * stretched + kept * (1.0 - stretched)) as f32;
                 }
             }
+            RopeScaling::LongRope { ref short_factor, .. } => {
+                for (frequency, factor) in frequencies.iter_mut().zip(short_factor) {
+                    *frequency = (f64::from(*frequency) / factor) as f32;
+                }
+            }
         }
         frequencies
     }
 
     /// What cosines and sines are multiplied by.
-    pub(super) fn table_scale(self) -> f64 {
-        match self {
+    pub(super) fn table_scale(&self) -> f64 {
+        match *self {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            RopeScaling::LongRope {
+                attention_factor,
+                original_max_position_embeddings: original,
+                max_position_embeddings: longest,
+                ..
+            } => attention_factor.unwrap_or_else(|| match longest / original {
+                factor if factor <= 1.0 => 1.0,
+                factor => (1.0 + factor.ln() / original.ln()).sqrt(),
+            }),
             _ => 1.0,
+        }
+    }
+
+    /// The most tokens of a text of a model whose file says `longest`.
+    pub(crate) fn most_positions(&self, longest: i64) -> i64 {
+        match *self {
+            RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
+                longest.min(original as i64)
+            }
+            _ => longest,
         }
     }
 }

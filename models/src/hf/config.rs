@@ -8,8 +8,7 @@ use serde_json::{Map, Value};
 use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
 use crate::{
-    DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm, RopeScaling,
-    SlidingWindow,
+    DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm, SlidingWindow,
 };
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
@@ -55,6 +54,7 @@ pub(super) struct ConfigFile {
     head_dim: Option<i64>,
     intermediate_size: i64,
     max_position_embeddings: i64,
+    original_max_position_embeddings: Option<f64>,
     rms_norm_eps: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Option<Map<String, Value>>,
@@ -162,21 +162,15 @@ impl ConfigFile {
         let rope = RopeFields {
             path,
             max_length: self.max_position_embeddings as f64,
+            original_length: self.original_max_position_embeddings,
             theta: self.rope_theta.unwrap_or(silent.rope_theta),
             scaling: self.rope_scaling.as_ref(),
             parameters: self.rope_parameters.as_ref(),
+            is_phi: family == "Phi3",
             // What is scaled are the layers that see far.
             by_kind: family == "Olmo3",
         };
         let rotations = rope.read()?;
-        // There any name of a scaling means `longrope`, in transformers as well.
-        if family == "Phi3" && rotations.scaling != RopeScaling::None {
-            return Err(field(
-                path,
-                "rope_scaling",
-                "is there; the only one of a Phi-3 is `longrope`, not read yet",
-            ));
-        }
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
         let attention_bias =
@@ -193,10 +187,10 @@ impl ConfigFile {
             experts: self.experts(path, family)?,
             rms_norm_eps: self.rms_norm_eps.unwrap_or(silent.rms_norm_eps),
             rope_theta: rotations.theta,
-            partial_rotary_factor: self.partial_rotary_factor.unwrap_or(1.0),
+            partial_rotary_factor: rotations.partial.or(self.partial_rotary_factor).unwrap_or(1.0),
+            max_position_embeddings: rotations.scaling.most_positions(self.max_position_embeddings),
             rope_scaling: rotations.scaling,
             other_rope: self.other_rope(path, family, rotations.sliding_theta, &sliding_window)?,
-            max_position_embeddings: self.max_position_embeddings,
             sliding_window,
             fused_projections: family == "Phi3",
             qkv_bias: qwen2 || attention_bias,

@@ -160,7 +160,7 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": rope_scaling(config.rope_scaling),
+        "rope_scaling": rope_scaling(&config.rope_scaling),
         "sliding_window": tokens,
         "use_sliding_window": tokens.is_some(),
         // From this layer on; before it the whole text is seen.
@@ -183,7 +183,15 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
     }
     if model_type == "phi3" {
         file.insert("partial_rotary_factor".to_owned(), config.partial_rotary_factor.into());
-        file.insert("original_max_position_embeddings".to_owned(), config.max_position_embeddings.into());
+        let longest = config.max_position_embeddings;
+        let (longest, original) = match config.rope_scaling {
+            RopeScaling::LongRope { max_position_embeddings, original_max_position_embeddings, .. } => {
+                (max_position_embeddings as i64, original_max_position_embeddings as i64)
+            }
+            _ => (longest, longest),
+        };
+        file.insert("max_position_embeddings".to_owned(), longest.into());
+        file.insert("original_max_position_embeddings".to_owned(), original.into());
         // The class would have ids of its own, past a small vocabulary.
         file.insert("pad_token_id".to_owned(), Value::Null);
         file.insert("resid_pdrop".to_owned(), 0.0.into());
@@ -206,15 +214,24 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
     };
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
     if config.fused_projections {
-        let plain = DecoderConfig { fused_projections: false, partial_rotary_factor: 1.0, ..config.clone() };
+        let is_scaled = !matches!(config.rope_scaling, RopeScaling::None | RopeScaling::LongRope { .. });
+        let plain = DecoderConfig {
+            fused_projections: false,
+            partial_rotary_factor: 1.0,
+            rope_scaling: RopeScaling::None,
+            ..config.clone()
+        };
         return match family_of(&plain, slides)? {
             ("LlamaForCausalLM", _) | ("MistralForCausalLM", _)
-                if biases == (false, false, false) && config.rope_scaling == RopeScaling::None =>
+                if biases == (false, false, false) && !is_scaled =>
             {
                 Ok(("Phi3ForCausalLM", "phi3"))
             }
             _ => refuse("fused_projections", "are there beside what no Phi-3 has"),
         };
+    }
+    if let RopeScaling::LongRope { .. } = config.rope_scaling {
+        return refuse("rope_scaling", "is `longrope` in a decoder that is no Phi-3");
     }
     if config.partial_rotary_factor != 1.0 {
         return refuse("partial_rotary_factor", "is not 1 in a decoder that is no Phi-3");

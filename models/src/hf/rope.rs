@@ -13,12 +13,16 @@ pub(super) struct RopeFields<'a> {
     pub path: &'a Path,
     /// `max_position_embeddings`.
     pub max_length: f64,
+    /// `original_max_position_embeddings`, where files of some families have it beside it.
+    pub original_length: Option<f64>,
     /// `rope_theta`, or what it is where files are silent.
     pub theta: f64,
     /// `rope_scaling`.
     pub scaling: Option<&'a Map<String, Value>>,
     /// Where newer files have both.
     pub parameters: Option<&'a Map<String, Value>>,
+    /// Whether it is a Phi-3's: heads may be turned in part, and any name of a scaling is `longrope`.
+    pub is_phi: bool,
     /// Whether layers with a sliding window turn by angles of their own: without the scaling, unless newer files say otherwise.
     pub by_kind: bool,
 }
@@ -27,10 +31,12 @@ pub(super) struct RopeFields<'a> {
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// What positions turn by.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rotations {
     /// The base of the rotary frequencies.
     pub theta: f64,
+    /// The part of a head that is turned, where newer files have it.
+    pub partial: Option<f64>,
     /// How they are scaled.
     pub scaling: RopeScaling,
     /// The base of layers with a sliding window, not scaled, where they turn otherwise.
@@ -51,21 +57,21 @@ impl<'a> RopeFields<'a> {
     fn read_one(&self) -> Result<Rotations> {
         let read = |name, fields| -> Result<_> {
             let rope = self.rope(name, fields);
-            Ok((rope.optional("rope_theta")?, rope.scaling()?))
+            Ok((rope.optional("rope_theta")?, rope.optional("partial_rotary_factor")?, rope.scaling()?))
         };
         let new = self.parameters.map(|fields| read("rope_parameters", fields)).transpose()?;
         let old = self.scaling.map(|fields| read("rope_scaling", fields)).transpose()?;
-        if let (Some((_, new)), Some((_, old))) = (new, old)
+        if let (Some((.., new)), Some((.., old))) = (&new, &old)
             && new != old
         {
             let problem =
                 "is another than `rope_parameters`, which newer files have in its place: write it there";
             return Err(field(self.path, "rope_scaling", problem));
         }
-        let (theta, scaling) = new.or(old).unwrap_or((None, RopeScaling::None));
+        let (theta, partial, scaling) = new.or(old).unwrap_or((None, None, RopeScaling::None));
         let theta = theta.unwrap_or(self.theta);
         let differs = self.by_kind && scaling != RopeScaling::None;
-        Ok(Rotations { theta, scaling, sliding_theta: differs.then_some(theta) })
+        Ok(Rotations { theta, partial, scaling, sliding_theta: differs.then_some(theta) })
     }
 
     fn read_kinds(&self, parameters: &'a Map<String, Value>) -> Result<Rotations> {
@@ -76,16 +82,17 @@ impl<'a> RopeFields<'a> {
         };
         let full = read(KINDS[0], "rope_parameters.full_attention")?;
         let sliding = read(KINDS[1], "rope_parameters.sliding_attention")?;
-        let (theta, scaling) = full;
-        if sliding != full && sliding.1 != RopeScaling::None {
+        let differs = sliding != full;
+        if differs && sliding.1 != RopeScaling::None {
             let problem = "scales, otherwise than that of full attention; such layers are not scaled here";
             return Err(field(self.path, "rope_parameters.sliding_attention.rope_type", problem));
         }
-        Ok(Rotations { theta, scaling, sliding_theta: (sliding != full).then_some(sliding.0) })
+        let (theta, scaling) = full;
+        Ok(Rotations { theta, partial: None, scaling, sliding_theta: differs.then_some(sliding.0) })
     }
 
-    fn rope(&self, name: &'static str, fields: &'a Map<String, Value>) -> Rope<'a> {
-        Rope { path: self.path, name, fields, max_length: self.max_length }
+    fn rope<'b>(&'b self, name: &'static str, fields: &'b Map<String, Value>) -> Rope<'b> {
+        Rope { path: self.path, name, fields, of: self }
     }
 }
 
@@ -94,7 +101,8 @@ struct Rope<'a> {
     path: &'a Path,
     name: &'static str,
     fields: &'a Map<String, Value>,
-    max_length: f64,
+    /// What is beside it.
+    of: &'a RopeFields<'a>,
 }
 
 impl Rope<'_> {
@@ -103,12 +111,19 @@ impl Rope<'_> {
             let problem = "is there, a rotation of some layers; write that of full attention in its place";
             return Err(field(self.path, format!("{}.{kind}", self.name), problem));
         }
-        if self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+        let in_part = self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0);
+        if in_part && !self.of.is_phi {
             return Err(field(self.path, format!("{}.partial_rotary_factor", self.name), TURNED_WHOLE));
         }
         let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
         match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => Ok(RopeScaling::None),
+            // In its older files with two other names, as `transformers` reads them.
+            Some("longrope" | "su" | "yarn") if self.of.is_phi => self.longrope(),
+            Some(kind @ ("linear" | "llama3")) if self.of.is_phi => {
+                let problem = format!("is `{kind}`; the only scaling of a Phi-3 is `longrope`");
+                Err(field(self.path, format!("{}.rope_type", self.name), problem))
+            }
             Some("linear") => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
             Some("llama3") => Ok(RopeScaling::Llama3 {
                 factor: self.required("factor")?,
@@ -119,7 +134,8 @@ impl Rope<'_> {
             Some("yarn") => self.yarn(),
             kind => {
                 let kind = kind.map_or_else(|| "no text".to_owned(), |kind| format!("`{kind}`"));
-                let problem = format!("is {kind}; there is default, linear, llama3 and yarn");
+                let problem =
+                    format!("is {kind}; there is default, linear, llama3 and yarn, and longrope of a Phi-3");
                 Err(field(self.path, format!("{}.rope_type", self.name), problem))
             }
         }
@@ -150,9 +166,48 @@ impl Rope<'_> {
         })
     }
 
+    fn longrope(&self) -> Result<RopeScaling> {
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        /// Of the family's class, where its files are silent.
+        const SILENT: f64 = 4096.0;
+        let refuse =
+            |name: &str, problem: String| Err(field(self.path, format!("{}.{name}", self.name), problem));
+        let (own, beside) = (self.optional(ORIGINAL)?, self.of.original_length);
+        if let (Some(own), Some(beside)) = (own, beside)
+            && own != beside
+        {
+            return refuse(ORIGINAL, format!("is {own}, and {beside} beside it: make them agree"));
+        }
+        let (original, longest) = (beside.or(own).unwrap_or(SILENT), self.of.max_length);
+        // Older versions take the ratio whatever is written, newer ones what is written.
+        if let Some(factor) = self.optional("factor")?
+            && factor != longest / original
+        {
+            let ratio = longest / original;
+            return refuse(
+                "factor",
+                format!("is {factor}, and max_position_embeddings / {ORIGINAL} is {ratio}"),
+            );
+        }
+        Ok(RopeScaling::LongRope {
+            short_factor: self.numbers("short_factor")?,
+            long_factor: self.numbers("long_factor")?,
+            original_max_position_embeddings: original,
+            max_position_embeddings: longest,
+            attention_factor: self.optional("attention_factor")?,
+        })
+    }
+
     /// The longest text before the scaling.
     fn original_length(&self) -> Result<f64> {
-        Ok(self.optional("original_max_position_embeddings")?.unwrap_or(self.max_length))
+        Ok(self.optional("original_max_position_embeddings")?.unwrap_or(self.of.max_length))
+    }
+
+    fn numbers(&self, name: &str) -> Result<Vec<f64>> {
+        let wrong = |problem: &str| field(self.path, format!("{}.{name}", self.name), problem);
+        let list = self.fields.get(name).ok_or_else(|| wrong("is missing"))?.as_array();
+        let numbers = list.map(|list| list.iter().map(Value::as_f64).collect::<Option<_>>());
+        numbers.flatten().ok_or_else(|| wrong("is no list of numbers"))
     }
 
     fn required(&self, name: &str) -> Result<f64> {
@@ -173,8 +228,8 @@ impl Rope<'_> {
 pub(super) const TURNED_WHOLE: &str = "is not 1; heads are turned whole";
 
 /// The `rope_scaling` of a `config.json`.
-pub(super) fn rope_scaling(scaling: RopeScaling) -> Value {
-    match scaling {
+pub(super) fn rope_scaling(scaling: &RopeScaling) -> Value {
+    match *scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         RopeScaling::Llama3 {
@@ -205,5 +260,14 @@ pub(super) fn rope_scaling(scaling: RopeScaling) -> Value {
             "attention_factor": attention_factor,
             "truncate": truncate,
         }),
+        // Of three fields, or older versions refuse it; the lengths stand beside it.
+        RopeScaling::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
+            let mut file =
+                json!({"type": "longrope", "short_factor": short_factor, "long_factor": long_factor});
+            if let Some(factor) = attention_factor {
+                file["attention_factor"] = factor.into();
+            }
+            file
+        }
     }
 }

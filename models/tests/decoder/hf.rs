@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 27] = [
+const FAMILIES: [&str; 29] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -40,6 +40,8 @@ const FAMILIES: [&str; 27] = [
     "phi3",
     "phi3_window",
     "phi3_partial",
+    "phi3_longrope",
+    "phi3_longrope_partial",
 ];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.
@@ -345,6 +347,24 @@ fn broken_folders_are_refused_by_name() {
     check("llama3_sharded", &rename("model-00001", "model-00009"), &["cannot read", "model-00009"]);
     check("llama3_sharded", &rename("\"model-00001", "\"../model-00001"), &["is broken", "`../model-00001"]);
     check("llama3_sharded", &rename("\"lm_head.weight", "\"head"), &["is broken", "`head` is not in"]);
+}
+
+/// `transformers` would turn such a text by the long factors, from its first token on.
+#[test]
+fn texts_beyond_the_short_factors_of_longrope_are_refused() {
+    let folder = ModelFolder::open(&path("phi3_longrope")).unwrap();
+    let decoder = Decoder::new(folder.decoder_config().clone(), Device::Cpu).unwrap();
+    let holder = Holder::from_source(decoder, &folder, Kind::Float);
+    let forward = |len: usize| {
+        let batch = pack(&[(vec![3; len], 1)]);
+        holder.with_weights(0, |weights| holder.decoder.forward(0, weights, None, &batch, false).map(drop))
+    };
+    forward(64).unwrap();
+    // The last token of a text is never an input.
+    forward(65).unwrap();
+    let error = forward(66).unwrap_err().to_string();
+    let expected = "of 65 tokens is longer than max_position_embeddings = 64, its `original_max_position_embeddings`: longer";
+    assert!(error.contains(expected), "{error}");
 }
 
 fn pack(sequences: &[(Vec<i64>, usize)]) -> PackedBatch {

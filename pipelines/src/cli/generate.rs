@@ -188,8 +188,9 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         }
         if params.max_new_tokens > behind {
             let (tokens, new, most) = (prompt.len(), params.max_new_tokens, model.max_length());
+            let why = model.why_no_longer();
             let problem =
-                format!("it has {tokens} tokens, and with {new} new ones more than the model's {most}");
+                format!("it has {tokens} tokens, and with {new} new ones more than the model's {most}{why}");
             return Err(refuse(problem));
         }
         encoded.push((line, prompt, Arc::new(params), stops));

@@ -130,7 +130,8 @@ fn encode(args: &ScoreArgs, model: &LoadedModel, line: usize, input: Input) -> R
     }
     let most = model.max_length();
     if tokens.len() > most {
-        return refuse(format!("it has {} tokens, and the model reads at most {most}", tokens.len()));
+        let (tokens, why) = (tokens.len(), model.why_no_longer());
+        return refuse(format!("it has {tokens} tokens, and the model reads at most {most}{why}"));
     }
     Ok(Text { line, tokens, prompt_len })
 }

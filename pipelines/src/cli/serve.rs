@@ -37,7 +37,8 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
     // A token of the prompt and one of the completion.
     if !(2..=most).contains(&longest) {
-        let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes");
+        let why = model.why_no_longer();
+        let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");
         return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
     }
     let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };

@@ -166,7 +166,7 @@ impl Check<'_> {
                 self.texts(&dataset.examples())?;
                 let answer = if writes_answers(rlvr) { dataset.longest_answer() + 1 } else { 0 };
                 let lengths = (dataset.longest_prompt(), answer);
-                self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length))
+                self.lengths(rlvr, lengths, ("model.decoder.max_length", decoder.max_length, ""))
             }
             (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
                 let longest = self.tokens(rlvr, tokenizer, folder, dataset)?;
@@ -245,17 +245,18 @@ impl Check<'_> {
                 answer = answer.max(tokenizer.encode_answer(&record).map_err(refused)?.len());
             }
         }
-        let max_length = folder.decoder_config().max_position_embeddings;
-        self.lengths(rlvr, (prompt, answer), ("model.path", max_length as usize))
+        let model = folder.decoder_config();
+        let max_length = model.max_position_embeddings as usize;
+        self.lengths(rlvr, (prompt, answer), ("model.path", max_length, model.why_no_longer()))
     }
 
-    /// Whether the longest prompt and the longest answer to write fit: `max_length` is a field and how many tokens it
-    /// allows. Returns the most tokens of a prompt and a completion.
+    /// Whether the longest prompt and the longest answer to write fit: `max_length` is a field, how many tokens it
+    /// allows, and why no more. Returns the most tokens of a prompt and a completion.
     fn lengths(
         &self,
         rlvr: &RlvrConfig,
         (prompt, answer): (usize, usize),
-        (field, max_length): (&str, usize),
+        (field, max_length, why): (&str, usize, &str),
     ) -> Result<usize, Problem> {
         let new_tokens = rlvr.rollout.max_new_tokens;
         self.ensure(
@@ -270,7 +271,7 @@ impl Check<'_> {
             field,
             format!(
                 "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
-                 it exceeds {max_length}"
+                 it exceeds {max_length}{why}"
             ),
             format!("write {sum} or above, or fewer new tokens"),
         )?;

@@ -214,20 +214,21 @@ impl Check<'_> {
             ),
             format!("write {prompts} or fewer, or more `evaluation.prompts`"),
         )?;
-        let (field, max_length, longest) = match (&config.model, published) {
+        let (field, max_length, why, longest) = match (&config.model, published) {
             (ModelConfig::Decoder(decoder), _) => {
                 self.texts(&examples)?;
-                ("model.decoder.max_length", decoder.max_length, dataset.longest_record() + 1)
+                ("model.decoder.max_length", decoder.max_length, "", dataset.longest_record() + 1)
             }
             (ModelConfig::Folder(model), Some((tokenizer, folder))) => {
                 if let Some(lora) = &model.lora {
                     self.lora(lora, folder, &config.roles.reference)?;
                 }
-                let max_length = folder.decoder_config().max_position_embeddings as usize;
+                let shape = folder.decoder_config();
+                let max_length = shape.max_position_embeddings as usize;
                 let read = read(tokenizer, &offline.objective, offline.turns, &examples);
                 let sequences = read.map_err(|error| self.not_read(&error))?;
                 let longest = sequences.iter().map(|it| it.tokens.len()).max().unwrap_or(0);
-                ("model.path", max_length, longest)
+                ("model.path", max_length, shape.why_no_longer(), longest)
             }
             _ => unreachable!("a folder was opened, and a model of images refused"),
         };
@@ -235,7 +236,7 @@ impl Check<'_> {
             longest <= max_length,
             field,
             format!(
-                "the longest prompt with its answer is {longest} tokens, and it has room for {max_length}"
+                "the longest prompt with its answer is {longest} tokens, and it has room for {max_length}{why}"
             ),
             format!(
                 "allow {longest} or above, or write `max_tokens: {max_length}` beside the file's path, which leaves longer \

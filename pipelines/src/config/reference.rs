@@ -50,11 +50,12 @@ impl Check<'_> {
             let message = format!("it reads other tokens: the policy's {token}, {text:?}, it {there}");
             return Err(self.problem(field, message, help));
         }
-        let most = folder.decoder_config().max_position_embeddings;
+        let model = folder.decoder_config();
+        let (most, why) = (model.max_position_embeddings, model.why_no_longer());
         self.ensure(
             longest as i64 <= most,
             field,
-            format!("it has room for {most} tokens, and the policy's sequences have up to {longest}"),
+            format!("it has room for {most} tokens{why}, and the policy's sequences have up to {longest}"),
             "give one with more room, or allow fewer tokens",
         )
     }

@@ -92,6 +92,11 @@ impl LoadedModel {
         self.zero.model().config().max_position_embeddings as usize
     }
 
+    /// What to say behind [`Self::max_length`] where more are refused.
+    pub fn why_no_longer(&self) -> &'static str {
+        self.zero.model().config().why_no_longer()
+    }
+
     /// Whether the model has all of these tokens; the error names one that it has not.
     pub fn check_tokens(&self, tokens: &[i64]) -> Result<()> {
         Ok(self.zero.model().check_tokens(tokens.iter().copied())?)

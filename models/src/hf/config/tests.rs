@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::RopeScaling;
 
 /// A small Llama with `changes` to its file; a null takes a field away.
 fn read(changes: Value) -> Result<DecoderConfig> {
@@ -177,14 +178,87 @@ fn phi3_has_fused_projections() {
     for (changes, expected) in [
         (json!({"resid_pdrop": 0.1}), "`resid_pdrop` is not 0"),
         (json!({"partial_rotary_factor": 0.2}), "`partial_rotary_factor` is 0.2, must be"),
-        (json!({"rope_scaling": {"type": "longrope"}}), "`rope_scaling.rope_type` is `longrope`"),
-        (json!({"rope_scaling": {"type": "su"}}), "`rope_scaling.rope_type` is `su`"),
-        (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "`rope_scaling` is there; the only one"),
+        (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "`rope_scaling.factor` is 2, and max_pos"),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 2.0}}),
+            "`rope_scaling.rope_type` is `linear`; the",
+        ),
         (json!({"architectures": ["PhimoeForCausalLM"]}), "the architecture is PhimoeForCausalLM"),
     ] {
         let error = phi(changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// As `transformers` 4 writes it, with the two lengths in front, and as 5 does, with all of it in one place.
+#[test]
+fn longrope_is_that_of_short_texts() {
+    let phi = |changes: Value| {
+        let mut file = json!({
+            "architectures": ["Phi3ForCausalLM"], "hidden_size": 32, "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25, "original_max_position_embeddings": 64,
+        });
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let (short, long) = (json!([1.0, 1.5]), json!([2.0, 40.5]));
+    let old = json!({"type": "longrope", "short_factor": short, "long_factor": long});
+    let expected = RopeScaling::LongRope {
+        short_factor: vec![1.0, 1.5],
+        long_factor: vec![2.0, 40.5],
+        original_max_position_embeddings: 64.0,
+        max_position_embeddings: 4096.0,
+        attention_factor: None,
+    };
+    let found = phi(json!({"rope_scaling": old})).unwrap();
+    assert_eq!((&found.rope_scaling, found.max_position_embeddings), (&expected, 64));
+    assert!(found.why_no_longer().contains("`long_factor`"));
+    let mut new = json!({
+        "rope_type": "longrope", "short_factor": short, "long_factor": long, "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.25, "original_max_position_embeddings": 64,
+    });
+    let moved = json!({
+        "rope_parameters": new, "partial_rotary_factor": null, "original_max_position_embeddings": null,
+    });
+    assert_eq!(phi(moved).unwrap(), found);
+    let written = crate::hf::config_file(&found, &[1]).unwrap();
+    for (name, value) in [("rope_scaling", &old), ("max_position_embeddings", &json!(4096))] {
+        assert_eq!(&written[name], value);
+    }
+    assert_eq!(written["original_max_position_embeddings"], 64);
+    assert_eq!(written["partial_rotary_factor"], 0.25);
+    for name in ["su", "yarn"] {
+        let older = json!({"type": name, "short_factor": short, "long_factor": long});
+        assert_eq!(phi(json!({"rope_scaling": older})).unwrap(), found);
+    }
+    new["attention_factor"] = json!(1.25);
+    let given = phi(json!({"rope_parameters": new})).unwrap();
+    let written = crate::hf::config_file(&given, &[1]).unwrap();
+    assert_eq!(written["rope_scaling"]["attention_factor"], 1.25);
+    let mut check = |name: &str, value: Value, expected: &str| {
+        let kept = new[name].take();
+        new[name] = value;
+        let error = phi(json!({"rope_parameters": new})).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        new[name] = kept;
+    };
+    check("short_factor", Value::Null, "`rope_parameters.short_factor` is no list of numbers");
+    check("long_factor", json!([1.0, "2"]), "`rope_parameters.long_factor` is no list of numbers");
+    check(
+        "long_factor",
+        json!([1.0]),
+        "`rope_scaling` has 1 numbers for long_factor, must have one for each of the 2",
+    );
+    check("short_factor", json!([1.0, 0.0]), "`rope_scaling` has 0.0 for short_factor, must be a positive");
+    check("original_max_position_embeddings", json!(32), "embeddings` is 32, and 64 beside it");
+    check("factor", json!(32.0), "`rope_parameters.factor` is 32, and max_position_embeddings");
+    let other =
+        json!({"rope_scaling": old, "architectures": ["LlamaForCausalLM"], "partial_rotary_factor": 1});
+    let error = phi(other).unwrap_err().to_string();
+    assert!(error.contains("`rope_scaling.rope_type` is `longrope`; there is"), "{error}");
+    let llama = DecoderConfig { fused_projections: false, ..found };
+    let error = crate::hf::config_file(&llama, &[1]).unwrap_err().to_string();
+    assert!(error.contains("`rope_scaling` is `longrope` in a decoder that is no Phi-3"), "{error}");
 }
 
 #[test]
@@ -298,10 +372,10 @@ fn mixtral_and_olmoe_have_experts_in_all_layers() {
 fn rope_is_read_from_either_place() {
     let linear = RopeScaling::Linear { factor: 2.0 };
     let old = read(json!({"rope_theta": 50.0, "rope_scaling": {"type": "linear", "factor": 2.0}})).unwrap();
-    assert_eq!((old.rope_theta, old.rope_scaling), (50.0, linear));
+    assert_eq!((old.rope_theta, &old.rope_scaling), (50.0, &linear));
     let parameters = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0});
     let new = read(json!({"rope_parameters": parameters})).unwrap();
-    assert_eq!((new.rope_theta, new.rope_scaling), (50.0, linear));
+    assert_eq!((new.rope_theta, &new.rope_scaling), (50.0, &linear));
     let same = json!({"type": "linear", "factor": 2.0});
     let both = read(json!({"rope_parameters": parameters, "rope_scaling": same})).unwrap();
     assert_eq!((both.rope_theta, both.rope_scaling), (50.0, linear));
