@@ -130,6 +130,36 @@ FOR_EACH_ISA void swiglu_backward_range(float* gate_up, float* dy, int64_t begin
   }
 }
 
+// The inner function z of gelu(g) = g sigmoid(z): twice that of the approximation by tanh.
+constexpr float GELU_INNER = 1.5957691216057308f, GELU_CUBE = 0.044715f;
+
+FOR_EACH_ISA void geglu_range(const float* gate_up, float* y, int64_t begin, int64_t end, int64_t size) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float *gates = gate_up + row * 2 * size, *ups = gates + size;
+    for (int64_t i = 0; i < size; i += LANES) {
+      const Vec gate = load(gates + i, size - i), up = load(ups + i, size - i);
+      const Vec inner = GELU_INNER * (gate + GELU_CUBE * gate * gate * gate);
+      store(y + row * size + i, gate * up / (1.0f + exp(-inner)), size - i);
+    }
+  }
+}
+
+FOR_EACH_ISA void geglu_backward_range(float* gate_up, float* dy, int64_t begin, int64_t end, int64_t size) {
+  for (int64_t row = begin; row < end; ++row) {
+    float *gates = gate_up + row * 2 * size, *ups = gates + size, *grads = dy + row * size;
+    for (int64_t i = 0; i < size; i += LANES) {
+      const Vec gate = load(gates + i, size - i), up = load(ups + i, size - i),
+                grad = load(grads + i, size - i);
+      const Vec inner = GELU_INNER * (gate + GELU_CUBE * gate * gate * gate),
+                slope = GELU_INNER * (1.0f + 3.0f * GELU_CUBE * gate * gate);
+      const Vec sigmoid = 1.0f / (1.0f + exp(-inner)), gelu = gate * sigmoid;
+      store(gates + i, grad * up * (sigmoid + gelu * (1.0f - sigmoid) * slope), size - i);
+      store(ups + i, grad * gelu, size - i);
+      store(grads + i, gelu * up, size - i);
+    }
+  }
+}
+
 // --------------------------------------------------------------------------------------------- dropout
 
 // A bijection that leaves no bit where it was.
@@ -272,6 +302,23 @@ int anyroll_swiglu_backward(float* gate_up, float* dy, int64_t rows, int64_t siz
   return guarded(-1, [&] {
     at::parallel_for(0, rows, grain(3 * size), [&](int64_t begin, int64_t end) {
       swiglu_backward_range(gate_up, dy, begin, end, size);
+    });
+    return 0;
+  });
+}
+
+int anyroll_geglu(const float* gate_up, float* y, int64_t rows, int64_t size) {
+  return guarded(-1, [&] {
+    at::parallel_for(0, rows, grain(3 * size),
+                     [&](int64_t begin, int64_t end) { geglu_range(gate_up, y, begin, end, size); });
+    return 0;
+  });
+}
+
+int anyroll_geglu_backward(float* gate_up, float* dy, int64_t rows, int64_t size) {
+  return guarded(-1, [&] {
+    at::parallel_for(0, rows, grain(3 * size), [&](int64_t begin, int64_t end) {
+      geglu_backward_range(gate_up, dy, begin, end, size);
     });
     return 0;
   });

@@ -8,7 +8,7 @@ use tch::Kind;
 use crate::{
     Device, Result,
     device_kernels::{Architecture, Source, grid, launch, source_text},
-    ops::Heads,
+    ops::{Activation, Heads},
     row_kernels::{
         JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, THREADS, ceil_div, packs, part_rows, row_parts, sharers,
         threads_up_to, typed, typed_kernels,
@@ -32,6 +32,8 @@ typed_kernels! { 14:
     ROPE = "rope";
     SWIGLU = "swiglu";
     SWIGLU_BACKWARD = "swiglu_backward";
+    GEGLU = "geglu";
+    GEGLU_BACKWARD = "geglu_backward";
     LINEAR_BY_ROWS = "linear_by_rows";
     DROPOUT = "dropout";
     LOGPROBS = "logprobs";
@@ -201,30 +203,38 @@ pub(crate) unsafe fn rope(
 
 /// # Safety
 /// As [`rms_norm`].
-pub(crate) unsafe fn swiglu(
+pub(crate) unsafe fn glu(
     device: &dyn Device,
     kind: Kind,
-    gate_up: *mut c_void,
-    y: *mut c_void,
+    activation: Activation,
+    (gate_up, y): (*mut c_void, *mut c_void),
     rows: i64,
     size: i64,
 ) -> Result<()> {
-    let (kernel, blocks) = (typed(SWIGLU, kind), blocks(rows * packs(kind, size)));
+    let kernel = match activation {
+        Activation::Silu => SWIGLU,
+        Activation::GeluTanh => GEGLU,
+    };
+    let (kernel, blocks) = (typed(kernel, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, kernel, grid(blocks, THREADS).early(), [gate_up, y, rows, size]) }
 }
 
 /// # Safety
 /// As [`rms_norm`].
-pub(crate) unsafe fn swiglu_backward(
+pub(crate) unsafe fn glu_backward(
     device: &dyn Device,
     kind: Kind,
-    gate_up: *mut c_void,
-    dy: *mut c_void,
+    activation: Activation,
+    (gate_up, dy): (*mut c_void, *mut c_void),
     rows: i64,
     size: i64,
 ) -> Result<()> {
-    let (kernel, blocks) = (typed(SWIGLU_BACKWARD, kind), blocks(rows * packs(kind, size)));
+    let kernel = match activation {
+        Activation::Silu => SWIGLU_BACKWARD,
+        Activation::GeluTanh => GEGLU_BACKWARD,
+    };
+    let (kernel, blocks) = (typed(kernel, kind), blocks(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, kernel, grid(blocks, THREADS), [gate_up, dy, rows, size]) }
 }

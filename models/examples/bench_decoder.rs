@@ -17,8 +17,8 @@ use anyroll_backends::{
     ops::{self, Packing, Rotation, Store},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, KvCache, Multipliers, NormPlaces, PackedBatch, Request, RopeScaling,
-    Sample, SamplingParams, Sequence, generation::Limits,
+    Activation, Decoder, DecoderConfig, Engine, KvCache, Multipliers, NormPlaces, PackedBatch, Request,
+    RopeScaling, Sample, SamplingParams, Sequence, generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -56,6 +56,8 @@ fn main() {
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: true,
         initializer_range: 0.02,
@@ -165,8 +167,10 @@ fn operations(config: &DecoderConfig, passes: usize) {
         ));
     });
     let (mut gate_up, mut dact) = (random(&[rows, 2 * intermediate]), random(&[rows, intermediate]));
-    time("swiglu", passes, || drop(ops::swiglu(&gate_up).unwrap()));
-    time("swiglu_backward_", passes, || ops::swiglu_backward_(&mut gate_up, &mut dact).unwrap());
+    time("swiglu", passes, || drop(ops::glu(&gate_up, ops::Activation::Silu).unwrap()));
+    time("swiglu_backward_", passes, || {
+        ops::glu_backward_(&mut gate_up, &mut dact, ops::Activation::Silu).unwrap()
+    });
     let targets = rows / 2;
     let mut logits = random(&[targets, vocab]);
     let tokens = Tensor::zeros([targets], (Kind::Int64, Device::Cpu));

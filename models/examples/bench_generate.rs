@@ -18,8 +18,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model,
-    Multipliers, NormPlaces, QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
+    Activation, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
+    Model, Multipliers, NormPlaces, QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -142,6 +142,8 @@ fn config(size: &str) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: tie,
         initializer_range: 0.02,

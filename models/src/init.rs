@@ -116,6 +116,7 @@ mod tests {
             parts,
             init: Init::Normal { std: 0.02 },
             decay: true,
+            offset: 0.0,
         }
     }
 

@@ -25,9 +25,9 @@ pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
-    AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, LoraConfig, LoraTarget,
-    LoraTargets, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedSize, QkNorm, RopeScaling,
-    SlidingWindow, ValueModel, lora_scale,
+    Activation, AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, LoraConfig,
+    LoraTarget, LoraTargets, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedSize, QkNorm,
+    RopeScaling, SlidingWindow, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

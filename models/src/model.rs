@@ -38,6 +38,8 @@ pub struct ParamSpec {
     pub init: Init,
     /// Whether weight decay applies: to matrices yes, to norms and biases no.
     pub decay: bool,
+    /// How much more it is than files have; most often 0.
+    pub offset: f32,
 }
 
 /// A tensor of a Hugging Face checkpoint inside a [`ParamSpec`].

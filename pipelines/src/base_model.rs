@@ -3,8 +3,8 @@
 use std::{ops::Range, path::Path, sync::Arc};
 
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, Multipliers, NormPlaces, ParamSpec,
-    QkNorm, RopeScaling, ValueModel,
+    Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, Multipliers, NormPlaces,
+    ParamSpec, QkNorm, RopeScaling, ValueModel,
     hf::{AdapterFolder, ModelFolder, NewAdapter, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -142,6 +142,8 @@ fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> Decoder
         mlp_bias: false,
         qk_norm: decoder.qk_norm.then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: decoder.tie_embeddings,
         initializer_range: 0.02,

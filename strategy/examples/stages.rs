@@ -11,7 +11,8 @@ use anyroll_backends::{
     prefer_folder,
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling, ScoresGrad, Sequence,
+    Activation, Decoder, DecoderConfig, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
+    ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 use tch::{Kind, Tensor};
@@ -116,6 +117,8 @@ fn trained(
         initializer_range: 0.1,
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: tied,
     };

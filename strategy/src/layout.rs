@@ -106,6 +106,7 @@ mod tests {
             parts: vec![Part { name: format!("p{index}"), rows: shape[0] }],
             init: Init::Zeros,
             decay,
+            offset: 0.0,
         });
         Unit { name: "unit".into(), params: params.collect(), trainable: true }
     }

@@ -131,6 +131,32 @@ FAMILIES = {
             rope_scaling=LLAMA3,
         ),
     ),
+    # A head is wider than its part of the stream, and the root of 18 is no number of bfloat16.
+    "gemma3": (
+        "Gemma3",
+        dict(
+            hidden_size=18,
+            head_dim=6,
+            query_pre_attn_scalar=10,
+            sliding_window=7,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_local_base_freq=30.0,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gemma3_scaled": (
+        "Gemma3",
+        dict(
+            num_hidden_layers=4,
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            sliding_window=5,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            rope_local_base_freq=50.0,
+            rope_scaling=dict(rope_type="linear", factor=8.0),
+            attention_bias=True,
+        ),
+    ),
     "phi3": ("Phi3", dict(num_key_value_heads=4, rms_norm_eps=1e-5)),
     "phi3_window": ("Phi3", dict(sliding_window=7)),
     # Three pairs of a head of eight are turned.
@@ -163,11 +189,11 @@ LENGTHS, PROMPT_LENS = [7, 2, 51, 5, 18], [3, 1, 17, 5, 1]
 PROMPTS, NEW_TOKENS, NONE = 200, 16, 255
 
 
-def fill(model, random):
-    """Weights of which every one counts: also the biases, which start as 0, and the norms, which start as 1."""
+def fill(model, random, norms):
+    """Weights of which every one counts: also the biases, which start as 0, and those of norms, which start as `norms`."""
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=random)
-        weight.data = 1 + 0.3 * noise if name.endswith("norm.weight") else 0.3 * noise
+        weight.data = norms + 0.3 * noise if name.endswith("norm.weight") else 0.3 * noise
 
 
 def logprobs(model, sequences):
@@ -203,9 +229,10 @@ def generate(model, random):
 
 def make(name, family, special, folder):
     random = torch.Generator().manual_seed(0)
-    config = getattr(transformers, family + "Config")(**{**COMMON, **special})
+    is_gemma = family == "Gemma3"  # whose config has room for images, and whose norms multiply by 1 + w
+    config = getattr(transformers, family + ("TextConfig" if is_gemma else "Config"))(**{**COMMON, **special})
     model = getattr(transformers, family + "ForCausalLM")(config).eval()
-    fill(model, random)
+    fill(model, random, norms=0 if is_gemma else 1)
     model.save_pretrained(folder, max_shard_size="12KB" if "sharded" in name else "1GB")
     tokens = torch.randint(COMMON["vocab_size"], (sum(LENGTHS),), generator=random)
     sequences = tokens.split(LENGTHS)

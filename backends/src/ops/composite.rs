@@ -4,7 +4,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Causal, Dropout, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
+use super::{Activation, Causal, Dropout, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
 
 /// The dtype that sums run in.
 pub(super) fn accumulator(tensor: &Tensor) -> Kind {
@@ -120,20 +120,31 @@ pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotat
     Ok(())
 }
 
-/// See [`swiglu()`](super::swiglu()).
-pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
+/// See [`glu()`](super::glu()).
+pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let halves = wide(gate_up)?.f_chunk(2, -1)?;
-    Ok(halves[0].f_silu()?.f_mul(&halves[1])?.f_to_kind(gate_up.kind())?)
+    Ok(activated(&halves[0], activation)?.f_mul(&halves[1])?.f_to_kind(gate_up.kind())?)
 }
 
-/// See [`super::swiglu_backward_`].
-pub fn swiglu_backward_(gate_up: &mut Tensor, dy: &mut Tensor) -> Result<()> {
+fn activated(gate: &Tensor, activation: Activation) -> Result<Tensor> {
+    Ok(match activation {
+        Activation::Silu => gate.f_silu()?,
+        Activation::GeluTanh => gate.f_gelu("tanh")?,
+    })
+}
+
+/// See [`super::glu_backward_`].
+pub fn glu_backward_(gate_up: &mut Tensor, dy: &mut Tensor, activation: Activation) -> Result<()> {
     let halves = wide(gate_up)?.f_chunk(2, -1)?;
     let (gate, up, dy_wide) = (&halves[0], &halves[1], wide(dy)?);
-    let silu = gate.f_silu()?;
-    let y = silu.f_mul(up)?;
-    let dgate = gate.f_silu_backward(&dy_wide.f_mul(up)?)?;
-    let dup = dy_wide.f_mul(&silu)?;
+    let gated = activated(gate, activation)?;
+    let y = gated.f_mul(up)?;
+    let dgated = dy_wide.f_mul(up)?;
+    let dgate = match activation {
+        Activation::Silu => gate.f_silu_backward(&dgated)?,
+        Activation::GeluTanh => gate.f_gelu_backward(&dgated, "tanh")?,
+    };
+    let dup = dy_wide.f_mul(&gated)?;
     gate_up.f_copy_(&Tensor::f_cat(&[dgate, dup], -1)?)?; // `gate` and `up` may be views of it
     dy.f_copy_(&y)?;
     Ok(())

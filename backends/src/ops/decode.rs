@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::check::{Args, Engine, Heads};
 use super::rope::rotary;
-use super::{Causal, Result};
+use super::{Activation, Causal, Result};
 use crate::{
     Device,
     decode_kernels::{self, Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
@@ -161,7 +161,7 @@ unsafe fn norm_rows(
     })
 }
 
-/// [`super::swiglu()`] of `[B, 2 F]` into `y` `[B, F]`.
+/// [`super::glu()`] with SiLU of `[B, 2 F]` into `y` `[B, F]`.
 pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
     let args = Args::new("swiglu_into", gate_up);
     let device = device_of(args, gate_up)?;
@@ -169,7 +169,9 @@ pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
     let (from, to) =
         (args.values("gate_up", gate_up, &[rows, 2 * size])?, args.values("y", y, &[rows, size])?);
     // SAFETY: as in `rms_norm_into`.
-    args.launched(unsafe { model_kernels::swiglu(&*device, args.kind(), from, to, rows, size) })
+    args.launched(unsafe {
+        model_kernels::glu(&*device, args.kind(), Activation::Silu, (from, to), rows, size)
+    })
 }
 
 /// How the rows of a step become queries and keys.

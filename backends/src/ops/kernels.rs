@@ -41,6 +41,8 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn anyroll_swiglu(gate_up: *const f32, y: *mut f32, rows: i64, size: i64) -> c_int;
     pub fn anyroll_swiglu_backward(gate_up: *mut f32, dy: *mut f32, rows: i64, size: i64) -> c_int;
+    pub fn anyroll_geglu(gate_up: *const f32, y: *mut f32, rows: i64, size: i64) -> c_int;
+    pub fn anyroll_geglu_backward(gate_up: *mut f32, dy: *mut f32, rows: i64, size: i64) -> c_int;
     pub fn anyroll_dropout(
         x: *const f32,
         keys: *const i64,

@@ -32,6 +32,7 @@ mod dropout;
 mod embedding;
 mod experts;
 mod flash;
+mod glu;
 mod graph;
 mod grouped;
 mod joint;
@@ -45,7 +46,6 @@ mod product;
 mod ranks;
 mod rope;
 mod routing;
-mod swiglu;
 #[cfg(test)]
 mod tests;
 mod tiled;
@@ -66,6 +66,7 @@ pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
 pub use experts::{Choice, Dispatch};
+pub use glu::{Activation, glu, glu_backward_};
 pub use graph::{Asked, differentiable};
 pub use grouped::{
     Groups, grouped_input_backward, grouped_linear, grouped_linear_by_rows, grouped_weight_backward,
@@ -81,7 +82,6 @@ pub use product::{Normed, add_linear_, add_linear_and_norm_, linear_into, swiglu
 pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use routing::{Routing, routes_in_place};
-pub use swiglu::{swiglu, swiglu_backward_};
 
 /// How a gradient goes into its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -86,7 +86,7 @@ impl Routing {
         args.launched(unsafe { expert_kernels::route(&*device, logits, is_normalized, self.routes(args)?) })
     }
 
-    /// [`super::swiglu()`] of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into the
+    /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into the
     /// sorted rows `y` `[R, F]`.
     pub fn swiglu_linear_into(&self, x: &Tensor, weight: &Tensor, y: &mut Tensor) -> Result<()> {
         let args = Args::new("Routing::swiglu_linear_into", x);
@@ -161,7 +161,7 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{Choice, Dispatch, grouped_linear, swiglu, tests::*};
+    use crate::ops::{Activation, Choice, Dispatch, glu, grouped_linear, tests::*};
 
     /// Against the operations of training: experts without rows, with more than a block takes at once, and equals.
     #[test]
@@ -185,7 +185,7 @@ mod tests {
                     let dispatch = Dispatch::new(&choice.chosen, experts).unwrap();
                     let sorted = dispatch.spread(&x).unwrap();
                     let expanded = grouped_linear(&sorted, &expand, &dispatch.groups).unwrap();
-                    let activated = swiglu(&expanded).unwrap();
+                    let activated = glu(&expanded, Activation::Silu).unwrap();
                     let product = grouped_linear(&activated, &reduce, &dispatch.groups).unwrap();
                     let weights = choice.weights().unwrap();
                     let expected = dispatch.add_up(&before, &product, Some(&weights)).unwrap();

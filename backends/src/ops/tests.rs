@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Causal, Packing, Rotation, Store, composite};
+use super::{Activation, Causal, Packing, Rotation, Store, composite};
 use crate::{BackendKind, DeviceId, Error};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -126,15 +126,17 @@ fn norm_kernels_equal_composites() {
 #[test]
 fn elementwise_kernels_equal_composites() {
     for (&at, width) in pairs(&PLACES, WIDTHS) {
-        let tensors = [random(&[50, 2 * width], at) * 8.0, random(&[50, width], at)];
-        compare(&format!("swiglu of {width}"), &tensors, |tensors, kernel| {
-            let [gate_up, dy] = tensors else { unreachable!() };
-            let forward = if kernel { super::swiglu } else { composite::swiglu };
-            let y = forward(gate_up).unwrap();
-            let backward = if kernel { super::swiglu_backward_ } else { composite::swiglu_backward_ };
-            backward(gate_up, dy).unwrap();
-            vec![y]
-        });
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let tensors = [random(&[50, 2 * width], at) * 8.0, random(&[50, width], at)];
+            compare(&format!("{activation:?} of {width}"), &tensors, |tensors, kernel| {
+                let [gate_up, dy] = tensors else { unreachable!() };
+                let forward = if kernel { super::glu } else { composite::glu };
+                let y = forward(gate_up, activation).unwrap();
+                let backward = if kernel { super::glu_backward_ } else { composite::glu_backward_ };
+                backward(gate_up, dy, activation).unwrap();
+                vec![y]
+            });
+        }
         let dim = 2 * width;
         let packing = Packing::new(&[5, 0, 21], at.1).unwrap();
         // All of a head, and three quarters of it.
@@ -557,16 +559,20 @@ fn composite_norm_equals_libtorch() {
 }
 
 #[test]
-fn composite_swiglu_equals_libtorch() {
-    let (gate_up, dy) = (leaf(&[9, 14]), random(&[9, 7], DOUBLE));
-    let expected = gate_up.narrow(1, 0, 7).silu() * gate_up.narrow(1, 7, 7);
-    let gradients = autograd(&[&gate_up], &expected, &dy);
-    let _guard = tch::no_grad_guard();
-    assert_close("y", &composite::swiglu(&gate_up).unwrap(), &expected, 1e-12);
-    let (mut gate_up, mut dy) = (gate_up.detach().copy(), dy);
-    composite::swiglu_backward_(&mut gate_up, &mut dy).unwrap();
-    assert_close("dgate_up", &gate_up, &gradients[0], 1e-12);
-    assert_close("y again", &dy, &expected, 1e-12);
+fn composite_glus_equal_libtorch() {
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        let (gate_up, dy) = (leaf(&[9, 14]), random(&[9, 7], DOUBLE));
+        let gate = gate_up.narrow(1, 0, 7);
+        let gate = if activation == Activation::Silu { gate.silu() } else { gate.gelu("tanh") };
+        let expected = gate * gate_up.narrow(1, 7, 7);
+        let gradients = autograd(&[&gate_up], &expected, &dy);
+        let _guard = tch::no_grad_guard();
+        assert_close("y", &composite::glu(&gate_up, activation).unwrap(), &expected, 1e-12);
+        let (mut gate_up, mut dy) = (gate_up.detach().copy(), dy);
+        composite::glu_backward_(&mut gate_up, &mut dy, activation).unwrap();
+        assert_close("dgate_up", &gate_up, &gradients[0], 1e-12);
+        assert_close("y again", &dy, &expected, 1e-12);
+    }
 }
 
 #[test]
@@ -672,8 +678,8 @@ fn kernels_do_not_depend_on_the_number_of_threads() {
         let mut dembedding = random(&[40, heads * dim], FLOAT);
         super::embedding_backward(&dx, packing.positions(), &mut dembedding, Store::Add).unwrap();
         let mut gate_up = out.copy();
-        let activated = super::swiglu(&gate_up).unwrap();
-        super::swiglu_backward_(&mut gate_up, &mut activated.copy()).unwrap();
+        let activated = super::glu(&gate_up, Activation::Silu).unwrap();
+        super::glu_backward_(&mut gate_up, &mut activated.copy(), Activation::Silu).unwrap();
         let mut logits = random(&[rows, vocab], FLOAT);
         let scores = super::logprobs(&logits, packing.positions(), 1.0).unwrap();
         let saved = (&scores.lse, &scores.entropy);

@@ -1,4 +1,4 @@
-//! A decoder block: attention and SwiGLU, each behind a norm and added to the residual stream.
+//! A decoder block: attention and a gated MLP, each behind a norm and added to the residual stream.
 //!
 //! ```text
 //! h = norm(x);  q, k, v = h Wqkv^T (+ bias);  q, k = rope(norm(q), norm(k))
@@ -13,12 +13,13 @@
 //! x2 = x + norm(attention(q, k, v) Wo^T);  out = x2 + norm(swiglu(x2 Wgate_up^T) Wdown^T)
 //! ```
 //!
+//! and with [`NormPlaces::Both`] there are both. The gate's function may be another than SiLU ([`ops::Activation`]).
 //! What a branch adds may be multiplied by a constant ([`super::Multipliers`]).
 //!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway, and so saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Causal, Choice, Packing, Rotation};
+use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, Rotation};
 use tch::{Kind, Tensor};
 
 use super::experts::{self, Experts, Mixed};
@@ -67,6 +68,8 @@ pub(super) struct Block {
     pub scale: f64,
     /// On what each branch adds to the stream.
     pub residual_multiplier: f64,
+    /// Of the MLP's gate.
+    pub activation: Activation,
     /// Whether attention's backward repeats to the bit.
     pub deterministic: bool,
     /// How a forward pass adds.
@@ -157,12 +160,14 @@ impl Block {
         let matrix = |rest: &str, rows: i64, columns: i64| matrix_spec(name(rest), rows, columns, std);
         let bias = |rest: &str, parts: Vec<Part>| {
             let shape = vec![parts.iter().map(|part| part.rows).sum()];
-            ParamSpec { name: name(rest), shape, parts, init: Init::Zeros, decay: false }
+            ParamSpec { name: name(rest), shape, parts, init: Init::Zeros, decay: false, offset: 0.0 }
         };
         let one_bias = |rest: &str, rows: i64| bias(rest, vec![Part { name: name(rest), rows }]);
         let qkv_rows = (heads + 2 * kv_heads) * dim;
-        let norm = |rest: &str| norm_spec(name(&format!("{rest}_layernorm.weight")), hidden);
-        let before = config.norms == NormPlaces::Before;
+        let norm_of = |rest: &str, width: i64| norm_spec(name(rest), width, config.norm_offset);
+        let norm = |rest: &str| norm_of(&format!("{rest}_layernorm.weight"), hidden);
+        let before = config.norms != NormPlaces::After;
+        let after = config.norms != NormPlaces::Before;
         let input_norm = before.then(|| add(norm("input")));
         let qkv = add(ParamSpec {
             parts: qkv_parts("weight"),
@@ -172,14 +177,15 @@ impl Block {
         let norms_heads_together = config.qk_norm == Some(QkNorm::Together);
         let qk_norm = config.qk_norm.map(|_| {
             let width = |heads: i64| if norms_heads_together { heads * dim } else { dim };
-            let q_norm = add(norm_spec(name("self_attn.q_norm.weight"), width(heads)));
-            (q_norm, add(norm_spec(name("self_attn.k_norm.weight"), width(kv_heads))))
+            let q_norm = add(norm_of("self_attn.q_norm.weight", width(heads)));
+            (q_norm, add(norm_of("self_attn.k_norm.weight", width(kv_heads))))
         });
         let o = add(matrix("self_attn.o_proj.weight", hidden, heads * dim));
         let o_bias = config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden)));
-        let attention_norm = (!before).then(|| add(norm("post_attention")));
-        // As in its first family, after which the others are called.
-        let mlp_input_norm = before.then(|| add(norm("post_attention")));
+        let attention_norm = after.then(|| add(norm("post_attention")));
+        // As in its first family, after which others are called; where there are both kinds, it is what it says.
+        let mlp_input_norm =
+            before.then(|| add(norm(if after { "pre_feedforward" } else { "post_attention" })));
         let of_experts = config.experts_of(layer).map(|it| (it, experts::params(config, it, prefix)));
         let (experts, gate_up_spec, down_spec) = match of_experts {
             Some((experts, [router, gate_up, down])) => {
@@ -206,13 +212,14 @@ impl Block {
             gate_up_bias: config.mlp_bias.then(|| add(bias("mlp.gate_up_proj.bias", gate_up_parts("bias")))),
             down: add(down_spec),
             down_bias: config.mlp_bias.then(|| add(one_bias("mlp.down_proj.bias", hidden))),
-            mlp_norm: (!before).then(|| add(norm("post_feedforward"))),
+            mlp_norm: after.then(|| add(norm("post_feedforward"))),
             heads,
             kv_heads,
             head_dim: dim,
             eps: config.rms_norm_eps,
             scale: config.attention_multiplier(),
             residual_multiplier: config.multipliers.residual,
+            activation: config.activation,
             deterministic: true,
             math: Math::Fast,
             lora: None,
@@ -323,7 +330,7 @@ impl Block {
             return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice) });
         }
         let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
-        let activated = ops::swiglu(&gate_up)?;
+        let activated = ops::glu(&gate_up, self.activation)?;
         let out = if self.mlp_norm.is_none() && self.residual_multiplier == 1.0 {
             self.add_down(weights, &mut x2, &activated, drops, save)?
         } else {
@@ -489,7 +496,7 @@ impl Block {
     ) -> Result<()> {
         let dproduct = self.branch_backward(weights, grads, self.mlp_norm, of_branch, dx)?;
         let (mut activated, between) = self.input_backward(Site::Down, weights, &dproduct, drops)?;
-        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
+        ops::glu_backward_(&mut gate_up, &mut activated, self.activation)?;
         self.weight_backward(Site::Down, weights, grads, (&dproduct, &activated), drops, between)?;
         drop(dproduct);
         let dgate_up = gate_up;

@@ -1,5 +1,7 @@
 //! The shape of a decoder.
 
+use anyroll_backends::ops::Activation;
+
 use super::{Multipliers, OtherRope, RopeScaling};
 use crate::Result;
 use crate::error::{check_config, check_layers};
@@ -49,7 +51,12 @@ pub struct DecoderConfig {
     pub qk_norm: Option<QkNorm>,
     /// Where the norms of a layer stand.
     pub norms: NormPlaces,
-    /// What is multiplied on its way (Granite).
+    /// What weights of norms are more than files have: 1 where a norm multiplies by 1 + w (Gemma), else 0. Here they are 1 + w
+    /// from the reading to the writing of files, in every dtype.
+    pub norm_offset: f32,
+    /// Of the MLP's gate.
+    pub activation: Activation,
+    /// What is multiplied on its way (Granite, Gemma).
     pub multipliers: Multipliers,
     /// Whether the head's matrix is the embedding's.
     pub tie_word_embeddings: bool,
@@ -73,6 +80,8 @@ pub enum NormPlaces {
     Before,
     /// Of what they add to it (OLMo 2).
     After,
+    /// Of both (Gemma 3).
+    Both,
 }
 
 /// Layers in which a token does not see the whole text before it.
@@ -251,6 +260,9 @@ impl ExpertsConfig {
         check_config(residual == 1.0, "residual_multiplier", || {
             format!("is {residual}; with experts there is none")
         })?;
+        check_config(config.activation == Activation::Silu, "hidden_act", || {
+            "is another than `silu`; experts have that".to_owned()
+        })?;
         check_config(!config.mlp_bias, "mlp_bias", || "is true; experts have no biases".to_owned())
     }
 }
@@ -283,6 +295,8 @@ mod tests {
             mlp_bias: false,
             qk_norm: None,
             norms: NormPlaces::Before,
+            norm_offset: 0.0,
+            activation: Activation::Silu,
             multipliers: Multipliers::default(),
             tie_word_embeddings: true,
             initializer_range: 0.02,
@@ -334,6 +348,9 @@ mod tests {
         check("moe_intermediate_size", &|config| config.experts = experts(1 << 20, 2, i64::MAX));
         check("num_experts", &|config| {
             config.experts = experts(4, 2, 8).map(|experts| ExpertsConfig { layers: vec![true], ..experts });
+        });
+        check("hidden_act", &|config| {
+            (config.experts, config.activation) = (experts(4, 2, 8), Activation::GeluTanh);
         });
         check("mlp_bias", &|config| (config.experts, config.mlp_bias) = (experts(4, 2, 8), true));
         check("residual_multiplier", &|config| {

@@ -1,9 +1,12 @@
 //! The first block: a row of the embedding matrix for each token.
 
 use anyroll_backends::ops;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::{DecoderConfig, matrix_spec, multipliers::multiply_};
+use super::{
+    DecoderConfig, matrix_spec,
+    multipliers::{multiply_, rounded},
+};
 use crate::Result;
 use crate::model::{Grads, Unit, Weights};
 
@@ -18,12 +21,15 @@ pub(super) fn unit(config: &DecoderConfig) -> Unit {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Embedding {
     multiplier: f64,
+    /// To the rows' dtype.
+    is_rounded: bool,
 }
 
 impl Embedding {
     /// That of a decoder.
     pub fn new(config: &DecoderConfig) -> Embedding {
-        Embedding { multiplier: config.multipliers.embedding }
+        let multipliers = &config.multipliers;
+        Embedding { multiplier: multipliers.embedding, is_rounded: multipliers.rounds_embedding }
     }
 
     /// Whether rows are not passed on as they are.
@@ -31,22 +37,27 @@ impl Embedding {
         self.multiplier != 1.0
     }
 
+    fn multiplier(&self, kind: Kind) -> f64 {
+        if self.is_rounded { rounded(self.multiplier, kind) } else { self.multiplier }
+    }
+
     /// `tokens` int64 `[N]` to `[N, C]`.
     pub fn forward(&self, weights: &Weights, tokens: &Tensor) -> Result<Tensor> {
         let mut rows = weights.get(0, 0).f_index_select(0, tokens)?;
-        multiply_(&mut rows, self.multiplier)?;
+        let by = self.multiplier(rows.kind());
+        multiply_(&mut rows, by)?;
         Ok(rows)
     }
 
     /// The same into memory that is there.
     pub fn forward_into(&self, weights: &Weights, tokens: &Tensor, rows: &mut Tensor) -> Result<()> {
         drop(weights.get(0, 0).f_index_select_out(rows, 0, tokens)?);
-        multiply_(rows, self.multiplier)
+        multiply_(rows, self.multiplier(rows.kind()))
     }
 
     pub fn backward(&self, grads: &mut Grads, dy: &Tensor, tokens: &Tensor) -> Result<()> {
         let drows = match self.multiplies() {
-            true => dy.f_mul_scalar(self.multiplier)?,
+            true => dy.f_mul_scalar(self.multiplier(dy.kind()))?,
             false => dy.shallow_clone(),
         };
         grads.put(0, 0, |buffer, how| ops::embedding_backward(&drows, tokens, buffer, how))

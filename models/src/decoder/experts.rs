@@ -4,7 +4,7 @@
 //! Backward sorts the rows again, which is little beside the products, and reaches the router through the weights of the
 //! experts that were chosen.
 
-use anyroll_backends::ops::{self, Choice, Dispatch};
+use anyroll_backends::ops::{self, Activation, Choice, Dispatch};
 use tch::Tensor;
 
 use super::{DecoderConfig, ExpertNames, ExpertsConfig, block::Block, math::Math, matrix_spec};
@@ -93,7 +93,7 @@ impl Block {
         let dispatch = experts.dispatch(&choice.chosen)?;
         let gate_up = self.expand(weights, h2, &dispatch)?;
         let product = {
-            let activated = ops::swiglu(&gate_up)?;
+            let activated = ops::glu(&gate_up, Activation::Silu)?;
             self.math.grouped_linear(&activated, weights.get(0, self.down), &dispatch.groups)?
         };
         let out = dispatch.add_up(x2, &product, Some(&choice.weights()?))?;
@@ -132,11 +132,11 @@ impl Block {
         let dproduct = dispatch.spread(dx)?;
         // Without the weights, which are put in between the products: so theirs is a sum over F in place of C.
         let mut activated = ops::grouped_input_backward(&dproduct, weights.get(0, self.down), groups)?;
-        let dchosen = dispatch.dots(&activated, &ops::swiglu(&gate_up)?)?;
+        let dchosen = dispatch.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
         let dlogits = choice.backward(&dchosen)?.f_to_kind(dx.kind())?;
         let of_rows = dispatch.sorted(&choice.weights()?)?;
         drop(activated.f_mul_(&of_rows)?);
-        ops::swiglu_backward_(&mut gate_up, &mut activated)?;
+        ops::glu_backward_(&mut gate_up, &mut activated, Activation::Silu)?;
         drop(activated.f_mul_(&of_rows)?);
         grads.put(0, self.down, |buffer, how| {
             ops::grouped_weight_backward(&dproduct, &activated, groups, buffer, how)

@@ -136,6 +136,7 @@ impl Decoder {
         let (of_branch, h2) = match config.norms {
             NormPlaces::Before => (0, x),
             NormPlaces::After => (x + floats(1), 0),
+            NormPlaces::Both => (x + floats(1), x),
         };
         let lse = floats(heads);
         let copied =
@@ -157,7 +158,7 @@ impl Decoder {
 
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms of branches have their
         // deviations beside what they read.
-        let rstd = if of_branch == 0 { floats(1) } else { 0 };
+        let rstd = if h2 > 0 { floats(1) } else { 0 };
         let before_mlp = x + rstd + qkv + q + lse + x + rstd + qk_norm + 2 * of_branch;
         let gate_up = 2 * mlp;
         let seen = 2 * between + dropped(mlp);

@@ -38,7 +38,7 @@ pub(super) struct Head {
 
 /// The head's own unit, and the head.
 pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
-    let mut params = vec![norm_spec("model.norm.weight".to_owned(), config.hidden_size)];
+    let mut params = vec![norm_spec("model.norm.weight".to_owned(), config.hidden_size, config.norm_offset)];
     if !config.tie_word_embeddings {
         let (rows, columns) = (config.vocab_size, config.hidden_size);
         let std = config.initializer_range;

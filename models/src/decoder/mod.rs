@@ -24,6 +24,7 @@ mod value;
 
 use tch::{Device, Tensor};
 
+pub use anyroll_backends::ops::Activation;
 pub(crate) use cached::{Pieces, Prefill, Step};
 pub use config::{DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
 pub use footprint::PackedSize;
@@ -363,13 +364,20 @@ fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<(
 }
 
 /// A norm's weight.
-fn norm_spec(name: String, size: i64) -> ParamSpec {
+fn norm_spec(name: String, size: i64, offset: f32) -> ParamSpec {
     let parts = vec![Part { name: name.clone(), rows: size }];
-    ParamSpec { name, shape: vec![size], parts, init: Init::Ones, decay: false }
+    ParamSpec { name, shape: vec![size], parts, init: Init::Ones, decay: false, offset }
 }
 
 /// A matrix `[rows, columns]` that has one name.
 fn matrix_spec(name: String, rows: i64, columns: i64, std: f64) -> ParamSpec {
     let parts = vec![Part { name: name.clone(), rows }];
-    ParamSpec { name, shape: vec![rows, columns], parts, init: Init::Normal { std }, decay: true }
+    ParamSpec {
+        name,
+        shape: vec![rows, columns],
+        parts,
+        init: Init::Normal { std },
+        decay: true,
+        offset: 0.0,
+    }
 }

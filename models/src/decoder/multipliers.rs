@@ -1,16 +1,19 @@
 //! Constants by which a family multiplies what the parts of its decoders pass on.
 
-use tch::Tensor;
+use half::{bf16, f16};
+use tch::{Kind, Tensor};
 
 use crate::Result;
 use crate::error::check_config;
 
-/// The four of Granite, with the names of its `config.json`. By default there are none: scores of attention are divided by
+/// The four of Granite, with the names of its `config.json`; Gemma has the first two. By default there are none: scores of attention are divided by
 /// sqrt(D), and all else is passed on as it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
     /// Of embeddings, `embedding_multiplier`.
     pub embedding: f64,
+    /// Whether that is rounded to the embeddings' dtype before (Gemma).
+    pub rounds_embedding: bool,
     /// Of the scores of attention, `attention_multiplier`; `None`: 1 / sqrt(D).
     pub attention: Option<f64>,
     /// Of what attention and the MLP add to the residual stream, `residual_multiplier`.
@@ -21,7 +24,13 @@ pub struct Multipliers {
 
 impl Default for Multipliers {
     fn default() -> Multipliers {
-        Multipliers { embedding: 1.0, attention: None, residual: 1.0, logits_scaling: 1.0 }
+        Multipliers {
+            embedding: 1.0,
+            rounds_embedding: false,
+            attention: None,
+            residual: 1.0,
+            logits_scaling: 1.0,
+        }
     }
 }
 
@@ -39,6 +48,16 @@ impl Multipliers {
             })?;
         }
         Ok(())
+    }
+}
+
+/// A number as a dtype has it.
+pub(super) fn rounded(number: f64, kind: Kind) -> f64 {
+    match kind {
+        Kind::BFloat16 => bf16::from_f64(number).to_f64(),
+        Kind::Half => f16::from_f64(number).to_f64(),
+        Kind::Float => f64::from(number as f32),
+        _ => number,
     }
 }
 

@@ -4,7 +4,8 @@ use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Ro
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, block::Block, experts::Experts, lora::Site, math::Math, multipliers::multiply_,
+    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Site, math::Math,
+    multipliers::multiply_,
 };
 use crate::Result;
 use crate::generation::KvCache;
@@ -158,6 +159,9 @@ impl StepMemory {
 impl Decoder {
     /// Whether [`Self::decode_in_place`] computes a decoder of this shape with weights like `like`; the reason if it does not.
     pub(crate) fn decodes_in_place(&self, like: &Tensor) -> Result<(), String> {
+        if self.config.norms == NormPlaces::Both || self.config.activation != ops::Activation::Silu {
+            return Err("it has norms on both sides of branches, or another gate than SiLU".to_owned());
+        }
         match &self.config.experts {
             Some(_) if self.is_strict() => Err("it has experts, and is strict".to_owned()),
             Some(experts) => {

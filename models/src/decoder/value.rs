@@ -45,7 +45,7 @@ impl ValueModel {
     /// The units of a model of this shape: those of the decoder, but for the last one.
     pub(crate) fn units_of_config(config: &DecoderConfig) -> Vec<Unit> {
         let score = matrix_spec(Self::HEAD.to_owned(), 1, config.hidden_size, 0.0);
-        let norm = norm_spec("model.norm.weight".to_owned(), config.hidden_size);
+        let norm = norm_spec("model.norm.weight".to_owned(), config.hidden_size, config.norm_offset);
         let params = vec![norm, ParamSpec { init: Init::Zeros, ..score }];
         let mut units = super::units(config);
         units[config.num_hidden_layers + 1] = Unit { name: "score".to_owned(), params, trainable: true };

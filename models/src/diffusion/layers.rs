@@ -120,7 +120,14 @@ impl<'a> Params<'a> {
             let parts = names.iter().map(|name| Part { name: format!("{name}.{kind}"), rows }).collect();
             let shape = [&[all_rows], columns].concat();
             let decay = kind == "weight";
-            self.specs.push(ParamSpec { name: format!("{whole}.{kind}"), shape, parts, init, decay });
+            self.specs.push(ParamSpec {
+                name: format!("{whole}.{kind}"),
+                shape,
+                parts,
+                init,
+                decay,
+                offset: 0.0,
+            });
         }
         Linear { weight, adapters: [None; PARTS], scale: 1.0 }
     }
@@ -141,7 +148,7 @@ impl<'a> Params<'a> {
     pub fn table(&mut self, name: &str, shape: &[i64], init: Init) -> usize {
         let parts = vec![Part { name: name.to_owned(), rows: shape[0] }];
         let name = name.to_owned();
-        self.specs.push(ParamSpec { name, shape: shape.to_vec(), parts, init, decay: false });
+        self.specs.push(ParamSpec { name, shape: shape.to_vec(), parts, init, decay: false, offset: 0.0 });
         self.specs.len() - 1
     }
 }

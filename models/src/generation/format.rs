@@ -48,14 +48,14 @@ impl Held {
     pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<Held, String> {
         let mut follow = format.0();
         begun.iter().try_for_each(|&token| follow.push(token))?;
-        let allowed = follow.allowed()?;
+        let allowed = some(follow.allowed()?)?;
         Ok(Held { follow, allowed })
     }
 
     /// Takes a token that is not the last one.
     pub fn push(&mut self, token: i64) -> std::result::Result<(), String> {
         self.follow.push(token)?;
-        self.allowed = self.follow.allowed()?;
+        self.allowed = some(self.follow.allowed()?)?;
         Ok(())
     }
 
@@ -67,6 +67,14 @@ impl Held {
     pub fn mask(&self, logits: &[f32]) -> Vec<f32> {
         let of_token = |(token, &logit)| if self.allows(token) { logit } else { NEVER };
         logits.iter().enumerate().map(of_token).collect()
+    }
+}
+
+/// What is allowed, if anything is.
+fn some(allowed: Vec<u32>) -> std::result::Result<Vec<u32>, String> {
+    match allowed.iter().any(|&word| word != 0) {
+        true => Ok(allowed),
+        false => Err("no token may come next".to_owned()),
     }
 }
 

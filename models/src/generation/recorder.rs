@@ -233,16 +233,24 @@ impl Recorder {
         };
         let masked = masked(logits, sequences)?;
         ops::sample_into(masked.as_ref().unwrap_or(logits), sampling)?;
-        // Log-probs are of all tokens, whichever might be chosen.
-        if self.is_strict || masked.is_some() { self.score(logits, sequences, step) } else { Ok(()) }
+        self.score(logits, sequences, step)
     }
 
-    /// Makes log-probs of what was chosen anew, by training's own operation.
+    /// Makes log-probs of what was chosen anew, by training's own operation: of all sequences if these are to be training's to the
+    /// bit, and else of those that are held to a format, whose log-probs are of all tokens as well.
     fn score(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
         let temperature = |sequence: &Sequence| sequence.params.softmax_temperature();
         let (mut row, first) = (0, (step * sequences.len()) as i64);
-        for alike in sequences.chunk_by(|one, other| temperature(one) == temperature(other)) {
+        let wants = |sequence: &Sequence| self.is_strict || sequence.held.is_some();
+        let alike = |one: &&Sequence, other: &&Sequence| {
+            (temperature(one), wants(one)) == (temperature(other), wants(other))
+        };
+        for alike in sequences.chunk_by(alike) {
             let count = alike.len() as i64;
+            if !wants(alike[0]) {
+                row += count;
+                continue;
+            }
             let of_rows = |tensor: &Tensor| tensor.f_narrow(0, first + row, count);
             let chosen = of_rows(&self.chosen)?;
             let scores = ops::logprobs(&logits.f_narrow(0, row, count)?, &chosen, temperature(alike[0]))?;
@@ -323,7 +331,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        DecoderConfig, Multipliers, NormPlaces, RopeScaling,
+        Activation, DecoderConfig, Multipliers, NormPlaces, RopeScaling,
         generation::{Completion, pass::choose_on_host},
     };
 
@@ -374,6 +382,8 @@ mod tests {
             mlp_bias: false,
             qk_norm: None,
             norms: NormPlaces::Before,
+            norm_offset: 0.0,
+            activation: Activation::Silu,
             multipliers: Multipliers::default(),
             tie_word_embeddings: true,
             initializer_range: 0.2,
@@ -413,6 +423,7 @@ mod tests {
                 ..way
             }),
             stop: None,
+            held: None,
             seed: 100 + row,
             keep: false,
             follows: None,

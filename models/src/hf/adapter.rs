@@ -292,7 +292,7 @@ fn matrix_of(
     let (all_rows, columns) = (size.0 as i64, size.1 as i64);
     let parts = vec![Part { name: name.to_owned(), rows: all_rows }];
     let shape = vec![all_rows, columns];
-    let spec = ParamSpec { name: name.to_owned(), shape, parts, init: Init::Zeros, decay: true };
+    let spec = ParamSpec { name: name.to_owned(), shape, parts, init: Init::Zeros, decay: true, offset: 0.0 };
     let mut values = vec![0.0; rows.len() * size.1];
     source.read(&spec, rows.start * size.1..rows.end * size.1, &mut values)?;
     Ok(Tensor::f_from_slice(&values)?.f_view([rows.len() as i64, columns])?)

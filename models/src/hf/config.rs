@@ -5,17 +5,27 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use super::gemma::{self, GemmaFields};
 use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
 use crate::{
-    DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm, SlidingWindow,
+    Activation, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm,
+    SlidingWindow,
 };
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Mixtral", "SmolLM3", "Olmo2", "Olmo3", "Olmoe",
-    "Granite", "Phi3",
+    "Granite", "Phi3", GEMMA,
 ];
+
+/// Gemma 3's texts. With images it is another architecture, `Gemma3ForConditionalGeneration`.
+const GEMMA: &str = "Gemma3";
+
+/// What tells a Gemma 3 that only reads texts from one that sees images, where that is told.
+fn of_texts(family: &str) -> &'static str {
+    if family == GEMMA { "Text" } else { "" }
+}
 
 /// What a model is for, which is what its head is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +45,21 @@ impl Task {
         }
     }
 
+    /// What an architecture of a family is called.
+    fn architecture(self, family: &str) -> String {
+        let of_texts = if self == Task::Score { of_texts(family) } else { "" };
+        format!("{family}{of_texts}{}", self.suffix())
+    }
+
     /// The architectures that there are.
     pub(super) fn architectures(self) -> String {
-        FAMILIES.map(|family| format!("{family}{}", self.suffix())).join(", ")
+        FAMILIES.map(|family| self.architecture(family)).join(", ")
+    }
+
+    /// The family of the language model with this architecture, called as it is for this task.
+    pub(super) fn of_language(self, name: &str) -> String {
+        name.strip_suffix(Task::Language.suffix())
+            .map_or_else(|| name.to_owned(), |family| self.architecture(family))
     }
 }
 
@@ -91,6 +113,8 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     resid_pdrop: f64,
     #[serde(flatten)]
+    gemma: GemmaFields,
+    #[serde(flatten)]
     mixture: Mixture,
     /// What queries, keys and values are clipped to (OLMoE).
     clip_qkv: Option<f64>,
@@ -136,9 +160,10 @@ impl ConfigFile {
     pub fn family(&self, path: &Path, task: Task) -> Result<&'static str> {
         let named = self.architectures.as_deref().unwrap_or_default().join(", ");
         // A base model has no head of its own: if it is tied to the embedding nothing is missing.
-        let base = named.strip_suffix("Model").filter(|_| task == Task::Language);
-        let family = named.strip_suffix(task.suffix()).or(base);
-        FAMILIES.into_iter().find(|&known| Some(known) == family).ok_or_else(|| {
+        let is_base =
+            |family: &str| task == Task::Language && named == format!("{family}{}Model", of_texts(family));
+        let is_it = |family: &&str| named == task.architecture(family) || is_base(family);
+        FAMILIES.into_iter().find(is_it).ok_or_else(|| {
             let found = if named.is_empty() { "not named".to_owned() } else { named };
             Error::Architecture { path: path.to_owned(), found, known: task.architectures() }
         })
@@ -148,6 +173,7 @@ impl ConfigFile {
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", matches!(family, "Qwen3" | "Qwen3Moe"));
         let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3" | "Olmoe"), Silent::of(family));
+        let is_gemma = family == GEMMA;
         self.refuse_what_is_missing(path, family)?;
         let kv_heads = match self.num_key_value_heads {
             Some(heads) => heads,
@@ -157,6 +183,7 @@ impl ConfigFile {
         let head_dim = match self.head_dim {
             Some(dim) => dim,
             None if family == "Qwen3" => 128,
+            None if is_gemma => 256,
             None => self.hidden_size / self.num_attention_heads.max(1),
         };
         let rope = RopeFields {
@@ -168,14 +195,21 @@ impl ConfigFile {
             parameters: self.rope_parameters.as_ref(),
             is_phi: family == "Phi3",
             // What is scaled are the layers that see far.
-            by_kind: family == "Olmo3",
+            by_kind: family == "Olmo3" || is_gemma,
+            local_theta: is_gemma.then(|| self.gemma.local_theta()),
         };
         let rotations = rope.read()?;
         let sliding_window = self.window(path, family, silent.sliding_window)?;
         // Fields that the class of the family does not read say nothing.
-        let attention_bias =
-            self.attention_bias && (qwen3 || olmo || matches!(family, "Llama" | "SmolLM3" | "Granite"));
-        let qk_norm = if olmo { Some(QkNorm::Together) } else { qwen3.then_some(QkNorm::PerHead) };
+        let attention_bias = self.attention_bias
+            && (qwen3 || olmo || is_gemma || matches!(family, "Llama" | "SmolLM3" | "Granite"));
+        let of_heads = (qwen3 || is_gemma).then_some(QkNorm::PerHead);
+        let qk_norm = if olmo { Some(QkNorm::Together) } else { of_heads };
+        let norms = match family {
+            "Olmo2" | "Olmo3" => NormPlaces::After,
+            GEMMA => NormPlaces::Both,
+            _ => NormPlaces::Before,
+        };
         let config = DecoderConfig {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
@@ -197,8 +231,10 @@ impl ConfigFile {
             o_bias: attention_bias,
             mlp_bias: self.mlp_bias && matches!(family, "Llama" | "SmolLM3" | "Granite"),
             qk_norm,
-            norms: if olmo && family != "Olmoe" { NormPlaces::After } else { NormPlaces::Before },
-            multipliers: self.multipliers(family),
+            norms,
+            norm_offset: if is_gemma { gemma::NORM_OFFSET } else { 0.0 },
+            activation: if is_gemma { Activation::GeluTanh } else { Activation::Silu },
+            multipliers: self.multipliers(path, family)?,
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(silent.tied),
             initializer_range: self.initializer_range,
         };
@@ -211,7 +247,11 @@ impl ConfigFile {
         let refuse = |holds: bool, name: &str, problem: &str| {
             if holds { Ok(()) } else { Err(field(path, name, problem)) }
         };
-        let silu = matches!(self.hidden_act.as_str(), "silu" | "swish");
+        if family == GEMMA {
+            self.gemma.refuse_what_is_missing(path)?;
+        }
+        // A Gemma's is elsewhere.
+        let silu = family == GEMMA || matches!(self.hidden_act.as_str(), "silu" | "swish");
         refuse(silu, "hidden_act", "is another than `silu`")?;
         refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0; there is no dropout here")?;
         let is_phi = family == "Phi3";
@@ -224,17 +264,19 @@ impl ConfigFile {
     }
 
     /// What the family multiplies: by 1 where the file is silent, attention's scores as well.
-    fn multipliers(&self, family: &str) -> Multipliers {
-        if family != "Granite" {
-            return Multipliers::default();
-        }
-        let fields = &self.multipliers;
-        Multipliers {
+    fn multipliers(&self, path: &Path, family: &str) -> Result<Multipliers> {
+        let fields = match family {
+            "Granite" => &self.multipliers,
+            GEMMA => return self.gemma.multipliers(path, self.hidden_size),
+            _ => return Ok(Multipliers::default()),
+        };
+        Ok(Multipliers {
             embedding: fields.embedding_multiplier.unwrap_or(1.0),
+            rounds_embedding: false,
             attention: Some(fields.attention_multiplier.unwrap_or(1.0)),
             residual: fields.residual_multiplier.unwrap_or(1.0),
             logits_scaling: fields.logits_scaling.unwrap_or(1.0),
-        }
+        })
     }
 
     /// The layers that have experts, and which.
@@ -316,6 +358,7 @@ impl ConfigFile {
                 all.map(|layer| layer >= self.max_window_layers).collect()
             }
             "Olmo3" => all.map(|layer| (layer + 1) % 4 != 0).collect(),
+            GEMMA => self.gemma.slides(path, self.num_hidden_layers)?,
             "SmolLM3" if self.use_sliding_window => self.layers_without_rope(path)?,
             // There some of its attentions have a window, and others none.
             "SmolLM3" if named()?.is_some_and(|layers| layers.contains(&true)) => {
@@ -331,7 +374,7 @@ impl ConfigFile {
         let layers = named.unwrap_or(layers);
         match tokens {
             Some(tokens) => Ok(layers.contains(&true).then_some(SlidingWindow { tokens, layers })),
-            None if family == "Olmo3" || (family == "SmolLM3" && is_named) => {
+            None if matches!(family, "Olmo3" | GEMMA) || (family == "SmolLM3" && is_named) => {
                 Err(field(path, "sliding_window", "is null, and layers have one"))
             }
             None => Ok(None),
@@ -387,6 +430,7 @@ impl Silent {
         match family {
             "SmolLM3" => Silent { tied: true, rope_theta: 2_000_000.0, sliding_window: None, ..usual },
             "Phi3" => Silent { rms_norm_eps: 1e-5, sliding_window: None, ..usual },
+            GEMMA => Silent { tied: true, rope_theta: 1_000_000.0, ..usual },
             "Olmo2" | "Olmo3" | "Olmoe" => Silent { rms_norm_eps: 1e-5, ..usual },
             "Mixtral" => {
                 Silent { rms_norm_eps: 1e-5, rope_theta: 1_000_000.0, sliding_window: None, ..usual }

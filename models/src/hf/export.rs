@@ -13,12 +13,13 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::config::Task;
+use super::gemma;
 use super::rope::rope_scaling;
 use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{
-    DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm, RopeScaling,
-    SlidingWindow, lora,
+    Activation, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm,
+    RopeScaling, SlidingWindow, lora,
 };
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
@@ -122,9 +123,8 @@ pub(super) fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<(
 /// The `config.json` of a sequence classifier with one label, from that of the language model below it. Without a token that
 /// pads, since a text that ends with it would be scored before its end.
 pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> {
-    let [language, scorer] = [Task::Language, Task::Score].map(Task::suffix);
     let architectures = config.get("architectures").and_then(Value::as_array).cloned().unwrap_or_default();
-    let of_scorer = |name: &Value| Value::from(name.as_str().unwrap_or_default().replace(language, scorer));
+    let of_scorer = |name: &Value| Value::from(Task::Score.of_language(name.as_str().unwrap_or_default()));
     config.insert("architectures".to_owned(), architectures.iter().map(of_scorer).collect());
     config.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
     config.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
@@ -173,7 +173,7 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         "eos_token_id": stop_tokens,
     });
     let Value::Object(mut file) = file else { unreachable!("written as an object above") };
-    if matches!(model_type, "qwen2" | "qwen3" | "smollm3" | "olmo3") {
+    if matches!(model_type, "qwen2" | "qwen3" | "smollm3" | "olmo3" | gemma::MODEL_TYPE) {
         file.insert("layer_types".to_owned(), layer_types.into());
     }
     if model_type == "smollm3" {
@@ -199,6 +199,10 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
     if model_type == "granite" {
         file.extend(fields_multiplied(config));
     }
+    if model_type == gemma::MODEL_TYPE {
+        file.remove("hidden_act");
+        file.extend(gemma::fields(config));
+    }
     if let Some(experts) = &config.experts {
         file.extend(fields_of(experts, model_type));
     }
@@ -212,6 +216,16 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
         let (field, problem) = (field.to_owned(), problem.to_owned());
         Err(Error::Field { path: "config.json".into(), field, problem })
     };
+    let is_gemma = config.norms == NormPlaces::Both
+        || config.norm_offset != 0.0
+        || config.activation != Activation::Silu
+        || config.multipliers.rounds_embedding;
+    if is_gemma {
+        return match gemma::check(config, slides) {
+            Ok(()) => Ok(("Gemma3ForCausalLM", gemma::MODEL_TYPE)),
+            Err((field, problem)) => refuse(field, problem),
+        };
+    }
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
     if config.fused_projections {
         let is_scaled = !matches!(config.rope_scaling, RopeScaling::None | RopeScaling::LongRope { .. });
@@ -296,7 +310,7 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
                 }
             }
         }
-        (NormPlaces::After, _, _) | (_, Some(QkNorm::Together), _) => {
+        (NormPlaces::After | NormPlaces::Both, _, _) | (_, Some(QkNorm::Together), _) => {
             refuse("norms", "are of branches or of all heads together, and only OLMo has one, with the other")
         }
         (NormPlaces::Before, None, Some(OtherRope { theta: None, .. }))
@@ -440,6 +454,9 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
             let range = start..(start + CHUNK).min(tensor.range.end);
             let values = &mut values[..range.len()];
             contents.weights.read(tensor.spec, range, values)?;
+            if tensor.spec.offset != 0.0 {
+                values.iter_mut().for_each(|value| *value -= tensor.spec.offset);
+            }
             file.write_all(&contents.dtype.encode(values)).map_err(failed(path))?;
         }
     }

@@ -13,6 +13,7 @@ mod diffusers;
 mod embeddings;
 mod error;
 mod export;
+mod gemma;
 mod head;
 mod image_adapter;
 mod latent_decoder;

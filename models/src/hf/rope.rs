@@ -25,6 +25,8 @@ pub(super) struct RopeFields<'a> {
     pub is_phi: bool,
     /// Whether layers with a sliding window turn by angles of their own: without the scaling, unless newer files say otherwise.
     pub by_kind: bool,
+    /// Their base, where it is another in any case (Gemma).
+    pub local_theta: Option<f64>,
 }
 
 /// The kinds of layers for which newer files of some families have rotations of their own.
@@ -71,7 +73,8 @@ impl<'a> RopeFields<'a> {
         let (theta, partial, scaling) = new.or(old).unwrap_or((None, None, RopeScaling::None));
         let theta = theta.unwrap_or(self.theta);
         let differs = self.by_kind && scaling != RopeScaling::None;
-        Ok(Rotations { theta, partial, scaling, sliding_theta: differs.then_some(theta) })
+        let sliding_theta = self.local_theta.or(differs.then_some(theta));
+        Ok(Rotations { theta, partial, scaling, sliding_theta })
     }
 
     fn read_kinds(&self, parameters: &'a Map<String, Value>) -> Result<Rotations> {
@@ -88,7 +91,8 @@ impl<'a> RopeFields<'a> {
             return Err(field(self.path, "rope_parameters.sliding_attention.rope_type", problem));
         }
         let (theta, scaling) = full;
-        Ok(Rotations { theta, partial: None, scaling, sliding_theta: differs.then_some(sliding.0) })
+        let sliding_theta = (differs || self.local_theta.is_some()).then_some(sliding.0);
+        Ok(Rotations { theta, partial: None, scaling, sliding_theta })
     }
 
     fn rope<'b>(&'b self, name: &'static str, fields: &'b Map<String, Value>) -> Rope<'b> {

@@ -297,6 +297,9 @@ impl WeightFiles {
             }
             part_start = part_end;
         }
+        if spec.offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += spec.offset);
+        }
         Ok(())
     }
 

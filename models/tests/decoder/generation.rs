@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
-    Multipliers, NormPlaces, PackedBatch, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence,
-    SlidingWindow,
+    Activation, Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets,
+    Model, Multipliers, NormPlaces, PackedBatch, QkNorm, Request, RopeScaling, Sample, SamplingParams,
+    Sequence, SlidingWindow,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
 use tch::{Device, Kind, Tensor};
@@ -42,6 +42,8 @@ pub fn config(qk_norm: bool) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: qk_norm.then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: false,
         initializer_range: 0.4,
@@ -194,9 +196,13 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
             };
             // As in Granite, where heads are normed and see all.
             let multipliers = match (qk_norm, &sliding_window) {
-                (Some(QkNorm::PerHead), None) => {
-                    Multipliers { embedding: 3.3, attention: Some(0.7), residual: 0.4, logits_scaling: 1.3 }
-                }
+                (Some(QkNorm::PerHead), None) => Multipliers {
+                    embedding: 3.3,
+                    rounds_embedding: false,
+                    attention: Some(0.7),
+                    residual: 0.4,
+                    logits_scaling: 1.3,
+                },
                 _ => Multipliers::default(),
             };
             let config = DecoderConfig { sliding_window, qk_norm, norms, multipliers, ..config(false) };

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::holder::Holder;
 use anyroll_models::{
-    Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence,
+    Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
+    Sequence,
 };
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -101,6 +102,8 @@ fn decoder_config(config: &Value) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: flag("qk_norm").then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: flag("tie_word_embeddings"),
         initializer_range: number("initializer_range"),

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 29] = [
+const FAMILIES: [&str; 31] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -42,6 +42,8 @@ const FAMILIES: [&str; 29] = [
     "phi3_partial",
     "phi3_longrope",
     "phi3_longrope_partial",
+    "gemma3",
+    "gemma3_scaled",
 ];
 
 /// Of each value, relative to the largest of its tensor where that is above 1.
@@ -227,8 +229,13 @@ fn an_exported_folder_is_the_same_model() {
             assert_eq!(fs::read(to.join("note.txt")).unwrap(), b"made");
             let decoder = Decoder::new(back.decoder_config().clone(), Device::Cpu).unwrap();
             let found = Holder::from_source(decoder, &back, Kind::Float);
-            for (found, weight) in found.weights.iter().flatten().zip(holder.weights.iter().flatten()) {
-                assert_eq!(*found, weight.to_kind(kind).to_kind(Kind::Float), "{} {name}", family.name);
+            let specs = holder.decoder.units().iter().flat_map(|unit| &unit.params);
+            let weights = holder.weights.iter().flatten().zip(specs);
+            for (found, (weight, spec)) in found.weights.iter().flatten().zip(weights) {
+                // What is rounded is what files have.
+                let offset = f64::from(spec.offset);
+                let expected = (weight - offset).to_kind(kind).to_kind(Kind::Float) + offset;
+                assert_eq!(*found, expected, "{} {name}", family.name);
             }
         }
     }

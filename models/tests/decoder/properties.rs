@@ -1,8 +1,8 @@
 //! What must hold of any decoder, without a reference.
 
 use anyroll_models::{
-    Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling, Sequence,
-    SlidingWindow, Weights,
+    Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
+    Sequence, SlidingWindow, Weights,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -31,6 +31,8 @@ fn config() -> DecoderConfig {
         mlp_bias: false,
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: true,
         initializer_range: 0.3,

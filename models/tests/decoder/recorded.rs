@@ -7,9 +7,9 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Causal, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
-    LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm,
-    Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    Activation, Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig,
+    LoraTarget, LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch,
+    ParamSpec, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Follow, Format, Limits},
     init,
     model::Init,
@@ -42,6 +42,8 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: qk_norm.then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: qk_norm,
         initializer_range: 0.2,
@@ -69,8 +71,13 @@ fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -
 
 /// The same with the four multipliers of a Granite, none a power of two.
 fn multiplied(config: DecoderConfig) -> DecoderConfig {
-    let multipliers =
-        Multipliers { embedding: 1.7, attention: Some(0.07), residual: 0.6, logits_scaling: 1.3 };
+    let multipliers = Multipliers {
+        embedding: 1.7,
+        rounds_embedding: false,
+        attention: Some(0.07),
+        residual: 0.6,
+        logits_scaling: 1.3,
+    };
     DecoderConfig { multipliers, ..config }
 }
 

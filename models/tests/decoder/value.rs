@@ -1,8 +1,8 @@
 //! The value head over the decoder's blocks.
 
 use anyroll_models::{
-    DecoderConfig, Grads, Model, Multipliers, NormPlaces, Output, OutputGrad, PackedBatch, ParamSpec,
-    RopeScaling, Saved, Sequence, UnitGrads, ValueModel, Weights, init,
+    Activation, DecoderConfig, Grads, Model, Multipliers, NormPlaces, Output, OutputGrad, PackedBatch,
+    ParamSpec, RopeScaling, Saved, Sequence, UnitGrads, ValueModel, Weights, init,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -30,6 +30,8 @@ pub fn config() -> DecoderConfig {
         mlp_bias: false,
         qk_norm: None,
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: false,
         initializer_range: 0.3,

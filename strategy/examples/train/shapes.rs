@@ -1,6 +1,6 @@
 //! The shapes of published decoders.
 
-use anyroll_models::{DecoderConfig, Multipliers, NormPlaces, QkNorm, RopeScaling};
+use anyroll_models::{Activation, DecoderConfig, Multipliers, NormPlaces, QkNorm, RopeScaling};
 
 /// `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's; `tiny` is for a try on a CPU.
 pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
@@ -35,6 +35,8 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         mlp_bias: false,
         qk_norm: is_qwen3.then_some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: name != "7b",
         initializer_range: 0.02,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern,
-    Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence, Unit, ValueModel,
+    Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets,
+    ModulePattern, Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence,
+    Unit, ValueModel,
 };
 use anyroll_strategy::{
     ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -206,8 +207,16 @@ fn activations_are_those_that_are_planned() {
     let biased = DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..wide(false, false) };
     let after =
         DecoderConfig { qk_norm: Some(QkNorm::Together), norms: NormPlaces::After, ..wide(false, false) };
-    let multipliers = Multipliers { embedding: 12.0, residual: 0.2, logits_scaling: 8.0, attention: None };
+    let multipliers =
+        Multipliers { embedding: 12.0, residual: 0.2, logits_scaling: 8.0, ..Multipliers::default() };
     let multiplied = DecoderConfig { multipliers, ..wide(false, true) };
+    let both = DecoderConfig {
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Both,
+        activation: Activation::GeluTanh,
+        multipliers: Multipliers { embedding: 12.0, rounds_embedding: true, ..Multipliers::default() },
+        ..wide(false, true)
+    };
     let keyed = || batch(sequences, len, 200).with_dropout(&[1; 6]).unwrap();
     let new = |shape: DecoderConfig| Decoder::new(shape, tch::Device::Cpu).unwrap();
     let models = [
@@ -220,6 +229,8 @@ fn activations_are_those_that_are_planned() {
         ("multipliers, adapters", Decoder::with_lora(multiplied, &lora, tch::Device::Cpu).unwrap()),
         ("norms of branches", new(after.clone())),
         ("norms of branches, adapters", Decoder::with_lora(after, &lora, tch::Device::Cpu).unwrap()),
+        ("norms of both", new(both.clone())),
+        ("norms of both, adapters", Decoder::with_lora(both, &lora, tch::Device::Cpu).unwrap()),
         ("experts", new(with_experts(8, 2, 88))),
         ("many experts", new(with_experts(32, 8, 24))),
         (

@@ -4,8 +4,8 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, PackedBatch, QkNorm,
-    RopeScaling, ScoresGrad, Sequence,
+    Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, PackedBatch,
+    QkNorm, RopeScaling, ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -62,6 +62,8 @@ fn shape(tied: bool) -> DecoderConfig {
         initializer_range: 0.3,
         qk_norm: Some(QkNorm::PerHead),
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: tied,
     }

@@ -157,14 +157,21 @@ pub(crate) fn pair(name: &str, rank: i64, inputs: i64, outputs: i64) -> [ParamSp
 
 fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {
     let parts = vec![Part { name: name.clone(), rows }];
-    ParamSpec { name, shape: vec![rows, columns], parts, init, decay: true }
+    ParamSpec { name, shape: vec![rows, columns], parts, init, decay: true, offset: 0.0 }
 }
 
 /// The magnitudes beside the weight `name` of `[outputs, inputs]`. They do not decay, which would shrink its rows.
 pub(crate) fn magnitudes(name: &str, outputs: i64, inputs: i64) -> ParamSpec {
     let name = magnitude_name(name);
     let parts = vec![Part { name: name.clone(), rows: outputs }];
-    ParamSpec { name, shape: vec![outputs], parts, init: Init::RowNorms { columns: inputs }, decay: false }
+    ParamSpec {
+        name,
+        shape: vec![outputs],
+        parts,
+        init: Init::RowNorms { columns: inputs },
+        decay: false,
+        offset: 0.0,
+    }
 }
 
 /// The adapters' unit among those of a layer's block.

@@ -63,7 +63,7 @@ impl PositionTable {
     pub fn spec(&self) -> ParamSpec {
         let parts = vec![Part { name: Self::NAME.to_owned(), rows: 1 }];
         let shape = vec![1, (self.side * self.side) as i64, 2 * self.half as i64];
-        ParamSpec { name: Self::NAME.to_owned(), shape, parts, init: Init::Zeros, decay: false }
+        ParamSpec { name: Self::NAME.to_owned(), shape, parts, init: Init::Zeros, decay: false, offset: 0.0 }
     }
 }
 

@@ -275,11 +275,80 @@ fn granite_multiplies() {
         "embedding_multiplier": 12.0, "attention_multiplier": 0.5, "residual_multiplier": 0.22,
         "logits_scaling": 8,
     });
-    let expected = Multipliers { embedding: 12.0, attention: Some(0.5), residual: 0.22, logits_scaling: 8.0 };
+    let expected = Multipliers {
+        embedding: 12.0,
+        attention: Some(0.5),
+        residual: 0.22,
+        logits_scaling: 8.0,
+        ..Multipliers::default()
+    };
     assert_eq!(granite(fields.clone()).unwrap().multipliers, expected);
     assert_eq!(read(fields).unwrap().multipliers, Multipliers::default(), "Llama does not read them");
     let error = granite(json!({"logits_scaling": 0.0})).unwrap_err().to_string();
     assert!(error.contains("`logits_scaling` is 0, must be a positive number"), "{error}");
+}
+
+#[test]
+fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
+    let gemma = |changes: Value| {
+        let mut file = json!({
+            "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "num_key_value_heads": 1, "hidden_size": 20,
+            "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512,
+        });
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let published = gemma(json!({
+        "head_dim": 8, "query_pre_attn_scalar": 16, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": null,
+        "sliding_window_pattern": 6, "attn_logit_softcapping": null, "final_logit_softcapping": null,
+    }));
+    let published = published.unwrap();
+    let slides = vec![true, true, true, true, true, false, true];
+    assert_eq!(published.sliding_window, Some(SlidingWindow { tokens: 512, layers: slides.clone() }));
+    assert_eq!(published.other_rope, Some(OtherRope { theta: Some(1e4), layers: slides.clone() }));
+    let expected = Multipliers {
+        embedding: 20f64.sqrt(),
+        rounds_embedding: true,
+        attention: Some(0.25),
+        ..Multipliers::default()
+    };
+    assert_eq!((published.multipliers, published.rope_theta), (expected, 1e6));
+    assert_eq!((published.norms, published.norm_offset), (NormPlaces::Both, 1.0));
+    assert_eq!((published.activation, published.qk_norm), (Activation::GeluTanh, Some(QkNorm::PerHead)));
+    assert!(published.tie_word_embeddings && !published.qkv_bias);
+    // What is silent is as in its class.
+    let silent = gemma(json!({"head_dim": 8, "query_pre_attn_scalar": 16})).unwrap();
+    assert_eq!(silent, published);
+    assert_eq!(gemma(json!({})).unwrap().head_dim, 256);
+    // As transformers 5 writes it, and with the layers by name.
+    let kinds: Vec<&str> =
+        slides.iter().map(|&it| if it { "sliding_attention" } else { "full_attention" }).collect();
+    let newer = gemma(json!({
+        "head_dim": 8, "query_pre_attn_scalar": 16, "layer_types": kinds, "_sliding_window_pattern": 3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }));
+    let scaled = DecoderConfig { rope_scaling: RopeScaling::Linear { factor: 8.0 }, ..published };
+    assert_eq!(newer.unwrap(), scaled);
+    for (changes, problem) in [
+        (json!({"hidden_activation": "gelu"}), "`hidden_activation` is another than `gelu_pytorch_tanh`"),
+        (json!({"final_logit_softcapping": 30.0}), "`final_logit_softcapping` is there"),
+        (json!({"attn_logit_softcapping": 50.0}), "`attn_logit_softcapping` is there"),
+        (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention` is true"),
+        (json!({"query_pre_attn_scalar": 0}), "`query_pre_attn_scalar` is 0, must be above 0"),
+        (json!({"sliding_window_pattern": 0}), "`sliding_window_pattern` is 0"),
+        (json!({"sliding_window": null}), "`sliding_window` is null"),
+        (json!({"architectures": ["Gemma3ForConditionalGeneration"]}), "Gemma3ForConditionalGeneration"),
+        (json!({"architectures": ["Gemma3Model"]}), "Gemma3Model"),
+    ] {
+        let error = gemma(changes).unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+    assert!(gemma(json!({"architectures": ["Gemma3TextModel"]})).is_ok());
+    assert_eq!(Task::Score.of_language("Gemma3ForCausalLM"), "Gemma3TextForSequenceClassification");
+    assert_eq!(Task::Score.of_language("Qwen2ForCausalLM"), "Qwen2ForSequenceClassification");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::CollectiveGroup;
 use anyroll_models::{
-    Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, RopeScaling, Sequence, ValueModel,
+    Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, RopeScaling, Sequence,
+    ValueModel,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
@@ -187,6 +188,8 @@ pub(super) fn decoder() -> Arc<Decoder> {
         initializer_range: 0.3,
         qk_norm: None,
         norms: NormPlaces::Before,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
         multipliers: Multipliers::default(),
         tie_word_embeddings: false,
     };
