@@ -193,7 +193,8 @@ mod tests {
             let items = value.as_array().map_or(&[][..], Vec::as_slice);
             (1..=3).contains(&items.len()) && items.iter().all(Value::is_i64)
         };
-        let fits: [(Value, &dyn Fn(&Value) -> bool); 4] = [
+        type Fits<'a> = &'a dyn Fn(&Value) -> bool;
+        let fits: [(Value, Fits); 4] = [
             (json!({"enum": ["red", "grün", 3, null]}), &|value| {
                 [json!("red"), json!("grün"), json!(3), json!(null)].contains(value)
             }),

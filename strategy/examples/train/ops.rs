@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyroll_backends::{
     Device, Stream, TorchDevice,
-    ops::{self, Packing, Rotation, Store},
+    ops::{self, Activation, Packing, Rotation, Store},
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -137,9 +137,11 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
     });
 
     let (mut gate_up, mut dactivated) = (random(&[rows, 2 * size]), random(&[rows, size]));
-    clock.time("swiglu", layers, bytes(3 * rows * size), || drop(ops::swiglu(&gate_up).unwrap()));
+    clock.time("swiglu", layers, bytes(3 * rows * size), || {
+        drop(ops::glu(&gate_up, Activation::Silu).unwrap())
+    });
     clock.time("swiglu backward", layers, bytes(6 * rows * size), || {
-        ops::swiglu_backward_(&mut gate_up, &mut dactivated).unwrap();
+        ops::glu_backward_(&mut gate_up, &mut dactivated, Activation::Silu).unwrap();
     });
     drop((gate_up, dactivated));
 
