@@ -23,7 +23,7 @@ pub(crate) const SOURCE: Source = Source {
     architecture: Architecture::Any,
 };
 
-typed_kernels! { 14:
+typed_kernels! { 16:
     RMS_NORM = "rms_norm";
     RMS_NORM_NARROW = "rms_norm_narrow";
     RMS_NORM_BACKWARD = "rms_norm_backward";

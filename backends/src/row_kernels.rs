@@ -17,6 +17,7 @@ macro_rules! typed_kernels {
         ];)*
         const NAMES: [&std::ffi::CStr; 3 * $count] = {
             let typed = [$($constant),*];
+            assert!(typed.len() == $count, "the number in front is that of the kernels");
             let mut names = [c""; 3 * $count];
             let mut index = 0;
             while index < names.len() {
