@@ -126,6 +126,9 @@ make("lora_dora_olmo3", DORA, "olmo3_biased")
 # Where what branches add is multiplied, and biases stand beside.
 make("lora_granite", dict(target_modules=ALL), "granite")
 make("lora_dora_granite", DORA, "granite_biased")
+# Between norms in front of branches and behind them, whose weights are told from 1, and behind a multiplied embedding.
+make("lora_gemma3", dict(target_modules=ALL), "gemma3")
+make("lora_dora_gemma3", DORA, "gemma3_scaled")
 # Beside fused matrices: some and all of them, where heads are turned in part and where layers slide.
 make("lora_phi3", dict(target_modules=FUSED, rank_pattern={"1.self_attn.qkv_proj": 5}, use_rslora=True), "phi3_partial")
 make("lora_phi3_dropout", dict(target_modules=["qkv_proj", "gate_up_proj"], lora_dropout=0.4), "phi3_window")

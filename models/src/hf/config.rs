@@ -63,11 +63,16 @@ impl Task {
     }
 }
 
+/// What a `config.json` says that it is of. It is read before all else: another kind of model has other fields.
+#[derive(Debug, Deserialize)]
+pub(super) struct Architectures {
+    architectures: Option<Vec<String>>,
+}
+
 /// What matters of a `config.json`. Defaults are those of the family's class in `transformers`, where its files leave
 /// fields out.
 #[derive(Debug, Deserialize)]
 pub(super) struct ConfigFile {
-    architectures: Option<Vec<String>>,
     vocab_size: i64,
     hidden_size: i64,
     num_hidden_layers: usize,
@@ -155,7 +160,7 @@ struct Mixture {
     router_jitter_noise: f64,
 }
 
-impl ConfigFile {
+impl Architectures {
     /// The family of the file at `path`, whose model is for `task`.
     pub fn family(&self, path: &Path, task: Task) -> Result<&'static str> {
         let named = self.architectures.as_deref().unwrap_or_default().join(", ");
@@ -163,12 +168,21 @@ impl ConfigFile {
         let is_base =
             |family: &str| task == Task::Language && named == format!("{family}{}Model", of_texts(family));
         let is_it = |family: &&str| named == task.architecture(family) || is_base(family);
+        if named == format!("{GEMMA}ForConditionalGeneration") {
+            let problem = format!(
+                "are {named}, which sees images: save its text model, as transformers' `{GEMMA}ForCausalLM` \
+                 reads it from there, and name that folder"
+            );
+            return Err(field(path, "architectures", problem));
+        }
         FAMILIES.into_iter().find(is_it).ok_or_else(|| {
             let found = if named.is_empty() { "not named".to_owned() } else { named };
             Error::Architecture { path: path.to_owned(), found, known: task.architectures() }
         })
     }
+}
 
+impl ConfigFile {
     /// The decoder that the file at `path` describes, of `family`.
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", matches!(family, "Qwen3" | "Qwen3Moe"));

@@ -42,7 +42,7 @@ pub use t5::T5Folder;
 pub use text_encoders::{ClipTextFolder, TextEncoderFolders};
 
 use crate::decoder::{self, DecoderConfig, ValueModel, lora};
-use config::{ConfigFile, Task};
+use config::{Architectures, ConfigFile, Task};
 use weights::{WeightFiles, reads_files};
 
 /// A published model's folder, opened and checked.
@@ -76,8 +76,8 @@ impl ModelFolder {
 
     fn open_for(task: Task, path: &Path) -> Result<ModelFolder> {
         let config_path = path.join("config.json");
+        let family = read_json::<Architectures>(&config_path)?.family(&config_path, task)?;
         let file: ConfigFile = read_json(&config_path)?;
-        let family = file.family(&config_path, task)?;
         let config = file.decoder_config(&config_path, family)?;
         let generation_path = path.join("generation_config.json");
         let stop_tokens = match generation_path.exists() {

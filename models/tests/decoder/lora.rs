@@ -121,6 +121,8 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden_of("lora_dora_olmo3"), 4 * 7);
     check_scores_and_gradients(&golden_of("lora_granite"), 2 * 7);
     check_scores_and_gradients(&golden_of("lora_dora_granite"), 3 * 7);
+    check_scores_and_gradients(&golden_of("lora_gemma3"), 2 * 7);
+    check_scores_and_gradients(&golden_of("lora_dora_gemma3"), 4 * 7);
     let golden = golden_of("lora_phi3");
     let found = golden.adapter.lora_config();
     assert_eq!(found.targets, LoraTargets::Everywhere(LoraTarget::FUSED.to_vec()));
@@ -255,6 +257,7 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_dora"));
     check_merged(&golden_of("lora_dora_olmo3"));
     check_merged(&golden_of("lora_dora_granite"));
+    check_merged(&golden_of("lora_dora_gemma3"));
     check_merged(&golden_of("lora_phi3"));
     check_merged(&golden_of("lora_dora_phi3"));
 }
@@ -270,8 +273,9 @@ fn check_merged(golden: &Golden) {
         for (spec, (weight, in_place)) in unit.params.iter().zip(weights.iter().zip(in_place)) {
             let part = |part: &Part| &golden.adapted[&format!("merged.{}", part.name)];
             let parts: Vec<&Tensor> = spec.parts.iter().map(part).collect();
-            assert_close(&spec.name, weight, &Tensor::cat(&parts, 0));
-            assert_close(&spec.name, in_place, &Tensor::cat(&parts, 0));
+            let expected = Tensor::cat(&parts, 0) + f64::from(spec.offset);
+            assert_close(&spec.name, weight, &expected);
+            assert_close(&spec.name, in_place, &expected);
             // A range that begins and ends within rows.
             let (values, cut) =
                 (Vec::<f32>::try_from(&weight.flatten(0, -1)).unwrap(), 3..spec.elements() - 2);
@@ -356,6 +360,8 @@ fn merged_weights_sample_what_adapters_do() {
         ("lora_dora_olmo3", Kind::Float, 1e-4),
         ("lora_granite", Kind::Float, 1e-4),
         ("lora_dora_granite", Kind::Float, 1e-4),
+        ("lora_gemma3", Kind::Float, 1e-4),
+        ("lora_dora_gemma3", Kind::Float, 1e-4),
         ("lora_phi3", Kind::Float, 1e-4),
         ("lora_dora_phi3", Kind::Float, 1e-4),
         ("lora", Kind::BFloat16, 0.1),

@@ -12,9 +12,10 @@ fn read(changes: Value) -> Result<DecoderConfig> {
     for (name, value) in changes.as_object().unwrap() {
         file[name] = value.clone();
     }
-    let file: ConfigFile = serde_json::from_value(file).unwrap();
     let path = Path::new("m/config.json");
-    file.decoder_config(path, file.family(path, Task::Language)?)
+    let named: Architectures = serde_json::from_value(file.clone()).unwrap();
+    let family = named.family(path, Task::Language)?;
+    serde_json::from_value::<ConfigFile>(file).unwrap().decoder_config(path, family)
 }
 
 #[test]
@@ -340,7 +341,11 @@ fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
         (json!({"query_pre_attn_scalar": 0}), "`query_pre_attn_scalar` is 0, must be above 0"),
         (json!({"sliding_window_pattern": 0}), "`sliding_window_pattern` is 0"),
         (json!({"sliding_window": null}), "`sliding_window` is null"),
-        (json!({"architectures": ["Gemma3ForConditionalGeneration"]}), "Gemma3ForConditionalGeneration"),
+        // Its other fields are those of `text_config`.
+        (
+            json!({"architectures": ["Gemma3ForConditionalGeneration"], "vocab_size": null, "text_config": {}}),
+            "`architectures` are Gemma3ForConditionalGeneration, which sees images: save its text model",
+        ),
         (json!({"architectures": ["Gemma3Model"]}), "Gemma3Model"),
     ] {
         let error = gemma(changes).unwrap_err().to_string();
