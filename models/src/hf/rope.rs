@@ -78,13 +78,14 @@ impl<'a> RopeFields<'a> {
     }
 
     fn read_kinds(&self, parameters: &'a Map<String, Value>) -> Result<Rotations> {
-        let read = |kind: &str, name: &'static str| -> Result<_> {
+        let read = |kind: &str, name: &'static str, silent: f64| -> Result<_> {
             let fields = parameters.get(kind).and_then(Value::as_object);
             let rope = self.rope(name, fields.ok_or_else(|| field(self.path, name, "is missing"))?);
-            Ok((rope.optional("rope_theta")?.unwrap_or(self.theta), rope.scaling()?))
+            Ok((rope.optional("rope_theta")?.unwrap_or(silent), rope.scaling()?))
         };
-        let full = read(KINDS[0], "rope_parameters.full_attention")?;
-        let sliding = read(KINDS[1], "rope_parameters.sliding_attention")?;
+        let full = read(KINDS[0], "rope_parameters.full_attention", self.theta)?;
+        let local = self.local_theta.unwrap_or(self.theta);
+        let sliding = read(KINDS[1], "rope_parameters.sliding_attention", local)?;
         let differs = sliding != full;
         if differs && sliding.1 != RopeScaling::None {
             let problem = "scales, otherwise than that of full attention; such layers are not scaled here";

@@ -328,7 +328,7 @@ fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
         "head_dim": 8, "query_pre_attn_scalar": 16, "layer_types": kinds, "_sliding_window_pattern": 3,
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "sliding_attention": {"rope_type": "default"},
         },
     }));
     let scaled = DecoderConfig { rope_scaling: RopeScaling::Linear { factor: 8.0 }, ..published };
