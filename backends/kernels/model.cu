@@ -174,8 +174,22 @@ __device__ inline void rope(Heads<T> x, const i64* positions, const float* table
   }
 }
 
-template <typename T>
-__device__ inline void swiglu(const T* gate_up, T* y, u64 rows, u64 size) {
+// What a gate becomes, g sigmoid(z): z, its derivative by g, and the product with what is gated.
+struct Silu {
+  __device__ static float inner(float g) { return g; }
+  __device__ static float slope(float) { return 1; }
+  __device__ static float times(float g, float u) { return gated(g, u); }
+};
+
+// z is twice that of the approximation of the normal distribution by tanh.
+struct Gelu {
+  __device__ static float inner(float g) { return 1.5957691216057308f * (g + 0.044715f * g * g * g); }
+  __device__ static float slope(float g) { return 1.5957691216057308f * (1 + 0.134145f * g * g); }
+  __device__ static float times(float g, float u) { return g * sigmoid(inner(g)) * u; }
+};
+
+template <typename Gate, typename T>
+__device__ inline void glu(const T* gate_up, T* y, u64 rows, u64 size) {
   constexpr int LANES = Pack<T>::LANES;
   const u64 packs = packs_of<T>(size);
   for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
@@ -183,13 +197,13 @@ __device__ inline void swiglu(const T* gate_up, T* y, u64 rows, u64 size) {
     const u64 row = pack.row, i = pack.rest * LANES;
     Pack<T> gate = read(gate_up + 2 * row * size, i, size);
     const Pack<T> up = read(gate_up + (2 * row + 1) * size, i, size);
-    for (int k = 0; k < LANES; k++) narrow(gated(widen(gate.lane[k]), widen(up.lane[k])), gate.lane[k]);
+    for (int k = 0; k < LANES; k++) narrow(Gate::times(widen(gate.lane[k]), widen(up.lane[k])), gate.lane[k]);
     write(y + row * size, i, size, gate);
   }
 }
 
-template <typename T>
-__device__ inline void swiglu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
+template <typename Gate, typename T>
+__device__ inline void glu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
   constexpr int LANES = Pack<T>::LANES;
   const u64 packs = packs_of<T>(size);
   for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
@@ -199,53 +213,10 @@ __device__ inline void swiglu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
     Pack<T> gate = read(gate_row, i, size), up = read(up_row, i, size), gradient = read(dy_row, i, size);
     for (int k = 0; k < LANES; k++) {
       const float g = widen(gate.lane[k]), u = widen(up.lane[k]), d = widen(gradient.lane[k]);
-      const float s = sigmoid(g), silu = g * s;
-      narrow(d * u * s * (1 + g * (1 - s)), gate.lane[k]);
-      narrow(d * silu, up.lane[k]);
-      narrow(silu * u, gradient.lane[k]);
-    }
-    write(gate_row, i, size, gate);
-    write(up_row, i, size, up);
-    write(dy_row, i, size, gradient);
-  }
-}
-
-// The inner function z of gelu(g) = g sigmoid(z), and its derivative: twice that of the approximation by tanh.
-__device__ inline float gelu_inner(float g) { return 1.5957691216057308f * (g + 0.044715f * g * g * g); }
-__device__ inline float gelu_slope(float g) { return 1.5957691216057308f * (1 + 0.134145f * g * g); }
-
-template <typename T>
-__device__ inline void geglu(const T* gate_up, T* y, u64 rows, u64 size) {
-  constexpr int LANES = Pack<T>::LANES;
-  const u64 packs = packs_of<T>(size);
-  for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
-    const Place pack(index, packs);
-    const u64 row = pack.row, i = pack.rest * LANES;
-    Pack<T> gate = read(gate_up + 2 * row * size, i, size);
-    const Pack<T> up = read(gate_up + (2 * row + 1) * size, i, size);
-    for (int k = 0; k < LANES; k++) {
-      const float g = widen(gate.lane[k]);
-      narrow(g * sigmoid(gelu_inner(g)) * widen(up.lane[k]), gate.lane[k]);
-    }
-    write(y + row * size, i, size, gate);
-  }
-}
-
-template <typename T>
-__device__ inline void geglu_backward(T* gate_up, T* dy, u64 rows, u64 size) {
-  constexpr int LANES = Pack<T>::LANES;
-  const u64 packs = packs_of<T>(size);
-  for (u64 index = thread_index(); index < rows * packs; index += thread_count()) {
-    const Place pack(index, packs);
-    const u64 row = pack.row, i = pack.rest * LANES;
-    T *gate_row = gate_up + 2 * row * size, *up_row = gate_row + size, *dy_row = dy + row * size;
-    Pack<T> gate = read(gate_row, i, size), up = read(up_row, i, size), gradient = read(dy_row, i, size);
-    for (int k = 0; k < LANES; k++) {
-      const float g = widen(gate.lane[k]), u = widen(up.lane[k]), d = widen(gradient.lane[k]);
-      const float s = sigmoid(gelu_inner(g)), gelu = g * s;
-      narrow(d * u * s * (1 + g * (1 - s) * gelu_slope(g)), gate.lane[k]);
-      narrow(d * gelu, up.lane[k]);
-      narrow(gelu * u, gradient.lane[k]);
+      const float s = sigmoid(Gate::inner(g)), activated = g * s;
+      narrow(d * u * s * (1 + g * (1 - s) * Gate::slope(g)), gate.lane[k]);
+      narrow(d * activated, up.lane[k]);
+      narrow(activated * u, gradient.lane[k]);
     }
     write(gate_row, i, size, gate);
     write(up_row, i, size, up);
@@ -467,20 +438,20 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       swiglu_##SUFFIX(const T* gate_up, T* y, u64 rows, u64 size) {                                                    \
     take_turn();                                                                                                       \
-    swiglu(gate_up, y, rows, size);                                                                                    \
+    glu<Silu>(gate_up, y, rows, size);                                                                                 \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       swiglu_backward_##SUFFIX(T* gate_up, T* dy, u64 rows, u64 size) {                                                \
-    swiglu_backward(gate_up, dy, rows, size);                                                                          \
+    glu_backward<Silu>(gate_up, dy, rows, size);                                                                       \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       geglu_##SUFFIX(const T* gate_up, T* y, u64 rows, u64 size) {                                                     \
     take_turn();                                                                                                       \
-    geglu(gate_up, y, rows, size);                                                                                     \
+    glu<Gelu>(gate_up, y, rows, size);                                                                                 \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       geglu_backward_##SUFFIX(T* gate_up, T* dy, u64 rows, u64 size) {                                                 \
-    geglu_backward(gate_up, dy, rows, size);                                                                           \
+    glu_backward<Gelu>(gate_up, dy, rows, size);                                                                       \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                    \
       linear_by_rows_##SUFFIX(const T* x, const T* w, const T* bias, T* y, u64 rows, u64 n, u64 k) {                   \
