@@ -105,7 +105,15 @@ mod tests {
     use super::*;
 
     pub fn golden() -> serde_json::Value {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/advantages.json");
+        read("advantages")
+    }
+
+    pub fn papers() -> serde_json::Value {
+        read("papers")
+    }
+
+    fn read(name: &str) -> serde_json::Value {
+        let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/{}.json"), name);
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 

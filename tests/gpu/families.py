@@ -109,14 +109,14 @@ def same_tokens(model, tokens, completions):
     return same / all_
 
 
-def trained(args, folder, name, more=()):
+def trained(args, folder, precision):
     """The largest difference between sampling and training in any of a few steps, and whether all is a number."""
     prompts = "".join(json.dumps({"prompt": " ".join(f"w{i}" for i in text[:PROMPT]), "answer": ""}) + "\n" for text in texts(1000))
     (folder / "prompts.jsonl").write_text(prompts)
-    to = folder / f"run_{name}"
+    to = folder / f"run_{precision}"
     sets = {
         "model.path": folder, "pipeline.rlvr.data.file.path": folder / "prompts.jsonl", "pipeline.rlvr.steps": 3,
-        "pipeline.rlvr.rollout.max_new_tokens": 96, "devices": 1, **dict(more),
+        "pipeline.rlvr.rollout.max_new_tokens": 96, "devices": 1, "strategy.precision": precision,
         # No completion is right, and all the same there is a gradient.
         "pipeline.rlvr.algorithm.entropy_coef": 0.01,
     }  # fmt: skip
@@ -142,7 +142,7 @@ def check(args, name):
         print(f"{name}: bf16 off by {own:.4f}, transformers' by {theirs:.4f}", flush=True)
         ok = apart.max() < 1e-3 and own < 1.5 * theirs and same > 0.97
         for precision, bound in (("bf16", 0.05), ("fp32", 1e-3)):
-            mean, most = trained(args, folder, precision, {"strategy.precision": precision}.items())
+            mean, most = trained(args, folder, precision)
             print(f"{name}: GRPO in {precision}, sampling and training apart by {mean:.1e}, at most {most:.1e}", flush=True)
             ok &= mean < bound
         return bool(ok)

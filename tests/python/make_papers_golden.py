@@ -191,7 +191,9 @@ print(json.dumps({
     "whose own functions too.",
     "checked": {
         "verl b178a3c": ["sapo", "cispo", "gmpo", "opo", "remax", "gpg but for its factor", "tis"],
-        "TRL f2cd577": ["sapo", "cispo without a lower bound", "gmpo", "vespo", "off_policy", "weighted_k3", "top_entropy", "gdpo", "tis", "mis"],
+        "TRL f2cd577": [
+            "sapo", "cispo without a lower bound", "gmpo", "vespo", "off_policy", "weighted_k3", "top_entropy", "gdpo", "tis", "mis"
+        ],
         "ROLL 8eb27cc": ["topr by the advantage's sign", "cispo"],
     },
     "sapo": by_sequence(sapo),

@@ -86,8 +86,8 @@ impl Routing {
         args.launched(unsafe { expert_kernels::route(&*device, logits, is_normalized, self.routes(args)?) })
     }
 
-    /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into the
-    /// sorted rows `y` `[R, F]`.
+    /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into
+    /// the sorted rows `y` `[R, F]`.
     pub fn swiglu_linear_into(&self, x: &Tensor, weight: &Tensor, y: &mut Tensor) -> Result<()> {
         let args = Args::new("Routing::swiglu_linear_into", x);
         let product = self.product(args, (x, self.rows()), weight, y, 2)?;

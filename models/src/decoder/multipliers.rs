@@ -6,8 +6,8 @@ use tch::{Kind, Tensor};
 use crate::Result;
 use crate::error::check_config;
 
-/// The four of Granite, with the names of its `config.json`; Gemma has the first two. By default there are none: scores of attention are divided by
-/// sqrt(D), and all else is passed on as it is.
+/// The four of Granite, with the names of its `config.json`, of which Gemma has those of embeddings and of attention. By default
+/// there are none: scores of attention are divided by sqrt(D), and all else is passed on as it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
     /// Of embeddings, `embedding_multiplier`.

@@ -208,7 +208,7 @@ fn less_weighted_mean(rewards: &[f64], weights: &[f64], group_size: usize) -> Ve
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check_near, golden, numbers};
+    use super::super::tests::{check_near, golden, numbers, papers};
     use super::*;
     use crate::config::{GrpoConfig, ReinforceConfig};
 
@@ -241,9 +241,7 @@ mod tests {
 
     #[test]
     fn advantages_are_those_of_the_papers() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/papers.json");
-        let golden: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let golden = papers();
         let [rewards, lengths, greedy] = ["rewards", "lengths", "greedy"].map(|name| numbers(&golden[name]));
         let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size: 4 };
         for (name, advantage) in

@@ -24,16 +24,14 @@ pub fn decoupled(terms: &[(f64, Vec<f64>)], group_size: usize, eps: f64) -> Vec<
 mod tests {
     use super::super::{
         Earned, sample_advantages,
-        tests::{check_near, numbers},
+        tests::{check_near, numbers, papers},
     };
     use super::*;
     use crate::config::{Advantage, GdpoConfig};
 
     #[test]
     fn terms_are_normalized_each_as_the_paper_has_it() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/papers.json");
-        let golden: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let golden = papers();
         let weights = numbers(&golden["gdpo_weights"]);
         let terms = golden["gdpo_terms"].as_array().unwrap().iter().map(numbers);
         let terms: Vec<(f64, Vec<f64>)> = weights.into_iter().zip(terms).collect();

@@ -171,7 +171,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     for Asked { line, prompt, sampling, stops } in prompts {
         let refuse = |problem| match &args.file {
             Some(path) => Error::InputLine { path: path.clone(), line, problem },
-            None => anyroll_models::Error::Input { what: "--prompt", problem }.into(),
+            None => refused("--prompt", problem),
         };
         if matches!(&prompt, Prompt::Messages(messages) if messages.is_empty()) {
             return Err(refuse("it has no messages".to_owned()));

@@ -145,15 +145,17 @@ impl Check<'_> {
     /// Whether terms are normalized each by itself and by nothing else.
     fn decoupled(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {
         let algorithm = &rlvr.algorithm;
-        let field = |name: &str| format!("pipeline.rlvr.algorithm.{name}");
+        if !matches!(algorithm.advantage, Advantage::Gdpo(_)) {
+            return Ok(());
+        }
         for (name, is_set) in [
             ("reward_norm", algorithm.reward_norm != RewardNormConfig::default()),
             ("reward_clip", algorithm.reward_clip.is_some()),
             ("kl_in", matches!(algorithm.kl_in, KlTerm::Reward(_))),
         ] {
             self.ensure(
-                !(is_set && matches!(algorithm.advantage, Advantage::Gdpo(_))),
-                &field(name),
+                !is_set,
+                &format!("pipeline.rlvr.algorithm.{name}"),
                 "it is of the sum of the reward's terms, and `gdpo` normalizes each of them before",
                 "leave it out, or write `advantage: grpo`",
             )?;

@@ -135,10 +135,6 @@ impl Setup {
         let (of_samples, of_greedy) = outcomes.split_at(count);
         let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));
         of_samples.iter().chain(greedy_failures).for_each(|outcome| own.add(outcome));
-        let value = |outcome: &Outcome, of: fn(&Score) -> f64| match outcome {
-            Outcome::Scored(score) => of(score),
-            Outcome::Failed { .. } => f64::NAN,
-        };
         let total = |outcome: &Outcome| value(outcome, |score| score.total);
         let of_own: Vec<f64> = of_samples.iter().map(total).collect();
         let mut values = of_own.clone();
@@ -199,11 +195,8 @@ impl Setup {
         let group_size = self.rlvr.group_size;
         let mut terms = Vec::new();
         for (term, weight) in self.reward.weights().enumerate() {
-            let of_term = |outcome: &Outcome| match outcome {
-                Outcome::Scored(score) => score.parts[term].unwrap_or(f64::NAN),
-                Outcome::Failed { .. } => f64::NAN,
-            };
-            let own: Vec<f64> = of_samples.iter().map(of_term).collect();
+            let of_term = |score: &Score| score.parts[term].unwrap_or(f64::NAN);
+            let own: Vec<f64> = of_samples.iter().map(|outcome| value(outcome, of_term)).collect();
             terms.push((weight, fill(&self.share.ordered(&exchange.gather(&own)?), group_size)));
         }
         Ok(decoupled(&terms, group_size, eps))
@@ -223,6 +216,14 @@ impl Setup {
         let terms = self.reward.names().zip(self.reward.max_error_rates()).zip(failed);
         let terms = terms.map(|((name, max_error_rate), &failed)| (name, max_error_rate, failed));
         check_error_rates(terms, completions, own.collect())
+    }
+}
+
+/// What a score has, and NaN where there is none.
+fn value(outcome: &Outcome, of: impl Fn(&Score) -> f64) -> f64 {
+    match outcome {
+        Outcome::Scored(score) => of(score),
+        Outcome::Failed { .. } => f64::NAN,
     }
 }
 

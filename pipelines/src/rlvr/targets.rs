@@ -131,10 +131,8 @@ impl Setup {
         trained: &[bool],
     ) -> Result<Tensor> {
         let own = entropies.iter().zip(trained).filter(|(_, trained)| **trained);
-        let own: Vec<u8> = own.flat_map(|(entropy, _)| entropy.to_le_bytes()).collect();
-        let all = exchange.gather_texts(&own)?.concat();
-        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let all = all.chunks_exact(size_of::<f64>()).map(number).collect();
+        let own: Vec<f64> = own.map(|(entropy, _)| *entropy).collect();
+        let all = exchange.gather_uneven(&own)?.concat();
         self.to_device(&most_uncertain(share, entropies, all))
     }
 

@@ -10,17 +10,17 @@ use crate::inference::{Formats, Spec};
 pub(super) fn format(fields: &mut Fields, formats: &Formats) -> Result<Option<Format>, String> {
     const OURS: &str = "structured_outputs";
     const OPENAIS: &str = "response_format";
-    let asked = [(OPENAIS, response_format as Read), (OURS, structured_outputs)].map(|(field, read)| {
+    let mut asked = Vec::new();
+    for (field, read) in [(OPENAIS, response_format as Read), (OURS, structured_outputs)] {
         let value: Option<Map<String, Value>> = fields.take(field, "an object")?;
-        let spec = value.map(|value| read(Fields(value))).transpose().map(Option::flatten);
-        spec.map_err(|problem| format!("`{field}`: {problem}")).map(|spec| spec.map(|spec| (field, spec)))
-    });
-    let [openais, ours] = asked;
-    let (field, spec) = match (openais?, ours?) {
-        (Some(_), Some(_)) => return Err(format!("`{OURS}` says what `{OPENAIS}` does: leave one out")),
-        (Some(asked), None) | (None, Some(asked)) => asked,
-        (None, None) => return Ok(None),
-    };
+        let Some(value) = value else { continue };
+        let spec = read(Fields(value)).map_err(|problem| format!("`{field}`: {problem}"))?;
+        asked.extend(spec.map(|spec| (field, spec)));
+    }
+    if asked.len() > 1 {
+        return Err(format!("`{OURS}` says what `{OPENAIS}` does: leave one out"));
+    }
+    let Some((field, spec)) = asked.pop() else { return Ok(None) };
     formats.compile(&spec).map(Some).map_err(|problem| format!("`{field}` cannot be followed: {problem}"))
 }
 

@@ -36,9 +36,8 @@ impl Exchange {
     /// Everybody's `values`, one list a rank, in rank order. Every rank passes equally many.
     pub fn gather(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
         // Collectives have no fp64: the numbers travel as bytes.
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = bytes(values);
         let gathered = self.gather_bytes(&bytes)?;
-        let numbers = |rank: &[u8]| rank.chunks_exact(size_of::<f64>()).map(number).collect();
         Ok(gathered.chunks_exact(bytes.len().max(1)).map(numbers).collect())
     }
 
@@ -74,6 +73,11 @@ impl Exchange {
         Ok(texts.map(|(text, length)| text[..length].to_vec()).collect())
     }
 
+    /// As [`Self::gather`], of numbers of which each rank may have as many as it likes.
+    pub fn gather_uneven(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
+        Ok(self.gather_texts(&bytes(values))?.iter().map(|rank| numbers(rank)).collect())
+    }
+
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         if bytes.is_empty() {
             return Ok(Vec::new());
@@ -92,6 +96,11 @@ impl Exchange {
     }
 }
 
-fn number(bytes: &[u8]) -> f64 {
-    f64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"))
+fn bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f64> {
+    let (chunks, _) = bytes.as_chunks();
+    chunks.iter().map(|chunk| f64::from_le_bytes(*chunk)).collect()
 }
