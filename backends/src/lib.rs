@@ -6,68 +6,50 @@
 //! strategy does to buffers where libtorch does not compute. [`open`] and [`connect`] are the only
 //! places that know every backend.
 
-#[cfg(test)]
-mod abi;
 mod ascend;
-mod attention_kernels;
-mod buffer;
 mod collective;
-mod communicator;
 mod cpu;
 mod cuda;
-mod decode_kernels;
 mod device;
-mod device_kernels;
-mod diffusion_kernels;
-mod dtype;
-mod error;
-mod expert_kernels;
 pub mod faults;
 mod ffi;
 pub mod flat;
-mod gloo;
 mod gpu;
-mod graph;
-mod group;
-mod host_copies;
-mod host_work;
-mod in_rank_order;
-mod kernel_cache;
-mod library;
-mod model_kernels;
+mod host;
+mod kernels;
 mod nccl;
-mod notice;
-mod open_devices;
 pub mod ops;
-mod pinned_ranges;
-mod product_kernels;
-mod rendezvous;
 mod rocm;
-mod row_kernels;
-mod sample_kernels;
-mod stream;
-mod tensor_meter;
+mod safe;
+#[cfg(test)]
+mod testing;
 mod threads;
+mod torch_memory;
 mod vulkan;
 
 use std::sync::Arc;
 
-pub use buffer::{Arena, Buffer, PinnedBuffer};
-pub use collective::{Collective, P2p, ReduceOp, Reduction};
+pub use collective::{
+    Collective, P2p, ReduceOp, Reduction,
+    group::{CollectiveGroup, Work},
+    rendezvous::{Rendezvous, Store},
+};
 pub use device::{
     BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Grid, HostFn, Limits, MemoryInfo, RawBuffer,
-    RawEvent, RawGraph, RawSlice, RawStream, TorchDevice, release_cached,
+    RawEvent, RawGraph, RawSlice, RawStream, TorchDevice,
+    dtype::DType,
+    error::{Error, Result, without_backtrace},
+    release_cached,
 };
-pub use dtype::DType;
-pub use error::{Error, Result, without_backtrace};
-pub use graph::Graph;
-pub use group::{CollectiveGroup, Work};
-pub use kernel_cache::cache_kernels_in;
-pub use library::prefer_folder;
-pub use rendezvous::{Rendezvous, Store};
-pub use stream::{Event, Stream};
-pub use tensor_meter::tensor_peak_bytes;
+pub use ffi::library::prefer_folder;
+pub use kernels::cache::cache_kernels_in;
+pub use safe::{
+    buffer::{Arena, Buffer, PinnedBuffer},
+    graph::Graph,
+    stream::{Event, Stream},
+};
 pub use threads::on_threads;
+pub use torch_memory::tensor_peak_bytes;
 
 /// Variables that vendors' libraries read from the environment, for each rank of a job. NVLink multicast is off: a
 /// rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own calls turns it off.
@@ -80,8 +62,8 @@ pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
         BackendKind::Cpu => Ok(cpu::CpuDevice::open(id.ordinal)),
         BackendKind::Cuda => open_gpu(&cuda::VENDOR, id),
         BackendKind::Rocm => open_gpu(&rocm::VENDOR, id),
-        BackendKind::Vulkan => open_devices::once(id, || Ok(Arc::new(vulkan::Vulkan::open(id.ordinal)?))),
-        BackendKind::Ascend => open_devices::once(id, || Ok(Arc::new(ascend::Npu::open(id.ordinal)?))),
+        BackendKind::Vulkan => device::opened::once(id, || Ok(Arc::new(vulkan::Vulkan::open(id.ordinal)?))),
+        BackendKind::Ascend => device::opened::once(id, || Ok(Arc::new(ascend::Npu::open(id.ordinal)?))),
     }
 }
 
@@ -122,12 +104,12 @@ pub fn connect_with(
 ) -> Result<Arc<dyn Collective>> {
     let store = Store::connect(rendezvous)?.next_part()?;
     match device.id().backend {
-        BackendKind::Cpu | BackendKind::Vulkan => Ok(Arc::new(gloo::Gloo::connect(store)?)),
+        BackendKind::Cpu | BackendKind::Vulkan => Ok(Arc::new(collective::gloo::Gloo::connect(store)?)),
         BackendKind::Cuda | BackendKind::Rocm => Ok(Arc::new(nccl::Nccl::connect(device, store, reduction)?)),
         BackendKind::Ascend => Ok(Arc::new(ascend::Hccl::connect(device, store)?)),
     }
 }
 
 fn open_gpu(vendor: &'static gpu::Vendor, id: DeviceId) -> Result<Arc<dyn Device>> {
-    open_devices::once(id, || Ok(Arc::new(gpu::Gpu::open(vendor, id.ordinal)?)))
+    device::opened::once(id, || Ok(Arc::new(gpu::Gpu::open(vendor, id.ordinal)?)))
 }

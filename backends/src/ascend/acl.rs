@@ -9,8 +9,8 @@ use std::{
 
 use crate::{
     BackendKind, DeviceId, Error, Result,
-    host_work::HostCallback,
-    library::{self, Failed, Library, table},
+    ffi::library::{self, Failed, Library, table},
+    host::work::HostCallback,
 };
 
 /// A context, stream, event or physical memory.
@@ -252,7 +252,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

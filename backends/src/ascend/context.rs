@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::acl::{self, Acl, HBM, Handle};
-use crate::{DeviceId, Error, Result, library::Failed, stream::report};
+use crate::{DeviceId, Error, Result, ffi::library::Failed, safe::stream::report};
 
 #[derive(Debug)]
 pub(super) struct Context {

@@ -12,7 +12,11 @@ use super::{
     acl::{Direction, Handle},
     context::Context,
 };
-use crate::{Error, Result, cpu::memory, device::HostFn, pinned_ranges::PinnedRanges};
+use crate::{
+    Error, Result,
+    device::HostFn,
+    host::{memory, pinned_ranges::PinnedRanges},
+};
 
 /// What both ends of an asynchronous copy are multiples of.
 const ALIGNMENT: usize = 64;

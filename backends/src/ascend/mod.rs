@@ -25,8 +25,11 @@ use std::{
 
 use crate::{
     BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits, MemoryInfo, RawBuffer, RawEvent,
-    RawSlice, RawStream, Result, TorchDevice, device::HostFn, ffi, host_work::HostFailures, library,
-    stream::report,
+    RawSlice, RawStream, Result, TorchDevice,
+    device::HostFn,
+    ffi::{self, library},
+    host::work::HostFailures,
+    safe::stream::report,
 };
 use acl::{AI_CORES, Acl, EVENT_COMPLETE, EVENT_SYNC, EVENT_TIME_LINE, HUGE_FIRST, Handle, TOTAL_MEMORY};
 use arena::Arenas;

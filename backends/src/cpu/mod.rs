@@ -4,8 +4,7 @@
 //! eight GPUs. libtorch computes on the caller's thread, so its stream is *inline*: what is enqueued there runs
 //! at once, and waiting for an event blocks the caller.
 
-pub(crate) mod memory;
-pub(crate) mod stream;
+mod stream;
 
 use std::{
     collections::HashMap,
@@ -18,7 +17,9 @@ use std::{
 
 use crate::{
     BackendKind, Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, device::HostFn,
+    Result, TorchDevice,
+    device::HostFn,
+    host::{memory, work::run},
 };
 use stream::{EventState, Worker};
 
@@ -57,7 +58,7 @@ impl CpuDevice {
     /// Runs `work` in order with `stream`.
     fn enqueue(&self, stream: RawStream, work: HostFn) -> Result<()> {
         if stream == INLINE {
-            return stream::run(work).map_err(|message| Error::Stream { device: self.id, message });
+            return run(work).map_err(|message| Error::Stream { device: self.id, message });
         }
         let streams = self.streams.lock().unwrap();
         match streams.get(&stream.0) {

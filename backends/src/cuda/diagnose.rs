@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use super::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR, VENDOR, nvml::Nvml};
-use crate::{Diagnosis, Limits, gpu::Driver, library::Failed, nccl};
+use crate::{Diagnosis, Limits, ffi::library::Failed, gpu::Driver, nccl};
 
 /// `CUdevice_attribute`
 const CLOCK_KHZ: c_int = 13;
@@ -113,7 +113,7 @@ fn nvlink(version: c_uint) -> (&'static str, Option<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn attributes_have_the_numbers_of_the_header() {

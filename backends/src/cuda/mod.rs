@@ -14,9 +14,9 @@ use std::{
 
 use crate::{
     BackendKind, Diagnosis, Grid, Result,
-    device_kernels::Architecture,
+    ffi::library::{Failed, table},
     gpu::{Dialect, Driver, Handle, Opened, Vendor},
-    library::{Failed, table},
+    kernels::Architecture,
 };
 
 /// NVIDIA.
@@ -196,7 +196,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 
 use crate::{
     BackendKind,
+    ffi::library::{self, table},
     gpu::Handle,
-    library::{self, table},
 };
 
 /// `NVML_NVLINK_MAX_LINKS`

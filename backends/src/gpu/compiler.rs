@@ -8,7 +8,7 @@ use std::{
 use super::{Handle, Vendor};
 use crate::{
     Error, Result,
-    library::{self, Failed, table},
+    ffi::library::{self, Failed, table},
 };
 
 table! {
@@ -126,7 +126,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::{abi::assert_says, cuda, device_kernels, rocm};
+    use crate::{cuda, ffi::abi::assert_says, kernels, rocm};
 
     #[test]
     fn the_tables_say_what_the_headers_say() {
@@ -141,7 +141,7 @@ mod tests {
             Ok(compiler) => compiler,
             Err(error) => return drop(writeln!(std::io::stderr(), "SKIPPED: {error}")),
         };
-        for source in &device_kernels::SOURCES {
+        for source in &kernels::SOURCES {
             let text = CString::new(source.text).unwrap();
             for architecture in
                 architectures.iter().filter(|architecture| source.architecture.includes(architecture))

@@ -3,7 +3,7 @@
 use std::{ffi::c_int, marker::PhantomData};
 
 use super::driver::{Driver, Handle, OUT_OF_MEMORY};
-use crate::{DeviceId, Error, Result, library::Failed, stream::report};
+use crate::{DeviceId, Error, Result, ffi::library::Failed, safe::stream::report};
 
 #[derive(Debug)]
 pub(super) struct Context {

@@ -9,8 +9,8 @@ use std::{
 use super::vendor::{Dialect, Vendor};
 use crate::{
     DeviceId, Error, Result,
-    host_work::HostCallback,
-    library::{self, Failed, table},
+    ffi::library::{self, Failed, table},
+    host::work::HostCallback,
 };
 
 /// A context, stream, event, pool, module or function.
@@ -271,7 +271,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     /// `names` are a vendor's for: out of memory, not ready, non-blocking, without time, device, pinned, read-write, recommended,
     /// reuse, and the structs of a pool, of an allocation and of an access.

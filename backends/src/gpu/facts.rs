@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use super::driver::Driver;
-use crate::{DeviceId, DeviceInfo, Result, library::Failed};
+use crate::{DeviceId, DeviceInfo, Result, ffi::library::Failed};
 
 /// The driver's number of a device. [`crate::Error::Unavailable`] when there are not so many.
 pub(super) fn device(driver: &Driver, ordinal: usize) -> Result<c_int> {

@@ -34,12 +34,13 @@ use crate::{
     Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, MemoryInfo, RawBuffer, RawEvent, RawGraph,
     RawSlice, RawStream, Result, TorchDevice,
     device::{HostFn, unsupported},
-    device_kernels::SOURCES,
-    ffi,
-    host_work::HostFailures,
-    library,
-    library::Failed,
-    stream::report,
+    ffi::{
+        self,
+        library::{self, Failed},
+    },
+    host::work::HostFailures,
+    kernels::SOURCES,
+    safe::stream::report,
 };
 use context::Context;
 use driver::{
@@ -71,7 +72,7 @@ pub struct Gpu {
     /// Events with time; they are few, and go away when they are not used any more.
     timed: Mutex<HashSet<Handle>>,
     failures: HostFailures,
-    /// Of each of `device_kernels::SOURCES`.
+    /// Of each of `kernels::SOURCES`.
     modules: [OnceLock<Result<Module>>; SOURCES.len()],
     /// See [`Device::recording_stream`].
     graphs: OnceLock<Result<Graphs>>,

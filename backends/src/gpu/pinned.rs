@@ -4,7 +4,12 @@
 use std::{ffi::c_ulong, fs, ops::Range, thread};
 
 use super::{context::Context, facts};
-use crate::{Error, Result, cpu::memory, library::Failed, pinned_ranges::PinnedRanges, stream::report};
+use crate::{
+    Error, Result,
+    ffi::library::Failed,
+    host::{memory, pinned_ranges::PinnedRanges},
+    safe::stream::report,
+};
 
 /// One registration covers at most this much. A copy must not cross from one into the next.
 const PIECE_BYTES: usize = 1 << 30;

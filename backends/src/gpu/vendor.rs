@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     BackendKind, Diagnosis, Error, Grid, Result,
-    library::{Failed, Library},
+    ffi::library::{Failed, Library},
 };
 
 /// One vendor: names, and its [`Dialect`]. A `static` in the vendor's own folder.

@@ -7,9 +7,9 @@ use std::{
 };
 
 use crate::{
-    BackendKind, DType, Error, ReduceOp, Rendezvous, Result, communicator,
-    communicator::Handle,
-    library::{self, Failed, table},
+    BackendKind, DType, Error, ReduceOp, Rendezvous, Result,
+    collective::communicator::{self, Handle},
+    ffi::library::{self, Failed, table},
 };
 
 /// A stream of the vendor's.
@@ -255,8 +255,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        abi::{assert_says, fact},
-        communicator::Library as _,
+        collective::communicator::Library as _,
+        ffi::abi::{assert_says, fact},
     };
 
     #[test]

@@ -17,12 +17,14 @@ use std::{
 
 use crate::{
     BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Result, Store, Stream,
-    communicator::{Communicator, Handle, Workspace},
+    collective::{
+        communicator::{Communicator, Handle, Workspace},
+        in_rank_order::InRankOrder,
+        rendezvous::Part,
+    },
     device::unsupported,
-    device_kernels::reduce_in_rank_order,
-    in_rank_order::InRankOrder,
-    library::Failed,
-    rendezvous::Part,
+    ffi::library::Failed,
+    kernels::strategy::reduce_in_rank_order,
 };
 use library::{Config, Library, NO_COLOR, StreamHandle, dtype_number, op_number};
 

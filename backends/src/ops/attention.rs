@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::check::{Args, Engine, is_narrow_on_host};
-use super::{Packing, Result, composite, flash, kernels, tiled};
+use super::{Packing, Result, composite, cpu_kernels, flash, tiled};
 
 /// How a query weighs the keys before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -150,7 +150,7 @@ fn backward_of_tokens(
     // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
     // gradients are borrowed mutably, and all outlive the call.
     let code = unsafe {
-        kernels::anyroll_attention_backward(
+        cpu_kernels::anyroll_attention_backward(
             args.heads("q", q, [rows, heads, dim])?,
             args.heads("k", k, [rows, kv_heads, dim])?,
             args.heads("v", v, [rows, kv_heads, dim])?,
@@ -214,7 +214,7 @@ pub fn decode_attention(
     // SAFETY: the sizes of all tensors and the ranges of blocks and lengths were checked, and all outlive the
     // call.
     let code = unsafe {
-        kernels::anyroll_decode_attention(
+        cpu_kernels::anyroll_decode_attention(
             args.heads("q", q, [rows, heads, dim])?,
             args.floats("k_cache", k_cache, &[blocks, block_tokens, kv_heads, dim])?,
             args.floats("v_cache", v_cache, &cache_size)?,
@@ -292,7 +292,7 @@ fn on_host(
     // SAFETY: the sizes of all tensors are checked or made here, offsets rise from 0 to `rows`, as a `Packing`'s and
     // those of one sequence do, and all outlive the call.
     let code = unsafe {
-        kernels::anyroll_attention(
+        cpu_kernels::anyroll_attention(
             args.heads("q", q, [rows, heads, dim])?,
             args.heads("k", k, [keys, kv_heads, dim])?,
             args.heads("v", v, [keys, kv_heads, dim])?,

@@ -9,14 +9,12 @@ use tch::{Kind, Tensor};
 use super::check::{Args, Engine, is_narrow_on_host};
 use super::decode::{AttentionParts, PagedCache, attend};
 use super::{
-    Causal, Packing, Result, attention, attention_with_history, decode_attention, device_of_kernels, kernels,
+    Causal, Packing, Result, attention, attention_with_history, cpu_kernels, decode_attention,
+    device_of_kernels,
 };
 use crate::{
     Device,
-    decode_kernels::Rotation,
-    model_kernels,
-    product_kernels::{self, Product},
-    row_kernels::ceil_div,
+    kernels::{self, decode::Rotation, product::Product, rows::ceil_div},
 };
 
 /// Tokens of a block of keys and values that are laid out here.
@@ -49,7 +47,7 @@ pub fn linear_by_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Res
         Some(Engine::Cpu) => {
             // SAFETY: the sizes of all tensors were checked or made here, and they outlive the call.
             args.ran(unsafe {
-                kernels::anyroll_linear(
+                cpu_kernels::anyroll_linear(
                     args.floats("x", x, &[rows, inputs])?,
                     args.floats("weight", weight, &[outputs, inputs])?,
                     y.data_ptr().cast(),
@@ -98,7 +96,7 @@ fn multiply(
         // SAFETY: the sizes of all tensors were checked, `y` is borrowed mutably, and libtorch takes memory back in the order
         // of its stream.
         return args.launched(unsafe {
-            model_kernels::linear_by_rows(device, args.kind(), [x, weight, bias, y], sizes)
+            kernels::model::linear_by_rows(device, args.kind(), [x, weight, bias, y], sizes)
         });
     }
     if !product.is_aligned() {
@@ -106,7 +104,7 @@ fn multiply(
         return Err(args.refuse("x", "or another argument begins at no multiple of 16 bytes"));
     }
     // SAFETY: as above; the weights are the caller's promise.
-    args.launched(unsafe { product_kernels::multiply_by_rows(device, product, is_early) })
+    args.launched(unsafe { kernels::product::multiply_by_rows(device, product, is_early) })
 }
 
 /// [`attention()`], row by row.

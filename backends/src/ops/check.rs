@@ -6,8 +6,11 @@ use tch::{Kind, Tensor};
 
 use super::{Error, Result};
 use crate::{
-    Device, device_kernels,
-    diffusion_kernels::{Images, Spread},
+    Device,
+    kernels::{
+        self, Heads,
+        diffusion::{Images, Spread},
+    },
 };
 
 /// Whose kernels run an operation; the operations of [`super::composite`] are for everybody else.
@@ -24,9 +27,7 @@ impl Engine {
     pub fn of(tensor: &Tensor) -> Option<Engine> {
         match (tensor.device(), tensor.kind()) {
             (tch::Device::Cpu, Kind::Float) => Some(Engine::Cpu),
-            (_, Kind::Float | Kind::BFloat16 | Kind::Half) => {
-                device_kernels::device_of(tensor).map(Engine::Device)
-            }
+            (_, Kind::Float | Kind::BFloat16 | Kind::Half) => kernels::device_of(tensor).map(Engine::Device),
             _ => None,
         }
     }
@@ -44,15 +45,6 @@ pub(super) struct Args {
     op: &'static str,
     kind: Kind,
     device: tch::Device,
-}
-
-/// The values of a `[rows, heads, dim]` view: each head is dense, rows lie `stride` elements apart. Mirrors `Heads` in
-/// `shim/vectors.h`, `kernels/model.cu` and `kernels/attention.cuh`, and `Queries` in `kernels/decode.cuh`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Heads {
-    pub data: *mut c_void,
-    pub stride: i64,
 }
 
 impl Args {

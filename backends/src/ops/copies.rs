@@ -6,7 +6,7 @@ use tch::{Device, Tensor};
 use super::check::{Args, Engine};
 use super::embedding::add_up;
 use super::{Error, Result, Store, upload};
-use crate::model_kernels;
+use crate::kernels;
 
 /// Which row each copy is of: N copies of U rows.
 ///
@@ -129,7 +129,7 @@ impl Copies {
         // SAFETY: the sizes of `x` were checked and `y` was made here, what is not negative in `index` is below `from`, and
         // libtorch takes memory back in the order of its stream.
         args.launched(unsafe {
-            model_kernels::take_rows(&*device, args.kind(), x, (index.data_ptr(), y.data_ptr()), sizes)
+            kernels::model::take_rows(&*device, args.kind(), x, (index.data_ptr(), y.data_ptr()), sizes)
         })?;
         Ok(Some(y))
     }

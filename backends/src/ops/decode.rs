@@ -5,15 +5,16 @@ use std::{ffi::c_void, ptr, sync::Arc};
 
 use tch::{Kind, Tensor};
 
-use super::check::{Args, Engine, Heads};
+use super::check::{Args, Engine};
 use super::rope::rotary;
 use super::{Activation, Causal, Result};
 use crate::{
     Device,
-    decode_kernels::{self, Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
-    device_kernels,
-    model_kernels::{self, NormSizes},
-    row_kernels, sample_kernels,
+    kernels::{
+        self, Heads,
+        decode::{Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
+        model::NormSizes,
+    },
 };
 
 /// A layer's keys and values in blocks, and the blocks of each row's sequence.
@@ -83,7 +84,7 @@ impl AttentionParts {
 
 /// Parts that sequences of up to `tokens` tokens are cut in.
 fn splits(tokens: i64) -> i64 {
-    row_kernels::ceil_div(tokens, SPLIT_TOKENS)
+    kernels::rows::ceil_div(tokens, SPLIT_TOKENS)
 }
 
 /// The device that a step can be recorded on for weights like `like`, heads of width `dim` and `vocab` tokens; the
@@ -97,10 +98,10 @@ pub fn recording_device(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn D
 /// The device whose kernels decode, as [`recording_device`] has it, whether it records or not.
 pub(super) fn device_of_kernels(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn Device>, String> {
     let kind = like.kind();
-    if !(decode_kernels::fit(kind, dim) && sample_kernels::fit(kind, vocab)) {
+    if !(kernels::decode::fit(kind, dim) && kernels::sample::fit(kind, vocab)) {
         return Err(format!("there are no decoding kernels for {kind:?}, head_dim {dim} and {vocab} tokens"));
     }
-    let device = device_kernels::device_of(like);
+    let device = kernels::device_of(like);
     device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))
 }
 
@@ -157,7 +158,7 @@ unsafe fn norm_rows(
     let (none, sizes) = (ptr::null_mut(), NormSizes { rows, heads: 1, dim });
     // SAFETY: the sizes of `x` and of the weights were checked; the rest is the caller's promise.
     args.launched(unsafe {
-        model_kernels::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, (y, rstd), sizes)
+        kernels::model::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, (y, rstd), sizes)
     })
 }
 
@@ -170,7 +171,7 @@ pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
         (args.values("gate_up", gate_up, &[rows, 2 * size])?, args.values("y", y, &[rows, size])?);
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
-        model_kernels::glu(&*device, args.kind(), Activation::Silu, (from, to), rows, size)
+        kernels::model::glu(&*device, args.kind(), Activation::Silu, (from, to), rows, size)
     })
 }
 
@@ -244,7 +245,7 @@ pub(super) fn attend(
     let how = (causal.scale as f32, causal.window);
     // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
     args.launched(unsafe {
-        decode_kernels::attend(
+        kernels::decode::attend(
             &*device,
             args.kind(),
             queries,
@@ -267,7 +268,7 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     let values = args.values("logits", logits, &[rows, vocab])?;
     let choices = args.floats("choices", sampling.choices, &[rows, 5])?.cast();
     let uniforms = of_rows("uniforms", sampling.uniforms, Kind::Double)?;
-    let words = row_kernels::ceil_div(vocab, 32);
+    let words = kernels::rows::ceil_div(vocab, 32);
     let seen = args.dense("seen", sampling.seen, &[rows, words], Kind::Int)?;
     let next = (
         of_rows("tokens", sampling.tokens, Kind::Int64)?,
@@ -277,11 +278,11 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
         of_rows("chosen", sampling.chosen, Kind::Int64)?,
         of_rows("logprobs", sampling.logprobs, Kind::Float)?,
     );
-    let stripes = sample_kernels::stripes(args.kind(), vocab);
+    let stripes = kernels::sample::stripes(args.kind(), vocab);
     let measured = Tensor::f_empty([rows, stripes, 2], (Kind::Float, logits.device()))?;
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
-        sample_kernels::sample(
+        kernels::sample::sample(
             &*device,
             args.kind(),
             (values, rows, vocab),

@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_void};
 use tch::{Kind, Tensor};
 
 use super::{Causal, Error, Packing, Result};
-use crate::{Device, ffi, row_kernels::ceil_div};
+use crate::{Device, ffi, kernels::rows::ceil_div};
 
 /// The multiple of tokens that sequences must be for a plan of their own: lengths that come from data seldom repeat.
 const PLANNED_LEN: i64 = 128;

@@ -9,7 +9,10 @@ use super::check::{Args, Engine};
 use super::graph::{Asked, differentiable};
 use super::{Result, composite};
 use crate::Device;
-use crate::diffusion_kernels::{self, HeadSizes, Spread};
+use crate::kernels::{
+    self,
+    diffusion::{HeadSizes, Spread},
+};
 
 /// What is made of one kind of tokens.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +127,15 @@ impl Part {
         let qkv = self.qkv.data_ptr();
         // SAFETY: the sizes of all tensors were checked; libtorch takes memory back in the order of its stream.
         self.args.launched(unsafe {
-            diffusion_kernels::split_heads(device, self.args.kind(), qkv, self.weights(), eps, to, self.sizes)
+            kernels::diffusion::split_heads(
+                device,
+                self.args.kind(),
+                qkv,
+                self.weights(),
+                eps,
+                to,
+                self.sizes,
+            )
         })
     }
 
@@ -148,7 +159,7 @@ impl Part {
         let of_weights = of_norms.as_ref().map(|(partial, sum)| (partial.data_ptr().cast(), sum.data_ptr()));
         // SAFETY: as in `split`.
         args.launched(unsafe {
-            diffusion_kernels::split_heads_backward(
+            kernels::diffusion::split_heads_backward(
                 device,
                 args.kind(),
                 from,

@@ -26,6 +26,7 @@ mod by_rows;
 mod check;
 pub mod composite;
 mod copies;
+mod cpu_kernels;
 mod decode;
 mod divergence;
 mod dropout;
@@ -36,7 +37,6 @@ mod glu;
 mod graph;
 mod grouped;
 mod joint;
-mod kernels;
 mod logprob;
 mod modulation;
 mod norm;
@@ -50,8 +50,7 @@ mod routing;
 mod tests;
 mod tiled;
 
-pub(crate) use check::Heads;
-
+pub use crate::kernels::arguments::Activation;
 pub use attention::{Causal, attention, attention_backward, attention_with_history, decode_attention};
 pub use by_rows::{
     attention_by_rows, attention_with_history_by_rows, decode_attention_by_rows, exist_by_rows,
@@ -66,7 +65,7 @@ pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
 pub use experts::{Choice, Dispatch};
-pub use glu::{Activation, glu, glu_backward_};
+pub use glu::{glu, glu_backward_};
 pub use graph::{Asked, differentiable};
 pub use grouped::{
     Groups, grouped_input_backward, grouped_linear, grouped_linear_by_rows, grouped_weight_backward,

@@ -9,7 +9,10 @@ use super::check::{Args, Engine};
 use super::graph::{Asked, differentiable};
 use super::{Result, composite};
 use crate::Device;
-use crate::diffusion_kernels::{self, Images, RowSizes};
+use crate::kernels::{
+    self,
+    diffusion::{Images, RowSizes},
+};
 
 /// `norm(x) (1 + scale) + shift`, where norm is over channels, without weights (Ba et al., 2016).
 ///
@@ -38,7 +41,7 @@ pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> R
     let made = (y.data_ptr(), stats.data_ptr().cast());
     // SAFETY: the sizes of all tensors were checked or made here; libtorch takes memory back in the order of its stream.
     args.launched(unsafe {
-        diffusion_kernels::modulated_norm(&*device, args.kind(), inputs, eps as f32, made, sizes)
+        kernels::diffusion::modulated_norm(&*device, args.kind(), inputs, eps as f32, made, sizes)
     })?;
     differentiable(&[x, shift, scale], &[&same, &y], move |Asked { grads, .. }| {
         let [below, Some(dy)] = &grads[..] else {
@@ -56,7 +59,7 @@ pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> R
         );
         // SAFETY: as above.
         args.launched(unsafe {
-            diffusion_kernels::modulated_norm_backward(
+            kernels::diffusion::modulated_norm_backward(
                 &*device,
                 args.kind(),
                 inputs,
@@ -172,7 +175,7 @@ impl GatedPart {
         );
         let out = self.rows.of_tokens("out", &out)?;
         // SAFETY: as in `modulated_norm`.
-        args.launched(unsafe { diffusion_kernels::gated_add(device, args.kind(), inputs, out, sizes) })
+        args.launched(unsafe { kernels::diffusion::gated_add(device, args.kind(), inputs, out, sizes) })
     }
 
     /// The gradients of x, y and the gate from that of all tokens.
@@ -190,7 +193,7 @@ impl GatedPart {
         );
         // SAFETY: as in `modulated_norm`.
         args.launched(unsafe {
-            diffusion_kernels::gated_add_backward(
+            kernels::diffusion::gated_add_backward(
                 device,
                 args.kind(),
                 inputs,

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::copies::Copies;
 use super::tiled::Layout;
 use super::{Error, Result};
-use crate::{TorchDevice, ffi, row_kernels::ceil_div};
+use crate::{TorchDevice, ffi, kernels::rows::ceil_div};
 
 /// Sequences back to back: sequence `b` is the tokens `offsets[b] .. offsets[b + 1]` of a batch. Each token has a row, its own
 /// one unless sequences have tokens in common.

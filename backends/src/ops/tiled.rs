@@ -6,10 +6,13 @@ use std::{cmp::Reverse, ptr};
 
 use tch::{Kind, Tensor};
 
-use super::check::{Args, Heads};
+use super::check::Args;
 use super::{Causal, Packing, Result, upload};
 use crate::Device;
-use crate::attention_kernels::{self, Backward, Forward, TILE, Tiles};
+use crate::kernels::{
+    self, Heads,
+    attention::{Backward, Forward, TILE, Tiles},
+};
 
 /// What the kernels are told of sequences, int32 on the device.
 #[derive(Debug)]
@@ -96,7 +99,7 @@ pub(super) fn attention_with_history(
 /// Whether there are kernels for queries like `q`.
 fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<bool> {
     let [_, _, dim] = args.dims("q", q)?;
-    Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && attention_kernels::exist_on(device, dim))
+    Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && kernels::attention::exist_on(device, dim))
 }
 
 /// Attention of the queries of `rows` rows, of which `q` has none of the first `history`.
@@ -127,7 +130,7 @@ fn attend(
     }
     // SAFETY: the sizes of all tensors were checked or made here; a layout's offsets rise from 0 to the number of tokens, its
     // rows are below `rows` and its tiles are of queries that there are; libtorch takes memory back in the order of its stream.
-    args.launched(unsafe { attention_kernels::forward(device, of_all, dim, layout.queries()) })?;
+    args.launched(unsafe { kernels::attention::forward(device, of_all, dim, layout.queries()) })?;
     Ok(Some((out, lse)))
 }
 
@@ -174,7 +177,7 @@ pub(super) fn attention_backward(
     let layout = packing.layout()?;
     let tiles = [layout.queries(), layout.keys()];
     // SAFETY: as in `attend`; what is written is borrowed mutably, or was made here.
-    args.launched(unsafe { attention_kernels::backward(device, backward, dim, tiles) })?;
+    args.launched(unsafe { kernels::attention::backward(device, backward, dim, tiles) })?;
     if let (Some(copies), Some(both)) = (packing.copies(), of_tokens) {
         let sums = copies.sum(&both.f_flatten(1, 2)?)?.f_view([rows, 2 * kv_heads, dim])?;
         let [of_k, of_v] = of_keys_and_values(&sums)?;

@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_int, c_void};
 
 use crate::{
     BackendKind, Diagnosis, Limits, Result,
+    ffi::library::{Failed, table},
     gpu::{Dialect, Driver, Handle, Opened, Vendor},
-    library::{Failed, table},
     nccl,
 };
 
@@ -126,7 +126,7 @@ impl Dialect for Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

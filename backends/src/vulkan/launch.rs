@@ -6,7 +6,7 @@ use super::{
     kernels::{Arguments, CHUNK, Dispatch, Elements, Kernels, Kind, THREADS},
     memory::Memory,
 };
-use crate::{DType, Error, Result, device::unsupported, device_kernels::AdamW};
+use crate::{DType, Error, Result, device::unsupported, kernels::strategy::AdamW};
 
 /// A launch as it was asked for.
 pub(super) struct Launch<'a> {

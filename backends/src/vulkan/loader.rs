@@ -7,7 +7,7 @@ use std::{
 
 use ash::vk;
 
-use crate::{BackendKind, DeviceId, DeviceInfo, Error, Result, library};
+use crate::{BackendKind, DeviceId, DeviceInfo, Error, Result, ffi::library};
 
 const FILE: &str = "libvulkan.so.1";
 const HINT: &str = "it is Vulkan's loader: install libvulkan1 and a driver, such as mesa-vulkan-drivers";

@@ -21,7 +21,7 @@ use gpu_allocator::{
 };
 
 use super::{context::Context, timeline::Point};
-use crate::{Error, MemoryInfo, RawBuffer, RawSlice, Result, device::unsupported, stream::report};
+use crate::{Error, MemoryInfo, RawBuffer, RawSlice, Result, device::unsupported, safe::stream::report};
 
 /// The first address that is given out. No host maps anything so high, so that one which touches it faults.
 const FIRST_ADDRESS: u64 = 1 << 60;

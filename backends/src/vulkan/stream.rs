@@ -19,7 +19,7 @@ use super::{
     memory::{Block, Memory},
     timeline::{Mark, Point, Timeline},
 };
-use crate::{Error, Result, cpu::stream::run, device::HostFn, stream::report};
+use crate::{Error, Result, device::HostFn, host::work::run, safe::stream::report};
 
 /// Writes commands into a buffer of the stream's. What it names lives until they are done.
 pub(super) type Recording = Box<dyn FnOnce(&ash::Device, vk::CommandBuffer) + Send>;

@@ -7,19 +7,15 @@ use tch::{Kind, Tensor};
 
 use super::*;
 use crate::{
-    Arena, Buffer, DType, PinnedBuffer,
-    device_kernels::{
-        self,
-        tests::{adamw_one, download, first_of, upload, values},
-    },
-    flat, ops,
+    Arena, Buffer, DType, PinnedBuffer, flat, kernels, ops,
+    testing::{adamw_one, download, first_of, upload, values},
 };
 
 fn device() -> Option<Arc<dyn Device>> {
     first_of(BackendKind::Vulkan)
 }
 
-/// The stream on which `device_kernels` launches.
+/// The stream on which `kernels::launch` launches.
 fn stream(device: &Arc<dyn Device>) -> crate::Stream {
     crate::Stream::torch(device).unwrap()
 }
@@ -187,7 +183,7 @@ fn kernels_that_are_not_there_and_memory_that_is_not_there_are_refused() {
     let to = stream.raw();
     // SAFETY: refused, since there are not so many elements.
     let beyond =
-        unsafe { device_kernels::sum_ranks(&*device, Kind::Float, at.cast(), at, (1, 9), false, to) };
+        unsafe { kernels::strategy::sum_ranks(&*device, Kind::Float, at.cast(), at, (1, 9), false, to) };
     let beyond = beyond.unwrap_err().to_string();
     assert!(beyond.contains("9 F32"), "{beyond}");
 }

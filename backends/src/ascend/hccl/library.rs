@@ -8,9 +8,9 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Error, Rendezvous, Result, communicator,
-    communicator::Handle,
-    library::{self, Failed, table},
+    BackendKind, Error, Rendezvous, Result,
+    collective::communicator::{self, Handle},
+    ffi::library::{self, Failed, table},
 };
 
 const FILES: [&str; 3] = [
@@ -223,7 +223,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

@@ -23,10 +23,12 @@ use tch::Tensor;
 use super::acl::Handle;
 use crate::{
     Buffer, Collective, DType, Device, P2p, PinnedBuffer, ReduceOp, Result, Store, Stream,
-    communicator::{Communicator, Workspace},
+    collective::{
+        communicator::{Communicator, Workspace},
+        gloo::reduce_in_rank_order,
+        in_rank_order::InRankOrder,
+    },
     device::unsupported,
-    gloo::reduce_in_rank_order,
-    in_rank_order::InRankOrder,
 };
 use library::{BYTES, Item, Library};
 

@@ -1,5 +1,13 @@
 //! [`Collective`]: what a communication library supplies. What strategies use is [`crate::CollectiveGroup`].
 
+pub(crate) mod communicator;
+pub(crate) mod gloo;
+pub(crate) mod group;
+mod host_copies;
+pub(crate) mod in_rank_order;
+mod notice;
+pub(crate) mod rendezvous;
+
 use std::{fmt, sync::Arc};
 
 use crate::{Buffer, DType, Error, Result, Stream};

@@ -1,6 +1,7 @@
 //! Reductions in rank order, out of operations of a library's that only move elements.
 
-use crate::{Buffer, Collective, ReduceOp, Result, Stream, communicator::Workspace};
+use super::communicator::Workspace;
+use crate::{Buffer, Collective, ReduceOp, Result, Stream};
 
 /// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
 /// is what counts.

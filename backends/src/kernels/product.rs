@@ -5,11 +5,8 @@ use std::{
     ptr,
 };
 
-use crate::{
-    Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    row_kernels::ceil_div,
-};
+use super::{Architecture, Source, grid, launch, rows::ceil_div, source_text};
+use crate::{Device, Grid, Result};
 
 /// These kernels of `product.cu`: CUDA C++ for NVIDIA's compute capability 9.0 alone.
 macro_rules! products {

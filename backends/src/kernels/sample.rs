@@ -4,12 +4,8 @@ use std::ffi::c_void;
 
 use tch::Kind;
 
-use crate::{
-    Device, Result,
-    decode_kernels::pick,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    row_kernels::ceil_div,
-};
+use super::{Architecture, Source, decode::pick, grid, launch, rows::ceil_div, source_text};
+use crate::{Device, Result};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {

@@ -8,10 +8,8 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    DType, Device, Error, Event, RawBuffer, RawSlice, Result, Stream, device::unsupported, ffi,
-    stream::report,
-};
+use super::stream::report;
+use crate::{DType, Device, Error, Event, RawBuffer, RawSlice, Result, Stream, device::unsupported, ffi};
 
 /// Far beyond any work on memory that is given back: a wedged device is to be an error and not a hang.
 const WORK_TIMEOUT: Duration = Duration::from_secs(120);

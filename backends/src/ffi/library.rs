@@ -56,11 +56,11 @@ macro_rules! table {
             ///
             /// # Safety
             /// The library's functions have these names and signatures, and it is never closed.
-            pub(crate) unsafe fn load(library: &$crate::library::Library, column: usize) -> Result<Self, String> {
+            pub(crate) unsafe fn load(library: &$crate::ffi::library::Library, column: usize) -> Result<Self, String> {
                 Ok(Self {
                     column,
                     // SAFETY: the caller's promise.
-                    $( $field: unsafe { $crate::library::symbol(library, [$($symbol),+][column])? }, )*
+                    $( $field: unsafe { $crate::ffi::library::symbol(library, [$($symbol),+][column])? }, )*
                 })
             }
 
@@ -69,16 +69,16 @@ macro_rules! table {
             #[allow(dead_code)] // of tables that are a test's own
             pub(crate) fn signatures(column: usize) -> Vec<String> {
                 vec![ $( {
-                    let classes: &[String] = &[ $( $crate::abi::class::<$ty>() ),* ];
-                    $crate::abi::function([$($symbol),+][column], classes)
+                    let classes: &[String] = &[ $( $crate::ffi::abi::class::<$ty>() ),* ];
+                    $crate::ffi::abi::function([$($symbol),+][column], classes)
                 } ),* ]
             }
 
             $(
-                pub(crate) unsafe fn $field(&self, $($argument: $ty),*) -> Result<(), $crate::library::Failed> {
+                pub(crate) unsafe fn $field(&self, $($argument: $ty),*) -> Result<(), $crate::ffi::library::Failed> {
                     // SAFETY: the caller keeps the vendor's rules for this function.
                     let code = unsafe { (self.$field)($($argument),*) };
-                    $crate::library::Failed::check([$($symbol),+][self.column], code)
+                    $crate::ffi::library::Failed::check([$($symbol),+][self.column], code)
                 }
             )*
         }

@@ -18,11 +18,11 @@ use std::{
 
 use tch::{Kind, Tensor};
 
-use crate::{
-    Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi,
+use super::{
     host_copies::{HostCopies, Operand},
     rendezvous::millis,
 };
+use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi};
 
 /// Gloo gives up this much later than the deadline of the group above, which then names the operation first.
 const GRACE: Duration = Duration::from_secs(1);

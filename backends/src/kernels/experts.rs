@@ -2,12 +2,13 @@
 
 use std::ffi::c_void;
 
-use crate::{
-    Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    product_kernels::{GROUP_THREADS, LARGE, Product},
-    row_kernels::threads_up_to,
+use super::{
+    Architecture, Source, grid, launch,
+    product::{GROUP_THREADS, LARGE, Product},
+    rows::threads_up_to,
+    source_text,
 };
+use crate::{Device, Grid, Result};
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
 pub(crate) const SOURCE: Source = Source {

@@ -16,9 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::notice::Notice;
 use crate::{
-    Buffer, DType, Error, Rendezvous, Result, Store, Stream, TorchDevice, ffi, library::Failed,
-    notice::Notice, stream::report,
+    Buffer, DType, Error, Rendezvous, Result, Store, Stream, TorchDevice,
+    ffi::{self, library::Failed},
+    safe::stream::report,
 };
 
 /// A communicator as its library has it.

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Device, Error, RawGraph, Result, Stream, ffi, stream::report};
+use super::stream::report;
+use crate::{Device, Error, RawGraph, Result, Stream, ffi};
 
 /// Recorded work. It has the addresses of what it reads and writes, which whoever recorded it keeps alive; what lies
 /// there may change from one run to the next.

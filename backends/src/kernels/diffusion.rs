@@ -5,14 +5,15 @@ use std::ffi::c_void;
 
 use tch::Kind;
 
-use crate::{
-    Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    row_kernels::{
+use super::{
+    Architecture, Source, grid, launch,
+    rows::{
         JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, PACK_BYTES, THREADS, ceil_div, lanes, packs, part_rows,
         row_parts, sharers, threads_up_to, typed, typed_kernels,
     },
+    source_text,
 };
+use crate::{Device, Grid, Result};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {

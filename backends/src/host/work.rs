@@ -1,12 +1,14 @@
 //! Host work in the order of a vendor's stream, which runs it on a thread of its own.
 
 use std::{
+    any::Any,
     collections::HashMap,
     ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex},
 };
 
-use crate::{DeviceId, Error, RawStream, Result, cpu::stream::run, device::HostFn, library::Failed};
+use crate::{DeviceId, Error, RawStream, Result, device::HostFn, ffi::library::Failed};
 
 /// What a vendor's library calls in a stream's turn.
 pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
@@ -69,4 +71,15 @@ unsafe extern "C" fn run_host_work(data: *mut c_void) {
     if let Err(message) = run(work) {
         failure.lock().unwrap().get_or_insert(message);
     }
+}
+
+/// Runs `work`. A panic becomes an error and does not end the thread: later work, events among it, would never
+/// run.
+pub(crate) fn run(work: HostFn) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(words(&*panic)))
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
 }

@@ -264,7 +264,7 @@ impl Drop for Work {
         let mut ordered = self.group.stream.raw();
         for home in self.buffers.iter().map(Buffer::home) {
             if home.raw() != ordered {
-                crate::stream::report(home.wait(&self.done));
+                crate::safe::stream::report(home.wait(&self.done));
                 ordered = home.raw();
             }
         }

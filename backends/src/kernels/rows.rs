@@ -10,10 +10,10 @@ pub(crate) type Typed = [&'static CStr; 3];
 /// A constant for each kernel of a file, and `NAMES` of them all.
 macro_rules! typed_kernels {
     ($count:literal: $($constant:ident = $name:literal;)*) => {
-        $(const $constant: $crate::row_kernels::Typed = [
-            $crate::row_kernels::name(concat!($name, "_f32\0")),
-            $crate::row_kernels::name(concat!($name, "_bf16\0")),
-            $crate::row_kernels::name(concat!($name, "_f16\0")),
+        $(const $constant: $crate::kernels::rows::Typed = [
+            $crate::kernels::rows::name(concat!($name, "_f32\0")),
+            $crate::kernels::rows::name(concat!($name, "_bf16\0")),
+            $crate::kernels::rows::name(concat!($name, "_f16\0")),
         ];)*
         const NAMES: [&std::ffi::CStr; 3 * $count] = {
             let typed = [$($constant),*];

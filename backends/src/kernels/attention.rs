@@ -2,12 +2,8 @@
 
 use std::ffi::{CStr, c_void};
 
-use crate::{
-    Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    ops::Heads,
-    row_kernels::ceil_div,
-};
+use super::{Architecture, Heads, Source, grid, launch, rows::ceil_div, source_text};
+use crate::{Device, Grid, Result};
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
 pub(crate) const SOURCE: Source = Source {

@@ -8,11 +8,8 @@ use std::{
 
 use tch::Kind;
 
-use crate::{
-    Device, Grid, Result,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    ops::Heads,
-};
+use super::{Architecture, Heads, Source, grid, launch, source_text};
+use crate::{Device, Grid, Result};
 
 /// CUDA C++ that HIP compiles too, for fp32.
 pub(crate) const F32_SOURCE: Source = Source {

@@ -1,5 +1,9 @@
 //! [`Device`]: what a backend supplies. The safe types above it are in [`crate::stream`] and [`crate::buffer`].
 
+pub(crate) mod dtype;
+pub(crate) mod error;
+pub(crate) mod opened;
+
 use std::{
     ffi::{CStr, c_void},
     fmt,

@@ -5,15 +5,17 @@ use std::ffi::c_void;
 
 use tch::Kind;
 
-use crate::{
-    Device, Result,
-    device_kernels::{Architecture, Source, grid, launch, source_text},
-    ops::{Activation, Heads},
-    row_kernels::{
+use super::{
+    Architecture, Heads, Source,
+    arguments::Activation,
+    grid, launch,
+    rows::{
         JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, THREADS, ceil_div, packs, part_rows, row_parts, sharers,
         threads_up_to, typed, typed_kernels,
     },
+    source_text,
 };
+use crate::{Device, Result};
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCE: Source = Source {

@@ -1,6 +1,10 @@
 //! The C ABI of `shim/`: one declaration a function, in the order of the C++ files, and what turns its failures
 //! into [`Error`].
 
+#[cfg(test)]
+pub(crate) mod abi;
+pub(crate) mod library;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::{Error, Result, without_backtrace};

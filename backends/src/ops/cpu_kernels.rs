@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::check::Heads;
+use crate::kernels::Heads;
 
 unsafe extern "C" {
     pub fn anyroll_rms_norm(
