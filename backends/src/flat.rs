@@ -1,7 +1,7 @@
-//! What a strategy does to flat shards, on devices that have kernels but no libtorch. Where libtorch computes, `ops` does
-//! the same to tensors.
+//! A strategy's operations on flat shards, for devices that have kernels but no libtorch. `ops` has the same operations on
+//! tensors.
 //!
-//! Lengths and dtypes that do not fit are the caller's mistake, and a panic, as for slices. A device without the kernel is
+//! Lengths and dtypes that do not fit are the caller's mistake, and panic, as for slices. A device without the kernel is
 //! [`crate::Error::Unsupported`].
 
 use std::ffi::{CStr, c_void};
@@ -108,7 +108,7 @@ unsafe fn with_number(kernel: &'static CStr, x: &Buffer, mut number: f32, stream
 }
 
 /// # Safety
-/// As for [`crate::Device::launch`]; `over` is what the kernel goes over.
+/// The rule of [`crate::Device::launch`]; `over` is the buffer that the kernel passes over.
 unsafe fn launch<const N: usize>(
     kernel: &'static CStr,
     over: &Buffer,

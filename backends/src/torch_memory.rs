@@ -1,9 +1,9 @@
-//! How much memory libtorch's tensors take on the host: what plans of memory are tested against.
+//! Memory that libtorch holds: the peak of its tensors on the host, and what it caches on a device.
 
-use crate::{Error, Result, ffi};
+use crate::{Error, Result, device::opened, ffi};
 
-/// Runs `work`, and returns beside its result the most bytes of host memory that tensors which it made held at a time.
-/// Counted is what the calling thread allocates; memory of a [`crate::Buffer`] is none of libtorch's.
+/// Runs `work`, and returns its result and the peak of host memory, in bytes, that its tensors held. Counts allocations of
+/// libtorch by the calling thread; memory of a [`crate::Buffer`] is none.
 ///
 /// # Errors
 /// libtorch's.
@@ -17,4 +17,18 @@ pub fn tensor_peak_bytes<R>(work: impl FnOnce() -> R) -> Result<(R, usize)> {
     // SAFETY: as above.
     let peak = unsafe { ffi::anyroll_meter_end() };
     usize::try_from(peak).map(|peak| (result, peak)).map_err(|_| failed())
+}
+
+/// Gives back to an open device the memory that libtorch caches for its next tensors there, for use by others such as
+/// [`Buffer`](crate::Buffer)s. libtorch caches nothing on the host.
+///
+/// # Errors
+/// libtorch's, such as a failure of earlier work on the device.
+pub fn release_cached(device: tch::Device) -> Result<()> {
+    let Some(torch) = opened::torch_device(device) else { return Ok(()) };
+    // SAFETY: libtorch's support of an open device is loaded, and memory of live tensors is not given back.
+    match unsafe { ffi::anyroll_empty_cache(torch.kind) } {
+        0 => Ok(()),
+        _ => Err(Error::Torch(ffi::last_error())),
+    }
 }

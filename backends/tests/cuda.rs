@@ -14,7 +14,7 @@ use anyroll_backends::{
 };
 use tch::{Kind, Tensor};
 
-const ID: DeviceId = DeviceId { backend: BackendKind::Cuda, ordinal: 0 };
+const ID: DeviceId = DeviceId { backend: BackendKind::CUDA, ordinal: 0 };
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
@@ -34,10 +34,9 @@ fn device() -> Option<(Arc<dyn Device>, MutexGuard<'static, ()>)> {
 
 #[test]
 fn a_machine_without_it_says_what_was_tried() {
-    for error in [open(ID).err(), devices(BackendKind::Cuda).err()].into_iter().flatten() {
-        let Error::Unavailable { backend: BackendKind::Cuda, tried, reason } = error else {
-            panic!("{error}")
-        };
+    for error in [open(ID).err(), devices(BackendKind::CUDA).err()].into_iter().flatten() {
+        let Error::Unavailable { backend, tried, reason } = error else { panic!("{error}") };
+        assert_eq!(backend, BackendKind::CUDA);
         assert!(!tried.is_empty() && !reason.is_empty(), "{tried:?}: {reason}");
     }
 }
@@ -46,7 +45,7 @@ fn a_machine_without_it_says_what_was_tried() {
 fn a_device_is_opened_once_and_describes_itself() {
     let Some((device, _alone)) = device() else { return };
     assert!(Arc::ptr_eq(&device, &open(ID).unwrap()));
-    let all = devices(BackendKind::Cuda).unwrap();
+    let all = devices(BackendKind::CUDA).unwrap();
     for info in &all {
         eprintln!("{} {}: {:?}", info.id, info.name, info.details);
         assert!(info.details.iter().any(|(name, value)| name == "PCIe" && value.contains(':')));

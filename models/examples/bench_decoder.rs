@@ -82,7 +82,7 @@ fn main() {
 /// Completions of groups of 16 equal prompts, none of which stops early.
 fn generation(holder: &Holder, passes: usize) {
     const GROUP: usize = 16;
-    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
+    let device = open(DeviceId { backend: BackendKind::CPU, ordinal: 0 }).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let params = Arc::new(SamplingParams { max_new_tokens: LENGTH - PROMPT, ..SamplingParams::default() });
     let config = holder.decoder.config();

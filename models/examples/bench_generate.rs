@@ -101,13 +101,13 @@ struct Work {
 /// The first device that runs models and is no host.
 fn gpu() -> DeviceId {
     let is_gpu = |kind: &BackendKind| kind.runs_models() && !kind.is_host() && devices(*kind).is_ok();
-    let backend = BackendKind::ALL.into_iter().find(is_gpu).expect("no GPU here: see `anyroll doctor`");
+    let backend = BackendKind::all().find(is_gpu).expect("no GPU here: see `anyroll doctor`");
     DeviceId { backend, ordinal: 0 }
 }
 
 /// It, as libtorch calls it.
 fn torch(device: &Arc<dyn anyroll_backends::Device>) -> Device {
-    device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it")
+    device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it")
 }
 
 fn config(size: &str) -> DecoderConfig {

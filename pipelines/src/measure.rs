@@ -165,7 +165,7 @@ impl Bench {
 
     fn matmul(&self) -> Result<Figure> {
         let (size, kind) = (self.sizes.matrix, self.sizes.kind);
-        let at = self.device.torch_device().and_then(TorchDevice::tch).unwrap_or(tch::Device::Cpu);
+        let at = self.device.torch_device().map(TorchDevice::tch).unwrap_or(tch::Device::Cpu);
         let (a, b) = (Tensor::f_randn([size, size], (kind, at))?, Tensor::f_randn([size, size], (kind, at))?);
         let stream = Stream::torch(&self.device)?;
         let seconds = self.time(&stream, self.sizes.repetitions.1, || Ok(a.f_matmul(&b).map(drop)?))?;

@@ -65,7 +65,7 @@ fn main() {
             );
             assert!(other == reference, "{stage:?} differs from stage 0");
         }
-        let cpu = open(DeviceId { backend: BackendKind::Cpu, ordinal }).unwrap();
+        let cpu = open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let alone = self::group(&cpu, 0, 1, port);
         let cpu = trained(ZeroStage::Zero0, tied, hidden, &cpu, alone);
@@ -93,7 +93,7 @@ fn trained(
     device: &Arc<dyn Device>,
     group: CollectiveGroup,
 ) -> Trained {
-    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
+    let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let config = DecoderConfig {
         vocab_size: 4 * hidden + 1,
         hidden_size: hidden,

@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    const CPU: DeviceId = DeviceId { backend: BackendKind::Cpu, ordinal: 0 };
+    const CPU: DeviceId = DeviceId { backend: BackendKind::CPU, ordinal: 0 };
     /// Of three pieces, the last one short.
     const LEN: usize = 2 * PIECE_BYTES + 12345;
 

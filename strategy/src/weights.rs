@@ -339,7 +339,7 @@ impl<M: Model> Zero<M> {
 
     /// Where libtorch keeps this strategy's tensors.
     pub fn torch_device(&self) -> tch::Device {
-        let device = self.compute.device().torch_device().and_then(TorchDevice::tch);
+        let device = self.compute.device().torch_device().map(TorchDevice::tch);
         device.expect("a strategy computes where libtorch does")
     }
 

@@ -158,7 +158,7 @@ impl Acl {
     }
 
     fn open() -> Result<Self> {
-        let library = library::open(BackendKind::Ascend, &FILES, HINT)?;
+        let library = library::open(BackendKind::ASCEND, &FILES, HINT)?;
         // SAFETY: the signatures are those of acl_rt.h, and `open` never closes a library.
         let acl = unsafe { Self::load(library) };
         let mut acl =
@@ -237,7 +237,7 @@ pub(super) fn is_out_of_memory(failed: Failed) -> bool {
 /// The error for what is not on this machine.
 pub(super) fn unavailable(tried: &[&str], reason: impl Into<String>) -> Error {
     let tried = tried.iter().map(|what| (*what).to_owned()).collect();
-    Error::Unavailable { backend: BackendKind::Ascend, tried, reason: reason.into() }
+    Error::Unavailable { backend: BackendKind::ASCEND, tried, reason: reason.into() }
 }
 
 fn read(text: *const c_char) -> Option<String> {

@@ -24,9 +24,9 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits, MemoryInfo, RawBuffer, RawEvent,
-    RawSlice, RawStream, Result, TorchDevice,
-    device::HostFn,
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits,
+    MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
+    device::{HostFn, opened},
     ffi::{self, library},
     host::work::HostFailures,
     safe::stream::report,
@@ -35,10 +35,10 @@ use acl::{AI_CORES, Acl, EVENT_COMPLETE, EVENT_SYNC, EVENT_TIME_LINE, HUGE_FIRST
 use arena::Arenas;
 use context::Context;
 use copies::{Copier, Copy, Pinned};
-pub(crate) use hccl::Hccl;
+use hccl::Hccl;
 
 /// `c10::DeviceType::PrivateUse1`
-pub(crate) const TORCH_KIND: c_int = 20;
+const TORCH_KIND: c_int = 20;
 /// How long an allocation that finds no memory waits for releases that are pending.
 const RELEASES_TIMEOUT_MS: i32 = 10_000;
 
@@ -47,7 +47,7 @@ static OPEN: Mutex<Option<usize>> = Mutex::new(None);
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Npu {
+struct Npu {
     info: DeviceInfo,
     granularity_bytes: usize,
     allocated_bytes: AtomicUsize,
@@ -74,18 +74,44 @@ enum Resource {
     Stream(Handle),
 }
 
-/// The devices that this process sees; [`Error::Unavailable`] without a library, a device or a libtorch for it.
-pub fn devices() -> Result<Vec<DeviceInfo>> {
-    let acl = Acl::get()?;
-    let devices = (0..count(acl)?).map(|ordinal| info(acl, ordinal)).collect();
-    open_libtorch()?;
-    devices
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: Ascend = Ascend;
+
+/// Ascend as a [`Backend`].
+#[derive(Debug)]
+pub(crate) struct Ascend;
+
+impl BackendKind {
+    /// Huawei Ascend.
+    pub const ASCEND: Self = Self::new(&BackendTraits::accelerator("ascend"));
 }
 
-/// What takes a while to find out about a device.
-pub fn diagnose() -> Diagnosis {
-    let found = hccl::find().map_or_else(|error| error.to_string(), |()| "found".into());
-    Diagnosis { details: vec![("HCCL".into(), found)], limits: Limits::default() }
+impl Backend for Ascend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::ASCEND
+    }
+
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        let id = DeviceId { backend: BackendKind::ASCEND, ordinal };
+        opened::once(id, || Ok(Arc::new(Npu::open(id)?)))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let acl = Acl::get()?;
+        let devices = (0..count(acl)?).map(|ordinal| info(acl, ordinal)).collect();
+        open_libtorch()?;
+        devices
+    }
+
+    fn diagnose(&self, _ordinal: usize) -> Result<Diagnosis> {
+        let found = hccl::find().map_or_else(|error| error.to_string(), |()| "found".into());
+        Ok(Diagnosis { details: vec![("HCCL".into(), found)], limits: Limits::default() })
+    }
+
+    fn connect(&self, device: &dyn Device, store: Store, _: Reduction) -> Result<Arc<dyn Collective>> {
+        // The open device, without the wrapper that a test may have around it: operations have streams of their own.
+        Ok(Arc::new(Hccl::connect(self.open(device.id().ordinal)?, store)?))
+    }
 }
 
 fn count(acl: &Acl) -> Result<usize> {
@@ -96,7 +122,7 @@ fn count(acl: &Acl) -> Result<usize> {
 }
 
 fn info(acl: &Acl, ordinal: usize) -> Result<DeviceInfo> {
-    let id = DeviceId { backend: BackendKind::Ascend, ordinal };
+    let id = DeviceId { backend: BackendKind::ASCEND, ordinal };
     let attribute = |number| acl.attribute(ordinal, number).map_err(|failed| acl.error(id, failed));
     let total_bytes = attribute(TOTAL_MEMORY)? as usize;
     let details = [
@@ -111,15 +137,15 @@ fn info(acl: &Acl, ordinal: usize) -> Result<DeviceInfo> {
 fn open_libtorch() -> Result<()> {
     const HINT: &str = "build libtorch_npu 2.11 without Python, and name its folder in ANYROLL_LIBRARIES";
     static OPENED: OnceLock<Result<()>> = OnceLock::new();
-    let open = || library::open_libtorch(BackendKind::Ascend, "libtorch_npu.so", TORCH_KIND, HINT);
+    let open = || library::open_libtorch(BackendKind::ASCEND, "libtorch_npu.so", TORCH_KIND, HINT);
     OPENED.get_or_init(open).clone()
 }
 
 impl Npu {
     /// Opens a device. Everything that could be missing is looked for here.
-    pub fn open(ordinal: usize) -> Result<Self> {
+    fn open(id: DeviceId) -> Result<Self> {
         let acl = Acl::get()?;
-        let id = DeviceId { backend: BackendKind::Ascend, ordinal };
+        let ordinal = id.ordinal;
         let count = count(acl)?;
         if ordinal >= count {
             let reason = format!("{id} was asked for, and this process sees {count} devices");
@@ -251,7 +277,8 @@ unsafe impl Device for Npu {
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {
-        Some(TorchDevice { kind: TORCH_KIND, index: self.info.id.ordinal as i32 })
+        // A name of tch's that nothing uses here, since it has none for PrivateUse1: see `shim/npu.cpp`.
+        Some(TorchDevice::new(TORCH_KIND, self.info.id.ordinal as i32, tch::Device::Mps))
     }
 
     unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {

@@ -26,8 +26,8 @@ use crate::{
 /// A communicator as its library has it.
 pub(crate) type Handle = usize;
 
-/// What a [`Communicator`] asks of a library. Where a call takes a handle, it is one that the library gave and that is
-/// not ended.
+/// The calls of a library that a [`Communicator`] needs. A handle that a call takes came from the library and is not
+/// ended.
 pub(crate) trait Library: fmt::Debug + Send + Sync {
     /// Draws what all ranks of a new communicator show when they connect.
     fn draw_id(&self) -> Result<Vec<u8>, Failed>;
@@ -55,7 +55,7 @@ pub(crate) trait Library: fmt::Debug + Send + Sync {
     unsafe fn text(&self, code: c_int, comm: Handle) -> String;
 }
 
-/// How long a communicator that is not needed any more may take to end in peace.
+/// Time that a communicator may take to end cleanly.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Calls that do not wait for other ranks take microseconds: a thread that is inside for longer does not come back.
 const STUCK_AFTER: Duration = Duration::from_millis(200);
@@ -100,13 +100,12 @@ impl<L: Library> Communicator<L> {
         Self::new(library, handle, device, store)
     }
 
-    /// Takes over a handle of `library`, for the ranks of `store`.
-    pub(crate) fn new(
-        library: &'static L,
-        handle: Handle,
-        device: TorchDevice,
-        store: &Store,
-    ) -> Result<Self> {
+    /// Takes over a handle that a split of this one made, for the ranks of `store`.
+    pub(crate) fn child(&self, handle: Handle, store: &Store) -> Result<Self> {
+        Self::new(self.library, handle, self.device, store)
+    }
+
+    fn new(library: &'static L, handle: Handle, device: TorchDevice, store: &Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
         let notice = (rendezvous.world_size > 1).then(|| Notice::listen(store)).transpose()?;
         Ok(Self {

@@ -27,16 +27,25 @@ use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi
 /// Gloo gives up this much later than the deadline of the group above, which then names the operation first.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// Connects the ranks that share `store` through the host's memory: for a backend without a library of collectives, whose
+/// devices have pinned memory. Blocks until all are there or the store's time-out has passed.
+///
+/// # Errors
+/// [`Error::Rendezvous`] when ranks do not meet.
+pub fn connect_through_host(store: Store) -> Result<Arc<dyn Collective>> {
+    Ok(Arc::new(Gloo::connect(store)?))
+}
+
 /// See the module's description.
 #[derive(Debug)]
-pub struct Gloo {
+struct Gloo {
     shared: Arc<Shared>,
     store: Store,
     splits: AtomicU64,
     copies: HostCopies,
 }
 
-/// What operations in flight hold on to.
+/// State that operations in flight share.
 #[derive(Debug)]
 struct Shared {
     raw: *mut c_void,
@@ -53,8 +62,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Gloo {
-    /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub fn connect(store: Store) -> Result<Self> {
+    fn connect(store: Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
         let (rank, world_size) = (rendezvous.rank, rendezvous.world_size);
         let timeout = rendezvous.timeout + GRACE;
@@ -438,7 +446,7 @@ mod tests {
         let place = Rendezvous::on_this_host(0, 1, port, Duration::from_secs(60));
         let store = Store::connect(&place).unwrap();
         let begin = |thread: usize| {
-            let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: thread }).unwrap();
+            let device = open(DeviceId { backend: BackendKind::CPU, ordinal: thread }).unwrap();
             let stream = Stream::new(&device).unwrap();
             let buffer = Buffer::zeros(&stream, 1, DType::U8).unwrap();
             for number in 0..100 {

@@ -14,7 +14,7 @@ use crate::{Buffer, Collective, DType, Device, Error, Event, P2p, ReduceOp, Resu
 const RECORDED: usize = 256;
 /// Operations that an error message shows.
 const SHOWN: usize = 8;
-/// How often the watchdog looks.
+/// Interval between two checks of the watchdog.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 
 /// A process group. Operations start after the work that is on `after` now, run on the group's own stream, and
@@ -50,7 +50,7 @@ struct Entry {
     dtype: Option<DType>,
     len: usize,
     enqueued_at: Instant,
-    /// What it waits for besides the operation before it, which is nothing when its caller works on the group's own
+    /// The event that it waits for in addition to the previous operation; `None` if its caller works on the group's own
     /// stream.
     after: Option<Event>,
     /// When the watchdog first saw that it had started.
@@ -60,13 +60,13 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether it is done; a query of the device only until it is.
+    /// Returns true once it is done. Queries the device only until then.
     fn is_done(&mut self) -> bool {
         self.is_done = self.is_done || self.done.is_complete().unwrap_or(false);
         self.is_done
     }
 
-    /// Whether it has started, once the operation before it is done.
+    /// Returns true if it has started, given that the previous operation is done.
     fn may_start(&self) -> bool {
         self.after.as_ref().is_none_or(|after| after.is_complete().unwrap_or(false))
     }
@@ -101,7 +101,7 @@ impl CollectiveGroup {
         self.0.comm.rank()
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.0.comm.world_size()
     }

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use crate::{Buffer, Device, PinnedBuffer, Result, Stream};
 
-/// What a collective does with a buffer.
+/// A buffer, and the use that a collective makes of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand<'a> {
     /// Reads all of it.
@@ -36,9 +36,9 @@ pub(crate) struct HostCopies {
 pub(crate) struct HostCopy {
     /// All elements, for functions of the host on that stream.
     pub(crate) tensor: Tensor,
-    /// Of a device whose own memory the host does not see.
+    /// The copy, if the host does not see the device's own memory.
     memory: Option<PinnedBuffer>,
-    /// What gets the contents in the end.
+    /// The buffer that gets the contents in the end.
     to: Option<Buffer>,
 }
 
@@ -101,5 +101,5 @@ impl Drop for HostCopies {
 }
 
 fn host_sees(device: &dyn Device) -> bool {
-    device.torch_device().is_some_and(|torch| torch.tch() == Some(tch::Device::Cpu))
+    device.torch_device().is_some_and(|torch| torch.tch() == tch::Device::Cpu)
 }

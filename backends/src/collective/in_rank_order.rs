@@ -3,8 +3,8 @@
 use super::communicator::Workspace;
 use crate::{Buffer, Collective, ReduceOp, Result, Stream};
 
-/// As long as this holds what all ranks have, everybody gets everything and reduces it all: one trip instead of two
-/// is what counts.
+/// Up to this many bytes of all ranks, each rank gathers and reduces everything: for small buffers, one transfer instead of
+/// two matters most.
 const SMALL_BYTES: usize = 2 << 20;
 
 /// A communicator that moves elements, and reduces what has arrived. No buffer is empty.
@@ -18,7 +18,7 @@ pub(crate) trait InRankOrder: Collective {
     /// `output` becomes the reduction of `received`, which holds as many slices of its length as there are ranks.
     fn reduce(&self, output: &Buffer, received: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()>;
 
-    /// Where that arrives.
+    /// Memory for the slices that arrive.
     fn workspace(&self) -> &Workspace;
 
     /// Everybody's `buffer` becomes the reduction of all, each rank computing all of it.

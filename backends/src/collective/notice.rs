@@ -13,9 +13,9 @@ use std::{
 
 use crate::{Result, Store};
 
-/// How often a rank asks whether another has given up.
+/// Interval at which a rank checks if another has given up.
 const ASK_EVERY: Duration = Duration::from_millis(200);
-/// How long a rank that gives up waits for the others to hear of it.
+/// Time that a rank which gives up leaves the others to notice.
 const TIME_TO_HEAR: Duration = Duration::from_millis(500);
 const KEY: &str = "given up";
 
@@ -52,7 +52,7 @@ impl Notice {
         Ok(Self { store, heard })
     }
 
-    /// What another rank said when it gave up, if one has.
+    /// The reason of another rank that gave up, if one has.
     pub(crate) fn heard(&self) -> Option<&str> {
         self.heard.get().map(String::as_str)
     }

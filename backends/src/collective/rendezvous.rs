@@ -1,4 +1,4 @@
-//! How ranks find one another: c10d's TCPStore, served by rank 0 or by the launcher.
+//! The rendezvous of ranks: c10d's TCPStore, served by rank 0 or by the launcher.
 
 use std::{
     ffi::{CString, c_void},
@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Rendezvous {
     /// This process's number.
     pub rank: usize,
-    /// How many there are.
+    /// Number of ranks.
     pub world_size: usize,
     /// Host of rank 0.
     pub master_addr: String,
@@ -26,12 +26,12 @@ pub struct Rendezvous {
     /// `None`: rank 0 serves the store. Otherwise the launcher does, and our keys in it start with this, which a
     /// restart changes: the store outlives the ranks.
     pub agent_store: Option<String>,
-    /// How long ranks wait for one another, here and in every collective.
+    /// Time that ranks wait for one another, here and in every collective.
     pub timeout: Duration,
 }
 
 impl Rendezvous {
-    /// Of ranks of this host alone.
+    /// A rendezvous of ranks on this host alone.
     pub fn on_this_host(rank: usize, world_size: usize, master_port: u16, timeout: Duration) -> Self {
         Self { rank, world_size, master_addr: "127.0.0.1".into(), master_port, agent_store: None, timeout }
     }
@@ -109,7 +109,7 @@ impl Store {
 
     /// The part for the next group of ranks that this rank connects through this store: each has keys of its own. Ranks
     /// connect their groups in the same order.
-    pub(crate) fn next_part(&self) -> Result<Self> {
+    pub fn next_part(&self) -> Result<Self> {
         let Rendezvous { rank, world_size, .. } = self.rendezvous;
         let groups = self.key(&format!("groups/{rank}"))?;
         // SAFETY: the store is live.
@@ -120,7 +120,7 @@ impl Store {
         self.prefix(&format!("group/{number}/"), rank, world_size)
     }
 
-    /// Who this process is in it.
+    /// This process's rendezvous.
     pub fn rendezvous(&self) -> &Rendezvous {
         &self.rendezvous
     }
@@ -133,7 +133,7 @@ impl Store {
         if code == 0 { Ok(()) } else { Err(self.rendezvous.error(ffi::last_error())) }
     }
 
-    /// Whether some rank has set the key.
+    /// Returns true if some rank has set the key.
     pub(crate) fn is_set(&self, key: &str) -> Result<bool> {
         let key = self.key(key)?;
         // SAFETY: the store is live.
@@ -277,7 +277,7 @@ mod tests {
         });
     }
 
-    /// As torchrun has it: the agent's process serves the store, with keys of its own in it.
+    /// torchrun's case: the agent's process serves the store, with keys of its own in it.
     #[test]
     fn ranks_meet_in_a_store_that_the_launcher_serves() {
         let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -16,8 +16,8 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice,
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Error, MemoryInfo,
+    RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice, connect_through_host,
     device::HostFn,
     host::{memory, work::run},
 };
@@ -26,9 +26,45 @@ use stream::{EventState, Worker};
 /// The stream on which libtorch computes: the caller's own thread.
 const INLINE: RawStream = RawStream(0);
 
+/// The host's processor as a [`Backend`].
+#[derive(Debug)]
+pub(crate) struct Cpu;
+
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: Cpu = Cpu;
+
+impl BackendKind {
+    /// The host's processor; the reference for all others.
+    pub const CPU: Self = Self::new(&BackendTraits {
+        is_host: true,
+        shares_devices: true,
+        adds_by_rows: true,
+        ..BackendTraits::accelerator("cpu")
+    });
+}
+
+impl Backend for Cpu {
+    fn kind(&self) -> BackendKind {
+        BackendKind::CPU
+    }
+
+    /// A device of its own for each call; `ordinal` only tells ranks apart.
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(CpuDevice::open(ordinal))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![CpuDevice::open(0).info()])
+    }
+
+    fn connect(&self, _: &dyn Device, store: Store, _: Reduction) -> Result<Arc<dyn Collective>> {
+        connect_through_host(store)
+    }
+}
+
 /// See the module's description.
 #[derive(Debug)]
-pub struct CpuDevice {
+struct CpuDevice {
     id: DeviceId,
     allocated_bytes: Arc<AtomicUsize>,
     pinned_bytes: AtomicUsize,
@@ -38,11 +74,10 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Opens the host's processor. `ordinal` only tells ranks apart.
-    pub fn open(ordinal: usize) -> Arc<Self> {
+    fn open(ordinal: usize) -> Arc<Self> {
         memory::keep_freed_memory();
         Arc::new(Self {
-            id: DeviceId { backend: BackendKind::Cpu, ordinal },
+            id: DeviceId { backend: BackendKind::CPU, ordinal },
             allocated_bytes: Arc::default(),
             pinned_bytes: AtomicUsize::new(0),
             next_handle: AtomicU64::new(1),
@@ -132,7 +167,7 @@ unsafe impl Device for CpuDevice {
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {
-        Some(TorchDevice { kind: 0, index: -1 })
+        Some(TorchDevice::CPU)
     }
 
     unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {

@@ -33,7 +33,7 @@ impl DType {
         }
     }
 
-    /// Whether it is a floating-point type.
+    /// Returns true for a floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::Bf16 | Self::F16)
     }

@@ -1,8 +1,11 @@
-//! What can go wrong below a strategy, with the fields that identify it.
+//! Errors of devices, collectives and libtorch, with the fields that identify them.
 
 use std::time::Duration;
 
-use crate::{BackendKind, DType, DeviceId};
+use super::{
+    dtype::DType,
+    kind::{BackendKind, DeviceId},
+};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -11,36 +14,36 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The library or the device is not on this machine. Expected; callers may skip.
+    /// The library or the device is not on this machine. This is expected, and callers may skip.
     #[error("backend {backend} is unavailable: {reason} (tried: {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
     Unavailable {
         /// The backend that was asked for.
         backend: BackendKind,
-        /// Files and calls that were tried, in order.
+        /// The files and calls that were tried, in order.
         tried: Vec<String>,
-        /// Why the last of them was not enough.
+        /// The reason why the last of them failed.
         reason: String,
     },
     /// A call of the vendor's library failed. `call` is the vendor's own name, so that it can be searched for.
     #[error("{call} failed on {device}: {message} (code {code})")]
     Driver {
-        /// Where.
+        /// The device.
         device: DeviceId,
         /// The vendor's name of the call.
         call: &'static str,
         /// The vendor's code.
         code: i64,
-        /// The vendor's words.
+        /// The vendor's message.
         message: String,
     },
     /// The device has less memory than was asked for.
     #[error("out of memory on {device}: requested {requested_bytes} bytes, {free_bytes} free")]
     OutOfMemory {
-        /// Where.
+        /// The device.
         device: DeviceId,
-        /// What was asked for.
+        /// Size of the allocation.
         requested_bytes: usize,
-        /// What was free at that moment.
+        /// Free memory at that moment.
         free_bytes: usize,
     },
     /// A collective failed; usually because another rank died. Look for that rank's own error first.
@@ -52,10 +55,10 @@ pub enum Error {
         rank: usize,
         /// Ranks in the communicator.
         world_size: usize,
-        /// The library's words.
+        /// The library's message.
         message: String,
     },
-    /// A collective passed its deadline. The communicator is aborted; `recent` has what it did last.
+    /// A collective passed its deadline. The communicator is aborted; `recent` lists its last operations.
     #[error(
         "{call} on rank {rank} of {world_size} did not finish within {timeout:?}; communicator {group:?} is aborted\n{recent}"
     )]
@@ -81,15 +84,15 @@ pub enum Error {
         /// This rank.
         rank: usize,
     },
-    /// The backend cannot do this, and says so rather than doing something else.
+    /// The backend has no such feature, and does nothing else in its place.
     #[error("{backend} does not support {what}")]
     Unsupported {
         /// The backend.
         backend: BackendKind,
-        /// What was asked for.
+        /// The missing feature.
         what: String,
     },
-    /// Ranks did not find one another.
+    /// The ranks did not meet.
     #[error("rank {rank} of {world_size} found no rendezvous at {address}: {message}")]
     Rendezvous {
         /// `host:port` of the store.
@@ -98,24 +101,24 @@ pub enum Error {
         rank: usize,
         /// Ranks that were expected.
         world_size: usize,
-        /// The store's words.
+        /// The store's message.
         message: String,
     },
-    /// Memory of an arena was used while its physical pages were released.
+    /// An arena was used while its physical memory was released.
     #[error("memory of arena {arena:?} was used while it is released")]
     Released {
         /// The arena's name.
         arena: String,
     },
-    /// Work that was enqueued on a stream panicked or failed.
+    /// Work on a stream failed or panicked.
     #[error("work on a stream of {device} failed: {message}")]
     Stream {
-        /// Where.
+        /// The device.
         device: DeviceId,
-        /// What happened.
+        /// The failure, in words.
         message: String,
     },
-    /// No such reduction for this element type.
+    /// The reduction is not defined for this element type.
     #[error("{op} is not defined for {dtype:?}")]
     NoReduction {
         /// The reduction.
@@ -129,7 +132,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the cause most likely lies with another rank, so that a launcher can name that rank first.
+    /// Returns true if another rank is the likely cause, so that a launcher can report that rank first.
     pub fn is_from_peer(&self) -> bool {
         matches!(
             self,
@@ -144,7 +147,7 @@ impl From<tch::TchError> for Error {
     }
 }
 
-/// What libtorch says, without the C++ backtrace of dozens of lines that it appends.
+/// Strips the C++ backtrace, dozens of lines, from one of libtorch's messages.
 pub fn without_backtrace(message: &str) -> &str {
     let begins = ["\nException raised from", "\nframe #0: "].map(|begin| message.find(begin));
     let end = begins.into_iter().flatten().min().unwrap_or(message.len());

@@ -1,198 +1,22 @@
-//! [`Device`]: what a backend supplies. The safe types above it are in [`crate::stream`] and [`crate::buffer`].
+//! [`Device`]: what a backend supplies. The safe types above it are in [`crate::safe`].
 
 pub(crate) mod dtype;
 pub(crate) mod error;
+pub(crate) mod info;
+pub(crate) mod kind;
 pub(crate) mod opened;
+pub(crate) mod torch;
 
 use std::{
     ffi::{CStr, c_void},
     fmt,
-    str::FromStr,
     time::Duration,
 };
 
-use crate::{Error, Result, ascend, ffi};
-
-/// The families of accelerators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BackendKind {
-    /// The host's processor; the reference for all others.
-    Cpu,
-    /// NVIDIA.
-    Cuda,
-    /// AMD.
-    Rocm,
-    /// Huawei Ascend.
-    Ascend,
-    /// Any GPU with Vulkan compute.
-    Vulkan,
-}
-
-impl BackendKind {
-    /// Every backend, in the order in which `auto` prefers them.
-    pub const ALL: [Self; 5] = [Self::Cuda, Self::Rocm, Self::Ascend, Self::Vulkan, Self::Cpu];
-
-    /// Whether it is the host itself, which holds as many ranks as one asks for.
-    pub const fn is_host(self) -> bool {
-        matches!(self, Self::Cpu)
-    }
-
-    /// Whether one device serves several ranks: their collectives go through the host.
-    pub const fn shares_devices(self) -> bool {
-        matches!(self, Self::Cpu | Self::Vulkan)
-    }
-
-    /// Whether libtorch computes on it, so that models can run.
-    pub const fn runs_models(self) -> bool {
-        !matches!(self, Self::Vulkan)
-    }
-
-    /// Whether a model on it can compute each row by itself: [`crate::ops::exist_by_rows`] says for which models.
-    pub const fn adds_by_rows(self) -> bool {
-        matches!(self, Self::Cpu | Self::Cuda | Self::Rocm)
-    }
-
-    /// The name used in YAML and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-            Self::Rocm => "rocm",
-            Self::Ascend => "ascend",
-            Self::Vulkan => "vulkan",
-        }
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for BackendKind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            format!("no backend {name:?}: choose one of {}", Self::ALL.map(Self::name).join(", "))
-        })
-    }
-}
-
-/// One device of one backend: `cuda:0`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DeviceId {
-    /// The family.
-    pub backend: BackendKind,
-    /// Its index on this host.
-    pub ordinal: usize,
-}
-
-impl fmt::Display for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.backend, self.ordinal)
-    }
-}
-
-/// Memory of a device, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryInfo {
-    /// Free on the whole device, whoever uses the rest.
-    pub free_bytes: usize,
-    /// Total of the device.
-    pub total_bytes: usize,
-    /// Held by this process through this [`Device`]: buffers and mapped arenas.
-    pub allocated_bytes: usize,
-    /// Pinned host memory held by this process through this [`Device`].
-    pub pinned_bytes: usize,
-}
-
-/// What `doctor` shows of a device.
-#[derive(Clone, Debug)]
-pub struct DeviceInfo {
-    /// Which.
-    pub id: DeviceId,
-    /// The vendor's name of the product.
-    pub name: String,
-    /// Its memory, where that is known without opening it.
-    pub total_bytes: Option<usize>,
-    /// Further facts, as name and value.
-    pub details: Vec<(String, String)>,
-}
-
-/// What `doctor` shows of a device besides: it takes a while to find out.
-#[derive(Clone, Debug, Default)]
-pub struct Diagnosis {
-    /// Further facts, as name and value.
-    pub details: Vec<(String, String)>,
-    /// What the hardware can do at most.
-    pub limits: Limits,
-}
-
-/// What the hardware can do at most, as it states it; `None` where it does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Limits {
-    /// Bytes a second that its memory reads and writes, together.
-    pub memory_bytes_per_s: Option<f64>,
-    /// Bytes a second over its link to the host, one way.
-    pub host_bytes_per_s: Option<f64>,
-    /// Bytes a second over its links to other devices, one way.
-    pub peer_bytes_per_s: Option<f64>,
-    /// Operations a second in products of dense bf16 matrices.
-    pub bf16_flops: Option<f64>,
-}
-
-/// Where libtorch keeps tensors of this device: its device type and index as c10 numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TorchDevice {
-    /// `c10::DeviceType`: 0 CPU, 1 CUDA (and ROCm, which presents itself so), 20 PrivateUse1.
-    pub kind: i32,
-    /// The index, or -1 for the CPU.
-    pub index: i32,
-}
-
-impl TorchDevice {
-    /// The same as tch names it, or `None` for a device type that tch has no name for.
-    pub fn tch(self) -> Option<tch::Device> {
-        match self.kind {
-            0 => Some(tch::Device::Cpu),
-            1 => usize::try_from(self.index).ok().map(tch::Device::Cuda),
-            // A name without a number, which is lent: see `shim/npu.cpp`.
-            ascend::TORCH_KIND => Some(tch::Device::Mps),
-            _ => None,
-        }
-    }
-
-    /// What tch names so, or `None` where no backend has such tensors.
-    pub(crate) fn of(device: tch::Device) -> Option<Self> {
-        match device {
-            tch::Device::Cpu => Some(Self { kind: 0, index: -1 }),
-            tch::Device::Cuda(index) => Some(Self { kind: 1, index: index as i32 }),
-            tch::Device::Mps => {
-                // SAFETY: reads a number.
-                let index = unsafe { ffi::anyroll_npu_index() };
-                Some(Self { kind: ascend::TORCH_KIND, index })
-            }
-            tch::Device::Vulkan => None,
-        }
-    }
-}
-
-/// Gives back to a device the memory that libtorch keeps for its next tensors there: for what is not libtorch's, such as
-/// [`Buffer`](crate::Buffer)s. A host's is never kept.
-///
-/// # Errors
-/// libtorch's, such as a failure of what the device was doing.
-pub fn release_cached(device: tch::Device) -> Result<()> {
-    let kept = TorchDevice::of(device).filter(|device| device.kind != 0);
-    // SAFETY: libtorch's support of a device that has tensors is loaded, and memory of live tensors is not given back.
-    match kept.is_some_and(|device| unsafe { ffi::anyroll_empty_cache(device.kind) } != 0) {
-        true => Err(Error::Torch(ffi::last_error())),
-        false => Ok(()),
-    }
-}
+use error::{Error, Result};
+use info::{DeviceInfo, MemoryInfo};
+use kind::DeviceId;
+use torch::TorchDevice;
 
 /// Opaque handles. Only the device that made one can read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -219,30 +43,30 @@ pub struct RawSlice {
     pub len: usize,
 }
 
-/// Which threads run a kernel.
+/// The threads that run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Of a block.
+    /// Threads of a block.
     pub threads: u32,
-    /// Neighbouring blocks that run side by side and see each other's shared memory, a divisor of the blocks; 1 where
-    /// none do.
+    /// Number of neighbouring blocks that run at the same time and see each other's shared memory: a divisor of
+    /// `blocks`, or 1.
     pub cluster: u32,
     /// Shared memory of a block beyond what the kernel declares.
     pub shared_bytes: u32,
-    /// Whether blocks may start before what is in front on the stream has ended, where the device can do that: the
-    /// kernel itself waits for it.
+    /// If the device can, its blocks start before the previous work on the stream has ended. The kernel itself waits for
+    /// that work.
     pub starts_early: bool,
 }
 
 impl Grid {
-    /// Blocks that have nothing to do with each other, in turn with all else.
+    /// Independent blocks that start in stream order.
     pub const fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks, threads, cluster: 1, shared_bytes: 0, starts_early: false }
     }
 
-    /// The same, which may start early.
+    /// The same blocks, which may start early.
     pub const fn early(self) -> Self {
         Self { starts_early: true, ..self }
     }
@@ -250,9 +74,9 @@ impl Grid {
 
 /// One accelerator. A backend implements this and [`crate::Collective`], nothing else.
 ///
-/// The verbs are raw and `unsafe`; [`crate::Stream`], [`crate::Event`], [`crate::Buffer`],
-/// [`crate::PinnedBuffer`] and [`crate::Arena`] are written once above them and hold the invariants for every
-/// backend. The conformance suite is this comment as code.
+/// The verbs are raw and `unsafe`. [`crate::Stream`], [`crate::Event`], [`crate::Buffer`], [`crate::PinnedBuffer`] and
+/// [`crate::Arena`] are written once above them, and hold the invariants for every backend. The conformance suite is
+/// this comment as code.
 ///
 /// # What callers may rely on
 /// - *Order.* Work enqueued on one stream runs in that order. Work on two streams has no order, until
@@ -269,13 +93,13 @@ impl Grid {
 /// # Safety
 /// Implementors uphold the above: the safe types hand out references to this memory on the strength of it.
 pub unsafe trait Device: Send + Sync + fmt::Debug {
-    /// Which device this is.
+    /// Name of this device.
     fn id(&self) -> DeviceId;
-    /// What `doctor` shows.
+    /// Facts that `doctor` shows.
     fn info(&self) -> DeviceInfo;
     /// Memory at this moment.
     fn memory_info(&self) -> Result<MemoryInfo>;
-    /// Where libtorch keeps tensors of this device, or `None` if libtorch cannot compute on it.
+    /// Place of this device's tensors in libtorch, or `None` if libtorch cannot compute on it.
     fn torch_device(&self) -> Option<TorchDevice>;
 
     /// Allocates `len` bytes (more than zero) on the device.
@@ -295,7 +119,7 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// [`Device::arena_granularity_bytes`].
     ///
     /// # Safety
-    /// As for [`Device::alloc`], with [`Device::arena_free`].
+    /// The arena is released by [`Device::arena_free`], once, and before the device goes away.
     unsafe fn arena_reserve(&self, len: usize) -> Result<RawBuffer>;
     /// Puts physical memory (contents undefined) behind the whole arena. The address does not change.
     ///
@@ -334,17 +158,17 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// Copies `dst.len` bytes from pinned host memory.
     ///
     /// # Safety
-    /// As for `fill`; `src` is pinned, readable and unchanged until the work is done.
+    /// The rule of `fill`; `src` is pinned, readable and unchanged until the work is done.
     unsafe fn copy_h2d(&self, dst: RawSlice, src: *const u8, stream: RawStream) -> Result<()>;
     /// Copies `src.len` bytes to pinned host memory.
     ///
     /// # Safety
-    /// As for `copy_h2d`; nothing reads `dst` before the work is done.
+    /// The rule of `copy_h2d`; nothing reads `dst` before the work is done.
     unsafe fn copy_d2h(&self, dst: *mut u8, src: RawSlice, stream: RawStream) -> Result<()>;
     /// Copies within the device; the ranges do not overlap and have one length.
     ///
     /// # Safety
-    /// As for `fill`, for both.
+    /// The rule of `fill`, for both.
     unsafe fn copy_d2d(&self, dst: RawSlice, src: RawSlice, stream: RawStream) -> Result<()>;
 
     /// A new stream, in no order with any other.
@@ -380,7 +204,7 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// # Safety
     /// Both are live and of this device.
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
-    /// Whether the work before the last record is done.
+    /// Returns true once the work before the last record is done.
     ///
     /// # Safety
     /// `event` is live.
@@ -397,15 +221,15 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// `stream` is live.
     unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()>;
 
-    /// How many blocks of a large kernel run side by side, where the driver says so.
+    /// Number of large blocks that run at the same time; `None` if the driver does not report it.
     fn multiprocessors(&self) -> Option<i64> {
         None
     }
-    /// Whether [`Device::launch`] works: the device compiles kernels at run time, and its compiler is there.
+    /// Returns true if [`Device::launch`] works: the device compiles kernels at run time, and the compiler was found.
     fn has_kernels(&self) -> bool {
         false
     }
-    /// Whether a kernel of `kernels/` that is not for every device is for this one.
+    /// Returns true if this device has a kernel of `kernels/`; some are for a few devices only.
     fn has_kernel(&self, _kernel: &'static CStr) -> bool {
         false
     }
@@ -425,12 +249,12 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
         unsupported(self.id(), format!("kernels at run time: {kernel:?}"))
     }
 
-    /// The stream that work is recorded on, one for the life of the device: libraries keep memory for each stream
-    /// that they have seen. [`Error::Unsupported`] where nothing can be recorded.
+    /// The stream on which work is recorded, one for the life of the device: libraries keep memory for each stream that
+    /// they have seen. [`Error::Unsupported`] if the device cannot record.
     fn recording_stream(&self) -> Result<RawStream> {
         unsupported(self.id(), "recorded work")
     }
-    /// Begins to record what is enqueued on `stream`, instead of running it.
+    /// Begins to record the work that is enqueued on `stream`, instead of running it.
     ///
     /// # Safety
     /// `stream` is [`Device::recording_stream`]'s, nothing is pending there, and the recording is ended.
@@ -444,14 +268,14 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     unsafe fn graph_end(&self, _stream: RawStream) -> Result<RawGraph> {
         unsupported(self.id(), "recorded work")
     }
-    /// Runs recorded work after what is on `stream`.
+    /// Runs recorded work after the work that is on `stream` now.
     ///
     /// # Safety
     /// Both are live, and so is the memory that the work reads and writes, until it is done.
     unsafe fn graph_launch(&self, _graph: RawGraph, _stream: RawStream) -> Result<()> {
         unsupported(self.id(), "recorded work")
     }
-    /// Releases recorded work; a run in flight goes on.
+    /// Releases recorded work; a run in flight continues.
     ///
     /// # Safety
     /// `graph` came from `graph_end` and is not used again.
@@ -463,7 +287,7 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
 /// Host work in stream order; an error becomes the stream's error.
 pub type HostFn = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
-/// The error for something this device does not do.
+/// Returns the error for a feature that this device does not have.
 pub fn unsupported<T>(id: DeviceId, what: impl Into<String>) -> Result<T> {
     Err(Error::Unsupported { backend: id.backend, what: what.into() })
 }

@@ -1,4 +1,4 @@
-//! Vendors' libraries, opened at run time: where they are looked for, and tables of the functions we call.
+//! Vendors' libraries, opened at run time: the places that are searched, and tables of their functions.
 
 use std::{
     ffi::{CStr, OsStr, c_int},
@@ -15,8 +15,8 @@ use crate::{BackendKind, Error, Result, ffi};
 /// Folders that the user has named, first to last.
 static PREFERRED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Makes `folder` the next place to look for vendors' libraries, before all others. To be called before the first
-/// [`crate::open`]: a library that is open stays open.
+/// Adds `folder` to the places that are searched first for vendors' libraries. Call it before the first [`crate::open`]: an
+/// open library stays open.
 pub fn prefer_folder(folder: impl Into<PathBuf>) {
     PREFERRED.lock().unwrap().push(folder.into());
 }
@@ -26,7 +26,7 @@ pub fn prefer_folder(folder: impl Into<PathBuf>) {
 pub(crate) struct Failed {
     /// The vendor's name of the function.
     pub(crate) call: &'static str,
-    /// What it returned.
+    /// The code that it returned.
     pub(crate) code: c_int,
 }
 
@@ -64,7 +64,7 @@ macro_rules! table {
                 })
             }
 
-            /// What `backends/abi` says of these functions, if their signatures are the vendor's.
+            /// Lines that `backends/abi` has for these functions if their signatures are the vendor's.
             #[cfg(test)]
             #[allow(dead_code)] // of tables that are a test's own
             pub(crate) fn signatures(column: usize) -> Vec<String> {
@@ -95,16 +95,14 @@ pub(crate) unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T,
     unsafe { library.get::<T>(name).map(|symbol| *symbol).map_err(|error| words(&error)) }
 }
 
-/// Opens the first file of `names` that loads: where the user said, beside libtorch as its wheels have it, then
-/// wherever the system looks. It stays open to the end of the process, since vendors' libraries do not survive
-/// being closed.
+/// Opens the first file of `names` that loads: from the user's folders, from those of libtorch's wheels, then from the
+/// system's. It stays open to the end of the process, since vendors' libraries do not survive being closed.
 pub(crate) fn open(backend: BackendKind, names: &[&str], hint: &str) -> Result<&'static Library> {
     open_first(backend, &candidates(names), RTLD_LOCAL, hint)
 }
 
-/// Opens libtorch's own library for a vendor, and starts it. Its kernels register themselves with libtorch, so
-/// this comes before any operation that could ask for them: libtorch remembers that they were not there.
-/// `hint` is what to do where there is none.
+/// Opens libtorch's own library for a vendor, and starts it. Its kernels register themselves with libtorch, which
+/// remembers missing ones, so this precedes any operation that could ask for them. `hint` tells the user how to get it.
 pub(crate) fn open_libtorch(backend: BackendKind, file: &str, device_type: c_int, hint: &str) -> Result<()> {
     let mut paths = preferred(&[file]);
     paths.push(libtorch_folder().map_or_else(|| file.into(), |folder| folder.join(file)));
@@ -134,7 +132,7 @@ fn open_first(backend: BackendKind, paths: &[PathBuf], scope: c_int, hint: &str)
     Err(Error::Unavailable { backend, tried, reason: format!("{reason}; {hint}") })
 }
 
-/// The loader's own words: they name what is missing.
+/// The loader's own message, which names the missing file or symbol.
 fn words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -149,7 +147,7 @@ fn candidates(names: &[&str]) -> Vec<PathBuf> {
     preferred(names).into_iter().chain(names.iter().flat_map(beside)).chain(system).collect()
 }
 
-/// Bare names in the folders that the user has named.
+/// Bare names in the user's folders.
 fn preferred(names: &[&str]) -> Vec<PathBuf> {
     let bare = names.iter().filter(|name| !name.contains('/'));
     let folders = PREFERRED.lock().unwrap();
@@ -208,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_result_that_is_not_zero_is_the_vendors_code() {
-        let library = open(BackendKind::Cuda, &[LIBC], "").unwrap();
+        let library = open(BackendKind::CUDA, &[LIBC], "").unwrap();
         // SAFETY: the signature of the C standard.
         let present = unsafe { Present::load(library, 0) }.unwrap();
         // SAFETY: takes any number.
@@ -222,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_missing_function_is_named() {
-        let library = open(BackendKind::Cuda, &[LIBC], "").unwrap();
+        let library = open(BackendKind::CUDA, &[LIBC], "").unwrap();
         // SAFETY: the signature of the C standard, and a function that is not there.
         let incomplete = unsafe { Incomplete::load(library, 0) };
         // SAFETY: takes any number, and would be reached only if the other were there.
@@ -234,9 +232,9 @@ mod tests {
     fn an_absent_library_says_where_it_was_looked_for() {
         prefer_folder("/named/by/the/user");
         let names = ["libanyroll_absent.so", "libanyroll_absent.so"];
-        let error = open(BackendKind::Rocm, &names, "install it").unwrap_err();
+        let error = open(BackendKind::ROCM, &names, "install it").unwrap_err();
         let Error::Unavailable { backend, tried, reason } = error else { panic!("{error}") };
-        assert_eq!(backend, BackendKind::Rocm);
+        assert_eq!(backend, BackendKind::ROCM);
         assert_eq!(tried, ["/named/by/the/user/libanyroll_absent.so", "libanyroll_absent.so"]);
         assert!(reason.contains("libanyroll_absent.so") && reason.ends_with("; install it"), "{reason}");
     }

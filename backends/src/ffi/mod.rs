@@ -46,7 +46,6 @@ unsafe extern "C" {
     pub(crate) fn anyroll_meter_end() -> i64;
 
     // npu.cpp
-    pub(crate) fn anyroll_npu_index() -> c_int;
     pub(crate) fn anyroll_npu_start(index: c_int) -> c_int;
 
     // c10d.cpp

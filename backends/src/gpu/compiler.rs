@@ -73,7 +73,7 @@ impl Compiler {
         image
     }
 
-    /// What a program was compiled to.
+    /// The image of a compiled program.
     fn image(&self, program: Handle) -> Result<Vec<u8>, Failed> {
         let mut len = 0;
         // SAFETY: a number of our own, and then a buffer of the length that it tells.
@@ -85,7 +85,7 @@ impl Compiler {
         }
     }
 
-    /// What the compiler has to say about a program.
+    /// The compiler's messages about a program.
     fn messages(&self, program: Handle) -> String {
         let mut len = 0;
         // SAFETY: a number of our own.

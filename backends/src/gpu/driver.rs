@@ -245,7 +245,7 @@ impl Driver {
     }
 }
 
-/// Whether an event is reached, from the result of the query.
+/// Returns true if an event is reached, from the result of the query.
 pub(super) fn reached(outcome: Result<(), Failed>) -> Result<bool, Failed> {
     match outcome {
         Ok(()) => Ok(true),

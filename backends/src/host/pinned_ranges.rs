@@ -22,8 +22,8 @@ impl PinnedRanges {
         self.0.lock().unwrap().remove(&address);
     }
 
-    /// Where the range starts within the one that it lies in; an error unless there is one, since vendors' libraries
-    /// copy other memory, too, and say nothing.
+    /// Offset of a range within the pinned one that contains it; an error if none does, since vendors' libraries copy other
+    /// memory without an error.
     pub(crate) fn offset_of(&self, device: DeviceId, address: usize, len: usize) -> Result<usize> {
         let ranges = self.0.lock().unwrap();
         match ranges.range(..=address).next_back() {

@@ -10,26 +10,27 @@ use std::{
 
 use crate::{DeviceId, Error, RawStream, Result, device::HostFn, ffi::library::Failed};
 
-/// What a vendor's library calls in a stream's turn.
+/// The function that a vendor's library calls in stream order.
 pub(crate) type HostCallback = unsafe extern "C" fn(*mut c_void);
 
-/// The failures of a device's host work: vendors' libraries know of none.
+/// Failures of a device's host work, which vendors' libraries do not report.
 #[derive(Debug, Default)]
 pub(crate) struct HostFailures {
-    /// The first one, a stream.
+    /// The first failure of each stream.
     streams: Mutex<HashMap<u64, Failure>>,
 }
 
 type Failure = Arc<Mutex<Option<String>>>;
 
-/// What the library's thread gets.
+/// The argument of [`run_host_work`].
 struct HostWork {
     work: HostFn,
     failure: Failure,
 }
 
 impl HostFailures {
-    /// Has `launch` enqueue `work` on `stream`: it gets what the library is to call, and with what, once unless it fails.
+    /// Lets `launch` enqueue `work` on `stream`: it receives the function that the library calls, once unless it fails, and
+    /// its argument.
     pub(crate) fn enqueue(
         &self,
         stream: RawStream,
@@ -45,7 +46,7 @@ impl HostFailures {
         outcome
     }
 
-    /// The first failure of `stream`'s work since this was last asked.
+    /// Returns the first failure of `stream`'s work since the last call.
     pub(crate) fn check(&self, device: DeviceId, stream: RawStream) -> Result<()> {
         match self.of(stream).lock().unwrap().take() {
             Some(message) => Err(Error::Stream { device, message }),
@@ -53,7 +54,7 @@ impl HostFailures {
         }
     }
 
-    /// `stream` goes: its handle may be given out again, to a stream that has not failed.
+    /// Drops a stream that ends: another stream, which has not failed, may get its handle.
     pub(crate) fn forget(&self, stream: RawStream) {
         self.streams.lock().unwrap().remove(&stream.0);
     }

@@ -4,7 +4,7 @@ use std::{ffi::c_void, sync::Arc};
 
 use tch::Tensor;
 
-use crate::{Device, Grid, TorchDevice, device::opened};
+use crate::{Device, Grid, device::opened};
 
 pub(crate) const THREADS: u32 = 256;
 /// What one thread of an elementwise kernel moves at a time.
@@ -32,8 +32,7 @@ pub(crate) fn grid(blocks: i64, threads: u32) -> Grid {
 
 /// The device that holds a tensor, if it has kernels.
 pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
-    let device = opened::at(TorchDevice::of(tensor.device())?)?;
-    device.has_kernels().then_some(device)
+    opened::holder(tensor.device()).filter(|device| device.has_kernels())
 }
 
 /// As many blocks as there is work for; a kernel that gets fewer goes around.

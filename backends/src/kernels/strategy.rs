@@ -184,7 +184,7 @@ mod tests {
 
     /// Every backend's first device that has kernels.
     fn devices() -> impl Iterator<Item = Arc<dyn Device>> {
-        [BackendKind::Cuda, BackendKind::Vulkan].into_iter().filter_map(first_of)
+        [BackendKind::CUDA, BackendKind::VULKAN].into_iter().filter_map(first_of)
     }
 
     /// Element types as their bytes, and back.

@@ -303,7 +303,7 @@ mod tests_on_a_gpu {
 
     /// The first GPU on which libtorch computes.
     fn device() -> Option<Arc<dyn Device>> {
-        first_of(BackendKind::Cuda)
+        first_of(BackendKind::CUDA)
     }
 
     /// Five steps, with one that is not finite after each, at `skip` elements behind an aligned address.

@@ -28,7 +28,7 @@ pub(super) static PLACES: LazyLock<Vec<(Kind, Device)>> = LazyLock::new(|| {
 });
 /// Open as long as the tests run: a tensor's kernels are its open device's.
 static GPU: LazyLock<crate::Result<Arc<dyn crate::Device>>> =
-    LazyLock::new(|| crate::open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }));
+    LazyLock::new(|| crate::open(DeviceId { backend: BackendKind::CUDA, ordinal: 0 }));
 
 /// What one rounding of the result makes, and for 16 bits a few of what attention holds in between. In fp32 it is the order of
 /// sums that differs, from processor to processor as well: 1.1e-5 was seen of attention.

@@ -57,7 +57,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether it has no elements.
+    /// Returns true if it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -258,7 +258,7 @@ impl Arena {
         Buffer { memory: self.memory.clone(), offset_bytes: range.start, len, dtype }
     }
 
-    /// Whether physical memory is there.
+    /// Returns true while it has physical memory.
     pub fn is_mapped(&self) -> bool {
         *self.mapped()
     }
@@ -319,7 +319,7 @@ impl PinnedBuffer {
         self.len_bytes
     }
 
-    /// Where it begins: for host work between copies, in their streams' order.
+    /// First byte: for host work between copies, in the order of their streams.
     pub(crate) fn address(&self) -> *mut u8 {
         self.ptr
     }
@@ -374,7 +374,7 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// Whether nothing on a stream uses it.
+    /// Returns true if no work on a stream uses it.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.as_ref().is_none_or(|event| event.is_complete().unwrap_or(false))
     }

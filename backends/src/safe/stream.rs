@@ -110,7 +110,7 @@ struct EventInner {
 }
 
 impl Event {
-    /// Whether the stream has got here.
+    /// Returns true once the stream has reached it.
     pub fn is_complete(&self) -> Result<bool> {
         // SAFETY: the handle is live as long as `self`.
         unsafe { self.0.device.event_query(self.0.raw) }

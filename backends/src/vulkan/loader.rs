@@ -55,11 +55,11 @@ pub(super) fn loader() -> Result<&'static Loader> {
 }
 
 fn unavailable(reason: String) -> Error {
-    Error::Unavailable { backend: BackendKind::Vulkan, tried: vec![FILE.into()], reason }
+    Error::Unavailable { backend: BackendKind::VULKAN, tried: vec![FILE.into()], reason }
 }
 
 fn open() -> Result<Loader> {
-    let library = library::open(BackendKind::Vulkan, &[FILE], HINT)?;
+    let library = library::open(BackendKind::VULKAN, &[FILE], HINT)?;
     // SAFETY: the function's type in the specification; the library is never closed.
     let get_instance_proc_addr = unsafe { library::symbol(library, "vkGetInstanceProcAddr") };
     let get_instance_proc_addr = get_instance_proc_addr.map_err(unavailable)?;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 fn device() -> Option<Arc<dyn Device>> {
-    first_of(BackendKind::Vulkan)
+    first_of(BackendKind::VULKAN)
 }
 
 /// The stream on which `kernels::launch` launches.
@@ -243,15 +243,15 @@ fn host_memory_that_is_not_pinned_is_refused() {
 #[test]
 fn a_device_that_is_not_there_is_refused_by_number() {
     let Some(_open) = device() else { return };
-    let count = devices().unwrap().len();
-    let error = Vulkan::open(count).unwrap_err().to_string();
+    let count = BACKEND.devices().unwrap().len();
+    let error = BACKEND.open(count).unwrap_err().to_string();
     assert!(error.contains(&format!("sees {count} devices")), "{error}");
 }
 
 #[test]
 fn threads_end_with_the_device() {
     let Some(_driver) = device() else { return };
-    let device = Vulkan::open(0).unwrap();
+    let device = Vulkan::open(DeviceId { backend: BackendKind::VULKAN, ordinal: 0 }).unwrap();
     let streams: Vec<_> = (0..5).map(|_| device.stream_create().unwrap()).collect();
     // SAFETY: live until here.
     streams.into_iter().for_each(|stream| unsafe { device.stream_destroy(stream).unwrap() });

@@ -349,7 +349,7 @@ mod tests {
 
     /// The first device with kernels; without one says so past the harness, which keeps what passing tests print.
     fn device() -> Option<Arc<dyn Device>> {
-        let kinds = BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
+        let kinds = BackendKind::all().filter(|kind| kind.runs_models() && !kind.is_host());
         let mut devices = kinds.filter_map(|backend| open(DeviceId { backend, ordinal: 0 }).ok());
         let device = devices.find(|device| device.has_kernels());
         if device.is_none() {
@@ -388,7 +388,7 @@ mod tests {
             tie_word_embeddings: true,
             initializer_range: 0.2,
         };
-        let at = device.torch_device().unwrap().tch().unwrap();
+        let at = device.torch_device().unwrap().tch();
         let cache = KvCache::new(&config, 2, dtype, &Stream::torch(device).unwrap()).unwrap();
         let like = Tensor::zeros([1], (dtype.kind(), at));
         let decoder = Decoder::new(config, at).unwrap();

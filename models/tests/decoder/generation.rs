@@ -69,7 +69,7 @@ pub fn params(temperature: f64) -> SamplingParams {
 /// An engine with the holder's weights.
 pub fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engine {
     let config = holder.decoder.config();
-    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
+    let device = open(DeviceId { backend: BackendKind::CPU, ordinal: 0 }).unwrap();
     let dtype = match holder.weights[0][0].kind() {
         Kind::BFloat16 => DType::Bf16,
         Kind::Half => DType::F16,

@@ -176,7 +176,7 @@ fn held_completions(
 ) -> Option<Vec<Completion>> {
     let (id, dtype) = at;
     let device = device(id)?;
-    let torch = device.torch_device().unwrap().tch().unwrap();
+    let torch = device.torch_device().unwrap().tch();
     let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
     let weights = shape.weights(&decoder, (torch, dtype.kind()));
     let cache = KvCache::new(config, 400, dtype, &Stream::torch(&device).unwrap()).unwrap();
@@ -205,7 +205,7 @@ fn scores(
     (temperature, at_once): (f64, usize),
 ) -> Vec<f32> {
     let device = device(id).unwrap();
-    let torch = device.torch_device().unwrap().tch().unwrap();
+    let torch = device.torch_device().unwrap().tch();
     let decoder = Arc::new(shape.decoder(torch));
     let weights = shape.weights(&decoder, (torch, dtype.kind()));
     let holder = Holder { decoder, weights, grads: Vec::new() };
@@ -224,11 +224,11 @@ fn scores(
     texts.chunks(at_once).flat_map(of_batch).collect()
 }
 
-const CPU: DeviceId = DeviceId { backend: BackendKind::Cpu, ordinal: 0 };
+const CPU: DeviceId = DeviceId { backend: BackendKind::CPU, ordinal: 0 };
 
 /// The first device that runs models and is no host; of the first such backend where there is none.
 fn gpu() -> DeviceId {
-    let kinds = || BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
+    let kinds = || BackendKind::all().filter(|kind| kind.runs_models() && !kind.is_host());
     let backend = kinds().find(|kind| devices(*kind).is_ok()).or(kinds().next());
     DeviceId { backend: backend.expect("some backend has GPUs"), ordinal: 0 }
 }
@@ -486,7 +486,7 @@ fn strict_steps_with_adapters_and_biases_have_the_log_probs_of_training() {
 #[test]
 fn a_step_of_attention_is_rotation_and_attention() {
     let Some(device) = device(gpu()) else { return };
-    let at = device.torch_device().unwrap().tch().unwrap();
+    let at = device.torch_device().unwrap().tch();
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 8e-3)] {
         for (heads, kv_heads, dim, has_norms) in [
             (12, 2, 128, false),

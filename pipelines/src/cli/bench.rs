@@ -35,7 +35,7 @@ struct Report {
 pub(super) fn bench(backend: Option<BackendKind>, json: bool) -> Result<u8> {
     launch::watch_parent();
     let is_there = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
-    let found = || BackendKind::ALL.into_iter().find(is_there).expect("the host is always there");
+    let found = || BackendKind::all().find(is_there).expect("the host is always there");
     let backend = backend.unwrap_or_else(found);
     if !backend.runs_models() {
         let what = "products, which `--bench` measures: libtorch does not compute on it".into();

@@ -45,7 +45,7 @@ struct DeviceReport {
 }
 
 pub(super) fn doctor(json: bool) -> Result<u8> {
-    let backends = BackendKind::ALL.into_iter().map(backend).collect();
+    let backends = BackendKind::all().map(backend).collect();
     let report = Report { anyroll: env!("CARGO_PKG_VERSION"), torch: torch(), backends };
     print(match json {
         true => serde_json::to_string_pretty(&report).expect("plain data") + "\n",

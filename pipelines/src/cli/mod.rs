@@ -234,7 +234,7 @@ fn check(args: &ConfigArgs) -> Result<u8> {
 
 /// What this machine has, as far as a config depends on it.
 fn machine(rank: Option<Rank>) -> Machine {
-    let backends = anyroll_backends::BackendKind::ALL.into_iter().map(|kind| {
+    let backends = anyroll_backends::BackendKind::all().map(|kind| {
         // What runs no model is refused by name, whether it is there or not, and is not looked for.
         let found = if kind.runs_models() { anyroll_backends::devices(kind) } else { Ok(Vec::new()) };
         BackendFacts {

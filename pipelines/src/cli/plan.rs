@@ -59,7 +59,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let loaded = Loaded::read(&args.config, &sets)?;
     let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
     if let Some(memory) = args.memory {
-        let of_devices = BackendKind::ALL.into_iter().filter(|kind| !kind.is_host());
+        let of_devices = BackendKind::all().filter(|kind| !kind.is_host());
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
     }
@@ -84,7 +84,7 @@ fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
     let count = if *devices == Devices::All { 1 } else { MANY };
     // What a device here has is of use only where nobody has said what to plan for.
     let here = if args.memory.is_none() { machine(None).backends } else { Vec::new() };
-    let backends = BackendKind::ALL.into_iter().map(|kind| BackendFacts {
+    let backends = BackendKind::all().map(|kind| BackendFacts {
         name: kind.name().to_owned(),
         runs_models: kind.runs_models(),
         adds_by_rows: kind.adds_by_rows(),

@@ -24,8 +24,8 @@ impl DeviceChoice {
     /// `Unsupported` for a backend that runs no models, or the backend's own.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         let usable = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
-        let backend = self.backend.or_else(|| BackendKind::ALL.into_iter().find(usable));
-        let backend = backend.unwrap_or(BackendKind::Cpu);
+        let backend = self.backend.or_else(|| BackendKind::all().find(usable));
+        let backend = backend.unwrap_or(BackendKind::CPU);
         if !backend.runs_models() {
             let what =
                 "models: libtorch does not compute on it; leave `--backend` out for the first that does"

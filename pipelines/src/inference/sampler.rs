@@ -235,7 +235,7 @@ impl Sampler {
 
     /// From how many tokens on a context is kept between turns.
     fn keep_from(&self) -> usize {
-        if self.compute.device().id().backend == BackendKind::Cpu { 0 } else { LEAST_KEPT }
+        if self.compute.device().id().backend == BackendKind::CPU { 0 } else { LEAST_KEPT }
     }
 
     /// The most tokens of each sample, its prompt included.

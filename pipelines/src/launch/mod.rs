@@ -179,7 +179,7 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
     command
         .args(&plan.args)
         .envs(plan.env.iter().map(|(name, value)| (name, value)))
-        .envs(anyroll_backends::RANK_ENVIRONMENT)
+        .envs(anyroll_backends::rank_environment())
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
         .env("WORLD_SIZE", plan.world_size.to_string())

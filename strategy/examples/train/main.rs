@@ -199,7 +199,7 @@ fn prepare(
     options: &Options,
     adamw: Option<AdamW>,
 ) -> (Zero<Decoder>, PackedBatch) {
-    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
+    let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let (seq, micro_batch) = (options.number("seq", 4096), options.number("micro_batch", 4));
     let shape = shapes::decoder(options.text("model", "0.5b"), seq as i64);
     let vocab = shape.vocab_size;

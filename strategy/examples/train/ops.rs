@@ -33,7 +33,7 @@ impl Clock {
 
 /// Rows of `[name, calls in a step, ms, ms in a step, TFLOP/s or TB/s]` for a step without recomputation.
 pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
-    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
+    let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let (seq, sequences) = (options.number("seq", 4096) as i64, options.number("micro_batch", 4) as i64);
     let name = options.text("model", "0.5b");
     let shape = shapes::decoder(name, seq);

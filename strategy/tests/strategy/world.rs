@@ -87,7 +87,7 @@ pub fn ranks<R: Send>(
     rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync,
 ) -> Vec<R> {
     let open = |ordinal: usize| {
-        let device = open(DeviceId { backend: BackendKind::Cpu, ordinal }).unwrap();
+        let device = open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
         match harsh {
             false => device,
             true => {

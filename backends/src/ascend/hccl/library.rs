@@ -147,7 +147,7 @@ impl Library {
     }
 
     fn open() -> Result<Self> {
-        let library = library::open(BackendKind::Ascend, &FILES, HINT)?;
+        let library = library::open(BackendKind::ASCEND, &FILES, HINT)?;
         // SAFETY: the signatures are those of hccl.h, and `open` never closes a library.
         let loaded = unsafe {
             Calls::load(library, 0).and_then(|calls| {
@@ -155,7 +155,7 @@ impl Library {
             })
         };
         loaded.map_err(|reason| Error::Unavailable {
-            backend: BackendKind::Ascend,
+            backend: BackendKind::ASCEND,
             tried: FILES.map(str::to_owned).to_vec(),
             reason,
         })

@@ -37,7 +37,7 @@ const ALIGNMENT: usize = 512;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(crate) struct Hccl {
+pub(super) struct Hccl {
     comm: Communicator<Library>,
     device: Arc<dyn Device>,
     store: Store,
@@ -57,12 +57,7 @@ pub(super) fn find() -> Result<()> {
 
 impl Hccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub(crate) fn connect(device: &dyn Device, store: Store) -> Result<Self> {
-        // As it is open, without what a test has wrapped it in: operations have streams of their own.
-        Self::over(crate::open(device.id())?, store)
-    }
-
-    fn over(device: Arc<dyn Device>, store: Store) -> Result<Self> {
+    pub(super) fn connect(device: Arc<dyn Device>, store: Store) -> Result<Self> {
         let Some(torch) = device.torch_device() else {
             return unsupported(device.id(), "collectives: libtorch does not know it");
         };
@@ -283,7 +278,7 @@ impl Collective for Hccl {
         self.check()?;
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
         match self.store.split(number, color, key)? {
-            Some(part) => Ok(Some(Arc::new(Self::over(self.device.clone(), part.store)?))),
+            Some(part) => Ok(Some(Arc::new(Self::connect(self.device.clone(), part.store)?))),
             None => Ok(None),
         }
     }
