@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // ---- sum of squares ----
 
 constexpr int TREE_THREADS = 256;
-constexpr u64 CHUNK = 16384;  // elements of one block; `device_kernels` counts with it
+constexpr u64 CHUNK = 16384;  // elements of one block; `kernels/strategy.rs` counts with it
 
 // The sum over the block's threads, as a tree. Thread 0 has the result.
 __device__ inline double block_sum(double sum) {

@@ -38,26 +38,15 @@ use std::{str::FromStr, sync::Arc};
 
 pub use backend::Backend;
 pub use collective::{
-    Collective, P2p, ReduceOp, Reduction,
-    gloo::connect_through_host,
-    group::{CollectiveGroup, Work},
-    rendezvous::{Rendezvous, Store},
+    Collective, CollectiveGroup, P2p, ReduceOp, Reduction, Rendezvous, Store, Work, connect_through_host,
 };
 pub use device::{
-    Device, Grid, HostFn, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream,
-    dtype::DType,
-    error::{Error, Result, without_backtrace},
-    info::{DeviceInfo, Diagnosis, Limits, MemoryInfo},
-    kind::{BackendKind, BackendTraits, DeviceId},
-    torch::TorchDevice,
+    BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, HostFn, Limits,
+    MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, TorchDevice, without_backtrace,
 };
-pub use ffi::library::prefer_folder;
-pub use kernels::cache::cache_kernels_in;
-pub use safe::{
-    buffer::{Arena, Buffer, PinnedBuffer},
-    graph::Graph,
-    stream::{Event, Stream},
-};
+pub use ffi::prefer_folder;
+pub use kernels::cache_kernels_in;
+pub use safe::{Arena, Buffer, Event, Graph, PinnedBuffer, Stream};
 pub use threads::on_threads;
 pub use torch_memory::{release_cached, tensor_peak_bytes};
 
@@ -127,7 +116,7 @@ pub fn diagnose(id: DeviceId) -> Result<Diagnosis> {
     backend(id.backend)?.diagnose(id.ordinal)
 }
 
-/// Variables that vendors' libraries read from the environment: whoever starts the ranks of a job sets them for each.
+/// Variables that vendors' libraries read from the environment. The launcher of a job sets them for each rank.
 pub fn rank_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
     BACKENDS.iter().flat_map(|backend| backend.rank_environment()).copied()
 }

@@ -1,5 +1,5 @@
-//! What the CUDA backend does beyond the contract that the conformance suite checks. Without an NVIDIA GPU every test
-//! but the first says that it is skipped, and why.
+//! Behaviour of the CUDA backend beyond the contract that the conformance suite checks. Without an NVIDIA GPU every test but
+//! the first reports that it is skipped, and why.
 
 use std::{
     io::Write,
@@ -207,7 +207,7 @@ fn a_single_rank_takes_the_same_path() {
     second.check().unwrap();
 }
 
-/// Of products of these shapes one kernel makes both, with more shared memory for what more blocks share.
+/// One kernel makes both products of these shapes, with more shared memory if more blocks share a tile.
 #[test]
 fn threads_launch_one_kernel_with_different_shared_memory() {
     let Some(_alone) = device() else { return };

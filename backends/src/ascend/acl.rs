@@ -16,7 +16,7 @@ use crate::{
 /// A context, stream, event or physical memory.
 pub(super) type Handle = usize;
 
-/// Where the library is, by its bare name or where its installer puts it.
+/// The library by its bare name, and where its installer puts it.
 pub(super) const FILES: [&str; 3] = [
     "libascendcl.so",
     "/usr/local/Ascend/ascend-toolkit/latest/lib64/libascendcl.so",
@@ -24,7 +24,7 @@ pub(super) const FILES: [&str; 3] = [
 ];
 const HINT: &str = "it comes with CANN: install that and source its set_env.sh";
 
-/// `ACL_ERROR_REPEAT_INITIALIZE`: libtorch, or somebody else in this process, was first.
+/// `ACL_ERROR_REPEAT_INITIALIZE`: libtorch, or other code of this process, was first.
 const REPEAT_INITIALIZE: c_int = 100_002;
 /// `ACL_ERROR_BAD_ALLOC`, `ACL_ERROR_STORAGE_OVER_LIMIT` and `ACL_ERROR_RT_MEMORY_ALLOCATION`.
 const OUT_OF_MEMORY: [c_int; 3] = [200_000, 300_000, 207_001];
@@ -85,7 +85,7 @@ impl PhysicalProperties {
 }
 
 table! {
-    /// What CANN 8.5 has, the oldest that libtorch's version is built for.
+    /// Functions of CANN 8.5, the oldest release that libtorch's version is built for.
     Calls {
         init = "aclInit"(config: *const c_char);
         version = "aclrtGetVersion"(major: *mut i32, minor: *mut i32, patch: *mut i32);
@@ -177,7 +177,7 @@ impl Acl {
     }
 
     /// # Safety
-    /// As for [`Calls::load`].
+    /// The same as for [`Calls::load`].
     unsafe fn load(library: &Library) -> Result<Self, String> {
         // SAFETY: the caller's promise.
         unsafe {
@@ -196,7 +196,7 @@ impl Acl {
         read(unsafe { (self.soc_name)() }).unwrap_or_else(|| "unknown".into())
     }
 
-    /// How many devices this process sees.
+    /// Number of devices that this process sees.
     pub(super) fn count(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: a number of our own.
@@ -219,7 +219,7 @@ impl Acl {
         Error::Driver { device, call, code: code.into(), message: self.text(code) }
     }
 
-    /// What the library last complained about in this thread: it has no words for a code alone.
+    /// The library's last message in this thread: it has none for a code alone.
     fn text(&self, code: c_int) -> String {
         // SAFETY: takes nothing, and returns a string of its own or null.
         match read(unsafe { (self.last_message)() }) {
@@ -229,7 +229,7 @@ impl Acl {
     }
 }
 
-/// Whether a call failed for want of memory.
+/// Returns true if a call failed for lack of memory.
 pub(super) fn is_out_of_memory(failed: Failed) -> bool {
     OUT_OF_MEMORY.contains(&failed.code)
 }

@@ -14,7 +14,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The device's default context, which is made if nobody has.
+    /// The device's default context, which is created if it does not exist.
     pub(super) fn new(acl: &'static Acl, id: DeviceId) -> Result<Self> {
         let mut raw = 0;
         // SAFETY: the number of a device that is there, and a number of our own.

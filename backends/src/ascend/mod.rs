@@ -1,11 +1,11 @@
 //! The Ascend backend: Huawei's runtime library, ACL, and its collectives, HCCL. It works in the device's default
 //! context, as libtorch and HCCL do, so that streams, events and addresses pass between the three.
 //!
-//! There is no run-time compiler that takes our kernels, so operations run as libtorch's. libtorch has the device as
-//! PrivateUse1, for which tch has no name: `shim/npu.cpp` lends it one that is not in use here.
+//! No run-time compiler takes our kernels, so operations are libtorch's. libtorch has the device as PrivateUse1, for which
+//! tch has no name: `shim/npu.cpp` borrows one that is unused here.
 //!
-//! Nothing is released before its turn: the library's own release of memory knows of no stream, and that of a stream
-//! waits for its work. Both are kept with an event, and released, or handed out again, by a later call.
+//! Releases are in stream order. The library's own release of memory knows no stream, and that of a stream waits for its
+//! work, so both are kept with an event; a later call releases or reuses them.
 
 mod acl;
 mod arena;
@@ -39,10 +39,10 @@ use hccl::Hccl;
 
 /// `c10::DeviceType::PrivateUse1`
 const TORCH_KIND: c_int = 20;
-/// How long an allocation that finds no memory waits for releases that are pending.
+/// Time that an allocation which finds no memory waits for pending releases.
 const RELEASES_TIMEOUT_MS: i32 = 10_000;
 
-/// The device that this process has open. One at a time: its name in tch has no number.
+/// The open device. A process has one at a time: its name in tch has no number.
 static OPEN: Mutex<Option<usize>> = Mutex::new(None);
 
 /// See the module's description.
@@ -56,12 +56,12 @@ struct Npu {
     copier: Copier,
     failures: HostFailures,
     retired: Mutex<Vec<Retired>>,
-    /// Streams without work that nobody holds. Hardware has some two thousand.
+    /// Unused streams without work. Hardware has some two thousand.
     idle: Mutex<Vec<Handle>>,
     context: Arc<Context>,
 }
 
-/// What is not in use any more once an event is reached.
+/// A resource that is unused once an event is reached.
 #[derive(Debug)]
 struct Retired {
     after: Handle,
@@ -142,7 +142,7 @@ fn open_libtorch() -> Result<()> {
 }
 
 impl Npu {
-    /// Opens a device. Everything that could be missing is looked for here.
+    /// Opens a device, and looks for everything that could be missing.
     fn open(id: DeviceId) -> Result<Self> {
         let acl = Acl::get()?;
         let ordinal = id.ordinal;
@@ -178,7 +178,7 @@ impl Npu {
         })
     }
 
-    /// Gives `what` up after the work that is on `stream` now.
+    /// Retires `what` after the work that is on `stream` now.
     fn retire(&self, what: Resource, stream: RawStream) -> Result<()> {
         let mut after = 0;
         // SAFETY: a number of our own; the caller's stream.
@@ -190,7 +190,7 @@ impl Npu {
         Ok(())
     }
 
-    /// Releases what is not in use any more, and tells whether anything is left.
+    /// Releases retired resources whose event is reached. Returns true if some are left.
     fn reap(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         let mut retired = self.retired.lock().unwrap();
@@ -231,7 +231,7 @@ impl Npu {
     }
 
     /// # Safety
-    /// As for the verbs of [`Device`] that copy.
+    /// The rule of the verbs of [`Device`] that copy.
     unsafe fn copy(&self, copy: Copy, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {

@@ -73,7 +73,7 @@ pub(crate) struct Communicator<L: Library + 'static> {
     /// `None` for a rank without peers.
     notice: Option<Notice>,
     aborted: AtomicBool,
-    /// Why it was ended. Locked until the library is through with that: who is told may leave the process next.
+    /// The reason of its end. Locked until the library has ended it: a caller that sees the error may end the process next.
     failure: Mutex<Option<Error>>,
 }
 
@@ -160,7 +160,7 @@ impl<L: Library> Communicator<L> {
         asked.map_err(|failed| self.fail(failed))
     }
 
-    /// Ends it: whoever waits in a stream for one of its operations goes on. The others are told `why`.
+    /// Ends it: streams that wait for one of its operations continue. The other ranks get `why`.
     pub(crate) fn abort(&self, why: &str) {
         self.end(None, why);
     }

@@ -346,7 +346,7 @@ impl Shared {
         reduce_in_rank_order(&theirs, op)
     }
 
-    /// Waits for an operation that was started, or tells why it was not.
+    /// Waits for an operation that was started, or returns the error of its start.
     fn finish(&self, call: &'static str, work: *mut c_void) -> Result<()> {
         let error = || Error::Collective {
             call: call.into(),

@@ -29,7 +29,7 @@ pub(crate) trait InRankOrder: Collective {
         self.reduce(buffer, &received, op, stream)
     }
 
-    /// `output` becomes this rank's slice of the reduction of everybody's `input`.
+    /// Writes this rank's slice of the reduction of all ranks' `input` to `output`.
     fn reduce_slice(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
         let received = self.workspace().take(input.len_bytes(), stream)?.cast(input.dtype());
         self.exchange(&received, input, stream)?;

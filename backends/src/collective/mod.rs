@@ -2,7 +2,7 @@
 
 pub(crate) mod communicator;
 pub(crate) mod gloo;
-pub(crate) mod group;
+mod group;
 mod host_copies;
 pub(crate) mod in_rank_order;
 mod notice;
@@ -11,6 +11,9 @@ pub(crate) mod rendezvous;
 use std::{fmt, sync::Arc};
 
 use crate::{Buffer, DType, Error, Result, Stream};
+pub use gloo::connect_through_host;
+pub use group::{CollectiveGroup, Work};
+pub use rendezvous::{Rendezvous, Store};
 
 /// The operation that combines elements of several ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +122,7 @@ pub trait Collective: Send + Sync + fmt::Debug {
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>>;
     /// Returns the error that ended this communicator, if one has.
     fn check(&self) -> Result<()>;
-    /// Ends the communicator: pending and later operations fail, and nobody on this rank waits for them.
+    /// Ends the communicator: pending and later operations fail, and nothing on this rank waits for them.
     /// If other ranks could take the end for a result, the rank sends them `why` first, and they give up as well.
     fn abort(&self, why: &str);
 }

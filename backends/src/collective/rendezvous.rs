@@ -171,7 +171,7 @@ impl Store {
     }
 
     /// Divides the ranks by color, each part in the order of `key`, then of rank; a rank without a color is in no
-    /// part. Every rank calls, with the same `number`, which tells this division from others.
+    /// part. Every rank calls it with the same `number`, which is unique to this division.
     pub(crate) fn split(&self, number: u64, color: Option<u32>, key: i32) -> Result<Option<Part>> {
         let name = |rank: usize| format!("split/{number}/{rank}");
         let (this_rank, world_size) = (self.rendezvous.rank, self.rendezvous.world_size);

@@ -1,11 +1,11 @@
 //! [`Device`]: what a backend supplies. The safe types above it are in [`crate::safe`].
 
-pub(crate) mod dtype;
-pub(crate) mod error;
-pub(crate) mod info;
-pub(crate) mod kind;
+mod dtype;
+mod error;
+mod info;
+mod kind;
 pub(crate) mod opened;
-pub(crate) mod torch;
+mod torch;
 
 use std::{
     ffi::{CStr, c_void},
@@ -13,10 +13,11 @@ use std::{
     time::Duration,
 };
 
-use error::{Error, Result};
-use info::{DeviceInfo, MemoryInfo};
-use kind::DeviceId;
-use torch::TorchDevice;
+pub use dtype::DType;
+pub use error::{Error, Result, without_backtrace};
+pub use info::{DeviceInfo, Diagnosis, Limits, MemoryInfo};
+pub use kind::{BackendKind, BackendTraits, DeviceId};
+pub use torch::TorchDevice;
 
 /// Opaque handles. Only the device that made one can read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,5 +1,5 @@
-//! Our tables beside the vendors' headers. `abi/*.txt` is what the headers of one release say, written by `ci/abi`
-//! from the vendor's packages; a test of each table asserts that it says the same.
+//! Comparison of our tables with the vendors' headers. `ci/abi` writes `abi/*.txt` from the headers of a release; a test of each
+//! table asserts that it agrees.
 
 use std::{any::type_name, fs, path::Path};
 

@@ -154,7 +154,7 @@ fn preferred(names: &[&str]) -> Vec<PathBuf> {
     folders.iter().flat_map(|folder| bare.clone().map(|name| folder.join(name))).collect()
 }
 
-/// Folders beside libtorch in which the vendors' wheels keep their libraries.
+/// Folders next to libtorch in which the vendors' wheels have their libraries.
 pub(crate) fn wheel_folders() -> Vec<PathBuf> {
     let Some(torch) = libtorch_folder() else { return Vec::new() };
     let mut folders = vec![torch.clone()];

@@ -8,6 +8,7 @@ pub(crate) mod library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::{Error, Result, without_backtrace};
+pub use library::prefer_folder;
 
 unsafe extern "C" {
     // tensor.cpp

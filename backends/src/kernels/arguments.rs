@@ -11,7 +11,7 @@ pub(crate) struct Heads {
     pub stride: i64,
 }
 
-/// What a gate becomes. Both are the gate times the logistic function: of itself, or of what approximates the normal
+/// Activation of a gated MLP: the gate times the logistic function, either of itself or of an approximation of the normal
 /// distribution (Hendrycks and Gimpel, 2016).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {

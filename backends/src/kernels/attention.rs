@@ -29,7 +29,7 @@ pub(crate) const TILE: i64 = 128;
 /// Two groups that multiply, and one that copies.
 const THREADS: u32 = 384;
 const STATS_THREADS: u32 = 256;
-/// What a thread reads at a time, in bf16.
+/// Values that a thread reads at a time, in bf16.
 const PACK: i64 = 8;
 
 /// The kernels for one width of heads.
@@ -68,14 +68,14 @@ impl Kernels {
         TILE * row + 5 * (128 * row + 2 * 8)
     }
 
-    /// Of one that holds keys and values: these, three stages of 64 queries with their output's gradients and two numbers each,
-    /// and two barriers a stage.
+    /// Shared memory of a block that holds keys and values: these, three stages of 64 queries with their output's gradients and
+    /// two numbers each, and two barriers a stage.
     fn keys_bytes(self) -> i64 {
         let row = self.dim * 2;
         2 * TILE * row + 3 * (2 * 64 * (row + 4) + 2 * 8)
     }
 
-    /// Of one that holds queries and their output's gradients: these, and two stages of 128 keys and values.
+    /// Shared memory of a block that holds queries and their output's gradients: these, and two stages of 128 keys and values.
     fn queries_bytes(self) -> i64 {
         let row = self.dim * 2;
         2 * TILE * row + 2 * (2 * 128 * row + 2 * 8)
@@ -89,7 +89,7 @@ pub(crate) struct Tiles {
     pub(crate) count: i64,
 }
 
-/// What attention reads and makes, as the kernels take it: bf16 `[rows, heads, dim]`.
+/// Inputs and outputs of attention, as the kernels take them: bf16 `[rows, heads, dim]`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forward {
@@ -97,26 +97,26 @@ pub(crate) struct Forward {
     pub(crate) k: Heads,
     pub(crate) v: Heads,
     pub(crate) out: Heads,
-    /// Log-sum-exps in fp32, and how many elements they lie apart from one query and from one head to the next.
+    /// Log-sum-exps in fp32, and their strides in elements from one query and from one head to the next.
     pub(crate) lse: *mut f32,
     pub(crate) lse_strides: [i64; 2],
-    /// int32, where the tokens of each sequence begin and those of the last one end.
+    /// int32, the first token of each sequence, and the end of the last.
     pub(crate) offsets: *mut c_void,
-    /// int32, how many tokens each begins with that are no queries, or null where there are none.
+    /// int32, the number of tokens at each sequence's start that are no queries; null if there are none.
     pub(crate) common: *mut c_void,
-    /// int32, the row of each token, or null where token n has row n.
+    /// int32, the row of each token; null if token n has row n.
     pub(crate) rows: *mut c_void,
     /// Written here.
     pub(crate) tiles: *mut c_void,
     pub(crate) heads: i32,
     pub(crate) kv_heads: i32,
-    /// How many tokens a query sees, at most; `i32::MAX` is all.
+    /// Most tokens that a query sees; `i32::MAX` for all.
     pub(crate) window: i32,
     /// Above 0.
     pub(crate) scale: f32,
 }
 
-/// What backward reads and makes, as the kernels take it. `dk` and `dv` have a row for each token.
+/// Inputs and outputs of the backward pass, as the kernels take them. `dk` and `dv` have a row for each token.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backward {
@@ -130,20 +130,20 @@ pub(crate) struct Backward {
     pub(crate) rows: i64,
 }
 
-/// Whether a device has kernels for heads of this width.
+/// Returns true if a device has kernels for heads of this width.
 pub(crate) fn exist_on(device: &dyn Device, dim: i64) -> bool {
     Kernels::of(dim).is_some() && SOURCE.exists_on(device) && BACKWARD_SOURCE.exists_on(device)
 }
 
 impl Forward {
-    /// Whether rows begin where the kernels can read and write them.
+    /// Returns true if rows are aligned as the kernels read and write them.
     pub(crate) fn fits(&self) -> bool {
         [self.q, self.k, self.v, self.out].into_iter().all(is_aligned)
     }
 }
 
 impl Backward {
-    /// As [`Forward::fits`].
+    /// See [`Forward::fits`].
     pub(crate) fn fits(&self) -> bool {
         self.forward.fits() && [self.dout, self.dq, self.dk, self.dv].into_iter().all(is_aligned)
     }
@@ -169,7 +169,7 @@ pub(crate) unsafe fn forward(device: &dyn Device, of: Forward, dim: i64, tiles: 
 /// Writes the gradients.
 ///
 /// # Safety
-/// As [`forward`]; `of_keys` have every token once.
+/// The same as [`forward`]; `of_keys` have every token once.
 pub(crate) unsafe fn backward(
     device: &dyn Device,
     of: Backward,
@@ -189,7 +189,7 @@ pub(crate) unsafe fn backward(
 }
 
 impl Tiles {
-    /// A block for each, and each of so many heads.
+    /// One block for each tile and each of `heads` heads.
     fn grid(self, heads: i32, shared_bytes: i64) -> Grid {
         Grid { shared_bytes: shared_bytes as u32, ..grid(self.count * i64::from(heads), THREADS) }
     }

@@ -1,4 +1,4 @@
-//! What run-time compilers have made, kept on disk: compiling again would give the same.
+//! Cache of compiled kernels on disk.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use crate::Result;
 
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// Keeps compiled kernels in `folder`, which is made when it is needed. To be called before the first
-/// [`crate::open`]; without it, kernels are compiled by each process.
+/// Caches compiled kernels in `folder`, which is created when it is needed. Call it before the first [`crate::open`]; without
+/// it, each process compiles kernels.
 pub fn cache_kernels_in(folder: impl Into<PathBuf>) {
     *FOLDER.lock().unwrap() = Some(folder.into());
 }
 
-/// What `compile` makes of what `key` consists of: the source, the options and the architecture among them.
+/// Returns the cached image of `key`, or that of `compile`, a function of `key`: source, options and architecture among it.
 pub(crate) fn cached(key: &[&[u8]], compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
     match &*FOLDER.lock().unwrap() {
         Some(folder) => cached_in(folder, key, compile),

@@ -57,7 +57,7 @@ pub(crate) const SPLIT_TOKENS: i64 = 512;
 fn attention_threads(dim: i32) -> u32 {
     if dim < 64 { 128 } else { 256 }
 }
-/// What a block on matrix units keeps: of each of its 8 warps 3 runs of 16 tokens of 128 elements, or 6 of 64.
+/// Shared memory of a block on matrix units: 3 runs of 16 tokens of 128 elements for each of its 8 warps, or 6 runs of 64.
 const MATRIX_SHARED_BYTES: u32 = 8 * 3 * 16 * 128 * 2;
 
 /// The blocks that sequences lie in, as the kernels take them.
@@ -78,28 +78,28 @@ pub(crate) struct HeadSizes {
     pub(crate) dim: i32,
 }
 
-/// Whether there are kernels for heads of this width.
+/// Returns true if there are kernels for heads of this width.
 pub(crate) fn fit(kind: Kind, dim: i64) -> bool {
     matches!(kind, Kind::Float | Kind::BFloat16) && matches!(dim, 16 | 32 | 64 | 128)
 }
 
-/// How the rows of a step become queries and keys, as the kernels take it.
+/// Norms and rotation of a step's queries and keys, as the kernels take them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotation {
-    /// `[dim]`; null where queries are not normed, and so for keys.
+    /// `[dim]`; null if queries (or keys) are not normed.
     pub(crate) q_norm: *mut c_void,
     pub(crate) k_norm: *mut c_void,
-    /// fp32 `[table_rows, turned]`; null where the queries are ready and the cache has all keys.
+    /// fp32 `[table_rows, turned]`; null if the queries are ready and the cache has all keys.
     pub(crate) table: *mut c_void,
     pub(crate) table_rows: i64,
     pub(crate) eps: f32,
-    /// How many elements of a head are turned, the first ones; even.
+    /// Number of elements of a head that are rotated, from the first on; even.
     pub(crate) turned: i32,
 }
 
 impl Rotation {
-    /// Of none.
+    /// No norms and no rotation.
     pub(crate) const NONE: Self = Self {
         q_norm: ptr::null_mut(),
         k_norm: ptr::null_mut(),
@@ -110,11 +110,11 @@ impl Rotation {
     };
 }
 
-/// Where attention goes, as the kernels take it.
+/// Outputs of attention, as the kernels take them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attended {
-    /// fp32 `[splits, rows, heads, dim]`; not used where there is one split, and neither is the next.
+    /// fp32 `[splits, rows, heads, dim]`; like the next, not used with one split.
     pub(crate) partial: *mut c_void,
     /// fp32 `[splits, rows, heads, 2]`.
     pub(crate) softmax: *mut c_void,
@@ -182,7 +182,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// For heads of so many elements, of which so many share a key head.
+    /// The kernel for heads of `dim` elements, `group` of which share a key head.
     fn of(device: &dyn Device, kind: Kind, (dim, group): (i32, i32)) -> Kernel {
         if kind == Kind::BFloat16 && dim >= 64 && MATRIX_SOURCE.exists_on(device) {
             let name = if dim == 64 { c"attend_matrix_64" } else { c"attend_matrix_128" };

@@ -37,7 +37,7 @@ typed_kernels! { 8:
 /// Packs of a row that a thread has, and the most threads that share one.
 const EACH: i64 = 2;
 const ROW_THREADS: u32 = 512;
-/// Of rows that neighbouring threads share, 32 of them.
+/// The same for rows that neighbouring threads share, 32 of them.
 const EACH_NARROW: i64 = 8;
 const NARROW_SHARERS: u32 = 5;
 /// Tokens of an image that one partial sum covers.
@@ -56,14 +56,14 @@ impl Images {
     /// None.
     pub(crate) const NULL: Images = Images { data: std::ptr::null_mut(), stride: 0 };
 
-    /// Whether rows begin with packs if they consist of them.
+    /// Returns true if rows that consist of packs are aligned to them.
     fn is_aligned(self, kind: Kind) -> bool {
         (self.data as usize).is_multiple_of(PACK_BYTES) && self.stride % lanes(kind) == 0
     }
 }
 
-/// Values `[images, tokens, heads, dim]` of which the last dimension is dense; the others lie so many elements apart. Mirrors
-/// `Spread` in `kernels/diffusion.cu`.
+/// Values `[images, tokens, heads, dim]` with a dense last dimension, and strides of the others in elements. Mirrors `Spread` in
+/// `kernels/diffusion.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Spread {
@@ -80,7 +80,7 @@ pub(crate) struct RowSizes {
 }
 
 impl RowSizes {
-    /// Whether a block holds a row.
+    /// Returns true if a block holds a row.
     pub(crate) fn fit(self, kind: Kind) -> bool {
         packs(kind, self.channels) <= i64::from(ROW_THREADS) * EACH
     }
@@ -90,13 +90,13 @@ impl RowSizes {
         ceil_div(self.tokens, CHUNK)
     }
 
-    /// So many blocks that have a row at a time, and the power of two of their threads, which share it.
+    /// A grid of `count` blocks with a row at a time, and the exponent of two of the threads that share it.
     fn blocks(self, kind: Kind, count: i64) -> (Grid, u32) {
         let threads = threads_up_to(ROW_THREADS, ceil_div(packs(kind, self.channels), EACH));
         (grid(count, threads), threads.ilog2())
     }
 
-    /// Whether neighbours have a row of packs alone.
+    /// Returns true if neighbouring threads share a row of whole packs.
     fn is_narrow(self, kind: Kind) -> bool {
         packs(kind, self.channels) <= EACH_NARROW << NARROW_SHARERS && self.channels % lanes(kind) == 0
     }
@@ -112,7 +112,7 @@ pub(crate) struct HeadSizes {
 }
 
 impl HeadSizes {
-    /// Whether neighbouring threads share a head.
+    /// Returns true if neighbouring threads share a head.
     pub(crate) fn fit(self, kind: Kind) -> bool {
         sharers(kind, self.dim).is_some()
     }
@@ -127,11 +127,11 @@ impl HeadSizes {
     }
 }
 
-/// `y`, and the fp32 `stats` `[images, tokens, 2]` that backward needs.
+/// Writes `y`, and the fp32 `stats` `[images, tokens, 2]` that backward needs.
 ///
 /// # Safety
-/// This and all below: addresses of values of `kind` (of fp32 where it says so) on `device`, as many as the sizes say, that
-/// live until the work is done; what is written overlaps with nothing else. Sizes fit.
+/// For this and all functions below: addresses are those of tensors on `device` with these sizes, of `kind` unless fp32 is
+/// stated, and live until the work is done. Outputs overlap with nothing else. Sizes fit.
 pub(crate) unsafe fn modulated_norm(
     device: &dyn Device,
     kind: Kind,
@@ -159,10 +159,10 @@ pub(crate) unsafe fn modulated_norm(
     }
 }
 
-/// `dx`, to which `below` is added if it is not null, and `[images, 2, channels]` gradients of shift and scale.
+/// Writes `dx`, plus `below` unless it is null, and the gradients `[images, 2, channels]` of shift and scale.
 ///
 /// # Safety
-/// As [`modulated_norm`]; `partial` has room for `[images, parts, 2, channels]` of fp32.
+/// The same as [`modulated_norm`]; `partial` has room for `[images, parts, 2, channels]` of fp32.
 pub(crate) unsafe fn modulated_norm_backward(
     device: &dyn Device,
     kind: Kind,
@@ -187,7 +187,7 @@ pub(crate) unsafe fn modulated_norm_backward(
 }
 
 /// # Safety
-/// As [`modulated_norm`].
+/// The same as [`modulated_norm`].
 pub(crate) unsafe fn gated_add(
     device: &dyn Device,
     kind: Kind,
@@ -203,10 +203,10 @@ pub(crate) unsafe fn gated_add(
     }
 }
 
-/// `dy`, and `[images, channels]` gradients of the gate.
+/// Writes `dy`, and the gradients `[images, channels]` of the gate.
 ///
 /// # Safety
-/// As [`modulated_norm`]; `partial` has room for `[images, parts, channels]` of fp32.
+/// The same as [`modulated_norm`]; `partial` has room for `[images, parts, channels]` of fp32.
 pub(crate) unsafe fn gated_add_backward(
     device: &dyn Device,
     kind: Kind,
@@ -229,10 +229,10 @@ pub(crate) unsafe fn gated_add_backward(
     }
 }
 
-/// Of fp32 `[images, parts, columns]` the sums over parts.
+/// Writes the sums over parts of fp32 `[images, parts, columns]`.
 ///
 /// # Safety
-/// As [`modulated_norm`].
+/// The same as [`modulated_norm`].
 unsafe fn join_images(
     device: &dyn Device,
     kind: Kind,
@@ -245,10 +245,10 @@ unsafe fn join_images(
     unsafe { launch!(device, typed(JOIN_IMAGES, kind), grid, [partial, parts, columns, out]) }
 }
 
-/// Queries, keys and values, from a dense `[images, tokens, 3, heads, dim]`; the norms' weights are null where there are none.
+/// Writes queries, keys and values from a dense `[images, tokens, 3, heads, dim]`; the norms' weights are null without norms.
 ///
 /// # Safety
-/// As [`modulated_norm`].
+/// The same as [`modulated_norm`].
 pub(crate) unsafe fn split_heads(
     device: &dyn Device,
     kind: Kind,
@@ -271,11 +271,11 @@ pub(crate) unsafe fn split_heads(
     }
 }
 
-/// `dqkv` from the gradients of queries, keys and values; and where there is an `of_norms` the gradients of the norms' weights,
-/// `[2, dim]`, by way of as many partial sums.
+/// Writes `dqkv` from the gradients of queries, keys and values. With `of_norms` it also writes the gradients of the norms'
+/// weights, `[2, dim]`, as sums of partial sums.
 ///
 /// # Safety
-/// As [`split_heads`]; the first of `of_norms` has room for `[parts, 2, dim]` of fp32, the second for the gradients.
+/// The same as [`split_heads`]; the first of `of_norms` has room for `[parts, 2, dim]` of fp32, the second for the gradients.
 pub(crate) unsafe fn split_heads_backward(
     device: &dyn Device,
     kind: Kind,

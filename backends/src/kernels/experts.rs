@@ -33,8 +33,7 @@ pub(crate) const SOURCE: Source = Source {
 pub(crate) const MOST_EXPERTS: i64 = 1024;
 const SUM_THREADS: u32 = 256;
 
-/// The experts that a step's tokens go to, and the order of their rows, R = B J of them; as `ops::Choice` and
-/// `ops::Dispatch` have it.
+/// The experts of a step's tokens, and the order of their R = B J rows: see `ops::Choice` and `ops::Dispatch`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
     /// int32 `[B, J]`.
@@ -58,8 +57,8 @@ pub(crate) struct Routes {
 /// Fills the routes by bf16 logits `[B, E]`.
 ///
 /// # Safety
-/// This and all below: addresses of as many values on `device` as the sizes say, that live until the work is done; what is
-/// written overlaps with nothing else.
+/// For this and all functions below: addresses are those of tensors on `device` with these sizes, which live until the work
+/// is done. Outputs overlap with nothing else.
 pub(crate) unsafe fn route(
     device: &dyn Device,
     logits: *mut c_void,
@@ -86,11 +85,12 @@ pub(crate) unsafe fn route(
     }
 }
 
-/// A product of sorted rows with the matrices of their experts, one below the other in its weights. Its `x` are the tokens
-/// where it says so, and sorted rows where it does not.
+/// Multiplies sorted rows by the matrices of their experts, which are stacked in the product's weights. With `of_tokens`, `x`
+/// has the tokens' rows, and otherwise sorted ones.
 ///
 /// # Safety
-/// As of [`route`]; the product is aligned, without norms and biases, and its weights fit the device; the routes are filled.
+/// The same as for [`route`]; the product is aligned, without norms and biases, its weights fit the device, and the routes are
+/// filled.
 pub(crate) unsafe fn multiply(
     device: &dyn Device,
     product: Product,
@@ -115,10 +115,10 @@ pub(crate) unsafe fn multiply(
     unsafe { launch!(device, c"multiply_experts", grid, [product, experts]) }
 }
 
-/// Adds what experts made, bf16 `[R, columns]`, to the rows of their tokens `y` `[B, columns]`.
+/// Adds the experts' results, bf16 `[R, columns]`, to the rows `y` `[B, columns]` of their tokens.
 ///
 /// # Safety
-/// As of [`route`]; the routes are filled.
+/// The same as for [`route`]; the routes are filled.
 pub(crate) unsafe fn add_up(
     device: &dyn Device,
     y: *mut c_void,

@@ -7,9 +7,9 @@ use tch::Tensor;
 use crate::{Device, Grid, device::opened};
 
 pub(crate) const THREADS: u32 = 256;
-/// What one thread of an elementwise kernel moves at a time.
+/// Bytes that one thread of an elementwise kernel moves at a time.
 const BYTES_OF_A_THREAD: usize = 16;
-/// Launches a kernel on libtorch's stream with these values as its parameters; no blocks is no work.
+/// Launches a kernel on libtorch's stream with these values as its parameters. A grid without blocks launches nothing.
 macro_rules! launch {
     ($device:expr, $kernel:expr, $grid:expr, [$($argument:expr),+ $(,)?]) => {
         match $grid {
@@ -25,7 +25,7 @@ macro_rules! launch {
 }
 pub(crate) use launch;
 
-/// For so many blocks, counted from the sizes of tensors.
+/// A grid of `blocks` blocks, a number that comes from the sizes of tensors.
 pub(crate) fn grid(blocks: i64, threads: u32) -> Grid {
     Grid::new(u32::try_from(blocks).expect("sizes of tensors that exist"), threads)
 }
@@ -35,7 +35,7 @@ pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
     opened::holder(tensor.device()).filter(|device| device.has_kernels())
 }
 
-/// As many blocks as there is work for; a kernel that gets fewer goes around.
+/// Number of blocks for `bytes` of work. A kernel with fewer loops.
 pub(crate) fn blocks(bytes: usize) -> u32 {
     let blocks = bytes.div_ceil(BYTES_OF_A_THREAD * THREADS as usize);
     u32::try_from(blocks).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32)

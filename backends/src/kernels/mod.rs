@@ -2,7 +2,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod attention;
-pub(crate) mod cache;
+mod cache;
 pub(crate) mod decode;
 pub(crate) mod diffusion;
 pub(crate) mod experts;
@@ -15,12 +15,14 @@ pub(crate) mod source;
 pub(crate) mod strategy;
 
 pub(crate) use arguments::Heads;
+pub use cache::cache_kernels_in;
+pub(crate) use cache::cached;
 pub(crate) use launch::device_of;
 use launch::{grid, launch};
 use source::source_text;
 pub(crate) use source::{Architecture, Source};
 
-/// All there are; a device without the first counts as having none.
+/// All files of kernels. A device without the first counts as one without kernels.
 pub(crate) const SOURCES: [Source; 13] = [
     strategy::SOURCE,
     model::SOURCE,

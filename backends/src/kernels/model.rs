@@ -58,7 +58,7 @@ pub(crate) struct NormSizes {
 }
 
 impl NormSizes {
-    /// Whether one block holds a head, as the backward needs.
+    /// Returns true if one block holds a head, as the backward requires.
     pub(crate) fn fit(self, kind: Kind) -> bool {
         packs(kind, self.dim) <= 1024
     }
@@ -68,22 +68,22 @@ impl NormSizes {
         row_parts(self.rows * self.heads)
     }
 
-    /// For so many packs of a head each.
+    /// Threads of a block if each has `packs_each` packs of a head.
     fn threads(self, kind: Kind, packs_each: i64) -> u32 {
         threads_up_to(1024, ceil_div(packs(kind, self.dim), packs_each))
     }
 }
 
-/// For a pack of a row of logits each. Threads beyond a row would add zeros, so that results do not depend on them.
+/// Threads of a block, one for each pack of a row of logits. More would add zeros, so results do not depend on the number.
 fn vocabulary_threads(kind: Kind, vocab: i64) -> u32 {
     threads_up_to(VOCABULARY_THREADS, packs(kind, vocab))
 }
 
-/// `y` and `rstd` of `x`, to which `residual` is added first unless it is null. `y` may be `x`, and `rstd` null.
+/// Writes `y` and `rstd` of `x`, after adding `residual` to it unless that is null. `y` may be `x`, and `rstd` null.
 ///
 /// # Safety
-/// This and all below: addresses of values of `kind` (of fp32 and int64 where the type says so) on `device`, as many
-/// as the sizes say, that live until the work is done; what is written overlaps with nothing else.
+/// For this and all functions below: addresses are those of tensors on `device` with these sizes, of `kind` unless the type
+/// is fp32 or int64, and live until the work is done. Outputs overlap with nothing else.
 #[expect(clippy::too_many_arguments, reason = "they are the kernel's")]
 pub(crate) unsafe fn rms_norm(
     device: &dyn Device,
@@ -116,7 +116,7 @@ pub(crate) unsafe fn rms_norm(
 }
 
 /// # Safety
-/// As [`rms_norm`]; `partial` has room for [`NormSizes::parts`] rows of fp32, and the sizes [`NormSizes::fit`].
+/// The same as [`rms_norm`]; `partial` has room for [`NormSizes::parts`] rows of fp32, and the sizes [`NormSizes::fit`].
 pub(crate) unsafe fn rms_norm_backward(
     device: &dyn Device,
     kind: Kind,
@@ -144,7 +144,7 @@ pub(crate) unsafe fn rms_norm_backward(
 }
 
 /// # Safety
-/// As [`rms_norm`]; `partial` has room for [`row_parts`] rows of fp32.
+/// The same as [`rms_norm`]; `partial` has room for [`row_parts`] rows of fp32.
 pub(crate) unsafe fn sum_rows(
     device: &dyn Device,
     kind: Kind,
@@ -162,10 +162,10 @@ pub(crate) unsafe fn sum_rows(
     }
 }
 
-/// The column sums of `parts` rows of fp32, written or added.
+/// Writes or adds the column sums of `parts` rows of fp32.
 ///
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 unsafe fn join_parts(
     device: &dyn Device,
     kind: Kind,
@@ -181,7 +181,7 @@ unsafe fn join_parts(
 }
 
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn rope(
     device: &dyn Device,
     kind: Kind,
@@ -204,7 +204,7 @@ pub(crate) unsafe fn rope(
 }
 
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn glu(
     device: &dyn Device,
     kind: Kind,
@@ -223,7 +223,7 @@ pub(crate) unsafe fn glu(
 }
 
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn glu_backward(
     device: &dyn Device,
     kind: Kind,
@@ -241,10 +241,10 @@ pub(crate) unsafe fn glu_backward(
     unsafe { launch!(device, kernel, grid(blocks, THREADS), [gate_up, dy, rows, size]) }
 }
 
-/// `y` `[rows, outputs]` of `x` `[rows, inputs]` and `weight` `[outputs, inputs]`; the bias may be null.
+/// Writes `y` `[rows, outputs]` from `x` `[rows, inputs]` and `weight` `[outputs, inputs]`; the bias may be null.
 ///
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn linear_by_rows(
     device: &dyn Device,
     kind: Kind,
@@ -259,10 +259,10 @@ pub(crate) unsafe fn linear_by_rows(
     }
 }
 
-/// `how` is the salt, the threshold and the scale.
+/// Writes dropped-out values; `how` is the salt, the threshold and the scale.
 ///
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn dropout(
     device: &dyn Device,
     kind: Kind,
@@ -278,10 +278,10 @@ pub(crate) unsafe fn dropout(
     }
 }
 
-/// Log-probabilities, entropies and log-sum-exps, in this order.
+/// Writes log-probabilities, entropies and log-sum-exps, in this order.
 ///
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn logprobs(
     device: &dyn Device,
     kind: Kind,
@@ -303,10 +303,11 @@ pub(crate) unsafe fn logprobs(
     }
 }
 
-/// From log-sum-exps, entropies and the gradients of log-probabilities and, unless null, of entropies.
+/// Replaces logits by their gradient, from log-sum-exps, entropies, and the gradients of log-probabilities and, unless null,
+/// of entropies.
 ///
 /// # Safety
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub(crate) unsafe fn logprobs_backward(
     device: &dyn Device,
     kind: Kind,
@@ -328,10 +329,10 @@ pub(crate) unsafe fn logprobs_backward(
     }
 }
 
-/// `tokens` are sorted, with the rows that they were in.
+/// Adds up gradients of an embedding; `tokens` are sorted, with the rows that they came from.
 ///
 /// # Safety
-/// As [`rms_norm`]; both of `tokens` are int64.
+/// The same as [`rms_norm`]; both of `tokens` are int64.
 pub(crate) unsafe fn embedding_backward(
     device: &dyn Device,
     kind: Kind,
@@ -353,10 +354,10 @@ pub(crate) unsafe fn embedding_backward(
     }
 }
 
-/// The rows of `x` that `index` names, and zeros where it is negative, to a dense `y`.
+/// Copies the rows of `x` that `index` names to a dense `y`, and zeros for negative indices.
 ///
 /// # Safety
-/// As [`rms_norm`]; the int64 values of `index` that are not negative are rows of `x`.
+/// The same as [`rms_norm`]; the int64 values of `index` that are not negative are rows of `x`.
 pub(crate) unsafe fn take_rows(
     device: &dyn Device,
     kind: Kind,
@@ -369,12 +370,12 @@ pub(crate) unsafe fn take_rows(
     unsafe { launch!(device, typed(TAKE_ROWS, kind), grid(blocks, THREADS), [x, index, y, columns]) }
 }
 
-/// Blocks with a pack a thread for a row.
+/// Blocks for a row, with one pack a thread.
 fn blocks_of_row(kind: Kind, columns: i64) -> i64 {
     ceil_div(packs(kind, columns), THREADS.into())
 }
 
-/// Blocks with a thread for each of `items`, as long as there are not too many.
+/// Blocks with one thread for each of `items`, up to [`MAX_BLOCKS`].
 fn blocks(items: i64) -> i64 {
     ceil_div(items, THREADS.into()).min(MAX_BLOCKS)
 }

@@ -1,4 +1,4 @@
-//! The kernels of `kernels/product.cu`, and how a product is cut for them. They run on libtorch's stream.
+//! The kernels of `kernels/product*.cu`, and the division of a product into blocks. They run on libtorch's stream.
 
 use std::{
     ffi::{CStr, c_void},
@@ -45,7 +45,7 @@ PRODUCT(product_128_rows_144_6, 2, 144, 6)
     &[c"product_128_rows_64_3", c"product_128_rows_128_6", c"product_128_rows_144_6"]
 );
 
-/// For any number of rows, whose sums are made in the same order.
+/// The same for any number of rows, with sums in the same order.
 pub(crate) const SOURCE_MANY: Source = Source {
     file: c"product_many.cu",
     text: source_text!(["elements.cuh", "warpgroup.cuh", "product.cuh"], "product_many.cu"),
@@ -58,7 +58,7 @@ pub(crate) const MAX_ROWS: i64 = 128;
 /// Rows that four warps multiply.
 const GROUP_ROWS: i64 = 64;
 pub(crate) const GROUP_THREADS: u32 = 128;
-/// Columns of `x` and of the weights come in so many.
+/// Columns of `x` and of the weights that are read at a time.
 const CHUNK: i64 = 64;
 
 /// One of the kernels.
@@ -80,7 +80,7 @@ impl Kernel {
         Self { name, groups, tile, stages, at_once }
     }
 
-    /// What a block of so many, which share a tile's columns, has of a multiprocessor.
+    /// Shared memory of a block if `parts` blocks share a tile's columns.
     pub(crate) fn shared_bytes(self, parts: i64) -> i64 {
         let pairs = self.groups * GROUP_ROWS / 2;
         let inbox = (parts - 1) * ceil_div(pairs, parts) * PAIR_BYTES;
@@ -93,14 +93,14 @@ const PAIR_BYTES: i64 = 2 * SHARED_TILE * 4;
 /// Rows of weights of such a tile, and of one that has a norm.
 const SHARED_TILE: i64 = 64;
 
-/// Kernels for so many rows.
+/// Kernels for one range of rows.
 #[derive(Debug)]
 struct Kernels {
-    /// For tiles that blocks share, and those that have a norm.
+    /// The kernel for tiles that blocks share, and for those with a norm.
     shared: Kernel,
-    /// For all other products that some of them takes at once.
+    /// Kernels for all other products that one of them takes at once.
     whole: &'static [Kernel],
-    /// For those that none does.
+    /// The kernel for the rest.
     large: Kernel,
 }
 
@@ -125,34 +125,34 @@ const UP_TO_128: Kernels = Kernels {
 };
 const LARGE_128: Kernel = Kernel::of(c"product_128_rows_144_6", [2, 144, 6, 1]);
 
-/// Makes sums in the order of the others, of any number of rows.
+/// The kernel for any number of rows, with sums in the order of the others.
 const MANY: &CStr = c"product_many";
 /// Rows of `x` and of weights of one of its blocks, its threads, and the chunks that it holds.
 const MANY_TILE: i64 = 128;
 const MANY_THREADS: u32 = 256;
 const MANY_STAGES: i64 = 6;
 
-/// Sums of the squares of a vector's parts, fp32 `[tiles, MAX_ROWS]`, of which a norm is made.
+/// Sums of the squares of a vector's parts, fp32 `[tiles, MAX_ROWS]`, from which a norm is computed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Squares {
-    /// Null where there is no norm.
+    /// Null without a norm.
     pub(crate) of_tiles: *mut c_void,
     pub(crate) tiles: i32,
     pub(crate) eps: f32,
 }
 
 impl Squares {
-    /// Of no norm.
+    /// No norm.
     pub(crate) const NONE: Self = Self { of_tiles: ptr::null_mut(), tiles: 0, eps: 0.0 };
 }
 
-/// Sums of squares that a product leaves of so many columns.
+/// Number of sums of squares that a product of `columns` columns writes.
 pub(crate) fn tiles(columns: i64) -> i64 {
     ceil_div(columns, SHARED_TILE)
 }
 
-/// What is multiplied, as the kernels take it.
+/// A product and its neighbours, as the kernels take it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
@@ -161,22 +161,22 @@ pub(crate) struct Product {
     /// May be null.
     pub(crate) bias: *mut c_void,
     pub(crate) y: *mut c_void,
-    /// The weights of the norm that follows; null where none does.
+    /// Weights of the norm that follows; null without one.
     pub(crate) norm: *mut c_void,
-    /// What that makes of `y`, but for its scale.
+    /// The norm's result, not yet scaled.
     pub(crate) normed: *mut c_void,
-    /// Of the norm that made `x` but for its scale.
+    /// Sums of the norm that made `x`, which is not yet scaled.
     pub(crate) before: Squares,
-    /// Of the norm that follows.
+    /// Sums for the norm that follows.
     pub(crate) after: Squares,
     pub(crate) rows: i32,
     /// Columns of `y`.
     pub(crate) outputs: i32,
     /// Columns of `x`.
     pub(crate) inputs: i32,
-    /// Whether the weights are two matrices, of a gate and of what it lets through.
+    /// 1 if the weights are two matrices: of the gate and of the gated values.
     pub(crate) is_gated: i32,
-    /// Whether to add to what `y` holds.
+    /// 1 to add to `y`, 0 to overwrite it.
     pub(crate) is_added: i32,
 }
 
@@ -201,29 +201,29 @@ impl Product {
         }
     }
 
-    /// Whether there are kernels for its weights on a device.
+    /// Returns true if a device has kernels for its weights.
     pub(crate) fn fits(&self, device: &dyn Device) -> bool {
         i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0 && SOURCE.exists_on(device)
     }
 
-    /// Whether the kernels for its rows are quicker than a library's and what would follow it, of a layer whose residual
-    /// stream has so many elements.
+    /// Returns true if the kernels for its rows are faster than a library's product and the norm after it, for a residual
+    /// stream of `stream` elements.
     pub(crate) fn is_quick(&self, stream: i64) -> bool {
         const NARROW: i64 = 2048;
         let rows = i64::from(self.rows);
         rows <= GROUP_ROWS || rows <= MAX_ROWS && stream <= NARROW
     }
 
-    /// Whether its matrices begin where a copy of 16 bytes may.
+    /// Returns true if its matrices are aligned to 16 bytes.
     pub(crate) fn is_aligned(&self) -> bool {
         let is_aligned = |address: *mut c_void| (address as usize).is_multiple_of(16);
         [self.x, self.weight, self.y, self.normed].into_iter().all(is_aligned)
     }
 
-    /// How many blocks share a tile's columns: as many as clusters of any size find room for at once, unless their parts
-    /// would be too short to be worth it; one where tiles are enough for the device. Whatever the rows, so that a sum is
-    /// always made in the same order. This choice and those of kernels are those that were quickest on an H200, or nearly so,
-    /// in whole layers of Qwen2.5 of 0.5B, 1.5B and 7B, Qwen3 of 1.7B and 4B and Llama 3 of 8B.
+    /// Number of blocks that share a tile's columns. It is one if the tiles fill the device; otherwise as many as clusters of
+    /// any size fit at once, unless their parts would be too short. It does not depend on the rows, so the order of a sum is
+    /// fixed. This choice and those of kernels were the fastest on an H200, or nearly so, in whole layers of Qwen2.5 0.5B, 1.5B
+    /// and 7B, Qwen3 1.7B and 4B, and Llama 3 8B.
     fn parts(&self, multiprocessors: i64) -> i64 {
         const FEWEST: i64 = 3; // chunks of a part
         let (tiles, chunks) =
@@ -234,7 +234,7 @@ impl Product {
         [8, 6, 5, 4, 3, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// The kernel for so many parts: of those that take all of a product at once the one that leaves least of the device
+    /// The kernel for `parts` parts: among those that take a whole product at once, the one that leaves the least of the device
     /// idle.
     fn kernel(&self, kernels: &Kernels, parts: i64, multiprocessors: i64) -> Kernel {
         if parts > 1 || !self.norm.is_null() {
@@ -274,13 +274,13 @@ impl Product {
     }
 }
 
-/// Multiplies bf16 values of up to [`MAX_ROWS`] rows. Of products of up to [`GROUP_ROWS`] a row has the same bits whatever the
-/// others are and however many, and of products of more.
+/// Multiplies up to [`MAX_ROWS`] rows of bf16. In products of up to [`GROUP_ROWS`] rows, a row's bits do not depend on the
+/// other rows or their number; nor do they in larger products.
 ///
 /// # Safety
 /// The product is aligned and its weights fit the device, on which its addresses are those of dense tensors of these sizes;
-/// they live until the work is done. `y` overlaps with nothing else. If it `is_early`, the weights are not written by the
-/// kernel in front, nor is that one of a library's that lets the next one start before it has waited for its own turn.
+/// they live until the work is done. `y` overlaps with nothing else. If it `is_early`, the previous kernel does not write the
+/// weights, and is no library's that lets the next one start before it has waited for its own predecessor.
 pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
     let multiprocessors = multiprocessors_of(device);
     let kernels = if i64::from(product.rows) > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
@@ -296,11 +296,11 @@ pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: b
     unsafe { launch!(device, kernel.name, grid, [product]) }
 }
 
-/// The product alone with its bias, of any number of rows, of which each has the bits that [`multiply`] makes of it among up to
-/// [`GROUP_ROWS`].
+/// Multiplies any number of rows and adds the bias. Each row has the bits that [`multiply`] gives it among up to
+/// [`GROUP_ROWS`] rows.
 ///
 /// # Safety
-/// As of [`multiply`].
+/// The same as for [`multiply`].
 pub(crate) unsafe fn multiply_by_rows(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
     let multiprocessors = multiprocessors_of(device);
     let blocks = product.many_blocks();
@@ -363,8 +363,8 @@ mod tests {
         }
     }
 
-    /// As the kernels are called and as many as are said to, on an H200, whose multiprocessor has 228 KiB for blocks, of which
-    /// each takes 1 KiB for itself.
+    /// The kernels' names, and their number at once on an H200. Its multiprocessor has 228 KiB for blocks, each of which takes
+    /// 1 KiB for itself.
     #[test]
     fn kernels_are_what_their_sources_say() {
         for (kernels, source) in [(UP_TO_64, SOURCE), (UP_TO_128, SOURCE_128)] {

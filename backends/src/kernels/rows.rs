@@ -1,4 +1,4 @@
-//! What files of kernels behind `kernels/rows.cuh` have in common: their names for each type, and how work is shared out.
+//! Shared parts of the kernels that include `kernels/rows.cuh`: names for each type, and the division of work.
 
 use std::ffi::CStr;
 
@@ -30,7 +30,7 @@ macro_rules! typed_kernels {
 }
 pub(crate) use typed_kernels;
 
-/// For [`typed_kernels`].
+/// A kernel's name, for [`typed_kernels`].
 pub(crate) const fn name(bytes: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(bytes.as_bytes()) {
         Ok(name) => name,
@@ -48,25 +48,25 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) const JOIN_THREADS: u32 = 1024;
 pub(crate) const JOINED_COLUMNS: i64 = 32;
 
-/// The fewest rows that one partial sum covers, and the most partial sums: enough blocks to hide the time of memory.
+/// Fewest rows of one partial sum, and most partial sums: enough blocks to hide the latency of memory.
 const PART_ROWS: i64 = 16;
 const MAX_PARTS: i64 = 1024;
 
-/// Blocks of a kernel that goes around: many waves of any device.
+/// Most blocks of a kernel that loops: many waves of any device.
 pub(crate) const MAX_BLOCKS: i64 = 1 << 16;
 
-/// The power of two of threads that share a head, a pack each, if that is so narrow that a block has several.
+/// Exponent of two of the threads that share a head, one pack each; `None` if a block has one head only.
 pub(crate) fn sharers(kind: Kind, dim: i64) -> Option<u32> {
     let packs = packs(kind, dim);
     (packs <= 32).then(|| (packs as u32).next_power_of_two().ilog2())
 }
 
-/// One for each of `items`, as far as a block of `most` goes: a power of two from 32 on.
+/// Threads for `items`, one each, up to `most`: a power of two from 32 on.
 pub(crate) fn threads_up_to(most: u32, items: i64) -> u32 {
     (items as u32).next_power_of_two().clamp(32, most)
 }
 
-/// Partial sums over `rows` rows: a function of their number alone, and so is the order of summation.
+/// Number of partial sums over `rows` rows. It depends on `rows` alone, and so does the order of summation.
 pub(crate) fn row_parts(rows: i64) -> i64 {
     ceil_div(rows, part_rows(rows))
 }

@@ -22,17 +22,17 @@ const MAX_STRIPES: i64 = 2048;
 const STRIPES_OF_A_BLOCK: i64 = 32;
 const STRIPE_THREADS: u32 = 256;
 
-/// Whether there are kernels for a vocabulary of this size.
+/// Returns true if there are kernels for a vocabulary of this size.
 pub(crate) fn fit(kind: Kind, vocab: i64) -> bool {
     matches!(kind, Kind::Float | Kind::BFloat16) && stripes(kind, vocab) <= MAX_STRIPES
 }
 
-/// Stripes of a row of logits, of each of which the kernels keep two fp32 values.
+/// Number of stripes of a row of logits. The kernels keep two fp32 values for each.
 pub(crate) fn stripes(kind: Kind, vocab: i64) -> i64 {
     ceil_div(vocab, 32 * lanes(kind))
 }
 
-/// Chooses a token for each row of logits `[rows, vocab]`; `measured`, fp32 `[rows, stripes, 2]`, is of no use then.
+/// Chooses a token for each row of logits `[rows, vocab]`. `measured`, fp32 `[rows, stripes, 2]`, is scratch memory.
 ///
 /// # Safety
 /// Addresses of as many values of `kind` (or of the type that the kernel says) on `device` as the sizes say, which live

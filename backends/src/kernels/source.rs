@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use crate::Device;
 
-/// A file of kernels, compiled when the first of them is wanted.
+/// A file of kernels, compiled when the first of them is needed.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) file: &'static CStr,
@@ -12,7 +12,7 @@ pub(crate) struct Source {
     pub(crate) text: &'static str,
     /// Every kernel in it.
     pub(crate) kernels: &'static [&'static CStr],
-    /// What it is written for.
+    /// Devices that it is written for.
     pub(crate) architecture: Architecture,
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum Architecture {
 }
 
 impl Architecture {
-    /// Whether a device is one of these, by what the compiler calls it.
+    /// Returns true if a device is one of these, by the compiler's name for its architecture.
     pub(crate) fn includes(self, name: &str) -> bool {
         match self {
             Architecture::Any => true,
@@ -41,13 +41,13 @@ impl Architecture {
 }
 
 impl Source {
-    /// Whether a device has all of its kernels.
+    /// Returns true if a device has all of its kernels.
     pub(crate) fn exists_on(&self, device: &dyn Device) -> bool {
         self.kernels.iter().all(|kernel| device.has_kernel(kernel))
     }
 }
 
-/// A file of `kernels/` behind those that it shares with others, and what is to follow it.
+/// Text of a file of `kernels/`, after the headers that it shares with others, and followed by `$behind`.
 macro_rules! source_text {
     ([$($shared:literal),+], $file:literal $(, $behind:literal)?) => {
         concat!(

@@ -46,8 +46,8 @@ pub(crate) struct AdamW {
     pub(crate) keep: f32,
 }
 
-/// `output` becomes the reduction of `received`, which holds as many slices of its length as there are ranks: in
-/// rank order, floats in fp32 and rounded once.
+/// Writes the reduction of `received`, a slice of `output`'s length for each rank, to `output`: in rank order, floats in fp32
+/// and rounded once.
 pub(crate) fn reduce_in_rank_order(
     output: &Buffer,
     received: &Buffer,
@@ -76,8 +76,8 @@ pub(crate) fn reduce_in_rank_order(
     unsafe { device.launch(kernel, grid, &mut arguments, stream.raw()) }
 }
 
-/// `out` becomes the sum over ranks of `len` elements each that lie one rank after the other in `received`, or has it
-/// added: in fp32, in rank order.
+/// Writes to `out`, or adds to it, the sum over ranks of `received`, which has `len` elements of each rank: in fp32, in rank
+/// order.
 ///
 /// # Safety
 /// `received` has `world_size * len` elements of `kind`, a float, on `device`, and `out` `len` of fp32.
@@ -142,7 +142,7 @@ pub(crate) unsafe fn adamw(
     }
 }
 
-/// How many partial sums [`sum_of_squares`] makes.
+/// Number of partial sums of [`sum_of_squares`].
 pub(crate) fn partial_sums(len: usize) -> usize {
     len.div_ceil(CHUNK)
 }

@@ -15,7 +15,7 @@ use crate::{
 /// A stream of the vendor's.
 pub(super) type StreamHandle = usize;
 
-/// `ncclInProgress`: something goes on in the background.
+/// `ncclInProgress`: work continues in the background.
 const IN_PROGRESS: c_int = 7;
 /// `NCCL_SPLIT_NOCOLOR`
 pub(super) const NO_COLOR: c_int = -1;
@@ -118,8 +118,8 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    /// The first of `files` that loads: beside libtorch, in the system, or where [`crate::prefer_folder`] says. `hint` tells
-    /// the user where to get one.
+    /// The first of `files` that loads, from [`crate::prefer_folder`]'s folders, libtorch's wheels or the system. `hint` tells the
+    /// user how to get one.
     pub(crate) const fn new(
         backend: BackendKind,
         files: &'static [&'static str],
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!((align_of::<UniqueId>(), size_of::<Config>(), Config::BLOCKING.size), (1, 48, 48));
     }
 
-    /// AMD's own, where it is: all functions are there, and without a device it connects nobody and says why.
+    /// AMD's own library, if it is here: it has all functions, and without a device it refuses to connect, with a reason.
     #[test]
     fn amds_library_loads_and_connects_nobody_without_a_device() {
         let library = match rocm::RCCL.library() {

@@ -1,5 +1,5 @@
-//! Operations of a decoding step that is recorded and run again: each writes into tensors that it is given, allocates
-//! nothing, and takes what changes from step to step from the device's memory.
+//! Operations of a decoding step that is recorded and run again. Each writes to the tensors that it is given, allocates
+//! nothing, and reads values that change from step to step from the device's memory.
 
 use std::{ffi::c_void, ptr, sync::Arc};
 
@@ -22,9 +22,9 @@ use crate::{
 pub struct PagedCache<'a> {
     /// `[blocks, T, K, D]`; T is a power of two, at least 16.
     pub keys: &'a Tensor,
-    /// As `keys`.
+    /// See `keys`.
     pub values: &'a Tensor,
-    /// int32 `[B, W]`, block 0 where a sequence has none.
+    /// int32 `[B, W]`; block 0 for entries after a sequence's end.
     pub tables: &'a Tensor,
 }
 
@@ -37,7 +37,7 @@ pub struct AttentionParts {
     rows: i64,
 }
 
-/// How rows are sampled and what becomes of it; one entry a row.
+/// Parameters, state and results of sampling; one entry a row.
 #[derive(Debug)]
 pub struct Sampling<'a> {
     /// fp32 `[B, 5]`: inverse temperature (negative: the likeliest token, with the log-prob at the absolute), top-p,
@@ -50,7 +50,7 @@ pub struct Sampling<'a> {
     pub seen: &'a mut Tensor,
     /// int64 `[B]`: the token is written here for the next step.
     pub tokens: &'a mut Tensor,
-    /// int64 `[B]`: becomes one more.
+    /// int64 `[B]`: is increased by one.
     pub positions: &'a mut Tensor,
     /// int64 `[B]`: the token is written here, too.
     pub chosen: &'a mut Tensor,
@@ -59,7 +59,7 @@ pub struct Sampling<'a> {
 }
 
 impl AttentionParts {
-    /// For `rows` rows of sequences of up to `tokens` tokens each.
+    /// Memory for `rows` rows of sequences of up to `tokens` tokens each.
     ///
     /// # Errors
     /// libtorch's error (out of memory).
@@ -69,12 +69,12 @@ impl AttentionParts {
         Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits, rows })
     }
 
-    /// What that takes.
+    /// Bytes of that memory.
     pub(super) fn bytes(rows: i64, heads: i64, dim: i64, tokens: i64) -> i64 {
         splits(tokens) * rows * heads * (dim + 2) * 4
     }
 
-    /// Views for no more than so many rows.
+    /// Views for up to `rows` rows.
     pub(super) fn first(&self, rows: i64) -> Result<AttentionParts> {
         let of_rows = |tensor: &Tensor| tensor.f_narrow(0, 0, tensor.size()[0] / self.rows * rows);
         let (partial, softmax) = (of_rows(&self.partial)?, of_rows(&self.softmax)?);
@@ -105,8 +105,8 @@ pub(super) fn device_of_kernels(like: &Tensor, dim: i64, vocab: i64) -> Result<A
     device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))
 }
 
-/// Whether steps of decoding can be recorded on a device, for weights and heads that there are kernels for; the reason if
-/// they take the ordinary operations.
+/// Returns an error, with the reason, if steps of decoding cannot be recorded on a device. It still needs kernels for the
+/// weights and heads.
 pub fn records_steps(device: &dyn Device) -> Result<(), String> {
     if !device.has_kernels() {
         return Err(format!("{} compiles no kernels at run time", device.id()));
@@ -175,7 +175,7 @@ pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
     })
 }
 
-/// How the rows of a step become queries and keys.
+/// Norms and rotation that make queries and keys from a step's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRotation<'a> {
     /// The weights `[D]` of the norms of queries and of keys, and their epsilon.

@@ -25,7 +25,7 @@ impl Dropout<'_> {
         (self.probability * 2f64.powi(32)) as u32
     }
 
-    /// What the other values are multiplied by, so that the mean stays.
+    /// Factor of the other values, which keeps the mean.
     pub(super) fn scale(&self) -> f64 {
         1.0 / (1.0 - self.probability)
     }

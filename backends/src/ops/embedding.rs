@@ -16,7 +16,7 @@ pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, ho
     add_up("embedding_backward", dy, (tokens, None), dweight, how)
 }
 
-/// [`embedding_backward`] for `op`, with the tokens in ascending order and the rows that these are in, if somebody has them.
+/// [`embedding_backward`] for `op`, with the tokens in ascending order and their rows, if the caller has them.
 pub(super) fn add_up(
     op: &'static str,
     dy: &Tensor,

@@ -47,7 +47,7 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
 /// output `y`, which the caller needs for the gradient of the matrix behind it.
 ///
 /// # Errors
-/// As [`glu`].
+/// The same as [`glu`].
 pub fn glu_backward_(gate_up: &mut Tensor, dy: &mut Tensor, activation: Activation) -> Result<()> {
     let Some(engine) = Engine::of(gate_up) else { return composite::glu_backward_(gate_up, dy, activation) };
     let args = Args::new("glu_backward_", gate_up);

@@ -14,7 +14,7 @@ use crate::kernels::{
     diffusion::{HeadSizes, Spread},
 };
 
-/// What is made of one kind of tokens.
+/// Projections of one kind of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenKind<'a> {
     /// Queries, keys and values, `[B, N, 3 H D]`.
@@ -23,7 +23,7 @@ pub struct TokenKind<'a> {
     pub norms: Option<[&'a Tensor; 2]>,
 }
 
-/// Queries, keys and values of all kinds, the tokens of a kind behind those of the one before: dense `[B, N of all, H, D]`
+/// Queries, keys and values of all kinds, the tokens of each kind after those of the previous: dense `[B, N of all, H, D]`
 /// each. Queries and keys are normed by their mean square over a head, as in [`super::rms_norm`].
 ///
 /// # Errors
@@ -92,7 +92,7 @@ struct Part {
     args: Args,
     qkv: Tensor,
     norms: Option<[Tensor; 2]>,
-    /// Of the tokens of all kinds.
+    /// Index of its first token among those of all kinds.
     first: i64,
     sizes: HeadSizes,
 }
@@ -110,7 +110,7 @@ impl Part {
         Ok(Part { args, qkv, norms, first, sizes })
     }
 
-    /// Those of the norms.
+    /// Addresses of the norms' weights.
     fn weights(&self) -> [*mut std::ffi::c_void; 2] {
         self.norms.as_ref().map_or([ptr::null_mut(); 2], |norms| norms.each_ref().map(Tensor::data_ptr))
     }

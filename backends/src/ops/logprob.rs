@@ -74,7 +74,7 @@ pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<L
 /// `(dlogprob * (1[j = target] - p_j) - dentropy * p_j * (log p_j + h)) / temperature`.
 ///
 /// # Errors
-/// As [`logprobs`].
+/// The same as [`logprobs`].
 pub fn logprobs_backward_(
     logits: &mut Tensor,
     targets: &Tensor,

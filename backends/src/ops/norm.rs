@@ -24,7 +24,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 /// `x += residual`, then [`rms_norm`] of `x`, in one pass. Both are dense `[N, C]`.
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub fn add_rms_norm_(
     x: &mut Tensor,
     residual: &Tensor,
@@ -88,7 +88,7 @@ unsafe fn norm_kernel(
 /// replaces `dy` by `y`, which the caller needs for the gradient of the matrix behind the norm.
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub fn rms_norm_backward_(
     dy: &mut Tensor,
     x: &Tensor,

@@ -26,7 +26,7 @@ unsafe extern "C" {
     fn anyroll_sum_of_squares(x: *const f32, len: i64, sum: *mut f64);
 }
 
-/// The numbers of one AdamW step that the host knows.
+/// Hyperparameters of one AdamW step, which the host knows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
@@ -40,7 +40,7 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// As kernels take them.
+    /// The numbers as kernels take them.
     pub(crate) fn numbers(&self) -> kernels::strategy::AdamW {
         let learning_rate = self.learning_rate as f32;
         kernels::strategy::AdamW {
@@ -138,7 +138,7 @@ pub fn adamw_(
     Ok(())
 }
 
-/// What a gradient is to be: bf16 if it is, and else fp32.
+/// The dtype that a gradient must have: bf16 if it has that, and otherwise fp32.
 fn gradient_kind(gradient: &Tensor) -> Kind {
     if gradient.kind() == Kind::BFloat16 { Kind::BFloat16 } else { Kind::Float }
 }

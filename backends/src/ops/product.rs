@@ -195,7 +195,7 @@ mod tests {
         ops::{Activation, composite, tests::*},
     };
 
-    /// Sizes for which a product is cut in every way on an H200 (`product_kernels`), and some for which it is not.
+    /// Sizes for which a product is cut in every way on an H200 (`kernels/product.rs`), and some for which it is not.
     const SIZES: [(i64, i64, i64); 9] = [
         (1, 2048, 1536),
         (5, 1536, 8960),
@@ -208,7 +208,7 @@ mod tests {
         (7, 36, 50),
     ];
 
-    /// As if it were a norm, already scaled.
+    /// `x` in place of a norm, already scaled.
     fn normed(x: &Tensor) -> Normed {
         let (size, place) = (x.size(), (x.kind(), x.device()));
         let normed = Normed::new(size[0], size[1], place.0, place.1).unwrap();
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Where it is our kernel that multiplies, the order of a sum is that of the sizes of the weights.
+    /// With our kernel, the order of a sum depends on the sizes of the weights alone.
     #[test]
     fn a_row_has_the_same_bits_whatever_the_others_are() {
         let is_ours = |tensor: &Tensor| {

@@ -27,8 +27,8 @@ pub struct Routing {
     places: Tensor,
 }
 
-/// Whether the kernels here take weights like `like`, of so many experts that make `width` values of `hidden` ones; the
-/// reason if they do not.
+/// Returns an error, with the reason, if the kernels do not take weights like `like`, of `experts` experts from `hidden` to
+/// `width` values.
 pub fn routes_in_place(like: &Tensor, experts: i64, [hidden, width]: [i64; 2]) -> Result<(), String> {
     let product = |outputs, inputs| Product::new([std::ptr::null_mut(); 3], [1, outputs, inputs]);
     let (expand, reduce) = (product(width, hidden), product(hidden, width));

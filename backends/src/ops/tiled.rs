@@ -1,4 +1,4 @@
-//! Attention by kernels of ours ([`attention_kernels`]): bf16, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
+//! Attention by kernels of ours ([`crate::kernels::attention`]): bf16, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
 //! repeat themselves to the bit, take sequences of any lengths and windows, and read rows that sequences have in common where
 //! they lie (docs/performance.md has all in figures).
 
@@ -14,7 +14,7 @@ use crate::kernels::{
     attention::{Backward, Forward, TILE, Tiles},
 };
 
-/// What the kernels are told of sequences, int32 on the device.
+/// Layout of sequences as the kernels take it, int32 on the device.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// `[B + 1]`: where the tokens of each begin and those of the last one end.
@@ -96,7 +96,7 @@ pub(super) fn attention_with_history(
     Ok(done.map(|(out, _)| out))
 }
 
-/// Whether there are kernels for queries like `q`.
+/// Returns true if there are kernels for queries like `q`.
 fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<bool> {
     let [_, _, dim] = args.dims("q", q)?;
     Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && kernels::attention::exist_on(device, dim))
@@ -187,7 +187,7 @@ pub(super) fn attention_backward(
     Ok(true)
 }
 
-/// What the kernels are told of forward's tensors, where keys and values have so many rows.
+/// Forward's tensors as the kernels take them, if keys and values have `rows` rows.
 fn forward(
     args: Args,
     [q, k, v, out]: [&Tensor; 4],
@@ -237,7 +237,7 @@ mod tests {
         tensors.map(|tensor| tensor.to_kind(Kind::Float))
     }
 
-    /// Where kernels take rows in common as where copies of them are made, against the plain formula over all tokens, in fp32.
+    /// Shared rows, in the kernels and as copies, against the plain formula over all tokens in fp32.
     #[test]
     fn rows_in_common_are_seen_where_they_lie() {
         // The second sequence begins as the first, the third as the second and behind it; the fourth is the third; the last one

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::stream::report;
 use crate::{Device, Error, RawGraph, Result, Stream, ffi};
 
-/// Recorded work. It has the addresses of what it reads and writes, which whoever recorded it keeps alive; what lies
-/// there may change from one run to the next.
+/// Recorded work. It has the addresses of the memory that it reads and writes, which its owner keeps alive. The contents may
+/// change from one run to the next.
 #[derive(Debug)]
 pub struct Graph {
     device: Arc<dyn Device>,
@@ -17,9 +17,9 @@ pub struct Graph {
 static RECORDING: Mutex<()> = Mutex::new(());
 
 impl Graph {
-    /// Records what `work` enqueues by libtorch's operations of this thread. It is called twice: once it runs, so
-    /// that libraries make what they need only once, and once it is recorded and does not run. In between and
-    /// while it records it must not allocate, wait or read back. Threads record one after the other.
+    /// Records the libtorch operations that `work` enqueues in this thread. `work` is called twice: the first time it runs, so
+    /// that libraries initialize themselves; the second time it is recorded and does not run. It must not allocate, wait or
+    /// read back while it is recorded. Threads record one after the other.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device records nothing, `work`'s own error, or that of something in it that
@@ -46,7 +46,7 @@ impl Graph {
         Ok(graph?)
     }
 
-    /// Runs the work on `stream`, after what is there.
+    /// Runs the work on `stream`, after the work that is there.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: the graph is live; whoever recorded it keeps its memory.
         unsafe { self.device.graph_launch(self.raw, stream.raw()) }

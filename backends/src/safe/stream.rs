@@ -31,7 +31,7 @@ impl Stream {
         Ok(Self(Arc::new(StreamInner { device: device.clone(), raw, owned: false })))
     }
 
-    /// A stream that somebody else owns, and that lives as long as the device.
+    /// A stream that this does not own, and that lives as long as the device.
     pub(crate) fn lent(device: &Arc<dyn Device>, raw: RawStream) -> Self {
         Self(Arc::new(StreamInner { device: device.clone(), raw, owned: false }))
     }
@@ -116,7 +116,7 @@ impl Event {
         unsafe { self.0.device.event_query(self.0.raw) }
     }
 
-    /// Blocks the host until the stream has got here, at most for `timeout`; `false` if it has not by then.
+    /// Blocks the host until the stream has reached it, at most for `timeout`. Returns false if it has not by then.
     pub fn wait_for(&self, timeout: Duration) -> Result<bool> {
         const SHORTEST: Duration = Duration::from_micros(5);
         const LONGEST: Duration = Duration::from_millis(1);

@@ -42,9 +42,9 @@ pub(super) struct Physical {
     pub(super) heap_bytes: usize,
     /// The size of the heap from which pinned memory comes.
     pub(super) host_heap_bytes: usize,
-    /// Whether the driver tells how much of a heap is free.
+    /// The driver reports the free bytes of a heap.
     pub(super) has_budget: bool,
-    /// Whether shaders compute in fp64.
+    /// Shaders compute in fp64.
     pub(super) has_f64: bool,
 }
 
@@ -179,7 +179,7 @@ impl Physical {
         })
     }
 
-    /// What `doctor` shows.
+    /// Facts that `doctor` shows.
     pub(super) fn info(&self, id: DeviceId) -> DeviceInfo {
         let kind = match self.kind {
             vk::PhysicalDeviceType::DISCRETE_GPU => "GPU with memory of its own",

@@ -1,5 +1,5 @@
-//! Vulkan: any GPU with a driver for it, and processors by way of lavapipe. It has memory, order and kernels; libtorch does
-//! not compute on it, so that no model runs, and collectives go through the host.
+//! Vulkan: any GPU with a driver for it, and processors through lavapipe. It has memory, order and kernels. libtorch does
+//! not compute on it, so no model runs, and collectives go through the host.
 //!
 //! `loader` finds devices, `context` is one that is open, `memory` its allocations, `stream` a thread that submits,
 //! `timeline` the order between streams and with the host.
@@ -40,7 +40,7 @@ use memory::{GRANULARITY_BYTES, Memory, Place};
 use stream::{Item, Kept, Recording, Stream};
 use timeline::{Mark, Stamp};
 
-/// What stands for libtorch's stream, which computes nothing here.
+/// The stream in place of libtorch's, which computes nothing here.
 const DEFAULT: RawStream = RawStream(0);
 
 /// See the module's description.
@@ -49,10 +49,10 @@ struct Vulkan {
     memory: Arc<Memory>,
     next_handle: AtomicU64,
     streams: Mutex<HashMap<u64, Stream>>,
-    /// Threads of streams that were given up, and may still be at work.
+    /// Threads of destroyed streams, which may still have work.
     ending: Mutex<Vec<JoinHandle<()>>>,
     events: Mutex<HashMap<u64, Event>>,
-    /// Compiled when the first of them is wanted.
+    /// Compiled when the first of them is needed.
     kernels: OnceLock<Result<Arc<Kernels>>>,
 }
 
@@ -62,7 +62,7 @@ struct Event {
     record: Option<Record>,
 }
 
-/// Where a stream was when an event was recorded, and when, if the event is timed.
+/// The point of a stream at which an event was recorded, and the time, if the event is timed.
 #[derive(Clone)]
 struct Record {
     mark: Arc<Mark>,
@@ -107,7 +107,7 @@ impl Backend for VulkanBackend {
 }
 
 impl Vulkan {
-    /// Opens a device. Everything that could be missing is looked for here.
+    /// Opens a device, and looks for everything that could be missing.
     fn open(id: DeviceId) -> Result<Self> {
         let mut found = loader::physical_devices()?;
         if id.ordinal >= found.len() {

@@ -37,7 +37,7 @@ fn floats(buffer: &Buffer, stream: &crate::Stream) -> Vec<f32> {
     bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Fails unless the bits are equal, and tells how far they are apart.
+/// Fails unless the bits are equal, and reports the difference.
 #[track_caller]
 fn same_bits(what: &str, got: &[f32], want: &Tensor) {
     let want = Vec::<f32>::try_from(want).unwrap();

@@ -69,7 +69,7 @@ fn broken(peers: &Peers, fault: Broken) -> Peers {
     Peers { world: Faults::wrap(peers.world.clone(), fault).expect("the ranks split"), ..peers.clone() }
 }
 
-/// How a communicator breaks its contract.
+/// A breach of a communicator's contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     /// It takes the ranks in the reverse order.

@@ -24,9 +24,9 @@ const HINT: &str = "it comes with CANN: install that and source its set_env.sh";
 pub(super) const BYTES: c_int = 7;
 /// `HCCL_E_PARA`
 const PARAMETER: c_int = 1;
-/// `HCCL_E_AGAIN`: somebody is inside.
+/// `HCCL_E_AGAIN`: another call is in the library.
 const AGAIN: c_int = 20;
-/// How long the end of a communicator is tried again.
+/// Time for which the end of a communicator is retried.
 const AGAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// The library gives up this much later than the deadline of the group above, which then names the operation first.
 const GRACE: Duration = Duration::from_secs(10);

@@ -32,7 +32,7 @@ use crate::{
 };
 use library::{BYTES, Item, Library};
 
-/// What buffers start at multiples of, and are padded to among ours.
+/// Alignment, in bytes, of the start of each buffer, and of its padded length in memory of ours.
 const ALIGNMENT: usize = 512;
 
 /// See the module's description.
@@ -42,15 +42,15 @@ pub(super) struct Hccl {
     device: Arc<dyn Device>,
     store: Store,
     splits: AtomicU64,
-    /// What goes to and from the library in the place of other buffers.
+    /// Memory that replaces buffers which the library cannot take.
     staging: Workspace,
-    /// What other ranks send to a reduction.
+    /// Memory for the slices of a reduction that other ranks send.
     workspace: Workspace,
-    /// The same on the host, and what it comes to.
+    /// The same slices on the host, and their reduction.
     host: Mutex<Option<PinnedBuffer>>,
 }
 
-/// Whether the library is there.
+/// Returns an error if the library is not there.
 pub(super) fn find() -> Result<()> {
     Library::get().map(drop)
 }
@@ -296,7 +296,7 @@ fn is_aligned(address: *mut c_void) -> bool {
     (address as usize).is_multiple_of(ALIGNMENT)
 }
 
-/// Of a dense tensor.
+/// Strides of a dense tensor.
 fn strides(shape: &[i64]) -> Vec<i64> {
     (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect()
 }

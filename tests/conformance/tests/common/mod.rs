@@ -31,8 +31,8 @@ pub fn on_ranks<T: Send>(backend: &dyn Backend, world_size: usize, rank: impl Fn
         let world = backend.connect(&*device, store.next_part()?, Reduction::Ordered)?;
         Ok(Peers { device, world, store: Arc::new(store) })
     };
+    let start = |number| rank(connect(number).expect("the ranks meet"));
     thread::scope(|scope| {
-        let start = |number| rank(connect(number).expect("the ranks meet"));
         let start = &start;
         let ranks: Vec<_> = (0..world_size).map(|number| scope.spawn(move || start(number))).collect();
         let results: Vec<T> = ranks.into_iter().map(|rank| rank.join().expect("ranks return")).collect();
