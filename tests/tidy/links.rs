@@ -72,7 +72,9 @@ fn resolve(page: &str, path: &str) -> String {
     for part in path.split('/') {
         match part {
             "" | "." => {}
-            ".." => drop(parts.pop()),
+            ".." => {
+                parts.pop();
+            }
             _ => parts.push(part),
         }
     }
