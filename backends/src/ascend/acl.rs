@@ -1,5 +1,5 @@
 //! [`Acl`]: the functions of Huawei's runtime library that we call, and the structs and numbers that they take.
-//! `crate::abi` compares them with the vendor's headers, and their rules are those of its documentation (CANN 8.5).
+//! `crate::ffi::abi` compares them with the vendor's headers, and their rules are those of its documentation (CANN 8.5).
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},

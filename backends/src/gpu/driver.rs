@@ -1,5 +1,5 @@
 //! [`Driver`]: the functions that we call, and the structs and numbers that they take. AMD's are NVIDIA's but for
-//! the names: `crate::abi` compares both with the vendors' headers.
+//! the names: `crate::ffi::abi` compares both with the vendors' headers.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_ushort, c_void},
