@@ -1,8 +1,9 @@
-//! States that leave the device while nobody needs them.
+//! Offloading of states that are not in use.
 //!
-//! A state lies in an [`Arena`] a unit. To leave, its bytes are copied to pinned host memory behind the work that
-//! used them last, and the arena's memory is given back; the addresses stay, and with them every view. Each
-//! direction has a [`Porter`], so that copies run beside compute, one unit's behind another's update.
+//! Each unit's state lies in its own [`Arena`]. To leave the device, its bytes are copied to pinned host
+//! memory after the work that used them last, and the arena's memory is freed; the addresses and all views of
+//! them stay valid. Each direction has a [`Porter`], so that copies overlap with compute and one unit is
+//! copied while another is updated.
 
 use std::{fmt, mem, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
 
@@ -15,15 +16,15 @@ use crate::{
     porter::{COPY_TIMEOUT, Order, Porter, Transit, Way, wait_for},
 };
 
-/// What can be away from the device.
+/// A state that can leave the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// The optimizer's moments and, with weights in 16 bits, its fp32 weights. Nothing if it steps on the host
-    /// ([`crate::StepsOn`]), where they are at all times.
+    /// The optimizer's moments and, with 16-bit weights, its fp32 weights. Empty if the optimizer steps on
+    /// the host ([`crate::StepsOn`]), where they stay.
     Optimizer,
-    /// The accumulated gradients. After a step nobody needs what they hold, and nothing is copied.
+    /// The accumulated gradients. After a step their values are not needed, so nothing is copied.
     Gradients,
-    /// The weights that the blocks run with. Nothing if they are on the host ([`crate::ParamsOn`]).
+    /// The weights that the blocks run with. Empty if they are on the host ([`crate::ParamsOn`]).
     Params,
 }
 
@@ -39,11 +40,11 @@ impl fmt::Display for State {
 
 const STATES: [State; 3] = [State::Optimizer, State::Gradients, State::Params];
 
-/// The calls that move states. Each may come at any time between steps, and again: what is where it should be
-/// stays there.
+/// Calls that move states. Each may be made at any time between steps, and repeated: a state that is already
+/// in place stays there.
 impl<M: Model> Zero<M> {
-    /// Starts to pin the host's memory for `include`, beside whatever comes next: that takes longer than a copy to it, and
-    /// the first time that states leave would wait for it. Of gradients nothing is kept, as a rule, and nothing pinned.
+    /// Starts to pin host memory for `include` in the background. Pinning takes longer than a copy, and the
+    /// first offload would wait for it. Gradients are normally neither kept nor pinned.
     pub fn prepare_offload(&mut self, include: &[State]) {
         let device = self.compute.device().clone();
         let mut orders = Vec::new();
@@ -57,15 +58,15 @@ impl<M: Model> Zero<M> {
                 }
             }
         };
-        // A thread that does not start drops the orders, and memory is pinned when it is needed.
+        // If the thread does not start, the requests are dropped and memory is pinned when it is needed.
         drop(thread::Builder::new().name("pinned memory".into()).spawn(pin));
     }
 
-    /// Takes `include` off the device, and returns once its memory is given back: the bytes that this call gave.
-    /// Tensors that [`Zero::weights`] returned below stage 3 must be gone before `Params` are.
+    /// Offloads `include` and returns once its device memory is freed: the bytes that this call freed. Below
+    /// stage 3, drop tensors returned by [`Zero::weights`] before offloading `Params`.
     ///
     /// # Errors
-    /// The device's, with the states still there that had not left.
+    /// The device's; states that had not left are still there.
     pub fn offload_states(&mut self, include: &[State]) -> Result<usize> {
         self.start_offload(include)?;
         let mut freed_bytes = 0;
@@ -76,8 +77,8 @@ impl<M: Model> Zero<M> {
         Ok(freed_bytes)
     }
 
-    /// Starts what [`Self::offload_states`] does and returns at once: after a step, so that each unit leaves as
-    /// soon as its update is done. From here on the states count as away.
+    /// Starts [`Self::offload_states`] and returns at once. Call it right after a step, so that each unit
+    /// leaves as soon as its update is done. From here on the states count as offloaded.
     pub fn start_offload(&mut self, include: &[State]) -> Result<()> {
         let (out, compute) = (self.transfers.leaving.clone(), self.compute.clone());
         for &state in include {
@@ -90,7 +91,7 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Gives back the memory of states that have left by now, and waits for nobody: how many bytes.
+    /// Frees the memory of states whose copies are done, without waiting, and returns the bytes freed.
     ///
     /// # Errors
     /// The device's.
@@ -104,7 +105,8 @@ impl<M: Model> Zero<M> {
         Ok(freed_bytes)
     }
 
-    /// Waits for states that are leaving until `bytes` of the device are free, or all of them have left.
+    /// Waits for states that are leaving until `bytes` of the device are free, or until all of them have
+    /// left.
     ///
     /// # Errors
     /// The device's.
@@ -120,22 +122,23 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// The device's memory that states take that are still leaving, in bytes.
+    /// Returns the device memory of states that are still leaving, in bytes.
     pub fn leaving_bytes(&mut self) -> usize {
         let leaving = self.movables(&STATES).into_iter().filter(|it| it.is_leaving());
         leaving.map(|it| it.arena.len_bytes()).sum()
     }
 
-    /// Brings `include` back. Returns at once: compute waits for each unit where it first uses it.
+    /// Starts to load `include` back and returns at once: compute waits for each unit at its first use.
     ///
     /// # Errors
-    /// The device's: there has to be room for what comes back.
+    /// The device's, such as too little free memory.
     pub fn load_states(&mut self, include: &[State]) -> Result<()> {
         let back = self.transfers.arriving.clone();
         self.movables(include).into_iter().try_for_each(|movable| movable.start_arriving(&back))
     }
 
-    /// Returns once all that [`Self::load_states`] brings is there. Compute needs no such wait: it is for measuring.
+    /// Returns once everything that [`Self::load_states`] loads is on the device. Only measurements need this
+    /// wait, compute does not.
     ///
     /// # Errors
     /// The device's.
@@ -144,7 +147,7 @@ impl<M: Model> Zero<M> {
         Ok(self.transfers.arriving.synchronize()?)
     }
 
-    /// How long compute stood still for states on their way back, in the last step that used them. Waits for
+    /// Returns how long compute waited for states being loaded, in the last step that used them. Waits for
     /// that step.
     pub fn load_wait(&mut self) -> Result<Duration> {
         let mut total = Duration::ZERO;
@@ -157,7 +160,7 @@ impl<M: Model> Zero<M> {
         Ok(total)
     }
 
-    /// Refuses `op`, a call that needs `states`, while one of them is away.
+    /// Returns an error for the call `op`, which needs `states`, if one of them is offloaded.
     pub(crate) fn needs(&mut self, op: &'static str, states: &[State]) -> Result<()> {
         for &state in states {
             if self.movables(&[state]).iter().any(|movable| movable.is_away()) {
@@ -167,7 +170,7 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Orders compute after what other streams still do with a state, and drops buffers that go with it.
+    /// Makes compute wait for other streams' use of a state, and drops the buffers that belong to it.
     fn settle_uses(&mut self, state: State) -> Result<()> {
         match state {
             State::Optimizer => {}
@@ -177,7 +180,7 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// The memory of `include`, in the order of [`STATES`].
+    /// Returns the memory of `include`, in the order of [`STATES`].
     fn movables(&mut self, include: &[State]) -> Vec<&mut Movable> {
         let (mut optimizer, mut gradients, mut params) = (Vec::new(), Vec::new(), Vec::new());
         for state in self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten()) {
@@ -192,7 +195,8 @@ impl<M: Model> Zero<M> {
     }
 }
 
-/// What copies go by. The streams are for those that compute waits for, in each direction; the porters for states.
+/// Streams and threads for copies between host and device. Compute waits for the streams; the porters copy
+/// states.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(crate) out: Stream,
@@ -212,34 +216,35 @@ impl Transfers {
     }
 }
 
-/// Memory of one unit's state that can leave the device.
+/// Device memory of one unit's state, which can be offloaded.
 #[derive(Debug)]
 pub(crate) struct Movable {
     arena: Arena,
     whole: Buffer,
     host: Host,
-    /// Whether `host` has what the device has: nothing was written since it was copied. What is frozen leaves once.
+    /// True if `host` equals the device's copy: nothing was written since the last copy. Frozen states are
+    /// copied once.
     is_on_host: bool,
     place: Place,
-    /// The compute that used it last, where that is known.
+    /// The compute that used it last, if known.
     last_use: Option<Event>,
-    /// Compute before and after its last wait for this memory.
+    /// Events on compute before and after its last wait for this memory.
     stood_still: Option<(Event, Event)>,
 }
 
-/// Pinned memory for one that is away, kept once it is there: to pin memory takes longer than to copy it.
+/// Pinned memory for an offloaded state. It is kept once allocated, since pinning takes longer than copying.
 #[derive(Debug)]
 enum Host {
     Nowhere,
-    /// From the thread that pins it.
+    /// Requested from the thread that pins it.
     Ordered(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
     There(PinnedBuffer),
-    /// With a porter, who brings it back.
+    /// Lent to a porter, which returns it.
     Lent,
 }
 
 impl Host {
-    /// The memory for a porter, which is made here if nobody ordered it.
+    /// Lends the memory to a porter. Allocates it if it was not requested before.
     fn lend(&mut self, device: &Arc<dyn Device>, len_bytes: usize) -> Result<PinnedBuffer> {
         let ordered = match mem::replace(self, Self::Lent) {
             Self::There(memory) => return Ok(memory),
@@ -251,22 +256,22 @@ impl Host {
     }
 }
 
-/// How much pinned memory is wanted, and where it goes.
+/// Bytes of pinned memory to allocate, and the channel to send it to.
 type Wanted = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
 
 #[derive(Debug)]
 enum Place {
     Here,
-    /// Until the copy, if one still uses the memory.
+    /// Leaving until the copy is done, if a copy still uses the memory.
     Leaving {
         copy: Option<Copy>,
         is_kept: bool,
     },
-    /// On the host, if `is_kept`; else what it held is gone.
+    /// On the host if `is_kept`; otherwise its values are gone.
     Away {
         is_kept: bool,
     },
-    /// Until the copy.
+    /// Arriving until the copy is done.
     Arriving(Copy),
 }
 
@@ -283,12 +288,12 @@ impl Place {
 #[derive(Debug)]
 enum Copy {
     Ordered(Transit),
-    /// All of it is on a stream, and ends with this.
+    /// All of it is on a stream; the event marks its end.
     Given(Event),
 }
 
 impl Movable {
-    /// Zeroed memory, for work on `compute`.
+    /// Allocates zeroed memory for work on `compute`.
     pub(crate) fn zeros(name: String, compute: &Stream, len_bytes: usize) -> Result<Self> {
         let arena = Arena::new(name, compute, len_bytes)?;
         let whole = arena.buffer(0..len_bytes, DType::U8);
@@ -296,19 +301,19 @@ impl Movable {
         Ok(Self { arena, whole, host, is_on_host: false, place, last_use: None, stood_still: None })
     }
 
-    /// Elements `range` of `dtype`, counted from the start.
+    /// Returns elements `range` of `dtype`, counted from the start.
     pub(crate) fn buffer(&self, range: Range<usize>, dtype: DType) -> Buffer {
         let size = dtype.size_bytes();
         self.arena.buffer(range.start * size..range.end * size, dtype)
     }
 
-    /// Makes it ready for `compute`, which writes to it. The caller has seen to it that it is not away.
+    /// Makes it ready for writes by `compute`. The caller has checked that it is not offloaded.
     pub(crate) fn ready_to_write(&mut self, compute: &Stream) -> Result<()> {
         self.is_on_host = false;
         self.ready_to_read(compute)
     }
 
-    /// Makes it ready for `compute`, which only reads it. The caller has seen to it that it is not away.
+    /// Makes it ready for reads by `compute`. The caller has checked that it is not offloaded.
     pub(crate) fn ready_to_read(&mut self, compute: &Stream) -> Result<()> {
         assert!(!self.is_away(), "public calls check that what they need is there");
         if let Place::Arriving(_) = self.place {
@@ -323,13 +328,13 @@ impl Movable {
         Ok(())
     }
 
-    /// Notes that nothing uses it after what is on `compute` now.
+    /// Records that no later work than what is now on `compute` uses it.
     pub(crate) fn used(&mut self, compute: &Stream) -> Result<()> {
         self.last_use = Some(compute.record()?);
         Ok(())
     }
 
-    /// What it takes to have pinned memory for it, if it has none and none is on its way.
+    /// Returns a request for pinned memory, unless it has some or has requested it.
     fn order_host(&mut self) -> Option<Wanted> {
         let Host::Nowhere = self.host else { return None };
         let (to, memory) = mpsc::channel();
@@ -370,7 +375,7 @@ impl Movable {
     fn start_arriving(&mut self, back: &Porter) -> Result<()> {
         match &mut self.place {
             Place::Here | Place::Arriving(_) => {}
-            // The memory is still there: whoever writes it next waits for the copy that reads it.
+            // The memory is still there; the next writer waits for the copy that reads it.
             Place::Leaving { copy, .. } => self.place = copy.take().map_or(Place::Here, Place::Arriving),
             Place::Away { is_kept: false } => {
                 self.arena.map()?;
@@ -399,7 +404,7 @@ impl Movable {
         }
     }
 
-    /// Whether it is leaving, and its memory free by now.
+    /// Returns true if it is leaving and its copy is done.
     fn has_left(&mut self) -> Result<bool> {
         let Place::Leaving { copy, .. } = &self.place else { return Ok(false) };
         let end = match copy {
@@ -413,13 +418,13 @@ impl Movable {
         Ok(end.is_complete()?)
     }
 
-    /// Gives its memory back once its copy is done, if it is leaving: how many bytes.
+    /// If it is leaving, waits for its copy and frees its memory. Returns the bytes freed.
     fn finish_leaving(&mut self) -> Result<usize> {
         self.finish_copy()?;
         self.give_back()
     }
 
-    /// Gives the memory of what has left back: how many bytes.
+    /// Frees its memory if it has left. Returns the bytes freed.
     fn give_back(&mut self) -> Result<usize> {
         let Place::Leaving { is_kept, .. } = self.place else { return Ok(0) };
         self.arena.unmap()?;
@@ -427,7 +432,7 @@ impl Movable {
         Ok(self.arena.len_bytes())
     }
 
-    /// The end of its copy, if there is one, once all of that is on a stream.
+    /// Returns the end of its copy, if there is one, once all of the copy is on a stream.
     fn copied(&mut self) -> Result<Option<Event>> {
         match self.place.copy() {
             None => Ok(None),
@@ -439,7 +444,7 @@ impl Movable {
         }
     }
 
-    /// Takes what a porter brings back.
+    /// Stores the result of a porter's copy.
     fn given(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
         self.host = Host::There(memory);
         *self.place.copy().expect("it was ordered") = Copy::Given(end.clone());

@@ -1,9 +1,10 @@
-//! Long copies between a device and the host, a little at a time.
+//! Long copies between device and host, split into chunks.
 //!
-//! A device has one engine for each direction. It stays with a stream for as long as that has copies for it, and waits
-//! with all others for one that has to wait for compute: given all states at once, it would have a batch for the next
-//! pass, or the loss of the last one, wait until they have passed (on an H200 a third of a second for a model of 1.5
-//! billion weights). So a thread gives it a piece at a time, and nothing that cannot be copied at once.
+//! A device has one copy engine per direction. The engine serves a stream as long as that stream has copies,
+//! and blocks all other streams' copies while one copy waits for compute. If all states were queued at once,
+//! the next pass's batch or the last pass's loss would wait behind them (a third of a second on an H200, for
+//! a model of 1.5 billion weights). So a thread queues one chunk at a time, and only chunks that can be
+//! copied at once.
 
 use std::{
     mem,
@@ -18,33 +19,36 @@ use std::{
 
 use anyroll_backends::{Buffer, Device, Error, Event, PinnedBuffer, Result, Stream};
 
-/// Some 0.3 ms of PCIe 5: much longer than the engine idles between two, and short enough for others to wait for.
+/// About 0.3 ms of PCIe 5: much longer than the engine idles between two chunks, and short enough for other
+/// copies to wait for.
 const PIECE_BYTES: usize = 16 << 20;
-/// How long a piece's end is looked for without sleep, which may last longer than wanted by some 0.05 ms.
+/// Time to poll for the end of a chunk before sleeping; a sleep may overrun by about 0.05 ms.
 const SPIN: Duration = Duration::from_micros(200);
-/// Far beyond the copies of all units, or pinning memory: a wedged device is to be an error and not a hang.
+/// Far longer than the copies of all units, or pinning memory, can take. Turns a wedged device into an error
+/// instead of a hang.
 pub(crate) const COPY_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often a wait looks whether anybody still wants the copy.
+/// Interval at which a wait checks if the copy is still wanted.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A thread that carries bytes, one order after the other. To drop it is to give up what it has not begun.
+/// A thread that runs copies, one request after the other. Dropping it cancels the requests that have not
+/// begun.
 #[derive(Debug)]
 pub(crate) struct Porter {
     stream: Stream,
-    /// `None` once no more come.
+    /// `None` once no more requests will come.
     orders: Option<mpsc::Sender<(Order, mpsc::Sender<Outcome>)>>,
     is_given_up: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// What is to be copied.
+/// A copy to run.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) way: Way,
     pub(crate) host: PinnedBuffer,
-    /// Of bytes, as many as `host` has.
+    /// Device memory as bytes, as many as `host` has.
     pub(crate) device: Buffer,
-    /// What comes before.
+    /// Events to wait for before the copy.
     pub(crate) after: Vec<Event>,
 }
 
@@ -54,10 +58,10 @@ pub(crate) enum Way {
     ToDevice,
 }
 
-/// What becomes of an order: the host's memory again, and the copy's end, which is on a stream by then.
+/// Result of a request: the host memory, and the event at the end of the copy, which is on a stream by then.
 pub(crate) type Outcome = Result<(PinnedBuffer, Event)>;
 
-/// An order on its way.
+/// A request in flight.
 #[derive(Debug)]
 pub(crate) struct Transit {
     device: Arc<dyn Device>,
@@ -65,7 +69,7 @@ pub(crate) struct Transit {
 }
 
 impl Porter {
-    /// `name` is the thread's.
+    /// Starts the thread and names it `name`.
     pub(crate) fn new(device: &Arc<dyn Device>, name: &str) -> Result<Self> {
         let (orders, ordered) = mpsc::channel::<(Order, mpsc::Sender<Outcome>)>();
         let is_given_up = Arc::new(AtomicBool::new(false));
@@ -78,7 +82,7 @@ impl Porter {
         };
         let carry = move || {
             for (order, to) in ordered {
-                // Whoever ordered may have gone away meanwhile.
+                // The requester may be gone by now.
                 drop(to.send(pieces.carry(order)));
             }
         };
@@ -87,16 +91,16 @@ impl Porter {
         Ok(Self { stream, orders: Some(orders), is_given_up, thread: Some(thread) })
     }
 
-    /// Starts a copy behind those that were ordered before, and returns at once.
+    /// Queues a copy behind earlier requests and returns at once.
     pub(crate) fn carry(&self, order: Order) -> Transit {
         let (to, outcome) = mpsc::channel();
         let orders = self.orders.as_ref().expect("only `drop` takes it");
-        // A thread that has gone took `to` along, and the outcome says so.
+        // If the thread has ended, `to` is dropped with it and the outcome reports that.
         drop(orders.send((order, to)));
         Transit { device: self.stream.device().clone(), outcome }
     }
 
-    /// Returns once what it has given to the device is done, with the first error of that.
+    /// Waits for all copies queued on the device and returns their first error.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.stream.synchronize()
     }
@@ -115,28 +119,28 @@ impl Drop for Porter {
 }
 
 impl Transit {
-    /// Waits until the whole copy is on its stream; `Ok` comes once.
+    /// Waits until the whole copy is on its stream; returns `Ok` only once.
     pub(crate) fn outcome(&self) -> Outcome {
         self.outcome.recv_timeout(COPY_TIMEOUT).unwrap_or_else(|error| {
             Err(failed(
                 &self.device,
-                format!("a copy of states was not begun within {COPY_TIMEOUT:?} ({error})"),
+                format!("a copy of states did not start within {COPY_TIMEOUT:?} ({error})"),
             ))
         })
     }
 
-    /// The same without waiting; `None` if it is not.
+    /// Like [`Self::outcome`] without waiting; `None` if the copy is not on its stream yet.
     pub(crate) fn outcome_now(&self) -> Option<Outcome> {
         self.outcome.try_recv().ok()
     }
 }
 
-/// What is with the device's engine.
+/// Chunks that are queued on the device's engine.
 struct Pieces {
     stream: Stream,
-    /// What is copied until an event, which keeps the memory alive, and since when.
+    /// End of the chunk in flight, its memory, which must stay alive until then, and the time it was queued.
     given: Option<(Event, Buffer, Instant)>,
-    /// How long the last piece took that was waited for.
+    /// Duration of the last chunk that was waited for.
     pace: Duration,
     is_given_up: Arc<AtomicBool>,
 }
@@ -182,7 +186,7 @@ impl Pieces {
                 let device = self.stream.device();
                 return Err(failed(
                     device,
-                    format!("a copy of states did not go on within {COPY_TIMEOUT:?}"),
+                    format!("a copy of states made no progress within {COPY_TIMEOUT:?}"),
                 ));
             }
         }
@@ -195,13 +199,13 @@ impl Drop for Pieces {
         if let Some((end, piece, _)) = self.given.take()
             && !end.wait_for(COPY_TIMEOUT).unwrap_or(false)
         {
-            tracing::error!("{} bytes are leaked, which a device may still copy", piece.len_bytes());
+            tracing::error!("leaked {} bytes that a device may still be copying", piece.len_bytes());
             mem::forget(piece);
         }
     }
 }
 
-/// Blocks the host until `event`, at most for [`COPY_TIMEOUT`].
+/// Blocks the host until `event`, for at most [`COPY_TIMEOUT`].
 pub(crate) fn wait_for(event: &Event, device: &Arc<dyn Device>) -> Result<()> {
     if event.wait_for(COPY_TIMEOUT)? {
         return Ok(());
@@ -220,7 +224,7 @@ mod tests {
     use super::*;
 
     const CPU: DeviceId = DeviceId { backend: BackendKind::Cpu, ordinal: 0 };
-    /// Of three pieces, the last one short.
+    /// Three chunks, the last one short.
     const LEN: usize = 2 * PIECE_BYTES + 12345;
 
     fn order(device: &Arc<dyn Device>, stream: &Stream, way: Way) -> Order {
