@@ -157,7 +157,7 @@ pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>
     }
     if saved != world_size {
         let problem = format!(
-            "it holds the own state of {saved} ranks, so {world_size} cannot resume from it"
+            "it holds own state of each of its {saved} ranks, so {world_size} ranks cannot resume from it"
         );
         return Err(mismatch(path, problem));
     }

@@ -1,4 +1,4 @@
-//! The strategy layer as a whole; ranks are threads here.
+//! Tests of the whole strategy layer; ranks are threads.
 
 mod checkpoints;
 mod fp16;
