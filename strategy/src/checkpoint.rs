@@ -297,7 +297,8 @@ fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Re
             return Err(mismatch(path, problem));
         }
         if ours.trainable && !theirs.trainable {
-            let problem = format!("unit {} was frozen in it and is not saved; here it is trained", theirs.name);
+            let problem =
+                format!("unit {} was frozen in it and is not saved; here it is trained", theirs.name);
             return Err(mismatch(path, problem));
         }
     }

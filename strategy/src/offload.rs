@@ -54,7 +54,7 @@ impl<M: Model> Zero<M> {
         let pin = move || {
             for (len_bytes, to) in orders {
                 if to.send(PinnedBuffer::new(&device, len_bytes)).is_err() {
-                    return; // nobody is there any more
+                    return; // the receiver is gone
                 }
             }
         };
@@ -73,7 +73,7 @@ impl<M: Model> Zero<M> {
         for movable in self.movables(include) {
             freed_bytes += movable.finish_leaving()?;
         }
-        self.transfers.leaving.synchronize()?; // the errors of copies come out here
+        self.transfers.leaving.synchronize()?; // returns the errors of copies
         Ok(freed_bytes)
     }
 
@@ -250,7 +250,7 @@ impl Host {
             Self::There(memory) => return Ok(memory),
             Self::Ordered(memory) => memory.recv_timeout(COPY_TIMEOUT).ok(),
             Self::Nowhere => None,
-            Self::Lent => unreachable!("a copy at a time"),
+            Self::Lent => unreachable!("one copy runs at a time"),
         };
         Ok(ordered.unwrap_or_else(|| PinnedBuffer::new(device, len_bytes))?)
     }
@@ -315,7 +315,7 @@ impl Movable {
 
     /// Makes it ready for reads by `compute`. The caller has checked that it is not offloaded.
     pub(crate) fn ready_to_read(&mut self, compute: &Stream) -> Result<()> {
-        assert!(!self.is_away(), "public calls check that what they need is there");
+        assert!(!self.is_away(), "public calls check that the states they need are loaded");
         if let Place::Arriving(_) = self.place {
             let before = compute.record_timed()?;
             if let Some(copied) = self.copied()? {
@@ -447,7 +447,7 @@ impl Movable {
     /// Stores the result of a porter's copy.
     fn given(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
         self.host = Host::There(memory);
-        *self.place.copy().expect("it was ordered") = Copy::Given(end.clone());
+        *self.place.copy().expect("a copy was requested") = Copy::Given(end.clone());
         end
     }
 }

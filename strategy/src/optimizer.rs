@@ -120,7 +120,7 @@ impl OptimizerState {
             return Ok(Part::Device(memory.buffer(start..start + shard.len(), DType::F32)));
         }
         let states = [Some(&self.exp_avg), Some(&self.exp_avg_sq), self.master.as_ref()];
-        let tensor = states[which].expect("the host has weights of its own");
+        let tensor = states[which].expect("the host has master weights");
         Ok(Part::Host(tensor.f_narrow(0, start as i64, shard.len() as i64)?))
     }
 
@@ -165,7 +165,7 @@ impl OptimizerState {
             Home::Host(staging) => {
                 let len = self.range.len();
                 let gradient = Tensor::f_from_data_size(staging.bytes()?, &[len as i64], Kind::Float)?;
-                let master = self.master.as_ref().expect("the host has weights of its own");
+                let master = self.master.as_ref().expect("the host has master weights");
                 step_runs(&self.runs, master, moments, &gradient, factors, hyper)?;
                 let rounded = master.f_to_kind(flat(weights)?.kind())?;
                 rounded.f_copy_data_u8(staging.bytes_mut()?, len)?;

@@ -310,7 +310,7 @@ impl PoolSize {
     }
 
     fn put(&mut self, layout: &Layout) {
-        self.made_and_free.get_mut(layout).expect("it was taken").1 += 1;
+        self.made_and_free.get_mut(layout).expect("the buffer was taken").1 += 1;
     }
 
     fn bytes(&self, element_bytes: usize) -> usize {

@@ -87,7 +87,8 @@ impl Porter {
             }
         };
         let thread = thread::Builder::new().name(name.into()).spawn(carry);
-        let thread = thread.map_err(|error| failed(device, format!("no thread for copies: {error}")))?;
+        let thread =
+            thread.map_err(|error| failed(device, format!("cannot start a thread for copies: {error}")))?;
         Ok(Self { stream, orders: Some(orders), is_given_up, thread: Some(thread) })
     }
 
@@ -266,7 +267,7 @@ mod tests {
             (0..3).map(|_| porter.carry(order(&device, &stream, Way::ToHost))).collect();
         let started = Instant::now();
         drop(porter);
-        assert!(started.elapsed() < Duration::from_secs(10), "it does not wait for what comes first");
+        assert!(started.elapsed() < Duration::from_secs(10), "it does not wait for earlier copies");
         assert!(transits.iter().all(|transit| transit.outcome().is_err()));
         release.send(()).unwrap();
     }

@@ -463,7 +463,7 @@ impl<M: Model> Zero<M> {
             }
             WeightsHome::Host(memory) => {
                 let back = &self.transfers.back;
-                back.wait_stream(&self.compute)?; // whoever had this memory before
+                back.wait_stream(&self.compute)?; // earlier users of this memory
                 let mine = whole.slice(kept);
                 memory.copy_to(0, &mine, back)?;
                 if mine.len() == whole.len() {
@@ -478,11 +478,11 @@ impl<M: Model> Zero<M> {
     pub(crate) fn send_weights(&mut self, index: usize, whole: Buffer) -> Result<()> {
         let kept = self.kept_ranges(index).0;
         let unit = &mut self.units[index];
-        let WeightsHome::Host(memory) = &mut unit.home else { unreachable!("they are on the host") };
+        let WeightsHome::Host(memory) = &mut unit.home else { unreachable!("the weights are on the host") };
         let out = &self.transfers.out;
         out.wait_stream(&self.compute)?;
         memory.copy_from(0, &whole.slice(kept), out)?;
-        self.compute.wait_stream(out)?; // before somebody else writes this memory
+        self.compute.wait_stream(out)?; // before the next user writes this memory
         self.gathered.put(&unit.layout, whole);
         Ok(())
     }

@@ -270,7 +270,7 @@ impl<M: Model> Zero<M> {
         exp_avg_sq: &[f32],
     ) -> Result<()> {
         let compute = self.compute.clone();
-        let state = self.state_mut(index).expect("moments are restored where there are some");
+        let state = self.state_mut(index).expect("moments are restored for trained units");
         state.home.ready(&compute)?;
         state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
         state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
