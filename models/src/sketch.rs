@@ -1,11 +1,12 @@
-//! The memory of functions that libtorch differentiates, told by going through them without values.
+//! Memory of functions that libtorch differentiates, measured by tracing them on tensors without values.
 //!
-//! A [`Sketched`] is a tensor that has a size and no values. Its memory is taken where libtorch would take it, and given back
-//! with the last of those who hold it: so a function of tensors that is written down once more with these, line by line, has
-//! the lifetimes of the real one. What an operation keeps for its gradient, and what that makes, are libtorch's
-//! (`derivatives.yaml` and the kernels it names); [`Sketch::backward`] goes back through them in its order.
+//! A [`Sketched`] tensor has a shape but no values. Its memory is allocated where libtorch would allocate it,
+//! and freed with its last holder. So a function rewritten line by line with such tensors has the lifetimes
+//! of the real one. The tensors that an operation keeps for its gradient, and those that its backward
+//! creates, are libtorch's (`derivatives.yaml` and the kernels it names). [`Sketch::backward`] visits the
+//! operations in libtorch's order.
 //!
-//! What kernels of libraries take for themselves while they run (cuDNN's workspace) nobody tells, and is not counted.
+//! Temporary memory of library kernels (cuDNN's workspace) is not reported by any interface, and not counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,7 +17,7 @@ use crate::model::Unit;
 
 pub(crate) const F32: usize = size_of::<f32>();
 
-/// What functions are sketched on.
+/// Context of a trace: its memory meter and its graph.
 #[derive(Clone)]
 pub(crate) struct Sketch {
     pub runs: Runs,
@@ -36,24 +37,25 @@ struct Graph {
     nodes: RefCell<Vec<Node>>,
 }
 
-/// An operation that can be differentiated.
+/// A differentiable operation.
 struct Node {
-    /// Of each input whose gradient is wanted its variable, its bytes and how that comes about.
+    /// For each input that needs a gradient: its variable, its bytes, and the memory of the gradient.
     inputs: Vec<(usize, usize, Gradient)>,
     outputs: Vec<usize>,
     saved: Vec<Rc<Memory>>,
-    /// Made and given back while it runs.
+    /// Bytes allocated and freed while backward runs.
     passing: usize,
 }
 
-/// How the gradient of an input comes about.
+/// Memory of an input's gradient.
 #[derive(Clone, Copy)]
 pub(crate) enum Gradient {
-    /// In memory of its own.
+    /// Newly allocated.
     Own,
-    /// It is the output's, or a view of that.
+    /// The output's gradient, or a view of it.
     Outputs,
-    /// Beside so many bytes, as of what is broadcast, whose gradient is summed.
+    /// Newly allocated, with this many temporary bytes; for example a broadcast input, whose gradient is
+    /// summed.
     Beside(usize),
 }
 
@@ -81,7 +83,7 @@ impl Drop for Memory {
 #[derive(Clone)]
 pub(crate) struct Sketched {
     pub size: Vec<usize>,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub element: usize,
     is_dense: bool,
     memory: Rc<Memory>,
@@ -89,7 +91,7 @@ pub(crate) struct Sketched {
     pub on: Sketch,
 }
 
-/// The weights of a block, in whose place there are none.
+/// Weights of a block, without values.
 pub(crate) struct SketchedWeights(Vec<Vec<Sketched>>);
 
 impl SketchedWeights {
@@ -107,22 +109,22 @@ impl Sketch {
         Sketch { runs, meter: Rc::default(), graph: Rc::default() }
     }
 
-    /// The most bytes at a time so far.
+    /// Returns the peak so far, in bytes.
     pub fn peak(&self) -> usize {
         self.meter.peak.get()
     }
 
-    /// Those that are there now.
+    /// Returns the bytes allocated now.
     pub fn live(&self) -> usize {
         self.meter.live.get()
     }
 
-    /// Another graph, whose memory is counted here.
+    /// Returns a new graph whose memory is counted here.
     pub fn apart(&self) -> Sketch {
         Sketch { graph: Rc::default(), ..self.clone() }
     }
 
-    /// A tensor of the dtype of the weights.
+    /// Allocates a tensor in the weights' dtype.
     pub fn tensor(&self, size: &[usize]) -> Sketched {
         self.of(size, self.runs.size())
     }
@@ -132,13 +134,13 @@ impl Sketch {
         self.over(size, element, Memory::take(&self.meter, bytes))
     }
 
-    /// What somebody else counts; with a gradient, if that is wanted.
+    /// Returns a tensor whose memory counts elsewhere, with a gradient if `is_wanted`.
     pub fn given(&self, size: &[usize], element: usize, is_wanted: bool) -> Sketched {
         let variable = is_wanted.then(|| self.variable());
         Sketched { variable, ..self.over(size, element, Memory::take(&self.meter, 0)) }
     }
 
-    /// The parameters of some units, with gradients where they are trained.
+    /// Returns the parameters of `units`, with gradients for those that are trained.
     pub fn weights(&self, units: &[&Unit], trains: impl Fn(&Unit) -> bool) -> SketchedWeights {
         let of_unit = |unit: &&Unit| {
             let size = |shape: &[i64]| shape.iter().map(|&it| it as usize).collect::<Vec<_>>();
@@ -158,8 +160,8 @@ impl Sketch {
         variable
     }
 
-    /// An operation that has made `outputs`: what it keeps, if somebody wants a gradient of an input, and what backward
-    /// takes in `passing`.
+    /// Records an operation with the given `outputs`. Keeps `saved` if an input needs a gradient; its
+    /// backward uses `passing` temporary bytes.
     pub fn record(
         &self,
         inputs: &[(&Sketched, Gradient)],
@@ -177,7 +179,7 @@ impl Sketch {
         self.graph.nodes.borrow_mut().push(Node { inputs, outputs, saved, passing });
     }
 
-    /// Goes back from the gradients of some variables to those of the leaves, which are returned.
+    /// Runs backward from the gradients of some variables to those of the leaves, which are returned.
     fn backward(&self, mut grads: HashMap<usize, Rc<Memory>>) -> HashMap<usize, Rc<Memory>> {
         for Node { inputs, outputs, saved, passing } in self.graph.nodes.take().into_iter().rev() {
             let of_outputs: Vec<_> = outputs.iter().filter_map(|output| grads.remove(output)).collect();
@@ -199,7 +201,7 @@ impl Sketch {
             for (variable, bytes, memory) in found {
                 match grads.remove(&variable) {
                     None => drop(grads.insert(variable, memory)),
-                    // Added to in place, unless somebody else has it.
+                    // Added in place, unless it has another holder.
                     Some(before) if Rc::strong_count(&before) == 1 => drop(grads.insert(variable, before)),
                     Some(_before) => drop(grads.insert(variable, Memory::take(&self.meter, bytes))),
                 }
@@ -208,11 +210,11 @@ impl Sketch {
         grads
     }
 
-    /// The gradients of the leaves, from that of `output`, which is there as well; each of these may have its own.
+    /// Returns the gradients of the leaves, from those of `outputs`, which are allocated as well.
     pub fn gradients(&self, outputs: &[&Sketched]) -> impl Sized + use<> {
         let mut grads = HashMap::new();
         for output in outputs {
-            // The sum of the products with the gradient is what libtorch differentiates.
+            // libtorch differentiates the sum of the products with the gradient.
             drop(output.on.of(&output.size, output.element));
             if let Some(variable) = output.variable {
                 grads.insert(variable, Memory::take(&self.meter, output.bytes()));
@@ -231,14 +233,14 @@ impl Sketched {
         self.numel() * self.element
     }
 
-    /// Another tensor that is made of this one, whose gradient comes about as `how` says.
+    /// Returns a new tensor computed from this one, whose gradient uses memory according to `how`.
     fn made(&self, size: &[usize], element: usize, saved: &[&Sketched], how: Gradient) -> Sketched {
         let mut out = self.on.of(size, element);
         self.on.record(&[(self, how)], &mut [&mut out], saved, 0);
         out
     }
 
-    /// The same values in another shape, or order.
+    /// Returns a view with another shape or order.
     fn seen(&self, size: &[usize], is_dense: bool, how: Gradient) -> Sketched {
         let seen = self.on.over(size, self.element, self.memory.clone());
         let mut seen = Sketched { is_dense, ..seen };
@@ -246,17 +248,17 @@ impl Sketched {
         seen
     }
 
-    /// The same memory, without a graph.
+    /// Returns the same memory, without a graph.
     pub fn detached(&self) -> Sketched {
         Sketched { variable: None, ..self.clone() }
     }
 
-    /// The same memory as what gradients on another graph are asked of.
+    /// Returns the same memory as a leaf of another graph.
     pub fn leaf_on(&self, on: &Sketch) -> Sketched {
         Sketched { variable: Some(on.variable()), on: on.clone(), ..self.clone() }
     }
 
-    /// The lengths along a dimension, of which there is one then.
+    /// Returns the norms along a dimension, whose size becomes 1.
     pub fn length(&self, size: &[usize]) -> Sketched {
         let mut out = self.on.of(size, self.element);
         let seen = out.clone();
@@ -264,7 +266,7 @@ impl Sketched {
         out
     }
 
-    /// Each value divided by that of another tensor, whose dimensions may be 1.
+    /// Divides by another tensor, whose dimensions may be 1.
     pub fn divided(&self, by: &Sketched) -> Sketched {
         let mut out = self.on.of(&self.size, self.element);
         let inputs = [(self, Gradient::Own), (by, Gradient::Beside(4 * self.bytes()))];
@@ -272,29 +274,29 @@ impl Sketched {
         out
     }
 
-    /// In another shape, without a copy.
+    /// Returns a view with another shape.
     pub fn view(&self, size: &[usize]) -> Sketched {
         self.seen(size, self.is_dense, Gradient::Outputs)
     }
 
-    /// With its dimensions in another order.
+    /// Returns a view with permuted dimensions.
     pub fn permuted(&self, size: &[usize]) -> Sketched {
         self.seen(size, false, Gradient::Outputs)
     }
 
-    /// Some of a dimension; what is left out has a gradient of zeros.
+    /// Returns part of a dimension; the rest has a gradient of zeros.
     pub fn narrow(&self, dim: usize, len: usize) -> Sketched {
         let mut size = self.size.clone();
         size[dim] = len;
         self.seen(&size, self.is_dense && self.is_alone(dim), Gradient::Own)
     }
 
-    /// Whether a part of a dimension is dense.
+    /// Returns true if part of a dimension is dense.
     fn is_alone(&self, dim: usize) -> bool {
         self.size[..dim].iter().product::<usize>() == 1
     }
 
-    /// Parts along a dimension.
+    /// Splits along a dimension.
     pub fn split(&self, dim: usize, lens: &[usize]) -> Vec<Sketched> {
         let part = |&len: &usize| {
             let mut size = self.size.clone();
@@ -308,22 +310,22 @@ impl Sketched {
         parts
     }
 
-    /// So many equal parts along a dimension.
+    /// Splits into `count` equal parts along a dimension.
     pub fn chunk(&self, dim: usize, count: usize) -> Vec<Sketched> {
         self.split(dim, &vec![self.size[dim] / count; count])
     }
 
-    /// Dense values: a copy, if they are not.
+    /// Returns dense values, copied if necessary.
     pub fn contiguous(&self) -> Sketched {
         if self.is_dense { self.clone() } else { self.copied() }
     }
 
-    /// A dense copy.
+    /// Returns a dense copy.
     pub fn copied(&self) -> Sketched {
         self.made(&self.size, self.element, &[], Gradient::Outputs)
     }
 
-    /// In another dtype.
+    /// Converts to another dtype.
     pub fn to(&self, element: usize) -> Sketched {
         if element == self.element {
             self.clone()
@@ -332,27 +334,28 @@ impl Sketched {
         }
     }
 
-    /// A function of each value whose gradient needs that: SiLU, GELU.
+    /// Applies an elementwise function whose gradient needs its input, such as SiLU or GELU.
     pub fn activated(&self) -> Sketched {
         self.made(&self.size, self.element, &[self], Gradient::Own)
     }
 
-    /// Times a number; or a function of each value whose gradient needs the result, where whoever multiplies by that keeps it.
+    /// Multiplies by a number. Also stands for an elementwise function whose gradient needs its result, if a
+    /// later product keeps that.
     pub fn scaled(&self) -> Sketched {
         self.made(&self.size, self.element, &[], Gradient::Own)
     }
 
-    /// Plus a number.
+    /// Adds a number.
     pub fn shifted(&self) -> Sketched {
         self.made(&self.size, self.element, &[], Gradient::Outputs)
     }
 
-    /// Something of another size, whose gradient needs nothing.
+    /// Returns a tensor of another size, whose gradient needs no saved tensors.
     pub fn resized(&self, size: &[usize]) -> Sketched {
         self.made(size, self.element, &[], Gradient::Own)
     }
 
-    /// The product of each value with that of another tensor, whose dimensions may be 1.
+    /// Multiplies elementwise by another tensor, whose dimensions may be 1.
     pub fn mul(&self, other: &Sketched) -> Sketched {
         let (size, element) = self.with(other);
         let mut out = self.on.of(&size, element);
@@ -369,7 +372,7 @@ impl Sketched {
         out
     }
 
-    /// The sum, likewise.
+    /// Adds another tensor, whose dimensions may be 1.
     pub fn add(&self, other: &Sketched) -> Sketched {
         let (size, element) = self.with(other);
         let mut out = self.on.of(&size, element);
@@ -381,7 +384,7 @@ impl Sketched {
         out
     }
 
-    /// The size and the dtype of what is made of both.
+    /// Returns the broadcast size and the dtype of both.
     fn with(&self, other: &Sketched) -> (Vec<usize>, usize) {
         let (long, short) = if self.size.len() < other.size.len() { (other, self) } else { (self, other) };
         let mut size = long.size.clone();
@@ -391,7 +394,7 @@ impl Sketched {
         (size, self.element.max(other.element))
     }
 
-    /// Several along a dimension.
+    /// Concatenates tensors along a dimension.
     pub fn cat(all: &[&Sketched], dim: usize) -> Sketched {
         let mut size = all[0].size.clone();
         size[dim] = all.iter().map(|tensor| tensor.size[dim]).sum();
@@ -401,7 +404,7 @@ impl Sketched {
         out
     }
 
-    /// `x W^T + bias`.
+    /// Computes `x W^T + bias`.
     pub fn linear(&self, weight: &Sketched, bias: Option<&Sketched>) -> Sketched {
         let [leading @ .., _] = &self.size[..] else { unreachable!("a matrix") };
         let x = self.contiguous();
@@ -411,13 +414,13 @@ impl Sketched {
         out
     }
 
-    /// A convolution to such a size. Libraries bring what they read into an order of their own.
+    /// Convolves to `size`. Libraries copy their inputs into their own layout.
     pub fn convolved(&self, weight: &Sketched, bias: Option<&Sketched>, size: &[usize]) -> Sketched {
         let _read = [self.on.of(&self.size, self.element), self.on.of(&weight.size, self.element)];
         let x = self.contiguous();
         let mut out = self.on.of(size, self.element);
         let passing = out.bytes() + weight.bytes();
-        // libtorch keeps what a convolution reads for the weight's gradient, asked for or not.
+        // libtorch keeps a convolution's input for the weight's gradient, even if that is not needed.
         self.on.record(&x.with_weights(weight, bias), &mut [&mut out], &[&x], passing);
         out
     }
@@ -430,7 +433,7 @@ impl Sketched {
         [self, weight].into_iter().chain(bias).map(|input| (input, Gradient::Own)).collect()
     }
 
-    /// A norm over so many values each, with a weight and a bias or without: libtorch's own of layers and of groups.
+    /// Norms over `values` values each, with an optional weight and bias: libtorch's layer and group norm.
     pub fn normed(&self, values: usize, weights: [Option<&Sketched>; 2]) -> Sketched {
         let x = self.contiguous();
         let mut out = self.on.of(&self.size, self.element);
@@ -443,7 +446,8 @@ impl Sketched {
         out
     }
 
-    /// `x / rms(x) weight` over the last `values` values: on a host, with a gradient, as libtorch puts it together.
+    /// Computes `x / rms(x) weight` over the last `values` values. On a host with a gradient, like libtorch's
+    /// composition.
     pub fn rms_normed(&self, values: usize, weight: &Sketched) -> Sketched {
         if !self.on.runs.on_host || self.variable.is_none() {
             return self.normed(values, [Some(weight), None]);
@@ -458,7 +462,8 @@ impl Sketched {
         normed.mul(weight).to(self.element)
     }
 
-    /// What attention makes of these queries `[B, H, N, D]`, keys and values, by kernels that hold no scores: `[B, N, H D]`.
+    /// Runs attention over these queries `[B, H, N, D]`, keys and values, with kernels that store no scores:
+    /// `[B, N, H D]`.
     pub fn attended(&self, keys: &Sketched, values: &Sketched) -> Sketched {
         let [batch, heads, tokens, dim] = self.size[..] else { unreachable!("heads have four dimensions") };
         let mut out = self.on.tensor(&[batch, tokens, heads * dim]);
@@ -474,18 +479,18 @@ impl Sketched {
 
 /// A block of an [`AutogradModel`](crate::autograd::AutogradModel).
 pub(crate) struct BlockSketch<'a> {
-    /// Its units, that of its adapters behind.
+    /// Its units; the adapters' unit is last.
     pub units: &'a [&'a Unit],
-    /// The size of what it reads, and bytes of an element.
+    /// Shape of its input, and bytes per element.
     pub input: (&'a [usize], usize),
-    /// Whether the gradient of that is wanted.
+    /// True if the input needs a gradient.
     pub input_grad: bool,
     pub place: BlockPlace,
-    /// Whether the weights stay as they are until backward.
+    /// True if the weights stay in place until backward.
     pub weights_last: bool,
 }
 
-/// Where a block stands: the first reads what the batch holds, and what the last says is nobody's input.
+/// Position of a block: the first reads the batch's input, and the last one's output is no block's input.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockPlace {
     First,
@@ -494,7 +499,7 @@ pub(crate) enum BlockPlace {
 }
 
 impl BlockPlace {
-    /// That of a block among so many.
+    /// Returns the position of a block among `blocks`.
     pub fn of(block: usize, blocks: usize) -> BlockPlace {
         match block {
             0 => Self::First,
@@ -504,7 +509,7 @@ impl BlockPlace {
     }
 }
 
-/// The bytes of a block that is the function `run`, as [`crate::autograd`] runs it.
+/// Returns the memory of a block with the function `run`, as [`crate::autograd`] runs it.
 pub(crate) fn block_bytes(
     BlockSketch { units, input: (size, element), input_grad, place, weights_last }: BlockSketch,
     runs: Runs,
@@ -522,9 +527,9 @@ pub(crate) fn block_bytes(
     let (forward, kept) = (sketch.peak(), sketch.live());
     let (_grad, is_followed) = (sketch.of(&out.size, out.element), out.variable.is_some());
     let _grads = is_followed.then(|| sketch.gradients(&[&out]));
-    // Beside what was kept and the gradient of the output.
+    // In addition to saved tensors and the output's gradient.
     let backward = if is_followed { sketch.peak().saturating_sub(kept + output) } else { 0 };
-    // An inner block's output is the next one's input, and counted there; the graph holds it to the end.
+    // An inner block's output counts as the next block's input; the graph holds it to the end.
     let (next, held) = if place == BlockPlace::Last { (0, 0) } else { (output, output) };
     let bytes = BlockBytes { input, forward, scoring, output_grad: output, ..BlockBytes::default() };
     if weights_last {
@@ -532,7 +537,7 @@ pub(crate) fn block_bytes(
         return BlockBytes { saved, thinned: saved, backward: backward + held, ..bytes };
     }
     let saved = input + output - next;
-    // The input alone is kept, and backward runs the block once more.
+    // Only the input is kept, and backward recomputes the block.
     let backward = if is_followed { forward.max(kept + backward) } else { 0 };
     BlockBytes { saved, thinned: saved, forward: scoring, backward, ..bytes }
 }

@@ -1,4 +1,4 @@
-//! What both halves of a CLIP are made of.
+//! Transformer layers shared by both halves of CLIP.
 
 use tch::Tensor;
 
@@ -8,34 +8,34 @@ use crate::error::{check_config, check_layers};
 use crate::model::Weights;
 use crate::sketch::{Sketched, SketchedWeights};
 
-/// A tower of attention layers, with the names of its configuration.
+/// A tower of attention layers, with the field names of its configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
-    /// Elements of a token.
+    /// Elements per token.
     pub hidden_size: i64,
-    /// Those within a layer's second half.
+    /// Width of the MLP.
     pub intermediate_size: i64,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Heads, of which each has an equal part of a token.
+    /// Number of attention heads, which divide a token into equal parts.
     pub num_attention_heads: i64,
-    /// What is between the matrices of that half.
+    /// Activation function of the MLP.
     pub hidden_act: Activation,
     /// Added to the variance in norms.
     pub layer_norm_eps: f64,
 }
 
-/// See [`TowerConfig::hidden_act`].
+/// Activation of [`TowerConfig::hidden_act`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x sigmoid(1.702 x)`
     QuickGelu,
-    /// The exact one.
+    /// Exact GELU.
     Gelu,
 }
 
 impl TowerConfig {
-    /// Checks that the sizes make a tower; `name` is what the configuration calls it.
+    /// Checks that the sizes are valid; `name` is the tower's name in the configuration.
     pub(super) fn validate(&self, name: &'static str) -> Result<()> {
         let (size, heads) = (self.hidden_size, self.num_attention_heads);
         check_config(heads > 0 && size > 0 && size % heads == 0, name, || {
@@ -52,7 +52,7 @@ impl TowerConfig {
     }
 }
 
-/// The layers of a tower.
+/// Layers of a tower.
 #[derive(Debug)]
 pub(super) struct Tower {
     config: TowerConfig,
@@ -87,8 +87,8 @@ impl Tower {
         Tower { layers: layers.collect(), config: config.clone() }
     }
 
-    /// `x` `[B, T, hidden_size]` through all layers: what the last `behind` of them read, 1 or more and at most all, and what
-    /// the last one says.
+    /// Runs `x` `[B, T, hidden_size]` through all layers. Returns the input of the last `behind` layers (1 to
+    /// all), and the output of the last layer.
     pub(super) fn forward(
         &self,
         weights: &Weights,
@@ -109,14 +109,14 @@ impl Tower {
 }
 
 impl Tower {
-    /// [`Self::forward`] without values: what the last layer says.
+    /// Estimates [`Self::forward`] without values. Returns the last layer's output.
     pub(super) fn sketch(&self, weights: &SketchedWeights, x: Sketched) -> Sketched {
         self.layers.iter().fold(x, |x, layer| layer.sketch(weights, &x, &self.config))
     }
 }
 
 impl Layer {
-    /// [`Self::forward`] without values.
+    /// Estimates [`Self::forward`] without values.
     fn sketch(&self, weights: &SketchedWeights, x: &Sketched, config: &TowerConfig) -> Sketched {
         let [images, tokens, size] = x.size[..] else { unreachable!("tokens of images") };
         let heads = config.num_attention_heads as usize;
@@ -133,7 +133,7 @@ impl Layer {
         x.add(&self.down.sketch(weights, &h))
     }
 
-    /// `x` `[B, T, hidden_size]` through the layer.
+    /// Runs `x` `[B, T, hidden_size]` through the layer.
     fn forward(&self, weights: &Weights, x: Tensor, config: &TowerConfig, is_causal: bool) -> Result<Tensor> {
         let &TowerConfig { num_attention_heads: heads, hidden_act, layer_norm_eps: eps, .. } = config;
         let h = self.norm1.layer_norm(weights, &x, eps)?;

@@ -1,20 +1,20 @@
-//! The memory of passes of models of velocities.
+//! Memory of passes of velocity models.
 
 use super::Transformer;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Model, Unit};
 use crate::sketch::{BlockPlace, BlockSketch, F32, Sketched, SketchedWeights, block_bytes};
 
-/// The size of a [`DenoiseBatch`](super::DenoiseBatch).
+/// Size of a [`DenoiseBatch`](super::DenoiseBatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenoiseSize {
-    /// Points B; with guidance those without a class or text among them.
+    /// Number of points B, including the unconditional ones of guidance.
     pub points: usize,
-    /// Frames, height and width of the latents, an image's being one frame.
+    /// Frames, height and width of the latents; an image has one frame.
     pub sides: [usize; 3],
     /// Tokens S of a text.
     pub text: usize,
-    /// Whether backward finds the gradient of the points.
+    /// True if backward computes the gradient of the points.
     pub latents_grad: bool,
 }
 
@@ -44,7 +44,7 @@ impl Transformer {
         }
     }
 
-    /// The size of what an inner block or the last one reads: `[B, N, C]`.
+    /// Returns the input shape of an inner block or the last one: `[B, N, C]`.
     fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
         match self {
             Self::Dit(dit) => dit.hidden(size),
@@ -53,7 +53,7 @@ impl Transformer {
         }
     }
 
-    /// [`AutogradModel::run`](crate::autograd::AutogradModel::run) without values.
+    /// Estimates [`AutogradModel::run`](crate::autograd::AutogradModel::run) without values.
     fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched, size: &DenoiseSize) -> Sketched {
         match self {
             Self::Dit(dit) => dit.sketch(block, weights, x),

@@ -1,4 +1,4 @@
-//! What a completion is held to: which tokens may come next in it.
+//! Structured output: restricts the tokens that a completion may contain.
 
 use std::{fmt, sync::Arc};
 
@@ -8,23 +8,23 @@ use tch::Tensor;
 use super::sequence::Sequence;
 use crate::Result;
 
-/// Follows the tokens of one completion.
+/// Tracks the tokens of one completion.
 pub trait Follow: Send {
-    /// The tokens that may come next, a bit each, from the lowest of the first word on; tokens behind the last word may not.
-    /// At least one may, if only one that ends the completion.
+    /// Returns the tokens that may come next, as a bit set from the lowest bit of the first word; tokens past
+    /// the last word may not. At least one token is allowed, if only one that ends the completion.
     ///
     /// # Errors
-    /// Why it cannot be said.
+    /// The reason why the tokens cannot be computed.
     fn allowed(&mut self) -> std::result::Result<Vec<u32>, String>;
 
-    /// Takes the next token, one of those.
+    /// Appends the next token, one of those allowed.
     ///
     /// # Errors
-    /// Why it cannot be taken.
+    /// The reason why the token is not accepted.
     fn push(&mut self, token: i64) -> std::result::Result<(), String>;
 }
 
-/// Begins to follow a completion, each time it is called.
+/// Starts to track a new completion on each call.
 #[derive(Clone)]
 pub struct Format(pub Arc<dyn Fn() -> Box<dyn Follow> + Send + Sync>);
 
@@ -34,17 +34,17 @@ impl fmt::Debug for Format {
     }
 }
 
-/// A logit that no other comes near, and that stays finite under every penalty and temperature.
+/// A logit far below all others, which stays finite under every penalty and temperature.
 const NEVER: f32 = -1e20;
 
-/// How far a completion has been followed.
+/// Tracking state of a completion.
 pub(super) struct Held {
     follow: Box<dyn Follow>,
     allowed: Vec<u32>,
 }
 
 impl Held {
-    /// Follows a completion that has these tokens.
+    /// Tracks a completion that begins with these tokens.
     pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<Held, String> {
         let mut follow = format.0();
         begun.iter().try_for_each(|&token| follow.push(token))?;
@@ -52,7 +52,7 @@ impl Held {
         Ok(Held { follow, allowed })
     }
 
-    /// Takes a token that is not the last one.
+    /// Appends a token that is not the last one.
     pub fn push(&mut self, token: i64) -> std::result::Result<(), String> {
         self.follow.push(token)?;
         self.allowed = some(self.follow.allowed()?)?;
@@ -63,14 +63,14 @@ impl Held {
         self.allowed.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// The logits, of which those of tokens that may not come are out of reach.
+    /// Returns the logits with those of disallowed tokens set to [`NEVER`].
     pub fn mask(&self, logits: &[f32]) -> Vec<f32> {
         let of_token = |(token, &logit)| if self.allows(token) { logit } else { NEVER };
         logits.iter().enumerate().map(of_token).collect()
     }
 }
 
-/// What is allowed, if anything is.
+/// Returns the allowed tokens, or an error if there are none.
 fn some(allowed: Vec<u32>) -> std::result::Result<Vec<u32>, String> {
     match allowed.iter().any(|&word| word != 0) {
         true => Ok(allowed),
@@ -84,7 +84,8 @@ impl fmt::Debug for Held {
     }
 }
 
-/// As [`Held::mask`], `logits` `[R, V]`, a row a sequence, on their device; `None` where no sequence is held to anything.
+/// Like [`Held::mask`] for `logits` `[R, V]` with a row per sequence, on their device. `None` if no sequence
+/// has a format.
 pub(super) fn masked(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<Tensor>> {
     let held = sequences.iter().enumerate();
     let held: Vec<(usize, &Held)> = held.filter_map(|(row, it)| Some((row, it.held.as_ref()?))).collect();

@@ -1,4 +1,4 @@
-//! Samples that have ended and may be followed: their tokens, and the blocks in which keys and values of these lie.
+//! Samples that have ended and may be followed: their tokens, and the cache blocks of their keys and values.
 
 use std::collections::HashMap;
 
@@ -8,54 +8,54 @@ use super::{SampleId, block_pool::BlockPool, kv_cache::blocks_of, sequence::Sequ
 #[derive(Debug)]
 struct Kept {
     id: SampleId,
-    /// Of its prompt and of all that came of it, of which the last one was never an input: it is not cached.
+    /// Tokens of the prompt and the completion. The last one was never an input, so it is not cached.
     tokens: Vec<i64>,
-    /// What the others lie in.
+    /// Cache blocks of the other tokens.
     blocks: Vec<u32>,
 }
 
-/// What is kept, in the order in which the samples ended. Whoever needs room takes it from the last one first: those before
-/// have waited longer, and will be followed sooner.
+/// Kept samples, in the order in which they ended. If room is needed, the last one is freed first: earlier
+/// ones have waited longer, and will be followed sooner.
 #[derive(Debug, Default)]
 pub(super) struct KeptSamples(Vec<Kept>);
 
 impl KeptSamples {
-    /// Keeps what is cached of a sequence that has ended; it is left without a block.
+    /// Keeps the cached tokens of an ended sequence, and takes its blocks.
     pub fn keep(&mut self, sequence: &mut Sequence, pool: &mut BlockPool) {
         pool.give_back(sequence.blocks.drain(blocks_of(sequence.len() - 1)..));
         let (id, tokens) = (sequence.id, sequence.tokens().collect());
         self.0.push(Kept { id, tokens, blocks: std::mem::take(&mut sequence.blocks) });
     }
 
-    /// How many samples are kept.
+    /// Returns the number of kept samples.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The tokens of a sample, if it is kept.
+    /// Returns the tokens of a sample, if it is kept.
     pub fn tokens(&self, id: SampleId) -> Option<&[i64]> {
         self.0.iter().find(|kept| kept.id == id).map(|kept| &*kept.tokens)
     }
 
-    /// How many tokens are cached of the sample that a sequence follows.
+    /// Returns the number of cached tokens of the sample that a sequence follows.
     pub fn cached(&self, follows: Option<SampleId>) -> usize {
         follows.and_then(|id| self.tokens(id)).map_or(0, |tokens| tokens.len() - 1)
     }
 
-    /// The blocks of the sample that a sequence follows; empty if it is not kept.
+    /// Removes the sample that a sequence follows, and returns its blocks; empty if it is not kept.
     pub fn take(&mut self, follows: Option<SampleId>) -> Vec<u32> {
         let index = self.0.iter().position(|kept| Some(kept.id) == follows);
         index.map_or(Vec::new(), |index| self.0.remove(index).blocks)
     }
 
-    /// Gives back the blocks of the last one but `spared`; whether there was one.
+    /// Frees the last kept sample other than `spared`. Returns false if there was none.
     pub fn give_back_last(&mut self, spared: Option<SampleId>, pool: &mut BlockPool) -> bool {
         let Some(index) = self.0.iter().rposition(|kept| Some(kept.id) != spared) else { return false };
         pool.give_back(self.0.remove(index).blocks);
         true
     }
 
-    /// How many more blocks are free when all but `spared` are given back.
+    /// Returns the number of blocks that become free if all samples but `spared` are freed.
     pub fn freeable(&self, spared: Option<SampleId>, pool: &BlockPool) -> usize {
         let mut readers: HashMap<u32, u32> = HashMap::new();
         let others = self.0.iter().filter(|kept| Some(kept.id) != spared);

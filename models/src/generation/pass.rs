@@ -1,4 +1,4 @@
-//! Passes over the model: what the engine's sequences become as tensors, and the tokens that come out.
+//! Forward passes: turns the engine's sequences into tensors, and logits into tokens.
 
 use std::{ops::Range, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
     model::{Model, Weights},
 };
 
-/// The most logits of a prefill: 256 MiB on the host.
+/// Maximum number of logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
 
 /// A decoder with its weights and its cache.
@@ -29,12 +29,12 @@ pub(super) struct Passes {
     weights: Vec<Vec<Tensor>>,
     cache: KvCache,
     device: Device,
-    /// Where the device and the decoder allow for it.
+    /// `None` if the device or the decoder does not support recording.
     recorder: Option<Recorder>,
 }
 
 impl Passes {
-    /// For up to `sequences` live ones.
+    /// Prepares passes for up to `sequences` live sequences.
     pub fn new(
         decoder: Arc<Decoder>,
         weights: Vec<Vec<Tensor>>,
@@ -55,12 +55,13 @@ impl Passes {
         &self.decoder
     }
 
-    /// The most prompts of a pass.
+    /// Returns the maximum number of prompts per pass.
     pub fn most_prompts(&self) -> usize {
         (MAX_LOGITS / self.decoder.config().vocab_size as usize).max(1)
     }
 
-    /// Runs the tokens of each group by the training forward, all from the start. Returns a token for each sequence.
+    /// Runs the tokens of each group from the start, with the training forward. Returns a token for each
+    /// sequence.
     pub fn prompts(&mut self, groups: &[Group]) -> Result<Vec<Sampled>> {
         if groups.is_empty() {
             return Ok(Vec::new());
@@ -75,7 +76,7 @@ impl Passes {
         }
         let padded = padded_rows(tokens.len());
         if tokens.len() < padded {
-            lengths.push((padded - tokens.len()) as i64); // a prompt that nobody asked for
+            lengths.push((padded - tokens.len()) as i64); // padding
             tokens.resize(padded, 0);
         }
         pad(&mut last_rows);
@@ -91,8 +92,8 @@ impl Passes {
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
-    /// Runs the tokens of groups at positions of theirs; those before are cached. Returns a token for each sequence of the
-    /// groups whose last tokens these are.
+    /// Runs the tokens of groups at the given positions; earlier tokens are cached. Returns a token for each
+    /// sequence of the groups whose last token is among them.
     pub fn pieces(&mut self, pieces: &[(&Group, Range<usize>)]) -> Result<Vec<Sampled>> {
         if pieces.is_empty() {
             return Ok(Vec::new());
@@ -113,7 +114,7 @@ impl Passes {
         }
         let padded = padded_rows(tokens.len());
         if tokens.len() < padded {
-            // A text that nobody asked for, in the scratch block.
+            // A padding sequence in the scratch block.
             let scratch: Vec<i64> = (0..(padded - tokens.len()) as i64).collect();
             rows.extend(scratch.iter().map(|row| tokens.len() as i64 + row));
             places.extend(&scratch);
@@ -139,12 +140,12 @@ impl Passes {
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
-    /// How many tokens of each sequence [`Self::steps`] runs at most.
+    /// Returns the maximum number of tokens per sequence that [`Self::steps`] runs.
     pub fn steps_ahead(&self) -> usize {
         if self.recorder.is_some() { STEPS_AHEAD } else { 1 }
     }
 
-    /// Runs the last token of each sequence, and then the next ones. Returns the tokens of each step.
+    /// Runs the last token of each sequence, and then further steps. Returns the tokens of each step.
     pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
         let Passes { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
             return Ok(vec![self.step(live)?]);
@@ -153,7 +154,8 @@ impl Passes {
     }
 
     fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
-        // The last sequence fills the rows up: it writes the same key and value to its place more than once.
+        // The last sequence is repeated as padding: it writes the same key and value to its slot several
+        // times.
         let of_live = |value: &dyn Fn(&Sequence) -> i64| {
             let mut values: Vec<i64> = live.iter().map(value).collect();
             pad(&mut values);
@@ -207,7 +209,7 @@ impl Passes {
     }
 }
 
-/// Repeats the last value until there are as many as a product has rows.
+/// Repeats the last value up to the number of rows of a product.
 fn pad(values: &mut Vec<i64>) {
     if let Some(&last) = values.last() {
         values.resize(padded_rows(values.len()), last);
@@ -222,7 +224,7 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
     body(&units.iter().map(|units| Weights::new(units).prepared()).collect::<Vec<Weights>>())
 }
 
-/// Log-probs are the training loss's own, by its operation over the same logits.
+/// Chooses tokens on the host. Log-probs are computed by the training loss's operation, on the same logits.
 pub(super) fn choose_on_host(
     logits: &Tensor,
     rows: &[usize],

@@ -1,4 +1,4 @@
-//! Tests of the decoder as a whole.
+//! Tests of the whole decoder.
 
 mod format;
 mod generation;

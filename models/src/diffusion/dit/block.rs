@@ -9,7 +9,7 @@ use crate::diffusion::layers::{EPS, Linear, Params, sketch_gated_sums, sketch_mo
 use crate::model::{Unit, Weights};
 use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in a block's unit.
+/// Positions of the layers in a block's unit.
 #[derive(Debug)]
 pub(super) struct Block {
     qkv: Linear,
@@ -19,7 +19,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The unit of a block, and where its layers lie in it.
+    /// Returns the unit of a block, and the positions of its layers in it.
     pub fn layout(config: &DitConfig, layer: usize) -> (Unit, Block) {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let name = format!("blocks.{layer}");
@@ -28,13 +28,13 @@ impl Block {
         let qkv = linear("attn.qkv", 3 * hidden, hidden);
         let projection = linear("attn.proj", hidden, hidden);
         let feed_forward = [linear("mlp.fc1", intermediate, hidden), linear("mlp.fc2", hidden, intermediate)];
-        // A block begins as the identity.
+        // A block is initialized as the identity.
         let modulation = params.zero_linear(&format!("{name}.adaLN_modulation.1"), 6 * hidden, hidden);
         let block = Block { qkv, projection, feed_forward, modulation };
         (params.into_unit(&name), block)
     }
 
-    /// `x` `[B, 1 + T, C]` to the same shape; the conditioning goes through.
+    /// Maps `x` `[B, 1 + T, C]` to the same shape; the conditioning is passed through.
     pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (condition, tokens) = conditioned(x)?;
         let modulation = self.modulation.forward(weights, &condition)?.f_chunk(6, -1)?;
@@ -52,7 +52,7 @@ impl Block {
         Ok(gated_sums_behind(&x.f_narrow(1, 0, 1)?, &[sum])?)
     }
 
-    /// [`Self::forward`] without values.
+    /// Estimates [`Self::forward`] without values.
     pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
         let [condition, tokens] = sketch_conditioned(x);
         let modulation = self.modulation.sketch(weights, &condition).chunk(2, 6);
@@ -77,7 +77,7 @@ impl Block {
         self.projection.sketch(weights, &q.attended(&k, &v))
     }
 
-    /// Every patch attends to all of its image.
+    /// Every patch attends to all patches of its image.
     fn attention(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (patches, heads) = (x.size()[1], config.heads);
         let shape = [-1, patches, 3, heads, config.hidden_size / heads];

@@ -1,4 +1,4 @@
-//! The first block: patches, where they are, and what all blocks are conditioned on.
+//! The first block: patches, their positions, and the conditioning of all blocks.
 
 use tch::Tensor;
 
@@ -9,7 +9,7 @@ use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_fea
 use crate::model::{Init, Unit, Weights};
 use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in the embedding's unit.
+/// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
 pub(super) struct Embedding {
     patch: Linear,
@@ -19,7 +19,7 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &DitConfig) -> (Unit, Embedding) {
         let hidden = config.hidden_size;
         let patches = config.patches_per_row().pow(2);
@@ -36,7 +36,7 @@ impl Embedding {
         (params.into_unit("embedding"), embedding)
     }
 
-    /// `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
+    /// Maps `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
     pub fn forward(
         &self,
         config: &DitConfig,
@@ -55,7 +55,7 @@ impl Embedding {
         Ok(Tensor::f_cat(&[condition, tokens], 1)?)
     }
 
-    /// [`Self::forward`] without values.
+    /// Estimates [`Self::forward`] without values.
     pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, latents: &Sketched) -> Sketched {
         let (on, images, hidden) = (&latents.on, latents.size[0], config.hidden_size as usize);
         let count = config.patches_per_row().pow(2) as usize;
@@ -69,7 +69,7 @@ impl Embedding {
     }
 }
 
-/// `[B, channels, height, width]` to `[B, T, channels p p]`.
+/// Maps `[B, channels, height, width]` to `[B, T, channels p p]`.
 fn patches(config: &DitConfig, latents: &Tensor) -> Result<Tensor> {
     let (side, p) = (config.patches_per_row(), config.patch_size);
     let apart = latents.f_reshape([-1, config.channels, side, p, side, p])?;

@@ -1,4 +1,4 @@
-//! The last block: patches back to an image of velocities.
+//! The last block: turns patches into an image of velocities.
 
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
@@ -9,7 +9,7 @@ use crate::diffusion::layers::{EPS, Linear, Params, sketch_modulated_norm};
 use crate::model::{Unit, Weights};
 use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in the head's unit.
+/// Positions of the layers in the head's unit.
 #[derive(Debug)]
 pub(super) struct Head {
     modulation: Linear,
@@ -17,7 +17,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &DitConfig) -> (Unit, Head) {
         let hidden = config.hidden_size;
         let mut params = Params::default();
@@ -28,7 +28,7 @@ impl Head {
         (params.into_unit("final_layer"), head)
     }
 
-    /// `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
+    /// Maps `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
     pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (condition, tokens) = conditioned(x)?;
         let modulation = self.modulation.forward(weights, &condition)?.f_chunk(2, -1)?;
@@ -40,7 +40,7 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, size, size])?.f_to_kind(Kind::Float)?)
     }
 
-    /// [`Self::forward`] without values.
+    /// Estimates [`Self::forward`] without values.
     pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
         let [condition, tokens] = sketch_conditioned(x);
         let modulation = self.modulation.sketch(weights, &condition).chunk(2, 2);

@@ -1,9 +1,9 @@
-//! A class-conditional diffusion transformer: patches of an image as tokens, and blocks that the class and the
-//! sigma modulate (DiT with adaLN-Zero, Peebles and Xie 2023, whose names the weights have).
+//! A class-conditional diffusion transformer: patches of an image are tokens, and class and sigma modulate
+//! the blocks (DiT with adaLN-Zero, Peebles and Xie 2023, whose weight names it uses).
 //!
-//! Its blocks are the embedding, the transformer blocks and the head, each with a unit of its own. What goes from
-//! block to block is `[B, 1 + T, C]`: a row of conditioning, then the T patches. So a block's input is one tensor,
-//! and what the conditioning is due reaches the embedding through it. Their backward is libtorch's.
+//! Its blocks are the embedding, the transformer blocks and the head, each with a unit of its own. Blocks
+//! pass on `[B, 1 + T, C]`: a row of conditioning, then the T patches. So a block's input is one tensor, and
+//! the gradient of the conditioning reaches the embedding through it. The backward is libtorch's.
 //!
 //! Letters in shapes: B points, T patches, C hidden size, H heads.
 
@@ -39,7 +39,7 @@ impl Dit {
     /// Lays out a transformer.
     ///
     /// # Errors
-    /// [`Error::Config`] for sizes that make no model.
+    /// [`Error::Config`] for invalid sizes.
     pub fn new(config: DitConfig) -> Result<Dit> {
         config.validate()?;
         let (unit, embedding) = Embedding::layout(&config);
@@ -55,17 +55,17 @@ impl Dit {
         Ok(Dit { layout: Layout::new(units), config, embedding, blocks, head })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &DitConfig {
         &self.config
     }
 
-    /// The size of what a block behind the first reads.
+    /// Returns the input shape of every block after the first.
     pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
         [size.points, 1 + self.config.patches_per_row().pow(2) as usize, self.config.hidden_size as usize]
     }
 
-    /// [`AutogradModel::run`] without values.
+    /// Estimates [`AutogradModel::run`] without values.
     pub(super) fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
         if block == 0 {
             return self.embedding.sketch(&self.config, weights, x);
@@ -85,7 +85,7 @@ impl Dit {
     }
 }
 
-/// Its result are velocities, fp32 `[B, channels, height, width]`.
+/// Returns velocities, fp32 `[B, channels, height, width]`.
 impl AutogradModel for Dit {
     type Batch = DenoiseBatch;
 
@@ -109,12 +109,12 @@ impl AutogradModel for Dit {
     }
 }
 
-/// The conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
+/// Returns the conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
 fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((x.f_narrow(1, 0, 1)?.f_silu()?, x.f_narrow(1, 1, x.size()[1] - 1)?))
 }
 
-/// [`conditioned`] without values.
+/// Estimates [`conditioned`] without values.
 fn sketch_conditioned(x: &Sketched) -> [Sketched; 2] {
     let condition = x.narrow(1, 1).activated();
     [condition, x.narrow(1, x.size[1] - 1)]

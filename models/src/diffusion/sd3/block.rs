@@ -1,4 +1,4 @@
-//! A joint block: patches and text, each with weights of its own, attend to all of both.
+//! A joint block: patches and text, each with their own weights, attend to all patches and text.
 
 use anyroll_backends::ops::{GatedSum, TokenKind, gated_add, gated_sums_behind, joint_heads, modulated_norm};
 use tch::Tensor;
@@ -9,17 +9,18 @@ use crate::diffusion::layers::{EPS, Linear, Lora, Params, sketch_gated_sums, ske
 use crate::model::{ParamSpec, Unit, Weights};
 use crate::sketch::{Gradient, Sketched, SketchedWeights};
 
-/// Where each layer lies in a block's unit.
+/// Positions of the layers in a block's unit.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     patches: Stream,
-    /// The text's; in the last block it has no output, and so neither projection nor feed-forward.
+    /// Layers of the text. In the last block the text has no output, and so no projection and no
+    /// feed-forward.
     text: Stream,
-    /// The patches' second attention, among themselves.
+    /// Second attention of the patches, among themselves.
     dual: Option<Attention>,
 }
 
-/// The layers of one of the two kinds of tokens.
+/// Layers of one of the two kinds of tokens.
 #[derive(Clone, Debug)]
 struct Stream {
     modulation: Linear,
@@ -30,13 +31,13 @@ struct Stream {
 #[derive(Clone, Debug)]
 struct Attention {
     qkv: Linear,
-    /// The norms of queries and keys.
+    /// Norms of queries and keys.
     qk_norm: Option<(usize, usize)>,
     out: Option<Linear>,
 }
 
 impl Block {
-    /// The unit of a block, the parameters of its adapters, and where its layers lie.
+    /// Returns the unit of a block, its adapters' parameters, and the positions of its layers.
     pub fn layout(config: &Sd3Config, layer: usize, lora: Option<&Lora>) -> (Unit, Vec<ParamSpec>, Block) {
         let is_last = layer + 1 == config.num_layers;
         let is_dual = config.dual_attention_layers.contains(&layer);
@@ -70,8 +71,8 @@ impl Block {
         (unit, adapters, Block { patches, text, dual })
     }
 
-    /// `x` `[B, 1 + S + T, C]`, of `text` text tokens, to the same shape, or from the last block on to
-    /// `[B, 1 + T, C]`.
+    /// Maps `x` `[B, 1 + S + T, C]` with `text` text tokens to the same shape; the last block returns `[B, 1
+    /// + T, C]`.
     pub fn forward(&self, config: &Sd3Config, weights: &Weights, x: &Tensor, text: i64) -> Result<Tensor> {
         let [condition, words, patches] = split(x, [1, text, x.size()[1] - 1 - text])?;
         let active = condition.f_silu()?;
@@ -81,7 +82,7 @@ impl Block {
 
         let (mut patches, input) = modulated_norm(&patches, &of_patches[0], &of_patches[1], EPS)?;
         let patch_qkv = self.patches.attention.qkv.forward(weights, &input)?;
-        // Where the text has no output, diffusers' norm has the scale before the shift.
+        // If the text has no output, diffusers' norm has the scale before the shift.
         let (shift, scale) = if of_words.len() == 2 { (1, 0) } else { (0, 1) };
         let (words, input) = modulated_norm(&words, &of_words[shift], &of_words[scale], EPS)?;
         let word_qkv = self.text.attention.qkv.forward(weights, &input)?;
@@ -116,7 +117,7 @@ impl Block {
         Ok(gated_sums_behind(&condition, &[words, patches])?)
     }
 
-    /// [`Self::forward`] without values.
+    /// Estimates [`Self::forward`] without values.
     pub fn sketch(
         &self,
         config: &Sd3Config,
@@ -181,8 +182,8 @@ impl Stream {
         [x, out]
     }
 
-    /// The tokens, and what the second half adds to them, with the shift and scale that are the fourth and fifth of
-    /// `modulation`.
+    /// Returns the tokens, and the feed-forward's output for them. Uses the fourth and fifth tensor of
+    /// `modulation` as shift and scale.
     fn feed_forward(&self, weights: &Weights, x: &Tensor, modulation: &[Tensor]) -> Result<(Tensor, Tensor)> {
         let (wide, narrow) = self.feed_forward.expect("a stream with an output has a feed-forward");
         let (x, input) = modulated_norm(x, &modulation[3], &modulation[4], EPS)?;
@@ -192,7 +193,7 @@ impl Stream {
 }
 
 impl Attention {
-    /// Tokens with these queries, keys and values.
+    /// Returns tokens with these queries, keys and values.
     fn tokens<'a>(&self, weights: &Weights<'a>, qkv: &'a Tensor) -> TokenKind<'a> {
         let norms = self.qk_norm.map(|(q, k)| [weights.get(0, q), weights.get(0, k)]);
         TokenKind { qkv, norms }
@@ -209,7 +210,7 @@ impl Attention {
     }
 }
 
-/// [`attend`] without values: queries, keys and values of each kind of tokens.
+/// Estimates [`attend`] without values: queries, keys and values of each kind of tokens.
 fn sketch_attention(
     config: &Sd3Config,
     weights: &SketchedWeights,
@@ -244,7 +245,7 @@ fn sketch_attention(
     q.attended(&k, &v)
 }
 
-/// All kinds of tokens, attending to each other: `[B, N, C]`, the kinds one after another.
+/// Runs attention over all kinds of tokens. Returns `[B, N, C]`, the kinds one after the other.
 fn attend(config: &Sd3Config, kinds: &[TokenKind]) -> Result<Tensor> {
     let [q, k, v] = joint_heads(kinds, config.num_attention_heads, EPS)?.map(|heads| heads.f_transpose(1, 2));
     let out =
@@ -252,7 +253,7 @@ fn attend(config: &Sd3Config, kinds: &[TokenKind]) -> Result<Tensor> {
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// Lists a block's layers, whose sizes are multiples of the inner one.
+/// Lists a block's layers, whose sizes are multiples of the inner size.
 struct Layers<'a, 'b> {
     config: &'a Sd3Config,
     name: &'a str,

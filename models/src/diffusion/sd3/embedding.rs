@@ -1,4 +1,4 @@
-//! The first block: patches with their positions, the text, and what all blocks are conditioned on.
+//! The first block: patches with their positions, the text, and the conditioning of all blocks.
 
 use tch::Tensor;
 
@@ -8,7 +8,7 @@ use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_fea
 use crate::model::{Unit, Weights};
 use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in the embedding's unit.
+/// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
 pub(super) struct Embedding {
     patch: Linear,
@@ -18,7 +18,7 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &Sd3Config) -> (Unit, Embedding) {
         let (inner, patch) = (config.inner_dim(), config.patch_size);
         let mut params = Params::default();
@@ -36,8 +36,8 @@ impl Embedding {
         (params.into_unit("embedding"), Embedding { patch, time, pooled, context })
     }
 
-    /// `latents` at `sigmas` to `[B, 1 + S + T, C]`, with the text `[B, S, D]` and `[B, E]`; `places` are those of the
-    /// longest side.
+    /// Maps `latents` at `sigmas` to `[B, 1 + S + T, C]`, with the text `[B, S, D]` and `[B, E]`. `places`
+    /// are the positions of the longest side.
     pub fn forward(
         &self,
         weights: &Weights,
@@ -62,7 +62,7 @@ impl Embedding {
         Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
     }
 
-    /// [`Self::forward`] without values, with texts of so many tokens.
+    /// Estimates [`Self::forward`] without values, with texts of `text` tokens.
     pub fn sketch(
         &self,
         config: &Sd3Config,

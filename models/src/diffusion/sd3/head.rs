@@ -1,4 +1,4 @@
-//! The last block: patches back to velocities.
+//! The last block: turns patches into velocities.
 
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
@@ -9,7 +9,7 @@ use crate::diffusion::layers::{EPS, Linear, Params, sketch_modulated_norm};
 use crate::model::{Unit, Weights};
 use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in the head's unit.
+/// Positions of the layers in the head's unit.
 #[derive(Debug)]
 pub(super) struct Head {
     modulation: Linear,
@@ -17,7 +17,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &Sd3Config) -> (Unit, Head) {
         let (inner, patch) = (config.inner_dim(), config.patch_size);
         let mut params = Params::default();
@@ -26,7 +26,8 @@ impl Head {
         (params.into_unit("proj_out"), Head { modulation, projection })
     }
 
-    /// `x` `[B, 1 + T, C]` to fp32 `[B, out_channels, height, width]`, for latents of the size `latents`.
+    /// Maps `x` `[B, 1 + T, C]` to fp32 `[B, out_channels, height, width]`, for latents of the shape
+    /// `latents`.
     pub fn forward(
         &self,
         config: &Sd3Config,
@@ -45,7 +46,7 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, rows * p, columns * p])?.f_to_kind(Kind::Float)?)
     }
 
-    /// [`Self::forward`] without values, for latents of such sides.
+    /// Estimates [`Self::forward`] without values, for latents of these sides.
     pub fn sketch(
         &self,
         config: &Sd3Config,

@@ -1,4 +1,4 @@
-//! A block: patches attend to each other and to the text, and go through a feed-forward.
+//! A block: patches attend to each other and to the text, and pass through a feed-forward.
 
 use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
@@ -9,13 +9,13 @@ use crate::diffusion::layers::{Linear, Params, sketch_gated_sums, sketch_modulat
 use crate::model::{Init, Weights};
 use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in a block's unit.
+/// Positions of the layers in a block's unit.
 #[derive(Debug)]
 pub(super) struct Block {
     qkv: Linear,
     own_norms: [usize; 2],
     own_out: Linear,
-    /// The norm before the attention to the text.
+    /// Norm before the attention to the text.
     norm: Option<Linear>,
     q: Linear,
     kv: Linear,
@@ -26,7 +26,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Adds the parameters of the block `name` and of its adapters, and says where they lie.
+    /// Adds the parameters of the block `name` and of its adapters, and returns their positions.
     pub fn layout(config: &WanConfig, params: &mut Params, name: &str) -> Block {
         let inner = config.inner_dim();
         let at = |rest: &str| format!("{name}.{rest}");
@@ -49,8 +49,8 @@ impl Block {
         Block { qkv, own_norms, own_out, norm, q, kv, text_norms, text_out, feed_forward, modulation }
     }
 
-    /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to the same shape; all but the patches goes through. `turns` are
-    /// the cosines and sines of the patches' places.
+    /// Maps `x` `[B, 7 + S + T, C]` with `text` text tokens to the same shape; only the patches change.
+    /// `turns` are the cosines and sines of the patches' positions.
     pub fn forward(
         &self,
         config: &WanConfig,
@@ -81,7 +81,7 @@ impl Block {
         Ok(gated_sums_behind(&before, &[GatedSum { x: &patches, y: &out, gate: gate2 }])?)
     }
 
-    /// [`Self::forward`] without values.
+    /// Estimates [`Self::forward`] without values.
     pub fn sketch(
         &self,
         config: &WanConfig,
@@ -142,7 +142,7 @@ impl Block {
         self.text_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &kv[1])))
     }
 
-    /// Every patch attends to all.
+    /// Every patch attends to all patches.
     fn attend(
         &self,
         config: &WanConfig,
@@ -171,13 +171,13 @@ fn three(chunks: Vec<Tensor>) -> [Tensor; 3] {
     chunks.try_into().expect("three chunks")
 }
 
-/// `[B, N, C]` to `[B, N, H, D]`.
+/// Maps `[B, N, C]` to `[B, N, H, D]`.
 fn heads(config: &WanConfig, x: &Tensor) -> Result<Tensor> {
     let (batch, tokens) = (x.size()[0], x.size()[1]);
     Ok(x.f_reshape([batch, tokens, config.num_attention_heads, config.attention_head_dim])?)
 }
 
-/// Of heads `[B, N, H, D]`: `[B, N, C]`.
+/// Runs attention over heads `[B, N, H, D]`. Returns `[B, N, C]`.
 fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let [q, k, v] = [q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?];
     let mask = None::<&Tensor>;
@@ -185,19 +185,19 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// [`heads`] without values.
+/// Estimates [`heads`] without values.
 fn sketch_heads(config: &WanConfig, x: &Sketched) -> Sketched {
     let (heads, dim) = (config.num_attention_heads as usize, config.attention_head_dim as usize);
     x.view(&[x.size[0], x.size[1], heads, dim])
 }
 
-/// [`attention`] without values.
+/// Estimates [`attention`] without values.
 fn sketch_attended(q: &Sketched, k: &Sketched, v: &Sketched) -> Sketched {
     let [q, k, v] = [q, k, v].map(|x| x.permuted(&[x.size[0], x.size[2], x.size[1], x.size[3]]));
     q.attended(&k, &v)
 }
 
-/// Over all heads together.
+/// Norms all heads together.
 fn rms_norm(config: &WanConfig, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(x.f_rms_norm([config.inner_dim()], Some(weight), config.eps)?)
 }

@@ -1,4 +1,4 @@
-//! The first block: patches, the text, and what all blocks are conditioned on.
+//! The first block: patches, the text, and the conditioning of all blocks.
 
 use tch::Tensor;
 
@@ -8,7 +8,7 @@ use crate::diffusion::layers::{Linear, Params, sketch_two, time_features};
 use crate::model::Weights;
 use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in the embedding's unit.
+/// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
 pub(super) struct Embedding {
     patch: Linear,
@@ -18,7 +18,7 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// Adds the parameters, whose names begin with `prefix`, and says where they lie.
+    /// Adds the parameters, with names that begin with `prefix`, and returns their positions.
     pub fn layout(config: &WanConfig, params: &mut Params, prefix: &str) -> Embedding {
         let inner = config.inner_dim();
         let [frames, rows, columns] = config.patch_size;
@@ -39,7 +39,7 @@ impl Embedding {
         Embedding { patch, time, modulation, text }
     }
 
-    /// `latents` at `sigmas` to `[B, 7 + S + T, C]`, with the text `[B, S, D]`.
+    /// Maps `latents` at `sigmas` to `[B, 7 + S + T, C]`, with the text `[B, S, D]`.
     pub fn forward(
         &self,
         config: &WanConfig,
@@ -62,7 +62,7 @@ impl Embedding {
         Ok(Tensor::f_cat(&[time.f_unsqueeze(1)?, modulation, words, tokens], 1)?)
     }
 
-    /// [`Self::forward`] without values, with texts of so many tokens.
+    /// Estimates [`Self::forward`] without values, with texts of `text` tokens.
     pub fn sketch(
         &self,
         config: &WanConfig,

@@ -1,4 +1,4 @@
-//! The last block: patches back to velocities.
+//! The last block: turns patches into velocities.
 
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
@@ -9,7 +9,7 @@ use crate::diffusion::layers::{Linear, Params, sketch_modulated_norm};
 use crate::model::{Init, Weights};
 use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in the head's unit.
+/// Positions of the layers in the head's unit.
 #[derive(Debug)]
 pub(super) struct Head {
     modulation: usize,
@@ -17,7 +17,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Adds the parameters, whose names begin with `prefix`, and says where they lie.
+    /// Adds the parameters, with names that begin with `prefix`, and returns their positions.
     pub fn layout(config: &WanConfig, params: &mut Params, prefix: &str) -> Head {
         let inner = config.inner_dim();
         let std = (inner as f64).powf(-0.5);
@@ -28,8 +28,8 @@ impl Head {
         Head { modulation, projection }
     }
 
-    /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to fp32 `[B, in_channels, frames, height, width]`, for a grid of
-    /// `[frames, rows, columns]` patches.
+    /// Maps `x` `[B, 7 + S + T, C]` with `text` text tokens to fp32 `[B, in_channels, frames, height,
+    /// width]`, for a grid of `[frames, rows, columns]` patches.
     pub fn forward(
         &self,
         config: &WanConfig,
@@ -48,7 +48,7 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, frames * t, rows * h, columns * w])?.f_to_kind(Kind::Float)?)
     }
 
-    /// [`Self::forward`] without values, with texts of so many tokens and for latents of such sides.
+    /// Estimates [`Self::forward`] without values, with texts of `text` tokens and latents of these sides.
     pub fn sketch(
         &self,
         config: &WanConfig,

@@ -1,5 +1,4 @@
-//! The memory of decoding a video, and of following its gradient back: `WanVaeDecoder::decode` and `latents_grad` without
-//! values.
+//! Memory of decoding a video and of its backward: `WanVaeDecoder::decode` and `latents_grad` without values.
 
 use super::WanVaeDecoder;
 use super::layers::Layer;
@@ -7,7 +6,7 @@ use crate::diffusion::layers::Linear;
 use crate::footprint::Runs;
 use crate::sketch::{F32, Sketch, Sketched, SketchedWeights};
 
-/// The size of some latents of videos.
+/// Size of latents of videos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoLatentSize {
     /// Videos B.
@@ -18,7 +17,7 @@ pub struct VideoLatentSize {
     pub part: usize,
 }
 
-/// The last two frames that each convolution saw.
+/// The last two input frames of each convolution.
 struct Past<'a> {
     seen: &'a [Sketched],
     kept: Vec<Sketched>,
@@ -39,15 +38,15 @@ impl Past<'_> {
 }
 
 impl WanVaeDecoder {
-    /// The most bytes at a time of decoding; the videos are among them.
+    /// Returns the peak memory of decoding in bytes, including the videos.
     pub fn decoding_bytes(&self, size: &VideoLatentSize, runs: Runs) -> usize {
         let on = Sketch::new(runs);
         let _videos = self.sketch_decoding(&on, size, None);
         on.peak()
     }
 
-    /// The most bytes at a time of decoding with a tape and of following it back; the videos and their gradient, which
-    /// somebody else holds, are among them.
+    /// Returns the peak memory of decoding with a tape and of its backward, in bytes. Includes the videos and
+    /// their gradient, which the caller holds.
     pub fn following_bytes(&self, size: &VideoLatentSize, runs: Runs) -> usize {
         let (on, mut kept) = (Sketch::new(runs), Vec::new());
         let videos = self.sketch_decoding(&on, size, Some(&mut kept));
@@ -57,7 +56,8 @@ impl WanVaeDecoder {
         on.peak()
     }
 
-    /// Frames of latents of each part, and after how many what convolutions remember is kept.
+    /// Returns the frames of latents of each part, and the number of parts after which the convolutions'
+    /// state is kept.
     fn parts(&self, size: &VideoLatentSize) -> (Vec<usize>, usize) {
         let frames = size.sides[0];
         let starts = (0..frames).step_by(size.part);
@@ -85,14 +85,14 @@ impl WanVaeDecoder {
         Sketched::cat(&videos.iter().collect::<Vec<_>>(), 2)
     }
 
-    /// The latents of a part as the first layer reads them.
+    /// Returns the latents of a part as the first layer reads them.
     fn first(&self, on: &Sketch, size: &VideoLatentSize, frames: usize) -> Sketched {
         let [_, height, width] = size.sides;
         on.tensor(&[size.videos, self.config.z_dim as usize, frames, height, width])
     }
 
-    /// The frames of a part and what convolutions have seen then; with `inputs`, what each layer reads is put there, and how
-    /// many convolutions had been asked before it.
+    /// Returns the frames of a part and the convolutions' input frames after it. With `inputs`, records each
+    /// layer's input and the number of convolutions before it.
     fn sketch_part(
         &self,
         first: &Sketched,
@@ -115,7 +115,7 @@ impl WanVaeDecoder {
         for (run, first) in parts.chunks(run_length).zip(kept).rev() {
             let mut seen = vec![first];
             for &frames in &run[..run.len() - 1] {
-                let before = seen.last().expect("there is the first");
+                let before = seen.last().expect("the first part has an entry");
                 let (_, after) = self.sketch_part(&self.first(on, size, frames), before, None);
                 seen.push(after);
             }
@@ -125,7 +125,8 @@ impl WanVaeDecoder {
         }
     }
 
-    /// The gradients of what convolutions had `seen` before a part, from those of what they have seen after it.
+    /// Returns the gradients of the convolutions' `seen` frames before a part, from those of their frames
+    /// after it.
     fn sketch_part_grad(&self, first: &Sketched, seen: &[Sketched], of_after: &[Sketched]) -> Vec<Sketched> {
         let mut inputs = Vec::new();
         let (output, after) = self.sketch_part(first, seen, Some(&mut inputs));
@@ -146,7 +147,7 @@ impl WanVaeDecoder {
     }
 }
 
-/// The gradients of a layer's input and of what its convolutions had `seen`.
+/// Returns the gradients of a layer's input and of its convolutions' `seen` frames.
 fn layer_grad(
     (layer, unit): (&Layer, &crate::model::Unit),
     x: &Sketched,
@@ -165,7 +166,7 @@ fn layer_grad(
 }
 
 impl Layer {
-    /// [`Layer::run`] without values.
+    /// Estimates [`Layer::run`] without values.
     fn sketch(&self, weights: &SketchedWeights, x: &Sketched, past: &mut Past) -> Sketched {
         let of_channels = |x: &Sketched, channels: usize, frames: usize| {
             [&[x.size[0], channels, frames], &x.size[3..]].concat()
