@@ -1,7 +1,9 @@
-//! `cargo xtask matrix`: cells of `ci/matrix.yaml`, which are run, compared with golden curves, remembered and shown.
+//! `cargo xtask matrix`: runs the cells of `ci/matrix.yaml`, compares them with golden curves, and stores and
+//! shows results.
 //!
-//! Read in this order: `matrix` is what the file says; `here` is what this machine has; `cell` runs one and judges it
-//! by its `curves`; `history` remembers, and `report` shows; `workflow` is the same for CI.
+//! Read in this order: `matrix` reads the file; `here` finds this machine's hardware; `cell` runs a cell and
+//! judges it by its `curves`; `history` stores results and `report` shows them; `workflow` runs the matrix in
+//! CI.
 
 #![forbid(unsafe_code)]
 
@@ -24,15 +26,15 @@ use here::Here;
 use history::{Entry, Status};
 use matrix::{Cell, Matrix};
 
-/// A problem, told in full.
+/// `Result` with a complete error message.
 type Result<T, E = String> = std::result::Result<T, E>;
 
-/// What a test ends with that could not be run, by an old custom.
+/// Conventional exit code of a test that could not be run.
 const NOT_RUN: u8 = 77;
 
 const WORKFLOW: &str = ".github/workflows/matrix.yml";
 
-/// Runs what `ci/matrix.yaml` lists, and shows what became of it.
+/// Runs the cells of `ci/matrix.yaml`, and shows their results.
 #[derive(Parser)]
 #[command(name = "cargo xtask matrix", bin_name = "cargo xtask matrix", after_help = EXAMPLES)]
 struct Cli {
@@ -62,7 +64,7 @@ enum Command {
         /// The cell's name
         cell: String,
     },
-    /// Show what became of every cell
+    /// Show the results of all cells
     Report(ReportArgs),
     /// Print the names of the cells
     List,
@@ -95,7 +97,7 @@ struct ReportArgs {
 
 fn main() -> ExitCode {
     let ended = env::current_dir()
-        .map_err(|error| format!("no current folder: {error}"))
+        .map_err(|error| format!("cannot find the current folder: {error}"))
         .and_then(|root| dispatch(Cli::parse().command, &root));
     ended.map_or_else(
         |message| {
@@ -143,7 +145,8 @@ fn run(root: &Path, matrix: &Matrix, which: &Which) -> Result<u8> {
     Ok(exit_code(&ended, named))
 }
 
-/// A cell that was not run has not passed: nothing at all, or a cell that somebody named, is no success.
+/// Returns the exit code. A cell that was not run has not passed: if nothing ran, or a named cell did not
+/// run, it is no success.
 fn exit_code(ended: &[Entry], named: bool) -> u8 {
     let any = |status| ended.iter().any(|entry| entry.status == status);
     if any(Status::Failed) {
@@ -183,7 +186,7 @@ fn show(root: &Path, matrix: &Matrix, args: &ReportArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes a file beside its place first, so that it is never half there.
+/// Writes a file under a temporary name first, so that it is never incomplete.
 fn write(path: &Path, text: &str) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
@@ -198,7 +201,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The checkout.
+    /// Returns the root of the checkout.
     pub(crate) fn root() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
     }
