@@ -1,4 +1,4 @@
-//! The sandbox against programs that mean harm, and programs that mean none.
+//! The sandbox with malicious and with harmless programs.
 
 mod abuses;
 
@@ -22,7 +22,8 @@ const LIMITS: Limits = Limits {
     output_bytes: 64 << 10,
 };
 
-/// A sandbox with all protections, or `None`, told aloud, where the machine has no user namespaces or no Landlock.
+/// Returns a sandbox with all protections. If the machine has no user namespaces or no Landlock, prints a
+/// message and returns `None`.
 fn sandbox(wall_s: f64) -> Option<Sandbox> {
     let limits = Limits { wall_s, ..LIMITS };
     let sandbox = Sandbox::new(HELPER.into(), limits, Vec::new(), Protection::ALL.to_vec());
@@ -32,7 +33,7 @@ fn sandbox(wall_s: f64) -> Option<Sandbox> {
             Some(sandbox)
         }
         Err(Error::Refused(why)) => {
-            eprintln!("SKIPPED: this machine cannot make the sandbox: {why}");
+            eprintln!("SKIPPED: this machine cannot create the sandbox: {why}");
             None
         }
         Err(error) => panic!("{error}"),
@@ -49,7 +50,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The processes of this machine that run the program of an abuse.
+/// Counts the processes of this machine that run the program of an abuse.
 fn abuses_left() -> usize {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let command = |path: &Path| fs::read(path.join("cmdline")).unwrap_or_default();
@@ -85,7 +86,7 @@ fn honest_programs_run() {
         Ended::Well,
         "2\n",
     );
-    // What a program writes before it is ended is kept.
+    // Output before the forced end is kept.
     let unread = "x".repeat(1 << 20);
     check("print(1)", &unread, Ended::Well, "1\n");
 }
@@ -113,7 +114,7 @@ fn abuses_are_contained() {
         let said = text(&finished.stdout);
         assert!(!said.contains("ESCAPED"), "{name}: {said}");
         assert!(ended.contains(&finished.ended) && said.contains(says), "{name}: {finished:?}");
-        // A moment later nothing of it is left: the kernel ends a namespace behind its first process.
+        // Shortly after, no process of it is left: the kernel ends a namespace with its first process.
         let deadline = Instant::now() + Duration::from_secs(10);
         while abuses_left() > 0 {
             assert!(Instant::now() < deadline, "{name} left a process");
@@ -123,7 +124,7 @@ fn abuses_are_contained() {
     }
     assert!(listener.accept().is_err(), "somebody came through the network");
     assert!(Path::new("/usr/bin").exists());
-    // And the one who runs them goes on.
+    // And the caller keeps working.
     assert_eq!(text(&run(&patient, "print('fine')", "honest", "").stdout), "fine\n");
 }
 

@@ -1,9 +1,9 @@
-//! Programs that try to get out, to spy, or to take the machine with them. Each prints `ESCAPED` where it succeeds, and
-//! `refused` where it was told no.
+//! Programs that try to escape, to spy, or to bring down the machine. Each prints `ESCAPED` on success, and
+//! `refused` if it was blocked.
 
 use anyroll_sandbox::Ended;
 
-/// A program, how it may end, and what it then has written.
+/// A program, its permitted exits, and the output it must have.
 pub struct Abuse {
     pub name: &'static str,
     pub program: &'static str,
@@ -11,7 +11,7 @@ pub struct Abuse {
     pub says: &'static str,
 }
 
-/// Before each program.
+/// Runs before each program.
 pub const PRELUDE: &str = r#"
 import ctypes, errno, os, platform, resource, shutil, signal, socket, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +50,7 @@ macro_rules! abuses {
 }
 
 pub const ABUSES: &[Abuse] = abuses! {
-    // Taking the machine with it.
+    // Bringing down the machine.
     "fork bomb", TIMED_OUT, "", "
 while True:
     try: os.fork()
@@ -254,7 +254,7 @@ for numbers in [(321, 280), (298, 241), (323, 282), (425, 425), (250, 219), (248
 ";
     "the clock", WELL, "refused", "refused(time.clock_settime, time.CLOCK_REALTIME, 0.0)";
 
-    // The one who reads the result.
+    // The reader of the result.
     "the helper's own exit code", BADLY, "", "sys.exit(125)";
     "the helper as a program", BADLY, "", "os.execv('/helper', ['/helper'])";
     "a crash", BADLY, "", "ctypes.string_at(0)";
