@@ -10,9 +10,9 @@
 pub mod checkpoint;
 mod config;
 pub mod disk;
+mod divergence;
 mod error;
 pub mod layout;
-mod learnt;
 mod loss_scale;
 mod memory;
 mod offload;

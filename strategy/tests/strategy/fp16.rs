@@ -109,14 +109,14 @@ fn steps_that_are_all_skipped_are_an_error() {
     for world_size in [1, 2] {
         ranks(world_size, false, |device, group| {
             let mut zero = zero(fp16(ZeroStage::Zero2, 65536.0, 2000), true, device, group);
-            zero.check_learnt().unwrap();
+            zero.check_divergence().unwrap();
             for number in 0..3 {
                 step(&mut zero, number, true);
             }
-            let error = zero.check_learnt().unwrap_err();
+            let error = zero.check_divergence().unwrap_err();
             assert!(matches!(error, Error::AllSkipped { steps: 3 }), "{error}");
             step(&mut zero, 3, false);
-            zero.check_learnt().unwrap();
+            zero.check_divergence().unwrap();
         });
     }
 }
@@ -136,7 +136,7 @@ fn a_step_that_leaves_the_precision_is_an_error() {
                 accumulate(&mut zero, &[sequence(0, 3)], -0.1);
                 let stats = zero.step(learning_rate).unwrap();
                 zero.finish_step(&stats).unwrap();
-                let error = zero.check_learnt().unwrap_err();
+                let error = zero.check_divergence().unwrap_err();
                 assert!(matches!(error, Error::NonFiniteWeights { elements: 1.. }), "{error}");
             });
         }

@@ -12,8 +12,8 @@ impl<M: Model> Zero<M> {
     /// # Errors
     /// [`Error::NonFiniteWeights`] if a trained weight is infinite or NaN in the precision that the model
     /// runs in, and [`Error::AllSkipped`] if there were steps and all were skipped.
-    pub fn check_learnt(&mut self) -> Result<()> {
-        self.needs("check_learnt", &[State::Params, State::Optimizer])?;
+    pub fn check_divergence(&mut self) -> Result<()> {
+        self.needs("check_divergence", &[State::Params, State::Optimizer])?;
         let elements = self.non_finite_weights()?;
         if elements > 0.0 {
             return Err(Error::NonFiniteWeights { elements: elements as u64 });
