@@ -127,7 +127,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
         if manifest.units[index].trainable {
-            zero.set_kept(index, &Tensor::f_from_slice(weights)?)?;
+            zero.set_resident(index, &Tensor::f_from_slice(weights)?)?;
         }
     }
     for (index, moments) in targets.moments.iter().enumerate() {
@@ -218,7 +218,7 @@ impl Targets {
     fn new<M: Model>(zero: &Zero<M>) -> Self {
         let (mut weights, mut moments) = (Vec::new(), Vec::new());
         for index in 0..zero.layouts().count() {
-            let (kept, stepped) = zero.kept_ranges(index);
+            let (kept, stepped) = zero.resident_ranges(index);
             weights.push((kept.clone(), [vec![0.0; kept.len()]]));
             moments
                 .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));

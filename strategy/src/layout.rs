@@ -48,7 +48,7 @@ impl Layout {
     }
 
     /// Returns the part of the weights that `rank` keeps between uses.
-    pub fn kept(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
+    pub fn resident(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
         if stage >= ZeroStage::Zero3 { self.shard(rank) } else { 0..self.len }
     }
 

@@ -9,6 +9,7 @@
 
 pub mod checkpoint;
 mod config;
+mod copy_thread;
 pub mod disk;
 mod divergence;
 mod error;
@@ -18,7 +19,6 @@ mod memory;
 mod offload;
 mod optimizer;
 pub mod plan;
-mod porter;
 mod schedule;
 mod weights;
 mod zero;

@@ -2,7 +2,7 @@
 //!
 //! Each unit's state lies in its own [`Arena`]. To leave the device, its bytes are copied to pinned host
 //! memory after the work that used them last, and the arena's memory is freed; the addresses and all views of
-//! them stay valid. Each direction has a [`Porter`], so that copies overlap with compute and one unit is
+//! them stay valid. Each direction has a [`CopyThread`], so that copies overlap with compute and one unit is
 //! copied while another is updated.
 
 use std::{fmt, mem, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
@@ -12,8 +12,8 @@ use anyroll_models::Model;
 
 use crate::{
     Error, Result, Zero,
-    optimizer::Home,
-    porter::{COPY_TIMEOUT, Order, Porter, Transit, Way, wait_for},
+    copy_thread::{COPY_TIMEOUT, CopyDirection, CopyRequest, CopyThread, PendingCopy, wait_for},
+    optimizer::StateStorage,
 };
 
 /// A state that can leave the device.
@@ -47,12 +47,12 @@ impl<M: Model> Zero<M> {
     /// first offload would wait for it. Gradients are normally neither kept nor pinned.
     pub fn prepare_offload(&mut self, include: &[State]) {
         let device = self.compute.device().clone();
-        let mut orders = Vec::new();
+        let mut requests = Vec::new();
         for &state in include.iter().filter(|&&state| state != State::Gradients) {
-            orders.extend(self.movables(&[state]).into_iter().filter_map(Movable::order_host));
+            requests.extend(self.arenas(&[state]).into_iter().filter_map(OffloadArena::request_pinned));
         }
         let pin = move || {
-            for (len_bytes, to) in orders {
+            for (len_bytes, to) in requests {
                 if to.send(PinnedBuffer::new(&device, len_bytes)).is_err() {
                     return; // the receiver is gone
                 }
@@ -70,22 +70,22 @@ impl<M: Model> Zero<M> {
     pub fn offload_states(&mut self, include: &[State]) -> Result<usize> {
         self.start_offload(include)?;
         let mut freed_bytes = 0;
-        for movable in self.movables(include) {
-            freed_bytes += movable.finish_leaving()?;
+        for arena in self.arenas(include) {
+            freed_bytes += arena.finish_offload()?;
         }
-        self.transfers.leaving.synchronize()?; // returns the errors of copies
+        self.transfers.offload_thread.synchronize()?; // returns the errors of copies
         Ok(freed_bytes)
     }
 
     /// Starts [`Self::offload_states`] and returns at once. Call it right after a step, so that each unit
     /// leaves as soon as its update is done. From here on the states count as offloaded.
     pub fn start_offload(&mut self, include: &[State]) -> Result<()> {
-        let (out, compute) = (self.transfers.leaving.clone(), self.compute.clone());
+        let (thread, compute) = (self.transfers.offload_thread.clone(), self.compute.clone());
         for &state in include {
             self.settle_uses(state)?;
             let keep = state != State::Gradients || self.has_accumulated();
-            for movable in self.movables(&[state]) {
-                movable.start_leaving(keep, &out, &compute)?;
+            for arena in self.arenas(&[state]) {
+                arena.start_offload(keep, &thread, &compute)?;
             }
         }
         Ok(())
@@ -97,9 +97,9 @@ impl<M: Model> Zero<M> {
     /// The device's.
     pub fn give_back_left(&mut self) -> Result<usize> {
         let mut freed_bytes = 0;
-        for movable in self.movables(&STATES) {
-            if movable.has_left()? {
-                freed_bytes += movable.give_back()?;
+        for arena in self.arenas(&STATES) {
+            if arena.is_offload_done()? {
+                freed_bytes += arena.give_back()?;
             }
         }
         Ok(freed_bytes)
@@ -113,18 +113,18 @@ impl<M: Model> Zero<M> {
     pub fn make_room(&mut self, bytes: usize) -> Result<()> {
         self.give_back_left()?;
         let device = self.compute.device().clone();
-        for movable in self.movables(&STATES).into_iter().filter(|it| it.is_leaving()) {
+        for arena in self.arenas(&STATES).into_iter().filter(|it| it.is_offloading()) {
             if device.memory_info()?.free_bytes >= bytes {
                 break;
             }
-            movable.finish_leaving()?;
+            arena.finish_offload()?;
         }
         Ok(())
     }
 
     /// Returns the device memory of states that are still leaving, in bytes.
     pub fn leaving_bytes(&mut self) -> usize {
-        let leaving = self.movables(&STATES).into_iter().filter(|it| it.is_leaving());
+        let leaving = self.arenas(&STATES).into_iter().filter(|it| it.is_offloading());
         leaving.map(|it| it.arena.len_bytes()).sum()
     }
 
@@ -133,8 +133,8 @@ impl<M: Model> Zero<M> {
     /// # Errors
     /// The device's, such as too little free memory.
     pub fn load_states(&mut self, include: &[State]) -> Result<()> {
-        let back = self.transfers.arriving.clone();
-        self.movables(include).into_iter().try_for_each(|movable| movable.start_arriving(&back))
+        let thread = self.transfers.load_thread.clone();
+        self.arenas(include).into_iter().try_for_each(|arena| arena.start_load(&thread))
     }
 
     /// Returns once everything that [`Self::load_states`] loads is on the device. Only measurements need this
@@ -143,17 +143,17 @@ impl<M: Model> Zero<M> {
     /// # Errors
     /// The device's.
     pub fn finish_loading(&mut self) -> Result<()> {
-        self.movables(&STATES).into_iter().try_for_each(Movable::finish_copy)?;
-        Ok(self.transfers.arriving.synchronize()?)
+        self.arenas(&STATES).into_iter().try_for_each(OffloadArena::finish_copy)?;
+        Ok(self.transfers.load_thread.synchronize()?)
     }
 
     /// Returns how long compute waited for states being loaded, in the last step that used them. Waits for
     /// that step.
     pub fn load_wait(&mut self) -> Result<Duration> {
         let mut total = Duration::ZERO;
-        for movable in self.movables(&STATES) {
-            if let Some((before, after)) = movable.stood_still.take() {
-                wait_for(&after, movable.whole.home().device())?;
+        for arena in self.arenas(&STATES) {
+            if let Some((before, after)) = arena.wait_events.take() {
+                wait_for(&after, arena.whole.home().device())?;
                 total += before.elapsed(&after)?;
             }
         }
@@ -163,7 +163,7 @@ impl<M: Model> Zero<M> {
     /// Returns an error for the call `op`, which needs `states`, if one of them is offloaded.
     pub(crate) fn needs(&mut self, op: &'static str, states: &[State]) -> Result<()> {
         for &state in states {
-            if self.movables(&[state]).iter().any(|movable| movable.is_away()) {
+            if self.arenas(&[state]).iter().any(|arena| arena.is_offloaded()) {
                 return Err(Error::Offloaded { op, state });
             }
         }
@@ -181,124 +181,124 @@ impl<M: Model> Zero<M> {
     }
 
     /// Returns the memory of `include`, in the order of [`STATES`].
-    fn movables(&mut self, include: &[State]) -> Vec<&mut Movable> {
+    fn arenas(&mut self, include: &[State]) -> Vec<&mut OffloadArena> {
         let (mut optimizer, mut gradients, mut params) = (Vec::new(), Vec::new(), Vec::new());
         for state in self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten()) {
-            if let Home::Device(memory) = &mut state.home {
+            if let StateStorage::Device(memory) = &mut state.storage {
                 optimizer.push(memory);
             }
             gradients.push(&mut state.gradient_memory);
         }
-        params.extend(self.units.iter_mut().filter_map(|unit| unit.home.movable()));
+        params.extend(self.units.iter_mut().filter_map(|unit| unit.storage.arena()));
         let all = STATES.into_iter().zip([optimizer, gradients, params]);
-        all.filter(|(state, _)| include.contains(state)).flat_map(|(_, movables)| movables).collect()
+        all.filter(|(state, _)| include.contains(state)).flat_map(|(_, arenas)| arenas).collect()
     }
 }
 
-/// Streams and threads for copies between host and device. Compute waits for the streams; the porters copy
-/// states.
+/// Streams and threads for copies between host and device. Compute waits for the streams; the copy threads
+/// copy states.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    pub(crate) out: Stream,
-    pub(crate) back: Stream,
-    leaving: Arc<Porter>,
-    arriving: Arc<Porter>,
+    pub(crate) to_host: Stream,
+    pub(crate) to_device: Stream,
+    offload_thread: Arc<CopyThread>,
+    load_thread: Arc<CopyThread>,
 }
 
 impl Transfers {
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
         Ok(Self {
-            out: Stream::new(device)?,
-            back: Stream::new(device)?,
-            leaving: Arc::new(Porter::new(device, "states leaving")?),
-            arriving: Arc::new(Porter::new(device, "states arriving")?),
+            to_host: Stream::new(device)?,
+            to_device: Stream::new(device)?,
+            offload_thread: Arc::new(CopyThread::new(device, "states leaving")?),
+            load_thread: Arc::new(CopyThread::new(device, "states arriving")?),
         })
     }
 }
 
 /// Device memory of one unit's state, which can be offloaded.
 #[derive(Debug)]
-pub(crate) struct Movable {
+pub(crate) struct OffloadArena {
     arena: Arena,
     whole: Buffer,
-    host: Host,
+    host: HostMemory,
     /// True if `host` equals the device's copy: nothing was written since the last copy. Frozen states are
     /// copied once.
     is_on_host: bool,
-    place: Place,
+    residency: Residency,
     /// The compute that used it last, if known.
     last_use: Option<Event>,
     /// Events on compute before and after its last wait for this memory.
-    stood_still: Option<(Event, Event)>,
+    wait_events: Option<(Event, Event)>,
 }
 
 /// Pinned memory for an offloaded state. It is kept once allocated, since pinning takes longer than copying.
 #[derive(Debug)]
-enum Host {
-    Nowhere,
+enum HostMemory {
+    Unallocated,
     /// Requested from the thread that pins it.
-    Ordered(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
-    There(PinnedBuffer),
-    /// Lent to a porter, which returns it.
+    Requested(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
+    Ready(PinnedBuffer),
+    /// Lent to a copy thread, which returns it.
     Lent,
 }
 
-impl Host {
-    /// Lends the memory to a porter. Allocates it if it was not requested before.
+impl HostMemory {
+    /// Lends the memory to a copy thread. Allocates it if it was not requested before.
     fn lend(&mut self, device: &Arc<dyn Device>, len_bytes: usize) -> Result<PinnedBuffer> {
-        let ordered = match mem::replace(self, Self::Lent) {
-            Self::There(memory) => return Ok(memory),
-            Self::Ordered(memory) => memory.recv_timeout(COPY_TIMEOUT).ok(),
-            Self::Nowhere => None,
+        let requested = match mem::replace(self, Self::Lent) {
+            Self::Ready(memory) => return Ok(memory),
+            Self::Requested(memory) => memory.recv_timeout(COPY_TIMEOUT).ok(),
+            Self::Unallocated => None,
             Self::Lent => unreachable!("one copy runs at a time"),
         };
-        Ok(ordered.unwrap_or_else(|| PinnedBuffer::new(device, len_bytes))?)
+        Ok(requested.unwrap_or_else(|| PinnedBuffer::new(device, len_bytes))?)
     }
 }
 
 /// Bytes of pinned memory to allocate, and the channel to send it to.
-type Wanted = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
+type PinRequest = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
 
 #[derive(Debug)]
-enum Place {
-    Here,
-    /// Leaving until the copy is done, if a copy still uses the memory.
-    Leaving {
-        copy: Option<Copy>,
+enum Residency {
+    OnDevice,
+    /// Offloading until the copy is done, if a copy still uses the memory.
+    Offloading {
+        copy: Option<CopyState>,
         is_kept: bool,
     },
     /// On the host if `is_kept`; otherwise its values are gone.
-    Away {
+    Offloaded {
         is_kept: bool,
     },
-    /// Arriving until the copy is done.
-    Arriving(Copy),
+    /// Loading until the copy is done.
+    Loading(CopyState),
 }
 
-impl Place {
-    fn copy(&mut self) -> Option<&mut Copy> {
+impl Residency {
+    fn copy(&mut self) -> Option<&mut CopyState> {
         match self {
-            Self::Leaving { copy, .. } => copy.as_mut(),
-            Self::Arriving(copy) => Some(copy),
-            Self::Here | Self::Away { .. } => None,
+            Self::Offloading { copy, .. } => copy.as_mut(),
+            Self::Loading(copy) => Some(copy),
+            Self::OnDevice | Self::Offloaded { .. } => None,
         }
     }
 }
 
 #[derive(Debug)]
-enum Copy {
-    Ordered(Transit),
+enum CopyState {
+    Requested(PendingCopy),
     /// All of it is on a stream; the event marks its end.
-    Given(Event),
+    Queued(Event),
 }
 
-impl Movable {
+impl OffloadArena {
     /// Allocates zeroed memory for work on `compute`.
     pub(crate) fn zeros(name: String, compute: &Stream, len_bytes: usize) -> Result<Self> {
         let arena = Arena::new(name, compute, len_bytes)?;
         let whole = arena.buffer(0..len_bytes, DType::U8);
-        let (host, place) = (Host::Nowhere, Place::Here);
-        Ok(Self { arena, whole, host, is_on_host: false, place, last_use: None, stood_still: None })
+        let (host, residency) = (HostMemory::Unallocated, Residency::OnDevice);
+        Ok(Self { arena, whole, host, is_on_host: false, residency, last_use: None, wait_events: None })
     }
 
     /// Returns elements `range` of `dtype`, counted from the start.
@@ -315,14 +315,14 @@ impl Movable {
 
     /// Makes it ready for reads by `compute`. The caller has checked that it is not offloaded.
     pub(crate) fn ready_to_read(&mut self, compute: &Stream) -> Result<()> {
-        assert!(!self.is_away(), "public calls check that the states they need are loaded");
-        if let Place::Arriving(_) = self.place {
+        assert!(!self.is_offloaded(), "public calls check that the states they need are loaded");
+        if let Residency::Loading(_) = self.residency {
             let before = compute.record_timed()?;
             if let Some(copied) = self.copied()? {
                 compute.wait(&copied)?;
             }
-            self.stood_still = Some((before, compute.record_timed()?));
-            self.place = Place::Here;
+            self.wait_events = Some((before, compute.record_timed()?));
+            self.residency = Residency::OnDevice;
         }
         self.last_use = None;
         Ok(())
@@ -335,65 +335,67 @@ impl Movable {
     }
 
     /// Returns a request for pinned memory, unless it has some or has requested it.
-    fn order_host(&mut self) -> Option<Wanted> {
-        let Host::Nowhere = self.host else { return None };
+    fn request_pinned(&mut self) -> Option<PinRequest> {
+        let HostMemory::Unallocated = self.host else { return None };
         let (to, memory) = mpsc::channel();
-        self.host = Host::Ordered(memory);
+        self.host = HostMemory::Requested(memory);
         Some((self.arena.len_bytes(), to))
     }
 
-    fn is_away(&self) -> bool {
-        self.is_leaving() || matches!(self.place, Place::Away { .. })
+    fn is_offloaded(&self) -> bool {
+        self.is_offloading() || matches!(self.residency, Residency::Offloaded { .. })
     }
 
-    fn is_leaving(&self) -> bool {
-        matches!(self.place, Place::Leaving { .. })
+    fn is_offloading(&self) -> bool {
+        matches!(self.residency, Residency::Offloading { .. })
     }
 
-    fn start_leaving(&mut self, keep: bool, out: &Porter, compute: &Stream) -> Result<()> {
-        if self.is_away() {
+    fn start_offload(&mut self, keep: bool, thread: &CopyThread, compute: &Stream) -> Result<()> {
+        if self.is_offloaded() {
             return Ok(());
         }
         let arrived = self.copied()?;
         if !keep {
             self.is_on_host = false;
-            self.place = Place::Leaving { copy: arrived.map(Copy::Given), is_kept: false };
+            self.residency = Residency::Offloading { copy: arrived.map(CopyState::Queued), is_kept: false };
             return Ok(());
         }
         let last_use = self.last_use.take().map_or_else(|| compute.record(), Ok)?;
         if mem::replace(&mut self.is_on_host, true) {
-            let copy = Some(Copy::Given(arrived.unwrap_or(last_use)));
-            self.place = Place::Leaving { copy, is_kept: true };
+            let copy = Some(CopyState::Queued(arrived.unwrap_or(last_use)));
+            self.residency = Residency::Offloading { copy, is_kept: true };
             return Ok(());
         }
         let after = arrived.into_iter().chain([last_use]).collect();
-        let transit = out.carry(self.order(Way::ToHost, after)?);
-        self.place = Place::Leaving { copy: Some(Copy::Ordered(transit)), is_kept: true };
+        let copy = thread.submit(self.copy_request(CopyDirection::ToHost, after)?);
+        self.residency = Residency::Offloading { copy: Some(CopyState::Requested(copy)), is_kept: true };
         Ok(())
     }
 
-    fn start_arriving(&mut self, back: &Porter) -> Result<()> {
-        match &mut self.place {
-            Place::Here | Place::Arriving(_) => {}
+    fn start_load(&mut self, thread: &CopyThread) -> Result<()> {
+        match &mut self.residency {
+            Residency::OnDevice | Residency::Loading(_) => {}
             // The memory is still there; the next writer waits for the copy that reads it.
-            Place::Leaving { copy, .. } => self.place = copy.take().map_or(Place::Here, Place::Arriving),
-            Place::Away { is_kept: false } => {
-                self.arena.map()?;
-                self.place = Place::Here;
+            Residency::Offloading { copy, .. } => {
+                self.residency = copy.take().map_or(Residency::OnDevice, Residency::Loading)
             }
-            Place::Away { is_kept: true } => {
+            Residency::Offloaded { is_kept: false } => {
                 self.arena.map()?;
-                let transit = back.carry(self.order(Way::ToDevice, Vec::new())?);
-                self.place = Place::Arriving(Copy::Ordered(transit));
+                self.residency = Residency::OnDevice;
+            }
+            Residency::Offloaded { is_kept: true } => {
+                self.arena.map()?;
+                let copy = thread.submit(self.copy_request(CopyDirection::ToDevice, Vec::new())?);
+                self.residency = Residency::Loading(CopyState::Requested(copy));
             }
         }
         Ok(())
     }
 
-    fn order(&mut self, way: Way, after: Vec<Event>) -> Result<Order> {
+    fn copy_request(&mut self, direction: CopyDirection, after: Vec<Event>) -> Result<CopyRequest> {
         let device = self.whole.clone();
         let host = self.host.lend(device.home().device(), self.arena.len_bytes())?;
-        Ok(Order { way, host, device, after })
+        Ok(CopyRequest { direction, host, device, after })
     }
 
     /// Returns once its copy is done, if there is one.
@@ -405,13 +407,13 @@ impl Movable {
     }
 
     /// Returns true if it is leaving and its copy is done.
-    fn has_left(&mut self) -> Result<bool> {
-        let Place::Leaving { copy, .. } = &self.place else { return Ok(false) };
+    fn is_offload_done(&mut self) -> Result<bool> {
+        let Residency::Offloading { copy, .. } = &self.residency else { return Ok(false) };
         let end = match copy {
             None => return Ok(true),
-            Some(Copy::Given(end)) => end.clone(),
-            Some(Copy::Ordered(transit)) => match transit.outcome_now() {
-                Some(outcome) => self.given(outcome?),
+            Some(CopyState::Queued(end)) => end.clone(),
+            Some(CopyState::Requested(copy)) => match copy.try_result() {
+                Some(result) => self.store_result(result?),
                 None => return Ok(false),
             },
         };
@@ -419,35 +421,35 @@ impl Movable {
     }
 
     /// If it is leaving, waits for its copy and frees its memory. Returns the bytes freed.
-    fn finish_leaving(&mut self) -> Result<usize> {
+    fn finish_offload(&mut self) -> Result<usize> {
         self.finish_copy()?;
         self.give_back()
     }
 
     /// Frees its memory if it has left. Returns the bytes freed.
     fn give_back(&mut self) -> Result<usize> {
-        let Place::Leaving { is_kept, .. } = self.place else { return Ok(0) };
+        let Residency::Offloading { is_kept, .. } = self.residency else { return Ok(0) };
         self.arena.unmap()?;
-        self.place = Place::Away { is_kept };
+        self.residency = Residency::Offloaded { is_kept };
         Ok(self.arena.len_bytes())
     }
 
     /// Returns the end of its copy, if there is one, once all of the copy is on a stream.
     fn copied(&mut self) -> Result<Option<Event>> {
-        match self.place.copy() {
+        match self.residency.copy() {
             None => Ok(None),
-            Some(Copy::Given(end)) => Ok(Some(end.clone())),
-            Some(Copy::Ordered(transit)) => {
-                let outcome = transit.outcome()?;
-                Ok(Some(self.given(outcome)))
+            Some(CopyState::Queued(end)) => Ok(Some(end.clone())),
+            Some(CopyState::Requested(copy)) => {
+                let result = copy.result()?;
+                Ok(Some(self.store_result(result)))
             }
         }
     }
 
-    /// Stores the result of a porter's copy.
-    fn given(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
-        self.host = Host::There(memory);
-        *self.place.copy().expect("a copy was requested") = Copy::Given(end.clone());
+    /// Stores the result of a copy thread's copy.
+    fn store_result(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
+        self.host = HostMemory::Ready(memory);
+        *self.residency.copy().expect("a copy was requested") = CopyState::Queued(end.clone());
         end
     }
 }

@@ -6,7 +6,8 @@ use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable, weights::Part,
+    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::OffloadArena,
+    weights::Part,
 };
 
 /// Statistics of a step, on the device. [`crate::Zero::finish_step`] waits for the step and reads them.
@@ -35,13 +36,13 @@ pub struct Stepped {
 pub(crate) struct OptimizerState {
     /// Range of the unit that this rank steps.
     pub(crate) range: Range<usize>,
-    pub(crate) home: Home,
+    pub(crate) storage: StateStorage,
     pub(crate) exp_avg: Tensor,
     pub(crate) exp_avg_sq: Tensor,
     /// Master weights, if the model runs with another copy.
     pub(crate) master: Option<Tensor>,
     /// Memory of the gradient.
-    pub(crate) gradient_memory: Movable,
+    pub(crate) gradient_memory: OffloadArena,
     pub(crate) gradient: Tensor,
     runs: Vec<(Range<usize>, bool)>,
 }
@@ -55,14 +56,14 @@ pub(crate) const MASTER: usize = 2;
 
 /// Placement of the moments and the master weights.
 #[derive(Debug)]
-pub(crate) enum Home {
+pub(crate) enum StateStorage {
     /// On the device, in this memory.
-    Device(Movable),
+    Device(OffloadArena),
     /// On the host, with a staging buffer for the gradient and then for the new weights.
     Host(PinnedBuffer),
 }
 
-impl Home {
+impl StateStorage {
     /// Makes moments and master weights ready for `compute`.
     pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
         match self {
@@ -84,26 +85,26 @@ impl OptimizerState {
         let (len, runs) = (range.len(), layout.decay_runs(&range));
         let zeros = |what: &str, count: usize| {
             let len_bytes = count * len * DType::F32.size_bytes();
-            Movable::zeros(format!("{what} of {name}"), compute, len_bytes)
+            OffloadArena::zeros(format!("{what} of {name}"), compute, len_bytes)
         };
         let gradient_memory = zeros("gradients", 1)?;
         let gradient = flat(&gradient_memory.buffer(0..len, DType::F32))?;
-        let (home, [exp_avg, exp_avg_sq], master) = match config.steps_on {
+        let (storage, [exp_avg, exp_avg_sq], master) = match config.steps_on {
             StepsOn::Device => {
                 let values = config.optimizer_values();
                 let memory = zeros("optimizer states", values)?;
                 let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
                 let moments = [part(EXP_AVG)?, part(EXP_AVG_SQ)?];
                 let master = (values > MASTER).then(|| part(MASTER)).transpose()?;
-                (Home::Device(memory), moments, master)
+                (StateStorage::Device(memory), moments, master)
             }
             StepsOn::Host => {
                 let zeros = || Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu));
                 let staging = PinnedBuffer::new(compute.device(), len * DType::F32.size_bytes())?;
-                (Home::Host(staging), [zeros()?, zeros()?], Some(zeros()?))
+                (StateStorage::Host(staging), [zeros()?, zeros()?], Some(zeros()?))
             }
         };
-        Ok(Self { range, home, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
+        Ok(Self { range, storage, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
     }
 
     /// Returns the part of the accumulated gradient at `shard` in the unit.
@@ -115,7 +116,7 @@ impl OptimizerState {
     /// Returns the part of the state with index `which` at `shard` in the unit. The caller has made it ready.
     pub(crate) fn part(&self, which: usize, shard: &Range<usize>) -> Result<Part> {
         let start = shard.start - self.range.start;
-        if let Home::Device(memory) = &self.home {
+        if let StateStorage::Device(memory) = &self.storage {
             let start = which * self.range.len() + start;
             return Ok(Part::Device(memory.buffer(start..start + shard.len(), DType::F32)));
         }
@@ -126,33 +127,33 @@ impl OptimizerState {
 
     /// Sets the moments to zero.
     pub(crate) fn reset(&mut self, compute: &Stream) -> Result<()> {
-        self.home.ready(compute)?;
+        self.storage.ready(compute)?;
         drop(self.exp_avg.f_zero_()?);
         drop(self.exp_avg_sq.f_zero_()?);
         Ok(())
     }
 
     /// If steps run on the host, starts the copy of the gradient to it.
-    pub(crate) fn send_gradient(&mut self, out: &Stream) -> Result<()> {
-        if let Home::Host(staging) = &mut self.home {
-            staging.copy_from(0, &self.gradient_memory.buffer(0..self.range.len(), DType::F32), out)?;
+    pub(crate) fn send_gradient(&mut self, to_host: &Stream) -> Result<()> {
+        if let StateStorage::Host(staging) = &mut self.storage {
+            staging.copy_from(0, &self.gradient_memory.buffer(0..self.range.len(), DType::F32), to_host)?;
         }
         Ok(())
     }
 
     /// Runs one AdamW step on `weights`, which cover this range, or on the master weights that are then
     /// rounded to them. `factors` are those of [`ops::AdamW::factors`], on the device or host that steps.
-    /// Weights stepped on the host are copied on `back`.
+    /// Weights stepped on the host are copied on `to_device`.
     pub(crate) fn step(
         &mut self,
         weights: &Buffer,
         factors: &Tensor,
         hyper: &StepHyper,
-        (compute, back): (&Stream, &Stream),
+        (compute, to_device): (&Stream, &Stream),
     ) -> Result<()> {
         let moments = [&self.exp_avg, &self.exp_avg_sq];
-        match &mut self.home {
-            Home::Device(memory) => {
+        match &mut self.storage {
+            StateStorage::Device(memory) => {
                 memory.ready_to_write(compute)?;
                 let weights = flat(weights)?;
                 let stepped = self.master.as_ref().unwrap_or(&weights);
@@ -162,15 +163,15 @@ impl OptimizerState {
                 }
                 memory.used(compute)
             }
-            Home::Host(staging) => {
+            StateStorage::Host(staging) => {
                 let len = self.range.len();
                 let gradient = Tensor::f_from_data_size(staging.bytes()?, &[len as i64], Kind::Float)?;
                 let master = self.master.as_ref().expect("the host has master weights");
                 step_runs(&self.runs, master, moments, &gradient, factors, hyper)?;
                 let rounded = master.f_to_kind(flat(weights)?.kind())?;
                 rounded.f_copy_data_u8(staging.bytes_mut()?, len)?;
-                staging.copy_to(0, weights, back)?;
-                Ok(compute.wait_stream(back)?)
+                staging.copy_to(0, weights, to_device)?;
+                Ok(compute.wait_stream(to_device)?)
             }
         }
     }

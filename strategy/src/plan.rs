@@ -58,7 +58,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
     let mut held = Held::default();
     for (unit, layout) in model.units().iter().zip(&layouts) {
-        let kept = layout.kept(config.stage, 0).len() * weight;
+        let kept = layout.resident(config.stage, 0).len() * weight;
         match config.params_on {
             ParamsOn::Device => held.weights += arena(kept),
             ParamsOn::Host => held.host += kept,

@@ -11,7 +11,7 @@ use crate::{
     config::ZeroConfig,
     layout::{Layout, aligned},
     memory::{flat, param_views},
-    offload::Movable,
+    offload::OffloadArena,
     optimizer::MASTER,
 };
 
@@ -38,24 +38,24 @@ pub(crate) fn whole_len(layout: &Layout, gathers: bool, is_own: impl Fn(usize) -
 pub(crate) struct UnitState {
     pub(crate) layout: Layout,
     pub(crate) dtype: DType,
-    pub(crate) home: WeightsHome,
+    pub(crate) storage: WeightsStorage,
     /// The whole unit, while it is on the device.
     pub(crate) whole: Option<Whole>,
 }
 
 /// Placement of the part of a unit that this rank keeps: all of it below stage 3, its shard at stage 3.
 #[derive(Debug)]
-pub(crate) enum WeightsHome {
+pub(crate) enum WeightsStorage {
     Device {
         /// Memory of `resident`.
-        memory: Movable,
+        memory: OffloadArena,
         resident: Buffer,
     },
     Host(PinnedBuffer),
 }
 
-impl WeightsHome {
-    pub(crate) fn movable(&mut self) -> Option<&mut Movable> {
+impl WeightsStorage {
+    pub(crate) fn arena(&mut self) -> Option<&mut OffloadArena> {
         match self {
             Self::Device { memory, .. } => Some(memory),
             Self::Host(_) => None,
@@ -93,14 +93,14 @@ impl UnitState {
     /// Creates weights that are all zero.
     pub(crate) fn new(unit: &Unit, world_size: usize, config: ZeroConfig, compute: &Stream) -> Result<Self> {
         let layout = Layout::new(unit, world_size);
-        let (len, dtype) = (layout.kept(config.stage, 0).len(), config.precision.dtype());
+        let (len, dtype) = (layout.resident(config.stage, 0).len(), config.precision.dtype());
         let len_bytes = len * dtype.size_bytes();
         if config.params_on == ParamsOn::Host {
             // A unit without parameters has no bytes, but pinned memory cannot be empty.
-            let home = WeightsHome::Host(PinnedBuffer::new(compute.device(), len_bytes.max(1))?);
-            return Ok(Self { layout, dtype, home, whole: None });
+            let storage = WeightsStorage::Host(PinnedBuffer::new(compute.device(), len_bytes.max(1))?);
+            return Ok(Self { layout, dtype, storage, whole: None });
         }
-        let memory = Movable::zeros(format!("weights of {}", unit.name), compute, len_bytes)?;
+        let memory = OffloadArena::zeros(format!("weights of {}", unit.name), compute, len_bytes)?;
         let resident = memory.buffer(0..len, dtype);
         let whole = if config.gathers() {
             None
@@ -108,7 +108,7 @@ impl UnitState {
             let views = param_views(unit, &layout, &resident)?;
             Some(Whole { buffer: resident.clone(), views, arriving: None })
         };
-        Ok(Self { layout, dtype, home: WeightsHome::Device { memory, resident }, whole })
+        Ok(Self { layout, dtype, storage: WeightsStorage::Device { memory, resident }, whole })
     }
 }
 
@@ -252,7 +252,7 @@ impl<M: Model> Zero<M> {
     pub(crate) fn init_weights(&mut self, source: &dyn WeightSource) -> Result<()> {
         let model = self.model.clone();
         for (index, unit) in model.units().iter().enumerate() {
-            let (kept, _) = self.kept_ranges(index);
+            let (kept, _) = self.resident_ranges(index);
             let mut values = vec![0.0; kept.len()];
             for (spec, param) in unit.params.iter().zip(&self.units[index].layout.params) {
                 let (start, end) = (param.start.max(kept.start), param.end.min(kept.end));
@@ -261,7 +261,7 @@ impl<M: Model> Zero<M> {
                     source.read(spec, start - param.start..end - param.start, values)?;
                 }
             }
-            self.set_kept(index, &Tensor::f_from_slice(&values)?)?;
+            self.set_resident(index, &Tensor::f_from_slice(&values)?)?;
         }
         Ok(())
     }
@@ -294,11 +294,11 @@ impl<M: Model> Zero<M> {
         if let Some(state) = self.state_mut(index)
             && state.master.is_some()
         {
-            state.home.ready(&compute)?;
+            state.storage.ready(&compute)?;
             return state.part(MASTER, &shard);
         }
         let weights = self.own_weights(index)?;
-        if let UnitState { dtype: DType::F32, home: WeightsHome::Device { resident, .. }, .. } =
+        if let UnitState { dtype: DType::F32, storage: WeightsStorage::Device { resident, .. }, .. } =
             &self.units[index]
         {
             let is_shard = resident.len() == shard.len();
@@ -316,22 +316,22 @@ impl<M: Model> Zero<M> {
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &state.master
         {
-            state.home.ready(&compute)?;
+            state.storage.ready(&compute)?;
             let start = shard.start - state.range.start;
             return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
         }
-        let kept = self.kept_ranges(index).0;
+        let kept = self.resident_ranges(index).0;
         let own = shard.start - kept.start..shard.end - kept.start;
         if !self.config.gathers() {
             self.fetch(index)?; // a gather may still fill it
         }
         let unit = &mut self.units[index];
-        match &mut unit.home {
-            WeightsHome::Device { memory, resident } => {
+        match &mut unit.storage {
+            WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_read(&self.compute)?;
                 flat(&resident.slice(own))
             }
-            WeightsHome::Host(memory) => {
+            WeightsStorage::Host(memory) => {
                 let size = unit.dtype.size_bytes();
                 let bytes = &memory.bytes()?[own.start * size..own.end * size];
                 let host = Tensor::f_from_data_size(bytes, &[own.len() as i64], unit.dtype.kind())?;
@@ -347,23 +347,23 @@ impl<M: Model> Zero<M> {
     }
 
     /// Returns the part of a unit that this rank keeps: of its weights and of its moments.
-    pub(crate) fn kept_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
+    pub(crate) fn resident_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
         let layout = &self.units[index].layout;
-        let weights = layout.kept(self.config.stage, self.group.rank());
+        let weights = layout.resident(self.config.stage, self.group.rank());
         let state = self.training.as_ref().and_then(|training| training.states[index].as_ref());
         (weights, state.map(|state| state.range.clone()))
     }
 
     /// Sets the part of a unit that this rank keeps, and the master weights, which lie within it.
-    pub(crate) fn set_kept(&mut self, index: usize, kept: &Tensor) -> Result<()> {
-        let (kept_range, _) = self.kept_ranges(index);
+    pub(crate) fn set_resident(&mut self, index: usize, kept: &Tensor) -> Result<()> {
+        let (kept_range, _) = self.resident_ranges(index);
         let unit = &mut self.units[index];
-        match &mut unit.home {
-            WeightsHome::Device { memory, resident } => {
+        match &mut unit.storage {
+            WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_write(&self.compute)?;
                 flat(resident)?.f_copy_(kept)?;
             }
-            WeightsHome::Host(memory) => {
+            WeightsStorage::Host(memory) => {
                 let host = kept.f_to_kind(unit.dtype.kind())?.f_to_device(tch::Device::Cpu)?;
                 host.f_copy_data_u8(memory.bytes_mut()?, kept_range.len())?;
             }
@@ -372,7 +372,7 @@ impl<M: Model> Zero<M> {
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &mut state.master
         {
-            state.home.ready(&compute)?;
+            state.storage.ready(&compute)?;
             let start = state.range.start - kept_range.start;
             master.f_copy_(&kept.f_narrow(0, start as i64, state.range.len() as i64)?)?;
         }
@@ -381,8 +381,8 @@ impl<M: Model> Zero<M> {
 
     /// Sets a unit's weights from its whole flat buffer.
     fn set_unit(&mut self, index: usize, whole: &Tensor) -> Result<()> {
-        let (kept, _) = self.kept_ranges(index);
-        self.set_kept(index, &whole.f_narrow(0, kept.start as i64, kept.len() as i64)?)
+        let (kept, _) = self.resident_ranges(index);
+        self.set_resident(index, &whole.f_narrow(0, kept.start as i64, kept.len() as i64)?)
     }
 }
 
@@ -441,7 +441,7 @@ impl<M: Model> Zero<M> {
     /// Starts to gather a unit that is not whole on this rank.
     fn start_gather(&mut self, index: usize) -> Result<()> {
         let unit = &mut self.units[index];
-        if let Some(memory) = unit.home.movable() {
+        if let Some(memory) = unit.storage.arena() {
             memory.ready_to_read(&self.compute)?;
         }
         if unit.whole.is_none() {
@@ -455,34 +455,36 @@ impl<M: Model> Zero<M> {
 
     /// Starts to fill `whole` with a unit's weights, from the host and from the other ranks.
     fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
-        let kept = self.kept_ranges(index).0;
-        match &mut self.units[index].home {
-            WeightsHome::Device { memory, resident } => {
+        let kept = self.resident_ranges(index).0;
+        match &mut self.units[index].storage {
+            WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_read(&self.compute)?;
                 Ok(Arriving::Gather(self.group.all_gather(whole, resident, &self.compute)?))
             }
-            WeightsHome::Host(memory) => {
-                let back = &self.transfers.back;
-                back.wait_stream(&self.compute)?; // earlier users of this memory
+            WeightsStorage::Host(memory) => {
+                let to_device = &self.transfers.to_device;
+                to_device.wait_stream(&self.compute)?; // earlier users of this memory
                 let mine = whole.slice(kept);
-                memory.copy_to(0, &mine, back)?;
+                memory.copy_to(0, &mine, to_device)?;
                 if mine.len() == whole.len() {
-                    return Ok(Arriving::Copy(back.record()?));
+                    return Ok(Arriving::Copy(to_device.record()?));
                 }
-                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, back)?))
+                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, to_device)?))
             }
         }
     }
 
     /// Copies a unit's new weights to the host, and frees their device memory.
     pub(crate) fn send_weights(&mut self, index: usize, whole: Buffer) -> Result<()> {
-        let kept = self.kept_ranges(index).0;
+        let kept = self.resident_ranges(index).0;
         let unit = &mut self.units[index];
-        let WeightsHome::Host(memory) = &mut unit.home else { unreachable!("the weights are on the host") };
-        let out = &self.transfers.out;
-        out.wait_stream(&self.compute)?;
-        memory.copy_from(0, &whole.slice(kept), out)?;
-        self.compute.wait_stream(out)?; // before the next user writes this memory
+        let WeightsStorage::Host(memory) = &mut unit.storage else {
+            unreachable!("the weights are on the host")
+        };
+        let to_host = &self.transfers.to_host;
+        to_host.wait_stream(&self.compute)?;
+        memory.copy_from(0, &whole.slice(kept), to_host)?;
+        self.compute.wait_stream(to_host)?; // before the next user writes this memory
         self.gathered.put(&unit.layout, whole);
         Ok(())
     }

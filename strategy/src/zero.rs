@@ -36,7 +36,7 @@ use crate::{
     offload::Transfers,
     optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, StepHyper},
     plan::first_trained_block,
-    weights::{Arriving, Part, UnitState, WeightsHome},
+    weights::{Arriving, Part, UnitState, WeightsStorage},
 };
 
 /// A model's weights on this rank, and the states that training adds.
@@ -259,7 +259,7 @@ impl<M: Model> Zero<M> {
         let compute = self.compute.clone();
         let shard = self.units[index].layout.shard(self.group.rank());
         let Some(state) = self.state_mut(index) else { return Ok(None) };
-        state.home.ready(&compute)?;
+        state.storage.ready(&compute)?;
         Ok(Some([state.part(EXP_AVG, &shard)?, state.part(EXP_AVG_SQ, &shard)?]))
     }
 
@@ -271,7 +271,7 @@ impl<M: Model> Zero<M> {
     ) -> Result<()> {
         let compute = self.compute.clone();
         let state = self.state_mut(index).expect("moments are restored for trained units");
-        state.home.ready(&compute)?;
+        state.storage.ready(&compute)?;
         state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
         state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
         Ok(())
@@ -294,7 +294,7 @@ impl<M: Model> Zero<M> {
 /// The phases of a micro-batch.
 impl<M: Model> Zero<M> {
     /// Runs all blocks. Keeps the state that backward needs, of each block from `first_kept` on.
-    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<Kept>)> {
+    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<BlockTape>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
         let (recompute, stay) = (self.config.recompute, self.weights_stay());
@@ -309,9 +309,9 @@ impl<M: Model> Zero<M> {
             let input = x.replace(hidden);
             if keeps {
                 kept.push(match recompute {
-                    Recompute::None => Kept::Saved(saved),
-                    Recompute::Selective => Kept::Thin(model.thin(block, saved)),
-                    Recompute::Full => Kept::Input(input),
+                    Recompute::None => BlockTape::Saved(saved),
+                    Recompute::Selective => BlockTape::Thin(model.thin(block, saved)),
+                    Recompute::Full => BlockTape::Input(input),
                 });
             }
             self.leave(block, block + 1..last + 1)?;
@@ -319,7 +319,7 @@ impl<M: Model> Zero<M> {
         self.enter(last, None)?;
         let (output, saved) = self.run_forward(last, x.as_ref(), batch, last >= first_kept, stay)?;
         if last >= first_kept {
-            kept.push(Kept::Saved(saved)); // its backward comes next
+            kept.push(BlockTape::Saved(saved)); // its backward comes next
         } else {
             self.leave(last, 0..0)?;
         }
@@ -332,7 +332,7 @@ impl<M: Model> Zero<M> {
         &mut self,
         first: usize,
         batch: &M::Batch,
-        kept: Vec<Kept>,
+        kept: Vec<BlockTape>,
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
         let mut grad = Some(OutputGrad::Scores(self.training_mut().scaler.scaled(grad)?));
@@ -370,18 +370,18 @@ impl<M: Model> Zero<M> {
         block: usize,
         first: usize,
         batch: &M::Batch,
-        kept: Kept,
+        kept: BlockTape,
         grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
         self.enter(block, (block > first).then(|| block - 1))?;
-        let lasting = self.weights_stay() || matches!(kept, Kept::Input(_));
+        let lasting = self.weights_stay() || matches!(kept, BlockTape::Input(_));
         let saved = match kept {
-            Kept::Saved(saved) => saved,
-            Kept::Thin(saved) => {
+            BlockTape::Saved(saved) => saved,
+            BlockTape::Thin(saved) => {
                 let views = self.views(block);
                 self.model.refill(block, &weights(&views, lasting), saved, batch)?
             }
-            Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true, lasting)?.1,
+            BlockTape::Input(x) => self.run_forward(block, x.as_ref(), batch, true, lasting)?.1,
         };
         let model = self.model.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
@@ -496,22 +496,22 @@ impl<M: Model> Zero<M> {
 
     /// Starts all copies of gradients to the host at once, so that one is copied while another is stepped.
     fn send_gradients(&mut self) -> Result<()> {
-        let Transfers { out, back, .. } = &self.transfers;
-        for stream in [out, back] {
+        let Transfers { to_host, to_device, .. } = &self.transfers;
+        for stream in [to_host, to_device] {
             stream.wait_stream(&self.compute)?;
         }
         let training = self.training.as_mut().expect("checked by `step`");
-        training.states.iter_mut().flatten().try_for_each(|state| state.send_gradient(out))
+        training.states.iter_mut().flatten().try_for_each(|state| state.send_gradient(to_host))
     }
 
     fn step_unit(&mut self, index: usize, factors: &Tensor, hyper: &StepHyper) -> Result<()> {
         let unit = &mut self.units[index];
-        if let Some(memory) = unit.home.movable() {
+        if let Some(memory) = unit.storage.arena() {
             memory.ready_to_write(&self.compute)?;
         }
-        let target = match &unit.home {
-            WeightsHome::Device { resident, .. } => resident.clone(),
-            WeightsHome::Host(_) => self.gathered.take(&unit.layout, unit.dtype)?,
+        let target = match &unit.storage {
+            WeightsStorage::Device { resident, .. } => resident.clone(),
+            WeightsStorage::Host(_) => self.gathered.take(&unit.layout, unit.dtype)?,
         };
         let training = self.training.as_mut().expect("checked by `step`");
         let state = training.states[index].as_mut().expect("only trained units are stepped");
@@ -520,7 +520,7 @@ impl<M: Model> Zero<M> {
         } else {
             target.slice(state.range.clone())
         };
-        state.step(&owned, factors, hyper, (&self.compute, &self.transfers.back))?;
+        state.step(&owned, factors, hyper, (&self.compute, &self.transfers.to_device))?;
         let mut arriving = None;
         if self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3 {
             arriving = Some(self.group.all_gather(&target, &owned, &self.compute)?);
@@ -596,7 +596,7 @@ impl<M: Model> Zero<M> {
 
 /// State that a forward pass keeps for its backward. It holds device memory until then.
 #[derive(Debug)]
-pub struct Tape(Vec<Kept>);
+pub struct Tape(Vec<BlockTape>);
 
 /// Passes a block's weights to its model; `lasting` if they stay in place from forward to backward.
 fn weights<'a>(views: &'a [&'a [Tensor]], lasting: bool) -> anyroll_models::Weights<'a> {
@@ -606,7 +606,7 @@ fn weights<'a>(views: &'a [&'a [Tensor]], lasting: bool) -> anyroll_models::Weig
 
 /// State of a block's forward that its backward needs.
 #[derive(Debug)]
-enum Kept {
+enum BlockTape {
     Saved(Saved),
     /// Without the parts that the model recomputes.
     Thin(Saved),

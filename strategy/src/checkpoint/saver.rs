@@ -1,5 +1,5 @@
-//! Background saves. The state is copied to pinned memory in stream order, a host thread writes it, and the
-//! manifest, which makes the folder a checkpoint, is written after all ranks' shards.
+//! Background saves. The state is copied to pinned memory in stream order, and a host thread writes it. The
+//! manifest makes the folder a checkpoint, and is written after all ranks' shards.
 
 use std::{
     io,
@@ -165,12 +165,12 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
         Some(memory) if memory.len_bytes() == len_bytes => memory,
         _ => PinnedBuffer::new(zero.compute.device(), len_bytes)?,
     };
-    let (compute, out) = (&zero.compute, &zero.transfers.out);
-    out.wait_stream(compute)?;
+    let (compute, to_host) = (&zero.compute, &zero.transfers.to_host);
+    to_host.wait_stream(compute)?;
     let mut offset = 0;
     for part in &parts {
         match part {
-            Part::Device(buffer) => memory.copy_from(offset, buffer, out)?,
+            Part::Device(buffer) => memory.copy_from(offset, buffer, to_host)?,
             Part::Host(tensor) => {
                 let len = part.len();
                 tensor.f_copy_data_u8(&mut memory.bytes_mut()?[offset..offset + len * F32_BYTES], len)?;
@@ -178,7 +178,7 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
         }
         offset += part.len() * F32_BYTES;
     }
-    compute.wait_stream(out)?;
+    compute.wait_stream(to_host)?;
     Ok(memory)
 }
 

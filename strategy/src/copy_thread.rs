@@ -21,30 +21,30 @@ use anyroll_backends::{Buffer, Device, Error, Event, PinnedBuffer, Result, Strea
 
 /// About 0.3 ms of PCIe 5: much longer than the engine idles between two chunks, and short enough for other
 /// copies to wait for.
-const PIECE_BYTES: usize = 16 << 20;
+const CHUNK_BYTES: usize = 16 << 20;
 /// Time to poll for the end of a chunk before sleeping; a sleep may overrun by about 0.05 ms.
 const SPIN: Duration = Duration::from_micros(200);
 /// Far longer than the copies of all units, or pinning memory, can take. Turns a wedged device into an error
 /// instead of a hang.
 pub(crate) const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval at which a wait checks if the copy is still wanted.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A thread that runs copies, one request after the other. Dropping it cancels the requests that have not
 /// begun.
 #[derive(Debug)]
-pub(crate) struct Porter {
+pub(crate) struct CopyThread {
     stream: Stream,
     /// `None` once no more requests will come.
-    orders: Option<mpsc::Sender<(Order, mpsc::Sender<Outcome>)>>,
-    is_given_up: Arc<AtomicBool>,
+    requests: Option<mpsc::Sender<(CopyRequest, mpsc::Sender<CopyResult>)>>,
+    is_cancelled: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 /// A copy to run.
 #[derive(Debug)]
-pub(crate) struct Order {
-    pub(crate) way: Way,
+pub(crate) struct CopyRequest {
+    pub(crate) direction: CopyDirection,
     pub(crate) host: PinnedBuffer,
     /// Device memory as bytes, as many as `host` has.
     pub(crate) device: Buffer,
@@ -53,52 +53,52 @@ pub(crate) struct Order {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum CopyDirection {
     ToHost,
     ToDevice,
 }
 
 /// Result of a request: the host memory, and the event at the end of the copy, which is on a stream by then.
-pub(crate) type Outcome = Result<(PinnedBuffer, Event)>;
+pub(crate) type CopyResult = Result<(PinnedBuffer, Event)>;
 
 /// A request in flight.
 #[derive(Debug)]
-pub(crate) struct Transit {
+pub(crate) struct PendingCopy {
     device: Arc<dyn Device>,
-    outcome: mpsc::Receiver<Outcome>,
+    result: mpsc::Receiver<CopyResult>,
 }
 
-impl Porter {
+impl CopyThread {
     /// Starts the thread and names it `name`.
     pub(crate) fn new(device: &Arc<dyn Device>, name: &str) -> Result<Self> {
-        let (orders, ordered) = mpsc::channel::<(Order, mpsc::Sender<Outcome>)>();
-        let is_given_up = Arc::new(AtomicBool::new(false));
+        let (requests, requested) = mpsc::channel::<(CopyRequest, mpsc::Sender<CopyResult>)>();
+        let is_cancelled = Arc::new(AtomicBool::new(false));
         let stream = Stream::new(device)?;
-        let mut pieces = Pieces {
+        let mut chunks = Chunks {
             stream: stream.clone(),
-            given: None,
-            pace: Duration::ZERO,
-            is_given_up: is_given_up.clone(),
+            queued: None,
+            last_duration: Duration::ZERO,
+            is_cancelled: is_cancelled.clone(),
         };
-        let carry = move || {
-            for (order, to) in ordered {
+        let run = move || {
+            for (request, to) in requested {
                 // The requester may be gone by now.
-                drop(to.send(pieces.carry(order)));
+                drop(to.send(chunks.copy(request)));
             }
         };
-        let thread = thread::Builder::new().name(name.into()).spawn(carry);
+        let thread = thread::Builder::new().name(name.into()).spawn(run);
         let thread =
             thread.map_err(|error| failed(device, format!("cannot start a thread for copies: {error}")))?;
-        Ok(Self { stream, orders: Some(orders), is_given_up, thread: Some(thread) })
+        Ok(Self { stream, requests: Some(requests), is_cancelled, thread: Some(thread) })
     }
 
     /// Queues a copy behind earlier requests and returns at once.
-    pub(crate) fn carry(&self, order: Order) -> Transit {
-        let (to, outcome) = mpsc::channel();
-        let orders = self.orders.as_ref().expect("only `drop` takes it");
-        // If the thread has ended, `to` is dropped with it and the outcome reports that.
-        drop(orders.send((order, to)));
-        Transit { device: self.stream.device().clone(), outcome }
+    pub(crate) fn submit(&self, request: CopyRequest) -> PendingCopy {
+        let (to, result) = mpsc::channel();
+        let requests = self.requests.as_ref().expect("only `drop` takes it");
+        // If the thread has ended, `to` is dropped with it and the result reports that.
+        drop(requests.send((request, to)));
+        PendingCopy { device: self.stream.device().clone(), result }
     }
 
     /// Waits for all copies queued on the device and returns their first error.
@@ -107,10 +107,10 @@ impl Porter {
     }
 }
 
-impl Drop for Porter {
+impl Drop for CopyThread {
     fn drop(&mut self) {
-        self.is_given_up.store(true, Ordering::Relaxed);
-        self.orders = None;
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.requests = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -119,10 +119,10 @@ impl Drop for Porter {
     }
 }
 
-impl Transit {
+impl PendingCopy {
     /// Waits until the whole copy is on its stream; returns `Ok` only once.
-    pub(crate) fn outcome(&self) -> Outcome {
-        self.outcome.recv_timeout(COPY_TIMEOUT).unwrap_or_else(|error| {
+    pub(crate) fn result(&self) -> CopyResult {
+        self.result.recv_timeout(COPY_TIMEOUT).unwrap_or_else(|error| {
             Err(failed(
                 &self.device,
                 format!("a copy of states did not start within {COPY_TIMEOUT:?} ({error})"),
@@ -130,43 +130,43 @@ impl Transit {
         })
     }
 
-    /// Like [`Self::outcome`] without waiting; `None` if the copy is not on its stream yet.
-    pub(crate) fn outcome_now(&self) -> Option<Outcome> {
-        self.outcome.try_recv().ok()
+    /// Like [`Self::result`] without waiting; `None` if the copy is not on its stream yet.
+    pub(crate) fn try_result(&self) -> Option<CopyResult> {
+        self.result.try_recv().ok()
     }
 }
 
 /// Chunks that are queued on the device's engine.
-struct Pieces {
+struct Chunks {
     stream: Stream,
     /// End of the chunk in flight, its memory, which must stay alive until then, and the time it was queued.
-    given: Option<(Event, Buffer, Instant)>,
+    queued: Option<(Event, Buffer, Instant)>,
     /// Duration of the last chunk that was waited for.
-    pace: Duration,
-    is_given_up: Arc<AtomicBool>,
+    last_duration: Duration,
+    is_cancelled: Arc<AtomicBool>,
 }
 
-impl Pieces {
-    fn carry(&mut self, Order { way, mut host, device, after }: Order) -> Outcome {
+impl Chunks {
+    fn copy(&mut self, CopyRequest { direction, mut host, device, after }: CopyRequest) -> CopyResult {
         for event in &after {
             self.wait(event)?;
         }
-        for begin in (0..device.len_bytes()).step_by(PIECE_BYTES) {
-            self.await_piece()?;
-            let piece = device.slice(begin..device.len_bytes().min(begin + PIECE_BYTES));
-            match way {
-                Way::ToHost => host.copy_from(begin, &piece, &self.stream)?,
-                Way::ToDevice => host.copy_to(begin, &piece, &self.stream)?,
+        for begin in (0..device.len_bytes()).step_by(CHUNK_BYTES) {
+            self.await_chunk()?;
+            let chunk = device.slice(begin..device.len_bytes().min(begin + CHUNK_BYTES));
+            match direction {
+                CopyDirection::ToHost => host.copy_from(begin, &chunk, &self.stream)?,
+                CopyDirection::ToDevice => host.copy_to(begin, &chunk, &self.stream)?,
             }
-            self.given = Some((self.stream.record()?, piece, Instant::now()));
+            self.queued = Some((self.stream.record()?, chunk, Instant::now()));
         }
         Ok((host, self.stream.record()?))
     }
 
-    fn await_piece(&mut self) -> Result<()> {
-        let Some((end, _, since)) = &self.given else { return Ok(()) };
+    fn await_chunk(&mut self) -> Result<()> {
+        let Some((end, _, since)) = &self.queued else { return Ok(()) };
         if !end.is_complete()? {
-            thread::sleep((self.pace / 2).saturating_sub(since.elapsed()));
+            thread::sleep((self.last_duration / 2).saturating_sub(since.elapsed()));
             let spun = Instant::now();
             while !end.is_complete()? {
                 if spun.elapsed() > SPIN {
@@ -174,16 +174,16 @@ impl Pieces {
                 }
                 thread::yield_now();
             }
-            self.pace = since.elapsed();
+            self.last_duration = since.elapsed();
         }
-        self.given = None;
+        self.queued = None;
         Ok(())
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
         let started = Instant::now();
-        while !event.wait_for(LOOK)? {
-            if self.is_given_up.load(Ordering::Relaxed) || started.elapsed() > COPY_TIMEOUT {
+        while !event.wait_for(POLL_INTERVAL)? {
+            if self.is_cancelled.load(Ordering::Relaxed) || started.elapsed() > COPY_TIMEOUT {
                 let device = self.stream.device();
                 return Err(failed(
                     device,
@@ -195,13 +195,13 @@ impl Pieces {
     }
 }
 
-impl Drop for Pieces {
+impl Drop for Chunks {
     fn drop(&mut self) {
-        if let Some((end, piece, _)) = self.given.take()
+        if let Some((end, chunk, _)) = self.queued.take()
             && !end.wait_for(COPY_TIMEOUT).unwrap_or(false)
         {
-            tracing::error!("leaked {} bytes that a device may still be copying", piece.len_bytes());
-            mem::forget(piece);
+            tracing::error!("leaked {} bytes that a device may still be copying", chunk.len_bytes());
+            mem::forget(chunk);
         }
     }
 }
@@ -226,28 +226,29 @@ mod tests {
 
     const CPU: DeviceId = DeviceId { backend: BackendKind::Cpu, ordinal: 0 };
     /// Three chunks, the last one short.
-    const LEN: usize = 2 * PIECE_BYTES + 12345;
+    const LEN: usize = 2 * CHUNK_BYTES + 12345;
 
-    fn order(device: &Arc<dyn Device>, stream: &Stream, way: Way) -> Order {
+    fn request(device: &Arc<dyn Device>, stream: &Stream, direction: CopyDirection) -> CopyRequest {
         let buffer = Buffer::zeros(stream, LEN, DType::U8).unwrap();
         let mut host = PinnedBuffer::new(device, LEN).unwrap();
         for (index, byte) in host.bytes_mut().unwrap().iter_mut().enumerate() {
             *byte = (index % 251) as u8;
         }
-        Order { way, host, device: buffer, after: vec![stream.record().unwrap()] }
+        CopyRequest { direction, host, device: buffer, after: vec![stream.record().unwrap()] }
     }
 
     #[test]
     fn all_pieces_come_to_their_places() {
         let device = open(CPU).unwrap();
         let stream = Stream::new(&device).unwrap();
-        let porter = Porter::new(&device, "test").unwrap();
-        let there = order(&device, &stream, Way::ToDevice);
+        let copy_thread = CopyThread::new(&device, "test").unwrap();
+        let there = request(&device, &stream, CopyDirection::ToDevice);
         let on_device = there.device.clone();
-        let (mut host, end) = porter.carry(there).outcome().unwrap();
+        let (mut host, end) = copy_thread.submit(there).result().unwrap();
         host.bytes_mut().unwrap().fill(0);
-        let back = Order { way: Way::ToHost, host, device: on_device, after: vec![end] };
-        let (mut host, _) = porter.carry(back).outcome().unwrap();
+        let back =
+            CopyRequest { direction: CopyDirection::ToHost, host, device: on_device, after: vec![end] };
+        let (mut host, _) = copy_thread.submit(back).result().unwrap();
         assert!(host.bytes().unwrap().iter().enumerate().all(|(index, &byte)| byte == (index % 251) as u8));
     }
 
@@ -262,13 +263,13 @@ mod tests {
                 Ok(())
             }))
             .unwrap();
-        let porter = Porter::new(&device, "test").unwrap();
-        let transits: Vec<Transit> =
-            (0..3).map(|_| porter.carry(order(&device, &stream, Way::ToHost))).collect();
+        let copy_thread = CopyThread::new(&device, "test").unwrap();
+        let copies: Vec<PendingCopy> =
+            (0..3).map(|_| copy_thread.submit(request(&device, &stream, CopyDirection::ToHost))).collect();
         let started = Instant::now();
-        drop(porter);
+        drop(copy_thread);
         assert!(started.elapsed() < Duration::from_secs(10), "it does not wait for earlier copies");
-        assert!(transits.iter().all(|transit| transit.outcome().is_err()));
+        assert!(copies.iter().all(|copy| copy.result().is_err()));
         release.send(()).unwrap();
     }
 }
