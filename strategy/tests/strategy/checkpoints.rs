@@ -19,7 +19,7 @@ use anyroll_strategy::{
 };
 use serde_json::json;
 
-use crate::world::{STAGES, ranks, train, values, zero};
+use crate::harness::{STAGES, ranks, train, values, zero};
 
 /// Fails for all ranks from the change after `left` on, as if the processes had been killed there. A failing
 /// write has written half of its bytes.
@@ -79,7 +79,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             let second = if replaces { first.clone() } else { folder.path().join("step_000002") };
             let disk: Arc<dyn Disk> = Arc::new(Dying::after(changes));
             let states = ranks(2, false, |device, group| {
-                let mut other = crate::world::zero(ZeroStage::Zero1, false, device, group.clone());
+                let mut other = crate::harness::zero(ZeroStage::Zero1, false, device, group.clone());
                 let mut zero = zero(ZeroStage::Zero2, true, device, group);
                 let mut with_other = |disk: &Arc<dyn Disk>, folder: &Path| {
                     save_on(disk, &mut other, &folder.join("other"), |_| Ok(()))
@@ -101,7 +101,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             let newest = checkpoint::list(folder.path()).unwrap().pop().expect("one is left");
             let own = [0, 1].map(|rank| checkpoint::own(&newest, rank, 2).unwrap().unwrap());
             let loaded = ranks(1, false, |device, group| {
-                let mut other = crate::world::zero(ZeroStage::Zero0, false, device, group.clone());
+                let mut other = crate::harness::zero(ZeroStage::Zero0, false, device, group.clone());
                 checkpoint::load(&mut other, &newest.join("other")).unwrap();
                 let mut zero = zero(ZeroStage::Zero0, true, device, group);
                 let which = checkpoint::load(&mut zero, &newest).unwrap();

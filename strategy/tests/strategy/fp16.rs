@@ -6,7 +6,9 @@ use anyroll_strategy::{
 };
 use tch::Kind;
 
-use crate::world::{ADAMW, STAGES, accumulate, dense, floats, ranks, sequence, train, trained, values, zero};
+use crate::harness::{
+    ADAMW, STAGES, accumulate, dense, floats, ranks, sequence, train, trained, values, zero,
+};
 
 /// Steps whose gradient overflows. The scale at each step comes from tests/python/make_loss_scale_golden.py.
 const OVERFLOWS: [usize; 4] = [0, 1, 6, 12];

@@ -8,7 +8,7 @@ use anyroll_models::{Decoder, Model};
 use anyroll_strategy::{AdamW, Error, Precision, Recompute, State, Zero, ZeroConfig, ZeroStage, checkpoint};
 use tch::{Kind, Tensor};
 
-use crate::world::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
 
 /// Frozen units of each case: the first ones, so that backward ends early; the last ones; a middle one; the
 /// tied matrix.

@@ -21,7 +21,7 @@ use anyroll_strategy::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::world::{ADAMW, ranks};
+use crate::harness::{ADAMW, ranks};
 
 const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
 const TEXT: i64 = 10;

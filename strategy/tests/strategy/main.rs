@@ -3,6 +3,7 @@
 mod checkpoints;
 mod fp16;
 mod frozen;
+mod harness;
 mod images;
 mod offload;
 mod passes;
@@ -12,4 +13,3 @@ mod precision;
 mod shared;
 mod stages;
 mod streamed;
-mod world;

@@ -8,7 +8,7 @@ use anyroll_strategy::{
     StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
 };
 
-use crate::world::{
+use crate::harness::{
     ADAMW, STAGES, accumulate, batch, decoder, ranks, sequence, train, train_with, trained, values, zero,
 };
 

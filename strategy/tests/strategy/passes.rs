@@ -4,7 +4,7 @@ use anyroll_models::ScoresGrad;
 use anyroll_strategy::ZeroStage;
 use tch::Tensor;
 
-use crate::world::{STAGES, accumulate, batch, floats, ranks, sequence, train, values, zero};
+use crate::harness::{STAGES, accumulate, batch, floats, ranks, sequence, train, values, zero};
 
 #[test]
 fn two_open_tapes_add_what_two_micro_batches_add() {

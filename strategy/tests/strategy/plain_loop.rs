@@ -6,7 +6,7 @@ use anyroll_models::{Model, ScoresGrad};
 use anyroll_strategy::{AdamW, Recompute, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint};
 use tch::{Kind, Tensor};
 
-use crate::world::{ADAMW, STAGES, batch, dense, ranks, sequence};
+use crate::harness::{ADAMW, STAGES, batch, dense, ranks, sequence};
 
 /// Relative tolerance of losses, and absolute tolerance of weights.
 const TOLERANCE: f64 = 1e-5;

@@ -14,7 +14,7 @@ use anyroll_strategy::{
 };
 use tch::Tensor;
 
-use crate::world::{ADAMW, STAGES, decoder, ranks, train};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train};
 
 #[path = "../../examples/train/shapes.rs"]
 mod shapes;

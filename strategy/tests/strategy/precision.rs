@@ -3,7 +3,7 @@
 use anyroll_strategy::{Precision, Recompute, Zero, ZeroConfig, ZeroStage, checkpoint};
 use tch::Kind;
 
-use crate::world::{ADAMW, STAGES, dense, floats, ranks, train, train_with, trained, values, zero};
+use crate::harness::{ADAMW, STAGES, dense, floats, ranks, train, train_with, trained, values, zero};
 
 fn config(stage: ZeroStage, precision: Precision, recompute: Recompute) -> ZeroConfig {
     ZeroConfig { precision, recompute, ..stage.into() }

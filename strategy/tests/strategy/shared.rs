@@ -6,7 +6,7 @@ use anyroll_models::{Model, ValueModel};
 use anyroll_strategy::{Precision, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
-use crate::world::{ADAMW, STAGES, decoder, ranks, train, zero};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train, zero};
 
 #[test]
 fn a_value_model_takes_over_a_decoders_weights_below_its_head() {

@@ -2,7 +2,7 @@
 
 use anyroll_strategy::{ZeroStage, checkpoint};
 
-use crate::world::{STAGES, accumulate, ranks, sequence, train, trained, values, zero};
+use crate::harness::{STAGES, accumulate, ranks, sequence, train, trained, values, zero};
 
 #[test]
 fn stages_are_bitwise_equal() {

@@ -5,7 +5,7 @@ use anyroll_strategy::{
     LossScale, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
 };
 
-use crate::world::{
+use crate::harness::{
     ADAMW, STAGES, batch, decoder, ranks, sequence, train, train_with, trained, values, zero,
 };
 
