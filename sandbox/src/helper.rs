@@ -15,7 +15,7 @@ use nix::sys::wait::{WaitStatus, wait};
 
 use crate::filter;
 use crate::job::{Job, Protection};
-use crate::world;
+use crate::namespaces;
 
 /// Exit code if nothing was started; the reason is on standard error. The program's own exit code cannot
 /// cause it, since the helper then exits with 0 or 1.
@@ -46,8 +46,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> u8 {
 fn outside() -> Result<u8> {
     // Unbuffered, since the input after the job belongs to the program.
     let job = Job::read_from(File::from(io::stdin().as_fd().try_clone_to_owned()?))?;
-    world::enter(&job)?;
-    let mut held = vec![
+    namespaces::enter(&job)?;
+    let mut active = vec![
         Protection::User,
         Protection::Processes,
         Protection::Files,
@@ -57,23 +57,23 @@ fn outside() -> Result<u8> {
     let mut limits = job.limits;
     limits.processes += OWN_PROCESSES;
     filter::limit(&limits)?;
-    held.push(Protection::Limits);
-    if filter::restrict_files(Path::new(world::FOLDER))? {
-        held.push(Protection::Landlock);
+    active.push(Protection::Limits);
+    if filter::restrict_files(Path::new(namespaces::FOLDER))? {
+        active.push(Protection::Landlock);
     }
     let calls = filter::restrict_calls();
     if calls.is_ok() {
-        held.push(Protection::Seccomp);
+        active.push(Protection::Seccomp);
     }
-    if let Some(missing) = job.required.iter().find(|it| !held.contains(it)) {
+    if let Some(missing) = job.required.iter().find(|it| !active.contains(it)) {
         let why = calls.err().map_or(String::new(), |error| format!(": {error}"));
         return Err(format!("this machine does not support `{missing}`{why}").into());
     }
     if job.command.is_empty() {
-        println!("{}", serde_json::to_string(&held)?);
+        println!("{}", serde_json::to_string(&active)?);
         return Ok(0);
     }
-    let status = Command::new(world::HELPER)
+    let status = Command::new(namespaces::HELPER)
         .arg(limits.wall_s.to_string())
         .args(&job.command)
         .env_clear()
@@ -97,8 +97,8 @@ fn inside(wall_s: &OsString, command: &[OsString]) -> Result<u8> {
         .env_clear()
         .envs([
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
-            ("HOME", world::FOLDER),
-            ("TMPDIR", world::FOLDER),
+            ("HOME", namespaces::FOLDER),
+            ("TMPDIR", namespaces::FOLDER),
             ("LANG", "C.UTF-8"),
             ("OMP_NUM_THREADS", "1"),
             ("OPENBLAS_NUM_THREADS", "1"),

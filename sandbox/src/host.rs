@@ -29,22 +29,22 @@ pub enum Error {
 
 /// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum Exit {
     /// Exited with code 0.
-    Well,
+    Success,
     /// Exited with another code, or by a signal, such as the one for the CPU time limit.
-    Badly,
+    Failure,
     /// Still running after `wall_s`.
     TimedOut,
     /// Wrote more than `output_bytes`.
-    Flooded,
+    OutputLimit,
 }
 
 /// Result of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// End of the program.
-    pub ended: Ended,
+    pub exit: Exit,
     /// Standard output, at most `output_bytes` of it.
     pub stdout: Vec<u8>,
     /// Standard error, at most `output_bytes` of it.
@@ -108,8 +108,8 @@ impl Sandbox {
             let said = said.trim().trim_start_matches("anyroll-sandbox: ").to_owned();
             return Err(Error::Refused(said));
         }
-        let well = finished.ended == Ended::Well && !status.success();
-        Ok(Finished { ended: if well { Ended::Badly } else { finished.ended }, ..finished })
+        let has_failed = finished.exit == Exit::Success && !status.success();
+        Ok(Finished { exit: if has_failed { Exit::Failure } else { finished.exit }, ..finished })
     }
 
     /// Feeds the child and reads its output, until it ends or must be ended.
@@ -130,27 +130,29 @@ impl Sandbox {
             scope.spawn(move || job.write_to(&mut input).and_then(|()| input.write_all(stdin.as_bytes())));
             scope.spawn(move || read_to(output, most, Part::Output, &read));
             scope.spawn(move || read_to(errors, most, Part::Errors, &other));
-            let mut finished = Finished { ended: Ended::Well, stdout: Vec::new(), stderr: Vec::new() };
+            let mut finished = Finished { exit: Exit::Success, stdout: Vec::new(), stderr: Vec::new() };
             loop {
                 match parts.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                     Ok(Part::Output(bytes)) => finished.stdout = bytes,
                     Ok(Part::Errors(bytes)) => finished.stderr = bytes,
-                    Err(RecvTimeoutError::Timeout) => finished.ended = Ended::TimedOut,
+                    Err(RecvTimeoutError::Timeout) => finished.exit = Exit::TimedOut,
                     // Both pipes are closed, but the program may still run.
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
                 let long = |bytes: &[u8]| bytes.len() as u64 > most;
                 if long(&finished.stdout) || long(&finished.stderr) {
-                    finished.ended = Ended::Flooded;
+                    finished.exit = Exit::OutputLimit;
                 }
-                if finished.ended != Ended::Well {
+                if finished.exit != Exit::Success {
                     // Lets the threads of this scope end: their pipes are then closed.
                     let _ = child.kill();
                     break;
                 }
             }
-            if finished.ended == Ended::Well && !ends_before(child, deadline).map_err(|e| self.unusable(e))? {
-                finished.ended = Ended::TimedOut;
+            if finished.exit == Exit::Success
+                && !ends_before(child, deadline).map_err(|e| self.unusable(e))?
+            {
+                finished.exit = Exit::TimedOut;
             }
             finished.stdout.truncate(most as usize);
             finished.stderr.truncate(most as usize);

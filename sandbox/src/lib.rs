@@ -23,9 +23,9 @@
 mod filter;
 mod host;
 mod job;
-mod world;
+mod namespaces;
 
 pub mod helper;
 
-pub use host::{Ended, Error, Finished, Sandbox};
+pub use host::{Error, Exit, Finished, Sandbox};
 pub use job::{File, Job, Limits, Protection};
