@@ -13,10 +13,10 @@ use tch::Tensor;
 use super::{
     Completion, Ending, KvCache, Request, Sample,
     block_pool::BlockPool,
-    format::Held,
-    kept::KeptSamples,
+    format::FormatState,
     kv_cache::{BLOCK_TOKENS, blocks_of},
-    pass::Passes,
+    model_runner::ModelRunner,
+    prefix_cache::PrefixCache,
     sampling::Sampled,
     sequence::{Group, Sequence},
 };
@@ -64,7 +64,7 @@ pub struct Load {
 /// Generates with fixed weights. Unusable after an error.
 #[derive(Debug)]
 pub struct Engine {
-    passes: Passes,
+    runner: ModelRunner,
     version: u64,
     pool: BlockPool,
     limits: Limits,
@@ -74,7 +74,7 @@ pub struct Engine {
     long: Option<UnderWay>,
     /// In order of admission.
     live: Vec<Sequence>,
-    kept: KeptSamples,
+    prefix_cache: PrefixCache,
     ended: Vec<(SampleId, Completion)>,
     preemptions: u64,
     reused_tokens: u64,
@@ -101,7 +101,7 @@ impl Engine {
         least(limits.prefill_tokens, BLOCK_TOKENS, "prefill_tokens")?;
         let pool = BlockPool::new(cache.blocks());
         Ok(Engine {
-            passes: Passes::new(decoder, weights, cache, limits.sequences)?,
+            runner: ModelRunner::new(decoder, weights, cache, limits.sequences)?,
             version,
             pool,
             limits,
@@ -109,7 +109,7 @@ impl Engine {
             waiting: VecDeque::new(),
             long: None,
             live: Vec::new(),
-            kept: KeptSamples::default(),
+            prefix_cache: PrefixCache::default(),
             ended: Vec::new(),
             preemptions: 0,
             reused_tokens: 0,
@@ -125,25 +125,25 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<Range<SampleId>> {
         self.check(&request)?;
         let Request { prompt, params, stop, format, samples } = request;
-        let held = |sample: &Sample| {
-            let held = format.as_ref().map(|format| Held::begin(format, &sample.begun.tokens));
-            held.transpose().map_err(|problem| Error::Input { what: "format", problem })
+        let begin = |sample: &Sample| {
+            let state = format.as_ref().map(|format| FormatState::begin(format, &sample.begun.tokens));
+            state.transpose().map_err(|problem| Error::Input { what: "format", problem })
         };
-        let held = samples.iter().map(held).collect::<Result<Vec<_>>>()?;
+        let states = samples.iter().map(begin).collect::<Result<Vec<_>>>()?;
         let prompt: Arc<[i64]> = prompt.into();
         let first = self.next_id;
         self.next_id += samples.len() as u64;
         let mut fresh = Vec::new();
-        for ((id, sample), held) in (first..).zip(samples).zip(held) {
+        for ((id, sample), format_state) in (first..).zip(samples).zip(states) {
             let completion = Completion { ending: None, ..sample.begun };
             let (prompt, params, stop) = (prompt.clone(), params.clone(), stop.clone());
             let Sample { seed, keep, follows, .. } = sample;
             let blocks = Vec::new();
             let sequence =
-                Sequence { id, prompt, params, stop, held, seed, keep, follows, completion, blocks };
+                Sequence { id, prompt, params, stop, format_state, seed, keep, follows, completion, blocks };
             if sequence.completion.tokens.len() >= sequence.params.max_new_tokens {
                 self.ended.push((id, Completion { ending: Some(Ending::Length), ..sequence.completion }));
-            } else if sequence.completion.tokens.is_empty() && self.kept.cached(follows) == 0 {
+            } else if sequence.completion.tokens.is_empty() && self.prefix_cache.cached(follows) == 0 {
                 fresh.push(sequence);
             } else {
                 self.waiting.push_back(Group { sequences: vec![sequence] });
@@ -192,7 +192,7 @@ impl Engine {
 
     /// Frees the kept tokens of an ended sample, if any.
     pub fn release(&mut self, id: SampleId) {
-        self.pool.give_back(self.kept.take(Some(id)));
+        self.pool.give_back(self.prefix_cache.take(Some(id)));
     }
 
     /// Returns the current load.
@@ -203,7 +203,7 @@ impl Engine {
             live: self.live.len() + long,
             blocks: self.pool.capacity(),
             free_blocks: self.pool.free(),
-            kept: self.kept.len(),
+            kept: self.prefix_cache.len(),
             reused_tokens: self.reused_tokens,
             preemptions: self.preemptions,
         }
@@ -215,16 +215,17 @@ impl Engine {
         if request.prompt.is_empty() {
             return refuse("prompt", "is empty".to_owned());
         }
-        let mut follows = request.samples.iter().filter_map(|sample| self.kept.tokens(sample.follows?));
+        let mut follows =
+            request.samples.iter().filter_map(|sample| self.prefix_cache.tokens(sample.follows?));
         if follows.any(|tokens| !request.prompt.starts_with(tokens)) {
             let problem = "does not begin with the tokens of the sample it follows";
             return refuse("prompt", problem.to_owned());
         }
         // The last token is never an input.
         let longest = request.prompt.len() + request.params.max_new_tokens - 1;
-        self.passes.decoder().check_length(longest as i64)?;
+        self.runner.decoder().check_length(longest as i64)?;
         let begun = request.samples.iter().flat_map(|sample| &sample.begun.tokens);
-        self.passes.decoder().check_tokens(request.prompt.iter().chain(begun).copied())?;
+        self.runner.decoder().check_tokens(request.prompt.iter().chain(begun).copied())?;
         let (wanted, capacity) = (blocks_of(longest), self.pool.capacity());
         if wanted > capacity {
             let problem = format!(
@@ -261,15 +262,15 @@ impl Engine {
             let (new, following): (Vec<UnderWay>, Vec<UnderWay>) =
                 self.admit().into_iter().partition(|(_, done)| *done == 0);
             let new: Vec<Group> = new.into_iter().map(|(group, _)| group).collect();
-            let chosen = self.passes.prompts(&new)?;
+            let chosen = self.runner.prompts(&new)?;
             self.begin(new.into_iter().flat_map(|group| group.sequences), chosen);
             let rests: Vec<_> = following.iter().map(|(group, done)| (group, *done..group.len())).collect();
-            let chosen = self.passes.pieces(&rests)?;
+            let chosen = self.runner.pieces(&rests)?;
             self.begin(following.into_iter().flat_map(|(group, _)| group.sequences), chosen);
             return Ok(());
         };
         let end = group.len().min(done + self.limits.prefill_tokens / BLOCK_TOKENS * BLOCK_TOKENS);
-        let chosen = self.passes.pieces(&[(&group, done..end)])?;
+        let chosen = self.runner.pieces(&[(&group, done..end)])?;
         if end < group.len() {
             self.long = Some((group, end));
         } else {
@@ -290,11 +291,11 @@ impl Engine {
     /// Runs the last token of every live sequence, and several further steps if the host only checks now and
     /// then.
     fn decode(&mut self) -> Result<()> {
-        self.reserve(self.passes.steps_ahead());
+        self.reserve(self.runner.steps_ahead());
         if self.live.is_empty() {
             return Ok(());
         }
-        for chosen in self.passes.steps(&self.live)? {
+        for chosen in self.runner.steps(&self.live)? {
             for (sequence, sampled) in self.live.iter_mut().zip(chosen) {
                 if sequence.completion.ending.is_none() {
                     sequence.extend(sampled, self.version);
@@ -309,7 +310,7 @@ impl Engine {
     fn retire(&mut self) {
         for mut sequence in self.live.extract_if(.., |sequence| sequence.completion.ending.is_some()) {
             match sequence.keep {
-                true => self.kept.keep(&mut sequence, &mut self.pool),
+                true => self.prefix_cache.keep(&mut sequence, &mut self.pool),
                 false => self.pool.give_back(sequence.blocks.drain(..)),
             }
             self.ended.push((sequence.id, sequence.completion));
@@ -327,18 +328,18 @@ impl Engine {
             let may_be_live = sequences + group.sequences.len() <= self.limits.sequences;
             let has_room = may_be_live && self.make_room(&mut group, sequences);
             let follows = group.first().follows;
-            let done = self.kept.cached(follows);
+            let done = self.prefix_cache.cached(follows);
             let left = group.len() - done;
             let is_long = left > self.limits.prefill_tokens;
             let runs_now = admitted.is_empty()
                 || (!is_long
                     && tokens + left <= self.limits.prefill_tokens
-                    && admitted.len() < self.passes.most_prompts());
+                    && admitted.len() < self.runner.most_prompts());
             if !(has_room && runs_now) {
                 self.waiting.push_front(group);
                 break;
             }
-            group.take_blocks(self.kept.take(follows), &mut self.pool);
+            group.take_blocks(self.prefix_cache.take(follows), &mut self.pool);
             self.reused_tokens += done as u64;
             if is_long {
                 self.long = Some((group, done));
@@ -356,17 +357,17 @@ impl Engine {
     fn make_room(&mut self, group: &mut Group, sequences: usize) -> bool {
         let follows = group.first().follows;
         loop {
-            let own = blocks_of(self.kept.cached(follows));
+            let own = blocks_of(self.prefix_cache.cached(follows));
             // Each live sequence has a block to grow into, so that it is not preempted at once.
             let wanted = group.blocks_wanted() - own + sequences;
             let short = wanted.saturating_sub(self.pool.free());
             if short == 0 {
                 return true;
             }
-            if sequences > 0 && short > self.kept.freeable(follows, &self.pool) {
+            if sequences > 0 && short > self.prefix_cache.freeable(follows, &self.pool) {
                 return false;
             }
-            if self.kept.give_back_last(follows, &mut self.pool) {
+            if self.prefix_cache.give_back_last(follows, &mut self.pool) {
                 continue;
             }
             // No other sequence can free blocks, so there must be enough: for one sequence there are, if
@@ -376,7 +377,7 @@ impl Engine {
                     let rest = group.sequences.split_off(group.sequences.len() / 2);
                     self.waiting.push_front(Group { sequences: rest });
                 }
-                _ => self.pool.give_back(self.kept.take(follows)),
+                _ => self.pool.give_back(self.prefix_cache.take(follows)),
             }
         }
     }
@@ -392,7 +393,7 @@ impl Engine {
                 index += 1;
             } else if let Some(block) = self.pool.take() {
                 sequence.blocks.push(block);
-            } else if !self.kept.give_back_last(None, &mut self.pool) {
+            } else if !self.prefix_cache.give_back_last(None, &mut self.pool) {
                 self.preempt_last();
             }
         }

@@ -9,7 +9,7 @@ use super::sequence::Sequence;
 use crate::Result;
 
 /// Tracks the tokens of one completion.
-pub trait Follow: Send {
+pub trait FormatTracker: Send {
     /// Returns the tokens that may come next, as a bit set from the lowest bit of the first word; tokens past
     /// the last word may not. At least one token is allowed, if only one that ends the completion.
     ///
@@ -26,7 +26,7 @@ pub trait Follow: Send {
 
 /// Starts to track a new completion on each call.
 #[derive(Clone)]
-pub struct Format(pub Arc<dyn Fn() -> Box<dyn Follow> + Send + Sync>);
+pub struct Format(pub Arc<dyn Fn() -> Box<dyn FormatTracker> + Send + Sync>);
 
 impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,24 +38,24 @@ impl fmt::Debug for Format {
 const NEVER: f32 = -1e20;
 
 /// Tracking state of a completion.
-pub(super) struct Held {
-    follow: Box<dyn Follow>,
+pub(super) struct FormatState {
+    tracker: Box<dyn FormatTracker>,
     allowed: Vec<u32>,
 }
 
-impl Held {
+impl FormatState {
     /// Tracks a completion that begins with these tokens.
-    pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<Held, String> {
-        let mut follow = format.0();
-        begun.iter().try_for_each(|&token| follow.push(token))?;
-        let allowed = some(follow.allowed()?)?;
-        Ok(Held { follow, allowed })
+    pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<FormatState, String> {
+        let mut tracker = format.0();
+        begun.iter().try_for_each(|&token| tracker.push(token))?;
+        let allowed = some(tracker.allowed()?)?;
+        Ok(FormatState { tracker, allowed })
     }
 
     /// Appends a token that is not the last one.
     pub fn push(&mut self, token: i64) -> std::result::Result<(), String> {
-        self.follow.push(token)?;
-        self.allowed = some(self.follow.allowed()?)?;
+        self.tracker.push(token)?;
+        self.allowed = some(self.tracker.allowed()?)?;
         Ok(())
     }
 
@@ -78,24 +78,25 @@ fn some(allowed: Vec<u32>) -> std::result::Result<Vec<u32>, String> {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for FormatState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Held")
+        f.write_str("FormatState")
     }
 }
 
-/// Like [`Held::mask`] for `logits` `[R, V]` with a row per sequence, on their device. `None` if no sequence
-/// has a format.
+/// Like [`FormatState::mask`] for `logits` `[R, V]` with a row per sequence, on their device. `None` if no
+/// sequence has a format.
 pub(super) fn masked(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<Tensor>> {
-    let held = sequences.iter().enumerate();
-    let held: Vec<(usize, &Held)> = held.filter_map(|(row, it)| Some((row, it.held.as_ref()?))).collect();
-    if held.is_empty() {
+    let states = sequences.iter().enumerate();
+    let states: Vec<(usize, &FormatState)> =
+        states.filter_map(|(row, it)| Some((row, it.format_state.as_ref()?))).collect();
+    if states.is_empty() {
         return Ok(None);
     }
     let vocab_size = logits.size()[1] as usize;
-    let rows: Vec<i64> = held.iter().map(|(row, _)| *row as i64).collect();
+    let rows: Vec<i64> = states.iter().map(|(row, _)| *row as i64).collect();
     let never: Vec<bool> =
-        held.iter().flat_map(|(_, held)| (0..vocab_size).map(|token| !held.allows(token))).collect();
+        states.iter().flat_map(|(_, state)| (0..vocab_size).map(|token| !state.allows(token))).collect();
     let never = upload(&never, logits.device())?.f_view([-1, vocab_size as i64])?;
     let rows = upload(&rows, logits.device())?;
     let of_rows = logits.f_index_select(0, &rows)?.f_masked_fill(&never, f64::from(NEVER))?;
@@ -108,7 +109,7 @@ mod tests {
 
     struct Even;
 
-    impl Follow for Even {
+    impl FormatTracker for Even {
         fn allowed(&mut self) -> std::result::Result<Vec<u32>, String> {
             Ok(vec![0x5555_5555])
         }
@@ -120,9 +121,9 @@ mod tests {
 
     #[test]
     fn tokens_without_a_bit_are_out_of_reach() {
-        let held = Held::begin(&Format(Arc::new(|| Box::new(Even))), &[2]).unwrap();
+        let state = FormatState::begin(&Format(Arc::new(|| Box::new(Even))), &[2]).unwrap();
         let logits: Vec<f32> = (0..40).map(|token| token as f32).collect();
-        let masked = held.mask(&logits);
+        let masked = state.mask(&logits);
         for (token, masked) in masked.into_iter().enumerate() {
             let expected = if token < 32 && token % 2 == 0 { token as f32 } else { NEVER };
             assert_eq!(masked, expected, "{token}");

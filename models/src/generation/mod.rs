@@ -4,24 +4,25 @@
 //! and runs prompts packed with the same forward. A completion depends only on its prompt and its seed, not
 //! on other sequences in the batch, up to the rounding of matrix products of other sizes.
 //!
-//! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `pass` builds a
-//! pass's inputs and reads its outputs; `kept` keeps ended samples for reuse. `recorder` replays recorded
-//! steps without the host if the device can; `sampling` chooses a token, `format` restricts the choice.
+//! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `model_runner` builds
+//! a pass's inputs and reads its outputs; `prefix_cache` keeps ended samples for reuse. `recorder` replays
+//! recorded steps without the host if the device can; `sampling` chooses a token, `format` restricts the
+//! choice.
 
 mod block_pool;
 mod engine;
 mod format;
-mod kept;
 mod kv_cache;
-mod likeliest;
-mod pass;
+mod model_runner;
+mod prefix_cache;
 mod recorder;
 mod request;
 mod sampling;
 mod sequence;
+mod top_logprobs;
 
 pub use engine::{Engine, Limits, Load, SampleId};
-pub use format::{Follow, Format};
+pub use format::{Format, FormatTracker};
 pub use kv_cache::KvCache;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

@@ -16,9 +16,9 @@ use super::{
     KvCache, SamplingParams,
     format::masked,
     kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
-    likeliest::Likeliest,
     sampling::{Sampled, uniform},
     sequence::Sequence,
+    top_logprobs::TopLogprobs,
 };
 use crate::{Decoder, Result, decoder::StepMemory, model::Weights};
 
@@ -119,7 +119,7 @@ impl Recorder {
         live: &[Sequence],
     ) -> Result<Vec<Vec<Sampled>>> {
         let left = |sequence: &Sequence| sequence.params.max_new_tokens - sequence.completion.tokens.len();
-        let ahead = if live.iter().any(|sequence| sequence.held.is_some()) { 1 } else { STEPS_AHEAD };
+        let ahead = if live.iter().any(|sequence| sequence.format_state.is_some()) { 1 } else { STEPS_AHEAD };
         let steps = live.iter().map(left).max().unwrap_or(0).min(ahead);
         let longest = live.iter().map(Sequence::len).max().unwrap_or(0) + steps;
         // Results past the maximum position are discarded.
@@ -132,20 +132,20 @@ impl Recorder {
         self.upload_inputs(&sequences, key)?;
         let stream = Stream::torch(&self.device)?;
         let logits = self.memory.first(live.len() as i64)?.logits;
-        let mut likeliest = Vec::with_capacity(steps);
+        let mut top_logprobs = Vec::with_capacity(steps);
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
             if step == 0 {
                 // Overlaps with the device's work.
                 self.upload_choices(&sequences, steps)?;
             }
-            likeliest.push(Likeliest::of(&logits, &sequences)?);
+            top_logprobs.push(TopLogprobs::of(&logits, &sequences)?);
             self.sample(&logits, &sequences, step)?;
         }
         let mut sampled = self.read(live.len(), steps)?;
-        for (of_step, sampled) in likeliest.iter().zip(&mut sampled) {
+        for (of_step, sampled) in top_logprobs.iter().zip(&mut sampled) {
             if let Some(of_step) = of_step {
-                of_step.tell(&sequences, sampled)?;
+                of_step.write_to(&sequences, sampled)?;
             }
         }
         Ok(sampled)
@@ -155,11 +155,11 @@ impl Recorder {
     /// recorder was created for.
     pub fn choose(&mut self, logits: &Tensor, sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
         self.upload_choices(sequences, 1)?;
-        let likeliest = Likeliest::of(logits, sequences)?;
+        let top_logprobs = TopLogprobs::of(logits, sequences)?;
         self.sample(logits, sequences, 0)?;
         let mut sampled = self.read(sequences.len(), 1)?.remove(0);
-        if let Some(likeliest) = likeliest {
-            likeliest.tell(sequences, &mut sampled)?;
+        if let Some(top_logprobs) = top_logprobs {
+            top_logprobs.write_to(sequences, &mut sampled)?;
         }
         Ok(sampled)
     }
@@ -245,7 +245,7 @@ impl Recorder {
     fn score(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
         let temperature = |sequence: &Sequence| sequence.params.softmax_temperature();
         let (mut row, first) = (0, (step * sequences.len()) as i64);
-        let wants = |sequence: &Sequence| self.is_strict || sequence.held.is_some();
+        let wants = |sequence: &Sequence| self.is_strict || sequence.format_state.is_some();
         let alike = |one: &&Sequence, other: &&Sequence| {
             (temperature(one), wants(one)) == (temperature(other), wants(other))
         };
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::{
         Activation, DecoderConfig, Multipliers, NormPlaces, RopeScaling,
-        generation::{Completion, pass::choose_on_host},
+        generation::{Completion, model_runner::choose_on_host},
     };
 
     #[test]
@@ -429,7 +429,7 @@ mod tests {
                 ..way
             }),
             stop: None,
-            held: None,
+            format_state: None,
             seed: 100 + row,
             keep: false,
             follows: None,

@@ -60,8 +60,8 @@ pub struct Completion {
     /// have no effect on it; at temperature 0 it is that of temperature 1.
     pub logprobs: Vec<f32>,
     /// Most likely tokens at each position, in descending order, with log-probabilities as in `logprobs`.
-    /// [`SamplingParams::likeliest`] sets their number; empty if that is 0.
-    pub likeliest: Vec<Vec<(i64, f32)>>,
+    /// [`SamplingParams::top_logprobs`] sets their number; empty if that is 0.
+    pub top_logprobs: Vec<Vec<(i64, f32)>>,
     /// Policy versions that sampled the tokens, in order.
     pub policies: Vec<PolicySpan>,
     /// Reason for the end; `None` before the end or after an abort.
@@ -94,11 +94,11 @@ impl Completion {
         self.ending == Some(Ending::Stop)
     }
 
-    pub(super) fn push(&mut self, Sampled { token, logprob, likeliest }: Sampled, version: u64) {
+    pub(super) fn push(&mut self, Sampled { token, logprob, top_logprobs }: Sampled, version: u64) {
         self.tokens.push(token);
         self.logprobs.push(logprob);
-        if !likeliest.is_empty() {
-            self.likeliest.push(likeliest);
+        if !top_logprobs.is_empty() {
+            self.top_logprobs.push(top_logprobs);
         }
         match self.policies.last_mut() {
             Some(span) if span.version == version => span.tokens += 1,

@@ -22,8 +22,8 @@ pub struct SamplingParams {
     pub max_new_tokens: usize,
     /// Tokens that end a completion; they are part of it.
     pub stop_tokens: Vec<i64>,
-    /// Number of most likely tokens reported for each position: see [`super::Completion::likeliest`].
-    pub likeliest: usize,
+    /// Number of most likely tokens reported for each position: see [`super::Completion::top_logprobs`].
+    pub top_logprobs: usize,
 }
 
 impl Default for SamplingParams {
@@ -36,7 +36,7 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             max_new_tokens: 1,
             stop_tokens: Vec::new(),
-            likeliest: 0,
+            top_logprobs: 0,
         }
     }
 }
@@ -105,13 +105,13 @@ pub(crate) struct Sampled {
     pub token: i64,
     /// See [`super::Completion::logprobs`].
     pub logprob: f32,
-    /// See [`super::Completion::likeliest`].
-    pub likeliest: Vec<(i64, f32)>,
+    /// See [`super::Completion::top_logprobs`].
+    pub top_logprobs: Vec<(i64, f32)>,
 }
 
 impl Sampled {
     pub fn new(token: i64, logprob: f32) -> Sampled {
-        Sampled { token, logprob, likeliest: Vec::new() }
+        Sampled { token, logprob, top_logprobs: Vec::new() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use super::{
     Completion, Ending, SampleId, SamplingParams, StopCondition,
     block_pool::BlockPool,
-    format::Held,
+    format::FormatState,
     kv_cache::{BLOCK_TOKENS, blocks_of},
     sampling::{Sampled, sample},
 };
@@ -18,7 +18,7 @@ pub(super) struct Sequence {
     pub params: Arc<SamplingParams>,
     pub stop: Option<StopCondition>,
     /// State of the format that it must follow.
-    pub held: Option<Held>,
+    pub format_state: Option<FormatState>,
     pub seed: u64,
     /// True if its blocks are kept when it ends.
     pub keep: bool,
@@ -56,7 +56,7 @@ impl Sequence {
 
     /// Chooses its next token, on the host.
     pub fn choose(&self, logits: &[f32]) -> i64 {
-        let masked = self.held.as_ref().map(|held| held.mask(logits));
+        let masked = self.format_state.as_ref().map(|state| state.mask(logits));
         let logits = masked.as_deref().unwrap_or(logits);
         sample(logits, &self.params, self.seed, self.completion.tokens.len(), self.tokens())
     }
@@ -72,7 +72,7 @@ impl Sequence {
             self.completion.ending = Some(Ending::Stop);
         } else if tokens.len() >= self.params.max_new_tokens {
             self.completion.ending = Some(Ending::Length);
-        } else if let Some(Err(problem)) = self.held.as_mut().map(|held| held.push(token)) {
+        } else if let Some(Err(problem)) = self.format_state.as_mut().map(|state| state.push(token)) {
             tracing::warn!(
                 "a completion ends early because its format cannot compute the next tokens: {problem}"
             );

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyroll_models::{
     Completion, KvCache, PackedBatch, Request, Sample, SamplingParams, Sequence,
-    generation::{Ending, Follow, Format, Limits},
+    generation::{Ending, Format, FormatTracker, Limits},
 };
 use tch::Device;
 
@@ -23,7 +23,7 @@ impl Rising {
     }
 }
 
-impl Follow for Rising {
+impl FormatTracker for Rising {
     fn allowed(&mut self) -> Result<Vec<u32>, String> {
         let bits = (0..13).filter(|&token| Rising::may_follow(self.0, token)).map(|token| 1u32 << token);
         if self.0 == 7 { Err("7 is followed by nothing".to_owned()) } else { Ok(vec![bits.sum()]) }
@@ -109,7 +109,7 @@ fn who_has_to_wait_or_goes_on_is_held_to_the_same() {
     let params = SamplingParams { max_new_tokens: 30, stop_tokens: vec![], ..params(1.0) };
     // Up, and from any token of 9 or more down to the start.
     struct Round(i64);
-    impl Follow for Round {
+    impl FormatTracker for Round {
         fn allowed(&mut self) -> Result<Vec<u32>, String> {
             Ok(vec![if self.0 >= 9 { 0b111 } else { 0b111 << (self.0 + 1) }])
         }

@@ -284,7 +284,7 @@ fn of_each(holder: &Holder, tokens: &[i64], temperature: f64) -> Tensor {
 #[test]
 fn the_likeliest_tokens_are_those_of_the_training_forward() {
     let (holder, prompts) = (holder(false), &prompts()[4..7]);
-    let asked = |temperature, likeliest| SamplingParams { top_k: 2, likeliest, ..params(temperature) };
+    let asked = |temperature, top_logprobs| SamplingParams { top_k: 2, top_logprobs, ..params(temperature) };
     // One batch with two temperatures, more likely tokens than the vocabulary, and none for some.
     let all = [asked(0.7, 4), asked(0.0, 99), asked(0.7, 0)];
     let mut engine = engine(&holder, 0, 100, Limits::new(8));
@@ -293,11 +293,11 @@ fn the_likeliest_tokens_are_those_of_the_training_forward() {
     }
     let mut completions = vec![Completion::default(); all.len()];
     engine.run(|id, completion| completions[id as usize] = completion).unwrap();
-    assert!(completions[2].likeliest.is_empty());
+    assert!(completions[2].top_logprobs.is_empty());
     for (wanted, temperature, id) in [(4, 0.7, 0), (13, 1.0, 1)] {
         let (mut tokens, completion) = (prompts[id].clone(), &completions[id]);
-        assert_eq!(completion.likeliest.len(), completion.tokens.len());
-        for (&token, found) in completion.tokens.iter().zip(&completion.likeliest) {
+        assert_eq!(completion.top_logprobs.len(), completion.tokens.len());
+        for (&token, found) in completion.tokens.iter().zip(&completion.top_logprobs) {
             let (values, expected) = of_each(&holder, &tokens, temperature).topk(wanted, 0, true, true);
             let (values, expected) =
                 (Vec::<f32>::try_from(values).unwrap(), Vec::<i64>::try_from(expected).unwrap());

@@ -11,7 +11,7 @@ use anyroll_models::{
     Activation, Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig,
     LoraTarget, LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch,
     ParamSpec, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
-    generation::{Follow, Format, Limits},
+    generation::{Format, FormatTracker, Limits},
     init,
     model::Init,
 };
@@ -345,7 +345,7 @@ fn recorded_steps_choose_as_the_passes_do() {
 fn recorded_steps_keep_to_a_format() {
     /// Tokens that end with 0, or whose remainder by 7 is the number of earlier tokens.
     struct Counted(i64);
-    impl Follow for Counted {
+    impl FormatTracker for Counted {
         fn allowed(&mut self) -> Result<Vec<u32>, String> {
             let fits = |token: i64| token % 7 == self.0 % 7;
             Ok((0..16)

@@ -8,10 +8,10 @@ use tch::{Device, Kind, Tensor};
 use super::{
     KvCache,
     kv_cache::{SCRATCH_BLOCK, blocks_of},
-    likeliest::Likeliest,
     recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
     sequence::{Group, Sequence},
+    top_logprobs::TopLogprobs,
 };
 use crate::{
     Decoder, Result,
@@ -24,7 +24,7 @@ const MAX_LOGITS: usize = 1 << 26;
 
 /// A decoder with its weights and its cache.
 #[derive(Debug)]
-pub(super) struct Passes {
+pub(super) struct ModelRunner {
     decoder: Arc<Decoder>,
     weights: Vec<Vec<Tensor>>,
     cache: KvCache,
@@ -33,14 +33,14 @@ pub(super) struct Passes {
     recorder: Option<Recorder>,
 }
 
-impl Passes {
+impl ModelRunner {
     /// Prepares passes for up to `sequences` live sequences.
     pub fn new(
         decoder: Arc<Decoder>,
         weights: Vec<Vec<Tensor>>,
         cache: KvCache,
         sequences: usize,
-    ) -> Result<Passes> {
+    ) -> Result<ModelRunner> {
         let like = &weights[0][0];
         let recorder = Recorder::new(&decoder, like, &cache, sequences)?;
         if let Err(reason) = &recorder {
@@ -48,7 +48,7 @@ impl Passes {
         }
         let (device, recorder) = (like.device(), recorder.ok());
         let weights = decoder.prepare(weights)?;
-        Ok(Passes { decoder, weights, cache, device, recorder })
+        Ok(ModelRunner { decoder, weights, cache, device, recorder })
     }
 
     pub fn decoder(&self) -> &Decoder {
@@ -147,7 +147,7 @@ impl Passes {
 
     /// Runs the last token of each sequence, and then further steps. Returns the tokens of each step.
     pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
-        let Passes { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
+        let ModelRunner { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
             return Ok(vec![self.step(live)?]);
         };
         with_weights(decoder, weights, |weights| recorder.steps(decoder, weights, cache, live))
@@ -183,7 +183,7 @@ impl Passes {
         &mut self,
         pass: impl FnOnce(&Decoder, &[Weights], &mut KvCache) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let Passes { decoder, weights, cache, .. } = self;
+        let ModelRunner { decoder, weights, cache, .. } = self;
         with_weights(decoder, weights, |weights| pass(decoder, weights, cache))
     }
 
@@ -249,11 +249,11 @@ pub(super) fn choose_on_host(
         let logprobs: Vec<f32> = scores.logprobs.f_to_device(Device::Cpu)?.try_into()?;
         sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled::new(token, logprob)));
     }
-    if sequences.iter().any(|sequence| sequence.params.likeliest > 0) {
+    if sequences.iter().any(|sequence| sequence.params.top_logprobs > 0) {
         let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
         let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
-        if let Some(likeliest) = Likeliest::of(&of_rows, sequences)? {
-            likeliest.tell(sequences, &mut sampled)?;
+        if let Some(top_logprobs) = TopLogprobs::of(&of_rows, sequences)? {
+            top_logprobs.write_to(sequences, &mut sampled)?;
         }
     }
     Ok(sampled)
