@@ -17,10 +17,10 @@ pub mod footprint;
 pub mod generation;
 pub mod hf;
 pub mod init;
+mod memory_trace;
 pub mod model;
 pub mod passes;
 mod random;
-mod sketch;
 pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};

@@ -17,8 +17,8 @@ use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::check_config;
 use crate::footprint::Runs;
+use crate::memory_trace::{F32, MemoryTrace, TracedTensor, TracedWeights};
 use crate::model::{Init, Unit, Weights};
-use crate::sketch::{F32, Sketch, Sketched, SketchedWeights};
 use tower::Tower;
 
 /// The shape of a [`Clip`], with the field names of its `config.json`.
@@ -113,16 +113,16 @@ impl Clip {
     /// Returns the peak memory of [`Self::embed_images`] in bytes, for `images` of these heights and widths.
     /// With `followed`, includes the backward pass to the images.
     pub fn image_bytes(&self, images: usize, sides: [usize; 2], followed: bool, runs: Runs) -> usize {
-        let on = Sketch::new(runs);
+        let on = MemoryTrace::new(runs);
         let weights = on.weights(&[&self.image_unit], |_| false);
         let x = on.given(&[images, 3, sides[0], sides[1]], F32, followed);
-        let vectors = self.sketch(&weights, &x);
+        let vectors = self.trace(&weights, &x);
         let _grads = followed.then(|| on.gradients(&[&vectors]));
         on.peak()
     }
 
-    /// Estimates [`Self::embed_images`] without values.
-    fn sketch(&self, weights: &SketchedWeights, images: &Sketched) -> Sketched {
+    /// Traces the memory of [`Self::embed_images`].
+    fn trace(&self, weights: &TracedWeights, images: &TracedTensor) -> TracedTensor {
         let at = &self.images;
         let [side, patch] = [self.config.image_size, self.config.patch_size].map(|it| it as usize);
         let (count, size) = (images.size[0], self.config.vision_config.hidden_size as usize);
@@ -136,10 +136,10 @@ impl Clip {
         let patches = pixels.convolved(weights.get(0, at.patches), None, &convolved);
         let patches = patches.permuted(&[count, across * across, size]);
         let class = images.on.given(&[count, 1, size], images.on.runs.size(), false);
-        let tokens = Sketched::cat(&[&class, &patches], 1).add(weights.get(0, at.positions));
-        let tokens = at.first_norm.sketch_norm(weights, &tokens, size);
-        let tokens = at.tower.sketch(weights, tokens);
-        let pooled = at.last_norm.sketch_norm(weights, &tokens.narrow(1, 1).view(&[count, size]), size);
+        let tokens = TracedTensor::cat(&[&class, &patches], 1).add(weights.get(0, at.positions));
+        let tokens = at.first_norm.trace_norm(weights, &tokens, size);
+        let tokens = at.tower.trace(weights, tokens);
+        let pooled = at.last_norm.trace_norm(weights, &tokens.narrow(1, 1).view(&[count, size]), size);
         let vectors = pooled.linear(weights.get(0, at.projection), None).to(F32);
         vectors.scaled()
     }

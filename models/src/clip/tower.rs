@@ -5,8 +5,8 @@ use tch::Tensor;
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::{check_config, check_layers};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
-use crate::sketch::{Sketched, SketchedWeights};
 
 /// A tower of attention layers, with the field names of its configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,28 +109,28 @@ impl Tower {
 }
 
 impl Tower {
-    /// Estimates [`Self::forward`] without values. Returns the last layer's output.
-    pub(super) fn sketch(&self, weights: &SketchedWeights, x: Sketched) -> Sketched {
-        self.layers.iter().fold(x, |x, layer| layer.sketch(weights, &x, &self.config))
+    /// Traces the memory of [`Self::forward`]. Returns the last layer's output.
+    pub(super) fn trace(&self, weights: &TracedWeights, x: TracedTensor) -> TracedTensor {
+        self.layers.iter().fold(x, |x, layer| layer.trace(weights, &x, &self.config))
     }
 }
 
 impl Layer {
-    /// Estimates [`Self::forward`] without values.
-    fn sketch(&self, weights: &SketchedWeights, x: &Sketched, config: &TowerConfig) -> Sketched {
+    /// Traces the memory of [`Self::forward`].
+    fn trace(&self, weights: &TracedWeights, x: &TracedTensor, config: &TowerConfig) -> TracedTensor {
         let [images, tokens, size] = x.size[..] else { unreachable!("tokens of images") };
         let heads = config.num_attention_heads as usize;
-        let h = self.norm1.sketch_norm(weights, x, size);
-        let qkv = self.qkv.sketch(weights, &h).view(&[images, tokens, 3, size]);
+        let h = self.norm1.trace_norm(weights, x, size);
+        let qkv = self.qkv.trace(weights, &h).view(&[images, tokens, 3, size]);
         let [q, k, v] = [(); 3].map(|()| qkv.narrow(2, 1).permuted(&[images, heads, tokens, size / heads]));
         let attended = q.attended(&k, &v);
-        let x = x.add(&self.out.sketch(weights, &attended));
-        let h = self.up.sketch(weights, &self.norm2.sketch_norm(weights, &x, size));
+        let x = x.add(&self.out.trace(weights, &attended));
+        let h = self.up.trace(weights, &self.norm2.trace_norm(weights, &x, size));
         let h = match config.hidden_act {
             Activation::QuickGelu => h.mul(&h.scaled().scaled()),
             Activation::Gelu => h.activated(),
         };
-        x.add(&self.down.sketch(weights, &h))
+        x.add(&self.down.trace(weights, &h))
     }
 
     /// Runs `x` `[B, T, hidden_size]` through the layer.

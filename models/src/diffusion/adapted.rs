@@ -5,7 +5,7 @@ use anyroll_backends::ops::{self, Asked, differentiable};
 use tch::{Tensor, no_grad};
 
 use crate::Result;
-use crate::sketch::{Gradient, Sketched};
+use crate::memory_trace::{Gradient, TracedTensor};
 
 /// An adapter of one of the layers that are fused into a linear layer.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,12 @@ pub(super) fn linear(
     Ok(out)
 }
 
-/// Estimates [`linear`] without values, from the weight and from A and B of each adapter.
-pub(super) fn sketch(x: &Sketched, weight: &Sketched, adapters: &[[&Sketched; 2]]) -> Sketched {
+/// Traces the memory of [`linear`], from the weight and from A and B of each adapter.
+pub(super) fn trace(
+    x: &TracedTensor,
+    weight: &TracedTensor,
+    adapters: &[[&TracedTensor; 2]],
+) -> TracedTensor {
     let ranks = adapters.iter().map(|[a, _]| a.size[0]).sum();
     let [leading @ .., columns] = &x.size[..] else { unreachable!("a matrix") };
     let rows: usize = leading.iter().product();

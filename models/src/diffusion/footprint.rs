@@ -2,8 +2,8 @@
 
 use super::Transformer;
 use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::memory_trace::{BlockPlace, BlockTrace, F32, TracedTensor, TracedWeights, block_bytes};
 use crate::model::{Model, Unit};
-use crate::sketch::{BlockPlace, BlockSketch, F32, Sketched, SketchedWeights, block_bytes};
 
 /// Size of a [`DenoiseBatch`](super::DenoiseBatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl Footprint for Transformer {
             _ => (self.hidden(block, size).to_vec(), runs.size()),
         };
         let input_grad = place != BlockPlace::First || size.latents_grad;
-        let of = BlockSketch { units: &units, input: (&input, element), input_grad, place, weights_last };
-        block_bytes(of, runs, |weights, x| self.sketch(block, weights, x, size))
+        let of = BlockTrace { units: &units, input: (&input, element), input_grad, place, weights_last };
+        block_bytes(of, runs, |weights, x| self.trace(block, weights, x, size))
     }
 }
 
@@ -53,12 +53,18 @@ impl Transformer {
         }
     }
 
-    /// Estimates [`AutogradModel::run`](crate::autograd::AutogradModel::run) without values.
-    fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched, size: &DenoiseSize) -> Sketched {
+    /// Traces the memory of [`AutogradModel::run`](crate::autograd::AutogradModel::run).
+    fn trace(
+        &self,
+        block: usize,
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        size: &DenoiseSize,
+    ) -> TracedTensor {
         match self {
-            Self::Dit(dit) => dit.sketch(block, weights, x),
-            Self::Sd3(sd3) => sd3.sketch(block, weights, x, size),
-            Self::Wan(wan) => wan.sketch(block, weights, x, size),
+            Self::Dit(dit) => dit.trace(block, weights, x),
+            Self::Sd3(sd3) => sd3.trace(block, weights, x, size),
+            Self::Wan(wan) => wan.trace(block, weights, x, size),
         }
     }
 }

@@ -11,8 +11,10 @@ use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::error::check_config;
 use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::memory_trace::{
+    BlockPlace, BlockTrace, F32, MemoryTrace, TracedTensor, TracedWeights, block_bytes,
+};
 use crate::model::{Model, Unit, Weights};
-use crate::sketch::{BlockPlace, BlockSketch, F32, Sketch, Sketched, SketchedWeights, block_bytes};
 
 /// The shape of a [`VaeDecoder`], with the field names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,28 +170,28 @@ impl Footprint for VaeDecoder {
     type Size = LatentSize;
 
     fn block_bytes(&self, block: usize, size: &LatentSize, runs: Runs, weights_last: bool) -> BlockBytes {
-        let on = Sketch::new(runs);
+        let on = MemoryTrace::new(runs);
         let latents = [size.images, self.config.latent_channels as usize, size.sides[0], size.sides[1]];
         let mut x = on.given(&latents, F32, false);
         for before in 0..block {
-            x = self.sketch(before, &on.weights(&[&self.units()[before]], |_| false), &x);
+            x = self.trace(before, &on.weights(&[&self.units()[before]], |_| false), &x);
         }
         let place = BlockPlace::of(block, self.blocks());
         let (units, input) = ([&self.units()[block]], (&x.size[..], x.element));
-        let of = BlockSketch { units: &units, input, input_grad: true, place, weights_last };
-        block_bytes(of, runs, |weights, x| self.sketch(block, weights, x))
+        let of = BlockTrace { units: &units, input, input_grad: true, place, weights_last };
+        block_bytes(of, runs, |weights, x| self.trace(block, weights, x))
     }
 }
 
 impl VaeDecoder {
-    /// Estimates [`AutogradModel::run`] without values.
-    fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+    /// Traces the memory of [`AutogradModel::run`].
+    fn trace(&self, block: usize, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
         let groups = self.config.norm_num_groups as usize;
-        let values = |x: &Sketched| x.numel() / x.size[0] / groups;
-        let normed = |norm: Linear, x: &Sketched| norm.sketch_norm(weights, x, values(x));
-        let of_channels = |x: &Sketched, channels: usize| [x.size[0], channels, x.size[2], x.size[3]];
-        let same = |conv: Linear, x: &Sketched| {
-            conv.sketch_convolution(weights, x, &of_channels(x, conv.sketch_rows(weights)))
+        let values = |x: &TracedTensor| x.numel() / x.size[0] / groups;
+        let normed = |norm: Linear, x: &TracedTensor| norm.trace_norm(weights, x, values(x));
+        let of_channels = |x: &TracedTensor, channels: usize| [x.size[0], channels, x.size[2], x.size[3]];
+        let same = |conv: Linear, x: &TracedTensor| {
+            conv.trace_convolution(weights, x, &of_channels(x, conv.trace_rows(weights)))
         };
         match self.layers[block] {
             Layer::Input { post_quant, conv } => {
@@ -209,10 +211,10 @@ impl VaeDecoder {
                 let flat = [images, height * width, channels];
                 let pixels = normed(norm, x).permuted(&flat).contiguous();
                 let one_head =
-                    |of: Linear| of.sketch(weights, &pixels).view(&[images, 1, height * width, channels]);
+                    |of: Linear| of.trace(weights, &pixels).view(&[images, 1, height * width, channels]);
                 let (q, k, v) = (one_head(q), one_head(k), one_head(v));
                 let attended = q.attended(&k, &v);
-                let attended = out.sketch(weights, &attended).permuted(&x.size).contiguous();
+                let attended = out.trace(weights, &attended).permuted(&x.size).contiguous();
                 x.add(&attended)
             }
             Layer::Double { conv } => {

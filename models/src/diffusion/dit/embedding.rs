@@ -5,9 +5,9 @@ use tch::Tensor;
 use super::DitConfig;
 use crate::Result;
 use crate::diffusion::DenoiseBatch;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_features};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features, trace_two};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Init, Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 
 /// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
@@ -55,17 +55,17 @@ impl Embedding {
         Ok(Tensor::f_cat(&[condition, tokens], 1)?)
     }
 
-    /// Estimates [`Self::forward`] without values.
-    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, latents: &Sketched) -> Sketched {
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, latents: &TracedTensor) -> TracedTensor {
         let (on, images, hidden) = (&latents.on, latents.size[0], config.hidden_size as usize);
         let count = config.patches_per_row().pow(2) as usize;
         let patches = latents.to(on.runs.size()).permuted(&[images, count, config.patch_len() as usize]);
         let patches = patches.contiguous();
-        let tokens = self.patch.sketch(weights, &patches).add(weights.get(0, self.position));
-        let time = sketch_two(weights, self.time, &on.tensor(&[images, FREQUENCIES as usize]));
+        let tokens = self.patch.trace(weights, &patches).add(weights.get(0, self.position));
+        let time = trace_two(weights, self.time, &on.tensor(&[images, FREQUENCIES as usize]));
         let class = weights.get(0, self.class).resized(&[images, hidden]);
         let condition = time.add(&class).view(&[images, 1, hidden]);
-        Sketched::cat(&[&condition, &tokens], 1)
+        TracedTensor::cat(&[&condition, &tokens], 1)
     }
 }
 

@@ -18,8 +18,8 @@ pub use config::DitConfig;
 
 use super::{DenoiseBatch, DenoiseSize};
 use crate::autograd::{AutogradModel, Layout};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
-use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -65,14 +65,14 @@ impl Dit {
         [size.points, 1 + self.config.patches_per_row().pow(2) as usize, self.config.hidden_size as usize]
     }
 
-    /// Estimates [`AutogradModel::run`] without values.
-    pub(super) fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+    /// Traces the memory of [`AutogradModel::run`].
+    pub(super) fn trace(&self, block: usize, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
         if block == 0 {
-            return self.embedding.sketch(&self.config, weights, x);
+            return self.embedding.trace(&self.config, weights, x);
         }
         match self.blocks.get(block - 1) {
-            Some(block) => block.sketch(&self.config, weights, x),
-            None => self.head.sketch(&self.config, weights, x),
+            Some(block) => block.trace(&self.config, weights, x),
+            None => self.head.trace(&self.config, weights, x),
         }
     }
 
@@ -114,8 +114,8 @@ fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((x.f_narrow(1, 0, 1)?.f_silu()?, x.f_narrow(1, 1, x.size()[1] - 1)?))
 }
 
-/// Estimates [`conditioned`] without values.
-fn sketch_conditioned(x: &Sketched) -> [Sketched; 2] {
+/// Traces the memory of [`conditioned`].
+fn trace_conditioned(x: &TracedTensor) -> [TracedTensor; 2] {
     let condition = x.narrow(1, 1).activated();
     [condition, x.narrow(1, x.size[1] - 1)]
 }

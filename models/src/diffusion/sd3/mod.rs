@@ -22,8 +22,8 @@ pub(crate) use position::PositionTable;
 use super::layers::stacked;
 use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -89,20 +89,20 @@ impl Sd3 {
         [size.points, 1 + text + patches, self.config.inner_dim() as usize]
     }
 
-    /// Estimates [`AutogradModel::run`] without values.
-    pub(super) fn sketch(
+    /// Traces the memory of [`AutogradModel::run`].
+    pub(super) fn trace(
         &self,
         block: usize,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         size: &DenoiseSize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         if block == 0 {
-            return self.embedding.sketch(&self.config, weights, x, size.text);
+            return self.embedding.trace(&self.config, weights, x, size.text);
         }
         match self.blocks.get(block - 1) {
-            Some(block) => block.sketch(&self.config, weights, x, size.text),
-            None => self.head.sketch(&self.config, weights, x, &size.sides),
+            Some(block) => block.trace(&self.config, weights, x, size.text),
+            None => self.head.trace(&self.config, weights, x, &size.sides),
         }
     }
 

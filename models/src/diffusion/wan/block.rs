@@ -5,9 +5,9 @@ use tch::Tensor;
 
 use super::{ROWS, WanConfig, rotary};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, sketch_gated_sums, sketch_modulated_norm, split};
+use crate::diffusion::layers::{Linear, Params, split, trace_gated_sums, trace_modulated_norm};
+use crate::memory_trace::{F32, TracedTensor, TracedWeights};
 use crate::model::{Init, Weights};
-use crate::sketch::{F32, Sketched, SketchedWeights};
 
 /// Positions of the layers in a block's unit.
 #[derive(Debug)]
@@ -81,14 +81,14 @@ impl Block {
         Ok(gated_sums_behind(&before, &[GatedSum { x: &patches, y: &out, gate: gate2 }])?)
     }
 
-    /// Estimates [`Self::forward`] without values.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         text: usize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         let [rows, inner] = [ROWS as usize, config.inner_dim() as usize];
         let tokens = x.size[1] - rows - text;
         let turns = [(); 2].map(|()| x.on.of(&[1, tokens, 1, config.attention_head_dim as usize / 2], F32));
@@ -100,46 +100,46 @@ impl Block {
             unreachable!("six rows")
         };
 
-        let [patches, input] = sketch_modulated_norm(patches, shift1, scale1);
-        let attended = self.sketch_attention(config, weights, &input, &turns);
-        let patches = sketch_gated_sums(None, &[[&patches, &attended, gate1]]);
-        let input = self.norm.map_or(patches.clone(), |norm| norm.sketch_norm(weights, &patches, inner));
-        let patches = patches.add(&self.sketch_reading(config, weights, &input, &words));
-        let [patches, input] = sketch_modulated_norm(&patches, shift2, scale2);
+        let [patches, input] = trace_modulated_norm(patches, shift1, scale1);
+        let attended = self.trace_attention(config, weights, &input, &turns);
+        let patches = trace_gated_sums(None, &[[&patches, &attended, gate1]]);
+        let input = self.norm.map_or(patches.clone(), |norm| norm.trace_norm(weights, &patches, inner));
+        let patches = patches.add(&self.trace_reading(config, weights, &input, &words));
+        let [patches, input] = trace_modulated_norm(&patches, shift2, scale2);
         let [wide, narrow] = self.feed_forward;
-        let out = narrow.sketch(weights, &wide.sketch(weights, &input).activated());
-        sketch_gated_sums(Some(before), &[[&patches, &out, gate2]])
+        let out = narrow.trace(weights, &wide.trace(weights, &input).activated());
+        trace_gated_sums(Some(before), &[[&patches, &out, gate2]])
     }
 
-    fn sketch_attention(
+    fn trace_attention(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
-        turns: &[Sketched; 2],
-    ) -> Sketched {
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        turns: &[TracedTensor; 2],
+    ) -> TracedTensor {
         let inner = config.inner_dim() as usize;
-        let qkv = self.qkv.sketch(weights, x).chunk(2, 3);
+        let qkv = self.qkv.trace(weights, x).chunk(2, 3);
         let [q_norm, k_norm] = self.own_norms.map(|norm| weights.get(0, norm));
         let turned =
-            |x: &Sketched, norm| rotary::sketch(&sketch_heads(config, &x.rms_normed(inner, norm)), turns);
+            |x: &TracedTensor, norm| rotary::trace(&trace_heads(config, &x.rms_normed(inner, norm)), turns);
         let (q, k) = (turned(&qkv[0], q_norm), turned(&qkv[1], k_norm));
-        self.own_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &qkv[2])))
+        self.own_out.trace(weights, &trace_attended(&q, &k, &trace_heads(config, &qkv[2])))
     }
 
-    fn sketch_reading(
+    fn trace_reading(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
-        words: &Sketched,
-    ) -> Sketched {
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        words: &TracedTensor,
+    ) -> TracedTensor {
         let inner = config.inner_dim() as usize;
-        let kv = self.kv.sketch(weights, words).chunk(2, 2);
+        let kv = self.kv.trace(weights, words).chunk(2, 2);
         let [q_norm, k_norm] = self.text_norms.map(|norm| weights.get(0, norm));
-        let q = sketch_heads(config, &self.q.sketch(weights, x).rms_normed(inner, q_norm));
-        let k = sketch_heads(config, &kv[0].rms_normed(inner, k_norm));
-        self.text_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &kv[1])))
+        let q = trace_heads(config, &self.q.trace(weights, x).rms_normed(inner, q_norm));
+        let k = trace_heads(config, &kv[0].rms_normed(inner, k_norm));
+        self.text_out.trace(weights, &trace_attended(&q, &k, &trace_heads(config, &kv[1])))
     }
 
     /// Every patch attends to all patches.
@@ -185,14 +185,14 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// Estimates [`heads`] without values.
-fn sketch_heads(config: &WanConfig, x: &Sketched) -> Sketched {
+/// Traces the memory of [`heads`].
+fn trace_heads(config: &WanConfig, x: &TracedTensor) -> TracedTensor {
     let (heads, dim) = (config.num_attention_heads as usize, config.attention_head_dim as usize);
     x.view(&[x.size[0], x.size[1], heads, dim])
 }
 
-/// Estimates [`attention`] without values.
-fn sketch_attended(q: &Sketched, k: &Sketched, v: &Sketched) -> Sketched {
+/// Traces the memory of [`attention`].
+fn trace_attended(q: &TracedTensor, k: &TracedTensor, v: &TracedTensor) -> TracedTensor {
     let [q, k, v] = [q, k, v].map(|x| x.permuted(&[x.size[0], x.size[2], x.size[1], x.size[3]]));
     q.attended(&k, &v)
 }

@@ -5,9 +5,9 @@ use tch::{Kind, Tensor};
 
 use super::{ROWS, WanConfig};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, sketch_modulated_norm};
+use crate::diffusion::layers::{Linear, Params, trace_modulated_norm};
+use crate::memory_trace::{F32, TracedTensor, TracedWeights};
 use crate::model::{Init, Weights};
-use crate::sketch::{F32, Sketched, SketchedWeights};
 
 /// Positions of the layers in the head's unit.
 #[derive(Debug)]
@@ -48,18 +48,18 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, frames * t, rows * h, columns * w])?.f_to_kind(Kind::Float)?)
     }
 
-    /// Estimates [`Self::forward`] without values, with texts of `text` tokens and latents of these sides.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`], with texts of `text` tokens and latents of these sides.
+    pub fn trace(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         (text, sides): (usize, &[usize; 3]),
-    ) -> Sketched {
+    ) -> TracedTensor {
         let patches = x.narrow(1, x.size[1] - ROWS as usize - text);
         let modulation = weights.get(0, self.modulation).add(&x.narrow(1, 1)).chunk(1, 2);
-        let [_same, input] = sketch_modulated_norm(&patches, &modulation[0], &modulation[1]);
-        let out = self.projection.sketch(weights, &input);
+        let [_same, input] = trace_modulated_norm(&patches, &modulation[0], &modulation[1]);
+        let out = self.projection.trace(weights, &input);
         let size = [&[x.size[0], config.in_channels as usize], &sides[..]].concat();
         out.permuted(&size).contiguous().to(F32)
     }

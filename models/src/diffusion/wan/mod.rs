@@ -27,8 +27,8 @@ pub use vae::{VideoLatentSize, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 use super::layers::{Params, stacked};
 use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{ParamSpec, Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -111,21 +111,21 @@ impl Wan {
         [size.points, rows, self.config.inner_dim() as usize]
     }
 
-    /// Estimates [`AutogradModel::run`] without values. Both transformers of a pair have one shape, and each
+    /// Traces the memory of [`AutogradModel::run`]. Both transformers of a pair have one shape, and each
     /// point goes through one of them.
-    pub(super) fn sketch(
+    pub(super) fn trace(
         &self,
         block: usize,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         size: &DenoiseSize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         if block == 0 {
-            return self.embeddings[0].sketch(&self.config, weights, x, size.text);
+            return self.embeddings[0].trace(&self.config, weights, x, size.text);
         }
         match self.blocks.get(block - 1) {
-            Some(blocks) => blocks[0].sketch(&self.config, weights, x, size.text),
-            None => self.heads[0].sketch(&self.config, weights, x, (size.text, &size.sides)),
+            Some(blocks) => blocks[0].trace(&self.config, weights, x, size.text),
+            None => self.heads[0].trace(&self.config, weights, x, (size.text, &size.sides)),
         }
     }
 

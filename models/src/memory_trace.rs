@@ -1,10 +1,10 @@
 //! Memory of functions that libtorch differentiates, measured by tracing them on tensors without values.
 //!
-//! A [`Sketched`] tensor has a shape but no values. Its memory is allocated where libtorch would allocate it,
-//! and freed with its last holder. So a function rewritten line by line with such tensors has the lifetimes
-//! of the real one. The tensors that an operation keeps for its gradient, and those that its backward
-//! creates, are libtorch's (`derivatives.yaml` and the kernels it names). [`Sketch::backward`] visits the
-//! operations in libtorch's order.
+//! A [`TracedTensor`] has a shape but no values. Its memory is allocated where libtorch would allocate
+//! it, and freed with its last holder. So a function rewritten line by line with such tensors has the
+//! lifetimes of the real one. The tensors that an operation keeps for its gradient, and those that its
+//! backward creates, are libtorch's (`derivatives.yaml` and the kernels it names). [`MemoryTrace::backward`]
+//! visits the operations in libtorch's order.
 //!
 //! Temporary memory of library kernels (cuDNN's workspace) is not reported by any interface, and not counted.
 
@@ -19,7 +19,7 @@ pub(crate) const F32: usize = size_of::<f32>();
 
 /// Context of a trace: its memory meter and its graph.
 #[derive(Clone)]
-pub(crate) struct Sketch {
+pub(crate) struct MemoryTrace {
     pub runs: Runs,
     meter: Rc<Meter>,
     graph: Rc<Graph>,
@@ -81,32 +81,32 @@ impl Drop for Memory {
 
 /// A tensor without values.
 #[derive(Clone)]
-pub(crate) struct Sketched {
+pub(crate) struct TracedTensor {
     pub size: Vec<usize>,
     /// Bytes per element.
     pub element: usize,
     is_dense: bool,
     memory: Rc<Memory>,
     variable: Option<usize>,
-    pub on: Sketch,
+    pub on: MemoryTrace,
 }
 
 /// Weights of a block, without values.
-pub(crate) struct SketchedWeights(Vec<Vec<Sketched>>);
+pub(crate) struct TracedWeights(Vec<Vec<TracedTensor>>);
 
-impl SketchedWeights {
+impl TracedWeights {
     pub fn has_adapters(&self) -> bool {
         self.0.len() > 1
     }
 
-    pub fn get(&self, unit: usize, param: usize) -> &Sketched {
+    pub fn get(&self, unit: usize, param: usize) -> &TracedTensor {
         &self.0[unit][param]
     }
 }
 
-impl Sketch {
-    pub fn new(runs: Runs) -> Sketch {
-        Sketch { runs, meter: Rc::default(), graph: Rc::default() }
+impl MemoryTrace {
+    pub fn new(runs: Runs) -> MemoryTrace {
+        MemoryTrace { runs, meter: Rc::default(), graph: Rc::default() }
     }
 
     /// Returns the peak so far, in bytes.
@@ -120,38 +120,45 @@ impl Sketch {
     }
 
     /// Returns a new graph whose memory is counted here.
-    pub fn apart(&self) -> Sketch {
-        Sketch { graph: Rc::default(), ..self.clone() }
+    pub fn apart(&self) -> MemoryTrace {
+        MemoryTrace { graph: Rc::default(), ..self.clone() }
     }
 
     /// Allocates a tensor in the weights' dtype.
-    pub fn tensor(&self, size: &[usize]) -> Sketched {
+    pub fn tensor(&self, size: &[usize]) -> TracedTensor {
         self.of(size, self.runs.size())
     }
 
-    pub fn of(&self, size: &[usize], element: usize) -> Sketched {
+    pub fn of(&self, size: &[usize], element: usize) -> TracedTensor {
         let bytes = size.iter().product::<usize>() * element;
         self.over(size, element, Memory::take(&self.meter, bytes))
     }
 
     /// Returns a tensor whose memory counts elsewhere, with a gradient if `is_wanted`.
-    pub fn given(&self, size: &[usize], element: usize, is_wanted: bool) -> Sketched {
+    pub fn given(&self, size: &[usize], element: usize, is_wanted: bool) -> TracedTensor {
         let variable = is_wanted.then(|| self.variable());
-        Sketched { variable, ..self.over(size, element, Memory::take(&self.meter, 0)) }
+        TracedTensor { variable, ..self.over(size, element, Memory::take(&self.meter, 0)) }
     }
 
     /// Returns the parameters of `units`, with gradients for those that are trained.
-    pub fn weights(&self, units: &[&Unit], trains: impl Fn(&Unit) -> bool) -> SketchedWeights {
+    pub fn weights(&self, units: &[&Unit], trains: impl Fn(&Unit) -> bool) -> TracedWeights {
         let of_unit = |unit: &&Unit| {
             let size = |shape: &[i64]| shape.iter().map(|&it| it as usize).collect::<Vec<_>>();
             let params = unit.params.iter();
             params.map(|spec| self.given(&size(&spec.shape), self.runs.size(), trains(unit))).collect()
         };
-        SketchedWeights(units.iter().map(of_unit).collect())
+        TracedWeights(units.iter().map(of_unit).collect())
     }
 
-    fn over(&self, size: &[usize], element: usize, memory: Rc<Memory>) -> Sketched {
-        Sketched { size: size.to_vec(), element, is_dense: true, memory, variable: None, on: self.clone() }
+    fn over(&self, size: &[usize], element: usize, memory: Rc<Memory>) -> TracedTensor {
+        TracedTensor {
+            size: size.to_vec(),
+            element,
+            is_dense: true,
+            memory,
+            variable: None,
+            on: self.clone(),
+        }
     }
 
     fn variable(&self) -> usize {
@@ -164,9 +171,9 @@ impl Sketch {
     /// backward uses `passing` temporary bytes.
     pub fn record(
         &self,
-        inputs: &[(&Sketched, Gradient)],
-        outputs: &mut [&mut Sketched],
-        saved: &[&Sketched],
+        inputs: &[(&TracedTensor, Gradient)],
+        outputs: &mut [&mut TracedTensor],
+        saved: &[&TracedTensor],
         passing: usize,
     ) {
         let inputs = inputs.iter().filter_map(|(input, how)| Some((input.variable?, input.bytes(), *how)));
@@ -211,7 +218,7 @@ impl Sketch {
     }
 
     /// Returns the gradients of the leaves, from those of `outputs`, which are allocated as well.
-    pub fn gradients(&self, outputs: &[&Sketched]) -> impl Sized + use<> {
+    pub fn gradients(&self, outputs: &[&TracedTensor]) -> impl Sized + use<> {
         let mut grads = HashMap::new();
         for output in outputs {
             // libtorch differentiates the sum of the products with the gradient.
@@ -224,7 +231,7 @@ impl Sketch {
     }
 }
 
-impl Sketched {
+impl TracedTensor {
     pub fn numel(&self) -> usize {
         self.size.iter().product()
     }
@@ -234,32 +241,32 @@ impl Sketched {
     }
 
     /// Returns a new tensor computed from this one, whose gradient uses memory according to `how`.
-    fn made(&self, size: &[usize], element: usize, saved: &[&Sketched], how: Gradient) -> Sketched {
+    fn made(&self, size: &[usize], element: usize, saved: &[&TracedTensor], how: Gradient) -> TracedTensor {
         let mut out = self.on.of(size, element);
         self.on.record(&[(self, how)], &mut [&mut out], saved, 0);
         out
     }
 
     /// Returns a view with another shape or order.
-    fn seen(&self, size: &[usize], is_dense: bool, how: Gradient) -> Sketched {
+    fn seen(&self, size: &[usize], is_dense: bool, how: Gradient) -> TracedTensor {
         let seen = self.on.over(size, self.element, self.memory.clone());
-        let mut seen = Sketched { is_dense, ..seen };
+        let mut seen = TracedTensor { is_dense, ..seen };
         self.on.record(&[(self, how)], &mut [&mut seen], &[], 0);
         seen
     }
 
     /// Returns the same memory, without a graph.
-    pub fn detached(&self) -> Sketched {
-        Sketched { variable: None, ..self.clone() }
+    pub fn detached(&self) -> TracedTensor {
+        TracedTensor { variable: None, ..self.clone() }
     }
 
     /// Returns the same memory as a leaf of another graph.
-    pub fn leaf_on(&self, on: &Sketch) -> Sketched {
-        Sketched { variable: Some(on.variable()), on: on.clone(), ..self.clone() }
+    pub fn leaf_on(&self, on: &MemoryTrace) -> TracedTensor {
+        TracedTensor { variable: Some(on.variable()), on: on.clone(), ..self.clone() }
     }
 
     /// Returns the norms along a dimension, whose size becomes 1.
-    pub fn length(&self, size: &[usize]) -> Sketched {
+    pub fn length(&self, size: &[usize]) -> TracedTensor {
         let mut out = self.on.of(size, self.element);
         let seen = out.clone();
         self.on.record(&[(self, Gradient::Own)], &mut [&mut out], &[self, &seen], self.bytes());
@@ -267,7 +274,7 @@ impl Sketched {
     }
 
     /// Divides by another tensor, whose dimensions may be 1.
-    pub fn divided(&self, by: &Sketched) -> Sketched {
+    pub fn divided(&self, by: &TracedTensor) -> TracedTensor {
         let mut out = self.on.of(&self.size, self.element);
         let inputs = [(self, Gradient::Own), (by, Gradient::Beside(4 * self.bytes()))];
         self.on.record(&inputs, &mut [&mut out], &[self, by], 0);
@@ -275,17 +282,17 @@ impl Sketched {
     }
 
     /// Returns a view with another shape.
-    pub fn view(&self, size: &[usize]) -> Sketched {
+    pub fn view(&self, size: &[usize]) -> TracedTensor {
         self.seen(size, self.is_dense, Gradient::Outputs)
     }
 
     /// Returns a view with permuted dimensions.
-    pub fn permuted(&self, size: &[usize]) -> Sketched {
+    pub fn permuted(&self, size: &[usize]) -> TracedTensor {
         self.seen(size, false, Gradient::Outputs)
     }
 
     /// Returns part of a dimension; the rest has a gradient of zeros.
-    pub fn narrow(&self, dim: usize, len: usize) -> Sketched {
+    pub fn narrow(&self, dim: usize, len: usize) -> TracedTensor {
         let mut size = self.size.clone();
         size[dim] = len;
         self.seen(&size, self.is_dense && self.is_alone(dim), Gradient::Own)
@@ -297,36 +304,36 @@ impl Sketched {
     }
 
     /// Splits along a dimension.
-    pub fn split(&self, dim: usize, lens: &[usize]) -> Vec<Sketched> {
+    pub fn split(&self, dim: usize, lens: &[usize]) -> Vec<TracedTensor> {
         let part = |&len: &usize| {
             let mut size = self.size.clone();
             size[dim] = len;
             let part = self.on.over(&size, self.element, self.memory.clone());
-            Sketched { is_dense: self.is_dense && self.is_alone(dim), ..part }
+            TracedTensor { is_dense: self.is_dense && self.is_alone(dim), ..part }
         };
-        let mut parts: Vec<Sketched> = lens.iter().map(part).collect();
-        let mut outputs: Vec<&mut Sketched> = parts.iter_mut().collect();
+        let mut parts: Vec<TracedTensor> = lens.iter().map(part).collect();
+        let mut outputs: Vec<&mut TracedTensor> = parts.iter_mut().collect();
         self.on.record(&[(self, Gradient::Own)], &mut outputs, &[], 0);
         parts
     }
 
     /// Splits into `count` equal parts along a dimension.
-    pub fn chunk(&self, dim: usize, count: usize) -> Vec<Sketched> {
+    pub fn chunk(&self, dim: usize, count: usize) -> Vec<TracedTensor> {
         self.split(dim, &vec![self.size[dim] / count; count])
     }
 
     /// Returns dense values, copied if necessary.
-    pub fn contiguous(&self) -> Sketched {
+    pub fn contiguous(&self) -> TracedTensor {
         if self.is_dense { self.clone() } else { self.copied() }
     }
 
     /// Returns a dense copy.
-    pub fn copied(&self) -> Sketched {
+    pub fn copied(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[], Gradient::Outputs)
     }
 
     /// Converts to another dtype.
-    pub fn to(&self, element: usize) -> Sketched {
+    pub fn to(&self, element: usize) -> TracedTensor {
         if element == self.element {
             self.clone()
         } else {
@@ -335,32 +342,32 @@ impl Sketched {
     }
 
     /// Applies an elementwise function whose gradient needs its input, such as SiLU or GELU.
-    pub fn activated(&self) -> Sketched {
+    pub fn activated(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[self], Gradient::Own)
     }
 
     /// Multiplies by a number. Also stands for an elementwise function whose gradient needs its result, if a
     /// later product keeps that.
-    pub fn scaled(&self) -> Sketched {
+    pub fn scaled(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[], Gradient::Own)
     }
 
     /// Adds a number.
-    pub fn shifted(&self) -> Sketched {
+    pub fn shifted(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[], Gradient::Outputs)
     }
 
     /// Returns a tensor of another size, whose gradient needs no saved tensors.
-    pub fn resized(&self, size: &[usize]) -> Sketched {
+    pub fn resized(&self, size: &[usize]) -> TracedTensor {
         self.made(size, self.element, &[], Gradient::Own)
     }
 
     /// Multiplies elementwise by another tensor, whose dimensions may be 1.
-    pub fn mul(&self, other: &Sketched) -> Sketched {
+    pub fn mul(&self, other: &TracedTensor) -> TracedTensor {
         let (size, element) = self.with(other);
         let mut out = self.on.of(&size, element);
         let bytes = out.bytes();
-        let how = |tensor: &Sketched| match tensor.numel() == out.numel() {
+        let how = |tensor: &TracedTensor| match tensor.numel() == out.numel() {
             true => Gradient::Own,
             false => Gradient::Beside(bytes),
         };
@@ -373,10 +380,10 @@ impl Sketched {
     }
 
     /// Adds another tensor, whose dimensions may be 1.
-    pub fn add(&self, other: &Sketched) -> Sketched {
+    pub fn add(&self, other: &TracedTensor) -> TracedTensor {
         let (size, element) = self.with(other);
         let mut out = self.on.of(&size, element);
-        let how = |tensor: &Sketched| match tensor.bytes() == out.bytes() {
+        let how = |tensor: &TracedTensor| match tensor.bytes() == out.bytes() {
             true => Gradient::Outputs,
             false => Gradient::Own,
         };
@@ -385,7 +392,7 @@ impl Sketched {
     }
 
     /// Returns the broadcast size and the dtype of both.
-    fn with(&self, other: &Sketched) -> (Vec<usize>, usize) {
+    fn with(&self, other: &TracedTensor) -> (Vec<usize>, usize) {
         let (long, short) = if self.size.len() < other.size.len() { (other, self) } else { (self, other) };
         let mut size = long.size.clone();
         for (one, other) in size.iter_mut().rev().zip(short.size.iter().rev()) {
@@ -395,7 +402,7 @@ impl Sketched {
     }
 
     /// Concatenates tensors along a dimension.
-    pub fn cat(all: &[&Sketched], dim: usize) -> Sketched {
+    pub fn cat(all: &[&TracedTensor], dim: usize) -> TracedTensor {
         let mut size = all[0].size.clone();
         size[dim] = all.iter().map(|tensor| tensor.size[dim]).sum();
         let mut out = all[0].on.of(&size, all[0].element);
@@ -405,17 +412,22 @@ impl Sketched {
     }
 
     /// Computes `x W^T + bias`.
-    pub fn linear(&self, weight: &Sketched, bias: Option<&Sketched>) -> Sketched {
+    pub fn linear(&self, weight: &TracedTensor, bias: Option<&TracedTensor>) -> TracedTensor {
         let [leading @ .., _] = &self.size[..] else { unreachable!("a matrix") };
         let x = self.contiguous();
         let mut out = self.on.of(&[leading, &[weight.size[0]]].concat(), self.element);
-        let saved: Vec<&Sketched> = weight.variable.map(|_| &x).into_iter().collect();
+        let saved: Vec<&TracedTensor> = weight.variable.map(|_| &x).into_iter().collect();
         self.on.record(&x.with_weights(weight, bias), &mut [&mut out], &saved, 0);
         out
     }
 
     /// Convolves to `size`. Libraries copy their inputs into their own layout.
-    pub fn convolved(&self, weight: &Sketched, bias: Option<&Sketched>, size: &[usize]) -> Sketched {
+    pub fn convolved(
+        &self,
+        weight: &TracedTensor,
+        bias: Option<&TracedTensor>,
+        size: &[usize],
+    ) -> TracedTensor {
         let _read = [self.on.of(&self.size, self.element), self.on.of(&weight.size, self.element)];
         let x = self.contiguous();
         let mut out = self.on.of(size, self.element);
@@ -427,14 +439,14 @@ impl Sketched {
 
     fn with_weights<'a>(
         &'a self,
-        weight: &'a Sketched,
-        bias: Option<&'a Sketched>,
-    ) -> Vec<(&'a Sketched, Gradient)> {
+        weight: &'a TracedTensor,
+        bias: Option<&'a TracedTensor>,
+    ) -> Vec<(&'a TracedTensor, Gradient)> {
         [self, weight].into_iter().chain(bias).map(|input| (input, Gradient::Own)).collect()
     }
 
     /// Norms over `values` values each, with an optional weight and bias: libtorch's layer and group norm.
-    pub fn normed(&self, values: usize, weights: [Option<&Sketched>; 2]) -> Sketched {
+    pub fn normed(&self, values: usize, weights: [Option<&TracedTensor>; 2]) -> TracedTensor {
         let x = self.contiguous();
         let mut out = self.on.of(&self.size, self.element);
         let stats = self.on.of(&[2 * self.numel() / values], F32);
@@ -448,7 +460,7 @@ impl Sketched {
 
     /// Computes `x / rms(x) weight` over the last `values` values. On a host with a gradient, like libtorch's
     /// composition.
-    pub fn rms_normed(&self, values: usize, weight: &Sketched) -> Sketched {
+    pub fn rms_normed(&self, values: usize, weight: &TracedTensor) -> TracedTensor {
         if !self.on.runs.on_host || self.variable.is_none() {
             return self.normed(values, [Some(weight), None]);
         }
@@ -464,7 +476,7 @@ impl Sketched {
 
     /// Runs attention over these queries `[B, H, N, D]`, keys and values, with kernels that store no scores:
     /// `[B, N, H D]`.
-    pub fn attended(&self, keys: &Sketched, values: &Sketched) -> Sketched {
+    pub fn attended(&self, keys: &TracedTensor, values: &TracedTensor) -> TracedTensor {
         let [batch, heads, tokens, dim] = self.size[..] else { unreachable!("heads have four dimensions") };
         let mut out = self.on.tensor(&[batch, tokens, heads * dim]);
         let sums = self.on.of(&[batch, heads, tokens], F32);
@@ -478,7 +490,7 @@ impl Sketched {
 }
 
 /// A block of an [`AutogradModel`](crate::autograd::AutogradModel).
-pub(crate) struct BlockSketch<'a> {
+pub(crate) struct BlockTrace<'a> {
     /// Its units; the adapters' unit is last.
     pub units: &'a [&'a Unit],
     /// Shape of its input, and bytes per element.
@@ -511,24 +523,24 @@ impl BlockPlace {
 
 /// Returns the memory of a block with the function `run`, as [`crate::autograd`] runs it.
 pub(crate) fn block_bytes(
-    BlockSketch { units, input: (size, element), input_grad, place, weights_last }: BlockSketch,
+    BlockTrace { units, input: (size, element), input_grad, place, weights_last }: BlockTrace,
     runs: Runs,
-    run: impl Fn(&SketchedWeights, &Sketched) -> Sketched,
+    run: impl Fn(&TracedWeights, &TracedTensor) -> TracedTensor,
 ) -> BlockBytes {
-    let plain = Sketch::new(runs);
+    let plain = MemoryTrace::new(runs);
     let out = run(&plain.weights(units, |_| false), &plain.given(size, element, false));
     let (scoring, output) = (plain.peak(), out.bytes());
     let input = if place == BlockPlace::First { 0 } else { size.iter().product::<usize>() * element };
 
-    let sketch = Sketch::new(runs);
-    let weights = sketch.weights(units, |unit| unit.trainable);
-    let x = sketch.given(size, element, input_grad);
+    let trace = MemoryTrace::new(runs);
+    let weights = trace.weights(units, |unit| unit.trainable);
+    let x = trace.given(size, element, input_grad);
     let out = run(&weights, &x);
-    let (forward, kept) = (sketch.peak(), sketch.live());
-    let (_grad, is_followed) = (sketch.of(&out.size, out.element), out.variable.is_some());
-    let _grads = is_followed.then(|| sketch.gradients(&[&out]));
+    let (forward, kept) = (trace.peak(), trace.live());
+    let (_grad, is_followed) = (trace.of(&out.size, out.element), out.variable.is_some());
+    let _grads = is_followed.then(|| trace.gradients(&[&out]));
     // In addition to saved tensors and the output's gradient.
-    let backward = if is_followed { sketch.peak().saturating_sub(kept + output) } else { 0 };
+    let backward = if is_followed { trace.peak().saturating_sub(kept + output) } else { 0 };
     // An inner block's output counts as the next block's input; the graph holds it to the end.
     let (next, held) = if place == BlockPlace::Last { (0, 0) } else { (output, output) };
     let bytes = BlockBytes { input, forward, scoring, output_grad: output, ..BlockBytes::default() };
