@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::adapted::{self, Adapter};
+use super::lora_linear::{self, Adapter};
 use crate::Result;
 use crate::autograd::Layout;
 use crate::decoder::lora;
@@ -171,7 +171,7 @@ impl Linear {
         if adapters.is_empty() {
             return Ok(x.f_linear(weight, Some(bias))?);
         }
-        adapted::linear(x, [weight, bias], &adapters, self.scale)
+        lora_linear::linear(x, [weight, bias], &adapters, self.scale)
     }
 
     /// Returns the layer's adapters in `weights`, each with the part of the output that it adds to.
@@ -193,7 +193,7 @@ impl Linear {
             firsts.map(|first| [0, 1].map(|which| weights.get(1, first + which))).collect();
         match adapters.is_empty() {
             true => x.linear(weight, Some(bias)),
-            false => adapted::trace(&x, weight, &adapters),
+            false => lora_linear::trace(&x, weight, &adapters),
         }
     }
 

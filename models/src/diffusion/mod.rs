@@ -9,11 +9,11 @@
 //! [`transformer`] is any of the models. [`sampler`] runs the steps, [`sde`] is a step with noise and so with
 //! a log-probability, and [`guidance`] evaluates a model twice.
 
-mod adapted;
 pub mod dit;
 mod footprint;
 pub mod guidance;
 pub(crate) mod layers;
+mod lora_linear;
 pub mod sampler;
 pub mod sd3;
 pub mod sde;

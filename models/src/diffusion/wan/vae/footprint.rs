@@ -18,12 +18,12 @@ pub struct VideoLatentSize {
 }
 
 /// The last two input frames of each convolution.
-struct Past<'a> {
+struct FrameCache<'a> {
     seen: &'a [TracedTensor],
     kept: Vec<TracedTensor>,
 }
 
-impl Past<'_> {
+impl FrameCache<'_> {
     fn before(&mut self, x: &TracedTensor) -> TracedTensor {
         let mut size = x.size.clone();
         size[2] = 2;
@@ -99,14 +99,14 @@ impl WanVaeDecoder {
         seen: &[TracedTensor],
         mut inputs: Option<&mut Vec<(TracedTensor, usize)>>,
     ) -> (TracedTensor, Vec<TracedTensor>) {
-        let (mut x, mut past) = (first.clone(), Past { seen, kept: Vec::new() });
+        let (mut x, mut cache) = (first.clone(), FrameCache { seen, kept: Vec::new() });
         for (layer, unit) in self.layers.iter().zip(&self.units) {
             if let Some(inputs) = &mut inputs {
-                inputs.push((x.clone(), past.kept.len()));
+                inputs.push((x.clone(), cache.kept.len()));
             }
-            x = layer.trace(&x.on.weights(&[unit], |_| false), &x, &mut past);
+            x = layer.trace(&x.on.weights(&[unit], |_| false), &x, &mut cache);
         }
-        (x, past.kept)
+        (x, cache.kept)
     }
 
     fn trace_following(&self, on: &MemoryTrace, size: &VideoLatentSize, kept: Vec<Vec<TracedTensor>>) {
@@ -162,9 +162,9 @@ fn layer_grad(
     let on = x.on.apart();
     let leaf = |tensor: &TracedTensor| tensor.leaf_on(&on);
     let (input, own): (TracedTensor, Vec<TracedTensor>) = (leaf(x), seen.iter().map(leaf).collect());
-    let mut past = Past { seen: &own, kept: Vec::new() };
-    let output = layer.trace(&on.weights(&[unit], |_| false), &input, &mut past);
-    let after = past.kept.iter().take(of_after.len());
+    let mut cache = FrameCache { seen: &own, kept: Vec::new() };
+    let output = layer.trace(&on.weights(&[unit], |_| false), &input, &mut cache);
+    let after = cache.kept.iter().take(of_after.len());
     let grads = on.gradients(&std::iter::once(&output).chain(after).collect::<Vec<_>>());
     drop(grads);
     (x.on.of(&x.size, x.element), seen.iter().map(|it| x.on.of(&it.size, it.element)).collect())
@@ -172,7 +172,7 @@ fn layer_grad(
 
 impl Layer {
     /// Traces the memory of [`Layer::run`].
-    fn trace(&self, weights: &TracedWeights, x: &TracedTensor, past: &mut Past) -> TracedTensor {
+    fn trace(&self, weights: &TracedWeights, x: &TracedTensor, cache: &mut FrameCache) -> TracedTensor {
         let of_channels = |x: &TracedTensor, channels: usize, frames: usize| {
             [&[x.size[0], channels, frames], &x.size[3..]].concat()
         };
@@ -180,7 +180,7 @@ impl Layer {
             conv.trace_convolution(weights, x, &of_channels(x, conv.trace_rows(weights), x.size[2]))
         };
         let mut causal = |conv: Linear, x: &TracedTensor| {
-            let seen = past.before(x);
+            let seen = cache.before(x);
             let size = of_channels(x, conv.trace_rows(weights), x.size[2]);
             conv.trace_convolution(weights, &seen, &size)
         };
@@ -206,7 +206,7 @@ impl Layer {
                 images.add(&out.trace_convolution(weights, &attended, &images.size)).permuted(&x.size)
             }
             Layer::Double { in_time, conv } => {
-                let x = in_time.map_or(x.clone(), |in_time| double_frames(weights, x, in_time, past));
+                let x = in_time.map_or(x.clone(), |in_time| double_frames(weights, x, in_time, cache));
                 let [videos, channels, frames, height, width] = x.size[..] else { unreachable!("videos") };
                 let images = x.permuted(&[videos * frames, channels, height, width]).contiguous();
                 let doubled = images.resized(&[videos * frames, channels, 2 * height, 2 * width]);
@@ -219,12 +219,12 @@ impl Layer {
                 let frames = x.size[2] * repeat.frames as usize;
                 let size = [x.size[0], repeat.channels as usize, frames, 2 * x.size[3], 2 * x.size[4]];
                 let filled = x.resized(&size);
-                let left_out = if past.seen.is_empty() { repeat.frames as usize - 1 } else { 0 };
+                let left_out = if cache.seen.is_empty() { repeat.frames as usize - 1 } else { 0 };
                 let beside = filled.permuted(&size).contiguous().narrow(2, frames - left_out);
                 drop(filled);
                 let mut inner = x.clone();
                 for layer in layers {
-                    inner = layer.trace(weights, &inner, past);
+                    inner = layer.trace(weights, &inner, cache);
                 }
                 inner.add(&beside)
             }
@@ -257,11 +257,11 @@ fn double_frames(
     weights: &TracedWeights,
     x: &TracedTensor,
     in_time: Linear,
-    past: &mut Past,
+    cache: &mut FrameCache,
 ) -> TracedTensor {
-    let alone = usize::from(past.seen.is_empty());
+    let alone = usize::from(cache.seen.is_empty());
     let (first, rest) = (x.narrow(2, alone), x.narrow(2, x.size[2] - alone));
-    let seen = past.before(&rest);
+    let seen = cache.before(&rest);
     let &[videos, channels, frames, height, width] = &rest.size[..] else { unreachable!("videos") };
     if frames == 0 {
         return first;

@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
+use super::frame_cache::FrameCache;
 use super::layers::Layer;
-use super::past::Past;
 use super::{WanVaeDecoder, of_channels};
 use crate::Result;
 use crate::model::Weights;
@@ -82,12 +82,12 @@ impl WanVaeDecoder {
         latents: &Tensor,
         seen: &[Tensor],
     ) -> Result<(Vec<Tensor>, Vec<usize>)> {
-        let (mut x, mut past) = (self.first_input(weights, latents)?, Past::new(seen));
+        let (mut x, mut cache) = (self.first_input(weights, latents)?, FrameCache::new(seen));
         let (mut inputs, mut asked) = (Vec::new(), vec![0]);
         for (layer, unit) in self.layers.iter().zip(weights) {
-            let output = layer.run(&Weights::new(&[unit]), &x, &mut past)?;
+            let output = layer.run(&Weights::new(&[unit]), &x, &mut cache)?;
             inputs.push(std::mem::replace(&mut x, output));
-            asked.push(past.asked());
+            asked.push(cache.asked());
         }
         Ok((inputs, asked))
     }
@@ -104,10 +104,10 @@ fn layer_grad(
     let leaves = std::iter::once(x).chain(seen);
     let leaves = leaves.map(|leaf| Ok(leaf.f_detach()?.f_set_requires_grad(true)?));
     let leaves = leaves.collect::<Result<Vec<Tensor>>>()?;
-    let mut past = Past::new(&leaves[1..]);
-    let output = layer.run(weights, &leaves[0], &mut past)?;
+    let mut cache = FrameCache::new(&leaves[1..]);
+    let output = layer.run(weights, &leaves[0], &mut cache)?;
     let mut objective = output.f_mul(grad)?.f_sum(output.kind())?;
-    for (after, grad) in past.into_kept().iter().zip(of_after) {
+    for (after, grad) in cache.into_kept().iter().zip(of_after) {
         objective = objective.f_add(&after.f_mul(grad)?.f_sum(after.kind())?)?;
     }
     let mut found = Tensor::f_run_backward(&[objective], &leaves, false, false)?;

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::past::Past;
+use super::frame_cache::FrameCache;
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::model::Weights;
@@ -60,10 +60,10 @@ pub(super) fn cube(params: &mut Params, name: &str, own: i64, before: i64) -> Li
 }
 
 impl Layer {
-    /// Returns the layer's output for the frames that follow those of `past`.
-    pub(super) fn run(&self, weights: &Weights, x: &Tensor, past: &mut Past) -> Result<Tensor> {
+    /// Returns the layer's output for the frames that follow those of `cache`.
+    pub(super) fn run(&self, weights: &Weights, x: &Tensor, cache: &mut FrameCache) -> Result<Tensor> {
         let mut causal = |conv: Linear, x: &Tensor| {
-            let x = past.before(x)?;
+            let x = cache.before(x)?;
             conv.convolve_frames(weights, &x, [0, 1, 1])
         };
         let lit = |norm: usize, x: &Tensor| Ok::<_, crate::Error>(rms_norm(weights, norm, x)?.f_silu()?);
@@ -78,7 +78,7 @@ impl Layer {
             Layer::Attention { norm, qkv, out } => attend(weights, x, norm, qkv, out),
             Layer::Double { in_time, conv } => {
                 let x = match in_time {
-                    Some(in_time) => double_frames(weights, x, in_time, past)?,
+                    Some(in_time) => double_frames(weights, x, in_time, cache)?,
                     None => x.shallow_clone(),
                 };
                 of_each_frame(&x, |frames| {
@@ -88,10 +88,10 @@ impl Layer {
                 })
             }
             Layer::Beside { ref layers, repeat } => {
-                let beside = repeat.run(x, past.is_beginning())?;
+                let beside = repeat.run(x, cache.is_beginning())?;
                 let mut inner = x.shallow_clone();
                 for layer in layers {
-                    inner = layer.run(weights, &inner, past)?;
+                    inner = layer.run(weights, &inner, cache)?;
                 }
                 Ok(inner.f_add(&beside)?)
             }
@@ -166,10 +166,10 @@ fn attend(weights: &Weights, x: &Tensor, norm: usize, qkv: Linear, out: Linear) 
 }
 
 /// Doubles the frames, except a video's first one. It stays single, and later frames do not see it here.
-fn double_frames(weights: &Weights, x: &Tensor, in_time: Linear, past: &mut Past) -> Result<Tensor> {
-    let alone = i64::from(past.is_beginning());
+fn double_frames(weights: &Weights, x: &Tensor, in_time: Linear, cache: &mut FrameCache) -> Result<Tensor> {
+    let alone = i64::from(cache.is_beginning());
     let (first, rest) = (x.f_narrow(2, 0, alone)?, x.f_narrow(2, alone, x.size()[2] - alone)?);
-    let seen = past.before(&rest)?;
+    let seen = cache.before(&rest)?;
     let &[batch, channels, frames, height, width] = &rest.size()[..] else {
         unreachable!("a video has five dimensions")
     };

@@ -2,7 +2,7 @@
 //! 5B, with the same weight names.
 //!
 //! Its convolutions are causal: they see a frame and the two frames before it. So a video is decoded in
-//! parts, each with the last two input frames of every convolution in the part before (`past`). Up to
+//! parts, each with the last two input frames of every convolution in the part before (`frame_cache`). Up to
 //! rounding, this equals decoding everything at once, and needs the memory of one part.
 //!
 //! The gradient of the latents is computed part by part as well: the cached frames have a gradient, which is
@@ -12,9 +12,9 @@
 
 mod config;
 mod footprint;
+mod frame_cache;
 mod gradient;
 mod layers;
-mod past;
 
 use tch::Tensor;
 
@@ -25,8 +25,8 @@ pub use gradient::WanVaeTape;
 use crate::Result;
 use crate::diffusion::layers::Params;
 use crate::model::{Init, Unit, Weights};
+use frame_cache::FrameCache;
 use layers::{Layer, Repeat, cube};
-use past::Past;
 
 /// The decoder. It holds no weights.
 #[derive(Debug)]
@@ -115,11 +115,11 @@ impl WanVaeDecoder {
     /// Decodes latents after those whose frames the convolutions have `seen`. Returns the frames, and the
     /// convolutions' new cached frames.
     fn run(&self, weights: &[&[Tensor]], latents: &Tensor, seen: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
-        let (mut x, mut past) = (self.first_input(weights, latents)?, Past::new(seen));
+        let (mut x, mut cache) = (self.first_input(weights, latents)?, FrameCache::new(seen));
         for (layer, unit) in self.layers.iter().zip(weights) {
-            x = layer.run(&Weights::new(&[unit]), &x, &mut past)?;
+            x = layer.run(&Weights::new(&[unit]), &x, &mut cache)?;
         }
-        Ok((x, past.into_kept()))
+        Ok((x, cache.into_kept()))
     }
 
     /// Undoes the encoder's normalization of latents, in the weights' dtype.

@@ -9,13 +9,13 @@ const SEEN: i64 = 2;
 
 /// The last two input frames of each convolution, in the order in which convolutions run: those of the
 /// previous part, and those of the current part for the next one.
-pub(super) struct Past<'a> {
+pub(super) struct FrameCache<'a> {
     /// Empty at a video's beginning.
     seen: &'a [Tensor],
     kept: Vec<Tensor>,
 }
 
-impl<'a> Past<'a> {
+impl<'a> FrameCache<'a> {
     /// Takes the frames that [`Self::into_kept`] returned, or none at a video's beginning.
     pub fn new(seen: &'a [Tensor]) -> Self {
         Self { seen, kept: Vec::with_capacity(seen.len()) }
