@@ -22,8 +22,8 @@
 use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, Rotation};
 use tch::{Kind, Tensor};
 
-use super::experts::{self, Experts, Mixed};
-use super::lora::{Between, Drops, Lora, Site};
+use super::experts::{self, Experts, MixtureOutput};
+use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
@@ -112,7 +112,7 @@ pub(super) struct Layer<'a> {
     /// Number of tokens that a token sees, including itself; `None`: all before it.
     pub window: Option<i64>,
     /// Dropout of adapters, in training.
-    pub drops: Option<Drops<'a>>,
+    pub drops: Option<AdapterDropout<'a>>,
 }
 
 /// Intermediate results of the second half of a block.
@@ -282,10 +282,10 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         (positions, rope_table): (&Tensor, &Tensor),
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
     ) -> Result<Projected> {
         let (h, rstd) = self.norm_input(weights, self.input_norm, x)?;
-        let qkv = self.linear(Site::Qkv, weights, &h, drops)?;
+        let qkv = self.linear(Projection::Qkv, weights, &h, drops)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
@@ -315,26 +315,26 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         attended: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         save: bool,
     ) -> Result<Finished> {
         let mut branches = Vec::new();
-        let x2 = self.linear(Site::O, weights, attended, drops)?;
+        let x2 = self.linear(Projection::O, weights, attended, drops)?;
         let mut x2 = self.end_branch(weights, self.attention_norm, x2, save.then_some(&mut branches))?;
         let (h2, rstd2) = match self.mlp_input_norm {
             Some(norm) => ops::add_rms_norm_(&mut x2, x, weights.get(0, norm), self.eps)?,
             None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
         };
         if let Some(experts) = self.experts {
-            let Mixed { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
+            let MixtureOutput { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
             return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice) });
         }
-        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
+        let gate_up = self.linear(Projection::GateUp, weights, &h2, drops)?;
         let activated = ops::glu(&gate_up, self.activation)?;
         let out = if self.mlp_norm.is_none() && self.residual_multiplier == 1.0 {
             self.add_down(weights, &mut x2, &activated, drops, save)?
         } else {
-            let product = self.linear(Site::Down, weights, &activated, drops)?;
+            let product = self.linear(Projection::Down, weights, &activated, drops)?;
             let kept = save.then_some(&mut branches);
             self.end_branch(weights, self.mlp_norm, product, kept)?.f_add_(&x2)?
         };
@@ -377,21 +377,28 @@ impl Block {
         Ok(if self.norms_heads_together { heads.f_flatten(1, 2)? } else { heads.shallow_clone() })
     }
 
-    /// Returns the indices of a site's matrix and of its bias, if it has one.
-    pub(super) fn params_at(&self, site: Site) -> (usize, Option<usize>) {
-        match site {
-            Site::Qkv => (self.qkv, self.qkv_bias),
-            Site::O => (self.o, self.o_bias),
-            Site::GateUp => (self.gate_up, self.gate_up_bias),
-            Site::Down => (self.down, self.down_bias),
+    /// Returns the indices of a projection's matrix and of its bias, if it has one.
+    pub(super) fn params_at(&self, projection: Projection) -> (usize, Option<usize>) {
+        match projection {
+            Projection::Qkv => (self.qkv, self.qkv_bias),
+            Projection::O => (self.o, self.o_bias),
+            Projection::GateUp => (self.gate_up, self.gate_up_bias),
+            Projection::Down => (self.down, self.down_bias),
         }
     }
 
-    /// Returns `x` times a site's matrix, with its bias and its adapters.
-    fn linear(&self, site: Site, weights: &Weights, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
-        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+    /// Returns `x` times a projection's matrix, with its bias and its adapters.
+    fn linear(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        x: &Tensor,
+        drops: Option<AdapterDropout>,
+    ) -> Result<Tensor> {
+        let (matrix, bias) =
+            (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         let mut y = self.math.linear(x, matrix, bias)?;
-        self.adapt_(site, weights, x, drops, &mut y)?;
+        self.adapt_(projection, weights, x, drops, &mut y)?;
         Ok(y)
     }
 
@@ -402,53 +409,58 @@ impl Block {
         weights: &Weights,
         x: &mut Tensor,
         activated: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         kept: bool,
     ) -> Result<Tensor> {
-        if self.scales(Site::Down) {
-            let product = self.linear(Site::Down, weights, activated, drops)?;
+        if self.scales(Projection::Down) {
+            let product = self.linear(Projection::Down, weights, activated, drops)?;
             return Ok(if kept { x.f_add(&product)? } else { x.f_add_(&product)? });
         }
         let mut out = self.math.add_linear(x, activated, weights.get(0, self.down), kept)?;
-        if let Some(bias) = self.inner_bias(Site::Down, weights) {
+        if let Some(bias) = self.inner_bias(Projection::Down, weights) {
             drop(out.f_add_(bias)?);
         }
-        self.adapt_(Site::Down, weights, activated, drops, &mut out)?;
+        self.adapt_(Projection::Down, weights, activated, drops, &mut out)?;
         Ok(out)
     }
 
-    /// Returns true if adapters scale a site's product.
-    pub(super) fn scales(&self, site: Site) -> bool {
-        self.lora.as_ref().is_some_and(|lora| lora.scales(site))
+    /// Returns true if adapters scale a projection's product.
+    pub(super) fn scales(&self, projection: Projection) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.scales(projection))
     }
 
-    fn bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
-        self.params_at(site).1.map(|bias| weights.get(0, bias))
+    fn bias<'a>(&self, projection: Projection, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.params_at(projection).1.map(|bias| weights.get(0, bias))
     }
 
-    /// Returns a site's bias if it is added before the adapters.
-    pub(super) fn inner_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
-        self.bias(site, weights).filter(|_| !self.scales(site))
+    /// Returns a projection's bias if it is added before the adapters.
+    pub(super) fn inner_bias<'a>(&self, projection: Projection, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(projection, weights).filter(|_| !self.scales(projection))
     }
 
-    /// Returns a site's bias if it is added after the adapters' scaling.
-    fn outer_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
-        self.bias(site, weights).filter(|_| self.scales(site))
+    /// Returns a projection's bias if it is added after the adapters' scaling.
+    fn outer_bias<'a>(&self, projection: Projection, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(projection, weights).filter(|_| self.scales(projection))
     }
 
-    /// Drops the MLP's projection, which is most of the saved memory and one product away from the rest. For
-    /// Qwen2.5-7B 30 of 106 KB per token remain, for a fifth more compute.
+    /// AdapterDropout the MLP's projection, which is most of the saved memory and one product away from the
+    /// rest. For Qwen2.5-7B 30 of 106 KB per token remain, for a fifth more compute.
     pub fn thin(&self, Saved(mut saved): Saved) -> Saved {
         drop(saved.remove(GATE_UP));
         Saved(saved)
     }
 
     /// Recomputes the MLP's projection.
-    pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
+    pub fn refill(
+        &self,
+        weights: &Weights,
+        Saved(mut saved): Saved,
+        drops: Option<AdapterDropout>,
+    ) -> Result<Saved> {
         let (h2, _) = self.norm_input(weights, self.mlp_input_norm, &saved[X2])?;
         let gate_up = match (self.experts, saved.last()) {
             (Some(experts), Some(chosen)) => self.expand_again(experts, weights, h2, chosen)?,
-            _ => self.linear(Site::GateUp, weights, &h2, drops)?,
+            _ => self.linear(Projection::GateUp, weights, &h2, drops)?,
         };
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
@@ -476,14 +488,14 @@ impl Block {
             None => self.mlp_backward(weights, grads, (&x2, &rstd2, gate_up, of_mlp), drops, &mut dx)?,
         }
         let dproduct = self.branch_backward(weights, grads, self.attention_norm, of_attention, &dx)?;
-        let (dattended, between) = self.input_backward(Site::O, weights, &dproduct, drops)?;
-        self.weight_backward(Site::O, weights, grads, (&dproduct, &attended), drops, between)?;
+        let (dattended, inner_grads) = self.input_backward(Projection::O, weights, &dproduct, drops)?;
+        self.weight_backward(Projection::O, weights, grads, (&dproduct, &attended), drops, inner_grads)?;
         drop(dproduct);
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
-        let (mut h, between) = self.input_backward(Site::Qkv, weights, &dqkv, drops)?;
+        let (mut h, inner_grads) = self.input_backward(Projection::Qkv, weights, &dqkv, drops)?;
         self.stream_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
-        self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
+        self.weight_backward(Projection::Qkv, weights, grads, (&dqkv, &h), drops, inner_grads)?;
         Ok(dx)
     }
 
@@ -494,92 +506,93 @@ impl Block {
         weights: &Weights,
         grads: &mut Grads,
         (x2, rstd2, mut gate_up, of_branch): (&Tensor, &Tensor, Tensor, Option<[Tensor; 2]>),
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         dx: &mut Tensor,
     ) -> Result<()> {
         let dproduct = self.branch_backward(weights, grads, self.mlp_norm, of_branch, dx)?;
-        let (mut activated, between) = self.input_backward(Site::Down, weights, &dproduct, drops)?;
+        let (mut activated, inner_grads) =
+            self.input_backward(Projection::Down, weights, &dproduct, drops)?;
         ops::glu_backward_(&mut gate_up, &mut activated, self.activation)?;
-        self.weight_backward(Site::Down, weights, grads, (&dproduct, &activated), drops, between)?;
+        self.weight_backward(Projection::Down, weights, grads, (&dproduct, &activated), drops, inner_grads)?;
         drop(dproduct);
         let dgate_up = gate_up;
-        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
+        let (mut h2, inner_grads) = self.input_backward(Projection::GateUp, weights, &dgate_up, drops)?;
         self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, x2, rstd2), dx)?;
-        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)
+        self.weight_backward(Projection::GateUp, weights, grads, (&dgate_up, &h2), drops, inner_grads)
     }
 
-    /// Adds the effect of a site's adapters, if it has any, to its product `y`.
+    /// Adds the effect of a projection's adapters, if it has any, to its product `y`.
     fn adapt_(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_(site, weights, x, drops, self.math, y)?;
-        if let Some(bias) = self.outer_bias(site, weights) {
+        lora.forward_(projection, weights, x, drops, self.math, y)?;
+        if let Some(bias) = self.outer_bias(projection, weights) {
             drop(y.f_add_(bias)?);
         }
         Ok(())
     }
 
-    /// Returns true if a site has adapters.
-    pub(super) fn adapts(&self, site: Site) -> bool {
-        self.lora.as_ref().is_some_and(|lora| lora.is_at(site))
+    /// Returns true if a projection has adapters.
+    pub(super) fn adapts(&self, projection: Projection) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.is_at(projection))
     }
 
     /// Like [`Self::adapt_`], without dropout and without allocating memory.
     pub(super) fn adapt_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_in_place(site, weights, x, scratch, self.math, y)?;
-        if let Some(bias) = self.outer_bias(site, weights) {
+        lora.forward_in_place(projection, weights, x, scratch, self.math, y)?;
+        if let Some(bias) = self.outer_bias(projection, weights) {
             drop(y.f_add_(bias)?);
         }
         Ok(())
     }
 
-    /// Turns the gradient of a site's output into that of its input. Also returns what
+    /// Turns the gradient of a projection's output into that of its input. Also returns what
     /// [`Self::weight_backward`] needs in addition to the input.
     fn input_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         dy: &Tensor,
-        drops: Option<Drops>,
-    ) -> Result<(Tensor, Between)> {
-        let matrix = weights.get(0, self.params_at(site).0);
+        drops: Option<AdapterDropout>,
+    ) -> Result<(Tensor, InnerGrads)> {
+        let matrix = weights.get(0, self.params_at(projection).0);
         match &self.lora {
-            Some(lora) => lora.input_backward(site, weights, matrix, dy, drops),
-            None => Ok((dy.f_mm(matrix)?, Between::default())),
+            Some(lora) => lora.input_backward(projection, weights, matrix, dy, drops),
+            None => Ok((dy.f_mm(matrix)?, InnerGrads::default())),
         }
     }
 
-    /// Writes the gradients of a site's matrix, bias and adapters.
+    /// Writes the gradients of a projection's matrix, bias and adapters.
     fn weight_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
-        drops: Option<Drops>,
-        between: Between,
+        drops: Option<AdapterDropout>,
+        inner_grads: InnerGrads,
     ) -> Result<()> {
-        let (matrix, bias) = self.params_at(site);
+        let (matrix, bias) = self.params_at(projection);
         if let Some(bias) = bias {
             grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))?;
         }
         grads.put_linear(0, matrix, dy, x)?;
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.weight_backward(site, weights, grads, (dy, x), drops, between)
+        lora.weight_backward(projection, weights, grads, (dy, x), drops, inner_grads)
     }
 
     /// Turns the gradient `dx` of the stream into that of a branch's last product. `of_branch` holds the

@@ -22,7 +22,7 @@ pub(super) struct Experts {
 }
 
 /// Intermediate results of a mixture's forward.
-pub(super) struct Mixed {
+pub(super) struct MixtureOutput {
     /// The block's output `[N, C]`.
     pub out: Tensor,
     /// `[R, 2 F]`, sorted by expert.
@@ -88,7 +88,13 @@ impl Experts {
 
 impl Block {
     /// Returns the residual stream `x2` `[N, C]` plus the experts' output for its norm `h2`.
-    pub(super) fn mix(&self, experts: Experts, weights: &Weights, x2: &Tensor, h2: Tensor) -> Result<Mixed> {
+    pub(super) fn mix(
+        &self,
+        experts: Experts,
+        weights: &Weights,
+        x2: &Tensor,
+        h2: Tensor,
+    ) -> Result<MixtureOutput> {
         let choice = experts.choose(weights, &h2, self.math)?;
         let dispatch = experts.dispatch(&choice.chosen)?;
         let gate_up = self.expand(weights, h2, &dispatch)?;
@@ -97,7 +103,7 @@ impl Block {
             self.math.grouped_linear(&activated, weights.get(0, self.down), &dispatch.groups)?
         };
         let out = dispatch.add_up(x2, &product, Some(&choice.weights()?))?;
-        Ok(Mixed { out, gate_up, choice })
+        Ok(MixtureOutput { out, gate_up, choice })
     }
 
     /// Computes the experts' gates and inputs `[R, 2 F]` for the rows of `h2` `[N, C]`.
@@ -107,7 +113,7 @@ impl Block {
         self.math.grouped_linear(&sorted, weights.get(0, self.gate_up), &dispatch.groups)
     }
 
-    /// Recomputes [`Mixed::gate_up`] for tokens that chose `chosen`.
+    /// Recomputes [`MixtureOutput::gate_up`] for tokens that chose `chosen`.
     pub(super) fn expand_again(
         &self,
         experts: Experts,

@@ -143,7 +143,7 @@ impl Decoder {
         let lse = floats(heads);
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
-        // Rows between an adapter's two products: the widest adapter, and all adapters of a site.
+        // Rows between an adapter's two products: the widest adapter, and all adapters of a projection.
         let between = rows(block.ranks().flatten().max().unwrap_or(0));
         let all_between = rows(block.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
         // With magnitudes, a matrix and its product.
@@ -174,9 +174,9 @@ impl Decoder {
         // Before the MLP's activation, with magnitudes and dropout: an adapter's input, and its columns
         // twice.
         let in_gate_up = if dora { 2 * between + dropped(x) + sum.max(2 * dropped(rows(of_mlp))) } else { 0 };
-        // Memory of adapters at a site. With magnitudes: the gradient before them and, for their own
+        // Memory of adapters at a projection. With magnitudes: the gradient before them and, for their own
         // gradient, a column's products.
-        let at_site = |output: usize, input: usize, column: usize| match dora {
+        let at_projection = |output: usize, input: usize, column: usize| match dora {
             false => 2 * dropped(input),
             true if block.drops() => output + sum.max(2 * input + column),
             true => output + sum.max(column),
@@ -193,8 +193,8 @@ impl Decoder {
             choice: 0,
             forward: gate_up + h2 + (mlp + x + with_adapters).max(in_gate_up),
             scoring: gate_up + h2 + mlp + 2 * between + if dora { x + sum } else { multiplied },
-            backward: (mlp + at_site(x, mlp, x) + multiplied)
-                .max(mlp + h2 + at_site(gate_up, x, rows(of_mlp)))
+            backward: (mlp + at_projection(x, mlp, x) + multiplied)
+                .max(mlp + h2 + at_projection(gate_up, x, rows(of_mlp)))
                 .max(in_norm),
         });
         let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
@@ -206,9 +206,10 @@ impl Decoder {
         let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
         let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
         let in_attention =
-            in_attention.max(q + at_site(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
+            in_attention.max(q + at_projection(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
         // After attention, its inputs are freed, and the first norm's output is computed.
-        let after = (qkv + x + at_site(qkv, x, rows(of_qkv * dim))).saturating_sub(q + qkv + lse + qk_norm);
+        let after =
+            (qkv + x + at_projection(qkv, x, rows(of_qkv * dim))).saturating_sub(q + qkv + lse + qk_norm);
         let in_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
         let attention_backward = in_attention.max(after).saturating_sub(in_mlp);
         BlockBytes {

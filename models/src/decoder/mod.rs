@@ -44,7 +44,7 @@ use crate::{PackedBatch, Result};
 use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
-use lora::{Drops, Lora};
+use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
 
@@ -248,7 +248,7 @@ impl Decoder {
             packing: &batch.packing,
             rope_table: self.rope_tables.of(layer),
             window: self.config.window_of(layer),
-            drops: batch.row_keys.as_ref().map(|keys| Drops { keys }),
+            drops: batch.row_keys.as_ref().map(|keys| AdapterDropout { keys }),
         }
     }
 

@@ -5,7 +5,7 @@ use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Ro
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Site, math::Math,
+    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Projection, math::Math,
     multipliers::multiply_,
 };
 use crate::Result;
@@ -223,9 +223,14 @@ impl Block {
         let mut stream = Normed::unscaled(x);
         let input = if self.input_norm.is_some() { &mut *h } else { &mut stream };
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
-        self.math.linear_into(input, of(self.qkv), self.inner_bias(Site::Qkv, weights), &mut qkv_rows)?;
-        if self.adapts(Site::Qkv) {
-            self.adapt_in_place(Site::Qkv, weights, input.values()?, scratch, &mut qkv_rows)?;
+        self.math.linear_into(
+            input,
+            of(self.qkv),
+            self.inner_bias(Projection::Qkv, weights),
+            &mut qkv_rows,
+        )?;
+        if self.adapts(Projection::Qkv) {
+            self.adapt_in_place(Projection::Qkv, weights, input.values()?, scratch, &mut qkv_rows)?;
         }
         let norms = match self.qk_norm {
             Some((q, k)) if self.norms_heads_together => {
@@ -239,26 +244,26 @@ impl Block {
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
         let norms = (self.attention_norm.map(of), self.mlp_input_norm.map(of));
-        self.end_branch_in_place(Site::O, weights, attended, norms, (x, h, scratch))?;
+        self.end_branch_in_place(Projection::O, weights, attended, norms, (x, h, scratch))?;
         if let (Some(experts), Some(mixture)) = (self.experts, mixture) {
             return self.mix_in_place(experts, weights, next_norm, (x, h), mixture);
         }
         let input = if self.mlp_input_norm.is_some() { &mut *h } else { &mut stream };
-        let apart = self.gate_up_bias.is_some() || self.adapts(Site::GateUp);
+        let apart = self.gate_up_bias.is_some() || self.adapts(Projection::GateUp);
         if self.math == Math::ByRows || apart {
             self.math.linear_into(
                 input,
                 of(self.gate_up),
-                self.inner_bias(Site::GateUp, weights),
+                self.inner_bias(Projection::GateUp, weights),
                 gate_up,
             )?;
-            self.adapt_in_place(Site::GateUp, weights, input.values()?, scratch, gate_up)?;
+            self.adapt_in_place(Projection::GateUp, weights, input.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
             ops::swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         }
         let norms = (self.mlp_norm.map(of), next_norm);
-        self.end_branch_in_place(Site::Down, weights, activated, norms, (x, h, scratch))
+        self.end_branch_in_place(Projection::Down, weights, activated, norms, (x, h, scratch))
     }
 
     /// Adds the experts' output for the norm `h` to the residual stream `x`, and replaces `h` by the stream's
@@ -281,11 +286,11 @@ impl Block {
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
 
-    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, after the branch's
-    /// norm and multiplier if there are any. Replaces `h` by the stream's next norm.
+    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream `x`, after the
+    /// branch's norm and multiplier if there are any. Replaces `h` by the stream's next norm.
     fn end_branch_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         y: &Tensor,
         (branch_norm, next_norm): (Option<&Tensor>, Option<&Tensor>),
@@ -293,13 +298,14 @@ impl Block {
     ) -> Result<()> {
         if branch_norm.is_none() && self.residual_multiplier == 1.0 {
             let next_norm = next_norm.expect("branches have a norm on their input or output");
-            return self.add_and_norm_in_place(site, weights, y, next_norm, (x, h, scratch));
+            return self.add_and_norm_in_place(projection, weights, y, next_norm, (x, h, scratch));
         }
         // Uses the memory of the next norm, or of none.
         let mut product = h.values()?.shallow_clone();
-        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        let (matrix, bias) =
+            (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut product)?;
-        self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+        self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
         if let Some(norm) = branch_norm {
             ops::rms_norm_(&mut product, norm, self.eps)?;
         }
@@ -311,32 +317,33 @@ impl Block {
         }
     }
 
-    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, and computes its
-    /// norm. With adapters or experts the norm is computed at once, since they read its values.
+    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream `x`, and computes
+    /// its norm. With adapters or experts the norm is computed at once, since they read its values.
     fn add_and_norm_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         y: &Tensor,
         norm: &Tensor,
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        let (matrix, bias) =
+            (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         match self.math {
             Math::Fast if self.lora.is_none() && self.experts.is_none() && bias.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
-            Math::Fast if !self.scales(site) => {
+            Math::Fast if !self.scales(projection) => {
                 ops::add_linear_(x, y, matrix)?;
                 if let Some(bias) = bias {
                     drop(x.f_add_(bias)?);
                 }
-                self.adapt_in_place(site, weights, y, scratch, x)?;
+                self.adapt_in_place(projection, weights, y, scratch, x)?;
             }
             // Rounded where `forward` rounds, in the memory of the next norm.
             math => {
                 let mut product = h.values()?.shallow_clone();
-                let is_whole = site == Site::O || self.scales(site);
+                let is_whole = projection == Projection::O || self.scales(projection);
                 match math {
                     Math::Fast => drop(y.f_mm_out(&product, &matrix.f_tr()?)?),
                     Math::ByRows => {
@@ -344,14 +351,14 @@ impl Block {
                     }
                 }
                 if is_whole {
-                    self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+                    self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
                     drop(x.f_add_(&product)?);
                 } else {
                     drop(x.f_add_(&product)?);
                     if let Some(bias) = bias {
                         drop(x.f_add_(bias)?);
                     }
-                    self.adapt_in_place(site, weights, y, scratch, x)?;
+                    self.adapt_in_place(projection, weights, y, scratch, x)?;
                 }
             }
         }

@@ -6,14 +6,14 @@
 use anyroll_backends::ops;
 use tch::{Kind, Tensor};
 
-use super::{Adapter, Lora, Site, UNIT};
+use super::{Adapter, Lora, Projection, UNIT};
 use crate::Result;
 use crate::model::{Grads, Weights};
 
 /// Norm of a row of zeros, which stays a row of zeros.
 pub(crate) const LEAST_NORM: f64 = 1e-30;
 
-/// Intermediate values between a site's output and the sums of products that its magnitudes multiply.
+/// Intermediate values between a projection's output and the sums of products that its magnitudes multiply.
 pub(super) struct Scaled {
     /// Gradient of those sums: the output's gradient, its columns times their factors.
     pub dsum: Tensor,
@@ -31,14 +31,19 @@ impl Lora {
         self.adapters.iter().flatten().filter_map(|adapter| of(adapter).transpose()).collect()
     }
 
-    /// If the site has magnitudes, scales the gradient `dy` of its output `[N, out]`.
-    pub(super) fn scaled(&self, site: Site, weights: &Weights, dy: &Tensor) -> Result<Option<Scaled>> {
-        if !self.scales(site) {
+    /// If the projection has magnitudes, scales the gradient `dy` of its output `[N, out]`.
+    pub(super) fn scaled(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        dy: &Tensor,
+    ) -> Result<Option<Scaled>> {
+        if !self.scales(projection) {
             return Ok(None);
         }
         let (mut dsum, mut norms) = (dy.f_empty_like()?, Vec::new());
         dsum.f_copy_(dy)?;
-        for adapter in self.at(site) {
+        for adapter in self.at(projection) {
             let of_adapter = adapter.norms(weights)?;
             if let Some(magnitudes) = adapter.magnitudes(weights) {
                 let mut columns = dsum.f_narrow(1, adapter.start, adapter.columns)?;

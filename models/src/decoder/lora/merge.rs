@@ -14,7 +14,7 @@ const CHUNK: i64 = 1 << 24;
 impl Lora {
     /// Returns the parameters of the layer's own unit that [`Self::merge_`] changes.
     pub fn matrices(&self) -> impl Iterator<Item = usize> {
-        self.adapters.iter().filter_map(|at_site| Some(at_site.first()?.matrix))
+        self.adapters.iter().filter_map(|at_projection| Some(at_projection.first()?.matrix))
     }
 
     /// Merges the adapters of a layer into its matrices. `weights` are the layer's own unit and the adapters'

@@ -48,13 +48,13 @@ pub use targets::{LoraTarget, LoraTargets};
 pub(super) struct Lora {
     dropout: f64,
     dora: bool,
-    /// Adapters of each [`Site`].
+    /// Adapters of each [`Projection`].
     adapters: [Vec<Adapter>; 4],
 }
 
-/// A block's product with a matrix. Adapters at one site share their input.
+/// A block's product with a matrix. Adapters at one projection share their input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Site {
+pub(super) enum Projection {
     Qkv,
     O,
     GateUp,
@@ -63,7 +63,7 @@ pub(super) enum Site {
 
 /// Dropout of adapters in training.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Drops<'a> {
+pub(super) struct AdapterDropout<'a> {
     /// Keys of the rows, see [`ops::Dropout::keys`].
     pub keys: &'a Tensor,
 }
@@ -85,7 +85,7 @@ struct Adapter {
 
 /// Results of [`Lora::input_backward`] that [`Lora::weight_backward`] needs.
 #[derive(Default)]
-pub(super) struct Between {
+pub(super) struct InnerGrads {
     /// Gradient of the rows between A and B, for each adapter.
     inner: Vec<Tensor>,
     /// `Some` with `dora`.
@@ -114,16 +114,16 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
     let mut params = Vec::new();
     let mut adapters = [const { Vec::new() }; 4];
     for (number, &target) in lora.targets.of(layer).iter().enumerate() {
-        let (site, start, inputs, outputs) = match target {
-            LoraTarget::Q => (Site::Qkv, 0, hidden, q),
-            LoraTarget::K => (Site::Qkv, q, hidden, kv),
-            LoraTarget::V => (Site::Qkv, q + kv, hidden, kv),
-            LoraTarget::Qkv => (Site::Qkv, 0, hidden, q + 2 * kv),
-            LoraTarget::O => (Site::O, 0, q, hidden),
-            LoraTarget::Gate => (Site::GateUp, 0, hidden, intermediate),
-            LoraTarget::Up => (Site::GateUp, intermediate, hidden, intermediate),
-            LoraTarget::GateUp => (Site::GateUp, 0, hidden, 2 * intermediate),
-            LoraTarget::Down => (Site::Down, 0, intermediate, hidden),
+        let (projection, start, inputs, outputs) = match target {
+            LoraTarget::Q => (Projection::Qkv, 0, hidden, q),
+            LoraTarget::K => (Projection::Qkv, q, hidden, kv),
+            LoraTarget::V => (Projection::Qkv, q + kv, hidden, kv),
+            LoraTarget::Qkv => (Projection::Qkv, 0, hidden, q + 2 * kv),
+            LoraTarget::O => (Projection::O, 0, q, hidden),
+            LoraTarget::Gate => (Projection::GateUp, 0, hidden, intermediate),
+            LoraTarget::Up => (Projection::GateUp, intermediate, hidden, intermediate),
+            LoraTarget::GateUp => (Projection::GateUp, 0, hidden, 2 * intermediate),
+            LoraTarget::Down => (Projection::Down, 0, intermediate, hidden),
         };
         let (a, module) = (params.len(), target.module(layer));
         let (shape, weight) = (lora.shape_of(&module), format!("{module}.weight"));
@@ -132,9 +132,9 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
             params.push(magnitudes(&weight, outputs, inputs));
             a + 2
         });
-        let (matrix, _) = block.params_at(site);
+        let (matrix, _) = block.params_at(projection);
         let salt = (layer * 2 * LoraTarget::ALL.len() + 2 * number) as u32;
-        adapters[site as usize].push(Adapter {
+        adapters[projection as usize].push(Adapter {
             matrix,
             a,
             b: a + 1,
@@ -180,9 +180,11 @@ pub(crate) fn magnitudes(name: &str, outputs: i64, inputs: i64) -> ParamSpec {
 const UNIT: usize = 1;
 
 impl Lora {
-    /// Returns the ranks of adapters, site by site.
+    /// Returns the ranks of adapters, projection by projection.
     pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
-        self.adapters.iter().map(|site| site.iter().map(|adapter| adapter.shape.rank as usize).collect())
+        self.adapters
+            .iter()
+            .map(|projection| projection.iter().map(|adapter| adapter.shape.rank as usize).collect())
     }
 
     /// Returns the columns of the widest adapter's output.
@@ -195,14 +197,14 @@ impl Lora {
         self.dora
     }
 
-    /// Returns true if a site has adapters.
-    pub fn is_at(&self, site: Site) -> bool {
-        !self.at(site).is_empty()
+    /// Returns true if a projection has adapters.
+    pub fn is_at(&self, projection: Projection) -> bool {
+        !self.at(projection).is_empty()
     }
 
-    /// Returns true if a site's adapters have magnitudes: the matrix's bias is then added after them.
-    pub fn scales(&self, site: Site) -> bool {
-        self.dora && self.is_at(site)
+    /// Returns true if a projection's adapters have magnitudes: the matrix's bias is then added after them.
+    pub fn scales(&self, projection: Projection) -> bool {
+        self.dora && self.is_at(projection)
     }
 
     /// Returns true if there is dropout in training.
@@ -210,21 +212,21 @@ impl Lora {
         self.dropout > 0.0
     }
 
-    fn at(&self, site: Site) -> &[Adapter] {
-        &self.adapters[site as usize]
+    fn at(&self, projection: Projection) -> &[Adapter] {
+        &self.adapters[projection as usize]
     }
 
     /// Adds the adapters' effect to the matrix product `y` `[N, out]` of `x` `[N, in]`.
     pub fn forward_(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         math: Math,
         y: &mut Tensor,
     ) -> Result<()> {
-        for adapter in self.at(site) {
+        for adapter in self.at(projection) {
             let seen = self.dropped(adapter, x, drops)?;
             let z = self.inner(adapter, weights, &seen, math)?;
             let b = weights.get(UNIT, adapter.b);
@@ -245,14 +247,14 @@ impl Lora {
     /// Like [`Self::forward_`], with prepared weights, without dropout and without allocating memory.
     pub fn forward_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
         math: Math,
         y: &Tensor,
     ) -> Result<()> {
-        for adapter in self.at(site) {
+        for adapter in self.at(projection) {
             let (a, b) = (weights.get(UNIT, adapter.a), weights.get(UNIT, adapter.b));
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
             let AdapterShape { rank, scale, .. } = adapter.shape;
@@ -281,18 +283,18 @@ impl Lora {
     /// `x`.
     pub fn input_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         matrix: &Tensor,
         dy: &Tensor,
-        drops: Option<Drops>,
-    ) -> Result<(Tensor, Between)> {
+        drops: Option<AdapterDropout>,
+    ) -> Result<(Tensor, InnerGrads)> {
         let drops = drops.filter(|_| self.drops());
-        let scaled = self.scaled(site, weights, dy)?;
+        let scaled = self.scaled(projection, weights, dy)?;
         let dsum = scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
         // With dropout, magnitudes affect the matrix's part only through the adapters' dropped input.
         let mut dx = if drops.is_some() { dy } else { dsum }.f_mm(matrix)?;
-        let inner = self.at(site).iter().map(|adapter| {
+        let inner = self.at(projection).iter().map(|adapter| {
             let of_adapter = |it: &Tensor| it.f_narrow(1, adapter.start, adapter.columns);
             let dsum = of_adapter(dsum)?;
             let dz = dsum.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(adapter.shape.scale)?;
@@ -309,27 +311,27 @@ impl Lora {
             Ok(dz)
         });
         let inner = inner.collect::<Result<_>>()?;
-        Ok((dx, Between { inner, scaled }))
+        Ok((dx, InnerGrads { inner, scaled }))
     }
 
     /// Writes the adapters' gradients.
     pub fn weight_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
-        drops: Option<Drops>,
-        between: Between,
+        drops: Option<AdapterDropout>,
+        inner_grads: InnerGrads,
     ) -> Result<()> {
-        let dsum = between.scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
-        for (number, (adapter, dz)) in self.at(site).iter().zip(&between.inner).enumerate() {
+        let dsum = inner_grads.scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
+        for (number, (adapter, dz)) in self.at(projection).iter().zip(&inner_grads.inner).enumerate() {
             let seen = self.dropped(adapter, x, drops)?;
             let z = self.inner(adapter, weights, &seen, Math::Fast)?;
             let dsum = dsum.f_narrow(1, adapter.start, adapter.columns)?;
             grads.put_linear(UNIT, adapter.b, &dsum, &z)?;
             grads.put_linear(UNIT, adapter.a, dz, &seen)?;
-            if let Some(scaled) = &between.scaled {
+            if let Some(scaled) = &inner_grads.scaled {
                 adapter.magnitude_backward(weights, grads, (dy, &seen, &z), &scaled.norms[number])?;
             }
         }
@@ -337,8 +339,8 @@ impl Lora {
     }
 
     /// Applies an adapter's dropout to its input `x`, or to the gradient of that input.
-    fn dropped(&self, adapter: &Adapter, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
-        let Some(Drops { keys }) = drops.filter(|_| self.drops()) else {
+    fn dropped(&self, adapter: &Adapter, x: &Tensor, drops: Option<AdapterDropout>) -> Result<Tensor> {
+        let Some(AdapterDropout { keys }) = drops.filter(|_| self.drops()) else {
             return Ok(x.shallow_clone());
         };
         Ok(ops::dropout(x, ops::Dropout { keys, salt: adapter.salt, probability: self.dropout })?)
