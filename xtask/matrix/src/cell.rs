@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::curves::Curves;
-use crate::here::{Here, anyroll};
+use crate::hardware::{Hardware, anyroll};
 use crate::history::{Entry, FOLDER, Status};
 use crate::matrix::{Cell, Matrix, Pipeline, Train};
 
@@ -21,7 +21,7 @@ pub struct Runner<'a> {
     /// Its matrix.
     pub matrix: &'a Matrix,
     /// This machine.
-    pub here: Here,
+    pub hardware: Hardware,
 }
 
 /// Result of a cell that passed.
@@ -36,9 +36,9 @@ impl Runner<'_> {
     /// # Errors
     /// If nothing could be started. A failure within the cell is its result.
     pub fn run(&self, cell: &Cell) -> Result<Entry> {
-        let device = self.here.device(&cell.backend);
-        let mut entry = Entry::new(&cell.name, device, self.here.shims, &commit(self.root));
-        if let Some(reason) = self.here.lacks(cell, &self.matrix.backends[&cell.backend]) {
+        let device = self.hardware.device(&cell.backend);
+        let mut entry = Entry::new(&cell.name, device, self.hardware.shims, &commit(self.root));
+        if let Some(reason) = self.hardware.lacks(cell, &self.matrix.backends[&cell.backend]) {
             return Ok(Entry { status: Status::NotRun, reason, ..entry });
         }
         let start = Instant::now();
@@ -58,10 +58,10 @@ impl Runner<'_> {
         let Pipeline::Train(train) = &self.matrix.pipelines[&cell.pipeline] else {
             return Err(format!("{} trains nothing, so it has no curves", cell.name));
         };
-        if let Some(reason) = self.here.lacks(cell, &self.matrix.backends[&cell.backend]) {
+        if let Some(reason) = self.hardware.lacks(cell, &self.matrix.backends[&cell.backend]) {
             return Err(format!("{} cannot be run here: {reason}", cell.name));
         }
-        if self.here.shims {
+        if self.hardware.shims {
             return Err("golden curves are those of hardware, and this machine's devices are shims".into());
         }
         let curves =

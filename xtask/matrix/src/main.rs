@@ -1,7 +1,7 @@
 //! `cargo xtask matrix`: runs the cells of `ci/matrix.yaml`, compares them with golden curves, and stores and
 //! shows results.
 //!
-//! Read in this order: `matrix` reads the file; `here` finds this machine's hardware; `cell` runs a cell and
+//! Read in this order: `matrix` reads the file; `hardware` finds this machine's hardware; `cell` runs a cell and
 //! judges it by its `curves`; `history` stores results and `report` shows them; `workflow` runs the matrix in
 //! CI.
 
@@ -9,7 +9,7 @@
 
 mod cell;
 mod curves;
-mod here;
+mod hardware;
 mod history;
 mod matrix;
 mod report;
@@ -22,7 +22,7 @@ use std::{env, fs};
 use clap::{Args, Parser, Subcommand};
 
 use cell::Runner;
-use here::Here;
+use hardware::Hardware;
 use history::{Entry, Status};
 use matrix::{Cell, Matrix};
 
@@ -132,7 +132,7 @@ fn run(root: &Path, matrix: &Matrix, which: &Which) -> Result<u8> {
         None if which.all_here => matrix.cells.iter().collect(),
         None => which.cells.iter().map(|name| matrix.cell(name)).collect::<Result<_>>()?,
     };
-    let runner = Runner { root, matrix, here: Here::ask()? };
+    let runner = Runner { root, matrix, hardware: Hardware::ask()? };
     let width = cells.iter().map(|cell| cell.name.len()).max().unwrap_or(0);
     let mut ended = Vec::new();
     for cell in cells {
@@ -167,7 +167,7 @@ fn record(root: &Path, matrix: &Matrix, name: &str) -> Result<u8> {
             cell.backend, cell.backend
         ));
     }
-    let path = Runner { root, matrix, here: Here::ask()? }.record(cell)?;
+    let path = Runner { root, matrix, hardware: Hardware::ask()? }.record(cell)?;
     println!("{}", path.display());
     Ok(0)
 }

@@ -17,7 +17,7 @@ const SHIM: &str = "ANYROLL_SHIM";
 const PLACE: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
 
 /// The backends of this machine.
-pub struct Here {
+pub struct Hardware {
     backends: BTreeMap<String, Found>,
     /// True if the devices are shims.
     pub shims: bool,
@@ -40,7 +40,7 @@ struct Device {
     name: String,
 }
 
-impl Here {
+impl Hardware {
     /// Runs `anyroll doctor`.
     pub fn ask() -> Result<Self> {
         let output = anyroll()?.args(["doctor", "--json"]).output();
@@ -62,7 +62,7 @@ impl Here {
         }
         let devices = found.devices.len();
         let enough = devices >= cell.devices || backend.ranks_share_a_device && devices > 0;
-        (!enough).then(|| format!("{devices} of {} devices are here", cell.devices))
+        (!enough).then(|| format!("{devices} of {} devices are present", cell.devices))
     }
 
     /// Returns the name of a backend's first device.
@@ -101,7 +101,7 @@ mod tests {
                 {"name": "old", "available": false, "reason": "no libold.so", "devices": []}]}"#,
         );
         let backends = backends.into_iter().map(|found| (found.name.clone(), found)).collect();
-        let here = Here { backends, shims: false };
+        let hardware = Hardware { backends, shims: false };
         let check = |backend: &str, devices, ranks_share_a_device, expected: Option<&str>| {
             let cell = Cell {
                 name: "a".into(),
@@ -114,10 +114,10 @@ mod tests {
                 time_limit_s: 1,
             };
             let own = Backend { runs_on: vec![], setup: vec![], curves: "gpu".into(), ranks_share_a_device };
-            assert_eq!(here.lacks(&cell, &own).as_deref(), expected);
+            assert_eq!(hardware.lacks(&cell, &own).as_deref(), expected);
         };
         check("gpu", 2, false, None);
-        check("gpu", 4, false, Some("2 of 4 devices are here"));
+        check("gpu", 4, false, Some("2 of 4 devices are present"));
         check("gpu", 4, true, None);
         check("old", 1, true, Some("no libold.so"));
         check("new", 1, false, Some("this version does not have the backend new"));
